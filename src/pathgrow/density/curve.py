@@ -1,0 +1,98 @@
+"""What a density rule sees and says. Plain values: no tensors, no files, no training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One observed network. `score`: higher is better; `epochs`: all the training this network has had."""
+
+    round: int
+    density: float
+    epochs: int
+    score: float
+    loss: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """The score the answer is read against, and where it comes from."""
+
+    score: float
+    kind: Literal["given", "dense", "densest"]
+    epochs: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """Everything observed so far. A rule never sees test data."""
+
+    rough: tuple[Point, ...] = ()
+    """The trunk after the seed training and after each round; it was trained longer at every point."""
+    probes: tuple[Point, ...] = ()
+    """Copies trained out to one common total of epochs."""
+    reference: Reference | None = None
+    """Given by the user, or measured by a dense training; None: read against the densest probe."""
+    ceiling: float = 1.0
+    """Growth cannot go beyond this density."""
+    can_probe: bool = True
+    """False in a foreign loop: copies cannot be trained."""
+    at_ceiling: bool = False
+    """The trunk stands at the ceiling: `Grow` is no longer possible."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grow:
+    """Go on growing the trunk."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """Train out a copy of the network visited in `round`."""
+
+    round: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop:
+    """The question is answered, or cannot be."""
+
+    reason: str
+
+
+Verdict = Grow | Probe | Stop
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a rule makes of a curve. Densities are None where there is none to give, and `words` says why."""
+
+    rule: str
+    delta: float
+    status: Literal["found", "flat", "unreached", "open"]
+    """found; flat: every observed density is within delta; unreached: none is; open: too little was observed."""
+    density: float | None
+    """The delta answer: the smallest density whose network stays within delta of the reference."""
+    interval: tuple[float, float] | None
+    """90% interval of the delta answer."""
+    gain_density: float | None
+    """The paper's answer: where the exponential fit reaches 95% of its gain."""
+    gain_interval: tuple[float, float] | None
+    reference: Reference | None
+    words: str
+    """Why it stopped or went on, and where the two answers disagree."""
+
+
+class Rule(Protocol):
+    """A density rule: a small frozen value with a name."""
+
+    @property
+    def name(self) -> str: ...
+    def decide(self, curve: Curve) -> Verdict: ...
+    def answer(self, curve: Curve) -> Answer: ...

@@ -1,0 +1,30 @@
+"""Sentences for people.
+
+A `UserError` says what was got, what was wanted and what to do; the command line turns it into exit code 2.
+A `RunFailed` is a run that started well and could not go on (NaN loss, a full disk): exit code 1.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """Something the caller can mend; the message is one clear sentence."""
+
+
+class RunFailed(RuntimeError):
+    """A run that cannot go on; everything written before stays valid."""
+
+
+def unknown_name(kind: str, got: str, known: Iterable[str]) -> UserError:
+    """An error for a name that is not in a table, with the nearest ones first.
+
+    >>> str(unknown_name("model", "resnet23", ["mlp", "resnet20", "resnet32"]))
+    "unknown model 'resnet23': did you mean resnet20, resnet32? (known: mlp, resnet20, resnet32)"
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(got, names, n=3, cutoff=0.5)
+    hint = f"did you mean {', '.join(near)}? " if near else ""
+    return UserError(f"unknown {kind} {got!r}: {hint}(known: {', '.join(names)})")

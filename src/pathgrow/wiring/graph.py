@@ -1,0 +1,208 @@
+"""How a module's weights are wired: the value that one reading of a model gives.
+
+A *space* is a set of units that lie side by side: the input channels, the output channels of a layer, the channels of a
+residual stream after an addition. Two kinds of connection lead from a space to a later one (ids rise along every path):
+
+- a `Layer` is one use of one weight: its unit `i` of `source` reaches unit `o` of `target` through the kernel `[o, i]`;
+- a `Hop` is weight-free: an addition, a concatenation, a flattening, a layer's input port.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+Units = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Geometry of a kernel or pooling window along one spatial axis: output `p` reads `p*stride + tap*dilation - padding`."""
+
+    taps: int
+    stride: int
+    padding: int
+    dilation: int
+    size_in: int
+    size_out: int
+
+
+@dataclass(frozen=True)
+class Window:
+    """One spatial step. `pool`: every tap is read; else a walk takes one tap, and that tap is a weight.
+
+    An empty `axes` means positions are mixed beyond tracking (attention, flattening): all of them may be alive afterwards.
+    """
+
+    axes: tuple[Axis, ...] = ()
+    pool: bool = False
+    transposed: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Space:
+    """Units side by side. `input` spaces are where paths begin."""
+
+    id: int
+    size: int
+    input: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Hop:
+    """A weight-free connection. `pairs` None: unit `i` continues as unit `i`; else row arrays (source unit, target unit)."""
+
+    source: int
+    target: int
+    pairs: tuple[Units, Units] | None = None
+    shortcut: bool = False
+    """The plain branch of an addition whose other branch was computed from it: an identity shortcut."""
+    trail: tuple[Window, ...] = ()
+    """Spatial steps (pools) between the two, in order."""
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One use of one weight, as `[out, in / groups, *kernel]` whatever layout the parameter has."""
+
+    index: int
+    name: str | None
+    """Parameter name; None: the weight was computed (weight norm), it carries paths but cannot be switched."""
+    kind: Literal["linear", "conv"]
+    source: int
+    """The input port: a space of its own with one unit per input channel, fed by exactly one hop."""
+    target: int
+    shape: tuple[int, ...]
+    groups: int
+    window: Window
+    positions: int
+    """Multiply-adds per weight for one sample: output positions or tokens."""
+    where: Tensor | None = field(default=None, repr=False)
+    """Flat positions in the parameter, shaped `shape`; None: the parameter itself is laid out like `shape`."""
+
+    def pick(self, parameter: Tensor) -> Tensor:
+        """This layer's weight out of its parameter (or out of a mask or score of the parameter's shape)."""
+        if self.where is None:
+            return parameter
+        return parameter.reshape(-1)[self.where.to(parameter.device)]
+
+    def lay(self, values: Tensor, onto: Tensor) -> None:
+        """Add `values` (shaped like this layer) to a tensor of the parameter's shape, in place."""
+        if self.where is None:
+            onto += values
+        else:
+            onto.view(-1).index_add_(0, self.where.reshape(-1).to(onto.device), values.reshape(-1))
+
+    @property
+    def macs(self) -> int:
+        """Dense multiply-adds for one sample."""
+        return int(np.prod(self.shape)) * self.positions
+
+
+@dataclass(frozen=True, eq=False)
+class Wiring:
+    """One reading of one model."""
+
+    spaces: tuple[Space, ...]
+    hops: tuple[Hop, ...]
+    layers: tuple[Layer, ...]
+    """In order of use. A tied weight appears once per use."""
+    outputs: tuple[tuple[int, Units], ...]
+    """The model's outputs: a space and those of its units that are read."""
+    product_macs: int
+    """Multiply-adds for one sample between two activations (attention), never sparse."""
+    tokens_in: bool
+    """The input is token ids: paths begin at the embedding's output."""
+    attention: bool
+    """Some softmax mixes positions."""
+
+    @cached_property
+    def hops_from(self) -> dict[int, list[Hop]]:
+        found: dict[int, list[Hop]] = {space.id: [] for space in self.spaces}
+        for hop in self.hops:
+            found[hop.source].append(hop)
+        return found
+
+    @cached_property
+    def hops_into(self) -> dict[int, list[Hop]]:
+        found: dict[int, list[Hop]] = {space.id: [] for space in self.spaces}
+        for hop in self.hops:
+            found[hop.target].append(hop)
+        return found
+
+    @cached_property
+    def layer_from(self) -> dict[int, Layer]:
+        """By input port."""
+        return {layer.source: layer for layer in self.layers}
+
+    @cached_property
+    def layer_into(self) -> dict[int, Layer]:
+        """By output space."""
+        return {layer.target: layer for layer in self.layers}
+
+    def reached(self, kernels: dict[int, Flags] | None = None) -> dict[int, Flags]:
+        """Per space: units that a path from the input reaches. `kernels`: present `[out, in]` kernels by layer index."""
+        flags = {s.id: np.full(s.size, s.input) for s in self.spaces}
+        for space in self.spaces:
+            here = flags[space.id]
+            for hop in self.hops_from[space.id]:
+                _spread(here, flags[hop.target], hop.pairs)
+            if (layer := self.layer_from.get(space.id)) is not None:
+                flags[layer.target] |= _through(layer, here, kernels, forward=True)
+        return flags
+
+    def reaching(self, kernels: dict[int, Flags] | None = None) -> dict[int, Flags]:
+        """Per space: units from which a path leads to the output."""
+        flags = {s.id: np.zeros(s.size, dtype=bool) for s in self.spaces}
+        for space_id, units in self.outputs:
+            flags[space_id][units] = True
+        for space in reversed(self.spaces):
+            here = flags[space.id]
+            for hop in self.hops_from[space.id]:
+                pairs = None if hop.pairs is None else (hop.pairs[1], hop.pairs[0])
+                _spread(flags[hop.target], here, pairs)
+            if (layer := self.layer_from.get(space.id)) is not None:
+                here |= _through(layer, flags[layer.target], kernels, forward=False)
+        return flags
+
+
+def _spread(source: Flags, target: Flags, pairs: tuple[Units, Units] | None) -> None:
+    if pairs is None:
+        target |= source
+    else:
+        np.logical_or.at(target, pairs[1], source[pairs[0]])
+
+
+def _through(layer: Layer, flags: Flags, kernels: dict[int, Flags] | None, *, forward: bool) -> Flags:
+    """Units on the other side of a layer that are connected to a flagged unit on this side."""
+    out, per_group = layer.shape[0], layer.shape[1]
+    rows = out // layer.groups
+    result = np.zeros(out if forward else per_group * layer.groups, dtype=bool)
+    for group in range(layer.groups):
+        o, i = slice(group * rows, (group + 1) * rows), slice(group * per_group, (group + 1) * per_group)
+        here, there = (i, o) if forward else (o, i)
+        if kernels is None:
+            result[there] = bool(flags[here].any())
+        else:
+            block = kernels[layer.index][o]
+            result[there] = (block @ flags[here]) if forward else (flags[here] @ block)
+    return result
+
+
+def live_taps(window: Window) -> tuple[Flags, ...]:
+    """Per axis: taps that read at least one real position (a 3-wide kernel over one padded pixel has a single live tap)."""
+    found = []
+    for axis in window.axes:
+        positions = np.arange(axis.size_out)[None, :] * axis.stride
+        reads = positions + np.arange(axis.taps)[:, None] * axis.dilation - axis.padding
+        found.append(((reads >= 0) & (reads < axis.size_in)).any(axis=1))
+    return tuple(found)
+
+
+__all__ = ["Axis", "Flags", "Hop", "Layer", "Space", "Units", "Window", "Wiring", "live_taps"]
