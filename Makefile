@@ -1,0 +1,69 @@
+# Two commands do everything on a machine with Python >= 3.11 and make:
+#
+#   make demo    environment, install, discovery on embedded data, the result shown
+#   make test    lint, types, layers, tests (adds the development tools to the same environment)
+#
+# Both may be repeated: finished steps leave a stamp in .venv and cost nothing the next time.
+#
+#   PYTHON=python3.12   the interpreter the environment is made from
+#   TORCH_INDEX=        the CUDA build of torch from PyPI instead of the small CPU build
+#   WORKERS=8           more test processes
+
+PYTHON      ?= python3
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+WORKERS     ?= 2
+
+VENV := .venv
+BIN  := $(VENV)/bin
+# Pinned versions, and silence unless something goes wrong.
+PIP  := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
+# One retry only: where that index cannot be reached, pip goes on with whatever indexes are configured.
+TORCH_PIP := $(PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX) --retries 1)
+
+.DELETE_ON_ERROR:
+.PHONY: demo test test-all check format clean
+
+demo: $(VENV)/runtime.stamp
+	$(BIN)/pathgrow discover --out demo
+	$(BIN)/pathgrow show demo
+
+test: check
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m "not slow"
+
+test-all: check
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)
+
+check: $(VENV)/dev.stamp
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/dev.stamp
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean:
+	rm -rf $(VENV) demo .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+
+$(VENV)/created.stamp:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "$(PYTHON) is older than Python 3.11: name a newer one, as in 'make $(MAKECMDGOALS) PYTHON=python3.12'"; exit 1; }
+	@echo "setting up $(VENV), a minute or two the first time"
+	@$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+# torch comes first and alone: left to the resolver, Linux gets gigabytes of CUDA libraries for a CPU demo.
+$(VENV)/torch.stamp: $(VENV)/created.stamp constraints.txt
+	@$(TORCH_PIP) torch
+	@touch $@
+
+$(VENV)/runtime.stamp: $(VENV)/torch.stamp pyproject.toml
+	@$(PIP) --editable .
+	@touch $@
+
+# Tests read real timm and transformers models; torchvision must come from where torch came from.
+$(VENV)/dev.stamp: $(VENV)/runtime.stamp
+	@$(TORCH_PIP) torchvision
+	@$(PIP) --editable '.[dev,timm,transformers]'
+	@touch $@
