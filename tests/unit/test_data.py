@@ -1,0 +1,95 @@
+"""Data sets: shapes, splits that do not overlap, folds that rotate."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+from pathgrow import data
+from pathgrow.data.dataset import Split, split_stratified
+from pathgrow.errors import UserError
+
+
+def rows(split: Split) -> list[bytes]:
+    return [
+        image.numpy().tobytes() + bytes([int(label)]) for image, label in zip(split.images, split.labels, strict=True)
+    ]
+
+
+def test_digits_have_the_promised_shape() -> None:
+    digits = data.load("digits")
+    assert digits.classes == 10
+    assert digits.shape == (1, 8, 8)
+    assert digits.train.images.dtype == torch.uint8
+    assert digits.train.labels.dtype == torch.int64
+    assert (len(digits.train), len(digits.val), len(digits.test)) == (897, 450, 450)
+    assert digits.example_input().shape == (1, 1, 8, 8)
+
+
+@pytest.mark.parametrize("fold", [0, 3, 7])
+def test_every_sample_is_in_exactly_one_split(fold: int) -> None:
+    digits = data.load("digits", fold=fold)
+    pixels, labels = load_digits(return_X_y=True)
+    everything = [row.astype(np.uint8).tobytes() + bytes([label]) for row, label in zip(pixels, labels, strict=True)]
+    assert sorted(rows(digits.train) + rows(digits.val) + rows(digits.test)) == sorted(everything)
+
+
+def test_splits_are_stratified() -> None:
+    digits = data.load("digits", fold=2)
+    whole = np.bincount(load_digits().target) / 1797
+    for split in (digits.train, digits.val, digits.test):
+        assert np.abs(np.bincount(split.labels) / len(split) - whole).max() < 0.005
+
+
+def test_folds_rotate_and_seeds_shuffle() -> None:
+    val = [set(rows(data.load("digits", fold=fold).val)) for fold in range(8)]
+    assert len(set.union(*val)) == len(
+        set(rows(data.load("digits").train)) | val[0] | set(rows(data.load("digits").test))
+    )
+    assert not val[0] & val[2]
+    assert val[0] != set(rows(data.load("digits", seed=1).val))
+
+
+def test_loading_is_deterministic() -> None:
+    first = data.load("digits", fold=1)
+    data.load.cache_clear()
+    assert torch.equal(first.train.images, data.load("digits", fold=1).train.images)
+
+
+def test_normalisation_uses_training_images_alone() -> None:
+    digits = data.load("digits")
+    images = digits.train.normalised()
+    assert images.mean().item() == pytest.approx(0, abs=1e-5)
+    assert images.std().item() == pytest.approx(1, abs=1e-5)
+    assert digits.test.mean == digits.train.mean
+
+
+def test_stratified_parts_differ_by_at_most_one() -> None:
+    labels = torch.tensor([0] * 11 + [1] * 5 + [2] * 2)
+    parts = split_stratified(labels, 4, torch.Generator().manual_seed(0))
+    assert sorted(torch.cat(parts).tolist()) == list(range(18))
+    sizes = [len(part) for part in parts]
+    assert max(sizes) - min(sizes) <= 1
+    for label in range(3):
+        counts = [int((labels[part] == label).sum()) for part in parts]
+        assert max(counts) - min(counts) <= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"name": "digit"}, "did you mean digits"),
+        ({"name": "digits", "fold": 8}, "choose one of 0-7"),
+        ({"name": "digits", "root": "/data"}, "leave it out"),
+    ],
+)
+def test_bad_requests_say_what_to_do(arguments: dict, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        data.load(**arguments)
+
+
+def test_an_empty_split_is_refused() -> None:
+    with pytest.raises(UserError, match="0 samples"):
+        Split(torch.zeros(0, 1, 8, 8, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64), (0.0,), (1.0,))
