@@ -1,0 +1,85 @@
+"""Files that are there in full or not at all, whatever kills the process or the machine.
+
+The bytes go to a temporary file in the same folder and reach the disk before the rename; the folder reaches the disk
+after it. Without the first fsync a power cut can leave the new name with no content, without the second the old file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from pathgrow.errors import RunFailed
+
+TEMPORARY = ".tmp-"
+"""How the names of unfinished files begin; one process writes at a time, so a left-over one is simply written over."""
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Put `data` at `path` atomically."""
+    write_with(path, lambda temporary: _fill(temporary, data))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Put `text` at `path` atomically, as UTF-8."""
+    write_bytes(path, text.encode())
+
+
+def write_with(path: Path, fill: Callable[[Path], None]) -> None:
+    """Let `fill` write a temporary file, then move it to `path` atomically.
+
+    A full disk or a lost folder ends the run with a sentence; what stood at `path` before still stands.
+    """
+    temporary = path.with_name(TEMPORARY + path.name)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fill(temporary)
+        sync(temporary)
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        # Frees the space of a half-written file; if even that fails, the first error is the one to tell.
+        _remove_quietly(temporary)
+        raise RunFailed(
+            f"cannot write {path} ({error.strerror or error}); what was written before is intact: "
+            "free space or mend the folder, then give the same command again to resume"
+        ) from error
+
+
+def sync(path: Path) -> None:
+    """Wait until the content of a file is on the disk."""
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until the names in a folder are on the disk (Windows cannot be asked to)."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed writers left behind."""
+    for left_over in folder.glob(f"{TEMPORARY}*"):
+        left_over.unlink(missing_ok=True)
+
+
+def _fill(path: Path, data: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(data)
+
+
+def _remove_quietly(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        return

@@ -1,0 +1,273 @@
+"""A run folder: everything a run leaves behind, and all it needs to go on after a kill.
+
+config.json             resolved in full, written before anything else
+env.json                what it ran on
+.lock                   one process at a time
+stages/                 finished stages: facts, tensors, hashes
+metrics.jsonl           a row per event, tagged by stage
+curve.csv               the observed points
+masks/round_004.safetensors
+network.safetensors     the network handed back, plain weights; its masks in network_masks.safetensors
+report.json             written last, by rename: its presence means finished
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from torch import Tensor, nn
+
+from pathgrow.errors import UserError
+from pathgrow.runs import atomic, checkpoint, env, strict_json
+from pathgrow.runs import lock as locks
+from pathgrow.runs.metrics import Metrics
+from pathgrow.runs.stages import StageFiles
+from pathgrow.runs.store import Facts, Stage
+
+if TYPE_CHECKING:
+    from pathgrow.masks import Masks
+
+
+class EnvironmentChangedWarning(UserWarning):
+    """A run goes on under other versions than it began with; its last bits may differ."""
+
+
+class RunFolder:
+    """The files of one run; implements `Store`.
+
+    `RunFolder(path)` is for reading. A run works in `RunFolder.open(path, config)`, which checks, locks and cleans up.
+
+    >>> import tempfile
+    >>> place = tempfile.mkdtemp()
+    >>> with RunFolder.open(place, {"seed": 0}) as folder:
+    ...     folder.log("seed", epoch=1, loss=0.5)
+    ...     folder.save("seed", {"score": 0.9})
+    >>> with RunFolder.open(place, {"seed": 0}) as folder:
+    ...     folder.load("seed").facts
+    {'score': 0.9}
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._stages = StageFiles(self.path / "stages")
+        self._metrics = Metrics(self.path / "metrics.jsonl")
+        self._lock: locks.Lock | None = None
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], config: Mapping[str, Any], *, device: str = "cpu") -> RunFolder:
+        """Begin a run, or go on with the one of this very config.
+
+        Anything that stands in the way (another config, another process, other files, no permission) is a `UserError`,
+        and nothing is touched.
+        """
+        folder = cls(path)
+        wanted = strict_json.nulled(dict(config))
+        if fault := strict_json.fault(wanted, "config"):
+            raise UserError(
+                f"{fault}; a config holds numbers, strings, lists and dicts only, so that it can be written"
+            )
+        folder._take()
+        try:
+            folder._settle(wanted, device)
+        except BaseException:
+            folder.close()
+            raise
+        return folder
+
+    def close(self) -> None:
+        """Let others work in the folder."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # Stages
+
+    def load(self, stage: str) -> Stage | None:
+        """The stage as it was saved, or None if it never finished; a damaged one is moved aside with a warning."""
+        is_owner = self._lock is not None
+        was_there = is_owner and stage in self.stages
+        found = self._stages.load(stage, set_aside=is_owner)
+        if was_there and found is None:
+            self._metrics.keep(lambda name: name != stage)
+        return found
+
+    def save(self, stage: str, facts: Facts, tensors: Mapping[str, Tensor] | None = None) -> None:
+        """Remember a finished stage, atomically, and its metrics before it."""
+        self._metrics.sync()
+        self._stages.save(stage, facts, tensors)
+
+    def forget_tensors(self, stage: str) -> None:
+        """Free the tensors of a stage that no later stage needs; its facts stay."""
+        self._stages.forget_tensors(stage)
+
+    @property
+    def stages(self) -> list[str]:
+        """Finished stages, oldest first."""
+        return self._stages.names()
+
+    # What is known of the run
+
+    @property
+    def config(self) -> dict[str, Any] | None:
+        """The resolved config, or None where no run ever began."""
+        path = self.path / "config.json"
+        return _read_object(path) if path.is_file() else None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end; doing it again is then a no-op."""
+        return (self.path / "report.json").is_file()
+
+    @property
+    def worker(self) -> str | None:
+        """The process that works in this folder now, in words, or None."""
+        return locks.holder(self.path)
+
+    def report(self) -> dict[str, Any]:
+        """What the run found; only of a finished run."""
+        return _read_object(self.path / "report.json")
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """All rows logged so far, oldest first."""
+        return self._metrics.rows()
+
+    # What a run writes beside its stages
+
+    def log(self, stage: str, **row: Any) -> None:
+        """Add a row to the metrics, before its stage is saved; put wall-clock values under `time` and nowhere else."""
+        self._metrics.append(stage, row)
+
+    def write_report(self, report: Mapping[str, Any]) -> None:
+        """The last thing a run writes. Numbers that are not finite become null."""
+        atomic.write_text(self.path / "report.json", strict_json.dumps(strict_json.nulled(report), indent=1) + "\n")
+
+    def write_curve(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """The observed points as curve.csv, a column for each key that any row has."""
+        columns = list(dict.fromkeys(key for row in rows for key in row))
+        text = io.StringIO()
+        writer = csv.DictWriter(text, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        atomic.write_text(self.path / "curve.csv", text.getvalue())
+
+    def save_masks(self, round: int, masks: Masks) -> Path:
+        """The masks of a round as masks/round_004.safetensors."""
+        path = self.path / "masks" / f"round_{round:03d}.safetensors"
+        atomic.write_with(path, masks.save)
+        return path
+
+    def save_network(self, model: nn.Module, masks: Masks) -> str:
+        """The network handed back: plain weights, its masks beside them; the SHA-256 of the weights' file."""
+        atomic.write_with(self.path / "network_masks.safetensors", masks.save)
+        return checkpoint.save_weights(model.state_dict(), self.path / "network.safetensors")
+
+    def load_network_(self, model: nn.Module) -> Masks:
+        """Put the network handed back into `model`; its masks. A model of another kind is a `UserError`."""
+        from pathgrow.masks import Masks
+
+        checkpoint.load_weights_(model, self.path / "network.safetensors")
+        masks = Masks.load(self.path / "network_masks.safetensors")
+        masks.check(model)
+        return masks
+
+    # Opening
+
+    def _take(self) -> None:
+        """Make the folder, or see that it is ours, and lock it."""
+        if self.path.exists() and not self.path.is_dir():
+            raise UserError(f"{self.path} is a file, wanted a folder: choose another --out, or move the file away")
+        if self.path.is_dir() and self.config is None:
+            strangers = sorted(entry.name for entry in self.path.iterdir() if not entry.name.startswith("."))
+            if strangers:
+                raise UserError(
+                    f"{self.path} holds {strangers[0]!r} but no config.json, so it is no run folder: "
+                    "choose a new or empty folder with --out"
+                )
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = locks.Lock(self.path)
+        except OSError as error:
+            raise UserError(
+                f"cannot write in {self.path} ({error.strerror}): choose a folder you may write in with --out"
+            ) from error
+
+    def _settle(self, wanted: dict[str, Any], device: str) -> None:
+        """Write the config or compare it, then bring the folder back to its last good state."""
+        found = self.config
+        if found is None:
+            atomic.write_text(self.path / "config.json", strict_json.dumps(wanted, indent=1) + "\n")
+        elif differing := _differences(found, wanted):
+            raise UserError(
+                f"{self.path} holds a run of another config: {'; '.join(differing[:3])}"
+                f"{f'; and {len(differing) - 3} more' if len(differing) > 3 else ''}"
+                ": choose another --out, or delete the folder to begin anew"
+            )
+        if self.finished:
+            return
+        self._note_environment(device)
+        atomic.sweep(self.path)
+        atomic.sweep(self.path / "masks")
+        self._stages.sweep()
+        finished_stages = set(self.stages)
+        self._metrics.keep(finished_stages.__contains__)
+
+    def _note_environment(self, device: str) -> None:
+        now = env.describe(device)
+        path = self.path / "env.json"
+        if not path.is_file():
+            atomic.write_text(path, strict_json.dumps(now, indent=1) + "\n")
+        elif changes := env.changes(_read_object(path), now):
+            warnings.warn(
+                f"{self.path} was begun in another environment ({'; '.join(changes)}); "
+                "it goes on, but may differ in the last bits from an undisturbed run",
+                EnvironmentChangedWarning,
+                stacklevel=4,
+            )
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        value = strict_json.loads(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"cannot read {path} ({error.strerror}): wanted a file of a pathgrow run") from error
+    except ValueError as error:
+        raise UserError(
+            f"{path} is not JSON ({error}): restore it, or delete it and give the same command again"
+        ) from error
+    if not isinstance(value, dict):
+        raise UserError(f"{path} holds a {type(value).__name__}, wanted a JSON object: restore or delete it")
+    return value
+
+
+def _differences(found: Any, wanted: Any, key: str = "") -> list[str]:
+    """The keys in which two configs differ, in words and in the order of `wanted`."""
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        keys = dict.fromkeys([*wanted, *found])
+        inside = (_differences(found.get(k, _ABSENT), wanted.get(k, _ABSENT), f"{key}.{k}" if key else k) for k in keys)
+        return [difference for differences in inside for difference in differences]
+    # 1 and True and 1.0 are equal in Python, and different configs.
+    same = found is wanted or (type(found) is type(wanted) and found == wanted)
+    return [] if same else [f"{key} was {_show(found)}, now {_show(wanted)}"]
+
+
+_ABSENT = object()
+
+
+def _show(value: Any) -> str:
+    return "not there" if value is _ABSENT else strict_json.dumps(value)
