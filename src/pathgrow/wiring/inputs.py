@@ -1,0 +1,86 @@
+"""What goes into a model and what comes out of it, whatever the signature."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pathgrow.errors import UserError
+
+OUTPUT_KEYS = ("logits", "last_hidden_state", "pooler_output")
+"""Which entry of a dict-like output is read, in this order; without any of them, every float tensor."""
+
+
+def one_sample(example_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The call's arguments, cut to the first sample. A tensor, a tuple of arguments, or a dict of keyword arguments."""
+    if isinstance(example_input, Mapping):
+        args, kwargs = (), dict(example_input)
+    elif isinstance(example_input, (tuple, list)):
+        args, kwargs = tuple(example_input), {}
+    else:
+        args, kwargs = (example_input,), {}
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    if not tensors:
+        raise UserError(
+            f"example_input holds no tensor (got {type(example_input).__name__}): give one batch as the model takes it, "
+            "a tensor, a tuple of arguments or a dict of keyword arguments"
+        )
+    if any(tensor.numel() == 0 for tensor in tensors):
+        raise UserError("example_input is empty: give at least one sample")
+    batch = tensors[0].shape[0] if tensors[0].ndim else 1
+
+    def first(value: Any) -> Any:
+        cut = isinstance(value, Tensor) and value.ndim > 1 and value.shape[0] == batch
+        return value[:1] if cut else value
+
+    return tuple(map(first, args)), {name: first(value) for name, value in kwargs.items()}
+
+
+def guess_example_input(model: nn.Module) -> Any:
+    """An input for a model that says what it takes: ours, timm's, transformers', or by its first layer."""
+    own = getattr(model, "example_input", None)
+    if callable(own):
+        return own()
+    size = (getattr(model, "default_cfg", None) or {}).get("input_size")
+    if size:
+        return torch.ones(1, *size)
+    dummy = getattr(model, "dummy_inputs", None)
+    if isinstance(dummy, Mapping):
+        wanted = set(inspect.signature(model.forward).parameters)
+        return {name: value for name, value in dummy.items() if name in wanted and isinstance(value, Tensor)}
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            return torch.ones(1, module.in_features)
+        if isinstance(module, nn.modules.conv._ConvNd):
+            break
+    raise UserError(
+        f"cannot tell what {type(model).__name__} takes as input: pass example_input, one sample as the model takes it"
+    )
+
+
+def read_outputs(output: Any) -> list[Tensor]:
+    """The tensors whose sum is the network's answer."""
+    if isinstance(output, Mapping):
+        for key in OUTPUT_KEYS:
+            if isinstance(output.get(key), Tensor):
+                return [output[key]]
+    elif isinstance(output, Sequence) and not isinstance(output, Tensor) and len(output):
+        first = read_outputs(output[0])
+        return first or [tensor for item in output[1:] for tensor in read_outputs(item)]
+    return [tensor for tensor in tensors_in(output) if tensor.is_floating_point()]
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Every tensor in a nested value."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors_in(item)

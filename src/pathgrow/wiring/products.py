@@ -1,0 +1,346 @@
+"""Products: layers (an activation and a weight), attention and gates (two activations)."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from pathgrow.errors import UserError
+from pathgrow.wiring.graph import Axis, Window
+from pathgrow.wiring.reader import Weight
+from pathgrow.wiring.wire import PLAIN, Wire, aligned, put, wire_of
+
+if TYPE_CHECKING:
+    from pathgrow.wiring.reader import Reader
+
+
+def _note(tensor: Tensor) -> Wire:
+    wire = wire_of(tensor)
+    assert wire is not None
+    return wire
+
+
+# -- layers ---------------------------------------------------------------------------------------------------------
+
+
+def linear(reader: Reader, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002
+    """`y = x W^T`."""
+    x = input
+    if wire_of(weight) is not None:
+        raise UserError("paths cannot be followed through a linear layer whose weight is an activation")
+    return reader.layer(x, reader.weight(weight), F.linear, kind="linear", unit_axis=x.ndim - 1)
+
+
+def _linear_transposed(reader: Reader, x: Tensor, weight: Tensor) -> Tensor:
+    """`y = x W` with a weight laid out `[in, out]`."""
+    used = reader.weight(weight)
+    where = used.where
+    if used.name is not None and where is None:
+        where = torch.arange(weight.numel()).view(weight.shape)
+    turned = Weight(used.values.t(), used.name, None if where is None else where.t().contiguous())
+    return reader.layer(x, turned, F.linear, kind="linear", unit_axis=x.ndim - 1)
+
+
+def _conv(
+    axes: int,
+    reader: Reader,
+    input: Tensor,  # noqa: A002
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor:
+    x = input
+    stride, dilation = _each(stride, axes), _each(dilation, axes)
+    kernel = weight.shape[2:]
+    if padding == "same":  # torch pads the odd element behind
+        pads = tuple(d * (k - 1) // 2 for d, k in zip(dilation, kernel, strict=True))
+    elif padding == "valid":
+        pads = (0,) * axes
+    else:
+        padding = pads = _each(padding, axes)
+    convolve: Callable[..., Tensor] = (F.conv1d, F.conv2d, F.conv3d)[axes - 1]
+
+    def compute(x: Tensor, w: Tensor) -> Tensor:
+        return convolve(x, w, None, stride, padding, dilation, groups)
+
+    out_size = compute(torch.empty_like(x, device="meta"), torch.empty_like(weight, device="meta", dtype=x.dtype)).shape
+    sizes = zip(kernel, stride, pads, dilation, x.shape[-axes:], out_size[-axes:], strict=True)
+    window = Window(tuple(Axis(*size) for size in sizes))
+    unit_axis = x.ndim - axes - 1
+    return reader.layer(x, reader.weight(weight), compute, kind="conv", unit_axis=unit_axis, groups=groups, window=window)
+
+
+def _conv_transpose(
+    axes: int,
+    reader: Reader,
+    input: Tensor,  # noqa: A002
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Tensor:
+    """A weight laid out `[in, out / groups, *kernel]`, recorded as `[out, in / groups, *kernel]`."""
+    x = input
+    num_in, rows = weight.shape[:2]
+    kernel = tuple(weight.shape[2:])
+
+    def turn(w: Tensor) -> Tensor:
+        split = w.reshape(groups, num_in // groups, rows, *kernel).transpose(1, 2)
+        return split.reshape(groups * rows, num_in // groups, *kernel)
+
+    def back(w: Tensor) -> Tensor:
+        return w.reshape(groups, rows, num_in // groups, *kernel).transpose(1, 2).reshape(num_in, rows, *kernel)
+
+    used = reader.weight(weight)
+    where = used.where
+    if used.name is not None and where is None:
+        where = torch.arange(weight.numel()).view(weight.shape)
+    turned = Weight(turn(used.values), used.name, None if where is None else turn(where).contiguous())
+    convolve: Callable[..., Tensor] = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[axes - 1]
+
+    def compute(x: Tensor, w: Tensor) -> Tensor:
+        return convolve(x, back(w), None, stride, padding, output_padding, groups, dilation)
+
+    positions = int(torch.tensor(x.shape[-axes:]).prod())
+    return reader.layer(
+        x, turned, compute, kind="conv", unit_axis=x.ndim - axes - 1, groups=groups,
+        window=Window(transposed=True), positions=positions,
+    )  # fmt: skip
+
+
+conv1d, conv2d, conv3d = (partial(_conv, axes) for axes in (1, 2, 3))
+conv_transpose1d, conv_transpose2d, conv_transpose3d = (partial(_conv_transpose, axes) for axes in (1, 2, 3))
+
+
+def _each(value: Any, axes: int) -> tuple[int, ...]:
+    values = (value,) * axes if isinstance(value, int) else tuple(value)
+    return values * axes if len(values) == 1 else values
+
+
+# -- two activations ------------------------------------------------------------------------------------------------
+
+
+def gated(reader: Reader, a: Tensor, b: Tensor) -> Tensor:
+    """An elementwise product: paths run through the operand that is less of a gate; through both if neither is one."""
+    wa, wb = _note(a), _note(b)
+    if wa.strength == wb.strength:
+        if wa.strength == PLAIN or wa.space != wb.space:
+            return a if a is b else reader.join(a, b)
+        open_, gate, wire = a, wb.gate, wa
+    elif wa.strength < wb.strength:
+        open_, gate, wire = a, wb.gate, wa
+    else:
+        open_, gate, wire = b, wa.gate, wb
+    shape = torch.broadcast_shapes(a.shape, b.shape)
+    out = (open_ * gate**reader.power).expand(shape)
+    return put(out, replace(wire, units=aligned(wire.units, len(shape))))
+
+
+def glu(reader: Reader, input: Tensor, dim: int = -1) -> Tensor:  # noqa: A002
+    """`a * sigmoid(b)`: the gate is open."""
+    half: Tensor = reader.__torch_function__(torch.chunk, (), (input, 2, dim))[0]
+    return half
+
+
+def matmul(reader: Reader, input: Any, other: Any) -> Tensor:  # noqa: A002
+    """A layer where one side is a weight; mixing where one side is a gate (attention) or a constant."""
+    a, b = input, other
+    wa, wb = wire_of(a), wire_of(b)
+    if wa is not None and wb is not None:
+        return _activations_matmul(reader, a, b)
+    if wb is None:
+        if b.ndim == 2:
+            return _linear_transposed(reader, a, b)
+        assert wa is not None
+        if b.ndim > 2 and wa.units.shape[-1] == 1:
+            return put(a @ reader.coefficient(b), wa.plain())
+        raise UserError(f"paths cannot be followed through a product with a constant of shape {tuple(b.shape)}")
+    if a.ndim == 2 and reader.weight(a).name is not None:
+        turned = reader.__torch_function__(torch.transpose, (), (b, -1, -2))
+        out: Tensor = reader.__torch_function__(torch.transpose, (), (linear(reader, turned, a), -1, -2))
+        return out
+    return _mixed(reader, reader.coefficient(a), b)
+
+
+def rmatmul(reader: Reader, input: Any, other: Any) -> Tensor:  # noqa: A002
+    return matmul(reader, other, input)
+
+
+mm = bmm = matmul
+
+
+def addmm(reader: Reader, input: Any, mat1: Any, mat2: Any, **scales: Any) -> Tensor:  # noqa: A002
+    out = matmul(reader, mat1, mat2)
+    return reader.join(out, input) if wire_of(input) is not None else out
+
+
+baddbmm = addmm
+
+
+def _mixed(reader: Reader, mixing: Tensor, values: Tensor) -> Tensor:
+    """Positions mixed by fixed coefficients: `mixing @ values`."""
+    wire = reader.reduced(_note(values).plain(), [values.ndim - 2])
+    out = mixing @ values
+    return put(out, replace(wire, units=aligned(wire.units, out.ndim)))
+
+
+def _activations_matmul(reader: Reader, a: Tensor, b: Tensor) -> Tensor:
+    wa, wb = _note(a), _note(b)
+    reader.product_macs += a.shape[-1] * torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]).numel() * a.shape[-2] * b.shape[-1]
+    if wa.strength > wb.strength:
+        reader.attention = True
+        return _mixed(reader, torch.full_like(a, wa.gate**reader.power).detach(), b)
+    if wb.strength > wa.strength:  # gates on the right: (v^T softmax(...))
+        reader.attention = True
+        wire = reader.reduced(wa.plain(), [a.ndim - 1])
+        out = a @ torch.full_like(b, wb.gate**reader.power).detach()
+        return put(out, replace(wire, units=aligned(wire.units, out.ndim)))
+    # Neither is a gate: paths run through either side, mixed uniformly over the inner axis.
+    inner = (1.0 / a.shape[-1]) ** reader.power
+    left = put(a.sum(-1, keepdim=True) * inner, reader.reduced(wa.plain(), [a.ndim - 1]))
+    right = put(b.sum(-2, keepdim=True) * inner, reader.reduced(wb.plain(), [b.ndim - 2]))
+    return reader.join(left, right)
+
+
+def einsum(reader: Reader, equation: str, *operands: Any) -> Tensor:
+    """Two operands, rewritten as the products above."""
+    if len(operands) == 1 and isinstance(operands[0], (tuple, list)):
+        operands = tuple(operands[0])
+    if len(operands) != 2:
+        raise UserError(f"paths cannot be followed through einsum {equation!r}: only two operands are understood")
+    a, b = operands
+    (left, right), out = _letters(equation, a.ndim, b.ndim)
+    if wire_of(a) is None:
+        a, b, left, right = b, a, right, left
+    wb = wire_of(b)
+    if wb is not None:
+        sizes = dict(zip(left + right, (*a.shape, *b.shape), strict=True))
+        reader.product_macs += int(torch.tensor([sizes[letter] for letter in set(left + right)]).prod())
+        wa = _note(a)
+        if wa.strength > wb.strength:
+            a, b, left, right, wa, wb = b, a, right, left, wb, wa
+        gate = wb.gate if wb.strength > wa.strength else 1.0
+        reader.attention |= wb.strength > wa.strength
+        ones = torch.full_like(b, gate**reader.power).detach()
+        through_a = _contracted(reader, a, left, ones, right, out)
+        if wb.strength > wa.strength:
+            return through_a
+        return reader.join(through_a, _contracted(reader, b, right, torch.ones_like(a).detach(), left, out))
+    shared = [letter for letter in left if letter in right and letter not in out]
+    new = [letter for letter in right if letter not in left]
+    batch = [letter for letter in right if letter in left and letter in out]
+    if shared and new and not batch:
+        return _einsum_layer(reader, a, left, b, right, out, shared, new)
+    return _contracted(reader, a, left, reader.coefficient(b), right, out)
+
+
+def _letters(equation: str, *ndims: int) -> tuple[list[str], str]:
+    inputs, _, out = equation.replace(" ", "").partition("->")
+    terms = inputs.split(",")
+    spare = [letter for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if letter not in equation]
+    extra = max(ndim - len(term.replace("...", "")) for term, ndim in zip(terms, ndims, strict=True))
+    dots = "".join(spare[:extra])
+    named = []
+    for term, ndim in zip(terms, ndims, strict=True):
+        own = ndim - len(term.replace("...", ""))
+        named.append(term.replace("...", dots[extra - own :] if own else ""))
+    return named, out.replace("...", dots)
+
+
+def _contracted(reader: Reader, x: Tensor, own: str, factor: Tensor, other: str, out: str) -> Tensor:
+    """`einsum` of a followed activation with fixed coefficients."""
+    gone = [axis for axis, letter in enumerate(own) if letter not in out]
+    wire = reader.reduced(_note(x).plain(), gone)
+    value = torch.einsum(f"{own},{other}->{out}", x, factor)
+    kept = [letter for letter in own if letter in out]
+    units = wire.units
+    for axis in reversed(gone):
+        units = units.squeeze(axis)
+    units = units.permute([kept.index(letter) for letter in out if letter in kept])
+    for axis, letter in enumerate(out):
+        if letter not in kept:
+            units = units.unsqueeze(axis)
+    return put(value, replace(wire, units=units))
+
+
+def _einsum_layer(
+    reader: Reader, x: Tensor, own: str, weight: Tensor, other: str, out: str, shared: list[str], new: list[str]
+) -> Tensor:
+    """A weight that sums over `shared` letters and makes `new` ones is a linear layer."""
+
+    def call(func: Callable[..., Tensor], *args: Any) -> Tensor:
+        result: Tensor = reader.__torch_function__(func, (), args)
+        return result
+
+    rest = [letter for letter in own if letter not in shared]
+    x = call(torch.permute, x, [own.index(letter) for letter in [*rest, *shared]])
+    x = call(torch.flatten, x, len(rest), -1)
+    matrix = call(torch.permute, weight, [other.index(letter) for letter in [*new, *shared]])
+    sizes = [weight.shape[other.index(letter)] for letter in new]
+    matrix = call(torch.reshape, matrix, (int(torch.tensor(sizes).prod()), -1))
+    y = linear(reader, x, matrix)
+    y = call(torch.unflatten, y, -1, sizes)
+    have = [*rest, *new]
+    return call(torch.permute, y, [have.index(letter) for letter in out])
+
+
+# -- attention ------------------------------------------------------------------------------------------------------
+
+
+def scaled_dot_product_attention(
+    reader: Reader, query: Tensor, key: Tensor, value: Tensor, *args: Any, enable_gqa: bool = False, **kwargs: Any
+) -> Tensor:
+    """Every query reads every position equally."""
+    length, keys = query.shape[-2], key.shape[-2]
+    heads = query.shape[:-2].numel()
+    reader.product_macs += heads * length * keys * (query.shape[-1] + value.shape[-1])
+    reader.attention = True
+    if enable_gqa and value.shape[-3] != query.shape[-3]:
+        times = query.shape[-3] // value.shape[-3]
+        value = reader.__torch_function__(torch.repeat_interleave, (), (value, times, -3))
+    wire = reader.reduced(_note(value).plain(), [value.ndim - 2])
+    mean = value.sum(-2, keepdim=True) * (1.0 / keys) ** reader.power
+    return put(mean.expand(*mean.shape[:-2], length, mean.shape[-1]), wire)
+
+
+def multi_head_attention_forward(reader: Reader, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+    """`nn.MultiheadAttention`: value projection, uniform mixing over positions, output projection."""
+    bound = inspect.signature(F.multi_head_attention_forward).bind(*args, **kwargs)
+    bound.apply_defaults()
+    given = bound.arguments
+
+    def call(func: Callable[..., Any], *call_args: Any) -> Any:
+        return reader.__torch_function__(func, (), call_args)
+
+    if given["use_separate_proj_weight"]:
+        weights = [given[f"{which}_proj_weight"] for which in "qkv"]
+    else:
+        weights = call(torch.chunk, given["in_proj_weight"], 3)
+    sides = (given["query"], given["key"], given["value"])
+    query, key, value = (call(F.linear, x, w) for x, w in zip(sides, weights, strict=True))
+    batched = query.ndim == 3
+    axis = 0
+    length, keys = query.shape[axis], key.shape[axis]
+    reader.product_macs += length * keys * (query.shape[-1] + value.shape[-1])
+    reader.attention = True
+    wire = reader.reduced(_note(value).plain(), [axis])
+    mean = value.sum(axis, keepdim=True) * (1.0 / keys) ** reader.power
+    mixed = put(mean.expand(length, *mean.shape[1:]), wire)
+    out = call(F.linear, mixed, given["out_proj_weight"])
+    if not given["need_weights"]:
+        return out, None
+    shape = (query.shape[1], length, keys) if batched else (length, keys)
+    return out, torch.full(shape, 1.0 / keys, dtype=reader.dtype, device=out.device)

@@ -1,0 +1,83 @@
+"""What the reader knows of one activation, and arithmetic on unit labels.
+
+Every element of a followed activation carries the number of the unit it belongs to, so any reshaping can be followed by
+doing the same reshaping to the labels. Labels are kept compact: an axis along which they do not vary has size 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from pathgrow.wiring.graph import Window
+
+ATTRIBUTE = "_pathgrow_wire"
+
+PLAIN, ACTIVATED, SQUASHED, GATE = 0, 1, 2, 3
+"""How gate-like an activation is. Where two activations are multiplied, the more gate-like one counts as open."""
+
+
+@dataclass(frozen=True, eq=False)
+class Wire:
+    """The reader's note on one tensor; its true value is `tensor * 2**exponent`."""
+
+    space: int
+    units: Tensor
+    """Labels within the space, broadcastable to the tensor, same number of axes; -1: no path comes through here."""
+    trail: tuple[Window, ...] = ()
+    """Spatial steps since the space was made."""
+    exponent: int = 0
+    strength: int = PLAIN
+    gate: float = 1.0
+    """What the tensor counts as when it multiplies another activation (softmax: one over the number of keys)."""
+    statistic: bool = False
+    """A mean kept for broadcasting; subtracting it is normalisation, not a path."""
+
+    def plain(self) -> Wire:
+        """The same activation as an ordinary operand of an addition or a layer."""
+        return replace(self, strength=PLAIN, gate=1.0, statistic=False)
+
+
+def wire_of(value: object) -> Wire | None:
+    """The note on a value, if it is a followed activation."""
+    return value.__dict__.get(ATTRIBUTE) if isinstance(value, Tensor) else None
+
+
+def put(tensor: Tensor, wire: Wire) -> Tensor:
+    """Attach a note and hand the tensor back."""
+    assert wire.units.ndim == tensor.ndim, f"labels {tuple(wire.units.shape)} for {tuple(tensor.shape)}"
+    setattr(tensor, ATTRIBUTE, wire)
+    return tensor
+
+
+def compact(units: Tensor) -> Tensor:
+    """Drop the axes along which labels do not vary to size 1."""
+    for axis in range(units.ndim):
+        if units.shape[axis] > 1:
+            first = units.narrow(axis, 0, 1)
+            if bool((units == first).all()):
+                units = first
+    return units.contiguous()
+
+
+def along(size: int, axis: int, ndim: int) -> Tensor:
+    """Labels 0..size-1 along one axis."""
+    shape = [1] * ndim
+    shape[axis] = size
+    return torch.arange(size).view(shape)
+
+
+def aligned(units: Tensor, ndim: int) -> Tensor:
+    """Labels with leading axes added, as broadcasting does."""
+    return units.view((1,) * (ndim - units.ndim) + tuple(units.shape))
+
+
+def relation(source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Distinct pairs (source unit, target unit) that occur at some position; -1 is dropped."""
+    a, b = torch.broadcast_tensors(source, target)
+    pairs = torch.stack([a.reshape(-1), b.reshape(-1)])
+    pairs = pairs[:, (pairs >= 0).all(0)]
+    pairs = torch.unique(pairs, dim=1)
+    return pairs[0], pairs[1]
