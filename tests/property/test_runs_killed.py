@@ -136,7 +136,7 @@ def killed_at(path, steps, die_at, done):
         assert set(resumed.stages) == finished
         assert {row["stage"] for row in resumed.metrics} <= finished
         # Nothing is left lying about, and the folder works as before.
-        assert not list(path.rglob(".tmp-*"))
+        assert not list(path.rglob(".*.tmp"))
         assert len(list(path.rglob("*.safetensors"))) == sum(bool(value and value[1]) for value in found.values())
         resumed.save("seed", {"value": 5}, {"x": torch.full((3,), 5)})
         assert value_of(resumed.load("seed")) == (5, True)

@@ -1,5 +1,7 @@
 """The network handed back: plain weights and masks that load into their own model and into no other."""
 
+import os
+
 import pytest
 import safetensors.torch
 import torch
@@ -7,7 +9,7 @@ from torch import nn
 
 from pathgrow.errors import UserError
 from pathgrow.masks import Masks
-from pathgrow.runs import RunFolder, atomic
+from pathgrow.runs import RunFolder
 from pathgrow.runs.checkpoint import mismatch
 
 
@@ -86,7 +88,7 @@ def test_masks_of_a_round_have_its_number_and_appear_in_full(folder, monkeypatch
     def killed(_path):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(atomic, "sync", killed)
+    monkeypatch.setattr(os, "fsync", killed)
     with pytest.raises(KeyboardInterrupt):
         folder.save_masks(5, masks_of(net))
     assert not (folder.path / "masks" / "round_005.safetensors").exists()

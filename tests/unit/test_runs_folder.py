@@ -86,7 +86,7 @@ def test_forgetting_tensors_keeps_the_facts(folder):
     folder.forget_tensors("seed")
     folder.forget_tensors("seed")
     folder.forget_tensors("never_there")
-    assert folder.load("seed").facts == {"score": 0.5}
+    assert folder.load("seed").facts == folder.facts("seed") == {"score": 0.5}
     assert folder.load("seed").tensors == {}
     assert not list((folder.path / "stages").glob("*.safetensors"))
 
@@ -250,10 +250,10 @@ def test_an_unwritable_folder_is_refused(tmp_path, monkeypatch):
 
 def test_a_folder_killed_before_its_config_was_written_opens(tmp_path):
     (tmp_path / ".lock").write_text("4711\n")
-    (tmp_path / ".tmp-config.json").write_text('{"se')
+    (tmp_path / ".config.json.tmp").write_text('{"se')
     with RunFolder.open(tmp_path, CONFIG) as folder:
         assert folder.config == CONFIG
-    assert not (tmp_path / ".tmp-config.json").exists()
+    assert not (tmp_path / ".config.json.tmp").exists()
 
 
 def test_a_config_that_is_not_json_is_a_sentence(tmp_path):
@@ -391,4 +391,4 @@ def test_a_full_disk_ends_the_run_with_a_sentence_and_keeps_the_last_state(folde
     stage = folder.load("seed")
     assert stage.facts == {"score": 1}
     assert stage.tensors["x"].tolist() == [0, 0]
-    assert not list(folder.path.rglob(".tmp-*"))
+    assert not list(folder.path.rglob(".*.tmp"))

@@ -7,34 +7,21 @@ after it. Without the first fsync a power cut can leave the new name with no con
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 from pathgrow.errors import RunFailed
 
-TEMPORARY = ".tmp-"
-"""How the names of unfinished files begin; one process writes at a time, so a left-over one is simply written over."""
-
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Put `data` at `path` atomically."""
-    write_with(path, lambda temporary: _fill(temporary, data))
-
-
-def write_text(path: Path, text: str) -> None:
-    """Put `text` at `path` atomically, as UTF-8."""
-    write_bytes(path, text.encode())
-
-
-def write_with(path: Path, fill: Callable[[Path], None]) -> None:
-    """Let `fill` write a temporary file, then move it to `path` atomically.
+    """Put `data` at `path` atomically.
 
     A full disk or a lost folder ends the run with a sentence; what stood at `path` before still stands.
     """
-    temporary = path.with_name(TEMPORARY + path.name)
+    # One process writes at a time, so the left-over of a killed one is simply written over.
+    temporary = path.with_name(f".{path.name}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fill(temporary)
+        _fill(temporary, data)
         sync(temporary)
         os.replace(temporary, path)
         sync_folder(path.parent)
@@ -45,6 +32,11 @@ def write_with(path: Path, fill: Callable[[Path], None]) -> None:
             f"cannot write {path} ({error.strerror or error}); what was written before is intact: "
             "free space or mend the folder, then give the same command again to resume"
         ) from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Put `text` at `path` atomically, as UTF-8."""
+    write_bytes(path, text.encode())
 
 
 def sync(path: Path) -> None:
@@ -68,8 +60,8 @@ def sync_folder(path: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed writers left behind."""
-    for left_over in folder.glob(f"{TEMPORARY}*"):
+    """Remove the temporary files that killed writers left behind."""
+    for left_over in folder.glob(".*.tmp"):
         left_over.unlink(missing_ok=True)
 
 

@@ -20,19 +20,17 @@ import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from torch import Tensor, nn
 
 from pathgrow.errors import UserError
+from pathgrow.masks import Masks
 from pathgrow.runs import atomic, checkpoint, env, strict_json
 from pathgrow.runs import lock as locks
 from pathgrow.runs.metrics import Metrics
 from pathgrow.runs.stages import StageFiles
 from pathgrow.runs.store import Facts, Stage
-
-if TYPE_CHECKING:
-    from pathgrow.masks import Masks
 
 
 class EnvironmentChangedWarning(UserWarning):
@@ -111,6 +109,10 @@ class RunFolder:
         self._metrics.sync()
         self._stages.save(stage, facts, tensors)
 
+    def facts(self, stage: str) -> Facts | None:
+        """The facts of a finished stage without its tensors."""
+        return self._stages.facts(stage)
+
     def forget_tensors(self, stage: str) -> None:
         """Free the tensors of a stage that no later stage needs; its facts stay."""
         self._stages.forget_tensors(stage)
@@ -169,18 +171,17 @@ class RunFolder:
     def save_masks(self, round: int, masks: Masks) -> Path:
         """The masks of a round as masks/round_004.safetensors."""
         path = self.path / "masks" / f"round_{round:03d}.safetensors"
-        atomic.write_with(path, masks.save)
+        path.parent.mkdir(exist_ok=True)
+        masks.save(path)
         return path
 
     def save_network(self, model: nn.Module, masks: Masks) -> str:
         """The network handed back: plain weights, its masks beside them; the SHA-256 of the weights' file."""
-        atomic.write_with(self.path / "network_masks.safetensors", masks.save)
+        masks.save(self.path / "network_masks.safetensors")
         return checkpoint.save_weights(model.state_dict(), self.path / "network.safetensors")
 
     def load_network_(self, model: nn.Module) -> Masks:
         """Put the network handed back into `model`; its masks. A model of another kind is a `UserError`."""
-        from pathgrow.masks import Masks
-
         checkpoint.load_weights_(model, self.path / "network.safetensors")
         masks = Masks.load(self.path / "network_masks.safetensors")
         masks.check(model)

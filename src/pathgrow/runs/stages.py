@@ -57,6 +57,14 @@ class StageFiles:
             return None
         return Stage(record["facts"], tensors)
 
+    def facts(self, stage: str) -> Facts | None:
+        """The facts of a stage without its tensors; None if it is not there or damaged. Changes nothing."""
+        try:
+            facts: Facts = _read_record(self._record_path(stage), stage)["facts"]
+        except (FileNotFoundError, _DamageError):
+            return None
+        return facts
+
     def save(self, stage: str, facts: Facts, tensors: Mapping[str, Tensor] | None = None) -> None:
         """Remember a finished stage; a stage of this name stays whole until the new one is."""
         facts = dict(facts)
