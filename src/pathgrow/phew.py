@@ -1,0 +1,336 @@
+"""The PHEW seed (Patil & Dovrolis 2021): a sparse start made of whole input-output paths.
+
+Walks from the inputs and from the outputs alternate, drawn in proportion to weight magnitudes (`walks`), and every weight
+they use is kept until the density is reached. Where the next whole walk does not fit, the rest is made up of single
+weights that lie between units of walks already kept, so every weight is on a path at every density.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pathgrow import sampling
+from pathgrow.errors import UserError
+from pathgrow.masks import Masks
+from pathgrow.paths import path_scores
+from pathgrow.rng import generator
+from pathgrow.scope import output_layers, scope_of
+from pathgrow.walks import Law, Walker, Walks, alive_units, isolated_units
+from pathgrow.wiring import Wiring, guess_example_input, read
+from pathgrow.wiring.graph import Flags, Layer, Units
+
+START_DENSITIES = (0.01, 0.02, 0.03, 0.05)
+ISOLATED_SHARE = 0.05
+"""At most this share of the hidden units may be without a kept way in or out at the start density."""
+
+_CELLS = 2**22
+"""Spaces times walkers that move in one sweep: bounds the memory of a batch."""
+_PATIENCE = 1 / 8
+"""Walks go on while at least this share of their steps finds a new weight ..."""
+_CHEAP = 2**21
+"""... or while they have made fewer steps than this."""
+_SMALLEST = 64
+_POOL = 2048
+_SPLICES = 256
+_DRY = 4
+"""Batches in a row without a find before another way is tried."""
+
+
+def phew(
+    model: nn.Module,
+    example_input: Any,
+    density: float,
+    scope: Masks | None = None,
+    seed: int = 0,
+    *,
+    identity_shortcuts: bool = False,
+    wiring: Wiring | None = None,
+) -> Masks:
+    """Masks of exactly `round(density * num)` switchable weights, each on a path of kept weights from input to output.
+
+    Parameters
+    ----------
+    density
+        Kept share of the switchable weights, in (0, 1].
+    scope
+        True where a weight may be switched; None: `pathgrow.scope(model)`. Other weights are walked but never marked.
+    seed
+        The masks are a function of the model's weights, the scope, the density and this number.
+    identity_shortcuts
+        Walk identity shortcuts as one branch of their fork; by default only where a unit has no other way on.
+    wiring
+        A reading of the model, if there is one already.
+
+    Examples
+    --------
+    >>> net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
+    >>> masks = phew(net, torch.ones(1, 16), density=0.1)
+    >>> masks.num_on, masks.num  # the output layer is not in the scope
+    (154, 1536)
+    """
+    if not (isinstance(density, (int, float)) and 0 < density <= 1):
+        raise UserError(f"phew got density {density!r}: give the kept share of the switchable weights, in (0, 1]")
+    wiring, scope, example_input = _prepared(model, example_input, scope, wiring)
+    law = Law(wiring, model, identity_shortcuts=identity_shortcuts)
+    return _seed(Walker(law), _Marks(wiring, scope), density, generator(seed, "phew"), model, example_input)
+
+
+def start_density(
+    model: nn.Module,
+    example_input: Any,
+    scope: Masks | None = None,
+    seed: int = 0,
+    *,
+    identity_shortcuts: bool = False,
+    wiring: Wiring | None = None,
+) -> tuple[float, Masks]:
+    """The smallest of 1, 2, 3 and 5% whose PHEW masks isolate at most 5% of the hidden units; 5% at most.
+
+    A hidden unit is isolated if no kept weight comes in or no kept way leads out; units of layers in the scope count.
+    """
+    wiring, scope, example_input = _prepared(model, example_input, scope, wiring)
+    walker = Walker(Law(wiring, model, identity_shortcuts=identity_shortcuts))
+    for density in START_DENSITIES:
+        marks = _Marks(wiring, scope)
+        last = density == START_DENSITIES[-1]
+        if not last and marks.num_at(density) < len({layer.index for layer in marks.layers}):
+            continue  # not one whole path
+        masks = _seed(walker, marks, density, generator(seed, "phew"), model, example_input)
+        num_isolated, num_hidden = count_isolated(wiring, masks)
+        if last or num_isolated <= ISOLATED_SHARE * num_hidden:
+            break
+    return density, masks
+
+
+def count_isolated(wiring: Wiring, masks: Masks) -> tuple[int, int]:
+    """Isolated units and all units of the hidden layers that have switchable weights; only units on dense paths count."""
+    isolated, dense, outputs = isolated_units(wiring, masks), alive_units(wiring), set(output_layers(wiring))
+    hidden = [layer for layer in wiring.layers if layer.name in masks and layer.index not in outputs]
+    return (
+        sum(int(isolated[layer.index].sum()) for layer in hidden),
+        sum(int(dense[layer.target].sum()) for layer in hidden),
+    )
+
+
+def _prepared(
+    model: nn.Module, example_input: Any, scope: Masks | None, wiring: Wiring | None
+) -> tuple[Wiring, Masks, Any]:
+    if example_input is None:
+        example_input = guess_example_input(model)
+    if wiring is None:
+        wiring = read(model, example_input)
+    if scope is None:
+        scope = scope_of(model, wiring)
+    scope.check(model)
+    return wiring, scope, example_input
+
+
+def _seed(
+    walker: Walker, marks: _Marks, density: float, noise: torch.Generator, model: nn.Module, example_input: Any
+) -> Masks:
+    target = marks.num_at(density)
+    if target == marks.num:
+        return Masks.full(model, marks.scope)
+    seeding = _Seeding(walker, marks, target, noise)
+    seeding.add_walks()
+    while seeding.remaining and (
+        seeding.add_splices() or seeding.add_by_scores(model, example_input) or seeding.add_walks_that_fit()
+    ):
+        pass
+    if seeding.remaining == target:
+        raise UserError(
+            f"density {density:g} keeps {target} of {marks.num} weights, fewer than one path from input to output takes: "
+            "ask for a higher density"
+        )
+    masks = marks.masks()
+    if seeding.remaining:
+        warnings.warn(
+            f"only {marks.num_on} of the {target} weights asked for can lie on a path from input to output: "
+            f"the other {seeding.remaining} were drawn uniformly",
+            stacklevel=3,
+        )
+        masks |= sampling.uniform(masks.missing(), seeding.remaining, noise)
+    return masks
+
+
+class _Marks:
+    """The switchable weights as one flat array, and which of them are marked."""
+
+    def __init__(self, wiring: Wiring, scope: Masks) -> None:
+        self.scope = scope
+        self.layers = [layer for layer in wiring.layers if layer.name in scope]
+        self._switchable = np.concatenate([flags.cpu().reshape(-1).numpy() for flags in scope.values()])
+        ends = np.cumsum([flags.numel() for flags in scope.values()])
+        self._offset = dict(zip(scope, ends - [flags.numel() for flags in scope.values()], strict=True))
+        self._on = np.zeros(len(self._switchable), dtype=bool)
+        self.num, self.num_on = int(np.count_nonzero(self._switchable)), 0
+        if self.num == 0:
+            raise UserError("the scope has no switchable weight: give one with True where a weight may be switched")
+
+    def num_at(self, density: float) -> int:
+        """The count nearest to a density, at least 1."""
+        return max(1, round(density * self.num))
+
+    def numbers(self, layer: Layer, weights: Units) -> Units:
+        """Flat numbers of some weights of one layer; -1: not switchable, or no weight at all."""
+        assert layer.name is not None
+        places = weights if layer.where is None else layer.where.reshape(-1).numpy()[weights]
+        numbers = places + self._offset[layer.name]
+        return np.where((weights >= 0) & self._switchable[numbers], numbers, -1)
+
+    def of_walks(self, walks: Walks) -> Units:
+        """`[walks, layers]`: the numbers of the weights that each walk uses."""
+        found = [self.numbers(layer, walks.weights[layer.index]) for layer in self.layers]
+        return np.stack(found, axis=1)
+
+    def is_new(self, numbers: Units) -> Flags:
+        """Switchable and not marked."""
+        return (numbers >= 0) & ~self._on[numbers]
+
+    def add(self, numbers: Units) -> None:
+        """Mark the weights with these numbers; -1 is skipped."""
+        self._on[numbers[numbers >= 0]] = True
+        self.num_on = int(np.count_nonzero(self._on))
+
+    def add_masks(self, selection: Masks) -> None:
+        """Mark what is selected."""
+        self.add(np.flatnonzero(np.concatenate([flags.cpu().reshape(-1).numpy() for flags in selection.values()])))
+
+    def masks(self) -> Masks:
+        """What is marked, with everything outside the scope kept."""
+        kept = torch.from_numpy(self._on | ~self._switchable)
+        sizes = [flags.numel() for flags in self.scope.values()]
+        tensors = {
+            name: part.view(flags.shape).to(flags.device).clone()
+            for (name, flags), part in zip(self.scope.items(), kept.split(sizes), strict=True)
+        }
+        return Masks(tensors, self.scope)
+
+
+class _Seeding:
+    """Marks weights until `target` are marked, in ways that leave every one of them on a path."""
+
+    def __init__(self, walker: Walker, marks: _Marks, target: int, noise: torch.Generator) -> None:
+        self.walker, self.marks, self.target, self.noise = walker, marks, target, noise
+        self.turn = 0
+        self.pool: Walks | None = None
+        """Walks whose weights are all marked; not all of them, a few thousand are plenty to splice."""
+
+    @property
+    def remaining(self) -> int:
+        """Weights still to be marked."""
+        return self.target - self.marks.num_on
+
+    def add_walks(self) -> None:
+        """Whole walks in turn until the next does not fit, or until walks hardly find new weights any more."""
+        per_walk, steps = float(len(self.marks.layers)), 0
+        while self.remaining:
+            walks = self._walk(math.ceil(self.remaining / per_walk / 2))
+            numbers = self.marks.of_walks(walks)
+            new = self._new_per_walk(numbers)
+            num_fit = int(np.count_nonzero(np.cumsum(new) <= self.remaining))
+            self._keep(walks.take(slice(num_fit)), numbers[:num_fit])
+            steps += int(np.count_nonzero(numbers >= 0))
+            per_walk = max(1.0, float(new.mean()))
+            if num_fit < len(new) or (new.sum() < _PATIENCE * np.count_nonzero(numbers >= 0) and steps > _CHEAP):
+                return
+
+    def add_splices(self) -> int:
+        """Single weights that join the head of one marked walk to the tail of another."""
+        if self.pool is None or self.remaining > 4 * len(self.marks.layers):
+            return 0
+        before, dry, visits = self.remaining, 0, self.marks.of_walks(self.pool) >= 0
+        while self.remaining and dry < _DRY:
+            heads = self._integers(self.pool.num, _SPLICES)
+            lots = torch.rand(len(heads), visits.shape[1], generator=self.noise).numpy()
+            crossed = (lots * visits[heads]).argmax(axis=1)
+            numbers = np.concatenate(
+                [self._crossings(layer, heads[crossed == layer], visits[:, layer]) for layer in np.unique(crossed)]
+            )
+            self.marks.add(numbers[np.sort(np.unique(numbers, return_index=True)[1])][: self.remaining])
+            dry = 0 if len(numbers) else dry + 1
+        return before - self.remaining
+
+    def _crossings(self, number: int, heads: Units, visits: Flags) -> Units:
+        """New weights of one layer, each across from a head to some tail and on a path that is real."""
+        assert self.pool is not None
+        layer, pool, law = self.marks.layers[number], self.pool, self.walker.law
+        those = np.flatnonzero(visits)
+        tails = those[self._integers(len(those), len(heads))]
+        into, out = pool.units[layer.source, heads].astype(np.int64), pool.units[layer.target, tails].astype(np.int64)
+        joined = into // layer.shape[1] == out // (layer.shape[0] // layer.groups)
+        heads, tails, into, out = heads[joined], tails[joined], into[joined], out[joined]
+        uniform = torch.rand(len(heads), dtype=torch.float64, generator=self.noise).numpy()
+        weights = law.weight_number(layer, out, into, law.taps(layer, out, into, uniform))
+        numbers = self.marks.numbers(layer, weights)
+        new = np.flatnonzero(self.marks.is_new(numbers))
+        if not len(new):
+            return numbers[new]
+        spliced = pool.splice(heads[new], tails[new], layer, weights[new])
+        return numbers[new][self.walker.real(spliced)]
+
+    def add_by_scores(self, model: nn.Module, example_input: Any) -> int:
+        """Single weights with a positive path score, in proportion to how often walks would come by."""
+        masks = self.marks.masks()
+        scores = path_scores(model, example_input, masks)
+        candidates = Masks.select({name: flags & (scores[name] > 0) for name, flags in masks.missing().items()}, self.marks.scope)
+        count = min(self.remaining, candidates.num_on)
+        if count < candidates.num_on:
+            candidates = sampling.sample_proportional(self._visit_rates(), candidates, count, self.noise)
+        self.marks.add_masks(candidates)
+        return count
+
+    def _visit_rates(self) -> dict[str, Tensor]:
+        rates = {name: torch.zeros(flags.shape, dtype=torch.float64) for name, flags in self.marks.scope.items()}
+        by_layer = self.walker.law.visit_rates()
+        for layer in self.marks.layers:
+            assert layer.name is not None
+            layer.lay(by_layer[layer.index], rates[layer.name])
+        # A weight of zero is never visited, yet may be asked for when all others are in: it comes last.
+        return {name: rate.clamp_min_(torch.finfo(torch.float64).tiny) for name, rate in rates.items()}
+
+    def add_walks_that_fit(self) -> int:
+        """Walks that share so much with marked ones that they fit into the rest."""
+        before = self.remaining
+        for _ in range(_DRY):
+            walks = self._walk(_SPLICES)
+            for column, numbers in enumerate(self.marks.of_walks(walks)):
+                new = np.unique(numbers[self.marks.is_new(numbers)])
+                if 0 < len(new) <= self.remaining:
+                    self._keep(walks.take(slice(column, column + 1)), new)
+        return before - self.remaining
+
+    def _walk(self, num: int) -> Walks:
+        """About `num` walks each way, at least a few, at most what memory allows."""
+        num = min(max(num, _SMALLEST), max(_CELLS // len(self.walker.law.wiring.spaces), _SMALLEST))
+        for _ in range(_DRY):
+            walks = self.walker.walk(self.turn, num, self.noise)
+            self.turn += num
+            if walks.num:
+                return walks
+        raise UserError(
+            "no walk found a path from input to output that stays on the map: the example input is probably too small "
+            "for this model; give one of the size it is trained on"
+        )
+
+    def _new_per_walk(self, numbers: Units) -> Units:
+        """How many weights each walk would add, after all walks before it."""
+        flat = numbers.reshape(-1)
+        new = np.flatnonzero(self.marks.is_new(flat))
+        first = new[np.unique(flat[new], return_index=True)[1]]
+        return np.bincount(first // numbers.shape[1], minlength=len(numbers))
+
+    def _keep(self, walks: Walks, numbers: Units) -> None:
+        self.marks.add(numbers)
+        pool = walks if self.pool is None else self.pool.beside(walks)
+        self.pool = pool.take(slice(-_POOL, None)) if pool.num else None
+
+    def _integers(self, below: int, num: int) -> Units:
+        numbers: Units = torch.randint(below, (num,), generator=self.noise).numpy()
+        return numbers

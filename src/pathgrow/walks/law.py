@@ -1,0 +1,249 @@
+"""The law of one step of a walk.
+
+- Through a layer, the next unit is drawn in proportion to the kernel's summed magnitude, then one tap of that kernel in
+  proportion to its magnitude. A layer of zeros counts as a layer of ones: it has no preference yet.
+- At a fork, each branch that leads on is equally likely; identity shortcuts are no branch while there is another.
+- Only units on some path from input to output are entered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from pathgrow.errors import UserError
+from pathgrow.walks.connected import alive_units
+from pathgrow.walks.positions import live_kernel
+from pathgrow.wiring.graph import Flags, Layer, Units, Wiring
+
+Floats = npt.NDArray[np.float64]
+
+END = -1
+"""In place of a hop's number: the walk has arrived."""
+_CACHED = 2**26
+"""Table entries kept between sweeps (half a GiB); a larger model rebuilds the rest at each sweep."""
+
+
+@dataclass(frozen=True, eq=False)
+class Fork:
+    """Ways on from one space: entry `k` leads by `hop[k]` to `unit[k]`, its share ends at `edges[k]`."""
+
+    edges: Floats
+    hop: npt.NDArray[np.int32]
+    unit: npt.NDArray[np.int32]
+
+
+class Law:
+    """Transition probabilities of walks on one wiring, in both directions.
+
+    Parameters
+    ----------
+    wiring, model
+        A reading of the model, and the model whose parameters are meant.
+    identity_shortcuts
+        Whether an identity shortcut is a branch like any other.
+    """
+
+    def __init__(self, wiring: Wiring, model: nn.Module, *, identity_shortcuts: bool = False) -> None:
+        self.wiring = wiring
+        self._identity_shortcuts = identity_shortcuts
+        self._hop_number = {hop: number for number, hop in enumerate(wiring.hops)}
+        self._live = {layer.index: live_kernel(layer).reshape(-1) for layer in wiring.layers}
+        self._weights = _weights(wiring, model)
+        self._tables: dict[tuple[int, bool], Floats] = {}
+        self._forks: dict[tuple[int, bool], Fork] = {}
+        self._num_cached = 0
+        self.alive = self._find_alive()
+        """Per space: units on some path from input to output; no walk enters another."""
+
+    @cached_property
+    def inputs(self) -> tuple[Units, Units]:
+        """Where forward walks begin: (space, unit) of every alive input unit."""
+        return self._ends((space.id, np.arange(space.size)) for space in self.wiring.spaces if space.input)
+
+    @cached_property
+    def outputs(self) -> tuple[Units, Units]:
+        """Where backward walks begin."""
+        return self._ends(self.wiring.outputs)
+
+    # -- through a layer -----------------------------------------------------------------------------------------
+
+    def next_units(self, layer: Layer, units: Units, uniform: Floats, *, forward: bool) -> Units:
+        """The unit on the other side of a layer, one for each of `units`."""
+        rows, columns = layer.shape[0] // layer.groups, layer.shape[1]
+        mine, other = (columns, rows) if forward else (rows, columns)
+        return units // mine * other + draw(self._table(layer, forward), units, uniform) % other
+
+    def taps(self, layer: Layer, out: Units, into: Units, uniform: Floats) -> Units:
+        """One tap of each kernel `[out, into]`, flat within the kernel."""
+        live = self._live[layer.index]
+        if len(live) == 1:
+            return np.zeros(len(out), dtype=np.int64)
+        kernels = self._weights[layer.index].view(-1, len(live))
+        rows = kernels[torch.from_numpy(self.weight_number(layer, out, into))].double().abs().numpy() * live
+        rows[~rows.any(axis=1)] = live
+        return draw(_cumulative(torch.from_numpy(rows)), np.arange(len(out)), uniform) % len(live)
+
+    def weight_number(self, layer: Layer, out: Units, into: Units, taps: Units | None = None) -> Units:
+        """Flat position of a weight in its layer; without `taps`, of a kernel among the kernels."""
+        kernel = out * layer.shape[1] + into % layer.shape[1]
+        return kernel if taps is None else kernel * len(self._live[layer.index]) + taps
+
+    def _kernel_sums(self, layer: Layer) -> Tensor:
+        """Summed magnitudes of the live taps of each kernel, `[out, in / groups]`."""
+        live = self._live[layer.index]
+        kernels = self._weights[layer.index].view(-1, len(live))
+        if not live.all():
+            kernels = kernels[:, torch.from_numpy(np.flatnonzero(live))]
+        return kernels.abs().sum(dim=1, dtype=torch.float64).view(layer.shape[:2])
+
+    def _steps(self, layer: Layer, forward: bool) -> Tensor:
+        """Kernel sums with one row per unit on this side; dead units on the other side weigh nothing."""
+        blocks = self._kernel_sums(layer).view(layer.groups, -1, layer.shape[1])
+        if forward:
+            blocks = blocks.transpose(1, 2)
+        there = torch.from_numpy(self.alive[layer.target if forward else layer.source])
+        return (blocks * there.view(layer.groups, 1, -1)).flatten(0, 1)
+
+    def _table(self, layer: Layer, forward: bool) -> Floats:
+        key = layer.index, forward
+        if (table := self._tables.get(key)) is None:
+            table = _cumulative(self._steps(layer, forward))
+            if self._num_cached + len(table) <= _CACHED:
+                self._num_cached += len(table)
+                self._tables[key] = table
+        return table
+
+    # -- at a fork -----------------------------------------------------------------------------------------------
+
+    def fork(self, space: int, *, forward: bool) -> Fork:
+        """The ways on from a space that has no layer on this side."""
+        key = space, forward
+        if key not in self._forks:
+            self._forks[key] = self._find_fork(space, forward)
+        return self._forks[key]
+
+    def _find_fork(self, space: int, forward: bool) -> Fork:
+        size = self.wiring.spaces[space].size
+        spaces, ends = self.outputs if forward else self.inputs
+        ending = ends[spaces == space]
+        froms, tos, hops = [ending], [ending], [np.full(len(ending), END)]
+        shares, branches = [np.ones(len(ending))], [np.ones(len(ending), dtype=bool)]
+        for hop in self.wiring.hops_from[space] if forward else self.wiring.hops_into[space]:
+            source, target = (np.arange(size), np.arange(size)) if hop.pairs is None else hop.pairs
+            leads = self.alive[hop.source][source] & self.alive[hop.target][target]
+            here, there = (source[leads], target[leads]) if forward else (target[leads], source[leads])
+            froms.append(here)
+            tos.append(there)
+            hops.append(np.full(len(here), self._hop_number[hop]))
+            # Branches are equally likely, not their targets: a hop that fans out shares one chance among them.
+            shares.append(1.0 / np.bincount(here, minlength=size)[here])
+            branches.append(np.full(len(here), self._identity_shortcuts or not hop.shortcut))
+        unit, following, number, share, branch = map(np.concatenate, (froms, tos, hops, shares, branches))
+        has_branch = np.bincount(unit[branch], minlength=size) > 0
+        kept = np.flatnonzero(branch | ~has_branch[unit])
+        kept = kept[np.argsort(unit[kept], kind="stable")]
+        unit, share = unit[kept], share[kept]
+        total = np.bincount(unit, weights=share, minlength=size)
+        inside = (np.cumsum(share) - (np.cumsum(total) - total)[unit]) / total[unit]
+        inside[np.append(unit[1:] != unit[:-1], True)] = 1.0  # rounding must leave no gap behind a unit's last way
+        return Fork(unit + inside, number[kept].astype(np.int32), following[kept].astype(np.int32))
+
+    # -- over all walks ------------------------------------------------------------------------------------------
+
+    def visit_rates(self) -> dict[int, Tensor]:
+        """Expected visits of every weight by one pair of walks (one each way), by layer index, positions ignored."""
+        rates = {layer.index: torch.zeros(layer.shape, dtype=torch.float64) for layer in self.wiring.layers}
+        for forward in (True, False):
+            flow = {space.id: np.zeros(space.size) for space in self.wiring.spaces}
+            spaces, units = self.inputs if forward else self.outputs
+            for space, unit in zip(spaces, units, strict=True):
+                flow[space][unit] += 1.0 / len(units)
+            layers = self.wiring.layer_from if forward else self.wiring.layer_into
+            for space in self.wiring.spaces if forward else reversed(self.wiring.spaces):
+                layer = layers.get(space.id)
+                if layer is not None:
+                    rates[layer.index] += self._flow_through(layer, flow, forward)
+                    continue
+                fork = self.fork(space.id, forward=forward)
+                unit = np.ceil(fork.edges).astype(np.int64) - 1
+                share = np.diff(fork.edges, prepend=0.0)
+                share = np.where(np.append(True, unit[1:] != unit[:-1]), fork.edges - unit, share)
+                for number in np.unique(fork.hop[fork.hop != END]):
+                    hop, way = self.wiring.hops[number], fork.hop == number
+                    end = hop.target if forward else hop.source
+                    np.add.at(flow[end], fork.unit[way], (flow[space.id][unit] * share)[way])
+        return rates
+
+    def _flow_through(self, layer: Layer, flow: dict[int, Floats], forward: bool) -> Tensor:
+        here, there = (layer.source, layer.target) if forward else (layer.target, layer.source)
+        steps = self._steps(layer, forward)
+        steps *= (torch.from_numpy(flow[here]) / steps.sum(dim=1).clamp_min(torch.finfo(torch.float64).tiny))[:, None]
+        blocks = steps.view(layer.groups, -1, steps.shape[1])
+        flow[there] += blocks.sum(dim=1).view(-1).numpy()
+        kernels = (blocks.transpose(1, 2) if forward else blocks).reshape(*layer.shape[:2])
+        live = torch.from_numpy(self._live[layer.index]).view(layer.shape[2:])
+        taps = self._weights[layer.index].double().abs() * live
+        dims = tuple(range(2, taps.ndim))
+        share = taps / (taps.sum(dim=dims, keepdim=True) if dims else taps).clamp_min(torch.finfo(torch.float64).tiny)
+        return share * kernels.view(*layer.shape[:2], *(1 for _ in dims))
+
+    # -- which units can be walked -------------------------------------------------------------------------------
+
+    def _find_alive(self) -> dict[int, Flags]:
+        kernels = {layer.index: (self._kernel_sums(layer) > 0).numpy() for layer in self.wiring.layers}
+        found = alive_units(self.wiring, kernels)
+        if not any(found[space][units].any() for space, units in self.wiring.outputs):
+            # Zeros cut every path: walk on the bare wiring, as if all weights were alike.
+            self._weights = {layer.index: _ones(layer) for layer in self.wiring.layers}
+            found = alive_units(self.wiring, None)
+        if not any(found[space][units].any() for space, units in self.wiring.outputs):
+            raise UserError("no path leads from the model's input to its output: check that example_input is complete")
+        return found
+
+    def _ends(self, ends: Iterable[tuple[int, Units]]) -> tuple[Units, Units]:
+        living = [(space, units[self.alive[space][units]]) for space, units in ends]
+        spaces = np.concatenate([np.full(len(units), space) for space, units in living])
+        return spaces, np.concatenate([units for _, units in living])
+
+
+def draw(table: Floats, rows: Units, uniform: Floats) -> Units:
+    """One entry of each row: row `r` of a table covers `(r, r + 1]`, an entry's share ends at its value.
+
+    An entry without a share is never drawn, whatever the rounding.
+    """
+    below = np.nextafter(rows + 1.0, 0.0)
+    return np.searchsorted(table, np.minimum(rows + uniform, below), side="right")
+
+
+def _cumulative(shares: Tensor) -> Floats:
+    """The table of a matrix of shares, row by row; the rows need not sum to 1."""
+    sums = shares.cumsum(dim=1)
+    total = sums[:, -1:].clone()
+    sums.div_(total).nan_to_num_(nan=1.0)  # a row of zeros: a dead unit, never drawn from
+    sums += torch.arange(len(sums), dtype=torch.float64)[:, None]
+    table: Floats = sums.view(-1).numpy()
+    return table
+
+
+def _weights(wiring: Wiring, model: nn.Module) -> dict[int, Tensor]:
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    found = {}
+    for layer in wiring.layers:
+        # A computed weight is walked as if uniform: its values are not part of the wiring.
+        weight = None if layer.name is None else layer.pick(parameters[layer.name].detach()).cpu().contiguous()
+        found[layer.index] = _ones(layer) if weight is None or not bool(weight.any()) else weight
+        if not bool(found[layer.index].isfinite().all()):
+            raise UserError(f"{layer.name} holds NaN or infinite values: walks need finite weights")
+    return found
+
+
+def _ones(layer: Layer) -> Tensor:
+    return torch.ones(prod(layer.shape)).view(layer.shape)
