@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from pathgrow.errors import UserError
+
 if TYPE_CHECKING:
     import torch
 
@@ -62,3 +64,10 @@ class Method:
     """When the schedule is asked: at each observation, or before each optimizer step."""
     needs: frozenset[Need] = frozenset()
     """What its picks read of the network; `attach` says what is missing before anything starts."""
+
+    def __post_init__(self) -> None:
+        if self.start_density is not None and not 0 < self.start_density <= 1:
+            raise UserError(
+                f"start_density {self.start_density!r} was got, a density in (0, 1] is wanted: "
+                "give for example 0.05, or None to have one chosen"
+            )

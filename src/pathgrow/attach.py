@@ -1,0 +1,365 @@
+"""Sparse training in anybody's loop: the clock, and the only writer of live weights, masks and optimizer slots.
+
+What is written stands in `enforce`, when it is written stands here: through the optimizer's own step hooks, and at each
+observation. Nothing is wrapped, renamed or replaced; `detach()` leaves no trace but zeros.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from pathgrow import enforce, methods
+from pathgrow.attach_checks import Metric, check_needs, checked_metric, checked_parameters, checked_scope, unwrapped
+from pathgrow.average import Averaging, WeightAverage
+from pathgrow.density import rules
+from pathgrow.density.curve import Answer, Curve, Grow, Point, Probe, Rule, Stop, Verdict
+from pathgrow.errors import UserError
+from pathgrow.masks import Masks
+from pathgrow.method import Change, Method, Progress
+from pathgrow.net import Batches, Loss, Net, Reading, loss_gradients
+from pathgrow.revise import revised_masks, start_masks
+from pathgrow.rng import derive, generator
+from pathgrow.scope import scope as default_scope
+
+_FORMAT = 1
+# Two sets of masks on one optimizer would each undo the growth of the other.
+_IN_USE: WeakSet[Optimizer] = WeakSet()
+
+
+def attach(
+    model: nn.Module,
+    optimizer: Optimizer,
+    method: Method | str,
+    example_input: Any = None,
+    *,
+    scope: Masks | None = None,
+    stop: Rule | str | None = None,
+    loss: Loss | None = None,
+    batches: Batches | None = None,
+    seed: int = 0,
+    average: Averaging | None = None,
+) -> Attached:
+    """Make a model sparse and keep it so while its own loop trains it.
+
+    Weights that are off, and all optimizer state that belongs to them, are exactly zero from here on and after every
+    `optimizer.step()`, whatever the optimizer.
+
+    Parameters
+    ----------
+    model, optimizer
+        As they are used in the loop. The optimizer may own more or fewer parameters than the model.
+    method : Method or str
+        From `pathgrow.methods`, or a `Method` of your own.
+    example_input : optional
+        One input of the model, for methods that read its paths; None: guessed where the model says what it takes.
+    scope : Masks, optional
+        True where a weight may be switched; None: `pathgrow.scope(model)`.
+    stop : Rule or str, optional
+        The density rule that `observe` asks; None: "trajectory", which needs nothing but the observations.
+    loss, batches : optional
+        `loss(model, batch)` gives the training loss, `batches` is a loader, a list, or a function that returns an
+        iterator; for methods that read gradients.
+    seed : int
+        All random choices follow from it.
+    average : Averaging, optional
+        Keep a running average of the weights for evaluation, see `Attached.averaged`.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    >>> sparse = attach(model, optimizer, "random_growth", torch.zeros(1, 8), scope=Masks.full(model))
+    >>> model(torch.randn(4, 8)).sum().backward()
+    >>> optimizer.step()
+    >>> bool((model[0].weight[~sparse.masks["0.weight"]] == 0).all())
+    True
+    >>> sparse.observe(0.5).reason
+    '...'
+
+    To resume a run: build and attach as at first, then load the states of the model, of the optimizer and of this
+    object, in any order. A model that was loaded *before* it is attached would lose its grown weights.
+    """
+    method = methods.create(method) if isinstance(method, str) else method
+    optimizer = unwrapped(optimizer)
+    if optimizer in _IN_USE:
+        raise UserError("this optimizer is already attached: call detach() on the first attachment before another")
+    scope = checked_scope(model, default_scope(model, "auto", example_input) if scope is None else scope)
+    parameters = checked_parameters(model, optimizer, scope)
+    check_needs(method, loss, batches)
+    rule = rules.create(stop or "trajectory") if stop is None or isinstance(stop, str) else stop
+    masks = start_masks(model, method, scope, example_input, seed)
+    return Attached(
+        model, optimizer, method, example_input, masks, scope, parameters, rule, loss, batches, seed, average
+    )
+
+
+class Attached:
+    """A sparse model in training. Made by `attach`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        method: Method,
+        example_input: Any,
+        masks: Masks,
+        scope: Masks,
+        parameters: dict[str, Parameter],
+        rule: Rule,
+        loss: Loss | None,
+        batches: Batches | None,
+        seed: int,
+        average: Averaging | None,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.method = method
+        self.scope = scope
+        self.masks = masks
+        """What is on now; edited in place, never rebound."""
+        self.round = 0
+        """Growth steps so far."""
+        self.step = 0
+        """Optimizer steps so far."""
+        self.last_reading = Reading()
+        """What the last change of the masks had to look at."""
+        self._example_input = example_input
+        self._parameters = parameters
+        self._rule = rule
+        self._loss = loss
+        self._batches = batches
+        self._seed = seed
+        self._points: list[Point] = []
+        self._stopped: Stop | None = None
+        # Counted once: a step clock asks at every step, and counting waits for the device.
+        self._num, self._num_on = masks.num, masks.num_on
+        self._keep = enforce.keep_tensors(parameters, masks)
+        masks.apply_(model)
+        enforce.mask_slots_(optimizer, parameters, self._keep)
+        self._average = WeightAverage(model, average) if average is not None else None
+        self._handles = self._hooked()
+        _IN_USE.add(optimizer)
+
+    @property
+    def density(self) -> float:
+        """Share of the switchable weights that is on."""
+        return self.masks.density
+
+    @property
+    def curve(self) -> Curve:
+        """Everything observed up to the decision to stop."""
+        return Curve(rough=tuple(self._points), can_probe=False, at_ceiling=self._due() is None)
+
+    def rule_answer(self) -> Answer:
+        """What the density rule makes of the observations so far."""
+        return self._rule.answer(self.curve)
+
+    def observe(self, metric: Metric) -> Verdict:
+        """Tell how well the network does on validation data; it grows here, when the density rule says so.
+
+        Parameters
+        ----------
+        metric : float or (float, float)
+            A score, higher is better, or a score and a loss.
+
+        Returns
+        -------
+        Verdict
+            `Grow`: the masks have grown by one step of the method's schedule, train on. `Stop`: the density is settled;
+            the masks stay from now on and training may go on as long as it pays. `reason` says why.
+        """
+        self._refuse_average("observed")
+        score, loss = checked_metric(metric)
+        if self._stopped is not None:
+            return self._stopped
+        point = Point(round=self.round, density=self.density, epochs=len(self._points) + 1, score=score, loss=loss)
+        due = self._due()
+        verdict = self._decide(dataclasses.replace(self.curve, rough=(*self._points, point)), due)
+        if isinstance(verdict, Stop):
+            self._stopped = verdict
+        else:
+            assert due is not None
+            self._grow_round_(due)
+        # Last: an observation that could not be acted on can be made again.
+        self._points.append(point)
+        return verdict
+
+    def grow_(self, num: int) -> int:
+        """Add `num` weights by the method's growth rule, all that are missing if there are fewer; returns how many.
+
+        New weights are zero, so the network computes what it did before.
+        """
+        if num < 0:
+            raise UserError(f"grow_({num}) was asked for, a number of weights from 0 up is wanted")
+        count = min(num, self._num - self._num_on)
+        if count:
+            self._grow_round_(Change(num_grow=count))
+        return count
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Inside the block the model holds its running average; before the first update, its own weights."""
+        if self._average is None:
+            yield
+        else:
+            with self._average.swapped_in():
+                yield
+
+    def state_dict(self) -> dict[str, Any]:
+        """Masks, clock, observations, average: tensors and JSON values. Weights and slots have their own states."""
+        return {
+            "format": _FORMAT,
+            "method": self.method.name,
+            "seed": self._seed,
+            "scope": self.scope.digest(),
+            "masks": {name: mask.clone() for name, mask in self.masks.items()},
+            "round": self.round,
+            "step": self.step,
+            "points": [dataclasses.asdict(point) for point in self._points],
+            "stopped": None if self._stopped is None else self._stopped.reason,
+            "average": None if self._average is None else self._average.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken. The state of another model or method is refused and changes nothing."""
+        self._refuse_average("loaded")
+        self._check_state(state)
+        masks = Masks(state["masks"], self.masks.scope)
+        self._seed = int(state["seed"])
+        self.round = int(state["round"])
+        self.step = int(state["step"])
+        self._points = [Point(**point) for point in state["points"]]
+        self._stopped = None if state["stopped"] is None else Stop(reason=state["stopped"])
+        self._set_masks_(masks)
+        if self._average is not None:
+            self._average.load_state_dict(state["average"])
+        self._enforce_()
+
+    def detach(self) -> None:
+        """Take all hooks off. Masks can still be read; nobody enforces them any more."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        _IN_USE.discard(self.optimizer)
+
+    def _hooked(self) -> list[RemovableHandle]:
+        handles = [
+            self.optimizer.register_step_pre_hook(self._before_step),
+            self.optimizer.register_step_post_hook(self._after_step),
+        ]
+        if self.method.clock == "round":
+            # Nobody needs dense gradients here, and whoever clips their norm must see those that count.
+            handles += [
+                parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    partial(_mask_gradient_, keep=self._keep[name])
+                )
+                for name, parameter in self._parameters.items()
+                if parameter.requires_grad
+            ]
+        return handles
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._refuse_average("trained")
+        if self.method.clock == "step" and (due := self._due()) is not None:
+            net = self._net(lambda: (_dense_gradients(self._parameters), 0))
+            self._change_(due, net, generator(self._seed, "change", self.step))
+        enforce.mask_gradients_(self._parameters, self._keep)
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        enforce.mask_weights_(self._parameters, self._keep)
+        enforce.mask_slots_(optimizer, self._parameters, self._keep)
+        self.step += 1
+        if self._average is not None:
+            self._average.step_(self.step)
+
+    def _due(self) -> Change | None:
+        """The change that the schedule asks for now."""
+        change = self.method.schedule(Progress(round=self.round, step=self.step, num_on=self._num_on, num=self._num))
+        return change if change is not None and (change.num_drop or change.num_grow) else None
+
+    def _decide(self, curve: Curve, due: Change | None) -> Verdict:
+        verdict = self._rule.decide(curve)
+        if isinstance(verdict, Probe):
+            raise UserError(
+                f"rule {self._rule.name!r} asks for trained copies, which somebody else's loop cannot give: "
+                "choose stop='trajectory', or use pathgrow.discover"
+            )
+        if isinstance(verdict, Grow) and (due is None or self.method.clock != "round"):
+            return Stop(reason=f"method {self.method.name!r} has nothing to change here at density {self.density:.4g}")
+        return verdict
+
+    def _net(self, gradients: Callable[[], tuple[Mapping[str, Tensor], int]] | None = None) -> Net:
+        if gradients is None and self._loss is not None and self._batches is not None:
+            seed = derive(self._seed, "batch", self.round)
+            gradients = partial(loss_gradients, self.model, list(self.masks), self._loss, self._batches, seed)
+        return Net(self.model, self.masks, self.scope, self._example_input, gradients)
+
+    def _grow_round_(self, change: Change) -> None:
+        self._change_(change, self._net(), generator(self._seed, "grow", self.round))
+        self.round += 1
+
+    def _change_(self, change: Change, net: Net, draw: torch.Generator) -> None:
+        self._refuse_average("grown")
+        if not self._handles:
+            raise UserError("masks were asked to change after detach(), when nobody enforces them: attach again")
+        # Weights may have been loaded since the last step: what is off must be zero before it is switched on.
+        self._enforce_()
+        self._set_masks_(revised_masks(self.method, net, change, draw))
+        self._enforce_()
+        self.last_reading = net.reading
+
+    def _set_masks_(self, masks: Masks) -> None:
+        self.masks.copy_(masks)
+        for name, factor in self._keep.items():
+            factor.copy_(self.masks[name])
+        self._num_on = self.masks.num_on
+
+    def _enforce_(self) -> None:
+        enforce.mask_weights_(self._parameters, self._keep)
+        enforce.mask_slots_(self.optimizer, self._parameters, self._keep)
+        if self._average is not None:
+            self._average.mask_(self._keep)
+
+    def _refuse_average(self, what: str) -> None:
+        if self._average is not None and self._average.swapped:
+            raise UserError(
+                f"the model was to be {what} inside averaged(), where it holds its average: do so after the block"
+            )
+
+    def _check_state(self, state: Any) -> None:
+        keys = {"format", "method", "seed", "scope", "masks", "round", "step", "points", "stopped", "average"}
+        if not isinstance(state, Mapping) or state.keys() != keys or state["format"] != _FORMAT:
+            raise UserError("this is no state of an attached model: give what Attached.state_dict() returned")
+        if state["method"] != self.method.name:
+            raise UserError(
+                f"this state is of method {state['method']!r}, {self.method.name!r} is attached: attach that method"
+            )
+        shapes, wanted = ({name: mask.shape for name, mask in masks.items()} for masks in (state["masks"], self.masks))
+        if state["scope"] != self.scope.digest() or shapes != wanted:
+            raise UserError("this state is of another model or scope: attach to the model it was saved with")
+        if (state["average"] is None) != (self._average is None):
+            saved, attached = ("with", "without") if self._average is None else ("without", "with")
+            raise UserError(
+                f"this state was saved {saved} a weight average and this model is attached {attached} one: "
+                "attach with the `average` it was saved with"
+            )
+
+
+def _mask_gradient_(parameter: Tensor, *, keep: Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.grad.mul_(keep)
+
+
+def _dense_gradients(parameters: Mapping[str, Parameter]) -> dict[str, Tensor]:
+    return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in parameters.items()}

@@ -1,0 +1,88 @@
+"""What `attach` and `observe` accept; everything else ends with a sentence, before anything is written."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from pathgrow.errors import RunFailed, UserError
+from pathgrow.masks import Masks
+from pathgrow.method import Method
+from pathgrow.net import Batches, Loss
+
+Metric = float | Tensor | tuple[float | Tensor, float | Tensor]
+
+
+def unwrapped(optimizer: Any) -> Optimizer:
+    """The optimizer that really steps: wrappers such as accelerate's hold it and run no hooks of their own."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer) and inner is not optimizer:
+        optimizer = inner
+    if not isinstance(optimizer, Optimizer):
+        raise UserError(
+            f"optimizer is a {type(optimizer).__name__}, a torch.optim.Optimizer is wanted: pass the one the loop steps"
+        )
+    return optimizer
+
+
+def checked_scope(model: nn.Module, scope: Masks) -> Masks:
+    """The scope as a selection of itself, beside the weights it speaks of."""
+    scope.check(model)
+    device = next((p.device for name, p in model.named_parameters() if name in scope), torch.device("cpu"))
+    scope = Masks.select(scope, scope).to(device)
+    if scope.num == 0:
+        raise UserError(
+            f"there is nothing to sparsify: the scope of {type(model).__name__} holds no weight; "
+            "widen it, for example with scope=Masks.full(model)"
+        )
+    return scope
+
+
+def checked_parameters(model: nn.Module, optimizer: Optimizer, scope: Masks) -> dict[str, Parameter]:
+    """The weights that are to be sparse, by name."""
+    named = dict(model.named_parameters(remove_duplicate=False))
+    parameters = {name: named[name] for name in scope}
+    owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if not any(id(parameter) in owned for parameter in parameters.values()):
+        raise UserError(
+            "the optimizer owns none of the weights that are to be sparse: "
+            "make it from model.parameters() of this very model"
+        )
+    return parameters
+
+
+def check_needs(method: Method, loss: Loss | None, batches: Batches | None) -> None:
+    """Before anything starts: what the method's picks will read can be had."""
+    if "gradients" in method.needs and method.clock == "round" and (loss is None or batches is None):
+        raise UserError(
+            f"method {method.name!r} reads loss gradients: give attach both loss=f(model, batch) and batches=loader"
+        )
+
+
+def checked_metric(metric: Metric) -> tuple[float, float | None]:
+    """(score, loss or None) as finite numbers."""
+    parts = metric if isinstance(metric, tuple | list) else (metric,)
+    if len(parts) not in (1, 2):
+        _refuse_metric(metric)
+    numbers = [_number(part, metric) for part in parts]
+    for what, number in zip(("score", "loss"), numbers, strict=False):
+        if not math.isfinite(number):
+            raise RunFailed(
+                f"the observed {what} is {number}: training has diverged, lower the learning rate and start again"
+            )
+    return numbers[0], numbers[1] if len(numbers) == 2 else None
+
+
+def _number(part: object, metric: object) -> float:
+    try:
+        return float(part)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError):
+        _refuse_metric(metric)
+
+
+def _refuse_metric(metric: object) -> NoReturn:
+    raise UserError(f"observe got {metric!r}, a score or a pair (score, loss) is wanted: pass plain numbers")

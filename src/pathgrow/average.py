@@ -1,0 +1,102 @@
+"""A running average of a network: what it would score without the noise of its last steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pathgrow.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Averaging:
+    """How weights are averaged; the default looks back over about 400 steps."""
+
+    decay: float = 0.99
+    """Share of the old average that stays at an update."""
+    every: int = 4
+    """Optimizer steps between two updates."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.decay < 1:
+            raise UserError(f"decay {self.decay} was got, a number in (0, 1) is wanted: give for example 0.99")
+        if self.every < 1:
+            raise UserError(f"every {self.every} was got, at least 1 step is wanted: give for example 4")
+
+
+class WeightAverage:
+    """Averages of all floating parameters and buffers of one model, batch-norm statistics among them.
+
+    The first updates form a plain mean of what was seen, until the mean is as long as the decay remembers: the weights
+    before training, far from every later one, leave no trace.
+    """
+
+    def __init__(self, model: nn.Module, averaging: Averaging) -> None:
+        self._averaging = averaging
+        self._live = floating(model)
+        # A step of a hundredth is lost in half precision: the mean is kept in float32 at least.
+        self._means = {
+            name: tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32), copy=True)
+            for name, tensor in self._live.items()
+        }
+        self._num_updates = 0
+        self.swapped = False
+        """The model holds the average right now: it must not be trained."""
+
+    @torch.no_grad()
+    def step_(self, step: int) -> None:
+        """To be called after optimizer step number `step`."""
+        if step % self._averaging.every:
+            return
+        decay = min(self._averaging.decay, self._num_updates / (self._num_updates + 1))
+        for name, mean in self._means.items():
+            mean.lerp_(self._live[name].to(mean.dtype), 1 - decay)
+        self._num_updates += 1
+
+    @torch.no_grad()
+    def mask_(self, keep: Mapping[str, Tensor]) -> None:
+        """Zero the average at weights that are off."""
+        for name, factor in keep.items():
+            self._means[name].mul_(factor)
+
+    @contextmanager
+    def swapped_in(self) -> Iterator[None]:
+        """The model holds its average inside the block and, bit for bit, its own weights after it."""
+        if self.swapped:
+            raise UserError("averaged() was entered inside averaged(): leave the first block before the second")
+        if self._num_updates == 0:
+            yield
+            return
+        own = {name: tensor.clone() for name, tensor in self._live.items()}
+        self._show_(self._means)
+        self.swapped = True
+        try:
+            yield
+        finally:
+            self._show_(own)
+            self.swapped = False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"num_updates": self._num_updates, "means": {name: mean.clone() for name, mean in self._means.items()}}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name, mean in self._means.items():
+            mean.copy_(state["means"][name])
+        self._num_updates = int(state["num_updates"])
+
+    @torch.no_grad()
+    def _show_(self, values: Mapping[str, Tensor]) -> None:
+        for name, live in self._live.items():
+            live.copy_(values[name])
+
+
+def floating(model: nn.Module) -> dict[str, Tensor]:
+    """The floating parameters and buffers of a model by name, as they live in it."""
+    named = [*model.named_parameters(), *model.named_buffers()]
+    return {name: tensor for name, tensor in named if tensor.is_floating_point()}

@@ -1,0 +1,162 @@
+"""The price of a run, phase by phase, beside that of training dense.
+
+Counted are training FLOPs (a multiply and an add are two; a training sample costs three forward passes at the masks it
+was trained with) and the reading of the network before each growth. Evaluation is not counted. Seconds are kept apart:
+they differ from machine to machine, everything else is the same in every repetition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from pathgrow.flops import dense_gradient_flops, step_flops
+from pathgrow.masks import Masks
+from pathgrow.wiring import Wiring
+from pathgrow.wiring.inputs import tensors_in
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """One stage of a run."""
+
+    name: str
+    epochs: int
+    samples: int
+    density: float
+    """At which its samples were trained."""
+    training_flops: int
+    seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "phase": self.name,
+            "epochs": self.epochs,
+            "samples": self.samples,
+            "density": self.density,
+            "training_flops": self.training_flops,
+        }
+
+
+@dataclass
+class Ledger:
+    """What a run has cost so far.
+
+    >>> ledger = Ledger(dense_flops=1000, budget=10)
+    >>> ledger.add("seed", epochs=5, samples=500, density=0.1, sample_flops=100)
+    >>> ledger.add("round 1", epochs=5, samples=500, density=0.2, sample_flops=200, growth_flops=1000)
+    >>> ledger.training_flops, ledger.dense_training_flops, ledger.relative
+    (151000, 1000000, 0.151)
+    """
+
+    dense_flops: int
+    """Training FLOPs of one sample in the dense network."""
+    budget: int
+    """Epochs of the dense training this run is compared with."""
+    phases: list[Phase] = field(default_factory=list)
+
+    def add(
+        self,
+        name: str,
+        *,
+        epochs: int,
+        samples: int,
+        density: float,
+        sample_flops: int,
+        growth_flops: int = 0,
+        seconds: float = 0.0,
+    ) -> None:
+        """Enter a finished phase: `samples` trained at `sample_flops` each, after a growth that cost `growth_flops`."""
+        flops = samples * sample_flops + growth_flops
+        self.phases.append(
+            Phase(name=name, epochs=epochs, samples=samples, density=density, training_flops=flops, seconds=seconds)
+        )
+
+    @property
+    def samples(self) -> int:
+        return sum(phase.samples for phase in self.phases)
+
+    @property
+    def training_flops(self) -> int:
+        return sum(phase.training_flops for phase in self.phases)
+
+    @property
+    def dense_training_flops(self) -> int | None:
+        """The dense budget at the samples per epoch that were counted here; None before any sample was."""
+        epochs = sum(phase.epochs for phase in self.phases)
+        if not epochs or not self.samples:
+            return None
+        return round(self.budget * self.samples / epochs) * self.dense_flops
+
+    @property
+    def relative(self) -> float | None:
+        """This run as a share of the dense training."""
+        dense = self.dense_training_flops
+        return self.training_flops / dense if dense else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON without anything that a clock decides."""
+        return {
+            "phases": [phase.as_dict() for phase in self.phases],
+            "training_flops": self.training_flops,
+            "dense_training_flops": self.dense_training_flops,
+            "relative": self.relative,
+            "samples": self.samples,
+        }
+
+    def timing(self) -> dict[str, Any]:
+        """Wall seconds, in all and per phase."""
+        return {
+            "seconds": sum(phase.seconds for phase in self.phases),
+            "phases": [{"phase": phase.name, "seconds": phase.seconds} for phase in self.phases],
+        }
+
+
+def growth_flops(wiring: Wiring, masks: Masks, *, num_path_passes: int = 0, num_gradient_samples: int = 0) -> int:
+    """What a method's look at the network costs before it grows `masks`.
+
+    A pass over the paths is one sample forward and backward through all weights, missing ones too: the price of one
+    dense training sample. Loss gradients of missing weights take a batch whose forward pass and activation gradients
+    are sparse and whose weight gradients are dense.
+    """
+    return num_path_passes * step_flops(wiring) + num_gradient_samples * dense_gradient_flops(wiring, masks)
+
+
+class SampleCounter:
+    """Samples that went forward through a model to train it."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if module.training and torch.is_grad_enabled():
+            first = next(tensors_in([*args, *kwargs.values()]), None)
+            if first is not None:
+                self.samples += first.shape[0] if first.dim() else 1
+
+
+@contextmanager
+def counting(model: nn.Module) -> Iterator[SampleCounter]:
+    """Count the training samples of a block: forward passes in training mode with gradients on.
+
+    The leading dimension of the first tensor among the arguments is the number of samples.
+
+    >>> model = nn.Linear(2, 1)
+    >>> with counting(model) as counter:
+    ...     _ = model(torch.zeros(8, 2))
+    ...     with torch.no_grad():
+    ...         _ = model(torch.zeros(100, 2))
+    >>> counter.samples
+    8
+    """
+    counter = SampleCounter()
+    handle = model.register_forward_pre_hook(counter, with_kwargs=True)
+    try:
+        yield counter
+    finally:
+        handle.remove()

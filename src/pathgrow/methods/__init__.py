@@ -1,0 +1,76 @@
+"""Sparse-training methods by name.
+
+Nothing registers itself: a method is a file that returns a `Method` and a line in the table below.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from pathgrow.errors import UserError, unknown_name
+from pathgrow.method import Method
+from pathgrow.methods.fixed import fixed
+from pathgrow.methods.gcg import gcg
+from pathgrow.methods.gradient_growth import gradient_growth
+from pathgrow.methods.pathgrow_d import pathgrow_d
+from pathgrow.methods.random_growth import random_growth
+from pathgrow.methods.trace_growth import trace_growth
+
+_METHODS: dict[str, Callable[..., Method]] = {
+    "gcg": gcg,
+    "gradient_growth": gradient_growth,
+    "pathgrow_d": pathgrow_d,
+    "random_growth": random_growth,
+    "trace_growth": trace_growth,
+}
+
+
+def names() -> list[str]:
+    """Every method that `create` knows by name.
+
+    >>> names()[0]
+    'gcg'
+    """
+    return list(_METHODS)
+
+
+def create(name: str, **options: Any) -> Method:
+    """A method by name, or by the place of a function that returns one: `"package.module:function"`.
+
+    >>> create("gcg", gamma=0.5, start_density=0.1).start_density
+    0.1
+    """
+    make = _imported(name) if ":" in name else _METHODS.get(name)
+    if make is None:
+        raise unknown_name("method", name, _METHODS)
+    known = inspect.signature(make).parameters
+    if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in known.values()):
+        for option in options:
+            if option not in known:
+                raise unknown_name(f"option of method {name}", option, known)
+    method: Any = make(**options)
+    if not isinstance(method, Method):
+        raise UserError(
+            f"{name!r} gave a {type(method).__name__}, a pathgrow.Method is wanted: return one from that function"
+        )
+    return method
+
+
+def _imported(place: str) -> Callable[..., Any]:
+    module_name, _, function_name = place.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as fault:
+        raise UserError(f"method {place!r} could not be imported ({fault}): give 'package.module:function'") from fault
+    make: Callable[..., Any] | None = getattr(module, function_name, None)
+    if not callable(make):
+        raise UserError(
+            f"method {place!r} was asked for, but {module_name!r} has no function {function_name!r}: check the name"
+        )
+    return make
+
+
+__all__ = ["create", "fixed", "gcg", "gradient_growth", "names", "pathgrow_d", "random_growth", "trace_growth"]

@@ -1,0 +1,22 @@
+"""Masks that somebody already has, kept as they are."""
+
+from __future__ import annotations
+
+import torch
+
+from pathgrow.masks import Masks
+from pathgrow.method import Method
+from pathgrow.net import Net
+
+
+def fixed(masks: Masks) -> Method:
+    """A method that enforces given masks and never changes them: for a found network that is trained on.
+
+    It takes masks and no options, so it is not in the table of methods that are made by name.
+    """
+    kept = masks.clone()
+
+    def start(net: Net, candidates: Masks, count: int, generator: torch.Generator) -> Masks:
+        return kept
+
+    return Method(name="fixed", start=start, start_density=kept.density)

@@ -1,0 +1,39 @@
+"""Picks, the parts that methods are made of: exactly `count` positions out of `candidates`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pathgrow import sampling
+from pathgrow.masks import Masks
+from pathgrow.net import Net
+from pathgrow.phew import phew
+
+Score = Callable[[Net], Mapping[str, Tensor]]
+"""A number for every position, present or missing; higher is more worth having."""
+Sampler = Callable[[Mapping[str, Tensor], Masks, int, torch.Generator], Masks]
+
+
+@dataclass(frozen=True)
+class ByScore:
+    """Score every position, then sample among the candidates."""
+
+    score: Score
+    sampler: Sampler
+
+    def __call__(self, net: Net, candidates: Masks, count: int, generator: torch.Generator) -> Masks:
+        return self.sampler(self.score(net), candidates, count, generator)
+
+
+def at_random(net: Net, candidates: Masks, count: int, generator: torch.Generator) -> Masks:
+    """Every candidate alike."""
+    return sampling.uniform(candidates, count, generator)
+
+
+def by_walks(net: Net, candidates: Masks, count: int, generator: torch.Generator) -> Masks:
+    """The PHEW seed: weights met by random walks over the whole scope, each on a path from input to output."""
+    return phew(net.model, net.example_input, count / net.scope.num, scope=net.scope, seed=generator.initial_seed())

@@ -1,0 +1,168 @@
+"""What a method's picks see of a network: weights, masks, and readings that are made once, when first asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pathgrow import paths
+from pathgrow.errors import RunFailed, UserError
+from pathgrow.ledger import counting
+from pathgrow.masks import Masks
+
+Loss = Callable[[nn.Module, Any], Tensor]
+Batches = Iterable[Any] | Callable[[], Iterator[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What it took to look at a network: the price of deciding, see `ledger.growth_flops`."""
+
+    num_path_passes: int = 0
+    """One sample forward and backward each."""
+    num_gradient_samples: int = 0
+    """Samples that loss gradients were taken over."""
+
+
+class Net:
+    """A network at one moment. Picks read it and never write.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Weights that are off hold zero.
+    masks : Masks
+        What is on now.
+    scope : Masks
+        True where a weight may be switched.
+    example_input : optional
+        A sample input, for readings of paths.
+    gradients : callable, optional
+        Gives the dense loss gradients by name, and the number of samples they took, when they are asked for.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        masks: Masks,
+        scope: Masks,
+        example_input: Any = None,
+        gradients: Callable[[], tuple[Mapping[str, Tensor], int]] | None = None,
+    ) -> None:
+        self.model = model
+        self.masks = masks
+        self.scope = scope
+        self.example_input = example_input
+        self._read_gradients = gradients
+        self._num_path_passes = 0
+        self._num_gradient_samples = 0
+
+    @property
+    def reading(self) -> Reading:
+        """What was looked at so far."""
+        return Reading(num_path_passes=self._num_path_passes, num_gradient_samples=self._num_gradient_samples)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The switchable weight tensors by name."""
+        return {name: tensor.detach() for name, tensor in self.model.named_parameters() if name in self.masks}
+
+    def path_scores(self) -> Mapping[str, Tensor]:
+        """For every position, present or missing: the path weight that runs, or would run, through it."""
+        return self._path_scores
+
+    def trace_gains(self) -> Mapping[str, Tensor]:
+        """The same for squared weights: what a new position adds to the trace of the path kernel."""
+        return self._trace_gains
+
+    def gradients(self) -> Mapping[str, Tensor]:
+        """|loss gradient| of every position, present or missing."""
+        return self._gradients
+
+    @cached_property
+    def _path_scores(self) -> Mapping[str, Tensor]:
+        self._num_path_passes += 1
+        return paths.path_scores(self.model, self.example_input, self.masks)
+
+    @cached_property
+    def _trace_gains(self) -> Mapping[str, Tensor]:
+        self._num_path_passes += 1
+        return paths.trace_gains(self.model, self.example_input, self.masks)
+
+    @cached_property
+    def _gradients(self) -> Mapping[str, Tensor]:
+        if self._read_gradients is None:
+            raise UserError("this method reads loss gradients and none can be had: give attach(loss=..., batches=...)")
+        gradients, num_samples = self._read_gradients()
+        self._num_gradient_samples += num_samples
+        return {name: gradient.abs() for name, gradient in gradients.items()}
+
+
+def loss_gradients(
+    model: nn.Module, names: Iterable[str], loss: Loss, batches: Batches, seed: int
+) -> tuple[dict[str, Tensor], int]:
+    """Loss gradients of the named parameters over one batch, and the number of samples it took.
+
+    The network runs in training mode; its running statistics, modes and `.grad` are afterwards as before. A loader that
+    shuffles and dropout that drops draw from `seed`, and the global generators do not move.
+    """
+    parameters = dict(model.named_parameters())
+    wanted = {name: parameters[name] for name in names if parameters[name].requires_grad}
+    with _seeded(seed, parameters.values()), _undisturbed(model), torch.enable_grad(), counting(model) as counter:
+        batch = _first_batch(batches)
+        model.train()
+        value = _checked_loss(loss(model, batch))
+        found = torch.autograd.grad(value, list(wanted.values()), allow_unused=True)
+    gradients = {name: torch.zeros_like(parameters[name]) for name in names}
+    for name, gradient in zip(wanted, found, strict=True):
+        if gradient is not None:
+            gradients[name] = gradient
+    return gradients, counter.samples
+
+
+def _first_batch(batches: Batches) -> Any:
+    """From a fresh pass over the data each time: a resumed run must not depend on how far an iterator had gone."""
+    for batch in batches() if callable(batches) else batches:
+        return batch
+    raise UserError(
+        "`batches` gave no batch, at least one is wanted: pass a loader, a list or a function giving an iterator"
+    )
+
+
+def _checked_loss(value: object) -> Tensor:
+    if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
+        raise UserError(
+            f"loss(model, batch) gave {type(value).__name__}, a tensor of one number with gradients is wanted: "
+            "return the loss that training would call backward() on"
+        )
+    if not torch.isfinite(value):
+        raise RunFailed(f"the loss before growth is {value.item()}: training has diverged, lower the learning rate")
+    return value.reshape(())
+
+
+@contextmanager
+def _undisturbed(model: nn.Module) -> Iterator[None]:
+    modes = [(module, module.training) for module in model.modules()]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+
+
+@contextmanager
+def _seeded(seed: int, tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Seeded global generators inside the block, the old ones after it."""
+    devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
+    with torch.random.fork_rng(devices=sorted(devices, key=str)):
+        torch.manual_seed(seed)
+        yield

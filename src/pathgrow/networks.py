@@ -1,0 +1,208 @@
+"""Networks together with their optimizers: copied, begun afresh, taken apart for storage and put together again.
+
+Whatever leaves here is complete: a copy trains on as the original would, a restored pair as the stored one.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.optim import Adagrad, Optimizer
+
+from pathgrow.errors import UserError
+from pathgrow.ledger import SampleCounter
+from pathgrow.masks import Masks
+from pathgrow.nested import Flat, put_together, take_apart
+from pathgrow.rng import generator
+
+_Model = TypeVar("_Model", bound=nn.Module)
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+def copy_pair(model: _Model, optimizer: Optimizer) -> tuple[_Model, Optimizer]:
+    """Independent copies of both; the copied optimizer owns the copied parameters.
+
+    Hooks of an attachment and of sample counting stay behind: a copy is attached and counted on its own. So do all
+    other hooks on the optimizer, as in every copy that torch makes of one.
+    """
+    memo: dict[int, Any] = {}
+    try:
+        model_copy = copy.deepcopy(model, memo)
+        optimizer_copy = _copy_optimizer(optimizer, memo)
+    except (RuntimeError, TypeError) as fault:
+        raise UserError(
+            f"{type(model).__name__} and its optimizer cannot be copied ({fault}): "
+            "give a model that copy.deepcopy accepts, without tensors that were computed from others"
+        ) from fault
+    for hook_id, hook in list(model_copy._forward_pre_hooks.items()):
+        if isinstance(hook, SampleCounter):
+            del model_copy._forward_pre_hooks[hook_id]
+            model_copy._forward_pre_hooks_with_kwargs.pop(hook_id, None)
+    return model_copy, optimizer_copy
+
+
+def initial_state(model: nn.Module) -> dict[str, Tensor]:
+    """All parameters and buffers as they are now; to be taken before `attach` zeroes anything."""
+    return {name: tensor.detach().clone() for name, tensor in _tensors(model)}
+
+
+@torch.no_grad()
+def fresh_(model: nn.Module, optimizer: Optimizer, initial: Mapping[str, Tensor], masks: Masks, seed: int) -> None:
+    """Begin training of a found mask anew, from a new draw of the user's own initialisation.
+
+    Everything takes its initial value again, and the optimizer forgets its state but no option. In each masked weight
+    the switchable entries of the initial value are shuffled: an exact new draw where entries were independent and alike
+    (Kaiming, Xavier, normal, uniform), whose law need not be known. Structured initialisations (orthogonal, Dirac) keep
+    their values and lose their structure. Then the mask is applied, and what is left of each output unit is scaled by
+    sqrt(dense fan-in / kept fan-in): a unit's sum keeps the variance it had when dense.
+
+    Parameters
+    ----------
+    initial : mapping of name to tensor
+        What `initial_state` gave.
+    masks : Masks
+        Which weights are on.
+    seed : int
+        With a tensor's name it decides how the tensor is shuffled.
+    """
+    _require_same_model(model, initial)
+    for name, tensor in _tensors(model):
+        tensor.copy_(initial[name])
+    owners = _owners(model)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for name, mask in masks.items():
+        weight = parameters[name]
+        switchable = masks.scope[name].to(weight.device)
+        values = weight[switchable]
+        order = torch.randperm(len(values), generator=generator(seed, "fresh", name))
+        weight[switchable] = values[order.to(values.device)]
+        weight.mul_(_fan_in_scale(mask.to(weight.device), owners.get(name)).to(weight.dtype))
+    masks.apply_(model)
+    _empty_slots_(optimizer)
+
+
+def pack_pair(model: nn.Module, optimizer: Optimizer, masks: Masks | None = None) -> Flat:
+    """(tensors, facts) of everything that training changes: flat tensors by name, and JSON values."""
+    stored: dict[str, Any] = {
+        "model": {name: tensor.detach() for name, tensor in _tensors(model)},
+        "groups": [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups],
+        "slots": {
+            index: dict(optimizer.state[parameter])
+            for index, (parameter, _) in enumerate(_owned(optimizer))
+            if parameter in optimizer.state
+        },
+        "masks": None,
+    }
+    if masks is not None:
+        partial = {name: inside for name, inside in masks.scope.items() if not bool(inside.all())}
+        stored["masks"] = {"on": dict(masks), "scope": partial}
+    return take_apart(stored)
+
+
+@torch.no_grad()
+def unpack_pair_(
+    model: nn.Module, optimizer: Optimizer, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
+) -> Masks | None:
+    """Put a stored pair back into a model and an optimizer that were built alike, bit for bit; returns its masks."""
+    stored = put_together(tensors, facts)
+    _require_same_model(model, stored["model"])
+    if len(stored["groups"]) != len(optimizer.param_groups):
+        raise UserError(
+            f"the stored optimizer has {len(stored['groups'])} parameter groups and this one "
+            f"{len(optimizer.param_groups)}: build it as it was built when the run began"
+        )
+    for name, tensor in _tensors(model):
+        tensor.copy_(stored["model"][name])
+    # Not Optimizer.load_state_dict: it casts state to the weight's dtype, which is not exact for half precision.
+    optimizer.state.clear()
+    for group, options in zip(optimizer.param_groups, stored["groups"], strict=True):
+        group.update(copy.deepcopy(options))
+    for index, (parameter, group) in enumerate(_owned(optimizer)):
+        if index in stored["slots"]:
+            optimizer.state[parameter] = {
+                key: _placed(value, parameter, group) for key, value in stored["slots"][index].items()
+            }
+    if stored["masks"] is None:
+        return None
+    on, partial = stored["masks"]["on"], stored["masks"]["scope"]
+    return Masks(
+        {name: mask.clone() for name, mask in on.items()}, {n: partial.get(n, torch.ones_like(on[n])) for n in on}
+    )
+
+
+def _copy_optimizer(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
+    """As copy.deepcopy, but with all attributes: torch's own copy of L-BFGS, for one, cannot step."""
+    # `step` is in the instance only where a learning-rate scheduler has wrapped it around this very optimizer.
+    left = {key for key in vars(optimizer) if key.endswith("_hooks")} | {"step"}
+    twin = type(optimizer).__new__(type(optimizer))
+    twin.__setstate__({key: copy.deepcopy(value, memo) for key, value in vars(optimizer).items() if key not in left})
+    return twin
+
+
+def _empty_slots_(optimizer: Optimizer) -> None:
+    optimizer.state.clear()
+    if isinstance(optimizer, Adagrad):
+        # The one optimizer of torch that makes its state when it is built, and misses it later.
+        for parameter, group in _owned(optimizer):
+            total = torch.full_like(parameter, group["initial_accumulator_value"])
+            optimizer.state[parameter] = {"step": torch.tensor(0.0), "sum": total}
+
+
+def _fan_in_scale(mask: Tensor, owner: nn.Module | None) -> Tensor:
+    """sqrt(dense fan-in / kept fan-in) per output unit, broadcastable to the weight; 1 for a unit that kept nothing."""
+    if isinstance(owner, _TRANSPOSED):
+        # [in, out / groups, *kernel]: a unit's inputs are the rows of its group.
+        grouped = mask.reshape(owner.groups, mask.shape[0] // owner.groups, mask.shape[1], -1)
+        kept = grouped.sum(dim=(1, 3), keepdim=True).expand(-1, grouped.shape[1], -1, -1).flatten(0, 1)
+        dense = grouped.shape[1] * grouped.shape[3]
+    else:
+        kept = mask.flatten(1).sum(dim=1, keepdim=True)
+        dense = mask[0].numel()
+    scale: Tensor = (dense / kept.clamp(min=1).double()).sqrt().where(kept > 0, 1.0)
+    return scale.reshape(*scale.shape[:2], *[1] * (mask.dim() - 2))
+
+
+def _placed(value: Any, parameter: Parameter, group: Mapping[str, Any]) -> Any:
+    """A stored state value as the optimizer would have it: counters on the CPU unless they must not be."""
+    if not isinstance(value, Tensor):
+        return copy.deepcopy(value)
+    if value.shape == parameter.shape:
+        return torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+    on_device = value.dim() > 0 or group.get("capturable") or group.get("fused")
+    return value.to(parameter.device if on_device else "cpu", copy=True)
+
+
+def _require_same_model(model: nn.Module, stored: Mapping[str, Tensor]) -> None:
+    here = {name: tuple(tensor.shape) for name, tensor in _tensors(model)}
+    there = {name: tuple(tensor.shape) for name, tensor in stored.items()}
+    if here != there:
+        name = min(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
+        raise UserError(
+            f"this is the state of another model: {name!r} is {there.get(name, 'absent')} there and "
+            f"{here.get(name, 'absent')} in {type(model).__name__}: build the model as it was built when it was saved"
+        )
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _owned(optimizer: Optimizer) -> Iterator[tuple[Parameter, dict[str, Any]]]:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            yield parameter, group
+
+
+def _owners(model: nn.Module) -> dict[str, nn.Module]:
+    """The module that holds each parameter, by the parameter's full name."""
+    return {
+        f"{prefix}.{name}" if prefix else name: module
+        for prefix, module in model.named_modules(remove_duplicate=False)
+        for name, _ in module.named_parameters(recurse=False)
+    }

@@ -1,0 +1,58 @@
+"""From a method and a network to masks: pure, and the one place where the contract of picks is checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from pathgrow.errors import UserError
+from pathgrow.masks import Masks
+from pathgrow.method import Change, Method, Pick
+from pathgrow.methods.schedules import count_at
+from pathgrow.net import Net
+from pathgrow.phew import start_density
+from pathgrow.rng import generator
+
+
+def start_masks(model: nn.Module, method: Method, scope: Masks, example_input: Any, seed: int) -> Masks:
+    """The first masks: as many weights as the method's start density stands for, by its `start`."""
+    draw = generator(seed, "start")
+    density = method.start_density
+    if density is None:
+        density, _ = start_density(model, example_input, scope=scope, seed=draw.initial_seed())
+    empty = Masks.empty(scope)
+    net = Net(model, empty, scope, example_input)
+    return empty | _picked(method, "start", method.start, net, scope, count_at(density, scope.num), draw)
+
+
+def revised_masks(method: Method, net: Net, change: Change, draw: torch.Generator) -> Masks:
+    """The masks after a change: first dropped, then grown, each by exactly the asked number.
+
+    Growth may take back what was dropped a moment ago; such a weight was never off and keeps its value.
+    """
+    masks = net.masks
+    if change.num_drop:
+        masks = masks - _picked(method, "drop", method.drop, net, masks.present(), change.num_drop, draw)
+    if change.num_grow:
+        masks = masks | _picked(method, "grow", method.grow, net, masks.missing(), change.num_grow, draw)
+    return masks
+
+
+def _picked(
+    method: Method, part: str, pick: Pick | None, net: Net, candidates: Masks, count: int, draw: torch.Generator
+) -> Masks:
+    """The picked positions as a selection. Methods may be anybody's, so what comes back is counted."""
+    if pick is None:
+        raise UserError(
+            f"method {method.name!r} has no `{part}`, but {count} weights are to be picked by it: give it one"
+        )
+    picked = pick(net, candidates, count, draw).present()
+    num_strange = (picked - candidates).num_on
+    if picked.num_on != count or num_strange:
+        raise UserError(
+            f"`{part}` of method {method.name!r} picked {picked.num_on} weights, {num_strange} of them no candidates, "
+            f"but exactly {count} candidates are wanted: mend that pick"
+        )
+    return picked

@@ -1,0 +1,447 @@
+"""Attaching to a foreign loop: what is enforced, what is refused, what the clock does."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import importlib.util
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, Optimizer
+
+from pathgrow import methods
+from pathgrow.attach import Attached, attach
+from pathgrow.average import Averaging
+from pathgrow.density.curve import Answer, Curve, Grow, Probe, Stop, Verdict
+from pathgrow.errors import RunFailed, UserError
+from pathgrow.masks import Masks
+from pathgrow.method import Change, Method, Progress
+from pathgrow.methods.fixed import fixed
+from pathgrow.methods.picks import ByScore, at_random
+from pathgrow.net import Net
+from pathgrow.sampling import top_k
+
+
+@dataclasses.dataclass(frozen=True)
+class Script:
+    """A rule that says what it is told to, one word per observation."""
+
+    words: tuple[Verdict, ...]
+    name: str = "script"
+
+    def decide(self, curve: Curve) -> Verdict:
+        return self.words[len(curve.rough) - 1]
+
+    def answer(self, curve: Curve) -> Answer:
+        return Answer(
+            rule=self.name, delta=0.01, status="open", density=None, interval=None, gain_density=None,
+            gain_interval=None, reference=None, words=f"{len(curve.rough)} points",
+        )  # fmt: skip
+
+
+GROW, STOP = Grow(reason="more"), Stop(reason="enough")
+ALWAYS = Script((GROW,) * 100)
+
+
+def mlp(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 10), nn.BatchNorm1d(10), nn.ReLU(), nn.Linear(10, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def growing(density: float = 0.2, **options: object) -> Method:
+    """Random start and growth: nothing here depends on paths."""
+    method = methods.create("random_growth", start_density=density, **options)
+    return dataclasses.replace(method, start=at_random)
+
+
+def train(model: nn.Module, optimizer: Optimizer, steps: int = 3, seed: int = 0) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(16, 6, generator=draw)).square().mean().backward()
+        optimizer.step()
+
+
+def sparse_mlp(**options: object) -> tuple[nn.Sequential, SGD, Attached]:
+    model = mlp()
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-2)
+    options = {"stop": ALWAYS, **options}
+    method = options.pop("method", growing())
+    return model, optimizer, attach(model, optimizer, method, torch.zeros(1, 6), **options)
+
+
+def off(sparse: Attached, name: str) -> Tensor:
+    return ~sparse.masks[name]
+
+
+class TestEnforcement:
+    def test_the_trained_weights_are_those_of_a_net_with_masks_in_its_graph(self) -> None:
+        """An independent truth: weight * mask inside the forward pass, trained by the same optimizer."""
+        model, optimizer, sparse = sparse_mlp()
+        truth = mlp()
+        plain = SGD(truth.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-2)
+        masks = {name: mask.clone() for name, mask in sparse.masks.items()}
+        for step in range(5):
+            x = torch.randn(16, 6, generator=torch.Generator().manual_seed(step))
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+            plain.zero_grad()
+            shown = {name: p * masks[name] if name in masks else p for name, p in truth.named_parameters()}
+            torch.func.functional_call(truth, shown, x).square().mean().backward()
+            plain.step()
+        for name, parameter in truth.named_parameters():
+            expected = parameter * masks[name] if name in masks else parameter
+            torch.testing.assert_close(model.get_parameter(name), expected)
+
+    def test_weights_start_at_zero_and_the_scope_decides_which(self) -> None:
+        model, _, sparse = sparse_mlp()
+        assert sorted(sparse.masks) == ["0.weight", "3.weight"]
+        assert all(bool((model.get_parameter(name)[off(sparse, name)] == 0).all()) for name in sparse.masks)
+        assert bool((model[5].weight != 0).all())
+
+    def test_positions_outside_a_partial_scope_stay_dense_and_are_not_counted(self) -> None:
+        model = mlp()
+        inside = torch.zeros(10, 6, dtype=torch.bool)
+        inside[5:] = True
+        optimizer = Adam(model.parameters())
+        sparse = attach(model, optimizer, growing(0.1), scope=Masks.select({"0.weight": inside}, {"0.weight": inside}))
+        assert (sparse.masks.num, sparse.masks.num_on) == (30, 3)
+        train(model, optimizer)
+        assert bool((model[0].weight[:5] != 0).all())
+        assert int((model[0].weight[5:] != 0).sum()) == 3
+
+    def test_clipping_sees_only_gradients_that_count(self) -> None:
+        model, _, sparse = sparse_mlp()
+        model(torch.randn(4, 6)).sum().backward()
+        assert all(bool((model.get_parameter(name).grad[off(sparse, name)] == 0).all()) for name in sparse.masks)
+
+    def test_gradients_that_are_written_by_hand_are_masked_before_the_step(self) -> None:
+        model, optimizer, sparse = sparse_mlp()
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        for name in sparse.masks:
+            assert bool((model.get_parameter(name)[off(sparse, name)] == 0).all())
+            assert bool((optimizer.state[model.get_parameter(name)]["momentum_buffer"][off(sparse, name)] == 0).all())
+
+    def test_a_closure_is_masked_too(self) -> None:
+        model = mlp()
+        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+        sparse = attach(model, optimizer, growing())
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = model(torch.ones(4, 6)).square().mean()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        assert all(bool((model.get_parameter(name)[off(sparse, name)] == 0).all()) for name in sparse.masks)
+
+    def test_old_momentum_is_cleared_where_weights_are_switched_off(self) -> None:
+        model = mlp()
+        optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+        train(model, optimizer)
+        sparse = attach(model, optimizer, growing())
+        slot = optimizer.state[model[0].weight]["momentum_buffer"]
+        assert torch.equal(slot != 0, sparse.masks["0.weight"] & (slot != 0))
+        assert int((slot != 0).sum()) > 0
+
+    def test_parameters_that_the_optimizer_does_not_own_keep_their_masked_values(self) -> None:
+        model = mlp()
+        optimizer = SGD([{"params": model[3].parameters(), "lr": 0.1}, {"params": [model[5].bias]}], lr=0.01)
+        sparse = attach(model, optimizer, growing())
+        before = model[0].weight.clone()
+        train(model, optimizer)
+        assert torch.equal(model[0].weight, before)
+        assert bool((model[3].weight[off(sparse, "3.weight")] == 0).all())
+        assert model[0].weight not in optimizer.state
+
+    def test_frozen_weights_are_masked_as_well(self) -> None:
+        model = mlp()
+        model[0].weight.requires_grad_(False)
+        sparse = attach(model, SGD(model.parameters(), lr=0.1), growing())
+        assert bool((model[0].weight[off(sparse, "0.weight")] == 0).all())
+
+    def test_a_wrapper_is_looked_through(self) -> None:
+        model = mlp()
+        inner = SGD(model.parameters(), lr=0.1)
+        sparse = attach(model, SimpleNamespace(optimizer=SimpleNamespace(optimizer=inner)).optimizer, growing())
+        assert sparse.optimizer is inner
+
+    def test_detach_gives_the_plain_loop_back(self) -> None:
+        model, optimizer, sparse = sparse_mlp()
+        sparse.detach()
+        sparse.detach()
+        train(model, optimizer)
+        assert bool((model[0].weight != 0).all())
+        with pytest.raises(UserError, match="after detach"):
+            sparse.grow_(1)
+        attach(model, optimizer, growing()).detach()
+
+
+class TestRefusals:
+    def test_nothing_to_sparsify(self) -> None:
+        model = mlp()
+        nothing = torch.zeros(10, 6, dtype=torch.bool)
+        scope = Masks.select({"0.weight": nothing}, {"0.weight": nothing})
+        with pytest.raises(UserError, match="nothing to sparsify"):
+            attach(model, SGD(model.parameters(), lr=0.1), growing(), scope=scope)
+
+    def test_an_optimizer_of_another_model(self) -> None:
+        with pytest.raises(UserError, match="owns none of the weights"):
+            attach(mlp(), SGD(mlp().parameters(), lr=0.1), growing())
+
+    def test_a_scope_of_another_model(self) -> None:
+        model = mlp()
+        with pytest.raises(UserError, match="use masks of this model"):
+            attach(
+                model,
+                SGD(model.parameters(), lr=0.1),
+                growing(),
+                scope=Masks.full(nn.Sequential(nn.Conv2d(1, 2, 1), mlp())),
+            )
+
+    def test_something_that_is_no_optimizer(self) -> None:
+        with pytest.raises(UserError, match=r"SimpleNamespace.*Optimizer is wanted"):
+            attach(mlp(), SimpleNamespace(), growing())
+
+    def test_attaching_twice(self) -> None:
+        model, optimizer, _ = sparse_mlp()
+        with pytest.raises(UserError, match="already attached"):
+            attach(model, optimizer, growing())
+
+    def test_gradient_growth_without_data(self) -> None:
+        model = mlp()
+        with pytest.raises(UserError, match="both loss"):
+            attach(model, SGD(model.parameters(), lr=0.1), "gradient_growth", torch.zeros(1, 6), batches=[1])
+
+    def test_a_refused_attachment_leaves_everything_as_it_was(self) -> None:
+        model = mlp()
+        before = copy.deepcopy(model.state_dict())
+        optimizer = SGD(model.parameters(), lr=0.1)
+        short = dataclasses.replace(
+            growing(), start=lambda net, candidates, count, draw: at_random(net, candidates, count - 1, draw)
+        )
+        with pytest.raises(UserError, match="`start` of method 'random_growth' picked 27 weights"):
+            attach(model, optimizer, short)
+        assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+        assert not optimizer._optimizer_step_pre_hooks
+
+    @pytest.mark.parametrize("metric", ["high", None, (1.0, 2.0, 3.0), torch.zeros(2), ()])
+    def test_a_metric_that_is_none(self, metric: object) -> None:
+        sparse = sparse_mlp()[2]
+        with pytest.raises(UserError, match="a score or a pair"):
+            sparse.observe(metric)
+
+    @pytest.mark.parametrize("metric", [float("nan"), (0.5, float("inf")), torch.tensor(float("nan"))])
+    def test_a_diverged_run_fails_and_changes_nothing(self, metric: object) -> None:
+        sparse = sparse_mlp()[2]
+        with pytest.raises(RunFailed, match="diverged"):
+            sparse.observe(metric)
+        assert sparse.round == 0
+        assert sparse.curve.rough == ()
+
+    def test_a_rule_that_wants_copies(self) -> None:
+        sparse = sparse_mlp(stop=Script((Probe(round=0, reason="look"),)))[2]
+        with pytest.raises(UserError, match="trained copies"):
+            sparse.observe(0.5)
+
+
+class TestClock:
+    def test_observing_grows_by_a_quarter_until_the_rule_stops(self) -> None:
+        sparse = sparse_mlp(stop=Script((GROW, GROW, STOP)))[2]
+        # 140 switchable weights, 28 on: floor(28 / 4) = 7, floor(35 / 4) = 8.
+        assert sparse.observe(0.5) == GROW
+        assert sparse.masks.num_on == 35
+        assert sparse.observe((torch.tensor(0.6), 1.5)) == GROW
+        assert sparse.masks.num_on == 43
+        for _ in range(3):
+            assert sparse.observe(0.7) == STOP
+        assert sparse.masks.num_on == 43
+        points = sparse.curve.rough
+        assert [(p.round, p.epochs, p.density) for p in points] == [(0, 1, 0.2), (1, 2, 0.25), (2, 3, 43 / 140)]
+        assert (points[1].loss, points[0].loss) == (1.5, None)
+        assert sparse.rule_answer().words == "3 points"
+
+    def test_growth_ends_at_the_target(self) -> None:
+        sparse = sparse_mlp(method=growing(0.2, target_density=0.275))[2]
+        assert isinstance(sparse.observe(0.1), Grow)
+        assert not sparse.curve.at_ceiling
+        assert isinstance(sparse.observe(0.2), Grow)
+        assert sparse.masks.num_on == 38  # round(0.275 * 140), a step of 3 instead of 8
+        assert sparse.curve.at_ceiling
+        assert isinstance(sparse.observe(0.3), Stop)
+
+    def test_a_method_that_keeps_its_masks_says_stop(self) -> None:
+        model, optimizer, sparse = sparse_mlp()
+        found = sparse.masks.clone()
+        sparse.detach()
+        kept = attach(model, optimizer, fixed(found), stop=ALWAYS)
+        assert kept.masks == found
+        assert "nothing to change" in kept.observe(0.5).reason
+        with pytest.raises(UserError, match="has no `grow`"):
+            kept.grow_(1)
+
+    def test_growing_by_hand_is_exact_and_ends_at_the_last_weight(self) -> None:
+        sparse = sparse_mlp()[2]
+        assert sparse.grow_(5) == 5
+        assert sparse.masks.num_on == 33
+        assert sparse.grow_(10_000) == 107
+        assert sparse.density == 1.0
+        assert sparse.grow_(1) == 0
+        assert sparse.round == 2
+        with pytest.raises(UserError, match="from 0 up"):
+            sparse.grow_(-1)
+
+    def test_the_automatic_start_is_small(self) -> None:
+        model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+        sparse = attach(model, SGD(model.parameters(), lr=0.1), "gcg", torch.zeros(1, 64))
+        assert sparse.masks.num_on in {round(share * sparse.masks.num) for share in (0.01, 0.02, 0.03, 0.05)}
+
+    def test_a_step_clock_sees_the_dense_gradient_and_may_swap(self) -> None:
+        """A small RigL: every second step, drop the 3 smallest magnitudes, grow the 3 largest dense gradients."""
+
+        def lowest(net: Net) -> dict[str, Tensor]:
+            return {name: -weight.abs() for name, weight in net.weights().items()}
+
+        def every_second(progress: Progress) -> Change | None:
+            return Change(num_drop=3, num_grow=3) if progress.step % 2 == 1 else None
+
+        rigl = Method(
+            name="small_rigl", start=at_random, start_density=0.2, clock="step", schedule=every_second,
+            drop=ByScore(lowest, top_k), grow=ByScore(Net.gradients, top_k), needs=frozenset({"gradients"}),
+        )  # fmt: skip
+        model, optimizer, sparse = sparse_mlp(method=rigl)
+        x = torch.randn(16, 6)
+        for step in range(4):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            before = sparse.masks.clone()
+            weights = {name: model.get_parameter(name).detach().clone() for name in sparse.masks}
+            gradients = {name: model.get_parameter(name).grad.clone() for name in sparse.masks}
+            optimizer.step()
+            if step % 2 == 0:
+                assert sparse.masks == before
+                continue
+            present = torch.cat([weights[n].abs()[before[n]] for n in before])
+            limit = present.sort().values[2]
+            kept = {n: before[n] & (weights[n].abs() > limit) for n in before}
+            free = torch.cat([gradients[n].abs()[~kept[n]] for n in before])
+            bar = free.sort(descending=True).values[2]
+            for name in before:
+                grown = ~kept[name] & (gradients[name].abs() >= bar)
+                assert torch.equal(sparse.masks[name], kept[name] | grown)
+                assert bool((model.get_parameter(name)[off(sparse, name)] == 0).all())
+        assert sparse.masks.num_on == 28
+        assert (sparse.step, sparse.round) == (4, 0)
+
+
+class TestAverage:
+    def test_it_is_a_mean_at_first_and_forgets_later(self) -> None:
+        model, optimizer, sparse = sparse_mlp(average=Averaging(decay=0.75, every=2))
+        seen: list[Tensor] = []
+        expected = torch.zeros(())
+        for step in range(1, 17):
+            train(model, optimizer, steps=1, seed=step)
+            if step % 2 == 0:
+                seen.append(model[0].weight.detach().double())
+                n = len(seen)
+                expected = torch.stack(seen).mean(0) if n <= 4 else 0.75 * expected + 0.25 * seen[-1]
+        with sparse.averaged():
+            torch.testing.assert_close(model[0].weight.double(), expected, rtol=1e-5, atol=1e-7)
+            assert bool((model[0].weight[off(sparse, "0.weight")] == 0).all())
+
+    def test_swapping_is_exact_covers_statistics_and_survives_errors(self) -> None:
+        model, optimizer, sparse = sparse_mlp(average=Averaging(every=1))
+        train(model, optimizer, steps=6)
+        before = copy.deepcopy(model.state_dict())
+
+        def inside() -> dict[str, Tensor]:
+            with sparse.averaged():
+                return copy.deepcopy(model.state_dict())
+
+        shown = inside()
+        assert not torch.equal(shown["1.running_var"], before["1.running_var"])
+        assert torch.equal(shown["1.num_batches_tracked"], before["1.num_batches_tracked"])
+        with pytest.raises(RuntimeError, match="boom"), sparse.averaged():
+            raise RuntimeError("boom")
+        assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+        assert all(torch.equal(value, shown[name]) for name, value in inside().items())
+
+    def test_training_or_growing_inside_is_refused(self) -> None:
+        model, optimizer, sparse = sparse_mlp(average=Averaging(every=1))
+        train(model, optimizer)
+        with sparse.averaged():
+            with pytest.raises(UserError, match="to be trained inside averaged"):
+                train(model, optimizer)
+            with pytest.raises(UserError, match="to be grown inside averaged"):
+                sparse.grow_(1)
+            with pytest.raises(UserError, match="to be observed inside averaged"):
+                sparse.observe(0.5)
+
+    def test_without_an_average_the_model_is_shown_as_it_is(self) -> None:
+        model, _, sparse = sparse_mlp()
+        before = model[0].weight.clone()
+        with sparse.averaged():
+            assert torch.equal(model[0].weight, before)
+
+    def test_half_precision_is_averaged_in_full(self) -> None:
+        """Steps of a hundredth vanish in bfloat16; the mean must still follow."""
+        model = nn.Linear(1, 1, bias=False).bfloat16()
+        optimizer = SGD(model.parameters(), lr=0.0)
+        sparse = attach(model, optimizer, growing(1.0), scope=Masks.full(model), average=Averaging(every=1))
+        for step in range(400):
+            with torch.no_grad():
+                model.weight.fill_(0.0 if step < 100 else 1.0)
+            optimizer.step()
+        with sparse.averaged():
+            assert model.weight.item() == pytest.approx(1 - 0.99**300, abs=5e-3)
+
+    @pytest.mark.parametrize("options", [{"decay": 1.0}, {"decay": 0.0}, {"every": 0}])
+    def test_bad_options(self, options: dict[str, float]) -> None:
+        with pytest.raises(UserError, match="is wanted"):
+            Averaging(**options)
+
+
+class TestState:
+    def test_states_of_others_are_refused_and_change_nothing(self) -> None:
+        model, _, sparse = sparse_mlp()
+        state = sparse.state_dict()
+        other = nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 3))
+        foreign = attach(other, SGD(other.parameters(), lr=0.1), growing())
+        with pytest.raises(UserError, match="another model"):
+            sparse.load_state_dict(foreign.state_dict())
+        with pytest.raises(UserError, match="of method 'gcg'"):
+            sparse.load_state_dict({**state, "method": "gcg"})
+        with pytest.raises(UserError, match="no state of an attached model"):
+            sparse.load_state_dict(model.state_dict())
+        with pytest.raises(UserError, match="weight average"):
+            sparse_mlp(average=Averaging())[2].load_state_dict(state)
+        assert sparse.masks == Masks(state["masks"])
+
+    def test_masks_are_edited_in_place(self) -> None:
+        sparse = sparse_mlp()[2]
+        held = sparse.masks["0.weight"]
+        state = sparse.state_dict()
+        sparse.grow_(100)
+        assert held.data_ptr() == sparse.masks["0.weight"].data_ptr()
+        sparse.load_state_dict(state)
+        assert torch.equal(held, state["masks"]["0.weight"])
+
+
+def test_the_example_runs_as_it_stands() -> None:
+    path = Path(__file__).parents[2] / "examples" / "plain_loop.py"
+    spec = importlib.util.spec_from_file_location("plain_loop", path)
+    assert spec is not None
+    assert spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    density, accuracy = example.main(epochs=6)
+    assert 0.01 < density < 0.5
+    assert accuracy > 0.5
