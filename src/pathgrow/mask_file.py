@@ -1,0 +1,152 @@
+"""Masks on disk: one safetensors file, eight positions to a byte, checked by SHA-256 when it is read.
+
+A scope is stored only for the tensors where it is not everything.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import math
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import torch
+from safetensors.torch import save as to_safetensors
+from torch import Tensor
+
+from pathgrow.errors import RunFailed, UserError
+
+_KIND = "pathgrow.masks"
+_VERSION = 1
+
+Flags = Mapping[str, Tensor]
+
+
+def digest(masks: Flags, scope: Flags) -> str:
+    """SHA-256 over names, shapes and bits, in the order of the names."""
+    sha = hashlib.sha256()
+    for name in sorted(masks):
+        heading = [name, list(masks[name].shape), name in scope]
+        sha.update(json.dumps(heading).encode() + b"\n")
+        for group in (masks, scope):
+            if name in group:
+                sha.update(_packed(group[name]).tobytes())
+    return sha.hexdigest()
+
+
+def write(path: Path, masks: Flags, scope: Flags) -> None:
+    """Write atomically; `scope` may lack the names that it holds in full."""
+    payload = {f"mask/{name}": torch.from_numpy(_packed(flags)) for name, flags in masks.items()}
+    payload |= {f"scope/{name}": torch.from_numpy(_packed(flags)) for name, flags in scope.items()}
+    shapes = {name: list(flags.shape) for name, flags in masks.items()}
+    about = {"version": _VERSION, "shapes": shapes, "sha256": digest(masks, scope)}
+    # One metadata entry only: safetensors writes several in random order, and equal masks should be equal files.
+    _write_atomically(path, to_safetensors(payload, metadata={_KIND: json.dumps(about)}))
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The masks and the scope that `write` was given."""
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            return _contents(file)
+    except FileNotFoundError:
+        raise UserError(f"there is no masks file {str(path)!r}: check the path") from None
+    except OSError as error:
+        raise UserError(f"cannot read masks from {str(path)!r} ({error}): give a readable file") from error
+    except (safetensors.SafetensorError, _NotMasks) as error:
+        raise UserError(
+            f"{str(path)!r} does not hold whole masks ({error}): use a file that Masks.save wrote"
+        ) from error
+
+
+class _NotMasks(Exception):
+    """Why a safetensors file cannot be read as masks."""
+
+
+def _contents(file: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    about = _about(file.metadata())
+    stored = set(file.keys())
+    masks: dict[str, Tensor] = {}
+    scope: dict[str, Tensor] = {}
+    for name, shape in about["shapes"].items():
+        masks[name] = _unpacked(file, stored, f"mask/{name}", shape)
+        if f"scope/{name}" in stored:
+            scope[name] = _unpacked(file, stored, f"scope/{name}", shape)
+    if digest(masks, scope) != about["sha256"]:
+        raise _NotMasks("contents and checksum differ")
+    return masks, scope
+
+
+def _about(metadata: Mapping[str, str] | None) -> dict[str, Any]:
+    """The file's description, checked field by field: files come from strangers."""
+    if metadata is None or _KIND not in metadata:
+        raise _NotMasks("it was written for something else")
+    try:
+        about = json.loads(metadata[_KIND])
+    except (ValueError, RecursionError):
+        raise _NotMasks("its description is unreadable") from None
+    if not isinstance(about, dict) or about.keys() != {"version", "shapes", "sha256"}:
+        raise _NotMasks("its description is incomplete")
+    if about["version"] != _VERSION:
+        raise _NotMasks(f"it has format {about['version']!r} and this version reads {_VERSION}")
+    shapes = about["shapes"]
+    if not isinstance(shapes, dict) or not all(map(_is_shape, shapes.values())):
+        raise _NotMasks("its shapes are malformed")
+    return about
+
+
+def _is_shape(value: object) -> bool:
+    return isinstance(value, list) and all(type(size) is int and size >= 0 for size in value)
+
+
+def _packed(flags: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return np.packbits(flags.detach().cpu().reshape(-1).numpy())
+
+
+def _unpacked(file: Any, stored: set[str], key: str, shape: list[int]) -> Tensor:
+    if key not in stored:
+        raise _NotMasks(f"{key!r} is missing")
+    num = math.prod(shape)
+    piece = file.get_slice(key)
+    # Compared before anything is allocated: a forged shape must not cost memory.
+    if piece.get_dtype() != "U8" or piece.get_shape() != [-(-num // 8)]:
+        raise _NotMasks(f"{key!r} does not fit the shape {shape}")
+    return torch.from_numpy(np.unpackbits(file.get_tensor(key), count=num).view(np.bool_)).reshape(shape)
+
+
+def _write_atomically(path: Path, content: bytes) -> None:
+    """A temporary file beside the target, synced, then renamed: a crash leaves the old file or the new one."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        try:
+            with temporary.open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        _sync_folder(path.parent)
+    except OSError as error:
+        # A wrong path is the caller's to mend; a full or failing disk is not.
+        kind = RunFailed if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EIO} else UserError
+        raise kind(
+            f"cannot write masks to {str(path)!r} ({error.strerror or error}): choose a writable folder with space"
+        ) from error
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name == "nt":  # Windows cannot be asked to
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,318 @@
+"""Exactly `count` positions out of `candidates`: in proportion to a score, the largest, or any.
+
+Everything streams: scores are read in pieces and no sampler ever holds all keys at once, so 1e8 scores need little
+memory beyond the result.
+
+Noise is drawn on the CPU, for the candidates alone, in the order of the mapping and of each tensor's logical index: the
+same generator gives the same masks on every device, for every memory layout and every size of the pieces. A sampler
+takes one seed from the caller's generator and can therefore repeat its noise in a second pass.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pathgrow.errors import UserError
+from pathgrow.masks import Masks
+
+Array = np.ndarray[Any, Any]
+Seed = list[int]
+
+Piece = tuple[Array, Array, Array]
+"""Flags of a part of the result (writable), the places of the candidates in them, and one value for each of these."""
+Pass = Callable[[], Iterator[Piece]]
+"""Begins a pass over all candidates."""
+
+_PIECE = 1 << 16  # half a MiB of float64: the work of a pass stays in the cache
+_NUMPY_DTYPES = {torch.bool, torch.float16, torch.float32, torch.float64}  # bfloat16 and the float8 kinds are not
+
+
+def sample_proportional(
+    scores: Mapping[str, Tensor], candidates: Masks, count: int, generator: torch.Generator
+) -> Masks:
+    """Draw `count` candidates one after another without replacement, each in proportion to its score.
+
+    The law is exactly that of sequential sampling (Plackett-Luce): with `E` standard exponential noise, the `count`
+    candidates with the smallest `E / score` follow it. Scores may span all of float64.
+
+    Parameters
+    ----------
+    scores : mapping of name to float tensor
+        Finite and not negative, for every name in `candidates`; only those of candidates are looked at. A score of
+        zero is drawn only when no positive one is left; such draws are uniform and come with a warning.
+    candidates : Masks
+        The True positions inside its scope, for example `masks.missing()`.
+    count : int
+        Exactly so many are drawn.
+    generator : torch.Generator
+        Advanced by two integers, whatever the other arguments are.
+
+    Examples
+    --------
+    >>> masks = Masks({"w": torch.tensor([True, False, False, False])})
+    >>> scores = {"w": torch.tensor([9.0, 1e-30, 1.0, 1e-30])}
+    >>> sample_proportional(scores, masks.missing(), 1, torch.Generator().manual_seed(0))["w"].tolist()
+    [False, False, True, False]
+    """
+    count = _checked(scores, candidates, count)
+    result = _nothing(candidates)
+    num_positive = _smallest_keys_(lambda: _pieces(result, candidates, scores, lowest=0.0), count, _seed(generator))
+    if num_positive < count:
+        warnings.warn(
+            f"{count} positions were asked for but only {num_positive} candidates have a positive score: "
+            f"the other {count - num_positive} were drawn uniformly from those with score zero",
+            stacklevel=2,
+        )
+    return _selection(result, candidates)
+
+
+def uniform(candidates: Masks, count: int, generator: torch.Generator) -> Masks:
+    """Draw `count` candidates, every set of them equally likely; the rest as in `sample_proportional`."""
+    count = _checked(None, candidates, count)
+    result = _nothing(candidates)
+    _smallest_keys_(lambda: _pieces(result, candidates, None), count, _seed(generator))
+    return _selection(result, candidates)
+
+
+def top_k(scores: Mapping[str, Tensor], candidates: Masks, count: int, generator: torch.Generator) -> Masks:
+    """Take the `count` candidates with the largest scores; equal scores at the border are drawn uniformly.
+
+    Scores are finite and may be negative; the rest as in `sample_proportional`.
+    """
+    count = _checked(scores, candidates, count)
+    result = _nothing(candidates)
+    seed = _seed(generator)
+    if count == 0:
+        return _selection(result, candidates)
+
+    def ranked() -> Iterator[Piece]:
+        for flags, places, values in _pieces(result, candidates, scores):
+            yield flags, places, _ranks(values)
+
+    border, num_border = _kth_rank(ranked, count)
+    for flags, places, ranks in ranked():
+        flags[places[ranks < border]] = True
+
+    def ties() -> Iterator[Piece]:
+        for flags, places, ranks in ranked():
+            tied = places[ranks == border]
+            if tied.size:
+                yield flags, tied, np.ones(tied.size)
+
+    _smallest_keys_(ties, num_border, seed)
+    return _selection(result, candidates)
+
+
+# Proportional sampling: exponential keys, never all at once.
+#
+# A key is the float64 quotient noise / score written as an integer, exponent above mantissa, which orders like the
+# number itself. The exponent has room to spare there, so that no pair of float64 scores can overflow, and scores of
+# zero get an exponent of their own: smaller than that of any positive score by more than the noise can make up for.
+
+_MANTISSA = 52
+_ZERO_SCORE_EXPONENT = -1300  # float64 reaches down to 2**-1074
+_EXPONENT_SHIFT = 600  # centers the exponents that occur, -1300 to 1024, in the 12 bits there are
+_SMALLEST_NOISE = 2.0**-64  # noise has steps of about 2**-53; this lifts an exact zero and nothing else
+_ZERO_SCORE_KEYS = (1023 - 64 - _ZERO_SCORE_EXPONENT - _EXPONENT_SHIFT) << _MANTISSA
+
+# The top bits of a key number its bin, 32 bins to a factor of two. The logarithm of exponential noise has a density of
+# at most 1/e, so whatever the scores are no bin is expected to hold more than ln(33/32)/e = 1.1% of the candidates.
+_BIN_SHIFT = _MANTISSA - 5
+_LOWEST_BIN = -700 << 5
+_NUM_BINS = 2500 << 5
+
+
+def _keys(scores: Array, noise: np.random.Generator) -> Array:
+    mantissa, exponent = np.frexp(scores)
+    if not mantissa.all():
+        zero = mantissa == 0
+        mantissa[zero] = 0.5
+        exponent[zero] = _ZERO_SCORE_EXPONENT
+    quotient = noise.standard_exponential(scores.size)
+    np.maximum(quotient, _SMALLEST_NOISE, out=quotient)
+    quotient /= mantissa
+    keys: Array = quotient.view(np.int64)
+    keys -= (exponent.astype(np.int64) + _EXPONENT_SHIFT) << _MANTISSA
+    return keys
+
+
+def _smallest_keys_(pieces: Pass, count: int, seed: Seed) -> int:
+    """Flag the `count` candidates with the smallest keys; return how many have a positive score.
+
+    The first pass counts keys in bins, the second draws the same noise again, flags whole bins and keeps the keys of
+    the one bin on the border, which are then selected exactly.
+    """
+
+    def keyed() -> Iterator[Piece]:
+        noise = np.random.Generator(np.random.PCG64DXSM(seed))
+        for flags, places, values in pieces():
+            yield flags, places, _keys(values, noise)
+
+    num_positive = 0
+    counts = np.zeros(_NUM_BINS, dtype=np.int64)
+    for _, _, keys in keyed():
+        num_positive += int(np.count_nonzero(keys < _ZERO_SCORE_KEYS))
+        _count_in_(counts, (keys >> _BIN_SHIFT) - _LOWEST_BIN)
+    if count == 0:
+        return num_positive
+
+    border, num_border = _border(counts, count)
+    border_keys = np.empty(counts[border], dtype=np.int64)
+    border_parts: list[tuple[Array, Array]] = []
+    num_seen = 0
+    for flags, places, keys in keyed():
+        bins = (keys >> _BIN_SHIFT) - _LOWEST_BIN
+        flags[places[bins < border]] = True
+        here = np.flatnonzero(bins == border)
+        border_keys[num_seen : num_seen + here.size] = keys[here]
+        border_parts.append((flags, places[here].astype(np.int32)))
+        num_seen += here.size
+
+    smallest = np.zeros(num_seen, dtype=np.bool_)
+    smallest[np.argpartition(border_keys, num_border - 1)[:num_border]] = True
+    start = 0
+    for flags, places in border_parts:
+        flags[places[smallest[start : start + places.size]]] = True
+        start += places.size
+    return num_positive
+
+
+# The largest: scores as integers that order the same way, narrowed down 16 bits a pass.
+
+
+def _ranks(values: Array) -> Array:
+    """uint64 numbers that fall as values rise; equal values, the two zeros among them, have equal ranks."""
+    bits = (values + 0.0).view(np.int64)
+    ascending = bits ^ ((bits >> 63) & np.iinfo(np.int64).max)
+    ranks: Array = (~ascending).view(np.uint64) ^ np.uint64(1 << 63)
+    return ranks
+
+
+def _kth_rank(ranked: Pass, count: int) -> tuple[np.uint64, int]:
+    """The `count`-th smallest rank, and how many of the candidates that have it are needed to make up `count`."""
+    rank, num_left = 0, count
+    for shift in (48, 32, 16, 0):
+        counts = np.zeros(1 << 16, dtype=np.int64)
+        for _, _, ranks in ranked():
+            # Two shifts: numpy leaves a single one by 64 undefined.
+            still_open = ranks[(ranks >> np.uint64(shift) >> np.uint64(16)) == np.uint64(rank)]
+            if still_open.size:
+                _count_in_(counts, ((still_open >> np.uint64(shift)) & np.uint64(0xFFFF)).astype(np.int64))
+        digit, num_left = _border(counts, num_left)
+        rank = rank << 16 | digit
+    return np.uint64(rank), num_left
+
+
+def _count_in_(counts: Array, bins: Array) -> None:
+    lowest = int(bins.min())
+    here = np.bincount(bins - lowest)
+    counts[lowest : lowest + here.size] += here
+
+
+def _border(counts: Array, count: int) -> tuple[int, int]:
+    """The bin in which a running total reaches `count`, and how many of that bin are needed."""
+    total = np.cumsum(counts)
+    assert 1 <= count <= total[-1], "callers ask for at least one and at most all"
+    border = int(np.searchsorted(total, count))
+    return border, count - int(total[border] - counts[border])
+
+
+# Reading scores and candidates piece by piece.
+
+
+def _pieces(
+    result: Mapping[str, Tensor],
+    candidates: Masks,
+    scores: Mapping[str, Tensor] | None,
+    lowest: float = -float(np.finfo(np.float64).max),
+) -> Iterator[Piece]:
+    """All candidates with their scores (one each where there are none), checked."""
+    scope = candidates.scope
+    for name, chosen in candidates.items():
+        flags = result[name].view(-1).numpy()
+        start = 0
+        for parts in _split(chosen, scope[name], *([] if scores is None else [scores[name].detach()])):
+            stop = start + parts[0].numel()
+            places = np.flatnonzero(_array(parts[0]) & _array(parts[1]))
+            if places.size:
+                if scores is None:
+                    values = np.ones(places.size)
+                else:
+                    values = _array(parts[2])[places].astype(np.float64)
+                    _require_between(values, lowest, name)
+                yield flags[start:stop], places, values
+            start = stop
+
+
+def _split(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Flat pieces of equally shaped tensors in logical order, for any strides without copying whole tensors."""
+    shape, num = tensors[0].shape, tensors[0].numel()
+    if num <= _PIECE:
+        yield tuple(tensor.reshape(-1) for tensor in tensors)
+    elif num // shape[0] <= _PIECE:
+        rows = _PIECE // (num // shape[0])
+        for first in range(0, shape[0], rows):
+            yield tuple(tensor[first : first + rows].reshape(-1) for tensor in tensors)
+    else:
+        for parts in zip(*tensors, strict=True):
+            yield from _split(*parts)
+
+
+def _array(part: Tensor) -> Array:
+    # numpy from here on: torch would wake its threads for every piece, which costs more than the work itself.
+    part = part.cpu()
+    array: Array = (part if part.dtype in _NUMPY_DTYPES else part.float()).numpy()
+    return array
+
+
+def _require_between(values: Array, lowest: float, name: str) -> None:
+    # Written so that NaN fails too.
+    if not (values.min() >= lowest and values.max() < np.inf):
+        bad = values[~((values >= lowest) & (values < np.inf))][0]
+        wanted = "finite and not negative" if lowest == 0 else "finite"
+        raise UserError(f"the scores of {name!r} hold {bad} but must be {wanted}: look at how they were computed")
+
+
+def _checked(scores: Mapping[str, Tensor] | None, candidates: Masks, count: int) -> int:
+    try:
+        count = operator.index(count)
+    except TypeError:
+        raise UserError(f"count is {count!r} but must be a whole number: round it first") from None
+    num = candidates.num_on
+    if not 0 <= count <= num:
+        raise UserError(f"{count} positions were asked for out of {num} candidates: ask for 0 to {num}")
+    if scores is None:
+        return count
+    for name, chosen in candidates.items():
+        if name not in scores:
+            raise UserError(f"there are candidates in {name!r} but no scores for it: give scores for every candidate")
+        score = scores[name]
+        if score.shape != chosen.shape:
+            raise UserError(
+                f"the scores of {name!r} are {tuple(score.shape)} but the candidates are {tuple(chosen.shape)}: "
+                "both need the shape of the parameter"
+            )
+        if not score.is_floating_point():
+            raise UserError(f"the scores of {name!r} are {score.dtype} but must be floating point: convert them")
+    return count
+
+
+def _seed(generator: torch.Generator) -> Seed:
+    drawn: Seed = torch.randint(1 << 62, (2,), generator=generator, device=generator.device).tolist()
+    return drawn
+
+
+def _nothing(candidates: Masks) -> dict[str, Tensor]:
+    return {name: torch.zeros(chosen.shape, dtype=torch.bool) for name, chosen in candidates.items()}
+
+
+def _selection(result: Mapping[str, Tensor], candidates: Masks) -> Masks:
+    placed = {name: flags.to(candidates[name].device) for name, flags in result.items()}
+    return Masks.select(placed, candidates.scope)
