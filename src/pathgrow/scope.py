@@ -87,7 +87,7 @@ def scope_of(model: nn.Module, wiring: Wiring, preset: str = "auto", *, only: Na
             f"nothing to sparsify in {type(model).__name__}: no conv or linear weight{hint} lies between its input and "
             "its output layer; pass a scope of your own (Masks with True where a weight may be switched)"
         )
-    return Masks(switchable, switchable)
+    return Masks.select(switchable, switchable)
 
 
 def output_layers(wiring: Wiring) -> list[int]:

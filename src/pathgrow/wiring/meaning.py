@@ -48,6 +48,8 @@ class Call:
 def follow(reader: Reader, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What a torch function gives in the path network."""
     name, in_place = plain_name(func)
+    if name == "get_device":  # constants that the model makes for this activation belong beside its parameters
+        return reader.device
     call = Call(reader, func, name, args, kwargs)
     meaning = MEANING.get(name)
     if meaning is None:
@@ -117,7 +119,7 @@ def _embedded(reader: Reader, tokens: Tensor, weight: Tensor) -> Tensor:
     """Paths begin at the embedding; every token of the vocabulary counts equally, so no row decides alone."""
     reader.tokens_in = True
     mean = reader.coefficient(weight).mean(0)
-    if not bool(mean.any()):
+    if not reader.abstract and not bool(mean.any()):
         mean = torch.ones_like(mean)
     values = mean.expand(*tokens.shape, mean.shape[0]).contiguous()
     return reader.source(values, values.ndim - 1)
@@ -338,7 +340,7 @@ def _reduce(call: Call) -> Any:
             note = replace(note, units=note.units.squeeze(axis))
     out = put(value, note)
     if call.name in ("max", "min", "median") and call.get(1, "dim") is not None:
-        real = call.func(*call.args, **call.kwargs)
+        real = call.func(x, *call.args[1:], **call.kwargs)
         return type(real)((out, real[1]))
     return out
 

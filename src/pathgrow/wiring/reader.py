@@ -74,6 +74,7 @@ class Reader(TorchFunctionMode):
         blocked: Mapping[int, Tensor] | None = None,
         opened: frozenset[int] = frozenset(),
         gradients: bool = False,
+        abstract: bool = False,
     ) -> None:
         super().__init__()
         self.model = model
@@ -85,6 +86,10 @@ class Reader(TorchFunctionMode):
         self.opened = opened
         """Layers whose all-zero weights count as ones (a zero-initialised head has no preference yet)."""
         self.gradients = gradients
+        """False: only the structure is wanted, values do not matter."""
+        self.abstract = abstract
+        """Follow shapes alone: activations live on the meta device and nothing is computed."""
+        self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self.names = {id(parameter): name for name, parameter in model.named_parameters()}
         self.spaces: list[Space] = []
         self.hops: list[Hop] = []
@@ -143,8 +148,10 @@ class Reader(TorchFunctionMode):
             fresh = value.clone()
             setattr(fresh, TOKENS, True)
             return fresh
-        ones = torch.ones(value.shape, dtype=self.dtype, device=value.device)
-        axis = 1 if value.ndim > 3 else value.ndim - 1
+        device = torch.device("meta") if self.abstract else value.device
+        ones = torch.ones(value.shape, dtype=self.dtype, device=device)
+        sequence = value.ndim == 3 and any(isinstance(module, nn.Conv1d) for module in self.model.modules())
+        axis = 1 if value.ndim > 3 or sequence else value.ndim - 1
         return self.source(ones, axis)
 
     def __torch_function__(
@@ -176,8 +183,8 @@ class Reader(TorchFunctionMode):
 
     def hop(self, wire: Wire, target: int, units: Tensor, *, shortcut: bool = False) -> None:
         """Connect a wire to a space whose units lie at `units` of the same positions."""
-        here, there = relation(wire.units, units)
         size = self.spaces[wire.space].size
+        here, there = relation(wire.units, units)
         count = torch.arange(size)
         same = size == self.spaces[target].size and torch.equal(here, count) and torch.equal(there, count)
         pairs = None if same else (here.numpy(), there.numpy())
@@ -251,7 +258,8 @@ class Reader(TorchFunctionMode):
 
     def coefficient(self, value: Tensor) -> Tensor:
         """A fixed factor as paths see it: its magnitude, squared in the squared network."""
-        magnitude = value.detach().to(self.dtype).abs()
+        magnitude = value.detach().to(dtype=self.dtype, device="meta" if self.abstract else value.device)
+        magnitude = magnitude.abs() if self.gradients else magnitude  # a reading for structure alone skips the work
         return magnitude if self.power == 1 else magnitude**self.power
 
     def layer(
@@ -301,12 +309,14 @@ class Reader(TorchFunctionMode):
         if index in self.opened and not bool(values.any()):
             values = torch.ones_like(values)
         mask = self.masks.get(weight.name) if weight.name is not None else None
-        if mask is not None:
+        if mask is not None and not self.abstract:
             mask = mask if weight.where is None else mask.reshape(-1)[weight.where.to(mask.device)]
             values = values * mask.to(values.device)
         return values.requires_grad_(self.gradients)
 
     def _rescaled(self, values: Tensor, exponent: int) -> tuple[Tensor, int]:
+        if not self.gradients:
+            return values, exponent
         largest = float(values.detach().max())
         if not math.isfinite(largest):
             raise UserError("a weight is NaN or infinite: path scores need finite weights (did the training diverge?)")

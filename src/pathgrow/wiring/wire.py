@@ -75,9 +75,10 @@ def aligned(units: Tensor, ndim: int) -> Tensor:
 
 
 def relation(source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Distinct pairs (source unit, target unit) that occur at some position; -1 is dropped."""
+    """Distinct pairs (source unit, target unit) that occur at some position, in order; -1 is dropped."""
     a, b = torch.broadcast_tensors(source, target)
-    pairs = torch.stack([a.reshape(-1), b.reshape(-1)])
-    pairs = pairs[:, (pairs >= 0).all(0)]
-    pairs = torch.unique(pairs, dim=1)
-    return pairs[0], pairs[1]
+    a, b = a.reshape(-1), b.reshape(-1)
+    on_path = (a >= 0) & (b >= 0)
+    width = int(b.max()) + 1
+    keys = torch.unique(a[on_path] * width + b[on_path])
+    return keys // width, keys % width
