@@ -62,7 +62,7 @@ class Recipe:
 
 
 RECIPES: dict[str, Recipe] = {
-    "digits": Recipe(),
+    "digits": Recipe(weight_decay=1e-3, batch_size=32),
 }
 """The default recipe of each data set."""
 
@@ -102,12 +102,10 @@ def make_fit(split: Split, recipe: Recipe) -> Fit:
         step = 0
         for epoch in range(epochs):
             order = torch.randperm(len(labels), generator=generator(phase, "order", epoch)).to(labels.device)
-            for batch in order.split(recipe.batch_size):
+            for batch in torch.split(order, recipe.batch_size):
                 for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                     group["lr"] = peak * recipe.rate(step, num_steps)
-                loss = functional.cross_entropy(
-                    model(images[batch]), labels[batch], label_smoothing=recipe.label_smoothing
-                )
+                loss = _cross_entropy(model(images[batch]), labels[batch], recipe)
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
@@ -132,13 +130,35 @@ def make_evaluate(split: Split, batch_size: int = 4096) -> Evaluate:
         images, labels = resident.on(_device(model))
         num_right, loss = 0, 0.0
         with _evaluating(model):
-            for some, truth in zip(images.split(batch_size), labels.split(batch_size), strict=True):
+            for some, truth in zip(torch.split(images, batch_size), torch.split(labels, batch_size), strict=True):
                 logits = model(some)
                 num_right += int((logits.argmax(dim=1) == truth).sum())
                 loss += float(functional.cross_entropy(logits.double(), truth, reduction="sum"))
         return num_right / len(labels), loss / len(labels)
 
     return evaluate
+
+
+def make_loss(recipe: Recipe) -> Callable[[nn.Module, tuple[Tensor, Tensor]], Tensor]:
+    """The `loss(model, batch)` of training, for growth rules that read gradients."""
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        images, labels = batch
+        device = _device(model)
+        return _cross_entropy(model(images.to(device)), labels.to(device), recipe)
+
+    return loss
+
+
+def make_batches(split: Split, recipe: Recipe) -> Callable[[], Iterator[tuple[Tensor, Tensor]]]:
+    """Training batches in an order that the global torch seed decides, for growth rules that read gradients."""
+    images = split.normalised()
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        for batch in torch.split(torch.randperm(len(split)), recipe.batch_size):
+            yield images[batch], split.labels[batch]
+
+    return batches
 
 
 @contextmanager
@@ -150,6 +170,10 @@ def few_threads(num_threads: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
+    return functional.cross_entropy(logits, labels, label_smoothing=recipe.label_smoothing)
 
 
 class _Resident:

@@ -1,0 +1,5 @@
+"""`python -m pathgrow` is the command `pathgrow`."""
+
+from pathgrow.cli import main
+
+main()

@@ -1,0 +1,261 @@
+"""The command line: parse, call, and turn errors into sentences and exit codes.
+
+0: done. 1: a run that could not go on. 2: something to be mended in the command. 130: interrupted.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TextIO, cast
+
+import typer
+
+from pathgrow.errors import RunFailed, UserError
+from pathgrow.version import __version__
+
+app = typer.Typer(
+    name="pathgrow",
+    help="Discover how dense a neural network needs to be.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+# A wrong option or argument. It has no one name: old versions of typer stand on click, new ones on a copy of it.
+_UsageError = cast("type[Exception]", typer.BadParameter.__base__)
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run the command and leave with its exit code; no traceback reaches the terminal."""
+    warnings.showwarning = _show_warning
+    sys.exit(_exit_code(arguments))
+
+
+def _exit_code(arguments: list[str] | None) -> int:
+    command = typer.main.get_command(app)
+    try:
+        code = command.main(arguments, prog_name="pathgrow", standalone_mode=False)
+    except UserError as error:
+        return _say(error, 2)
+    except RunFailed as error:
+        return _say(error, 1)
+    except (KeyboardInterrupt, typer.Abort):
+        return _say("interrupted; finished stages are kept, give the same command again to go on", 130)
+    except _UsageError as error:
+        return _say(f"{str(error).rstrip('.')}: see pathgrow --help", 2)
+    return code if isinstance(code, int) else 0
+
+
+def _say(sentence: object, code: int) -> int:
+    print(f"pathgrow: {sentence}", file=sys.stderr)
+    return code
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    print(f"pathgrow: note: {message}", file=sys.stderr)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"pathgrow {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _everything(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Discover how dense a neural network needs to be."""
+
+
+@app.command()
+def discover(
+    data: Annotated[str | None, typer.Option(metavar="NAME", help="Data set [digits].")] = None,
+    data_root: Annotated[str | None, typer.Option(metavar="DIR", help="Folder of downloaded data.")] = None,
+    fold: Annotated[int | None, typer.Option(metavar="N", help="Which samples are val and test [0].")] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="Network, see `pathgrow models` [mlp].")] = None,
+    model_option: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Option of the network, such as width=8; repeatable.")
+    ] = None,
+    budget: Annotated[int | None, typer.Option(metavar="EPOCHS", help="Epochs of a dense training [80].")] = None,
+    delta: Annotated[float | None, typer.Option(metavar="D", help="Tolerated loss of accuracy [0.01].")] = None,
+    reference: Annotated[
+        str | None, typer.Option(metavar="SCORE|dense", help="Dense accuracy, or `dense` to train for it.")
+    ] = None,
+    rule: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Density rule, see `pathgrow rules` [probe].")
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Growth method, see `pathgrow methods` [gcg].")
+    ] = None,
+    gamma: Annotated[float | None, typer.Option(metavar="G", help="Share of weights that a round adds [0.25].")] = None,
+    start_density: Annotated[float | None, typer.Option(metavar="D", help="Density of the seed network.")] = None,
+    target_density: Annotated[float | None, typer.Option(metavar="D", help="Grow to this density, no probes.")] = None,
+    seed_epochs: Annotated[int | None, typer.Option(metavar="EPOCHS", help="Training of the seed network.")] = None,
+    rough: Annotated[
+        str | None,
+        typer.Option(metavar="N|F|adaptive", help="Length of a round: epochs, a fraction of the budget, or adaptive."),
+    ] = None,
+    final: Annotated[str | None, typer.Option(metavar="fresh|grown", help="Where final trainings begin.")] = None,
+    probe_fraction: Annotated[
+        float | None, typer.Option(metavar="F", help="Length of a probe without reference [0.3].")
+    ] = None,
+    answer: Annotated[
+        str | None, typer.Option(metavar="delta|gain", help="Answer that chooses the network handed back.")
+    ] = None,
+    observe: Annotated[
+        str | None, typer.Option(metavar="annealed|average", help="Weights that are scored: as they are, or averaged.")
+    ] = None,
+    lr: Annotated[float | None, typer.Option(metavar="LR", help="Learning rate of the recipe.")] = None,
+    batch_size: Annotated[int | None, typer.Option(metavar="N", help="Batch size of the recipe.")] = None,
+    weight_decay: Annotated[float | None, typer.Option(metavar="WD", help="Weight decay of the recipe.")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Of weights, masks and sample order [0].")] = None,
+    threads: Annotated[int | None, typer.Option(metavar="N", help="CPU threads [by the size of the network].")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Run folder [runs/<what>-seed<N>].")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show nothing but errors.")] = False,
+) -> None:
+    """Find the smallest density that keeps the accuracy, and train that network.
+
+    Without options: a demonstration on data that come with the installation, in about half a minute. The same command
+    again resumes an unfinished run, and only shows a finished one.
+    """
+    given = {
+        "data": data,
+        "data_root": data_root,
+        "fold": fold,
+        "model": model,
+        "model_options": _pairs(model_option or []),
+        "budget": budget,
+        "delta": delta,
+        "reference": _reference(reference),
+        "rule": rule,
+        "method": method,
+        "gamma": gamma,
+        "start_density": start_density,
+        "target_density": target_density,
+        "seed_epochs": seed_epochs,
+        "rough": _rough(rough),
+        "final": final,
+        "probe_fraction": probe_fraction,
+        "answer": answer,
+        "observe": observe,
+        "recipe": _without_none({"lr": lr, "batch_size": batch_size, "weight_decay": weight_decay}),
+        "seed": seed,
+        "threads": threads,
+    }
+    from pathgrow.experiment import Experiment, run
+
+    config = Experiment.from_dict(_without_none(given))
+    folder = out if out is not None else Path("runs") / config.name
+    run(config, folder)
+
+
+def _without_none(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _reference(text: str | None) -> float | str | None:
+    if text is None or text == "dense":
+        return text
+    number = _number(text)
+    if number is None:
+        raise UserError(f"--reference {text!r} was got, a score or `dense` is wanted: give for example 0.93")
+    return float(number)
+
+
+def _rough(text: str | None) -> int | float | str | None:
+    if text is None or text == "adaptive":
+        return text
+    number = _number(text)
+    if number is None:
+        raise UserError(
+            f"--rough {text!r} was got, epochs, a fraction of the budget or `adaptive` is wanted: give for example 4"
+        )
+    return number
+
+
+def _number(text: str) -> int | float | None:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return None
+
+
+def _pairs(texts: Iterable[str]) -> dict[str, Any]:
+    """NAME=VALUE options; a value is a number, a list of numbers with commas, or a text."""
+    pairs: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise UserError(f"--model-option {text!r} was got, NAME=VALUE is wanted: give for example width=8")
+        parts = [_number(part) for part in value.split(",") if part]
+        if not parts or None in parts:
+            pairs[name] = value
+        else:
+            pairs[name] = parts if "," in value else parts[0]
+    return pairs
+
+
+@app.command()
+def show(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.")]) -> None:
+    """Show a run, finished or not."""
+    from pathgrow.report import terminal
+
+    terminal.show(folder)
+
+
+@app.command("models")
+def list_models() -> None:
+    """List the networks."""
+    from pathgrow import models as table
+
+    for name in table.names():
+        options = ", ".join(f"{key}={value}" for key, value in table.defaults(name).items())
+        typer.echo(f"{name:<12}{options}")
+
+
+@app.command("methods")
+def list_methods() -> None:
+    """List the growth methods."""
+    from pathgrow import methods as table
+
+    for name in table.names():
+        typer.echo(f"{name:<18}{_first_line(getattr(table, name))}")
+
+
+@app.command("rules")
+def list_rules() -> None:
+    """List the density rules."""
+    from pathgrow.density import rules as table
+
+    for name in table.names():
+        typer.echo(f"{name:<14}{_first_line(type(table.create(name)))}")
+
+
+def _first_line(documented: object) -> str:
+    return (inspect.getdoc(documented) or "").partition("\n")[0]
+
+
+@app.command("data")
+def list_data() -> None:
+    """List the data sets."""
+    from pathgrow import data as table
+
+    for name in table.names():
+        typer.echo(name)

@@ -1,0 +1,205 @@
+"""Gradual Capacity Growth: seed, rounds of growth, probes, and the network handed back.
+
+Every stage is a pure function of what earlier stages stored and of generators named after it. The loop therefore knows
+nothing of resuming: it walks through the stages, and a stage that is stored is not done again.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from torch import nn
+from torch.optim import Optimizer
+
+from pathgrow.density.curve import Answer, Curve, Grow, Probe, Reference, Stop
+from pathgrow.discovery.copies import train_dense, train_out
+from pathgrow.discovery.options import Options
+from pathgrow.discovery.phases import Evaluate, Fit
+from pathgrow.discovery.result import Discovery
+from pathgrow.discovery.site import Site
+from pathgrow.discovery.stages import Record
+from pathgrow.discovery.trunk import Trunk
+from pathgrow.errors import RunFailed
+from pathgrow.ledger import Ledger
+from pathgrow.masks import Masks
+
+
+def discover(
+    model: nn.Module,
+    optimizer: Optimizer,
+    fit: Fit,
+    evaluate: Evaluate,
+    example_input: Any,
+    *,
+    scope: Masks | None = None,
+    start_density: float | None = None,
+    delta: float = 0.01,
+    reference: float | Literal["dense"] | None = None,
+    budget: int = 160,
+    seed: int = 0,
+    **options: Any,
+) -> Discovery:
+    """Find the smallest density that keeps the score, and the network of that density.
+
+    Parameters
+    ----------
+    model, optimizer
+        The network as it would be trained dense, with its initial weights; afterwards `model` holds the found network.
+    fit : callable
+        `fit(model, optimizer, epochs)` trains that many epochs with its own annealing. It begins each time at the
+        learning rates that the optimizer has now.
+    evaluate : callable
+        `evaluate(model)` gives a score on validation data, higher is better, or a pair (score, loss).
+        Both functions may be called with a copy of the model and its own optimizer.
+    example_input
+        One input of the model.
+    scope : Masks, optional
+        True where a weight may be switched; None: `pathgrow.scope(model)`.
+    start_density : float, optional
+        Of the seed network; None: the smallest of 1, 2, 3, 5% that isolates few units.
+    delta : float
+        How far below the reference the found network may stay.
+    reference : float or "dense", optional
+        The score of the dense network, if it is known; "dense": train it; None: the densest network grown.
+    budget : int
+        Epochs of the usual dense training, from which the lengths of all phases follow.
+    seed : int
+        All random choices follow from it.
+    **options
+        See `Options`: `method`, `gamma`, `rule`, `rough`, `final`, `target_density`, `store` and more.
+
+    Returns
+    -------
+    Discovery
+        `.operating_density` with its `.interval`, `.gain_density`, the `.density` of the network handed back, and more.
+    """
+    chosen = Options.checked(
+        {"start_density": start_density, "delta": delta, "reference": reference, "budget": budget, **options}
+    )
+    site = Site(model, optimizer, fit, evaluate, example_input, scope=scope, seed=seed, options=chosen)
+    return Loop(site, Trunk(site, model, optimizer)).run()
+
+
+class Loop:
+    """The order of stages, and the decisions between them."""
+
+    def __init__(self, site: Site, trunk: Trunk) -> None:
+        self._site = site
+        self._options = site.options
+        self._rule = site.rule
+        self._trunk = trunk
+        self._probes: dict[int, Record] = {}
+        self._dense: Record | None = None
+
+    def run(self) -> Discovery:
+        """Seed, grow and probe until the rule is content, hand the network back."""
+        self._trunk.advance_()
+        if self._options.reference == "dense":
+            self._dense = train_dense(self._site)
+        reason = self._ask_the_rule() if self._options.target_density is None else self._grow_to_target()
+        curve = self._curve()
+        answer = self._rule.answer(curve)
+        network, trained_anew = self._hand_over(self._choose(answer))
+        return Discovery(
+            answer=answer,
+            reason=reason,
+            curve=curve,
+            rule=self._rule,
+            attached=self._trunk.attached,
+            network=network,
+            rounds=tuple(self._trunk.rounds),
+            probes=tuple(sorted(self._probes.values(), key=lambda record: record.point.round)),
+            dense=self._dense,
+            ledger=self._ledger([network] if trained_anew else []),
+            site=self._site,
+        )
+
+    def _curve(self) -> Curve:
+        return Curve(
+            rough=tuple(record.point for record in self._trunk.rounds),
+            probes=tuple(record.point for record in self._probes.values()),
+            reference=self._reference(),
+            at_ceiling=self._trunk.is_full,
+        )
+
+    def _reference(self) -> Reference | None:
+        if self._dense is not None:
+            return Reference(score=self._dense.point.score, kind="dense", epochs=self._dense.point.epochs)
+        if self._options.reference is None:
+            return None
+        return Reference(score=float(self._options.reference), kind="given", epochs=self._options.budget)
+
+    def _ask_the_rule(self) -> str:
+        """Do as the rule says until it says stop; its reason."""
+        while True:
+            curve = self._curve()
+            verdict = self._rule.decide(curve)
+            self._options.observer.decided(verdict, self._rule.answer(curve))
+            match verdict:
+                case Stop():
+                    return verdict.reason
+                case Probe(round=round):
+                    num_rounds = len(self._trunk.rounds)
+                    if round in self._probes or not 0 <= round < num_rounds:
+                        raise RunFailed(
+                            f"rule {self._rule.name!r} asked for a probe of round {round}, a round that was visited "
+                            f"(0-{num_rounds - 1}) and not yet probed is wanted: mend the rule, or choose another"
+                        )
+                    stage = f"probe-{round:03d}"
+                    self._probes[round] = train_out(
+                        self._site, self._trunk, stage, round, self._options.num_probe_epochs
+                    )
+                case Grow():
+                    if self._trunk.is_full:
+                        raise RunFailed(
+                            f"rule {self._rule.name!r} asked to grow a network that has all its weights: "
+                            "mend the rule, or choose another"
+                        )
+                    self._trunk.advance_()
+
+    def _grow_to_target(self) -> str:
+        """Full growth steps, then a smaller one that hits the target."""
+        target = self._options.target_density
+        assert target is not None
+        num_wanted = max(1, round(target * self._trunk.num))
+        while self._trunk.rounds[-1].num_on < num_wanted:
+            self._trunk.advance_(min(self._trunk.next_size(), num_wanted))
+        return f"a network of density {target:g} was asked for, so growth ended there"
+
+    def _choose(self, answer: Answer) -> int:
+        """The round whose network is handed back: the smallest no smaller than the answer."""
+        rounds = self._trunk.rounds
+        if self._options.target_density is not None:
+            return len(rounds) - 1
+        wanted = answer.gain_density if self._options.answer == "gain" else answer.density
+        if wanted is None:
+            # Flat: the smallest is good enough. Otherwise nothing is known to be, and the densest comes closest.
+            return 0 if answer.status == "flat" else len(rounds) - 1
+        return next((i for i, record in enumerate(rounds) if record.point.density >= wanted), len(rounds) - 1)
+
+    def _hand_over(self, round: int) -> tuple[Record, bool]:
+        """Put the trained-out network of a round into the user's model; whether it had to be trained for that."""
+        record = self._probes.get(round)
+        trained_anew = record is None or record.point.epochs < self._options.budget
+        if record is None or trained_anew:
+            record = train_out(self._site, self._trunk, "final", round, self._options.budget)
+        found = self._site.stages.tensors(record.stage)
+        assert found is not None
+        self._trunk.hand_over_(self._trunk.masks(round), *found)
+        return record, trained_anew
+
+    def _ledger(self, extra: list[Record]) -> Ledger:
+        ledger = Ledger(dense_flops=self._site.dense_flops, budget=self._options.budget)
+        dense = [self._dense] if self._dense is not None else []
+        rounds, probes = self._trunk.rounds, list(self._probes.values())
+        for record in [*rounds[:1], *dense, *rounds[1:], *probes, *extra]:
+            ledger.add(
+                record.stage,
+                epochs=record.num_epochs,
+                samples=record.num_samples,
+                density=record.point.density,
+                sample_flops=record.sample_flops,
+                growth_flops=record.growth_flops,
+                seconds=record.seconds,
+            )
+        return ledger

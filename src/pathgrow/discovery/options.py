@@ -1,0 +1,159 @@
+"""The options of a discovery: typed, checked by name and value before anything is trained."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from pathgrow import methods
+from pathgrow.density import rules
+from pathgrow.density.curve import Rule
+from pathgrow.discovery.observer import Observer
+from pathgrow.errors import UserError, unknown_name
+from pathgrow.method import Method
+from pathgrow.net import Batches, Loss
+from pathgrow.runs.store import MemoryStore, Store
+
+Final = Literal["fresh", "grown"]
+Choice = Literal["delta", "gain"]
+Observe = Literal["annealed", "average"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What may be chosen about a discovery; `discover` takes each of these by keyword."""
+
+    delta: float = 0.01
+    """How far below the reference a network may stay; in units of the score."""
+    reference: float | Literal["dense"] | None = None
+    """The dense score if it is known, "dense" to train one, None to read against the densest network grown."""
+    budget: int = 160
+    """Epochs of the usual dense training."""
+    start_density: float | None = None
+    """Density of the seed network; None: the smallest of 1, 2, 3, 5% that isolates few units."""
+    target_density: float | None = None
+    """Grow to exactly this density and train the network out: no probes, no question asked."""
+    method: str | Method = "gcg"
+    """The growth method, by name or as a value."""
+    gamma: float = 0.25
+    """Each round adds this share of the weights that are there."""
+    rule: str | Rule = "probe"
+    """The density rule, by name or as a value."""
+    seed_epochs: int | None = None
+    """Training of the seed network to its plateau; None: an eighth of the budget."""
+    rough: int | float | Literal["adaptive"] = 1 / 40
+    """A round's training: epochs (int), a share of the budget (float), or until the val loss rests for 3 epochs."""
+    final: Final = "fresh"
+    """Probes and the final network start from a fresh initialisation of the found mask, or from the grown weights."""
+    probe_fraction: float = 0.3
+    """Without a reference: length of a probe as a share of the budget. With one, a probe has the whole budget."""
+    answer: Choice = "delta"
+    """Which answer chooses the network that is handed back."""
+    observe: Observe = "annealed"
+    """Score the weights as they are after an annealed phase, or their running average."""
+    store: Store = dataclasses.field(default_factory=MemoryStore)
+    """Where finished stages are kept; a discovery that finds them there does not repeat them."""
+    observer: Observer = dataclasses.field(default_factory=Observer)
+    """Is told when stages begin and end."""
+    loss: Loss | None = None
+    """`loss(model, batch)`, and"""
+    batches: Batches | None = None
+    """training batches, for growth rules that read gradients."""
+
+    def __post_init__(self) -> None:
+        _want(_number(self.delta) and self.delta > 0, "delta", self.delta, "a number above 0", "0.01 for one point")
+        _want(
+            _whole(self.budget) and self.budget >= 1, "budget", self.budget, "a whole number of epochs from 1 up", "160"
+        )
+        _want(
+            self.reference is None or self.reference == "dense" or _number(self.reference),
+            "reference", self.reference, 'a score, "dense" or None', "0.93",
+        )  # fmt: skip
+        for name in ("start_density", "target_density"):
+            value = getattr(self, name)
+            _want(value is None or (_number(value) and 0 < value <= 1), name, value, "a density in (0, 1]", "0.05")
+        _want(_number(self.gamma) and self.gamma > 0, "gamma", self.gamma, "a number above 0", "0.25")
+        _want(
+            self.seed_epochs is None or (_whole(self.seed_epochs) and self.seed_epochs >= 1),
+            "seed_epochs", self.seed_epochs, "a whole number of epochs from 1 up", "20",
+        )  # fmt: skip
+        _want(
+            self.rough == "adaptive"
+            or (_whole(self.rough) and self.rough >= 1)
+            or (isinstance(self.rough, float) and 0 < self.rough <= 1),
+            "rough", self.rough, 'epochs (an int), a share of the budget in (0, 1] (a float) or "adaptive"', "4",
+        )  # fmt: skip
+        _want(
+            _number(self.probe_fraction) and 0 < self.probe_fraction <= 1,
+            "probe_fraction", self.probe_fraction, "a share of the budget in (0, 1]", "0.3",
+        )  # fmt: skip
+        for name, allowed in (("final", Final), ("answer", Choice), ("observe", Observe)):
+            if getattr(self, name) not in get_args(allowed):
+                raise unknown_name(f"value of {name}", str(getattr(self, name)), get_args(allowed))
+        if (
+            self.start_density is not None
+            and self.target_density is not None
+            and self.start_density > self.target_density
+        ):
+            raise UserError(
+                f"start_density {self.start_density:g} is above target_density {self.target_density:g}, "
+                "but growth only adds weights: start lower"
+            )
+
+    @classmethod
+    def checked(cls, given: Mapping[str, Any]) -> Options:
+        """Options from keywords; an unknown name is refused with the nearest known ones."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        for name in given:
+            if name not in known:
+                raise unknown_name("option", name, known)
+        return cls(**given)
+
+    def the_method(self) -> Method:
+        """The growth method as a value, starting where it was asked to."""
+        method = methods.create(self.method) if isinstance(self.method, str) else self.method
+        if method.grow is None:
+            raise UserError(f"method {method.name!r} does not grow, but discovery adds weights: choose a growth method")
+        start = self.start_density if self.start_density is not None else method.start_density
+        return dataclasses.replace(method, start_density=start)
+
+    def the_rule(self) -> Rule:
+        """The density rule as a value."""
+        return rules.create(self.rule, delta=self.delta) if isinstance(self.rule, str) else self.rule
+
+    @property
+    def num_seed_epochs(self) -> int:
+        return self.seed_epochs if self.seed_epochs is not None else max(1, self.budget // 8)
+
+    @property
+    def num_rough_epochs(self) -> int | None:
+        """Length of a round; None where it is adaptive."""
+        if isinstance(self.rough, str):
+            return None
+        return self.rough if isinstance(self.rough, int) else max(1, round(self.rough * self.budget))
+
+    @property
+    def num_probe_epochs(self) -> int:
+        """One common total for every probe: that of the reference, where there is one.
+
+        Grown weights bring epochs along, up to more than a fraction of the budget, so they too need the whole of it.
+        """
+        if self.reference is not None or self.final == "grown":
+            return self.budget
+        return max(1, round(self.probe_fraction * self.budget))
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _want(fine: bool, name: str, got: object, wanted: str, example: str) -> None:
+    if not fine:
+        raise UserError(f"{name} {got!r} was got, {wanted} is wanted: give for example {example}")

@@ -1,0 +1,169 @@
+"""Calls of the user's own functions: seeded by name, started at the user's learning rate, their results checked."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from pathgrow.attach import Attached
+from pathgrow.errors import RunFailed, UserError
+from pathgrow.ledger import counting
+from pathgrow.rng import derive
+
+Fit = Callable[[nn.Module, Optimizer, int], Any]
+Evaluate = Callable[[nn.Module], Any]
+
+
+@contextmanager
+def seeded(seed: int, *name: str | int) -> Iterator[None]:
+    """Seed the global generators of torch, numpy and Python for this use, and give the caller's back afterwards.
+
+    User functions may draw from any of them; a call then depends on its name alone, not on what ran before it.
+    """
+    derived = derive(seed, *name)
+    python, arrays = random.getstate(), np.random.get_state()
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(derived)
+        random.seed(derived)
+        np.random.seed(derived % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(arrays)
+
+
+class Hyperparameters:
+    """The learning rates (and all else in the parameter groups) that the user set, to begin every phase with.
+
+    A schedule inside `fit` may leave them anywhere; without this a second phase would begin where the first ended.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._groups = [_settings(group) for group in optimizer.param_groups]
+
+    def restore_(self, optimizer: Optimizer) -> None:
+        """Put them back into this optimizer or into a copy of it."""
+        for group, settings in zip(optimizer.param_groups, self._groups, strict=True):
+            for name in [name for name in group if name not in settings and name != "params"]:
+                del group[name]
+            for name, value in settings.items():
+                if isinstance(value, Tensor) and isinstance(group.get(name), Tensor):
+                    group[name].copy_(value)  # a captured step reads this very tensor
+                else:
+                    group[name] = copy.deepcopy(value)
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: copy.deepcopy(value) for name, value in group.items() if name != "params"}
+
+
+@dataclass(frozen=True)
+class Score:
+    """One evaluation; higher is better. `loss` is None where the user's function gives none."""
+
+    score: float
+    loss: float | None
+
+    @property
+    def badness(self) -> float:
+        """What an adaptive phase wants to see fall."""
+        return self.loss if self.loss is not None else -self.score
+
+
+def read_score(value: Any, stage: str) -> Score:
+    """What `evaluate` returned, as finite numbers.
+
+    >>> read_score((0.9, 0.3), "seed")
+    Score(score=0.9, loss=0.3)
+    """
+    parts = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    try:
+        numbers = [float(part) for part in parts]
+    except (TypeError, ValueError):
+        numbers = []
+    if len(numbers) not in (1, 2):
+        raise UserError(
+            f"evaluate returned {value!r}, a score or a pair (score, loss) of numbers is wanted: return one of these"
+        )
+    if not all(math.isfinite(number) for number in numbers):
+        raise RunFailed(
+            f"evaluate returned {value!r} in stage {stage}, finite numbers are wanted: training has diverged, "
+            "so lower the learning rate; the stages before it are kept"
+        )
+    return Score(numbers[0], numbers[1] if len(numbers) == 2 else None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What a phase did."""
+
+    num_epochs: int
+    num_samples: int
+    score: Score
+
+
+class Phases:
+    """Trains and scores networks with the user's functions, each phase under the name of its stage.
+
+    Parameters
+    ----------
+    optimizer
+        Its settings now are those that every phase begins with.
+    average
+        Score the running average of the weights instead of the weights.
+    """
+
+    patience = 3
+    """An adaptive phase ends when the validation loss has not improved for this many epochs,"""
+    longest = 40
+    """or after this many."""
+
+    def __init__(self, fit: Fit, evaluate: Evaluate, optimizer: Optimizer, *, seed: int, average: bool) -> None:
+        self._fit = fit
+        self._evaluate = evaluate
+        self.settings = Hyperparameters(optimizer)
+        self._seed = seed
+        self._average = average
+
+    def train_(self, attached: Attached, stage: str, epochs: int | None) -> Trained:
+        """Train for a number of epochs (None: until the validation loss rests) and score the result."""
+        if epochs is None:
+            return self._train_adaptively_(attached, stage)
+        num_samples = self._fit_(attached, stage, epochs)
+        return Trained(num_epochs=epochs, num_samples=num_samples, score=self.score(attached, stage))
+
+    def _train_adaptively_(self, attached: Attached, stage: str) -> Trained:
+        best, num_since, num_samples = math.inf, 0, 0
+        for epoch in range(1, self.longest + 1):
+            num_samples += self._fit_(attached, stage, 1, epoch)
+            score = self.score(attached, stage, epoch)
+            num_since = 0 if score.badness < best else num_since + 1
+            best = min(best, score.badness)
+            if num_since == self.patience:
+                break
+        return Trained(num_epochs=epoch, num_samples=num_samples, score=score)
+
+    def _fit_(self, attached: Attached, stage: str, epochs: int, part: int = 0) -> int:
+        self.settings.restore_(attached.optimizer)
+        with seeded(self._seed, stage, "fit", part), counting(attached.model) as counter:
+            self._fit(attached.model, attached.optimizer, epochs)
+        self.settings.restore_(attached.optimizer)
+        return counter.samples
+
+    def score(self, attached: Attached, stage: str, part: int = 0, evaluate: Evaluate | None = None) -> Score:
+        """The network's score now, by the user's evaluation or by another one."""
+        weights = attached.averaged() if self._average else nullcontext()
+        with weights, seeded(self._seed, stage, "evaluate", part):
+            return read_score((evaluate or self._evaluate)(attached.model), stage)

@@ -1,0 +1,160 @@
+"""What a discovery found, and its report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pathgrow.attach import Attached
+from pathgrow.density.curve import Answer, Curve, Reference, Rule
+from pathgrow.discovery.copies import score_dense
+from pathgrow.discovery.phases import Evaluate, Score
+from pathgrow.discovery.site import Site
+from pathgrow.discovery.snapshot import digest
+from pathgrow.discovery.stages import Record
+from pathgrow.ledger import Ledger
+from pathgrow.masks import Masks
+from pathgrow.version import __version__
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Discovery:
+    """How dense the network needs to be, and that network: it is in the model that was given to `discover`.
+
+    The masks stay enforced while the model is trained on, until `attached.detach()`.
+    """
+
+    answer: Answer
+    """Everything the density rule says, in one value."""
+    reason: str
+    """Why growth ended, in words."""
+    curve: Curve
+    """All observed points: the trunk after each round, and the probes."""
+    rule: Rule
+    attached: Attached
+    network: Record
+    """The network handed back, as it was trained and observed."""
+    rounds: tuple[Record, ...]
+    probes: tuple[Record, ...]
+    dense: Record | None
+    ledger: Ledger
+    site: Site = field(repr=False)
+
+    @property
+    def operating_density(self) -> float | None:
+        """The smallest density whose network stays within delta of the reference; None where there is none to give."""
+        return self.answer.density
+
+    @property
+    def gain_density(self) -> float | None:
+        """Where the exponential fit over equally trained points reaches 95% of its gain."""
+        return self.answer.gain_density
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """90% interval of the operating density."""
+        return self.answer.interval
+
+    @property
+    def words(self) -> str:
+        """The answer in words: what it rests on, and where delta and gain disagree."""
+        return self.answer.words
+
+    @property
+    def reference(self) -> Reference | None:
+        """What the answer is read against."""
+        return self.answer.reference
+
+    @property
+    def density(self) -> float:
+        """Of the network handed back, over the switchable weights."""
+        return self.network.point.density
+
+    @property
+    def density_model(self) -> float:
+        """Of the network handed back, over all parameters of the model."""
+        return self.network.density_model
+
+    @property
+    def score(self) -> float:
+        """Of the network handed back, on the user's validation data."""
+        return self.network.point.score
+
+    @property
+    def masks(self) -> Masks:
+        """Of the network handed back."""
+        return self.attached.masks
+
+    def masks_at(self, round: int) -> Masks:
+        """Of the trunk in a visited round; 0 is the seed network."""
+        return self.site.masks_of(self.rounds[round])
+
+    @property
+    def topology(self) -> tuple[dict[str, Any], ...]:
+        """Path measures of the trunk, round by round."""
+        return tuple({"round": record.point.round, **(record.topology or {})} for record in self.rounds)
+
+    def examine(self, evaluate: Evaluate) -> tuple[Score, Score | None]:
+        """Score the network handed back, and the dense reference if there is one, by another evaluation: the test."""
+        network = self.site.phases.score(self.attached, "test", evaluate=evaluate)
+        return network, None if self.dense is None else score_dense(self.site, evaluate)
+
+    def within(self, delta: float) -> float | None:
+        """The operating density for another tolerance, read from the same curve without more training."""
+        return replace(self.rule, delta=delta).answer(self.curve).density  # type: ignore[type-var]
+
+    def report(self) -> dict[str, Any]:
+        """JSON values; all but `timing` are the same in every repetition of this discovery."""
+        answer, network = self.answer, self.network
+        return {
+            "format": 1,
+            "pathgrow": __version__,
+            "answer": {
+                "operating_density": answer.density,
+                "interval": _pair(answer.interval),
+                "gain_density": answer.gain_density,
+                "gain_interval": _pair(answer.gain_interval),
+                "delta": answer.delta,
+                "status": answer.status,
+                "rule": answer.rule,
+                "reason": self.reason,
+                "words": answer.words,
+            },
+            "reference": _reference(answer.reference),
+            "network": {
+                "density": network.point.density,
+                "density_model": network.density_model,
+                "num_on": network.num_on,
+                "num": self.masks.num,
+                "round": network.point.round,
+                "epochs": network.point.epochs,
+                "final": self.site.options.final,
+                "val": _scores(network),
+                "test": None,
+            },
+            "dense": None if self.dense is None else {"val": _scores(self.dense), "test": None},
+            "curve": {
+                "rough": [record.row() for record in self.rounds],
+                "probes": [record.row() for record in self.probes],
+                "fit": None,
+            },
+            "ledger": self.ledger.as_dict(),
+            "topology": list(self.topology),
+            "masks_sha256": self.masks.digest(),
+            "weights_sha256": digest(self.attached.model.state_dict()),
+            "timing": self.ledger.timing(),
+        }
+
+
+def _pair(interval: tuple[float, float] | None) -> list[float] | None:
+    return None if interval is None else list(interval)
+
+
+def _reference(reference: Reference | None) -> dict[str, Any] | None:
+    if reference is None:
+        return None
+    return {"score": reference.score, "kind": reference.kind, "epochs": reference.epochs}
+
+
+def _scores(record: Record) -> dict[str, float | None]:
+    return {"score": record.point.score, "loss": record.point.loss}

@@ -1,0 +1,126 @@
+"""Where a discovery works: what all of its stages share, and how each of them writes itself down."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from pathgrow.attach import Attached, attach
+from pathgrow.average import Averaging
+from pathgrow.density.curve import Point
+from pathgrow.discovery.options import Options
+from pathgrow.discovery.phases import Evaluate, Fit, Phases, Trained
+from pathgrow.discovery.stages import Record, Stages
+from pathgrow.flops import step_flops
+from pathgrow.masks import Masks
+from pathgrow.method import Method
+from pathgrow.networks import copy_pair
+from pathgrow.scope import scope as default_scope
+from pathgrow.wiring import read
+
+
+class Site:
+    """The pristine model, its reading, the user's functions and the options: fixed from the first stage to the last."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        fit: Fit,
+        evaluate: Evaluate,
+        example_input: Any,
+        *,
+        scope: Masks | None,
+        seed: int,
+        options: Options,
+    ) -> None:
+        self.options = options
+        self.seed = seed
+        self.example_input = example_input
+        self.method = options.the_method()
+        self.rule = options.the_rule()
+        self.stages = Stages(options.store, options.observer)
+        self.phases = Phases(fit, evaluate, optimizer, seed=seed, average=options.observe == "average")
+        # Copied before anything is trained, so that whatever users keep on their model is as fresh as its weights.
+        self._pristine = copy_pair(model, optimizer)
+        self.wiring = read(model, example_input)
+        self.dense_flops = step_flops(self.wiring)
+        self.scope = default_scope(model, "auto", example_input) if scope is None else scope
+
+    @property
+    def initial(self) -> Mapping[str, Tensor]:
+        """All parameters and buffers that the user's model came with."""
+        model = self._pristine[0]
+        return {name: tensor.detach() for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+
+    def copy(self) -> tuple[nn.Module, Optimizer]:
+        """The user's model and optimizer as they came."""
+        return copy_pair(*self._pristine)
+
+    def attach(self, model: nn.Module, optimizer: Optimizer, method: Method) -> Attached:
+        """Masks on a model, by the options of this discovery."""
+        return attach(
+            model,
+            optimizer,
+            method,
+            self.example_input,
+            scope=self.scope,
+            loss=self.options.loss,
+            batches=self.options.batches,
+            seed=self.seed,
+            average=Averaging() if self.options.observe == "average" else None,
+        )
+
+    def masks_of(self, record: Record) -> Masks:
+        """The masks that the stage of a round left behind."""
+        found = self.stages.tensors(record.stage)
+        assert found is not None
+        return self.as_masks(found[0])
+
+    def as_masks(self, tensors: Mapping[str, Tensor]) -> Masks:
+        """Stored tensors as masks of this model."""
+        return Masks({name: tensors[name].to(inside.device) for name, inside in self.scope.items()}, self.scope)
+
+    def train_(self, attached: Attached, stage: str, epochs: int | None) -> Trained:
+        """One phase of training; None: as long as the validation loss falls."""
+        self.options.observer.stage_begins(stage, epochs=epochs, density=attached.density)
+        return self.phases.train_(attached, stage, epochs)
+
+    def record(
+        self,
+        stage: str,
+        attached: Attached,
+        trained: Trained,
+        *,
+        round: int,
+        epochs_before: int,
+        began: float,
+        growth_flops: int = 0,
+        topology: Mapping[str, Any] | None = None,
+    ) -> Record:
+        """What is written down of a network that was just trained."""
+        masks = attached.masks
+        num_parameters = sum(parameter.numel() for parameter in attached.model.parameters())
+        point = Point(
+            round=round,
+            density=masks.density,
+            epochs=epochs_before + trained.num_epochs,
+            score=trained.score.score,
+            loss=trained.score.loss,
+        )
+        return Record(
+            stage=stage,
+            point=point,
+            density_model=(num_parameters - masks.num + masks.num_on) / num_parameters,
+            num_on=masks.num_on,
+            num_epochs=trained.num_epochs,
+            num_samples=trained.num_samples,
+            sample_flops=step_flops(self.wiring, masks),
+            growth_flops=growth_flops,
+            topology=topology,
+            seconds=time.perf_counter() - began,
+        )

@@ -1,0 +1,96 @@
+"""Stages: a piece of work that is done once, written down, and found again by whoever repeats the discovery."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from pathgrow.density.curve import Point
+from pathgrow.discovery.observer import Observer
+from pathgrow.runs.store import Store
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """A network that was trained and observed, in JSON values only."""
+
+    stage: str
+    point: Point
+    density_model: float
+    """Share of all parameters of the model that are there; `point.density` counts the switchable ones."""
+    num_on: int
+    num_epochs: int
+    """Epochs of this stage alone; `point.epochs` counts all that its network has had."""
+    num_samples: int
+    sample_flops: int
+    """Of one training sample at these masks."""
+    growth_flops: int = 0
+    """Of looking at the network before it grew."""
+    topology: Mapping[str, Any] | None = None
+    """Recorded where the masks are new."""
+    seconds: float
+
+    def row(self) -> dict[str, Any]:
+        """The point as reports show it."""
+        point = self.point
+        return {
+            "round": point.round,
+            "density": point.density,
+            "density_model": self.density_model,
+            "epochs": point.epochs,
+            "score": point.score,
+            "loss": point.loss,
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """All of it but the stage's name."""
+        rest = {name: getattr(self, name) for name in _BESIDE_THE_POINT}
+        return {**self.row(), **rest}
+
+    @classmethod
+    def from_facts(cls, stage: str, facts: Mapping[str, Any]) -> Record:
+        """The record that gave these facts."""
+        point = Point(**{name: facts[name] for name in ("round", "density", "epochs", "score", "loss")})
+        rest = {name: facts[name] for name in _BESIDE_THE_POINT}
+        return cls(stage=stage, point=point, density_model=facts["density_model"], **rest)
+
+
+_BESIDE_THE_POINT = ("num_on", "num_epochs", "num_samples", "sample_flops", "growth_flops", "topology", "seconds")
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a stage brought forth: its record, and tensors (with facts of their own) for later stages."""
+
+    record: Record
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Stages:
+    """Does each stage once."""
+
+    def __init__(self, store: Store, observer: Observer) -> None:
+        self.store = store
+        self.observer = observer
+
+    def once(self, stage: str, work: Callable[[], Work]) -> Record:
+        """The record of a stage: found in the store, or worked out now and stored."""
+        found = self.store.load(stage)
+        if found is not None:
+            record = Record.from_facts(stage, found.facts)
+            self.observer.stage_ends(record, resumed=True)
+            return record
+        done = work()
+        # Told before it is stored: what an observer writes about a stage is then never missing from a stored one.
+        self.observer.stage_ends(done.record, resumed=False)
+        self.store.save(stage, {**done.record.facts(), "state": done.facts}, done.tensors)
+        return done.record
+
+    def tensors(self, stage: str) -> tuple[Mapping[str, Tensor], Mapping[str, Any]] | None:
+        """What a stage left for later ones, or None if it is not there (any more)."""
+        found = self.store.load(stage)
+        return None if found is None or not found.tensors else (found.tensors, found.facts["state"])

@@ -1,0 +1,163 @@
+"""The trunk: the user's own model, trained continuously while its masks grow round by round."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from pathgrow.attach import Attached
+from pathgrow.discovery.phases import Trained
+from pathgrow.discovery.site import Site
+from pathgrow.discovery.snapshot import digest, put_back_, take
+from pathgrow.discovery.stages import Record, Work
+from pathgrow.errors import UserError
+from pathgrow.ledger import growth_flops
+from pathgrow.masks import Masks
+from pathgrow.methods import fixed
+from pathgrow.networks import pack_pair, unpack_pair_
+from pathgrow.topology import measure
+
+
+class Trunk:
+    """Grows the network. Round 0 is the seed network, trained to its plateau.
+
+    The stage of a round keeps its masks for good. Weights and optimizer state lie in a stage beside it: they are large,
+    and where copies begin from a fresh initialisation only the last of them are needed.
+    """
+
+    def __init__(self, site: Site, model: nn.Module, optimizer: Optimizer) -> None:
+        self._site = site
+        self._store = site.options.store
+        self.rounds: list[Record] = []
+        self.attached = self._plant(model, optimizer)
+        self.num = self.attached.masks.num
+        self._stands_at: int | None = -1
+        """The round whose weights the model holds; -1: the start; None: somewhere in between."""
+
+    @property
+    def is_full(self) -> bool:
+        """There is nothing left to grow."""
+        return self.rounds[-1].num_on == self.num
+
+    def next_size(self) -> int:
+        """Weights that are on after one more full growth step."""
+        num_on = self.rounds[-1].num_on
+        return min(self.num, num_on + max(1, int(self._site.options.gamma * num_on)))
+
+    def advance_(self, num_on: int | None = None) -> Record:
+        """Visit the next round, at a full growth step or at the given number of weights."""
+        round = len(self.rounds)
+        stage = "seed" if round == 0 else f"round-{round:03d}"
+        if num_on is None:
+            num_on = self.attached.masks.num_on if round == 0 else self.next_size()
+
+        def work() -> Work:
+            began = time.perf_counter()
+            trained, cost = self._work_(round, stage, num_on)
+            record = self._site.record(
+                stage,
+                self.attached,
+                trained,
+                round=round,
+                epochs_before=self.rounds[-1].point.epochs if round else 0,
+                began=began,
+                growth_flops=cost,
+                topology=measure(self.attached.model, self._site.example_input, self.attached.masks).as_dict(),
+            )
+            return Work(record, dict(self.attached.masks))
+
+        self.rounds.append(self._site.stages.once(stage, work))
+        if round > 0 and self._site.options.final == "fresh":
+            self._store.forget_tensors(_weights(round - 1))
+        return self.rounds[-1]
+
+    def masks(self, round: int) -> Masks:
+        """The masks of a visited round."""
+        return self._site.masks_of(self.rounds[round])
+
+    def lend_weights_(self, round: int, model: nn.Module, optimizer: Optimizer) -> None:
+        """Give a copy of the network the grown weights and optimizer state of a visited round."""
+        self._stand_at_(round)
+        _take_over_(model, optimizer, self.attached.model, self.attached.optimizer)
+
+    def hand_over_(self, masks: Masks, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Attached:
+        """Put a finished network into the user's own model, its masks enforced; growth is over."""
+        model, optimizer = self.attached.model, self.attached.optimizer
+        self.attached.detach()
+        self._stands_at = None
+        self.attached = self._site.attach(model, optimizer, fixed(masks))
+        put_back_(self.attached, tensors, facts)
+        self._site.phases.settings.restore_(optimizer)
+        return self.attached
+
+    def _plant(self, model: nn.Module, optimizer: Optimizer) -> Attached:
+        """Put the start masks on the user's model. The stage also tells whether it was begun with this model."""
+        site, fingerprint = self._site, digest(self._site.initial)
+        found = self._store.load("start")
+        if found is None:
+            attached = site.attach(model, optimizer, site.method)
+            self._store.save("start", {"weights": fingerprint}, dict(attached.masks))
+            return attached
+        if found.facts["weights"] != fingerprint:
+            raise UserError(
+                "the stored stages belong to a discovery that began from other weights: "
+                "begin from the same model and seed, or choose another store"
+            )
+        start = fixed(self._site.as_masks(found.tensors))
+        return site.attach(model, optimizer, replace(site.method, start=start.start, start_density=start.start_density))
+
+    def _work_(self, round: int, stage: str, num_on: int) -> tuple[Trained, int]:
+        """Grow from the round before and train; what was trained, and the FLOPs of looking where to grow."""
+        self._stand_at_(round - 1)
+        self._stands_at = None
+        options, cost = self._site.options, 0
+        if round > 0:
+            before = self.attached.masks.clone()
+            self.attached.grow_(num_on - before.num_on)
+            looked = self.attached.last_reading
+            cost = growth_flops(
+                self._site.wiring,
+                before,
+                num_path_passes=looked.num_path_passes,
+                num_gradient_samples=looked.num_gradient_samples,
+            )
+        epochs = options.num_seed_epochs if round == 0 else options.num_rough_epochs
+        trained = self._site.train_(self.attached, stage, epochs)
+        tensors, facts = take(self.attached)
+        self._store.save(_weights(round), facts, tensors)
+        self._stands_at = round
+        return trained, cost
+
+    def _stand_at_(self, round: int) -> None:
+        """Bring the model to where a round left it; a round whose weights are gone is worked out again."""
+        if self._stands_at == round:
+            return
+        found = self._store.load(_weights(round)) if round >= 0 else None
+        if found is not None and found.tensors:
+            put_back_(self.attached, found.tensors, found.facts)
+            self._stands_at = round
+        elif round >= 0:
+            self._work_(round, self.rounds[round].stage, self.rounds[round].num_on)
+        else:
+            self._start_again_()
+
+    def _start_again_(self) -> None:
+        model, optimizer = self.attached.model, self.attached.optimizer
+        self.attached.detach()
+        _take_over_(model, optimizer, *self._site.copy())
+        self.attached = self._plant(model, optimizer)
+        self._stands_at = -1
+
+
+def _take_over_(model: nn.Module, optimizer: Optimizer, from_model: nn.Module, from_optimizer: Optimizer) -> None:
+    unpack_pair_(model, optimizer, *pack_pair(from_model, from_optimizer))
+
+
+def _weights(round: int) -> str:
+    """Name of the stage that keeps what training goes on from."""
+    return f"weights-{round:03d}"
