@@ -41,6 +41,8 @@ class Signals:
     reading: Reading
     generalities: tuple[Tensor, ...]
     model: nn.Module
+    opened: frozenset[int]
+    """Layers whose all-zero weights were counted as ones."""
 
     @property
     def wiring(self) -> Wiring:
@@ -98,6 +100,7 @@ def signals(
     squared: bool = False,
     batch_norm: BatchNorm = "identity",
     blocked: Mapping[int, Tensor] | None = None,
+    opened: frozenset[int] | None = None,
 ) -> Signals:
     """Complexity, generality and scores of a network in float64.
 
@@ -113,6 +116,8 @@ def signals(
         "identity", or "scale": a channel counts by |gamma| / sqrt(running variance).
     blocked
         By layer index: output units to take out of the network.
+    opened
+        Layers whose all-zero weights count as ones (indices); None: found out where every path would be zero.
     """
     if example_input is None:
         example_input = guess_example_input(model)
@@ -124,12 +129,15 @@ def signals(
         )  # fmt: skip
         return reader.run(example_input)
 
-    reading = read(frozenset())
-    if float(reading.total.detach()) == 0.0 and not blocked:
+    found_out = opened is None and not blocked
+    opened = opened or frozenset()
+    reading = read(opened)
+    if float(reading.total.detach()) == 0.0 and found_out:
         # A zero-initialised head (or branch) says nothing about where paths should go: count its weights as equal.
         empty = frozenset(u.layer.index for u in reading.uses if not bool(u.weight.detach().any()))
         switchable = frozenset(u.layer.index for u in reading.uses if u.layer.name in (masks or {}))
-        reading = read(empty - switchable)
+        opened = empty - switchable
+        reading = read(opened)
         if float(reading.total.detach()) == 0.0:
             cut = sorted({u.layer.name or "(computed)" for u in reading.uses if not bool(u.weight.detach().any())})
             where = f"these layers have no non-zero weight: {', '.join(cut[:4])}" if cut else "the masks cut every path"
@@ -144,7 +152,7 @@ def signals(
         torch.zeros_like(output) if gradient is None else gradient.detach()
         for output, gradient in zip(outputs, found or [None] * len(outputs), strict=True)
     )
-    return Signals(reading, generalities, model)
+    return Signals(reading, generalities, model, opened)
 
 
 def path_scores(

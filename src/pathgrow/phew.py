@@ -1,8 +1,8 @@
 """The PHEW seed (Patil & Dovrolis 2021): a sparse start made of whole input-output paths.
 
-Walks from the inputs and from the outputs alternate, drawn in proportion to weight magnitudes (`walks`), and every weight
-they use is kept until the density is reached. Where the next whole walk does not fit, the rest is made up of single
-weights that lie between units of walks already kept, so every weight is on a path at every density.
+Walks from the inputs and from the outputs alternate, drawn in proportion to weight magnitudes (`walks`), and every
+weight they use is kept until the density is reached. Where the next whole walk does not fit, the rest is made up of
+single weights that lie between units of walks already kept, so every weight is on a path at every density.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def phew(
     >>> masks.num_on, masks.num  # the output layer is not in the scope
     (154, 1536)
     """
-    if not (isinstance(density, (int, float)) and 0 < density <= 1):
+    if not 0 < density <= 1:
         raise UserError(f"phew got density {density!r}: give the kept share of the switchable weights, in (0, 1]")
     wiring, scope, example_input = _prepared(model, example_input, scope, wiring)
     law = Law(wiring, model, identity_shortcuts=identity_shortcuts)
@@ -109,7 +109,7 @@ def start_density(
 
 
 def count_isolated(wiring: Wiring, masks: Masks) -> tuple[int, int]:
-    """Isolated units and all units of the hidden layers that have switchable weights; only units on dense paths count."""
+    """Isolated units, and all units, of hidden layers with switchable weights; only units on dense paths count."""
     isolated, dense, outputs = isolated_units(wiring, masks), alive_units(wiring), set(output_layers(wiring))
     hidden = [layer for layer in wiring.layers if layer.name in masks and layer.index not in outputs]
     return (
@@ -145,8 +145,8 @@ def _seed(
         pass
     if seeding.remaining == target:
         raise UserError(
-            f"density {density:g} keeps {target} of {marks.num} weights, fewer than one path from input to output takes: "
-            "ask for a higher density"
+            f"density {density:g} keeps {target} of {marks.num} weights, fewer than one path from input to output "
+            "takes: ask for a higher density"
         )
     masks = marks.masks()
     if seeding.remaining:
@@ -208,7 +208,7 @@ class _Marks:
         sizes = [flags.numel() for flags in self.scope.values()]
         tensors = {
             name: part.view(flags.shape).to(flags.device).clone()
-            for (name, flags), part in zip(self.scope.items(), kept.split(sizes), strict=True)
+            for (name, flags), part in zip(self.scope.items(), torch.split_with_sizes(kept, sizes), strict=True)
         }
         return Masks(tensors, self.scope)
 
@@ -231,7 +231,7 @@ class _Seeding:
         """Whole walks in turn until the next does not fit, or until walks hardly find new weights any more."""
         per_walk, steps = float(len(self.marks.layers)), 0
         while self.remaining:
-            walks = self._walk(math.ceil(self.remaining / per_walk / 2))
+            walks = self._walk(math.ceil(1.05 * self.remaining / per_walk / 2))
             numbers = self.marks.of_walks(walks)
             new = self._new_per_walk(numbers)
             num_fit = int(np.count_nonzero(np.cumsum(new) <= self.remaining))
@@ -250,36 +250,35 @@ class _Seeding:
             heads = self._integers(self.pool.num, _SPLICES)
             lots = torch.rand(len(heads), visits.shape[1], generator=self.noise).numpy()
             crossed = (lots * visits[heads]).argmax(axis=1)
-            numbers = np.concatenate(
-                [self._crossings(layer, heads[crossed == layer], visits[:, layer]) for layer in np.unique(crossed)]
-            )
-            self.marks.add(numbers[np.sort(np.unique(numbers, return_index=True)[1])][: self.remaining])
+            found = [self._crossings(k, heads[crossed == k], visits[:, k]) for k in np.unique(crossed)]
+            spliced, numbers = Walks.together([walks for walks, _ in found]), np.concatenate([n for _, n in found])
+            numbers = numbers[self.walker.real(spliced)]
+            order = torch.randperm(len(numbers), generator=self.noise).numpy()
+            self.marks.add(numbers[order][np.sort(np.unique(numbers[order], return_index=True)[1])][: self.remaining])
             dry = 0 if len(numbers) else dry + 1
         return before - self.remaining
 
-    def _crossings(self, number: int, heads: Units, visits: Flags) -> Units:
-        """New weights of one layer, each across from a head to some tail and on a path that is real."""
+    def _crossings(self, number: int, heads: Units, visits: Flags) -> tuple[Walks, Units]:
+        """Walks that cross one layer by a new weight, from the given heads to some tails, and the weights' numbers."""
         assert self.pool is not None
         layer, pool, law = self.marks.layers[number], self.pool, self.walker.law
         those = np.flatnonzero(visits)
         tails = those[self._integers(len(those), len(heads))]
         into, out = pool.units[layer.source, heads].astype(np.int64), pool.units[layer.target, tails].astype(np.int64)
-        joined = into // layer.shape[1] == out // (layer.shape[0] // layer.groups)
-        heads, tails, into, out = heads[joined], tails[joined], into[joined], out[joined]
         uniform = torch.rand(len(heads), dtype=torch.float64, generator=self.noise).numpy()
         weights = law.weight_number(layer, out, into, law.taps(layer, out, into, uniform))
         numbers = self.marks.numbers(layer, weights)
-        new = np.flatnonzero(self.marks.is_new(numbers))
-        if not len(new):
-            return numbers[new]
-        spliced = pool.splice(heads[new], tails[new], layer, weights[new])
-        return numbers[new][self.walker.real(spliced)]
+        joined = into // layer.shape[1] == out // (layer.shape[0] // layer.groups)
+        new = self.marks.is_new(numbers) & joined
+        return pool.splice(heads[new], tails[new], layer, weights[new]), numbers[new]
 
     def add_by_scores(self, model: nn.Module, example_input: Any) -> int:
         """Single weights with a positive path score, in proportion to how often walks would come by."""
         masks = self.marks.masks()
         scores = path_scores(model, example_input, masks)
-        candidates = Masks.select({name: flags & (scores[name] > 0) for name, flags in masks.missing().items()}, self.marks.scope)
+        candidates = Masks.select(
+            {name: flags & (scores[name] > 0) for name, flags in masks.missing().items()}, self.marks.scope
+        )
         count = min(self.remaining, candidates.num_on)
         if count < candidates.num_on:
             candidates = sampling.sample_proportional(self._visit_rates(), candidates, count, self.noise)
@@ -328,7 +327,7 @@ class _Seeding:
 
     def _keep(self, walks: Walks, numbers: Units) -> None:
         self.marks.add(numbers)
-        pool = walks if self.pool is None else self.pool.beside(walks)
+        pool = walks if self.pool is None else Walks.together([self.pool, walks])
         self.pool = pool.take(slice(-_POOL, None)) if pool.num else None
 
     def _integers(self, below: int, num: int) -> Units:

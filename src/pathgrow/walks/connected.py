@@ -48,8 +48,10 @@ def isolated_units(wiring: Wiring, masks: Mapping[str, Tensor]) -> dict[int, Fla
             blocks = kernels[layer.index].reshape(layer.groups, -1, layer.shape[1])
             leads[space.id] |= blocks.any(axis=1).reshape(-1)
         for hop in wiring.hops_from[space.id]:
-            source, target = (slice(None), slice(None)) if hop.pairs is None else hop.pairs
-            np.logical_or.at(leads[space.id], source, leads[hop.target][target])
+            if hop.pairs is None:
+                leads[space.id] |= leads[hop.target]
+            else:
+                np.logical_or.at(leads[space.id], hop.pairs[0], leads[hop.target][hop.pairs[1]])
     return {
         layer.index: dense[layer.target] & ~(kernels[layer.index].any(axis=1) & leads[layer.target])
         for layer in wiring.layers

@@ -8,10 +8,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +57,7 @@ class Law:
         self._hop_number = {hop: number for number, hop in enumerate(wiring.hops)}
         self._live = {layer.index: live_kernel(layer).reshape(-1) for layer in wiring.layers}
         self._weights = _weights(wiring, model)
+        self._sums: dict[int, Tensor] = {}
         self._tables: dict[tuple[int, bool], Floats] = {}
         self._forks: dict[tuple[int, bool], Fork] = {}
         self._num_cached = 0
@@ -86,10 +87,16 @@ class Law:
         live = self._live[layer.index]
         if len(live) == 1:
             return np.zeros(len(out), dtype=np.int64)
-        kernels = self._weights[layer.index].view(-1, len(live))
-        rows = kernels[torch.from_numpy(self.weight_number(layer, out, into))].double().abs().numpy() * live
-        rows[~rows.any(axis=1)] = live
-        return draw(_cumulative(torch.from_numpy(rows)), np.arange(len(out)), uniform) % len(live)
+        kernels = self._weights[layer.index].view(-1, len(live)).numpy()
+        shares = np.abs(kernels[self.weight_number(layer, out, into)]).astype(np.float64)
+        if not live.all():
+            shares[:, ~live] = 0.0
+        sums = np.cumsum(shares, axis=1)
+        empty = sums[:, -1] == 0.0
+        sums[empty] = np.cumsum(live)  # a kernel of zeros has no preference
+        point = np.minimum(uniform * sums[:, -1], np.nextafter(sums[:, -1], 0.0))
+        chosen: Units = np.count_nonzero(sums <= point[:, None], axis=1)
+        return chosen
 
     def weight_number(self, layer: Layer, out: Units, into: Units, taps: Units | None = None) -> Units:
         """Flat position of a weight in its layer; without `taps`, of a kernel among the kernels."""
@@ -98,19 +105,26 @@ class Law:
 
     def _kernel_sums(self, layer: Layer) -> Tensor:
         """Summed magnitudes of the live taps of each kernel, `[out, in / groups]`."""
+        if (kept := self._sums.get(layer.index)) is not None:
+            return kept
         live = self._live[layer.index]
-        kernels = self._weights[layer.index].view(-1, len(live))
-        if not live.all():
-            kernels = kernels[:, torch.from_numpy(np.flatnonzero(live))]
-        return kernels.abs().sum(dim=1, dtype=torch.float64).view(layer.shape[:2])
+        kernels = self._weights[layer.index].view(-1, len(live)).abs()
+        if len(live) == 1:  # as large as the weights themselves: not kept
+            return kernels.view(layer.shape[:2])
+        sums = (kernels @ torch.from_numpy(live).to(kernels)).view(layer.shape[:2])
+        self._sums[layer.index] = sums
+        return sums
 
     def _steps(self, layer: Layer, forward: bool) -> Tensor:
         """Kernel sums with one row per unit on this side; dead units on the other side weigh nothing."""
         blocks = self._kernel_sums(layer).view(layer.groups, -1, layer.shape[1])
         if forward:
             blocks = blocks.transpose(1, 2)
-        there = torch.from_numpy(self.alive[layer.target if forward else layer.source])
-        return (blocks * there.view(layer.groups, 1, -1)).flatten(0, 1)
+        there = self.alive[layer.target if forward else layer.source]
+        steps = blocks.to(torch.float64, memory_format=torch.contiguous_format, copy=True)
+        if not there.all():
+            steps *= torch.from_numpy(there).view(layer.groups, 1, -1)
+        return steps.flatten(0, 1)
 
     def _table(self, layer: Layer, forward: bool) -> Floats:
         key = layer.index, forward
@@ -198,12 +212,15 @@ class Law:
     # -- which units can be walked -------------------------------------------------------------------------------
 
     def _find_alive(self) -> dict[int, Flags]:
-        kernels = {layer.index: (self._kernel_sums(layer) > 0).numpy() for layer in self.wiring.layers}
+        kernels = None  # the common case, for which sums need not be made yet
+        if any(torch.count_nonzero(weight) < weight.numel() for weight in self._weights.values()):
+            kernels = {layer.index: (self._kernel_sums(layer) > 0).numpy() for layer in self.wiring.layers}
         found = alive_units(self.wiring, kernels)
         if not any(found[space][units].any() for space, units in self.wiring.outputs):
             # Zeros cut every path: walk on the bare wiring, as if all weights were alike.
             self._weights = {layer.index: _ones(layer) for layer in self.wiring.layers}
-            found = alive_units(self.wiring, None)
+            self._sums.clear()
+            found = alive_units(self.wiring)
         if not any(found[space][units].any() for space, units in self.wiring.outputs):
             raise UserError("no path leads from the model's input to its output: check that example_input is complete")
         return found
@@ -220,15 +237,19 @@ def draw(table: Floats, rows: Units, uniform: Floats) -> Units:
     An entry without a share is never drawn, whatever the rounding.
     """
     below = np.nextafter(rows + 1.0, 0.0)
-    return np.searchsorted(table, np.minimum(rows + uniform, below), side="right")
+    entries: Units = np.searchsorted(table, np.minimum(rows + uniform, below), side="right")
+    return entries
 
 
 def _cumulative(shares: Tensor) -> Floats:
-    """The table of a matrix of shares, row by row; the rows need not sum to 1."""
-    sums = shares.cumsum(dim=1)
+    """The table of a matrix of shares, made in place, row by row; the rows need not sum to 1."""
+    sums = torch.cumsum(shares, dim=1, out=shares)
     total = sums[:, -1:].clone()
-    sums.div_(total).nan_to_num_(nan=1.0)  # a row of zeros: a dead unit, never drawn from
-    sums += torch.arange(len(sums), dtype=torch.float64)[:, None]
+    row = torch.arange(len(sums), dtype=torch.float64)[:, None]
+    if bool((empty := total == 0.0).any()):  # dead units: never drawn from, but the table must not fall
+        row = row + empty.double()
+        total.masked_fill_(empty, 1.0)
+    torch.addcdiv(row, sums, total, out=sums)  # one pass over what may be many millions
     table: Floats = sums.view(-1).numpy()
     return table
 
@@ -237,13 +258,17 @@ def _weights(wiring: Wiring, model: nn.Module) -> dict[int, Tensor]:
     parameters = dict(model.named_parameters(remove_duplicate=False))
     found = {}
     for layer in wiring.layers:
-        # A computed weight is walked as if uniform: its values are not part of the wiring.
-        weight = None if layer.name is None else layer.pick(parameters[layer.name].detach()).cpu().contiguous()
-        found[layer.index] = _ones(layer) if weight is None or not bool(weight.any()) else weight
-        if not bool(found[layer.index].isfinite().all()):
+        if layer.name is None:  # a computed weight: its values are not part of the wiring
+            found[layer.index] = _ones(layer)
+            continue
+        weight = layer.pick(parameters[layer.name].detach()).cpu().contiguous()
+        weight = weight if weight.dtype in (torch.float32, torch.float64) else weight.float()
+        low, high = map(float, weight.aminmax())
+        if not math.isfinite(high - low):
             raise UserError(f"{layer.name} holds NaN or infinite values: walks need finite weights")
+        found[layer.index] = weight if low < 0 or high > 0 else _ones(layer)
     return found
 
 
 def _ones(layer: Layer) -> Tensor:
-    return torch.ones(prod(layer.shape)).view(layer.shape)
+    return torch.ones(math.prod(layer.shape)).view(layer.shape)

@@ -1,7 +1,7 @@
 """Where on the map a path can be: exact sets of positions, one row per walker, one array per spatial axis.
 
-A chain of taps is a path only if some position survives it: on a small padded map, two taps to the right and the path has
-left the picture. Windows act on each axis alone, so a set of positions is a product of one set per axis.
+A chain of taps is a path only if some position survives it: on a small padded map, two taps to the right and the path
+has left the picture. Windows act on each axis alone, so a set of positions is a product of one set per axis.
 An empty tuple of axes means that positions are not tracked here: all of them may be alive.
 """
 

@@ -7,6 +7,7 @@ a walk is a path in space too, and nothing has to be thrown away on small maps.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -48,7 +49,7 @@ class Walks:
     @property
     def num(self) -> int:
         """How many walks."""
-        return self.units.shape[1]
+        return int(self.units.shape[1])
 
     def take(self, columns: Units | Flags | slice) -> Walks:
         """Some of the walks, in the given order."""
@@ -56,22 +57,22 @@ class Walks:
 
     def splice(self, heads: Units, tails: Units, layer: Layer, weights: Units) -> Walks:
         """New walks: the head of one up to a layer's port, across by a weight of that layer, on with another's tail."""
+
         # Space ids and layer indices rise along every path, so a head is simply the upper part of a column.
         def join(rows: npt.NDArray[T], last: int) -> npt.NDArray[T]:
             return np.concatenate([rows[: last + 1, heads], rows[last + 1 :, tails]])
 
-        spliced = Walks(
-            join(self.units, layer.source), join(self.hops, layer.source), join(self.weights, layer.index)
-        )
+        spliced = Walks(join(self.units, layer.source), join(self.hops, layer.source), join(self.weights, layer.index))
         spliced.weights[layer.index] = weights
         return spliced
 
-    def beside(self, other: Walks) -> Walks:
-        """These walks, then the other ones."""
+    @staticmethod
+    def together(parts: Sequence[Walks]) -> Walks:
+        """All walks of several, one part after the other."""
         return Walks(
-            np.concatenate([self.units, other.units], axis=1),
-            np.concatenate([self.hops, other.hops], axis=1),
-            np.concatenate([self.weights, other.weights], axis=1),
+            np.concatenate([part.units for part in parts], axis=1),
+            np.concatenate([part.hops for part in parts], axis=1),
+            np.concatenate([part.weights for part in parts], axis=1),
         )
 
 
@@ -92,8 +93,8 @@ class Walker:
         for (spaces, units), forward in ((self.law.inputs, True), (self.law.outputs, False)):
             turn = turns % len(units)
             found.append(self._sweep(spaces[turn], units[turn], generator, forward=forward))
-        num = min(walks.num for walks in found)
-        return found[0].beside(found[1]).take((np.arange(num)[:, None] + [0, found[0].num]).reshape(-1))
+        each = np.arange(min(walks.num for walks in found))
+        return Walks.together(found).take(np.stack([each, each + found[0].num], axis=1).reshape(-1))
 
     def real(self, walks: Walks) -> Flags:
         """Which walks have a position to be at, all the way from input to output."""
@@ -157,7 +158,7 @@ class _Step:
         fork = self.law.fork(space, forward=self.forward)
         entry = draw(fork.edges, self.walks.units[space, here], self._uniform(len(here)))
         hops, units = fork.hop[entry], fork.unit[entry]
-        arrived = hops == END
+        arrived: Flags = hops == END
         self.finished[here[arrived]] = True
         for number in np.unique(hops[~arrived]):
             chosen = np.flatnonzero(hops == number)
