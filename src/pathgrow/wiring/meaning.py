@@ -20,7 +20,7 @@ from pathgrow.wiring import products
 from pathgrow.wiring.graph import Axis, Window
 from pathgrow.wiring.inputs import tensors_in
 from pathgrow.wiring.reader import ALIAS, FROM_PARAMETER, TOKENS, Reader
-from pathgrow.wiring.wire import ACTIVATED, GATE, SQUASHED, Wire, aligned, compact, put, wire_of
+from pathgrow.wiring.wire import ACTIVATED, ATTENTION, GATE, SQUASHED, Wire, aligned, compact, put, wire_of
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,11 @@ class Call:
 def follow(reader: Reader, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What a torch function gives in the path network."""
     name, in_place = plain_name(func)
-    if name == "get_device":  # constants that the model makes for this activation belong beside its parameters
+    # Constants that the model makes for this activation belong beside its parameters.
+    if name == "get_device":
         return reader.device
+    if name == "get_dtype":
+        return reader.model_dtype
     call = Call(reader, func, name, args, kwargs)
     meaning = MEANING.get(name)
     if meaning is None:
@@ -245,9 +248,11 @@ def _product(reader: Reader, a: Any, b: Any) -> Any:
 
 def _shape(call: Call) -> Any:
     """Anything that only moves elements: do the same to the labels."""
-    (x,) = call.followed
+    x = call.followed[0]
     wire = wire_of(x)
     assert wire is not None
+    if call.name in _COPYING:  # our activations may lie in memory unlike the model's own
+        call = replace(call, func=_COPYING[call.name])
     result = call.func(*call.args, **call.kwargs)
     # Labels travel as floats shifted by one: every function that moves elements takes floats, and padding gives 0.
     labels = (wire.units.expand(x.shape) + 1).to(torch.float64).contiguous()
@@ -261,13 +266,7 @@ def _shape(call: Call) -> Any:
     return result
 
 
-def _new_object(call: Call) -> Any:
-    """`clone`, and attributes such as `.T` and `.data`."""
-    if call.name in ("get_T", "get_mT", "get_H", "get_mH"):
-        return _shape(call)
-    if call.name.startswith("get_") and call.name != "get_data":
-        return call.func(*call.args, **call.kwargs)
-    return _pass(call)
+_COPYING: dict[str, Callable[..., Any]] = {"view": Tensor.reshape, "view_as": Tensor.reshape_as}
 
 
 def _cat(call: Call) -> Any:
@@ -441,7 +440,8 @@ MEANING: dict[str, Callable[[Call], Any]] = {
         "tanhshrink softshrink hardshrink threshold clamp clamp_min clamp_max clip",
     ),
     **_table(_as(SQUASHED), "tanh erf"),
-    **_table(_as(GATE), "sigmoid hardsigmoid softmax softmin rsqrt reciprocal special_expit expit"),
+    **_table(_as(GATE), "sigmoid hardsigmoid rsqrt reciprocal special_expit expit"),
+    **_table(_as(ATTENTION), "softmax softmin"),
     **_table(_batch_norm, "batch_norm"),
     **_table(_add, "add radd sub rsub subtract"),
     **_table(_mul, "mul rmul multiply"),

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from pathgrow.errors import UserError
 from pathgrow.wiring.graph import Hop, Layer, Space, Window, Wiring
 from pathgrow.wiring.inputs import one_sample, read_outputs
-from pathgrow.wiring.wire import Wire, aligned, along, compact, put, relation, wire_of
+from pathgrow.wiring.wire import ATTENTION, Wire, aligned, along, compact, put, relation, wire_of
 
 BatchNorm = Literal["identity", "scale"]
 TOKENS = "_pathgrow_tokens"
@@ -89,7 +89,8 @@ class Reader(TorchFunctionMode):
         """False: only the structure is wanted, values do not matter."""
         self.abstract = abstract
         """Follow shapes alone: activations live on the meta device and nothing is computed."""
-        self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        example = next(model.parameters(), torch.zeros(()))
+        self.device, self.model_dtype = example.device, example.dtype
         self.names = {id(parameter): name for name, parameter in model.named_parameters()}
         self.spaces: list[Space] = []
         self.hops: list[Hop] = []
@@ -301,6 +302,8 @@ class Reader(TorchFunctionMode):
             where=weight.where,
         )
         result = Wire(target, along(num_out, unit_axis, out.ndim), (), exponent)
+        if wire.strength == ATTENTION:
+            result = replace(result, strength=ATTENTION, gate=wire.gate)
         self.uses.append(Use(layer, used, out, result, unit_axis % out.ndim))
         return self.same(out, result)
 

@@ -15,8 +15,11 @@ from pathgrow.wiring.graph import Window
 
 ATTRIBUTE = "_pathgrow_wire"
 
-PLAIN, ACTIVATED, SQUASHED, GATE = 0, 1, 2, 3
-"""How gate-like an activation is. Where two activations are multiplied, the more gate-like one counts as open."""
+PLAIN, ACTIVATED, SQUASHED, GATE, ATTENTION = 0, 1, 2, 3, 4
+"""How gate-like an activation is. Where two activations are multiplied, the more gate-like one counts as open.
+
+A softmax stays one through a layer (heads that talk to each other); any other activation is plain after a layer.
+"""
 
 
 @dataclass(frozen=True, eq=False)

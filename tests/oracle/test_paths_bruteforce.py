@@ -1,0 +1,223 @@
+"""Path scores against the definition: enumerate every path of a small network and multiply its weights."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pathgrow.paths import path_scores, signals, trace_gains
+
+Edge = tuple[str, int] | None
+"""A weight by (parameter name, flat index); None: an edge without a weight, such as a shortcut."""
+Graph = dict[tuple, list[tuple[tuple, Edge, float]]]
+"""Node -> [(next node, edge, fixed factor)]."""
+
+
+def enumerate_paths(graph: Graph, node: tuple) -> Iterator[tuple[list[Edge], float]]:
+    """Every path from a node to an output node; a pixel that no kernel reads leads nowhere."""
+    if node[0] == "y":
+        yield [], 1.0
+    for after, edge, factor in graph.get(node, []):
+        for edges, product in enumerate_paths(graph, after):
+            yield [edge, *edges], factor * product
+
+
+def brute_force(model: nn.Module, graph: Graph, starts: list[tuple], power: int = 1) -> tuple[float, dict[str, Tensor]]:
+    """Total over paths, and per position the sum over paths through it of the product of the other weights."""
+    weights = {n: p.detach().double().abs().flatten() ** power for n, p in model.named_parameters()}
+    scores = {name: torch.zeros_like(value) for name, value in weights.items()}
+    total = 0.0
+    for start in starts:
+        for edges, factor in enumerate_paths(graph, start):
+            used = [edge for edge in edges if edge is not None]
+            values = [float(weights[name][index]) for name, index in used]
+            total += factor**power * float(np.prod(values))
+            for position, (name, index) in enumerate(used):
+                others = np.prod(values[:position] + values[position + 1 :])
+                scores[name][index] += factor**power * float(others)
+    return total, {n: s.view(dict(model.named_parameters())[n].shape) for n, s in scores.items()}
+
+
+def check(model: nn.Module, example: Tensor, graph: Graph, starts: list[tuple]) -> None:
+    for power, compute in ((1, path_scores), (2, trace_gains)):
+        total, expected = brute_force(model, graph, starts, power)
+        found = compute(model, example)
+        assert signals(model, example, squared=power == 2).total == pytest.approx(total, rel=1e-9)
+        for name, score in found.items():
+            torch.testing.assert_close(score * total, expected[name], rtol=1e-9, atol=0.0)
+
+
+def sparsified(model: nn.Module, seed: int, keep: float = 0.6) -> nn.Module:
+    """Random weights with some exact zeros: missing positions must be scored too."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator))
+                parameter.mul_(torch.rand(parameter.shape, generator=generator) < keep)
+            elif name.endswith("bias"):
+                parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def connect(graph: Graph, layer: str, name: str, inputs: list[tuple], outputs: list[tuple]) -> None:
+    for (o, out), (i, node) in itertools.product(enumerate(outputs), enumerate(inputs)):
+        graph.setdefault(node, []).append((out, (name, o * len(inputs) + i), 1.0))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_chain(seed: int) -> None:
+    activations = [nn.ReLU(), nn.GELU(), nn.Tanh(), nn.Sigmoid(), nn.SiLU()]
+    model = sparsified(nn.Sequential(nn.Linear(3, 4), activations[seed], nn.LayerNorm(4), nn.Linear(4, 2)), seed)
+    inputs, hidden, outputs = ([(layer, i) for i in range(n)] for layer, n in (("x", 3), ("h", 4), ("y", 2)))
+    graph: Graph = {}
+    connect(graph, "h", "0.weight", inputs, hidden)
+    connect(graph, "y", "3.weight", hidden, outputs)
+    check(model, torch.randn(2, 3), graph, inputs)
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.a, self.b = nn.Linear(2, 3), nn.Linear(3, 4), nn.Linear(4, 3)
+        self.norm, self.project, self.head = nn.BatchNorm1d(3), nn.Linear(3, 3), nn.Linear(3, 2)
+        self.scale = nn.Parameter(torch.tensor([0.5, -2.0, 3.0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.stem(x))
+        x = x + self.scale * self.b(F.relu(self.a(x)))
+        x += self.project(x)  # in place, and a branch that reads what it is added to
+        return self.head(x)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_residual_with_layer_scale(seed: int) -> None:
+    model = sparsified(Residual(), seed)
+    nodes = {n: [(n, i) for i in range(k)] for n, k in zip("xsabtuy", (2, 3, 4, 3, 3, 3, 2), strict=True)}
+    graph: Graph = {}
+    connect(graph, "s", "stem.weight", nodes["x"], nodes["s"])
+    connect(graph, "a", "a.weight", nodes["s"], nodes["a"])
+    connect(graph, "b", "b.weight", nodes["a"], nodes["b"])
+    for i in range(3):
+        graph.setdefault(("s", i), []).append((("t", i), None, 1.0))
+        graph.setdefault(("b", i), []).append((("t", i), None, abs(float(model.scale[i].detach()))))  # type: ignore[union-attr, index, arg-type]
+    connect(graph, "u", "project.weight", nodes["t"], nodes["u"])
+    for i in range(3):
+        graph[("t", i)].append((("u", i), None, 1.0))
+    connect(graph, "y", "head.weight", nodes["u"], nodes["y"])
+    check(model, torch.randn(1, 2), graph, nodes["x"])
+
+
+def connect_conv(
+    graph: Graph, name: str, weight: Tensor, shape_in: tuple[int, ...], stride: int, padding: int, groups: int,
+    before: str, after: str,
+) -> tuple[int, int, int]:  # fmt: skip
+    _, height, width = shape_in
+    out, per_group, kh, kw = weight.shape
+    sizes = [(size + 2 * padding - k) // stride + 1 for size, k in ((height, kh), (width, kw))]
+    for o, y, x, i, a, b in itertools.product(range(out), *map(range, sizes), range(per_group), range(kh), range(kw)):
+        row, column = y * stride + a - padding, x * stride + b - padding
+        if 0 <= row < height and 0 <= column < width:
+            channel = (o // (out // groups)) * per_group + i
+            index = ((o * per_group + i) * kh + a) * kw + b
+            graph.setdefault((before, channel, row, column), []).append(((after, o, y, x), (name, index), 1.0))
+    return (out, sizes[0], sizes[1])
+
+
+@pytest.mark.parametrize(("stride", "padding", "groups"), [(1, 0, 1), (2, 1, 1), (1, 1, 2), (2, 0, 2)])
+def test_convolution(stride: int, padding: int, groups: int) -> None:
+    first = nn.Conv2d(2, 4, 3, stride=stride, padding=padding)
+    second = nn.Conv2d(4, 2, 2, padding=1, groups=groups)
+    model = sparsified(
+        nn.Sequential(first, nn.BatchNorm2d(4), nn.ReLU(), second, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 2)),
+        stride + padding, keep=0.5,
+    )  # fmt: skip
+    graph: Graph = {}
+    shape = connect_conv(graph, "0.weight", first.weight, (2, 4, 3), stride, padding, 1, "x", "h")
+    shape = connect_conv(graph, "3.weight", second.weight, shape, 1, 1, groups, "h", "p")
+    for c, y, x in itertools.product(*map(range, shape)):
+        for o in range(2):
+            graph.setdefault(("p", c, y, x), []).append((("y", o), ("6.weight", o * 2 + c), 1 / (shape[1] * shape[2])))
+    check(model, torch.randn(1, 2, 4, 3), graph, [("x", c, y, x) for c, y, x in itertools.product(*map(range, (2, 4, 3)))])
+
+
+def test_max_pool_counts_as_average_and_flatten_keeps_positions() -> None:
+    conv = nn.Conv2d(1, 2, 2)
+    model = sparsified(nn.Sequential(conv, nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(2, 2)), 0)
+    graph: Graph = {}
+    shape = connect_conv(graph, "0.weight", conv.weight, (1, 3, 3), 1, 0, 1, "x", "h")
+    for c, y, x in itertools.product(*map(range, shape)):
+        for o in range(2):
+            graph.setdefault(("h", c, y, x), []).append((("y", o), ("4.weight", o * 2 + c), 0.25))
+    check(model, torch.randn(1, 1, 3, 3), graph, [("x", 0, y, x) for y in range(3) for x in range(3)])
+
+
+class Attention(nn.Module):
+    """One head over three tokens, written by hand or with the fused kernel."""
+
+    def __init__(self, attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.qkv, self.out, self.head = nn.Linear(2, 6, bias=False), nn.Linear(2, 2), nn.Linear(2, 2)
+        self.attend = attend
+        self.positions = nn.Parameter(torch.randn(1, 3, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.positions
+        query, key, value = self.qkv(x).chunk(3, dim=-1)
+        x = x + self.out(self.attend(query, key, value))
+        return self.head(x.mean(1))
+
+
+def by_hand(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = (q @ k.transpose(-2, -1)) * 2**-0.5
+    scores = scores.masked_fill(torch.zeros(3, 3, dtype=torch.bool), float("-inf"))
+    return F.dropout(scores.softmax(-1), 0.1, training=False) @ v
+
+
+@pytest.mark.parametrize(
+    "attend",
+    [by_hand, F.scaled_dot_product_attention, lambda q, k, v: torch.einsum("bqk,bkd->bqd", (q @ k.mT).softmax(-1), v)],
+    ids=["by hand", "fused", "einsum"],
+)
+def test_attention_mixes_uniformly(attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+    model = sparsified(Attention(attend), 3)
+    graph: Graph = {}
+    for t, o, i in itertools.product(range(3), range(2), range(2)):
+        graph.setdefault(("x", t, i), []).append((("v", t, o), ("qkv.weight", (4 + o) * 2 + i), 1.0))
+    for t, s, c in itertools.product(range(3), range(3), range(2)):
+        graph.setdefault(("v", s, c), []).append((("m", t, c), None, 1 / 3))
+    for t, o, i in itertools.product(range(3), range(2), range(2)):
+        graph.setdefault(("m", t, i), []).append((("r", t, o), ("out.weight", o * 2 + i), 1.0))
+    for t, c in itertools.product(range(3), range(2)):
+        graph[("x", t, c)].append((("r", t, c), None, 1.0))
+        for o in range(2):
+            graph.setdefault(("r", t, c), []).append((("y", o), ("head.weight", o * 2 + c), 1 / 3))
+    starts = [("x", t, c) for t in range(3) for c in range(2)]
+    check(model, torch.randn(1, 3, 2), graph, starts)
+    assert bool((path_scores(model, torch.randn(1, 3, 2))["qkv.weight"][:4] == 0).all())
+
+
+def test_paper_fixture() -> None:
+    model = nn.Sequential(*(nn.Linear(i, o, bias=False) for i, o in ((2, 3), (3, 2), (2, 2))))
+    values = [[[1, -2], [0, 3], [-1, 0]], [[2, 0, -1], [0, 1, 0]], [[1, 0], [-2, 3]]]
+    with torch.no_grad():
+        for layer, value in zip(model, values, strict=True):
+            layer.weight.copy_(torch.tensor(value, dtype=torch.float32))  # type: ignore[operator, union-attr]
+    found = signals(model, torch.ones(1, 2))
+    assert found.total == 30.0
+    assert [found.units[i].complexity.tolist() for i in range(3)] == [[3, 3, 1], [7, 3], [7, 23]]
+    assert [found.units[i].generality.tolist() for i in range(3)] == [[6, 3, 3], [3, 3], [1, 1]]
+    scores = {name: (score * 30).round(decimals=9) for name, score in found.scores()}
+    missing = [("0", 1, 0), ("0", 2, 1), ("1", 0, 1), ("1", 1, 0), ("1", 1, 2), ("2", 0, 1)]
+    assert [float(scores[f"{n}.weight"][o, i]) for n, o, i in missing] == [3, 3, 9, 9, 3, 3]
+    squared = signals(model, torch.ones(1, 2), squared=True)
+    gains = {name: (score * squared.total).round(decimals=9) for name, score in squared.scores()}
+    assert [float(gains[f"{n}.weight"][o, i]) for n, o, i in missing] == [9, 5, 45, 45, 9, 9]
+    trace = sum(float(gains[f"{n}.weight"][layer.weight != 0].sum()) for n, layer in enumerate(model))  # type: ignore[union-attr]
+    assert trace == 216
