@@ -1,0 +1,84 @@
+"""The frame of the curve's picture: which part of the plane is shown, and where the ticks stand.
+
+Terminal, PNG and page show the same part. Density is logarithmic: growth is by a factor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_DEPTH = 1.0
+"""How far below the well-trained points the picture reaches, in their own spread; rough points may start at chance."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A window on density and score; `x` and `y` map into [0, 1]."""
+
+    densities: tuple[float, float]
+    scores: tuple[float, float]
+
+    @classmethod
+    def of(cls, report: dict[str, Any]) -> Frame:
+        """Wide enough for all densities, and for all scores but the rough ones far below the rest."""
+        curve, answer = report["curve"], report["answer"]
+        rough, probes = curve["rough"], curve["probes"]
+        given = [answer["operating_density"], *(answer["interval"] or ()), answer["gain_density"]]
+        densities = [row["density"] for row in (*rough, *probes)] + [value for value in given if value]
+        goal = threshold(report)
+        scores = [row["score"] for row in (probes or rough)]
+        if goal is not None:
+            scores += [goal, report["reference"]["score"]]
+        low, high = min(scores, default=0.0), max(scores, default=1.0)
+        # Equal scores still need a window; its width is the smallest difference anybody asked about.
+        spread = max(high - low, 2 * answer["delta"])
+        above = [row["score"] for row in rough if row["score"] >= low - _DEPTH * spread]
+        low, high = min([low, *above]), max([high, *above])
+        margin = 0.08 * max(high - low, spread)
+        left, right = min(densities, default=0.01), max(densities, default=1.0)
+        factor = max(right / left, 2.0) ** 0.05
+        return cls((left / factor, right * factor), (low - margin, high + margin))
+
+    def x(self, density: float) -> float:
+        left, right = self.densities
+        return math.log(density / left) / math.log(right / left)
+
+    def y(self, score: float) -> float:
+        low, high = self.scores
+        return (score - low) / (high - low)
+
+    def density_ticks(self) -> list[float]:
+        """At most seven round densities, as many as there can be.
+
+        >>> Frame((0.009, 0.5), (0, 1)).density_ticks()
+        [0.01, 0.02, 0.05, 0.1, 0.2, 0.5]
+        """
+        finest_first = ([1 + i / 10 for i in range(90)], [1, 1.5, 2, 3, 5, 7], [1, 2, 3, 5], [1, 2, 5], [1, 3], [1])
+        return next(ticks for digits in finest_first if len(ticks := self._round_densities(digits)) <= 7)
+
+    def _round_densities(self, digits: Sequence[float]) -> list[float]:
+        left, right = self.densities
+        decades = range(math.floor(math.log10(left)), math.ceil(math.log10(right)) + 1)
+        ticks = [float(f"{digit * 10.0**decade:.4g}") for decade in decades for digit in digits]
+        return [tick for tick in ticks if left <= tick <= min(right, 1.0)]
+
+    def score_ticks(self, most: int = 6) -> list[float]:
+        """At most `most` evenly spaced round scores.
+
+        >>> Frame((0.01, 1), (0.881, 0.98)).score_ticks()
+        [0.9, 0.92, 0.94, 0.96, 0.98]
+        """
+        low, high = self.scores
+        decade = 10.0 ** math.floor(math.log10((high - low) / most))
+        step = next(decade * digit for digit in (1, 2, 5, 10, 20) if (high - low) / (decade * digit) < most)
+        first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+        return [float(f"{index * step:.10g}") for index in range(first, last + 1)]
+
+
+def threshold(report: dict[str, Any]) -> float | None:
+    """The score a network must reach: the reference less delta."""
+    reference = report.get("reference")
+    return None if reference is None else float(reference["score"] - report["answer"]["delta"])

@@ -1,0 +1,203 @@
+"""A running discovery as it goes on: round, density, score, current estimate, time left.
+
+On a terminal a few lines that renew themselves; elsewhere (a log file, a pipe) one line per finished stage.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from pathgrow.report.wording import duration, percent, percent_range, printable
+
+
+class Progress(Protocol):
+    """What a running discovery tells."""
+
+    def stage(self, name: str, density: float, epochs: int | None) -> None:
+        """A stage begins; `epochs` is None where its length is not known."""
+
+    def epoch(self, done: int, of: int, loss: float | None = None) -> None:
+        """`done` epochs of the stage are over."""
+
+    def observed(self, round: int, density: float, score: float) -> None:
+        """A network was scored."""
+
+    def estimate(self, density: float | None, interval: tuple[float, float] | None = None) -> None:
+        """What the density rule would answer now."""
+
+    def close(self) -> None:
+        """Nothing more will be told; the terminal is given back."""
+
+
+class Silent:
+    """Tells nobody."""
+
+    def stage(self, name: str, density: float, epochs: int | None) -> None: ...
+
+    def epoch(self, done: int, of: int, loss: float | None = None) -> None: ...
+
+    def observed(self, round: int, density: float, score: float) -> None: ...
+
+    def estimate(self, density: float | None, interval: tuple[float, float] | None = None) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def create(console: Console | None = None, *, total_epochs: int | None = None) -> Progress:
+    """The progress that fits the console: live on a terminal, plain lines elsewhere.
+
+    `total_epochs`: what all stages together are expected to train; without it the time left is that of the stage.
+    """
+    console = console or Console(stderr=True)
+    return LiveProgress(console, total_epochs) if console.is_terminal else LineProgress(console)
+
+
+class Pace:
+    """Seconds per epoch, as measured so far, and the time that is left at this pace.
+
+    A stage may tell its epochs one by one, or only that it is over: both count.
+    """
+
+    def __init__(self, total_epochs: int | None, clock: Callable[[], float]) -> None:
+        self.total_epochs = total_epochs
+        self._clock = clock
+        self._done_before = 0
+        self._stage_epochs: int | None = None
+        self._stage_done = 0
+        self._measured_epochs = 0
+        self._measured_seconds = 0.0
+        self._last = clock()
+
+    def begin(self, epochs: int | None) -> None:
+        """A stage begins, so the one before is over."""
+        if self._stage_epochs is not None:
+            self.advance(self._stage_epochs)
+        self._done_before += self._stage_done
+        self._stage_epochs, self._stage_done, self._last = epochs, 0, self._clock()
+
+    def advance(self, done: int) -> None:
+        """`done` epochs of the stage are over."""
+        now = self._clock()
+        if done > self._stage_done:
+            self._measured_epochs += done - self._stage_done
+            self._measured_seconds += now - self._last
+        self._stage_done, self._last = done, now
+
+    @property
+    def seconds_per_epoch(self) -> float | None:
+        """None before anything was measured."""
+        return self._measured_seconds / self._measured_epochs if self._measured_epochs else None
+
+    @property
+    def stage_done(self) -> float:
+        """Epochs of the stage that are over; where nobody tells, as many as its pace so far makes likely."""
+        pace = self.seconds_per_epoch
+        if self._stage_done or not pace or self._stage_epochs is None:
+            return self._stage_done
+        return min(self._stage_epochs, (self._clock() - self._last) / pace)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Of the run if its total is known, else of the stage; None before anything was measured."""
+        of = self._stage_epochs if self.total_epochs is None else self.total_epochs - self._done_before
+        pace = self.seconds_per_epoch
+        return None if of is None or pace is None else max(0.0, of - self.stage_done) * pace
+
+
+class LineProgress:
+    """One line per observed network, for logs and pipes."""
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console, self._clock = console, clock
+        self._began = clock()
+        self._stage = ""
+        self._said: str | None = None
+
+    def stage(self, name: str, density: float, epochs: int | None) -> None:
+        self._stage = printable(name)
+
+    def epoch(self, done: int, of: int, loss: float | None = None) -> None: ...
+
+    def observed(self, round: int, density: float, score: float) -> None:
+        stage = f"{self._stage}: " if self._stage else ""
+        self._say(f"{stage}round {round}, density {percent(density)}, score {score:.4g}")
+
+    def estimate(self, density: float | None, interval: tuple[float, float] | None = None) -> None:
+        text = _estimate_words(density, interval)
+        if text and text != self._said:
+            self._said = text
+            self._say(text)
+
+    def close(self) -> None: ...
+
+    def _say(self, text: str) -> None:
+        self._console.print(Text(f"[{duration(self._clock() - self._began):>10}] {text}"), soft_wrap=True)
+
+
+class LiveProgress:
+    """Three lines that renew themselves; gone when the run ends, for the report to take their place."""
+
+    def __init__(
+        self, console: Console, total_epochs: int | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.pace = Pace(total_epochs, clock)
+        self._clock, self._began = clock, clock()
+        self._stage, self._density, self._done, self._of = "", 0.0, 0, 0
+        self._loss: float | None = None
+        self._observed = ""
+        self._estimate = ""
+        self._live = Live(get_renderable=self.render, console=console, refresh_per_second=5, transient=True)
+        self._live.start()
+
+    def stage(self, name: str, density: float, epochs: int | None) -> None:
+        self.pace.begin(epochs)
+        self._stage, self._density, self._done, self._of = printable(name), density, 0, epochs or 0
+        self._loss = None
+
+    def epoch(self, done: int, of: int, loss: float | None = None) -> None:
+        self.pace.advance(done)
+        self._done, self._of, self._loss = done, of, loss
+
+    def observed(self, round: int, density: float, score: float) -> None:
+        self._observed = f"round {round}, density {percent(density)}, score {score:.4g}"
+
+    def estimate(self, density: float | None, interval: tuple[float, float] | None = None) -> None:
+        self._estimate = _estimate_words(density, interval)
+
+    def close(self) -> None:
+        self._live.stop()
+
+    def render(self) -> RenderableType:
+        """What the terminal shows now."""
+        table = Table.grid(padding=(0, 2))
+        for label, value in (("observed", self._observed), ("estimate", self._estimate)):
+            if value:
+                table.add_row(Text(label, "dim"), Text(value))
+        table.add_row(Text("time", "dim"), Text(self._time_words()))
+        bar = Table.grid(padding=(0, 2))
+        loss = f"loss {self._loss:.4g}" if self._loss is not None else ""
+        epochs = f"{self._done}/{self._of} epochs" if self._done else f"{self._of} epochs" if self._of else ""
+        stage = Text(self._stage, "bold").append(f"  at {percent(self._density)}" if self._stage else "", "not bold")
+        bar.add_row(stage, ProgressBar(self._of or 1, self.pace.stage_done, width=24), Text(epochs), Text(loss, "dim"))
+        return Group(bar, table)
+
+    def _time_words(self) -> str:
+        left = self.pace.seconds_left
+        words = duration(self._clock() - self._began)
+        if left is None:
+            return words
+        return f"{words}, about {duration(left)} left{'' if self.pace.total_epochs else ' in this stage'}"
+
+
+def _estimate_words(density: float | None, interval: tuple[float, float] | None) -> str:
+    if density is None:
+        return ""
+    return f"answer so far {percent(density)}" + (f" (90%: {percent_range(interval)})" if interval else "")

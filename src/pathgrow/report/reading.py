@@ -1,0 +1,85 @@
+"""What a run folder says: a finished report, checked; or how far an unfinished run has come."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from pathgrow.errors import UserError
+from pathgrow.runs import RunFolder
+
+FORMAT = 1
+_WANTED: dict[str, tuple[str, ...]] = {
+    "answer": ("operating_density", "interval", "gain_density", "gain_interval", "delta", "status", "reason", "words"),
+    "network": ("density", "density_model", "num_on", "num", "epochs", "val"),
+    "curve": ("rough", "probes"),
+    "ledger": ("phases", "training_flops", "relative"),
+}
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """A run that has not come to its end."""
+
+    stages: tuple[str, ...]
+    """Finished ones, oldest first."""
+    current: str | None
+    """The stage it is in, as far as its metrics tell."""
+    worker: str | None
+    """The process that works on it now."""
+    points: tuple[dict[str, Any], ...]
+    """What the finished stages observed: rows with stage, round, density and score."""
+
+
+def read(path: str | os.PathLike[str]) -> dict[str, Any] | Unfinished:
+    """The report of a finished run, or how far an unfinished one is; a folder that holds no run is a `UserError`."""
+    folder = RunFolder(path)
+    if not folder.path.is_dir():
+        raise UserError(f"{folder.path} is no folder: give the folder of a run, the one named by --out")
+    if folder.finished:
+        return checked(folder.report(), str(folder.path / "report.json"))
+    if folder.config is None:
+        raise UserError(f"{folder.path} holds no run (no config.json): give the folder named by --out")
+    return _progress_of(folder)
+
+
+def read_finished(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The report of a finished run; an unfinished one is a `UserError`."""
+    found = read(path)
+    if isinstance(found, Unfinished):
+        raise UserError(
+            f"{os.fspath(path)} holds an unfinished run: give its command again to finish it, then report it"
+        )
+    return found
+
+
+def checked(report: dict[str, Any], where: str) -> dict[str, Any]:
+    """The report itself, if everything that is shown is in it."""
+    if report.get("format") != FORMAT:
+        raise UserError(
+            f"{where} has format {report.get('format')!r}, wanted {FORMAT}: show it with the version of pathgrow "
+            f"that wrote it ({report.get('pathgrow')})"
+        )
+    for part, keys in _WANTED.items():
+        inside = report.get(part)
+        missing = [key for key in keys if not isinstance(inside, dict) or key not in inside]
+        if missing:
+            raise UserError(f"{where} lacks '{part}.{missing[0]}': it is no whole report; restore it, or run again")
+    return report
+
+
+def _progress_of(folder: RunFolder) -> Unfinished:
+    stages = tuple(folder.stages)
+    begun = [str(row["stage"]) for row in folder.metrics]
+    points = []
+    for stage in stages:
+        facts = folder.facts(stage) or {}
+        if isinstance(facts.get("score"), float) and isinstance(facts.get("density"), float):
+            points.append({"stage": stage, **{key: facts.get(key) for key in ("round", "density", "score")}})
+    return Unfinished(
+        stages=stages,
+        current=begun[-1] if begun and begun[-1] not in stages else None,
+        worker=folder.worker,
+        points=tuple(points),
+    )

@@ -1,0 +1,139 @@
+"""How an answer was found, what it cost and what was built, as paragraphs and tables for the page."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from pathgrow.report.wording import Scores, count, duration, percent, percent_column, printable
+
+Table = tuple[list[str], list[list[str]]]
+"""Headings and rows."""
+
+_SERIES = {
+    "log10_total": "path weight (log10)",
+    "tau_core_size": "tau-core (units)",
+    "mean_tau_core_ratio": "mean tau-core ratio of layers",
+    "num_dead": "dead units",
+    "num_isolated": "isolated units",
+}
+"""What is shown of the topology round by round, and how it is called."""
+
+
+def paragraphs(report: dict[str, Any]) -> list[str]:
+    """The run told in the order it happened."""
+    curve, answer, scores = report["curve"], report["answer"], Scores.of(report)
+    told = []
+    if rough := curve["rough"]:
+        told.append(
+            f"A network of {percent(rough[0]['density'])} of the switchable weights was planted and trained for "
+            f"{rough[0]['epochs']} epochs. It then grew in {len(rough) - 1} rounds to {percent(rough[-1]['density'])}, "
+            "with a little training after each. Such scores keep rising with training alone, so they steer the growth "
+            "but do not give the answer."
+        )
+    if probes := curve["probes"]:
+        epochs = sorted({row["epochs"] for row in probes})
+        length = f"{epochs[0]}" if len(epochs) == 1 else f"{epochs[0]} to {epochs[-1]}"
+        told.append(
+            f"{len(probes)} {'copy was' if len(probes) == 1 else 'copies were'} taken along the way, at densities from "
+            f"{percent(min(row['density'] for row in probes))} to {percent(max(row['density'] for row in probes))}, "
+            f"and trained out to {length} epochs each. The answer is read from these, against a reference of "
+            f"{scores(report['reference']['score']) if report.get('reference') else 'the densest of them'}."
+        )
+    told += [printable(text) for text in (answer["words"], _sentence("Growth ended because", answer["reason"])) if text]
+    return told
+
+
+def cost_by_kind(report: dict[str, Any]) -> Table:
+    """The ledger, phases of one kind together."""
+    ledger, timing = report["ledger"], _seconds(report)
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for phase in ledger["phases"]:
+        kinds.setdefault(re.sub(r"[-_ ]*\d+$", "", printable(phase["phase"])), []).append(phase)
+    rows = [[kind, str(len(phases)), *_cost(phases, ledger, timing)] for kind, phases in kinds.items()]
+    rows.append(["all", str(len(ledger["phases"])), *_cost(ledger["phases"], ledger, timing)])
+    return ["kind", "phases", "epochs", "samples", "FLOPs", "of dense training", "time"], rows
+
+
+def cost_by_phase(report: dict[str, Any]) -> Table:
+    """The ledger, phase by phase."""
+    ledger, timing = report["ledger"], _seconds(report)
+    rows = [
+        [printable(phase["phase"]), percent_column(phase["density"]), *_cost([phase], ledger, timing)]
+        for phase in ledger["phases"]
+    ]
+    return ["phase", "density", "epochs", "samples", "FLOPs", "of dense training", "time"], rows
+
+
+def rounds(report: dict[str, Any]) -> Table:
+    """The trunk round by round, and the copies that were trained out."""
+    scores = Scores.of(report)
+    probes = {row["round"]: row for row in report["curve"]["probes"]}
+    rows = []
+    for row in report["curve"]["rough"]:
+        probe = probes.get(row["round"])
+        rows.append(
+            [
+                str(row["round"]),
+                percent_column(row["density"]),
+                percent_column(row["density_model"]),
+                str(row["epochs"]),
+                scores(row["score"]),
+                "-" if row.get("loss") is None else f"{row['loss']:.3f}",
+                scores(probe["score"]) if probe else "",
+                str(probe["epochs"]) if probe else "",
+            ]
+        )
+    return ["round", "density", "of model", "epochs", scores.name, "loss", "trained out", "epochs"], rows
+
+
+def layer_densities(report: dict[str, Any]) -> list[tuple[str, float]]:
+    """Of the network handed back, layer by layer, as far as its topology was recorded."""
+    rows = report.get("topology") or []
+    at = report["network"].get("round")
+    row = next((row for row in rows if row.get("round") == at), rows[-1] if rows else {})
+    found = row.get("layer_densities")
+    if not isinstance(found, dict):
+        return []
+    return [(printable(name), float(value)) for name, value in found.items() if isinstance(value, int | float)]
+
+
+def topology_series(report: dict[str, Any]) -> list[tuple[str, list[float]]]:
+    """The topology over the rounds, one series a measure; rounds in which it was not taken are left out."""
+    rows = report.get("topology") or []
+    found = {label: [row[name] for row in rows if row.get(name) is not None] for name, label in _SERIES.items()}
+    return [(label, values) for label, values in found.items() if len(values) > 1]
+
+
+def config_rows(config: Any, key: str = "") -> list[tuple[str, str]]:
+    """A config as flat pairs of a dotted key and a value.
+
+    >>> config_rows({"model": {"name": "mlp", "widths": [64, 10]}, "seed": 0})
+    [('model.name', 'mlp'), ('model.widths', '[64, 10]'), ('seed', '0')]
+    """
+    if isinstance(config, dict) and config:
+        inside = [config_rows(value, f"{key}.{name}" if key else str(name)) for name, value in config.items()]
+        return [pair for pairs in inside for pair in pairs]
+    return [(printable(key), printable(config if isinstance(config, str) else json.dumps(config)))] if key else []
+
+
+def _cost(phases: list[dict[str, Any]], ledger: dict[str, Any], seconds: dict[str, float]) -> list[str]:
+    flops = sum(phase["training_flops"] for phase in phases)
+    dense = ledger.get("dense_training_flops")
+    time = sum(seconds.get(phase["phase"], 0.0) for phase in phases)
+    return [
+        f"{sum(phase['epochs'] for phase in phases):,}",
+        f"{sum(phase['samples'] for phase in phases):,}",
+        count(flops),
+        f"{100 * flops / dense:.1f}%" if dense else "-",
+        duration(time) if time else "-",
+    ]
+
+
+def _seconds(report: dict[str, Any]) -> dict[str, float]:
+    return {row["phase"]: row["seconds"] for row in (report.get("timing") or {}).get("phases", [])}
+
+
+def _sentence(beginning: str, rest: str | None) -> str | None:
+    return f"{beginning} {rest.rstrip('.')}." if rest else None

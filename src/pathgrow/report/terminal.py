@@ -1,0 +1,96 @@
+"""A run on the terminal: the answer in words, the curve, the rounds."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from pathgrow.report import wording
+from pathgrow.report.chart import curve_chart
+from pathgrow.report.reading import Unfinished, read
+from pathgrow.report.wording import Scores, percent, percent_column, printable
+
+
+def show(path: str | os.PathLike[str], console: Console | None = None) -> None:
+    """Print the run in a folder, finished or not; a folder that holds no run is a `UserError`."""
+    console = console or Console()
+    found = read(path)
+    console.print(_unfinished(found, path) if isinstance(found, Unfinished) else summary(found, console.width))
+
+
+def summary(report: dict[str, Any], width: int = 80) -> RenderableType:
+    """The whole report as one renderable; every string in it is text, never markup."""
+    title = Text("pathgrow", "bold").append(f"  {wording.subject(report)}", "not bold dim")
+    parts: list[RenderableType] = [
+        title,
+        Text(),
+        Text(wording.headline(report), "bold green" if report["answer"]["status"] == "found" else "bold yellow"),
+        Text(printable(report["answer"]["words"])),
+        Text(),
+        _findings(report),
+        Text(),
+    ]
+    if report["curve"]["rough"] or report["curve"]["probes"]:
+        parts += [curve_chart(report, width=min(width, 100) - 2), Text()]
+    parts.append(_rounds(report))
+    return Padding(Group(*parts), (0, 1))
+
+
+def _findings(report: dict[str, Any]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    for label, sentence in wording.findings(report):
+        table.add_row(Text(label), Text(sentence))
+    return table
+
+
+def _rounds(report: dict[str, Any]) -> Table:
+    """One line a round: the trunk as it grew, and beside it the copy that was trained out, where there is one."""
+    scores = Scores.of(report)
+    probes = {row["round"]: row for row in report["curve"]["probes"]}
+    chosen = report["network"].get("round")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.title, table.title_justify, table.title_style = "Rounds", "left", "bold"
+    for heading in ("round", "density", "of model", "epochs", scores.name, "loss", "trained out", "epochs"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in report["curve"]["rough"]:
+        probe = probes.get(row["round"])
+        table.add_row(
+            f"{'>' if row['round'] == chosen else ''}{row['round']}",
+            percent_column(row["density"]),
+            percent_column(row["density_model"]),
+            str(row["epochs"]),
+            scores(row["score"]),
+            _loss(row),
+            scores(probe["score"]) if probe else "",
+            str(probe["epochs"]) if probe else "",
+        )
+    if chosen is not None:
+        table.caption, table.caption_justify = "> the network handed back", "left"
+    return table
+
+
+def _loss(row: dict[str, Any]) -> str:
+    return "" if row.get("loss") is None else f"{row['loss']:.3f}"
+
+
+def _unfinished(run: Unfinished, path: str | os.PathLike[str]) -> RenderableType:
+    state = f"being worked on by {run.worker}" if run.worker else "not running; give its command again to resume it"
+    where = f"in stage {run.current}" if run.current else "between stages" if run.stages else "before its first stage"
+    lines = [
+        Text(f"{printable(os.fspath(path))}: an unfinished run, {where}.", "bold"),
+        Text(f"{len(run.stages)} stages finished; {state}."),
+    ]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("stage", "density", "score"):
+        table.add_column(heading, justify="left" if heading == "stage" else "right")
+    for point in run.points:
+        table.add_row(Text(point["stage"]), percent(point["density"]), f"{point['score']:.4g}")
+    return Padding(Group(*lines, *([table] if run.points else [])), (0, 1))

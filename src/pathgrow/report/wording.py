@@ -1,0 +1,186 @@
+"""Numbers and findings as people say them; the same words on the terminal, in the picture and on the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+_REFERENCES = {
+    "given": "given by the user",
+    "dense": "the dense network, trained in this run",
+    "densest": "the densest network grown, trained like the others",
+}
+
+
+def percent(density: float) -> str:
+    """A density in percent, three digits.
+
+    >>> percent(0.12345), percent(0.05), percent(1.0)
+    ('12.3%', '5%', '100%')
+    """
+    return f"{100 * density:.3g}%"
+
+
+def percent_range(interval: Iterable[float]) -> str:
+    """Both ends of an interval of densities.
+
+    >>> percent_range([0.101, 0.1561])
+    '10.1% to 15.6%'
+    """
+    low, high = interval
+    return f"{percent(low)} to {percent(high)}"
+
+
+def percent_column(density: float) -> str:
+    """A density in percent with two decimals, to stand under others."""
+    return f"{100 * density:.2f}%"
+
+
+def count(number: float) -> str:
+    """A large number with three digits and a prefix.
+
+    >>> count(48_000), count(1.234e12), count(950)
+    ('48.0 k', '1.23 T', '950')
+    """
+    for size, prefix in ((1e18, " E"), (1e15, " P"), (1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if abs(number) >= size:
+            value = number / size
+            return f"{value:.{2 if abs(value) < 10 else 1 if abs(value) < 100 else 0}f}{prefix}"
+    return f"{number:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them.
+
+    >>> duration(8.25), duration(75), duration(3725)
+    ('8.2 s', '1 min 15 s', '1 h 02 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def printable(text: object) -> str:
+    """Any value as one line that cannot steer a terminal.
+
+    >>> printable("mlp\\x1b[31m")
+    'mlp?[31m'
+    """
+    return "".join(character if character.isprintable() else "?" for character in str(text).replace("\n", " "))
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How the scores of one report are written: shares as percent and points, anything else as plain numbers."""
+
+    are_shares: bool
+    name: str = "score"
+
+    @classmethod
+    def of(cls, report: dict[str, Any]) -> Scores:
+        """Scores all in [0, 1] are shares; those of our own trainer, which is told by its data, are accuracies."""
+        curve = report["curve"]
+        seen = [row["score"] for row in (*curve["rough"], *curve["probes"])]
+        seen += [part["score"] for part in _parts(report) if part]
+        config = report.get("config") or {}
+        return cls(all(0 <= score <= 1 for score in seen), "accuracy" if "data" in config else "score")
+
+    def __call__(self, score: float | None) -> str:
+        """One score; `-` where there is none.
+
+        >>> Scores(True)(0.9712), Scores(False)(-3.14159), Scores(True)(None)
+        ('97.1%', '-3.142', '-')
+        """
+        if score is None:
+            return "-"
+        return f"{100 * score:.1f}%" if self.are_shares else f"{score:.4g}"
+
+    def difference(self, delta: float) -> str:
+        """A difference of scores.
+
+        >>> Scores(True).difference(0.01), Scores(True).difference(0.005), Scores(False).difference(2.0)
+        ('1 point', '0.5 points', '2')
+        """
+        if not self.are_shares:
+            return f"{delta:.3g}"
+        points = f"{100 * delta:.3g}"
+        return f"{points} point{'' if points == '1' else 's'}"
+
+
+def headline(report: dict[str, Any]) -> str:
+    """The answer in one sentence."""
+    answer, scores = report["answer"], Scores.of(report)
+    within = f"within {scores.difference(answer['delta'])} of the reference"
+    tried = [row["density"] for row in (*report["curve"]["probes"], *report["curve"]["rough"])]
+    if answer["status"] == "found" and answer["operating_density"] is not None:
+        return f"{percent(answer['operating_density'])} of the switchable weights keep the {scores.name} {within}."
+    if answer["status"] == "flat" and tried:
+        return f"Every density tried stays {within}: {percent(min(tried))}, the least of them, is enough."
+    if answer["status"] == "unreached" and tried:
+        return f"No density tried, up to {percent(max(tried))}, comes {within}."
+    return f"Too little was observed to say how dense a network {within} must be."
+
+
+def subject(report: dict[str, Any]) -> str:
+    """What the run was about, as far as its config says: model, data, seed."""
+    config = report.get("config") or {}
+    model, data, seed = (_name(config.get(key)) for key in ("model", "data", "seed"))
+    parts = [f"{model} on {data}" if model and data else model or data, f"seed {seed}" if seed else ""]
+    return ", ".join(part for part in parts if part)
+
+
+def findings(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """What was found, as pairs of a label and a sentence."""
+    answer, network, ledger = report["answer"], report["network"], report["ledger"]
+    scores = Scores.of(report)
+    found = []
+    if answer["interval"]:
+        found.append(("90% interval", f"{percent_range(answer['interval'])} of the switchable weights"))
+    found.append(
+        (
+            "network",
+            f"{percent(network['density'])} of the switchable weights ({network['num_on']:,} of {network['num']:,}), "
+            f"{percent(network['density_model'])} of the whole model, trained {network['epochs']} epochs",
+        )
+    )
+    found.append((scores.name, _tested(scores, network, report.get("dense"))))
+    if reference := report.get("reference"):
+        epochs = f", {reference['epochs']} epochs" if reference.get("epochs") and reference["kind"] != "given" else ""
+        kind = _REFERENCES.get(reference["kind"], printable(reference["kind"]))
+        found.append(("reference", f"{scores(reference['score'])}: {kind}{epochs}"))
+    if answer["gain_density"] is not None:
+        spread = f" (90% interval {percent_range(answer['gain_interval'])})" if answer["gain_interval"] else ""
+        found.append(("gain answer", f"{percent(answer['gain_density'])}{spread} has 95% of the gain that was fitted"))
+    price = f"{count(ledger['training_flops'])}FLOP".replace("  ", " ")
+    if ledger["relative"] is not None:
+        price = f"{ledger['relative']:.2f} times a dense training ({price})"
+    seconds = (report.get("timing") or {}).get("seconds")
+    found.append(("price", price + (f", {duration(seconds)}" if seconds else "")))
+    return found
+
+
+def _tested(scores: Scores, network: dict[str, Any], dense: dict[str, Any] | None) -> str:
+    sentence = f"{scores(network['val']['score'])} validation"
+    if network.get("test"):
+        sentence += f", {scores(network['test']['score'])} test"
+    if dense and dense.get("val"):
+        sentence += f" (dense: {scores(dense['val']['score'])}"
+        sentence += f", {scores(dense['test']['score'])} test)" if dense.get("test") else ")"
+    return sentence
+
+
+def _parts(report: dict[str, Any]) -> Iterable[dict[str, Any] | None]:
+    yield report.get("reference")
+    for network in (report["network"], report.get("dense")):
+        if network:
+            yield network.get("val")
+            yield network.get("test")
+
+
+def _name(value: Any) -> str:
+    """A config entry that is a name, a number, or a table with a name."""
+    if isinstance(value, dict):
+        value = value.get("name")
+    return "" if value is None else printable(value)

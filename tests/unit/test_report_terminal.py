@@ -1,0 +1,167 @@
+"""The report on a terminal: right words, marks in their places, readable at 80 columns without colour."""
+
+import io
+import math
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
+
+from pathgrow.errors import UserError
+from pathgrow.report import wording
+from pathgrow.report.chart import ANSWER, PROBE, curve_chart
+from pathgrow.report.frame import Frame
+from pathgrow.report.terminal import show, summary
+from pathgrow.runs import RunFolder
+
+
+def rendered(renderable, width=80, **options):
+    console = Console(file=io.StringIO(), width=width, **options)
+    console.print(renderable)
+    return console.file.getvalue()
+
+
+def test_the_summary_says_everything_a_person_asks_for(sample_report):
+    text = " ".join(rendered(summary(sample_report)).split())
+    for wanted in (
+        "8.48% of the switchable weights keep the accuracy within 1 point of the reference.",
+        "6.71% to 10.4%",  # the interval
+        "9.54% of the switchable weights",  # both densities of the network
+        "13.1% of the whole model",
+        "96.8% validation, 96.5% test",
+        "the densest network grown",
+        "10.5% (90% interval 8.1% to 13.9%)",  # the gain answer
+        "0.90 times a dense training (15.9 GFLOP), 48 s",
+        "stricter wish than one point",  # the rule's own words
+        ">7 9.54% 13.09% 24 95.4%",  # the round of the network handed back
+    ):
+        assert wanted in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_no_line_is_wider_than_the_terminal_and_none_is_coloured_without_one(sample_report, width):
+    text = rendered(summary(sample_report, width), width)
+    assert max(map(cell_len, text.splitlines())) <= width
+    assert "\x1b" not in text
+    assert "\x1b[" in rendered(summary(sample_report, width), width, force_terminal=True, color_system="standard")
+
+
+def test_marks_stand_where_the_numbers_say(sample_report):
+    height, width = 16, 78
+    lines = curve_chart(sample_report, width, height).plain.splitlines()
+    body, axis = lines[1 : 1 + height], lines[1 + height]
+    frame = Frame.of(sample_report)
+    left = axis.index("└") + 1
+    cells = width - left
+    place = left + round(frame.x(0.0848) * (cells - 1))
+    assert axis.index(ANSWER) == place
+    interval = [left + round(frame.x(density) * (cells - 1)) for density in (0.0671, 0.1042)]
+    assert [axis.index("╞"), axis.index("╡")] == interval
+    for probe in sample_report["curve"]["probes"]:
+        column = left + round(frame.x(probe["density"]) * (cells - 1))
+        row = round((1 - frame.y(probe["score"])) * (height - 1))
+        assert body[row][column] == PROBE
+    # The first rough point lies far below: it is drawn at the bottom, as such.
+    assert body[-1][left + round(frame.x(0.02) * (cells - 1))] == "▾"
+
+
+def test_axis_labels_stand_under_their_ticks(sample_report):
+    sample_report["answer"] |= {"operating_density": None, "interval": None}  # they would cover ticks
+    axis, labels = curve_chart(sample_report).plain.splitlines()[17:19]
+    ticks = [column for column, glyph in enumerate(axis) if glyph == "┬"]
+    places = {label.group(): label.start() + len(label.group()) // 2 for label in re.finditer(r"[0-9.]+%", labels)}
+    assert list(places) == ["2%", "3%", "5%", "10%", "20%", "30%"]
+    assert list(places.values()) == ticks
+
+
+@pytest.mark.parametrize(
+    ("status", "density", "words"),
+    [
+        ("flat", None, "Every density tried stays within 1 point of the reference: 2%, the least of them, is enough."),
+        ("unreached", None, "No density tried, up to 36.4%, comes within 1 point of the reference."),
+        ("open", None, "Too little was observed"),
+    ],
+)
+def test_an_answer_that_is_no_number_is_said_in_words(sample_report, status, density, words):
+    sample_report["answer"] |= {"status": status, "operating_density": density, "interval": None}
+    assert words in " ".join(rendered(summary(sample_report)).split())
+    assert ANSWER not in curve_chart(sample_report).plain
+
+
+def test_scores_that_are_no_shares_are_plain_numbers(sample_report):
+    for row in (*sample_report["curve"]["rough"], *sample_report["curve"]["probes"]):
+        row["score"] -= 3
+    sample_report["reference"]["score"] -= 3
+    sample_report["config"] = {}
+    assert "keep the score within 0.01 of the reference" in wording.headline(sample_report)
+    assert "-2.03" in rendered(summary(sample_report))
+
+
+def test_control_characters_and_markup_in_names_are_only_text(sample_report):
+    sample_report["config"]["model"] = "\x1b[31mred[/][bold]mlp\x07"
+    sample_report["answer"]["words"] = "[link=https://example.org]\x9b31m here[/link]"
+    text = rendered(summary(sample_report))
+    assert "\x1b" not in text
+    assert "\x07" not in text
+    assert "\x9b" not in text
+    assert "?[31mred[/][bold]mlp?" in text
+
+
+def test_showing_an_unfinished_run_says_where_it_is(tmp_path):
+    with RunFolder.open(tmp_path / "run", {"seed": 0}) as folder:
+        folder.save("seed", {"round": 0, "density": 0.02, "score": 0.81})
+        folder.log("round-001", event="begin")
+        folder.save("trunk-000", {"other": 1})
+        console = Console(file=io.StringIO(), width=200)
+        show(folder.path, console)
+    show(folder.path, console)
+    running, stopped = console.file.getvalue().split("an unfinished run", 2)[1:]
+    assert "in stage round-001" in running
+    assert "2 stages finished; being worked on by another process (pid" in running
+    assert "seed" in running
+    assert "0.81" in running
+    assert "not running; give its command again to resume it" in stopped
+
+
+def test_showing_what_is_no_run_is_a_sentence(tmp_path, sample_report):
+    with pytest.raises(UserError, match="is no folder"):
+        show(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="holds no run"):
+        show(tmp_path)
+    with RunFolder.open(tmp_path / "run", {}) as folder:
+        folder.write_report({**sample_report, "format": 7})
+        with pytest.raises(UserError, match="format 7, wanted 1"):
+            show(folder.path)
+        del sample_report["answer"]["interval"]
+        folder.write_report(sample_report)
+        with pytest.raises(UserError, match=r"lacks 'answer\.interval'"):
+            show(folder.path)
+
+
+def test_showing_a_finished_run_prints_the_summary(tmp_path, sample_report):
+    with RunFolder.open(tmp_path / "run", {}) as folder:
+        folder.write_report(sample_report)
+    console = Console(file=io.StringIO(), width=80)
+    show(folder.path, console)
+    assert console.file.getvalue() == rendered(summary(sample_report))
+
+
+densities = st.lists(st.floats(0.0005, 1.0), min_size=1, max_size=12)
+
+
+@given(densities=densities, scores=st.lists(st.floats(-1e3, 1e3), min_size=12, max_size=12), delta=st.floats(1e-4, 1))
+def test_a_frame_holds_every_probe_and_has_readable_ticks(densities, scores, delta):
+    rows = [{"density": density, "score": score} for density, score in zip(densities, scores, strict=False)]
+    answer = {"operating_density": None, "interval": None, "gain_density": None, "delta": delta}
+    frame = Frame.of({"curve": {"rough": [], "probes": rows}, "answer": answer, "reference": None})
+    assert all(0 < frame.x(row["density"]) < 1 and 0 < frame.y(row["score"]) < 1 for row in rows)
+    for ticks, most in ((frame.density_ticks(), 7), (frame.score_ticks(), 7)):
+        assert ticks == sorted(set(ticks))
+        assert len(ticks) <= most
+    assert all(math.isfinite(tick) and frame.scores[0] - 1e-6 <= tick <= frame.scores[1] + 1e-6
+               for tick in frame.score_ticks())  # fmt: skip
+    assert len(frame.score_ticks()) >= 2
+    assert all(frame.densities[0] <= tick <= min(1.0, frame.densities[1]) for tick in frame.density_ticks())
