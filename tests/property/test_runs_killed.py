@@ -14,11 +14,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pathgrow.errors import RunFailed
 from pathgrow.runs import MemoryStore, RunFolder
 from pathgrow.runs import atomic as atomic_module
 
 CONFIG = {"seed": 0}
 STAGES = ("seed", "round_001", "probe_1")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_waiting_for_the_disk():
+    """A killed process loses nothing that it handed to the system: only a power cut could tell the difference."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 class Killed(BaseException):
@@ -27,6 +36,10 @@ class Killed(BaseException):
 
 def raise_killed():
     raise Killed
+
+
+def disk_is_full():
+    raise OSError(28, "No space left on device")
 
 
 def kill_this_process():
@@ -107,20 +120,20 @@ def do(store, step, *, log):
         store.log(stage, value=value)
 
 
-def killed_at(path, steps, die_at, done):
+def killed_at(path, steps, die_at, done, die=raise_killed):
     """Do the steps until the kill, check the store that is left; whether the kill came at all."""
     told = MemoryStore()  # the same contract without files: what the folder must hold after each whole step
     dying = None
     killed = False
     with RunFolder.open(path, CONFIG) as folder:
         try:
-            with FileSystem(die_at, done).patched():
+            with FileSystem(die_at, done, die).patched():
                 for step in steps:
                     dying = step
                     do(folder, step, log=True)
                     do(told, step, log=False)
                     dying = None
-        except Killed:
+        except (Killed, RunFailed):
             killed = True
 
     before = {stage: value_of(told.load(stage)) for stage in STAGES}
@@ -143,23 +156,31 @@ def killed_at(path, steps, die_at, done):
     return killed
 
 
+SCRIPT = [
+    ("log", "seed", 1),
+    ("save", "seed", 1),
+    ("save", "seed", 2),
+    ("save", "seed", 3),
+    ("save_bare", "seed", 4),
+    ("save", "seed", 5),
+    ("save", "round_001", 6),
+    ("forget", "seed", 0),
+    ("save", "seed", 7),
+]
+"""Every kind of step, and every change from one kind to another."""
+
+
 def test_every_kill_point_of_a_script_with_every_kind_of_step(tmp_path):
-    script = [
-        ("log", "seed", 1),
-        ("save", "seed", 1),
-        ("save", "seed", 2),
-        ("save", "seed", 3),
-        ("save_bare", "seed", 4),
-        ("save", "seed", 5),
-        ("save", "round_001", 6),
-        ("forget", "seed", 0),
-        ("save", "seed", 7),
-    ]
     for done in (0.0, 0.4, 1.0):
         die_at = 1
-        while killed_at(tmp_path / f"{done}_{die_at}", script, die_at, done):
+        while killed_at(tmp_path / f"{done}_{die_at}", SCRIPT, die_at, done):
             die_at += 1
         assert die_at > 40  # all of the points were there
+
+
+def test_a_full_disk_at_any_operation_is_a_sentence_and_loses_nothing(tmp_path):
+    ended = [killed_at(tmp_path / str(at), SCRIPT, at, 0.4, disk_is_full) for at in range(1, 45)]
+    assert sum(ended) > 35  # a file that cannot be removed is no reason to stop
 
 
 @settings(max_examples=100, deadline=None)

@@ -83,7 +83,7 @@ def curve_chart(report: dict[str, Any], width: int = 78, height: int = 16) -> Te
     axis = Text(" " * (margin + 1) + "└").append(_axis(report, frame, canvas.width))
     labels = Text(" " * (margin + 2) + _labels(frame, canvas.width))
     legend = Text(" ").append(_legend(report))
-    return Text("\n").join([Text(f"{'':>{margin}}  {scores.name}"), *rows, axis, labels, legend])
+    return Text("\n").join([Text(f"{'':>{margin}}  {scores.name} by density"), *rows, axis, labels, legend])
 
 
 def _draw(canvas: Canvas, report: dict[str, Any], frame: Frame) -> None:
@@ -156,8 +156,6 @@ def _labels(frame: Frame, width: int) -> str:
         start = round(frame.x(tick) * (width - 1)) - len(label) // 2
         if start > len(line) or not line:
             line = line.ljust(max(0, start)) + label
-    if len(line) + 9 <= width:
-        line = line.ljust(width - 7) + "density"
     return line
 
 

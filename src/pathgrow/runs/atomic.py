@@ -7,31 +7,39 @@ after it. Without the first fsync a power cut can leave the new name with no con
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pathgrow.errors import RunFailed
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Put `data` at `path` atomically.
-
-    A full disk or a lost folder ends the run with a sentence; what stood at `path` before still stands.
-    """
-    # One process writes at a time, so the left-over of a killed one is simply written over.
-    temporary = path.with_name(f".{path.name}.tmp")
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what the system says about a write into a sentence: a full disk ends a run, and loses nothing."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _fill(temporary, data)
-        sync(temporary)
-        os.replace(temporary, path)
-        sync_folder(path.parent)
+        yield
     except OSError as error:
-        # Frees the space of a half-written file; if even that fails, the first error is the one to tell.
-        _remove_quietly(temporary)
         raise RunFailed(
             f"cannot write {path} ({error.strerror or error}); what was written before is intact: "
             "free space or mend the folder, then give the same command again to resume"
         ) from error
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Put `data` at `path` atomically; if that fails, what stood there before still stands."""
+    # One process writes at a time, so the left-over of a killed one is simply written over.
+    temporary = path.with_name(f".{path.name}.tmp")
+    with writing(path):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _fill(temporary, data)
+            sync(temporary)
+            os.replace(temporary, path)
+            sync_folder(path.parent)
+        except OSError:
+            discard(temporary)  # a half-written file takes space that is wanted
+            raise
 
 
 def write_text(path: Path, text: str) -> None:
@@ -59,19 +67,18 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
+def discard(path: Path) -> None:
+    """Remove a file that nobody refers to; one that cannot be removed does no harm, and `sweep` tries again."""
+    with suppress(OSError):
+        path.unlink()
+
+
 def sweep(folder: Path) -> None:
     """Remove the temporary files that killed writers left behind."""
     for left_over in folder.glob(".*.tmp"):
-        left_over.unlink(missing_ok=True)
+        discard(left_over)
 
 
 def _fill(path: Path, data: bytes) -> None:
     with open(path, "wb") as file:
         file.write(data)
-
-
-def _remove_quietly(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError:
-        return

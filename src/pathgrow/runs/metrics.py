@@ -6,12 +6,10 @@ undisturbed one but for what stands under "time". Rows are therefore written bef
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pathgrow.errors import RunFailed
 from pathgrow.runs import atomic, strict_json
 
 
@@ -24,12 +22,9 @@ class Metrics:
     def append(self, stage: str, row: dict[str, Any]) -> None:
         """Add one row; numbers that are not finite become null. Survives a kill at once, a power cut after `sync`."""
         line = strict_json.dumps(strict_json.nulled({"stage": stage, **row})) + "\n"
-        try:
-            # One unbuffered write: a kill leaves whole lines, or one torn last line that `rows` drops.
-            with open(self.path, "ab", buffering=0) as file:
-                file.write(line.encode())
-        except OSError as error:
-            raise RunFailed(f"cannot write {self.path} ({error.strerror}); free space, then resume") from error
+        # One unbuffered write: a kill leaves whole lines, or one torn last line that `rows` drops.
+        with atomic.writing(self.path), open(self.path, "ab", buffering=0) as file:
+            file.write(line.encode())
 
     def rows(self) -> list[dict[str, Any]]:
         """All whole rows, oldest first."""
@@ -50,8 +45,8 @@ class Metrics:
     def sync(self) -> None:
         """Wait until all rows are on the disk."""
         if self.path.exists():
-            atomic.sync(self.path)
-            if os.name != "nt":
+            with atomic.writing(self.path):
+                atomic.sync(self.path)
                 atomic.sync_folder(self.path.parent)
 
 

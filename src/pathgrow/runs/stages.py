@@ -85,7 +85,7 @@ class StageFiles:
             entry = {"file": name, "sha256": hashlib.sha256(data).hexdigest()}
         self._write_record(record_path, stage, facts, entry)
         if previous is not None and (entry is None or entry["file"] != previous):
-            (self.folder / previous).unlink(missing_ok=True)
+            atomic.discard(self.folder / previous)
 
     def forget_tensors(self, stage: str) -> None:
         """Free the tensors of a stage; its facts stay."""
@@ -99,7 +99,7 @@ class StageFiles:
             return
         if record["tensors"] is not None:
             self._write_record(record_path, stage, record["facts"], None)
-            (self.folder / record["tensors"]["file"]).unlink(missing_ok=True)
+            atomic.discard(self.folder / record["tensors"]["file"])
 
     def names(self) -> list[str]:
         """Finished stages, oldest first; hashes are checked when a stage is loaded."""
@@ -118,7 +118,7 @@ class StageFiles:
             except _DamageError:
                 continue
             if entry is None or entry["file"] != path.name:
-                path.unlink(missing_ok=True)
+                atomic.discard(path)
 
     def _record_path(self, stage: str) -> Path:
         if not _NAME.fullmatch(stage):
