@@ -55,7 +55,7 @@ class Positions:
             for window in trail:
                 sets = _moved(window, sets, None, len(targets), forward=True)
             return sets if unfold is None else unfold.entered(sets, targets)
-        sets = () if unfold is None else unfold.left(targets)
+        sets = sets if unfold is None else unfold.left(targets)
         for window in reversed(trail):
             sets = _moved(window, sets, None, len(targets), forward=False)
         return sets
