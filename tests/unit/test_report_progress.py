@@ -117,6 +117,16 @@ def test_without_a_total_the_time_left_is_that_of_the_stage(clock):
     assert pace.seconds_left is None
 
 
+def test_a_stage_of_unknown_length_counts_its_epochs_one_by_one(clock):
+    pace = progress.Pace(10, clock)
+    pace.begin(None)
+    for _ in range(4):
+        clock.now += 2
+        pace.advance(1)
+    assert pace.stage_done == 4
+    assert pace.seconds_left == pytest.approx(6 * 2)
+
+
 def test_silence_is_silent(capsys, clock):
     tell(progress.Silent(), clock)
     assert capsys.readouterr() == ("", "")

@@ -84,8 +84,10 @@ class Pace:
         self._stage_epochs, self._stage_done, self._last = epochs, 0, self._clock()
 
     def advance(self, done: int) -> None:
-        """`done` epochs of the stage are over."""
+        """`done` epochs of the stage are over; a stage of unknown length trains epoch by epoch, each told as its own."""
         now = self._clock()
+        if self._stage_epochs is None:
+            done = self._stage_done + 1
         if done > self._stage_done:
             self._measured_epochs += done - self._stage_done
             self._measured_seconds += now - self._last
