@@ -84,7 +84,7 @@ class Pace:
         self._stage_epochs, self._stage_done, self._last = epochs, 0, self._clock()
 
     def advance(self, done: int) -> None:
-        """`done` epochs of the stage are over; a stage of unknown length trains epoch by epoch, each told as its own."""
+        """`done` epochs of the stage are over; a stage of unknown length tells its epochs one by one."""
         now = self._clock()
         if self._stage_epochs is None:
             done = self._stage_done + 1
