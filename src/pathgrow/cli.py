@@ -157,11 +157,23 @@ def discover(
         "seed": seed,
         "threads": threads,
     }
-    from pathgrow.experiment import Experiment, run
+    from pathgrow.experiment import Experiment, expected_epochs, run
+    from pathgrow.report import progress, terminal
+    from pathgrow.runs import RunFolder
 
+    if out is not None and threads is None:
+        # The count that a run began with is part of its config, whatever machine it goes on with.
+        given["threads"] = (RunFolder(out).config or {}).get("threads")
     config = Experiment.from_dict(_without_none(given))
     folder = out if out is not None else Path("runs") / config.name
-    run(config, folder)
+    watching = progress.Silent() if quiet else progress.create(total_epochs=expected_epochs(config, folder))
+    try:
+        run(config, folder, watching)
+    finally:
+        watching.close()
+    if not quiet:
+        terminal.show(folder)
+        typer.echo(f"Written to {folder}: report.html, curve.png, network.safetensors, report.json and more.")
 
 
 def _without_none(values: dict[str, Any]) -> dict[str, Any]:

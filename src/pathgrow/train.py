@@ -85,11 +85,12 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> SGD:
     )
 
 
-def make_fit(split: Split, recipe: Recipe) -> Fit:
+def make_fit(split: Split, recipe: Recipe, on_epoch: Callable[[int, int, float], None] | None = None) -> Fit:
     """A `fit(model, optimizer, epochs)` over one split.
 
     The order of samples depends on the global torch seed at the call and on the epoch: whoever seeds the call decides.
     The optimizer's learning rates at the call are the peak of the phase, and stand there again after it.
+    `on_epoch(done, epochs, loss)` is told of every epoch, with the loss of its last batch.
     """
     resident = _Resident(split)
 
@@ -116,6 +117,8 @@ def make_fit(split: Split, recipe: Recipe) -> Fit:
                     f"the training loss became {last} in epoch {epoch + 1} of {epochs}: "
                     f"lower the learning rate ({peaks[0]:g} was used)"
                 )
+            if on_epoch is not None:
+                on_epoch(epoch + 1, epochs, last)
         for group, peak in zip(optimizer.param_groups, peaks, strict=True):
             group["lr"] = peak
 

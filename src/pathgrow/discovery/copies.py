@@ -51,11 +51,11 @@ def train_out(site: Site, trunk: Trunk, stage: str, round: int, epochs_in_all: i
     def work() -> Work:
         began = time.perf_counter()
         masks = trunk.masks(round)
-        model, optimizer = site.copy()
         if grown:
-            trunk.lend_weights_(round, model, optimizer)
+            model, optimizer = trunk.copy_at(round)
             had = trunk.rounds[round].point.epochs
         else:
+            model, optimizer = site.copy()
             fresh_(model, optimizer, site.initial, masks, derive(site.seed, "fresh", round))
             had = 0
         attached = site.attach(model, optimizer, fixed(masks))

@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pathgrow.density.curve import Answer, Curve, Grow, Probe, Reference, Stop
+from pathgrow.density.summary import hand_back
 from pathgrow.discovery.copies import train_dense, train_out
 from pathgrow.discovery.options import Options
 from pathgrow.discovery.phases import Evaluate, Fit
@@ -99,7 +100,7 @@ class Loop:
         reason = self._ask_the_rule() if self._options.target_density is None else self._grow_to_target()
         curve = self._curve()
         answer = self._rule.answer(curve)
-        network, trained_anew = self._hand_over(self._choose(answer))
+        network, trained_anew = self._hand_over(self._choose(curve, answer))
         return Discovery(
             answer=answer,
             reason=reason,
@@ -166,16 +167,11 @@ class Loop:
             self._trunk.advance_(min(self._trunk.next_size(), num_wanted))
         return f"a network of density {target:g} was asked for, so growth ended there"
 
-    def _choose(self, answer: Answer) -> int:
-        """The round whose network is handed back: the smallest no smaller than the answer."""
-        rounds = self._trunk.rounds
+    def _choose(self, curve: Curve, answer: Answer) -> int:
+        """The round whose network is handed back."""
         if self._options.target_density is not None:
-            return len(rounds) - 1
-        wanted = answer.gain_density if self._options.answer == "gain" else answer.density
-        if wanted is None:
-            # Flat: the smallest is good enough. Otherwise nothing is known to be, and the densest comes closest.
-            return 0 if answer.status == "flat" else len(rounds) - 1
-        return next((i for i, record in enumerate(rounds) if record.point.density >= wanted), len(rounds) - 1)
+            return curve.rough[-1].round
+        return hand_back(curve, answer, by=self._options.answer).round
 
     def _hand_over(self, round: int) -> tuple[Record, bool]:
         """Put the trained-out network of a round into the user's model; whether it had to be trained for that."""

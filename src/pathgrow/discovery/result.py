@@ -7,11 +7,13 @@ from typing import Any
 
 from pathgrow.attach import Attached
 from pathgrow.density.curve import Answer, Curve, Reference, Rule
+from pathgrow.density.summary import fit_band
 from pathgrow.discovery.copies import score_dense
 from pathgrow.discovery.phases import Evaluate, Score
 from pathgrow.discovery.site import Site
 from pathgrow.discovery.snapshot import digest
 from pathgrow.discovery.stages import Record
+from pathgrow.errors import UserError
 from pathgrow.ledger import Ledger
 from pathgrow.masks import Masks
 from pathgrow.version import __version__
@@ -101,7 +103,10 @@ class Discovery:
 
     def within(self, delta: float) -> float | None:
         """The operating density for another tolerance, read from the same curve without more training."""
-        return replace(self.rule, delta=delta).answer(self.curve).density  # type: ignore[type-var]
+        if "delta" not in getattr(self.rule, "__dataclass_fields__", {}):
+            raise UserError(f"rule {self.rule.name!r} is no dataclass with a delta: it cannot be asked for another one")
+        rule: Rule = replace(self.rule, delta=delta)  # type: ignore[type-var]
+        return rule.answer(self.curve).density
 
     def report(self) -> dict[str, Any]:
         """JSON values; all but `timing` are the same in every repetition of this discovery."""
@@ -136,7 +141,7 @@ class Discovery:
             "curve": {
                 "rough": [record.row() for record in self.rounds],
                 "probes": [record.row() for record in self.probes],
-                "fit": None,
+                "fit": fit_band(self.curve),
             },
             "ledger": self.ledger.as_dict(),
             "topology": list(self.topology),

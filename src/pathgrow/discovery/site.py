@@ -69,6 +69,7 @@ class Site:
             method,
             self.example_input,
             scope=self.scope,
+            stop=self.rule,
             loss=self.options.loss,
             batches=self.options.batches,
             seed=self.seed,

@@ -19,7 +19,7 @@ from pathgrow.errors import UserError
 from pathgrow.ledger import growth_flops
 from pathgrow.masks import Masks
 from pathgrow.methods import fixed
-from pathgrow.networks import pack_pair, unpack_pair_
+from pathgrow.networks import copy_pair, pack_pair, unpack_pair_
 from pathgrow.topology import measure
 
 
@@ -80,10 +80,10 @@ class Trunk:
         """The masks of a visited round."""
         return self._site.masks_of(self.rounds[round])
 
-    def lend_weights_(self, round: int, model: nn.Module, optimizer: Optimizer) -> None:
-        """Give a copy of the network the grown weights and optimizer state of a visited round."""
+    def copy_at(self, round: int) -> tuple[nn.Module, Optimizer]:
+        """A copy with the grown weights and the optimizer state of a visited round."""
         self._stand_at_(round)
-        _take_over_(model, optimizer, self.attached.model, self.attached.optimizer)
+        return copy_pair(self.attached.model, self.attached.optimizer)
 
     def hand_over_(self, masks: Masks, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Attached:
         """Put a finished network into the user's own model, its masks enforced; growth is over."""
@@ -149,13 +149,9 @@ class Trunk:
     def _start_again_(self) -> None:
         model, optimizer = self.attached.model, self.attached.optimizer
         self.attached.detach()
-        _take_over_(model, optimizer, *self._site.copy())
+        unpack_pair_(model, optimizer, *pack_pair(*self._site.copy()))
         self.attached = self._plant(model, optimizer)
         self._stands_at = -1
-
-
-def _take_over_(model: nn.Module, optimizer: Optimizer, from_model: nn.Module, from_optimizer: Optimizer) -> None:
-    unpack_pair_(model, optimizer, *pack_pair(from_model, from_optimizer))
 
 
 def _weights(round: int) -> str:

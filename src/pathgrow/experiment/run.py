@@ -2,42 +2,66 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Any
 
 from pathgrow import data as datasets
 from pathgrow import models
 from pathgrow.density.curve import Answer, Verdict
-from pathgrow.discovery import Discovery, Observer, Record, discover
-from pathgrow.discovery.phases import Score
+from pathgrow.discovery import Discovery, Observer, Options, Record, discover
+from pathgrow.discovery.phases import Phases, Score
 from pathgrow.experiment.config import Experiment
+from pathgrow.report import write_all
+from pathgrow.report.progress import Progress, Silent
 from pathgrow.runs import RunFolder
 from pathgrow.train import few_threads, make_batches, make_evaluate, make_fit, make_loss, make_optimizer
 
+_USUAL_PROBES = 8
 
-def run(config: Experiment, out: str | os.PathLike[str], observer: Observer | None = None) -> dict[str, Any]:
+
+def run(config: Experiment, out: str | os.PathLike[str], progress: Progress | None = None) -> dict[str, Any]:
     """The report of this experiment.
 
     A finished folder is read, not run again; an unfinished one goes on where it was killed and ends with the same bits.
     """
     with few_threads(config.threads), RunFolder.open(out, config.as_dict()) as folder:
         if not folder.finished:
-            _work(config, folder, observer or Observer())
+            _work(config, folder, progress or Silent())
+        if not all((folder.path / name).exists() for name in ("curve.png", "report.html")):
+            write_all(folder.path)
         return folder.report()
 
 
-def _work(config: Experiment, folder: RunFolder, observer: Observer) -> None:
+def expected_epochs(config: Experiment, out: str | os.PathLike[str]) -> int:
+    """About how many epochs are left to train in a folder; how many a rule will ask for is not known beforehand."""
+    options = Options(**config.discovery())
+    span = (config.target_density or 1.0) / (config.start_density or 0.05)
+    num_rounds = math.ceil(math.log(max(span, 1.0)) / math.log1p(config.gamma))
+    expected = options.num_seed_epochs + num_rounds * (options.num_rough_epochs or Phases.longest)
+    if config.target_density is None:
+        expected += _USUAL_PROBES * options.num_probe_epochs
+    if config.target_density is not None or options.num_probe_epochs < config.budget:
+        expected += config.budget
+    if config.reference == "dense":
+        expected += config.budget
+    folder = RunFolder(out)
+    done = [int((folder.facts(stage) or {}).get("num_epochs", 0)) for stage in folder.stages]
+    return max(0, expected - sum(done))
+
+
+def _work(config: Experiment, folder: RunFolder, progress: Progress) -> None:
     dataset = datasets.load(config.data, config.data_root, 0, config.fold)
     model = models.create(config.model, dataset.classes, seed=config.seed, **config.model_options)
     found = discover(
         model,
         make_optimizer(model, config.recipe),
-        make_fit(dataset.train, config.recipe),
+        make_fit(dataset.train, config.recipe, progress.epoch),
         make_evaluate(dataset.val),
         dataset.example_input(),
         seed=config.seed,
         store=folder,
-        observer=_Diary(folder, observer),
+        observer=_Diary(folder, progress),
         loss=make_loss(config.recipe),
         batches=make_batches(dataset.train, config.recipe),
         **config.discovery(),
@@ -64,20 +88,20 @@ def _write(config: Experiment, folder: RunFolder, found: Discovery, network: Sco
 
 
 class _Diary(Observer):
-    """Writes every new stage into the folder's metrics, and tells the next observer."""
+    """Writes every new stage into the folder's metrics, and tells whoever watches."""
 
-    def __init__(self, folder: RunFolder, next: Observer) -> None:
+    def __init__(self, folder: RunFolder, progress: Progress) -> None:
         self._folder = folder
-        self._next = next
+        self._progress = progress
 
     def stage_begins(self, stage: str, *, epochs: int | None, density: float) -> None:
         self._folder.log(stage, event="begin", epochs=epochs, density=density)
-        self._next.stage_begins(stage, epochs=epochs, density=density)
+        self._progress.stage(stage, density, epochs)
 
     def stage_ends(self, record: Record, *, resumed: bool) -> None:
         if not resumed:
             self._folder.log(record.stage, event="end", **record.row(), time={"seconds": record.seconds})
-        self._next.stage_ends(record, resumed=resumed)
+            self._progress.observed(record.point.round, record.point.density, record.point.score)
 
     def decided(self, verdict: Verdict, answer: Answer) -> None:
-        self._next.decided(verdict, answer)
+        self._progress.estimate(answer.density, answer.interval)

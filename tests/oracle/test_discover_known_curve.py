@@ -1,0 +1,108 @@
+"""`discover` against a network whose score is a known function of its density and of its training.
+
+What the toy's score can reach at a density is an exponential in the density; each epoch brings it a fixed share closer
+to that, so it depends on training time and lags behind after every growth. Density is counted on the model itself:
+weights that are not zero after real optimizer steps. The answers then follow from algebra.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pathgrow.discovery import Discovery, discover
+
+CHANCE = 0.1
+RISE = 0.5
+LAG = 5.0
+"""Epochs in which the distance to what the density allows shrinks by e."""
+NOISE = 0.002
+BUDGET = 60
+
+
+class Toy(nn.Module):
+    """A linear network that carries its score along, as copies of it do."""
+
+    skill: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(48, 96, bias=False)
+        self.second = nn.Linear(96, 96, bias=False)
+        self.head = nn.Linear(96, 4, bias=False)
+        self.register_buffer("skill", torch.tensor(CHANCE, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.second(self.first(x)))
+
+    def density(self) -> float:
+        weights = [self.first.weight, self.second.weight]
+        return sum(int(w.count_nonzero()) for w in weights) / sum(w.numel() for w in weights)
+
+
+@dataclass(frozen=True)
+class World:
+    """A saturation speed, and what follows from it."""
+
+    rate: float
+    floor: float = 0.4
+
+    def reachable(self, density: float) -> float:
+        return self.floor + RISE * (1 - math.exp(-self.rate * density))
+
+    def fit(self, model: Toy, optimizer: torch.optim.Optimizer, epochs: int) -> None:
+        model.train()
+        for _ in range(epochs):
+            optimizer.zero_grad()
+            # Every weight that is on gets a gradient of its own, so that it is not zero afterwards.
+            loss = model(torch.randn(8, 48)).square().mean()
+            loss = loss + sum((p * torch.randn_like(p)).sum() for p in model.parameters()) / 100
+            loss.backward()
+            optimizer.step()
+            model.skill += (self.reachable(model.density()) - model.skill) * (1 - math.exp(-1 / LAG))
+
+    def evaluate(self, model: Toy) -> float:
+        return float(model.skill) + NOISE * float(torch.randn(()))
+
+    @property
+    def gain_density(self) -> float:
+        return math.log(20) / self.rate
+
+    def delta_density(self, delta: float) -> float:
+        return -math.log(delta / RISE + math.exp(-self.rate)) / self.rate
+
+    def discover(self, seed: int, **options: object) -> Discovery:
+        torch.manual_seed(seed)
+        model = Toy()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        return discover(
+            model,
+            optimizer,
+            self.fit,
+            self.evaluate,
+            torch.zeros(1, 48),
+            budget=BUDGET,
+            seed=seed,
+            start_density=0.01,
+            **options,
+        )
+
+
+FAST, MEDIUM, SLOW = World(rate=60.0), World(rate=15.0), World(rate=5.0)
+WORLDS = pytest.mark.parametrize("world", [FAST, MEDIUM, SLOW], ids=["fast", "medium", "slow"])
+
+
+@WORLDS
+@pytest.mark.parametrize("reference", ["given", "dense", None])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_finds_both_known_answers(world: World, reference: str | None, seed: int) -> None:
+    found = world.discover(seed, reference=world.reachable(1.0) if reference == "given" else reference)
+    assert found.answer.status == "found"
+    assert found.operating_density == pytest.approx(world.delta_density(0.01), rel=0.25)
+    assert found.gain_density == pytest.approx(world.gain_density, rel=0.25)
+    assert found.density >= found.operating_density
+    assert found.density <= 1.3 * found.operating_density

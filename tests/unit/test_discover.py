@@ -1,0 +1,578 @@
+"""The GCG loop, with rules that follow a script: which stages happen, in what order, for how long, and what is left."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, Optimizer
+
+from pathgrow.density.curve import Answer, Curve, Grow, Probe, Stop, Verdict
+from pathgrow.discovery import Discovery, Observer, Options, Record, discover
+from pathgrow.errors import RunFailed, UserError
+from pathgrow.masks import Masks
+from pathgrow.runs.store import MemoryStore
+
+INPUTS = torch.randn(32, 8, generator=torch.Generator().manual_seed(0))
+TARGETS = (INPUTS[:, 0] * INPUTS[:, 1] > 0).long()
+
+
+@dataclass(frozen=True)
+class Script:
+    """Probes the given rounds when they are reached, grows to the last of them, answers what it was told to."""
+
+    probe: tuple[int, ...] = (0, 2)
+    last: int = 3
+    density: float | None = 0.2
+    gain_density: float | None = 0.3
+    status: str = "found"
+    delta: float = 0.01
+    name: str = "script"
+
+    def decide(self, curve: Curve) -> Verdict:
+        here = curve.rough[-1].round
+        done = {point.round for point in curve.probes}
+        if here in self.probe and here not in done:
+            return Probe(round=here, reason="asked")
+        return Stop(reason="the script ends") if here == self.last else Grow(reason="not yet")
+
+    def answer(self, curve: Curve) -> Answer:
+        return Answer(
+            rule=self.name,
+            delta=self.delta,
+            status=self.status,  # type: ignore[arg-type]
+            density=self.density,
+            interval=None,
+            gain_density=self.gain_density,
+            gain_interval=None,
+            reference=curve.reference,
+            words="",
+        )
+
+
+def network(seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(
+            nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 2)
+        )
+
+
+@dataclass
+class Call:
+    """One call of the user's `fit`."""
+
+    model: nn.Module
+    epochs: int
+    lr: float
+    num_slots: int
+    draw: float
+
+
+@dataclass
+class World:
+    """Somebody's model, optimizer and functions, with notes of every call."""
+
+    make_optimizer: Callable[[nn.Module], Optimizer] = lambda model: SGD(model.parameters(), lr=0.1, momentum=0.9)
+    seed: int = 0
+    fits: list[Call] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.model = network(self.seed)
+        self.optimizer = self.make_optimizer(self.model)
+
+    def fit(self, model: nn.Module, optimizer: Optimizer, epochs: int) -> None:
+        lr = optimizer.param_groups[0]["lr"]
+        self.fits.append(Call(model, epochs, lr, len(optimizer.state), float(torch.rand(()))))
+        model.train()
+        for epoch in range(epochs):
+            batch = torch.randperm(32)[:16]
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(INPUTS[batch]), TARGETS[batch]).backward()
+            optimizer.step()
+            for group in optimizer.param_groups:
+                group["lr"] = lr * (1 - (epoch + 1) / epochs)  # left at 0, as schedules do
+
+    def evaluate(self, model: nn.Module) -> tuple[float, float]:
+        model.eval()
+        with torch.no_grad():
+            logits = model(INPUTS)
+        return float((logits.argmax(1) == TARGETS).double().mean()), float(nn.functional.cross_entropy(logits, TARGETS))
+
+    def discover(self, **options: object) -> Discovery:
+        settings = {"rule": Script(), "start_density": 0.1, "budget": 16, **options}
+        return discover(self.model, self.optimizer, self.fit, self.evaluate, INPUTS[:1], **settings)
+
+
+def without_timing(found: Discovery) -> dict:
+    return {key: value for key, value in found.report().items() if key != "timing"}
+
+
+def stage_lengths(found: Discovery) -> list[tuple[str, int]]:
+    return [(phase.name, phase.epochs) for phase in found.ledger.phases]
+
+
+# Stages and their lengths.
+
+
+def test_stages_happen_in_order_with_lengths_from_the_budget() -> None:
+    world = World()
+    found = world.discover(budget=160)
+    assert stage_lengths(found) == [
+        ("seed", 20),
+        ("round-001", 4),
+        ("round-002", 4),
+        ("round-003", 4),
+        ("probe-000", 48),
+        ("probe-002", 48),
+        ("final", 160),
+    ]
+    # The order in which they really happened: a probe as soon as it is asked for.
+    assert [call.epochs for call in world.fits] == [20, 48, 4, 4, 48, 4, 160]
+    assert [point.epochs for point in found.curve.rough] == [20, 24, 28, 32]
+    assert [point.epochs for point in found.curve.probes] == [48, 48]
+    assert found.reason == "the script ends"
+    assert found.reference is None
+
+
+def test_with_a_reference_probes_have_the_whole_budget() -> None:
+    world = World()
+    found = world.discover(reference=0.9, rule=Script(probe=(0, 3), density=0.11))
+    assert [call.epochs for call in world.fits] == [2, 16, 1, 1, 1, 16, 16]
+    assert found.network.stage == "final"
+    assert found.reference is not None
+    assert (found.reference.score, found.reference.kind, found.reference.epochs) == (0.9, "given", 16)
+
+
+def test_a_network_that_was_probed_in_full_is_not_trained_again() -> None:
+    world = World()
+    found = world.discover(reference=0.9, rule=Script(probe=(0, 3), density=0.19))
+    assert found.network.stage == "probe-003"
+    assert [call.epochs for call in world.fits] == [2, 16, 1, 1, 1, 16]
+    assert found.network.point in found.curve.probes
+
+
+def test_a_dense_reference_is_trained_from_the_first_weights() -> None:
+    world = World()
+    found = world.discover(reference="dense")
+    assert found.dense is not None
+    assert found.reference is not None
+    assert (found.reference.kind, found.reference.epochs) == ("dense", 16)
+    assert found.reference.score == found.dense.point.score
+    assert found.dense.point.density == 1
+    assert found.dense.density_model == 1
+    assert stage_lengths(found)[:2] == [("seed", 2), ("dense", 16)]
+    network_score, dense_score = found.examine(world.evaluate)
+    assert network_score.score == found.score
+    assert dense_score is not None
+    assert (dense_score.score, dense_score.loss) == (found.dense.point.score, found.dense.point.loss)
+
+
+def test_grown_copies_reach_one_common_total() -> None:
+    world = World()
+    found = world.discover(final="grown", rule=Script(probe=(0, 3), density=0.19))
+    assert [point.epochs for point in found.curve.probes] == [16, 16]
+    assert [call.epochs for call in world.fits] == [2, 14, 1, 1, 1, 11]
+    assert found.network.stage == "probe-003"
+    assert world.fits[1].num_slots > 0  # a grown copy brings its momentum along
+
+
+def test_grown_copies_that_had_their_budget_still_come_to_rest() -> None:
+    found = World().discover(final="grown", rough=10, rule=Script(probe=(3,), density=0.19))
+    assert found.curve.rough[-1].epochs == 32
+    assert found.curve.probes[0].epochs == 34
+
+
+def test_a_round_may_be_given_in_epochs_or_as_a_share() -> None:
+    assert [p.epochs for p in World().discover(rough=3).curve.rough] == [2, 5, 8, 11]
+    assert [p.epochs for p in World().discover(rough=0.5).curve.rough] == [2, 10, 18, 26]
+
+
+def test_an_adaptive_round_ends_when_the_loss_rests() -> None:
+    losses = iter([9.0, 5.0, 4.0, 4.5, 4.1, 4.0, 0.0])
+    world = World()
+    found = discover(
+        world.model,
+        world.optimizer,
+        world.fit,
+        lambda model: (0.5, next(losses)),
+        INPUTS[:1],
+        rule=Script(probe=(), last=1, density=None),
+        rough="adaptive",
+        budget=8,
+        start_density=0.1,
+    )
+    assert [call.epochs for call in world.fits] == [1] + [1] * 5 + [8]
+    assert found.curve.rough[1].loss == 4.0
+    draws = [call.draw for call in world.fits]
+    assert len(set(draws)) == len(draws)  # every epoch is seeded by its own name
+
+
+def test_an_adaptive_round_is_capped() -> None:
+    world = World()
+    falling = iter(range(1000, 0, -1))
+    discover(
+        world.model,
+        world.optimizer,
+        world.fit,
+        lambda model: (0.5, float(next(falling))),
+        INPUTS[:1],
+        rule=Script(probe=(), last=1),
+        rough="adaptive",
+        budget=8,
+        start_density=0.1,
+    )
+    assert sum(call.epochs for call in world.fits) == 1 + 40 + 8
+
+
+# Growth.
+
+
+def test_growth_adds_a_share_rounded_down_and_takes_nothing_away() -> None:
+    found = World().discover(rule=Script(last=5), gamma=0.5)
+    counts = [record.num_on for record in found.rounds]
+    assert all(after == before + int(0.5 * before) for before, after in pairwise(counts))
+    for round in range(5):
+        before, after = found.masks_at(round), found.masks_at(round + 1)
+        assert (before - after).num_on == 0
+
+
+def test_growth_ends_at_the_last_weight() -> None:
+    found = World().discover(start_density=0.7, gamma=0.4, rule=Script(probe=(), last=2, density=None))
+    assert [record.num_on for record in found.rounds] == [269, 376, 384]
+    assert found.curve.at_ceiling
+
+
+def test_a_target_density_is_hit_exactly_by_a_smaller_last_step() -> None:
+    world = World()
+    found = world.discover(target_density=0.25, start_density=0.1)
+    counts = [record.num_on for record in found.rounds]
+    assert counts == [38, 47, 58, 72, 90, 96]
+    assert found.curve.probes == ()
+    assert found.network.stage == "final"
+    assert found.masks.num_on == 96
+    assert "asked for" in found.reason
+    assert world.fits[-1].epochs == 16
+
+
+def test_gradient_growth_uses_the_loss_it_was_given() -> None:
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    found = World().discover(method="gradient_growth", loss=loss, batches=[(INPUTS, TARGETS)])
+    assert found.rounds[1].growth_flops > found.rounds[0].growth_flops == 0
+    with pytest.raises(UserError, match="loss"):
+        World().discover(method="gradient_growth")
+
+
+# What is handed back.
+
+
+def test_the_users_model_holds_the_found_network() -> None:
+    world = World()
+    found = world.discover()
+    assert world.evaluate(world.model)[0] == found.score
+    for name, mask in found.masks.items():
+        weight = world.model.get_parameter(name)
+        assert bool((weight[~mask] == 0).all())
+        assert bool((weight[mask] != 0).any())
+    assert found.density == found.masks.density == found.network.point.density
+    num_parameters = sum(p.numel() for p in world.model.parameters())
+    num_present = num_parameters - (found.masks.num - found.masks.num_on)
+    assert found.density_model == pytest.approx(num_present / num_parameters)
+
+
+def test_masks_stay_enforced_while_the_user_trains_on() -> None:
+    world = World()
+    found = world.discover()
+    assert world.optimizer.param_groups[0]["lr"] == 0.1
+    world.fit(world.model, world.optimizer, 5)
+    assert all(bool((world.model.get_parameter(n)[~m] == 0).all()) for n, m in found.masks.items())
+    found.attached.detach()
+    world.optimizer.param_groups[0]["lr"] = 0.1
+    world.fit(world.model, world.optimizer, 5)
+    assert not all(bool((world.model.get_parameter(n)[~m] == 0).all()) for n, m in found.masks.items())
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "round"),
+    [
+        (Script(density=0.12), {}, 1),
+        (Script(density=0.05), {}, 0),
+        (Script(density=0.9), {}, 3),
+        (Script(density=None, status="flat"), {}, 0),
+        (Script(density=None, status="unreached"), {}, 3),
+        (Script(density=0.12, gain_density=0.15), {"answer": "gain"}, 2),
+        (Script(density=0.12, gain_density=None), {"answer": "gain"}, 3),
+    ],
+)
+def test_the_smallest_visited_density_no_smaller_than_the_answer(script: Script, options: dict, round: int) -> None:
+    found = World().discover(rule=script, **options)
+    assert found.network.point.round == round
+
+
+def test_another_delta_is_read_from_the_same_curve() -> None:
+    @dataclass(frozen=True)
+    class Tells(Script):
+        def answer(self, curve: Curve) -> Answer:
+            return replace(super().answer(curve), density=self.delta * 10)
+
+    found = World().discover(rule=Tells())
+    assert found.operating_density == pytest.approx(0.1)
+    assert found.within(0.03) == pytest.approx(0.3)
+
+
+def test_the_report_is_complete() -> None:
+    report = World().discover(reference="dense").report()
+    assert report["network"]["num"] == 384
+    assert [row["round"] for row in report["curve"]["rough"]] == [0, 1, 2, 3]
+    assert [row["round"] for row in report["curve"]["probes"]] == [0, 2]
+    assert [row["round"] for row in report["topology"]] == [0, 1, 2, 3]
+    assert all(len(row) > 1 for row in report["topology"])
+    assert report["ledger"]["samples"] == 16 * (2 + 16 + 3 * 1 + 2 * 16 + 16)
+    assert report["ledger"]["training_flops"] > 0
+
+
+# Calls of the user's functions.
+
+
+@pytest.mark.parametrize("make", [lambda m: SGD(m.parameters(), lr=0.05), lambda m: Adam(m.parameters(), lr=0.05)])
+def test_every_phase_begins_at_the_users_learning_rate(make: Callable[[nn.Module], Optimizer]) -> None:
+    world = World(make_optimizer=make)
+    world.discover(reference="dense")
+    assert {call.lr for call in world.fits} == {0.05}
+
+
+def test_momentum_carries_over_in_the_trunk_and_not_into_fresh_copies() -> None:
+    world = World()
+    world.discover()
+    slots = [(call.model is world.model, call.num_slots > 0) for call in world.fits]
+    #          seed           probe-000       round-001      round-002     probe-002       round-003     final
+    assert slots == [
+        (True, False),
+        (False, False),
+        (True, True),
+        (True, True),
+        (False, False),
+        (True, True),
+        (False, False),
+    ]
+
+
+def test_calls_are_seeded_by_their_stage_and_the_callers_generators_do_not_move() -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    first, second = World(), World()
+    first.discover()
+    assert torch.equal(before, torch.get_rng_state())
+    torch.manual_seed(77)
+    second.discover()
+    draws = [call.draw for call in first.fits]
+    assert draws == [call.draw for call in second.fits]
+    assert len(set(draws)) == len(draws)
+
+
+def test_repeating_gives_the_same_bits_and_another_seed_others() -> None:
+    first = without_timing(World().discover())
+    assert first == without_timing(World().discover())
+    other = without_timing(World().discover(seed=1))
+    assert other["masks_sha256"] != first["masks_sha256"]
+
+
+def test_averaged_observation_scores_the_average() -> None:
+    plain, averaged = World().discover(), World().discover(observe="average")
+    assert averaged.masks_at(0) == plain.masks_at(0)
+    assert averaged.network.point.loss != plain.network.point.loss
+    world = World()
+    found = world.discover(observe="average")
+    assert found.examine(world.evaluate)[0].loss == found.network.point.loss
+
+
+def test_the_observer_hears_of_every_stage() -> None:
+    heard: list[str] = []
+
+    class Listener(Observer):
+        def stage_begins(self, stage: str, *, epochs: int | None, density: float) -> None:
+            heard.append(f"begin {stage} {epochs}")
+
+        def stage_ends(self, record: Record, *, resumed: bool) -> None:
+            heard.append(f"end {record.stage}{' resumed' if resumed else ''}")
+
+        def decided(self, verdict: Verdict, answer: Answer) -> None:
+            heard.append(type(verdict).__name__)
+
+    store, rule = MemoryStore(), Script(probe=(0,), last=1)
+    World().discover(rule=rule, store=store, observer=Listener())
+    assert heard == [
+        *["begin seed 2", "end seed", "Probe", "begin probe-000 5", "end probe-000", "Grow"],
+        *["begin round-001 1", "end round-001", "Stop", "begin final 16", "end final"],
+    ]
+    heard.clear()
+    World().discover(rule=rule, store=store, observer=Listener())
+    assert heard == [
+        *["end seed resumed", "Probe", "end probe-000 resumed", "Grow", "end round-001 resumed", "Stop"],
+        "end final resumed",
+    ]
+
+
+# Stopping in the middle and going on.
+
+
+class Killed(BaseException):
+    """What a kill looks like from inside."""
+
+
+class MortalStore(MemoryStore):
+    """Dies before or after its n-th save."""
+
+    def __init__(self, num_saves: int, saves_the_last: bool) -> None:
+        super().__init__()
+        self.left, self._saves_the_last = num_saves, saves_the_last
+
+    def save(self, stage: str, facts: object, tensors: object = None) -> None:
+        self.left -= 1
+        if self.left == 0 and not self._saves_the_last:
+            raise Killed
+        super().save(stage, facts, tensors)  # type: ignore[arg-type]
+        if self.left == 0:
+            raise Killed
+
+
+@pytest.mark.parametrize("final", ["fresh", "grown"])
+@pytest.mark.parametrize("saves_the_last", [True, False])
+def test_killed_anywhere_and_resumed_ends_with_the_same_bits(final: str, saves_the_last: bool) -> None:
+    options = {"final": final, "reference": "dense", "rule": Script(probe=(0, 1), last=2)}
+    undisturbed = without_timing(World().discover(**options))
+    num_saves = 0
+    for num_saves in range(1, 100):
+        store = MortalStore(num_saves, saves_the_last)
+        try:
+            World().discover(store=store, **options)
+        except Killed:
+            assert without_timing(World().discover(store=store, **options)) == undisturbed
+        else:
+            break
+    # start, seed with its weights, dense, two rounds with theirs, two probes, and the final network
+    assert num_saves - 1 == 11
+
+
+def test_weights_that_were_lost_are_worked_out_again() -> None:
+    options = {"rule": Script(probe=(1,), last=2)}
+    undisturbed = without_timing(World().discover(**options))
+    store = MortalStore(6, saves_the_last=True)
+    with pytest.raises(Killed):
+        World().discover(store=store, **options)
+    for stage in ("weights-000", "weights-001"):
+        store.forget_tensors(stage)
+    assert without_timing(World().discover(store=store, **options)) == undisturbed
+
+
+def test_stages_of_another_model_are_refused() -> None:
+    store = MemoryStore()
+    World().discover(store=store)
+    with pytest.raises(UserError, match="other weights"):
+        World(seed=1).discover(store=store)
+
+
+# Errors.
+
+
+@pytest.mark.parametrize("bad", [math.nan, (0.5, math.inf)])
+def test_a_score_that_is_not_finite_ends_the_run_and_loses_nothing(bad: object) -> None:
+    world, store = World(), MemoryStore()
+    scores = iter([(0.5, 1.0), (0.6, 1.0), bad])
+    with pytest.raises(RunFailed, match="in stage round-001"):
+        discover(
+            world.model,
+            world.optimizer,
+            world.fit,
+            lambda model: next(scores),
+            INPUTS[:1],
+            rule=Script(),
+            store=store,
+            budget=8,
+            start_density=0.1,
+        )
+    assert store.load("probe-000") is not None
+    assert store.load("round-001") is None
+
+
+@pytest.mark.parametrize("bad", ["high", None, (1, 2, 3)])
+def test_a_score_of_the_wrong_kind_is_refused(bad: object) -> None:
+    world = World()
+    with pytest.raises(UserError, match="a score or a pair"):
+        discover(world.model, world.optimizer, world.fit, lambda model: bad, INPUTS[:1], budget=8, start_density=0.1)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"gama": 0.5}, "did you mean gamma"),
+        ({"start_density": 0.0}, r"start_density 0.0 was got, a density in \(0, 1\]"),
+        ({"start_density": 1.5}, "start_density"),
+        ({"target_density": -1}, "target_density"),
+        ({"start_density": 0.5, "target_density": 0.2}, "start lower"),
+        ({"delta": 0}, "delta"),
+        ({"delta": math.nan}, "delta"),
+        ({"budget": 0}, "budget"),
+        ({"budget": 2.5}, "budget"),
+        ({"reference": "sparse"}, "reference"),
+        ({"reference": math.inf}, "reference"),
+        ({"gamma": -0.1}, "gamma"),
+        ({"rough": 0}, "rough"),
+        ({"rough": 1.5}, "rough"),
+        ({"rough": "quick"}, "rough"),
+        ({"rough": True}, "rough"),
+        ({"seed_epochs": 0}, "seed_epochs"),
+        ({"probe_fraction": 0.0}, "probe_fraction"),
+        ({"final": "new"}, "fresh"),
+        ({"answer": "both"}, "delta"),
+        ({"observe": "raw"}, "average"),
+        ({"method": "gcp"}, "did you mean gcg"),
+        ({"rule": "prob"}, "did you mean probe"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_is_trained(options: dict, sentence: str) -> None:
+    world = World()
+    weights = copy.deepcopy(world.model.state_dict())
+    with pytest.raises(UserError, match=sentence):
+        world.discover(**options)
+    assert world.fits == []
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in world.model.state_dict().items())
+
+
+@pytest.mark.parametrize("round", [0, 7])
+def test_a_rule_that_probes_nonsense_is_named(round: int) -> None:
+    @dataclass(frozen=True)
+    class Stubborn(Script):
+        def decide(self, curve: Curve) -> Verdict:
+            return Probe(round=round, reason="again")
+
+    with pytest.raises(RunFailed, match="rule 'script' asked for a probe of round"):
+        World().discover(rule=Stubborn())
+
+
+def test_a_rule_that_grows_a_full_network_is_named() -> None:
+    with pytest.raises(RunFailed, match="has all its weights"):
+        World().discover(start_density=0.9, rule=Script(probe=(), last=9))
+
+
+def test_a_method_that_cannot_grow_is_refused() -> None:
+    from pathgrow.methods import fixed
+
+    with pytest.raises(UserError, match="does not grow"):
+        World().discover(method=fixed(Masks.full(network())))
+
+
+def test_options_document_themselves() -> None:
+    assert Options().num_seed_epochs == 20
+    assert Options(budget=4).num_seed_epochs == 1
+    assert Options(budget=4).num_rough_epochs == 1
+    assert Options(budget=100).num_probe_epochs == 30
+    assert Options(budget=100, final="grown").num_probe_epochs == 100
