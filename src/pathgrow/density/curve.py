@@ -68,6 +68,8 @@ class Stop:
 
 Verdict = Grow | Probe | Stop
 
+Status = Literal["found", "flat", "unreached", "open"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
@@ -75,12 +77,12 @@ class Answer:
 
     rule: str
     delta: float
-    status: Literal["found", "flat", "unreached", "open"]
+    status: Status
     """found; flat: every observed density is within delta; unreached: none is; open: too little was observed."""
     density: float | None
     """The delta answer: the smallest density whose network stays within delta of the reference."""
     interval: tuple[float, float] | None
-    """90% interval of the delta answer."""
+    """90% interval of the delta answer; from 0 on when the curve is flat, None when there is no answer to bound."""
     gain_density: float | None
     """The paper's answer: where the exponential fit reaches 95% of its gain."""
     gain_interval: tuple[float, float] | None

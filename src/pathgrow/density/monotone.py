@@ -1,0 +1,249 @@
+"""A rising curve with a free tail, and everything the observed points leave possible.
+
+The curve is `score(density) = top - rise * h(density)`, where `h` falls from 1 at the lowest observed density to 0 at
+density 1 along a Box-Cox clock,
+
+    h(density) proportional to exp(-speed * B(density)) - 1,   B(density) = (density**bend - 1) / bend.
+
+`bend = 1` is the paper's exponential, `bend = 0` (the limit) a power law, between them lie stretched exponentials,
+below zero longer tails still, and a slow `speed` gives a plain root or logarithm. One family holds every shape seen in
+measurements, so the tail is inferred instead of assumed.
+
+`top` and `rise` are linear and integrated exactly; `bend`, `speed` and the noise run over a grid. The posterior comes
+as a fixed set of equally likely curves: no random numbers, the same points give the same answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import log_ndtr, ndtr, ndtri
+
+from pathgrow.density.separable import Array, check_points
+
+BENDS = tuple(i / 10 for i in range(-4, 14))
+"""Grid of tail shapes, equally likely beforehand."""
+SPEEDS = (0.05, 200.0)
+"""In units of the time from the lowest density to 1: nearly straight, or over right after the lowest density."""
+NUM_SPEEDS = 40
+NUM_NOISES = 14
+NUM_ZOOMS = 2
+NUM_CURVES = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curves:
+    """Equally likely curves through the points; every field but `lowest` has one entry a curve."""
+
+    lowest: float
+    bend: Array
+    speed: Array
+    top: Array
+    """Value at density 1."""
+    rise: Array
+    """From the lowest observed density to density 1; never negative."""
+    noise: Array
+    """Standard deviation of one observed score."""
+    offset: Array
+    """A standard normal draw for each curve, for noise outside the points (that of a reference)."""
+
+    def thin(self, num: int) -> Curves:
+        """`num` of the curves, evenly chosen: they stand in the order of their shapes."""
+        chosen = (np.arange(num) * 2 + 1) * len(self.top) // max(2 * num, 1)
+        return Curves(lowest=self.lowest, **{name: getattr(self, name)[chosen] for name in _PER_CURVE})
+
+    def __add__(self, other: Curves) -> Curves:
+        """Both sets of curves, each curve as likely as any other."""
+        assert self.lowest == other.lowest, "curves over different points cannot be pooled"
+        joined = {name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in _PER_CURVE}
+        return Curves(lowest=self.lowest, **joined)
+
+    def at(self, density: float) -> Array:
+        """Each curve's value at a density."""
+        return self.top - self.rise * fall(np.asarray(density), self.lowest, self.bend, self.speed)
+
+    def reach(self, target: Array) -> Array:
+        """The smallest density at which each curve reaches its target; 0: always, infinity: not even at density 1."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            wanted = (self.top - target) / self.rise
+        return np.where(self.top < target, np.inf, _density_of(wanted, self.lowest, self.bend, self.speed))
+
+
+_PER_CURVE = tuple(field.name for field in fields(Curves) if field.name != "lowest")
+
+
+def fit_curves(
+    densities: Sequence[float],
+    scores: Sequence[float],
+    *,
+    bends: Sequence[float] = BENDS,
+    noise_hint: float | None = None,
+) -> Curves:
+    """The posterior of the family given equally trained networks.
+
+    Parameters
+    ----------
+    densities, scores : at least two different densities.
+    bends : the tails to consider; `(1.0,)` is the exponential alone.
+    noise_hint : a scatter seen elsewhere (along the rough trajectory), as a first guess of the noise of one score.
+    """
+    rho, score = check_points(densities, scores, 2)
+    lowest = float(rho[0])
+    prior = _Prior.of(score, noise_hint)
+    posterior = _posterior(rho, score, _Shapes.all(lowest, tuple(bends)), prior)
+    for _ in range(NUM_ZOOMS):
+        posterior = _posterior(rho, score, _Shapes.near(lowest, posterior), prior)
+    return _draw(lowest, len(score), float(score.mean()), posterior)
+
+
+@dataclass(frozen=True)
+class _Prior:
+    """What is believed before the points: the noise about a guess, the rise up to ten times what was observed."""
+
+    log_noise: float
+    doubt: float
+    scale: float
+
+    @staticmethod
+    def of(score: Array, noise_hint: float | None) -> _Prior:
+        span = float(np.ptp(score))
+        # An exactly constant curve has no scale of its own; any tiny one then gives the same answer.
+        scale = span if span > 0 else max(abs(float(score[0])), 1.0) * 1e-9
+        if noise_hint is None:
+            return _Prior(float(np.log(0.03 * scale)), 1.5, scale)
+        return _Prior(float(np.log(np.clip(noise_hint, 1e-4 * scale, scale))), 0.8, scale)
+
+
+@dataclass(frozen=True)
+class _Posterior:
+    shapes: _Shapes
+    log_noise: Array
+    weight: Array
+    """(shapes, noises)"""
+    mean_h: Array
+    mean_rise: Array
+    sd_rise: Array
+
+
+def _posterior(rho: Array, score: Array, shapes: _Shapes, prior: _Prior) -> _Posterior:
+    log_noise = prior.log_noise + prior.doubt * np.linspace(-2.5, 3.0, NUM_NOISES)
+    variance = np.exp(2 * log_noise)
+    h = fall(rho[None, :], float(rho[0]), shapes.bend[:, None], shapes.speed[:, None])
+    mean_h, deviation = h.mean(axis=1), score - score.mean()
+    centred = h - mean_h[:, None]
+    precision = np.sum(centred**2, axis=1)[:, None] / variance + (10.0 * prior.scale) ** -2
+    mean_rise = (-centred @ deviation)[:, None] / variance / precision
+    sd_rise = precision**-0.5
+    misfit = np.sum(deviation**2) / variance - mean_rise**2 * precision
+    log_weight = (
+        shapes.log_prior[:, None]
+        - 0.5 * ((log_noise - prior.log_noise) / prior.doubt) ** 2
+        - (len(rho) - 1) * log_noise
+        - 0.5 * misfit
+        + np.log(sd_rise)
+        + log_ndtr(mean_rise / sd_rise)
+    )
+    return _Posterior(shapes, log_noise, np.exp(log_weight - log_weight.max()), mean_h, mean_rise, sd_rise)
+
+
+def _draw(lowest: float, num: int, mean_score: float, posterior: _Posterior) -> Curves:
+    weight = posterior.weight
+    shape, level = np.unravel_index(_systematic(weight.ravel()), weight.shape)
+    mean, sd = posterior.mean_rise[shape, level], posterior.sd_rise[shape, level]
+    u_rise, u_top, u_offset = _even_points()
+    # rise: its normal cut off below zero, by inversion; top: normal around what the points say given that rise.
+    # Counted from the far side, so that nothing is lost where nearly all of the normal lies below zero.
+    rise = np.maximum(mean - sd * ndtri((1.0 - u_rise) * ndtr(mean / sd)), 0.0)
+    noise = np.exp(posterior.log_noise[level])
+    top = mean_score + rise * posterior.mean_h[shape] + noise / np.sqrt(num) * ndtri(u_top)
+    return Curves(
+        lowest=lowest,
+        bend=posterior.shapes.bend[shape],
+        speed=posterior.shapes.speed[shape],
+        top=top,
+        rise=rise,
+        noise=noise,
+        offset=ndtri(u_offset),
+    )
+
+
+def fall(density: Array, lowest: float, bend: Array, speed: Array) -> Array:
+    """`h`: 1 at the lowest observed density, 0 at density 1."""
+    h: Array = np.expm1(-speed * _box_cox(density, bend)) / np.expm1(-speed * _box_cox(np.asarray(lowest), bend))
+    return h
+
+
+def _density_of(wanted: Array, lowest: float, bend: Array, speed: Array) -> Array:
+    """The density where `h` equals `wanted >= 0`; 0 where the family never falls that low."""
+    clock = -np.log1p(np.maximum(wanted, 0.0) * np.expm1(-speed * _box_cox(np.asarray(lowest), bend))) / speed
+    inside = np.maximum(1.0 + bend * clock, 0.0)
+    with np.errstate(divide="ignore"):
+        density: Array = np.where(bend == 0, np.exp(clock), inside ** (1.0 / np.where(bend == 0, 1.0, bend)))
+    return density
+
+
+def _box_cox(density: Array, bend: Array) -> Array:
+    log = np.log(density)
+    safe = np.where(bend == 0, 1.0, bend)
+    clock: Array = np.where(bend == 0, log, np.expm1(safe * log) / safe)
+    return clock
+
+
+@dataclass(frozen=True)
+class _Shapes:
+    bend: Array
+    speed: Array
+    log_prior: Array
+
+    @staticmethod
+    @lru_cache(maxsize=32)
+    def all(lowest: float, bends: tuple[float, ...]) -> _Shapes:
+        """From a nearly straight line in B to a rise that is over right after the lowest density."""
+        return _Shapes._grid(lowest, [(bend, *SPEEDS) for bend in bends])
+
+    @staticmethod
+    def near(lowest: float, coarse: _Posterior) -> _Shapes:
+        """A grid over the speeds that the points leave possible: precise points would fall between coarse cells."""
+        possible = coarse.weight.max(axis=1) > 1e-5
+        ranges = []
+        for bend in np.unique(coarse.shapes.bend[possible]):
+            same = coarse.shapes.bend == bend
+            step = float(np.divide(*coarse.shapes.speed[same][1::-1]))
+            seen = coarse.shapes.speed[possible & same]
+            clock = -float(_box_cox(np.asarray(lowest), np.asarray(bend)))
+            low, high = max(seen[0] * clock / step, SPEEDS[0]), min(seen[-1] * clock * step, SPEEDS[1])
+            ranges.append((float(bend), float(low), float(high)))
+        return _Shapes._grid(lowest, ranges)
+
+    @staticmethod
+    def _grid(lowest: float, ranges: Sequence[tuple[float, float, float]]) -> _Shapes:
+        """Weighted so that the density where half of the rise is made is log-uniform for every bend."""
+        bends, speeds, priors = [], [], []
+        for bend, low, high in ranges:
+            clock = -float(_box_cox(np.asarray(lowest), np.asarray(bend)))
+            speed = np.geomspace(low, high, NUM_SPEEDS) / clock
+            half = _density_of(np.full(NUM_SPEEDS, 0.5), lowest, np.full(NUM_SPEEDS, bend), speed)
+            bends.append(np.full(NUM_SPEEDS, bend))
+            speeds.append(speed)
+            priors.append(np.log(np.abs(np.gradient(np.log(half)))))
+        return _Shapes(np.concatenate(bends), np.concatenate(speeds), np.concatenate(priors))
+
+
+def _systematic(weight: Array) -> NDArray[np.intp]:
+    """`NUM_CURVES` cells in proportion to their weights, without chance."""
+    cumulative = np.cumsum(weight)
+    cells: NDArray[np.intp] = np.searchsorted(cumulative, (np.arange(NUM_CURVES) + 0.5) / NUM_CURVES * cumulative[-1])
+    return cells
+
+
+@lru_cache(maxsize=1)
+def _even_points() -> Array:
+    """Evenly spread points of the unit cube (Kronecker sequence of the generalised golden ratio)."""
+    ratio = 1.2207440846057596
+    steps = ratio ** -np.arange(1, 4)
+    points: Array = (0.5 + np.outer(steps, np.arange(1, NUM_CURVES + 1))) % 1.0
+    return points

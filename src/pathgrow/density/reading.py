@@ -1,0 +1,141 @@
+"""What equally trained probes say: where the curve comes within delta of the reference, and where its gain is made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from pathgrow.density.curve import Curve, Point, Reference
+from pathgrow.density.monotone import Curves, fit_curves
+from pathgrow.density.saturation import SaturationFit, fit_saturation
+from pathgrow.density.separable import Array
+
+LOG20 = math.log(20.0)
+MIN_POINTS = 4
+"""Two numbers for the height, one for the shape, one to be wrong with."""
+LEVEL = (0.05, 0.5, 0.95)
+"""A 90% interval and its middle."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """The possible curves through one set of points, and the two answers read from each of them."""
+
+    lowest: float
+    densest: Point
+    curves: Curves
+    exponentials: Curves
+    """The paper's shape alone: the spread of the gain answer."""
+    exponential: SaturationFit
+    """The paper's fit: the gain answer itself."""
+    reference: Reference
+    level: Array
+    """The reference's true score, as far as known; one entry a curve."""
+    delta_density: Array
+    """One entry a curve; 0: at every density; infinity: not even at density 1."""
+    gain_density: Array
+    """One entry for each of the `exponentials`."""
+
+    @property
+    def share_below(self) -> float:
+        """How likely the delta answer lies below everything observed."""
+        return float(np.mean(self.delta_density <= self.lowest))
+
+    @property
+    def share_above(self) -> float:
+        """How likely it lies above everything observed, or nowhere."""
+        return float(np.mean(self.delta_density > self.densest.density))
+
+    @property
+    def has_gain(self) -> bool:
+        """Whether the points rise by more than their noise: a flat curve has no 95% of its gain."""
+        rise = quantiles(self.exponentials.rise / self.exponentials.noise, (0.1,))[0]
+        return not self.exponential.flat and rise > 1.0
+
+
+@lru_cache(maxsize=4)  # a decision and its answer are asked for one after the other, of the same curve
+def read(curve: Curve, delta: float) -> Reading | None:
+    """Read the probes; None while there are too few of them."""
+    return read_points(curve.probes, delta, curve.reference, noise_hint=scatter(curve.rough))
+
+
+def read_points(
+    points: Sequence[Point], delta: float, reference: Reference | None, *, noise_hint: float | None
+) -> Reading | None:
+    """Read any points as if they were trained equally. Without a reference: against the densest of them."""
+    points = sorted(points, key=lambda point: point.density)
+    densities = [point.density for point in points]
+    if len(set(densities)) < MIN_POINTS:
+        return None
+    scores = [point.score for point in points]
+    curves = fit_curves(densities, scores, noise_hint=noise_hint)
+    exponentials = fit_curves(densities, scores, bends=(1.0,), noise_hint=noise_hint)
+    if reference is None:
+        # The fitted value, not the raw score: the points below the densest know more of it than one draw of noise does.
+        level = curves.at(points[-1].density)
+        reference = Reference(score=float(np.median(level)), kind="densest", epochs=points[-1].epochs)
+    else:
+        curves, level = _weigh(reference, points, curves, noise_hint)
+    return Reading(
+        lowest=densities[0],
+        densest=points[-1],
+        curves=curves,
+        exponentials=exponentials,
+        exponential=fit_saturation(densities, scores),
+        reference=reference,
+        level=level,
+        delta_density=curves.reach(level - delta),
+        gain_density=LOG20 / exponentials.speed,
+    )
+
+
+def _weigh(
+    reference: Reference, points: Sequence[Point], apart: Curves, noise_hint: float | None
+) -> tuple[Curves, Array]:
+    """The possible curves in the light of a dense score, and what that score truly is for each of them.
+
+    A dense score is one training's outcome, as noisy as a probe's. Either it is the curve's own end at density 1, and
+    then it and the probes sharpen each other; or it stands apart (another recipe, a penalty that growth left in the
+    weights) by something like half of the observed rise. How well each foretells the score decides their shares.
+    """
+    own_level = reference.score + apart.noise * apart.offset
+    if reference.epochs is not None and reference.epochs != points[-1].epochs:
+        return apart, own_level  # trained longer or shorter than the probes: not the end of their curve
+    scores = [point.score for point in points]
+    joined = fit_curves([*(point.density for point in points), 1.0], [*scores, reference.score], noise_hint=noise_hint)
+    gap = reference.score - apart.top
+
+    def foretold(variance: Array) -> float:
+        return float(np.mean(np.exp(-0.5 * gap**2 / variance) / np.sqrt(variance)))
+
+    as_end = foretold(apart.noise**2)
+    as_apart = foretold(apart.noise**2 + (0.5 * float(np.ptp(scores))) ** 2)
+    share = as_end / (as_end + as_apart) if as_end > 0 else 0.0
+    num_joined = round(share * len(gap))
+    curves = joined.thin(num_joined) + apart.thin(len(gap) - num_joined)
+    return curves, np.concatenate([curves.top[:num_joined], _evenly(own_level, len(gap) - num_joined)])
+
+
+def _evenly(values: Array, num: int) -> Array:
+    return values[(np.arange(num) * 2 + 1) * len(values) // max(2 * num, 1)]
+
+
+def quantiles(values: Array, shares: Sequence[float]) -> list[float]:
+    """Order statistics: nothing is interpolated, so infinities stay what they are."""
+    ordered = np.sort(values)
+    return [float(ordered[min(int(share * len(ordered)), len(ordered) - 1)]) for share in shares]
+
+
+def scatter(rough: Sequence[Point]) -> float | None:
+    """The noise of one score as the trajectory shows it: third differences, which leave a smooth rise out.
+
+    The median makes a single jump harmless. None while there are too few rounds to tell.
+    """
+    if len(rough) < 6:
+        return None
+    differences = np.diff([point.score for point in rough], n=3)
+    return float(np.median(np.abs(differences))) / (0.6745 * math.sqrt(20.0))

@@ -1,0 +1,38 @@
+"""Plain lists for charts and reports."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pathgrow.density.curve import Answer, Curve, Point
+from pathgrow.density.reading import LEVEL, quantiles, read_points, scatter
+
+NUM_DENSITIES = 61
+
+
+def fit_band(curve: Curve) -> dict[str, list[float]] | None:
+    """The fitted curve through the probes with its 90% band, from the lowest to the densest of them.
+
+    Lists `density`, `score`, `low`, `high` of equal length; None while there are too few probes. Without probes (a loop
+    that cannot train copies) the band goes through the rough points.
+    """
+    points = curve.probes if curve.can_probe else curve.rough
+    reading = read_points(points, 1.0, curve.reference, noise_hint=scatter(curve.rough))
+    if reading is None:
+        return None
+    densities = np.geomspace(reading.lowest, reading.densest.density, NUM_DENSITIES)
+    rows = [quantiles(reading.curves.at(float(density)), LEVEL) for density in densities]
+    low, score, high = (list(column) for column in zip(*rows, strict=True))
+    return {"density": densities.tolist(), "score": score, "low": low, "high": high}
+
+
+def hand_back(curve: Curve, answer: Answer, by: str = "delta") -> Point:
+    """The visited network to hand back: the smallest no sparser than the answer.
+
+    A flat curve needs no more than its sparsest network, and without an answer the densest is the best there is.
+    """
+    visited = sorted(curve.rough, key=lambda point: point.density)
+    wanted = answer.gain_density if by == "gain" else answer.density
+    if wanted is None:
+        return visited[0] if answer.status == "flat" else visited[-1]
+    return next((point for point in visited if point.density >= wanted), visited[-1])

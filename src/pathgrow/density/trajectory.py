@@ -1,0 +1,140 @@
+"""A rule for loops that cannot train copies: from the trajectory alone, with room and with doubt.
+
+A rough network lags behind what its density would reach, so its scores say little about a reference that was trained
+out, and the estimate wanders while growth goes on. What held up on recorded runs is to look further: on to twice the
+estimate. What is left is a spread of about a factor of two, and the interval says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pathgrow.density import words
+from pathgrow.density.curve import Answer, Curve, Grow, Reference, Status, Stop, Verdict
+from pathgrow.density.reading import LEVEL, Reading, quantiles, read_points, scatter
+from pathgrow.density.separable import check_delta
+from pathgrow.errors import UserError
+
+DOUBT = 2.0
+"""Factor on both ends of an interval: how far answers moved with the length of a round on recorded runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrajectoryRule:
+    """Stops at `beyond` times the density where the exponential fit to the rough points has made 95% of its gain."""
+
+    delta: float = 0.01
+    beyond: float = 2.0
+    min_points: int = 6
+    name: str = field(default="trajectory", init=False)
+
+    def __post_init__(self) -> None:
+        check_delta(self.delta)
+        if not self.beyond >= 1.0:
+            raise UserError(f"got beyond={self.beyond:g}: give a factor of at least 1, such as 2")
+        if self.min_points < 5:
+            raise UserError(f"got min_points={self.min_points}: the fit wants at least 5 rough points")
+
+    def decide(self, curve: Curve) -> Verdict:
+        """Grow or stop; never probe."""
+        return self._decide(curve, self._read(curve))
+
+    def answer(self, curve: Curve) -> Answer:
+        """Both answers with wide intervals, or in words why there is none."""
+        reading = self._read(curve)
+        verdict = self._decide(curve, reading)
+        ending = f"{'Stopped' if isinstance(verdict, Stop) else 'Growth goes on'}: {verdict.reason}."
+        if reading is None:
+            return self._nothing(curve, "open", f"Too few rounds to read an answer from. {ending}")
+        against = words.reference(reading.reference, reading.densest.density)
+        caveat = (
+            " Networks were observed while still in training, so this may be off by a factor of two either way"
+            " (the interval holds that doubt)."
+        )
+        if curve.reference is not None and reading.reference is not curve.reference:
+            caveat = (
+                f" No round came within {words.score(self.delta)} of {words.reference(curve.reference)}, which cannot"
+                f" be held against networks still in training.{caveat}"
+            )
+        if reading.share_below > 0.5:
+            text = f"Every round observed is within {words.score(self.delta)} of {against}."
+            return self._nothing(curve, "flat", f"{text}{caveat} {ending}", reading.reference)
+        low, density, high = quantiles(reading.delta_density, LEVEL)
+        interval = _widen(low, high, curve.ceiling)
+        gain, gain_interval = None, None
+        gain_text = "The scores do not rise by more than their noise, so there is no gain to take 95% of."
+        if reading.has_gain:
+            estimate = reading.exponential.operating_density()
+            gain_low, _, gain_high = quantiles(reading.gain_density, LEVEL)
+            gain_text = f"No saturation is in sight: 95% of the fitted gain lies beyond {words.density(curve.ceiling)}."
+            if estimate <= curve.ceiling:
+                gain, gain_interval = estimate, _widen(gain_low, gain_high, curve.ceiling)
+                gain_text = (
+                    f"95% of the fitted gain is made by density {words.density(gain)}"
+                    f" (90% interval {words.span(gain_interval)})."
+                )
+        text = (
+            f"Within {words.score(self.delta)} of {against} from density {words.density(density)} on"
+            f" (90% interval {words.span(interval)}).{caveat} {gain_text}"
+        )
+        apart = words.disagreement(density, gain, self.delta) if gain else ""
+        return Answer(
+            rule=self.name,
+            delta=self.delta,
+            status="found",
+            density=density,
+            interval=interval,
+            gain_density=gain,
+            gain_interval=gain_interval,
+            reference=reading.reference,
+            words=" ".join(part for part in (text, apart, ending) if part),
+        )
+
+    def _read(self, curve: Curve) -> Reading | None:
+        if len(curve.rough) < self.min_points:
+            return None
+        hint = scatter(curve.rough)
+        if curve.reference is not None:
+            # A rough network that already comes within delta settles it: more training only helps.
+            reading = read_points(curve.rough, self.delta, _incomparable(curve.reference), noise_hint=hint)
+            if reading is not None and reading.share_above < 0.5:
+                return reading
+        return read_points(curve.rough, self.delta, None, noise_hint=hint)
+
+    def _decide(self, curve: Curve, reading: Reading | None) -> Verdict:
+        if curve.at_ceiling:
+            return Stop(reason="growth cannot go on")
+        if reading is None:
+            return Grow(reason=f"{self.min_points} rounds are wanted for an estimate")
+        here = words.density(reading.densest.density)
+        if not reading.has_gain:
+            # Half of the rounds up to the ceiling without a rise is all that can be asked of a flat curve.
+            if reading.densest.density**2 >= reading.lowest * curve.ceiling:
+                return Stop(reason=f"the scores have not risen from {words.density(reading.lowest)} to {here}")
+            return Grow(reason="the scores do not rise yet")
+        estimate = reading.exponential.operating_density()
+        if reading.densest.density >= min(self.beyond * estimate, curve.ceiling):
+            return Stop(reason=f"density {here} is {self.beyond:g} times the estimate {words.density(estimate)}")
+        return Grow(reason=f"density {here} is not yet {self.beyond:g} times the estimate {words.density(estimate)}")
+
+    def _nothing(self, curve: Curve, status: Status, text: str, reference: Reference | None = None) -> Answer:
+        return Answer(
+            rule=self.name,
+            delta=self.delta,
+            status=status,
+            density=None,
+            interval=None,
+            gain_density=None,
+            gain_interval=None,
+            reference=reference or curve.reference,
+            words=text,
+        )
+
+
+def _incomparable(reference: Reference) -> Reference:
+    """The same score, never taken for the end of the rough curve: no rough network has its training."""
+    return Reference(score=reference.score, kind=reference.kind, epochs=reference.epochs or -1)
+
+
+def _widen(low: float, high: float, ceiling: float) -> tuple[float, float]:
+    return low / DOUBT, min(high * DOUBT, ceiling)

@@ -1,0 +1,53 @@
+"""Sentences about an answer."""
+
+from __future__ import annotations
+
+from pathgrow.density.curve import Reference
+
+
+def density(value: float) -> str:
+    """A density as people say it.
+
+    >>> density(0.0731), density(0.3), density(1.0)
+    ('7.3%', '30%', '100%')
+    """
+    percent = 100.0 * value
+    return f"{percent:.1f}%" if percent < 9.95 else f"{percent:.0f}%"
+
+
+def score(value: float) -> str:
+    """Five figures tell all scores apart that differ by more than noise.
+
+    >>> score(0.98611), score(-2.3456789), score(76.0)
+    ('0.98611', '-2.3457', '76')
+    """
+    return f"{value:.5g}"
+
+
+def span(interval: tuple[float, float]) -> str:
+    """An interval of densities."""
+    return f"{density(interval[0])} to {density(interval[1])}"
+
+
+def reference(value: Reference, where: float | None = None) -> str:
+    """What the answer is read against."""
+    match value.kind:
+        case "given":
+            return f"the given dense score {score(value.score)}"
+        case "dense":
+            return f"the measured dense score {score(value.score)}"
+        case "densest":
+            at = "" if where is None else f" ({density(where)})"
+            return f"the densest network grown{at}, fitted at {score(value.score)}"
+
+
+def disagreement(delta_density: float, gain_density: float, delta: float) -> str:
+    """Where and why the two answers part; empty when they agree to a quarter."""
+    ratio = gain_density / delta_density
+    if 0.8 <= ratio <= 1.25:
+        return ""
+    later = "later" if ratio > 1 else "earlier"
+    return (
+        f"The gain answer comes {later} than the delta answer because they ask different things: one counts a share of"
+        f" the whole rise from the sparsest networks on, the other {score(delta)} of score below the reference."
+    )
