@@ -121,6 +121,13 @@ def test_the_page_tells_everything_once_it_is_opened_from_disk(sample_report):
     assert all(name not in ("src", "href", "style") and not name.startswith("on") for _, name, _ in reader.attributes)
 
 
+@pytest.mark.parametrize("round", [0, 7])
+def test_the_network_handed_back_is_marked_among_the_rounds(sample_report, round):
+    sample_report["network"]["round"] = round
+    marked = re.findall(r'<tr class="chosen"><th scope="row">(\d+)</th>', page(sample_report))
+    assert marked == [str(round)]
+
+
 def test_the_page_can_be_read_without_seeing_it(sample_report):
     reader = Reader(page(sample_report))
     assert ("html", "lang", "en") in reader.attributes

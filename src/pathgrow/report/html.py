@@ -40,6 +40,7 @@ def page(report: dict[str, Any]) -> str:
         cost_by_kind=story.cost_by_kind(report),
         cost_by_phase=story.cost_by_phase(report),
         rounds=story.rounds(report),
+        chosen_round=str(report["network"].get("round")),
         layers=story.layer_densities(report),
         percent=wording.percent,
         sparks=[Spark.of(name, values) for name, values in story.topology_series(report)],

@@ -41,7 +41,10 @@ def paragraphs(report: dict[str, Any]) -> list[str]:
             f"and trained out to {length} epochs each. The answer is read from these, against a reference of "
             f"{scores(report['reference']['score']) if report.get('reference') else 'the densest of them'}."
         )
-    told += [printable(text) for text in (answer["words"], _sentence("Growth ended because", answer["reason"])) if text]
+    told.append(printable(answer["words"]))
+    reason = printable(answer["reason"] or "").rstrip(".")
+    if reason not in told[-1]:  # most rules say it themselves
+        told.append(f"Growth ended because {reason}.")
     return told
 
 
@@ -133,7 +136,3 @@ def _cost(phases: list[dict[str, Any]], ledger: dict[str, Any], seconds: dict[st
 
 def _seconds(report: dict[str, Any]) -> dict[str, float]:
     return {row["phase"]: row["seconds"] for row in (report.get("timing") or {}).get("phases", [])}
-
-
-def _sentence(beginning: str, rest: str | None) -> str | None:
-    return f"{beginning} {rest.rstrip('.')}." if rest else None

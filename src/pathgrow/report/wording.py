@@ -117,7 +117,7 @@ def headline(report: dict[str, Any]) -> str:
     if answer["status"] == "found" and answer["operating_density"] is not None:
         return f"{percent(answer['operating_density'])} of the switchable weights keep the {scores.name} {within}."
     if answer["status"] == "flat" and tried:
-        return f"Every density tried stays {within}: {percent(min(tried))}, the least of them, is enough."
+        return f"Even {percent(min(tried))}, the least density tried, lies {within} on the curve."
     if answer["status"] == "unreached" and tried:
         return f"No density tried, up to {percent(max(tried))}, comes {within}."
     return f"Too little was observed to say how dense a network {within} must be."
