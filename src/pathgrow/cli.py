@@ -29,6 +29,9 @@ app = typer.Typer(
 # A wrong option or argument. It has no one name: old versions of typer stand on click, new ones on a copy of it.
 _UsageError = cast("type[Exception]", typer.BadParameter.__base__)
 
+_INTERRUPTED = 130
+"""The shell's code for Ctrl-C, which new versions of typer give instead of an exception."""
+
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command and leave with its exit code; no traceback reaches the terminal."""
@@ -45,9 +48,11 @@ def _exit_code(arguments: list[str] | None) -> int:
     except RunFailed as error:
         return _say(error, 1)
     except (KeyboardInterrupt, typer.Abort):
-        return _say("interrupted; finished stages are kept, give the same command again to go on", 130)
+        code = _INTERRUPTED
     except _UsageError as error:
-        return _say(f"{str(error).rstrip('.')}: see pathgrow --help", 2)
+        return _say(f"{error.format_message().rstrip('.')}: see pathgrow --help", 2)  # type: ignore[attr-defined]
+    if code == _INTERRUPTED:
+        return _say("interrupted; finished stages are kept, give the same command again to go on", code)
     return code if isinstance(code, int) else 0
 
 
@@ -82,50 +87,62 @@ def _everything(
     """Discover how dense a neural network needs to be."""
 
 
+def _whole(metavar: str, help: str) -> Any:
+    return typer.Option(metavar=metavar, help=help, parser=_parse_whole)
+
+
+def _real(metavar: str, help: str) -> Any:
+    return typer.Option(metavar=metavar, help=help, parser=_parse_real)
+
+
+def _text(metavar: str, help: str) -> Any:
+    return typer.Option(metavar=metavar, help=help)
+
+
+# Parsed here: typer's own messages do not say what was got.
+def _parse_whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} was got, a whole number is wanted") from None
+
+
+def _parse_real(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} was got, a number is wanted") from None
+
+
 @app.command()
 def discover(
-    data: Annotated[str | None, typer.Option(metavar="NAME", help="Data set [digits].")] = None,
-    data_root: Annotated[str | None, typer.Option(metavar="DIR", help="Folder of downloaded data.")] = None,
-    fold: Annotated[int | None, typer.Option(metavar="N", help="Which samples are val and test [0].")] = None,
-    model: Annotated[str | None, typer.Option(metavar="NAME", help="Network, see `pathgrow models` [mlp].")] = None,
-    model_option: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Option of the network, such as width=8; repeatable.")
-    ] = None,
-    budget: Annotated[int | None, typer.Option(metavar="EPOCHS", help="Epochs of a dense training [80].")] = None,
-    delta: Annotated[float | None, typer.Option(metavar="D", help="Tolerated loss of accuracy [0.01].")] = None,
-    reference: Annotated[
-        str | None, typer.Option(metavar="SCORE|dense", help="Dense accuracy, or `dense` to train for it.")
-    ] = None,
-    rule: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Density rule, see `pathgrow rules` [probe].")
-    ] = None,
-    method: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Growth method, see `pathgrow methods` [gcg].")
-    ] = None,
-    gamma: Annotated[float | None, typer.Option(metavar="G", help="Share of weights that a round adds [0.25].")] = None,
-    start_density: Annotated[float | None, typer.Option(metavar="D", help="Density of the seed network.")] = None,
-    target_density: Annotated[float | None, typer.Option(metavar="D", help="Grow to this density, no probes.")] = None,
-    seed_epochs: Annotated[int | None, typer.Option(metavar="EPOCHS", help="Training of the seed network.")] = None,
-    rough: Annotated[
-        str | None,
-        typer.Option(metavar="N|F|adaptive", help="Length of a round: epochs, a fraction of the budget, or adaptive."),
-    ] = None,
-    final: Annotated[str | None, typer.Option(metavar="fresh|grown", help="Where final trainings begin.")] = None,
-    probe_fraction: Annotated[
-        float | None, typer.Option(metavar="F", help="Length of a probe without reference [0.3].")
-    ] = None,
-    answer: Annotated[
-        str | None, typer.Option(metavar="delta|gain", help="Answer that chooses the network handed back.")
-    ] = None,
+    data: Annotated[str | None, _text("NAME", "Data set, see `pathgrow data` [digits].")] = None,
+    data_root: Annotated[str | None, _text("DIR", "Folder of downloaded data.")] = None,
+    fold: Annotated[int | None, _whole("N", "Which samples are val and test [0].")] = None,
+    model: Annotated[str | None, _text("NAME", "Network, see `pathgrow models` [mlp].")] = None,
+    model_option: Annotated[list[str] | None, _text("NAME=VALUE", "Of the network, as width=8; repeatable.")] = None,
+    budget: Annotated[int | None, _whole("EPOCHS", "Epochs of a dense training [80].")] = None,
+    delta: Annotated[float | None, _real("D", "Tolerated loss of accuracy [0.01].")] = None,
+    reference: Annotated[str | None, _text("SCORE|dense", "Dense accuracy, or `dense` to train for it.")] = None,
+    rule: Annotated[str | None, _text("NAME", "Density rule, see `pathgrow rules` [probe].")] = None,
+    method: Annotated[str | None, _text("NAME", "Growth method, see `pathgrow methods` [gcg].")] = None,
+    gamma: Annotated[float | None, _real("G", "Share of weights that a round adds [0.25].")] = None,
+    start_density: Annotated[float | None, _real("D", "Density of the seed network.")] = None,
+    target_density: Annotated[float | None, _real("D", "Grow to this density, without probes.")] = None,
+    seed_epochs: Annotated[int | None, _whole("EPOCHS", "Training of the seed network.")] = None,
+    rough: Annotated[str | None, _text("N|F|adaptive", "A round: epochs, a share of the budget, adaptive.")] = None,
+    final: Annotated[str | None, _text("fresh|grown", "Weights that trained-out networks begin with.")] = None,
+    probe_fraction: Annotated[float | None, _real("F", "Length of a probe without reference [0.3].")] = None,
+    answer: Annotated[str | None, _text("delta|gain", "Answer that chooses the network handed back.")] = None,
     observe: Annotated[
-        str | None, typer.Option(metavar="annealed|average", help="Weights that are scored: as they are, or averaged.")
+        str | None, _text("annealed|average", "Weights that are scored: as they are, or averaged.")
     ] = None,
-    lr: Annotated[float | None, typer.Option(metavar="LR", help="Learning rate of the recipe.")] = None,
-    batch_size: Annotated[int | None, typer.Option(metavar="N", help="Batch size of the recipe.")] = None,
-    weight_decay: Annotated[float | None, typer.Option(metavar="WD", help="Weight decay of the recipe.")] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="Of weights, masks and sample order [0].")] = None,
-    threads: Annotated[int | None, typer.Option(metavar="N", help="CPU threads [by the size of the network].")] = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Run folder [runs/<what>-seed<N>].")] = None,
+    lr: Annotated[float | None, _real("LR", "Learning rate of the recipe.")] = None,
+    batch_size: Annotated[int | None, _whole("N", "Batch size of the recipe.")] = None,
+    weight_decay: Annotated[float | None, _real("WD", "Weight decay of the recipe.")] = None,
+    seed: Annotated[int | None, _whole("N", "Of weights, masks and sample order [0].")] = None,
+    threads: Annotated[int | None, _whole("N", "CPU threads [by the size of the network].")] = None,
+    out: Annotated[Path | None, _text("DIR", "Run folder [runs/<what>-seed<N>].")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show nothing but errors.")] = False,
 ) -> None:
     """Find the smallest density that keeps the accuracy, and train that network.

@@ -80,6 +80,11 @@ class Experiment:
     observe: str = "annealed"
 
     def __post_init__(self) -> None:
+        for name in ("rule", "method", "final", "answer", "observe"):
+            if not isinstance(getattr(self, name), str):
+                raise UserError(
+                    f"{name} {getattr(self, name)!r} was got, a name is wanted: leave it out for the default"
+                )
         for name in ("fold", "seed", "threads"):
             value, least = getattr(self, name), int(name == "threads")
             if isinstance(value, bool) or not isinstance(value, int) or value < least:

@@ -1,0 +1,216 @@
+"""The command line in this process: parsing, lists, and one sentence with an exit code for everything that is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from pathgrow import cli, models
+from pathgrow.density import rules
+from pathgrow.errors import RunFailed, UserError
+from pathgrow.experiment import Experiment, expected_epochs
+from pathgrow.experiment import run as run_experiment
+from pathgrow.train import Recipe
+from pathgrow.version import __version__
+
+SMALL = {"budget": 4, "model_options": {"widths": [12]}, "start_density": 0.2, "rule": "exponential"}
+
+
+def leave(*arguments: str) -> int:
+    """The exit code of a command."""
+    with pytest.raises(SystemExit) as exit:
+        cli.main(list(arguments))
+    return int(exit.value.code or 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["discover", "--data", "digit"], "did you mean digits"),
+        (["discover", "--model", "resnet21"], "resnet20"),
+        (["discover", "--rule", "prob"], "did you mean probe"),
+        (["discover", "--method", "gcq"], "did you mean gcg"),
+        (["discover", "--budget", "0"], "budget 0 was got"),
+        (["discover", "--budget", "many"], "Invalid value for '--budget': 'many' was got, a whole number is wanted"),
+        (["discover", "--delta", "-0.1"], "delta -0.1 was got"),
+        (["discover", "--delta", "small"], "'small' was got, a number is wanted"),
+        (["discover", "--delta", "nan"], "nan was got"),
+        (["discover", "--reference", "sparse"], "a score or `dense` is wanted"),
+        (["discover", "--rough", "quick"], "epochs, a fraction of the budget or `adaptive`"),
+        (["discover", "--rough", "1.5"], "rough 1.5 was got"),
+        (["discover", "--start-density", "0"], r"a density in (0, 1]"),
+        (["discover", "--target-density", "1.2"], r"a density in (0, 1]"),
+        (["discover", "--start-density", "0.5", "--target-density", "0.1"], "start lower"),
+        (["discover", "--final", "new"], "known: fresh, grown"),
+        (["discover", "--answer", "both"], "known: delta, gain"),
+        (["discover", "--observe", "raw"], "known: annealed, average"),
+        (["discover", "--gamma", "0"], "gamma 0.0 was got"),
+        (["discover", "--fold", "8"], "choose one of 0-7"),
+        (["discover", "--seed", "-1"], "seed -1 was got"),
+        (["discover", "--threads", "0"], "threads 0 was got"),
+        (["discover", "--lr", "0"], "lr 0.0 was got"),
+        (["discover", "--batch-size", "0"], "batch_size 0 was got"),
+        (["discover", "--model-option", "widths"], "NAME=VALUE is wanted"),
+        (["discover", "--model-option", "widhts=8,8"], "did you mean widths"),
+        (["discover", "--data-root", "/data"], "leave it out"),
+        (["discover", "--no-such-option"], "no-such-option"),
+        (["discver"], "discver"),
+        (["show"], "DIR"),
+        (["show", "/nowhere/at/all"], "is no folder"),
+    ],
+)
+def test_wrong_input_is_one_sentence_and_exit_code_2(
+    arguments: list[str],
+    sentence: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert leave(*arguments) == 2
+    said = capsys.readouterr()
+    assert sentence in said.err
+    assert said.err.startswith("pathgrow: ")
+    assert said.err.count("\n") == 1
+    assert "Traceback" not in said.err
+    assert said.out == ""
+    assert list(tmp_path.iterdir()) == []  # nothing was begun
+
+
+def test_a_failed_run_is_exit_code_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(*arguments: object) -> None:
+        raise RunFailed("the training loss became nan in epoch 3 of 4")
+
+    monkeypatch.setattr("pathgrow.experiment.run", fail)
+    assert leave("discover", "--quiet") == 1
+    assert capsys.readouterr().err == "pathgrow: the training loss became nan in epoch 3 of 4\n"
+
+
+def test_an_interrupt_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pathgrow.experiment.run", interrupt)
+    assert leave("discover", "--quiet") == 130
+    assert "same command again" in capsys.readouterr().err
+
+
+def test_our_own_faults_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fault(*arguments: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("pathgrow.experiment.run", fault)
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["discover", "--quiet"])
+
+
+def test_lists_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    def said(*arguments: str) -> str:
+        assert leave(*arguments) == 0
+        return capsys.readouterr().out
+
+    assert said("--version") == f"pathgrow {__version__}\n"
+    assert [line.split()[0] for line in said("models").splitlines()] == list(models.names())
+    assert [line.split()[0] for line in said("rules").splitlines()] == list(rules.names())
+    assert all(len(line.split()) > 2 for line in said("methods").splitlines())
+    assert said("data") == "digits\n"
+    assert "--target-density" in said("discover", "--help")
+
+
+def test_options_become_the_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[Experiment] = []
+    monkeypatch.setattr("pathgrow.experiment.run", lambda config, out, progress: seen.append(config))
+    line = "--reference 1 --rough 3 --model-option widths=8,9 --lr 0.5 --seed 7 --gamma 1 --out"
+    assert leave("discover", "--quiet", *line.split(), str(tmp_path / "run")) == 0
+    (config,) = seen
+    assert (config.reference, config.rough, config.seed, config.gamma) == (1.0, 3, 7, 1.0)
+    assert config.model_options == {"inputs": 64, "widths": [8, 9]}
+    assert config.recipe == dataclasses.replace(Experiment.from_dict({}).recipe, lr=0.5)
+    assert isinstance(config.rough, int)
+    assert leave("discover", "--quiet", "--rough", "0.1", "--reference", "dense") == 0
+    assert (seen[1].rough, seen[1].reference) == (0.1, "dense")
+
+
+# Configs.
+
+
+def test_a_config_comes_back_equal_from_json() -> None:
+    config = Experiment.from_dict({**SMALL, "reference": "dense", "recipe": {"lr": 1}})
+    assert Experiment.from_dict(json.loads(json.dumps(config.as_dict()))) == config
+    assert config.recipe.lr == 1.0
+
+
+def test_a_config_is_resolved_in_full() -> None:
+    config = Experiment.from_dict({"model": "resnet20", "model_options": {"width": 4}})
+    assert config.model_options == {"in_channels": 1, "width": 4, "image_size": 8}
+    assert set(config.as_dict()["recipe"]) == {field.name for field in dataclasses.fields(Recipe)}
+    assert Experiment.from_dict({}).threads == 1
+
+
+def test_the_name_tells_configs_apart_but_for_the_seed() -> None:
+    first, second = Experiment.from_dict({"seed": 1}), Experiment.from_dict({"seed": 2})
+    assert first.name.removesuffix("seed1") == second.name.removesuffix("seed2")
+    assert first.name.startswith("digits-mlp-")
+    assert Experiment.from_dict({"delta": 0.02, "seed": 1}).name != first.name
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"bugdet": 4}, "did you mean budget"),
+        ({"recipe": {"learning_rate": 1}}, "unknown recipe key"),
+        ({"recipe": {"lr": "fast"}}, "a number is wanted"),
+        ({"recipe": [1]}, "a table of values is wanted"),
+        ({"model_options": [1]}, "a table of values is wanted"),
+        ({"model": 7}, "unknown model"),
+        ({"data": ["digits"]}, "unknown data set"),
+        ({"seed": True}, "seed True was got"),
+        ({"seed": 1.0}, "seed 1.0 was got"),
+        ({"delta": float("inf")}, "finite numbers are wanted"),
+        ({"delta": "small"}, "delta"),
+        ({"rule": 3}, "rule 3 was got, a name is wanted"),
+        ({"method": None}, "method None was got"),
+    ],
+)
+def test_configs_are_read_strictly(given: dict, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        Experiment.from_dict(given)
+
+
+# Run folders.
+
+
+def test_a_run_leaves_its_files_and_is_not_repeated(tmp_path: Path) -> None:
+    config = Experiment.from_dict(SMALL)
+    out = tmp_path / "run"
+    before = expected_epochs(config, out)
+    report = run_experiment(config, out)
+    assert expected_epochs(config, out) < before
+    assert report == json.loads((out / "report.json").read_text())
+    assert report["config"] == config.as_dict() == json.loads((out / "config.json").read_text())
+    assert report["network"]["test"]["score"] > 0.2
+    num_rounds = len(report["curve"]["rough"])
+    assert len(list((out / "masks").iterdir())) == num_rounds
+    assert len((out / "curve.csv").read_text().splitlines()) == 1 + num_rounds + len(report["curve"]["probes"])
+    for name in ("network.safetensors", "network_masks.safetensors", "curve.png", "report.html", "metrics.jsonl"):
+        assert (out / name).stat().st_size > 0
+
+    stamps = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file() and path.name != ".lock"}
+    assert run_experiment(config, out) == report
+    assert stamps == {path: path.stat().st_mtime_ns for path in stamps}
+
+    # Killed after the report was written: pictures and page are made up for.
+    (out / "report.html").unlink()
+    run_experiment(config, out)
+    assert (out / "report.html").exists()
+
+
+def test_gradient_growth_runs_from_a_config(tmp_path: Path) -> None:
+    config = Experiment.from_dict({**SMALL, "method": "gradient_growth", "target_density": 0.3})
+    report = run_experiment(config, tmp_path / "run")
+    assert report["network"]["density"] == pytest.approx(0.3, abs=1e-3)
