@@ -33,8 +33,9 @@ _CELLS = 2**22
 """Spaces times walkers that move in one sweep: bounds the memory of a batch."""
 _PATIENCE = 1 / 8
 """Walks go on while at least this share of their steps finds a new weight ..."""
-_CHEAP = 2**21
-"""... or while they have made fewer steps than this."""
+_STEPS = 2**21
+_ROUNDS = 4
+"""... or while they have made fewer steps than this in all, and than this per weight."""
 _SMALLEST = 64
 _POOL = 2048
 _SPLICES = 256
@@ -139,15 +140,15 @@ def _seed(
         return Masks.full(model, marks.scope)
     seeding = _Seeding(walker, marks, target, noise)
     seeding.add_walks()
-    while seeding.remaining and (
-        seeding.add_splices() or seeding.add_by_scores(model, example_input) or seeding.add_walks_that_fit()
-    ):
-        pass
-    if seeding.remaining == target:
+    if not marks.num_on and not seeding.add_walks_that_fit():
         raise UserError(
             f"density {density:g} keeps {target} of {marks.num} weights, fewer than one path from input to output "
             "takes: ask for a higher density"
         )
+    while seeding.remaining and (
+        seeding.add_splices() or seeding.add_by_scores(model, example_input) or seeding.add_walks_that_fit()
+    ):
+        pass
     masks = marks.masks()
     if seeding.remaining:
         warnings.warn(
@@ -236,9 +237,10 @@ class _Seeding:
             new = self._new_per_walk(numbers)
             num_fit = int(np.count_nonzero(np.cumsum(new) <= self.remaining))
             self._keep(walks.take(slice(num_fit)), numbers[:num_fit])
-            steps += int(np.count_nonzero(numbers >= 0))
-            per_walk = max(1.0, float(new.mean()))
-            if num_fit < len(new) or (new.sum() < _PATIENCE * np.count_nonzero(numbers >= 0) and steps > _CHEAP):
+            num_steps = int(np.count_nonzero(numbers >= 0))
+            steps, per_walk = steps + num_steps, max(_PATIENCE, float(new.mean()))
+            tired = new.sum() < _PATIENCE * num_steps and steps > min(_STEPS, _ROUNDS * self.marks.num)
+            if tired or num_fit < len(new):
                 return
 
     def add_splices(self) -> int:
@@ -275,9 +277,13 @@ class _Seeding:
     def add_by_scores(self, model: nn.Module, example_input: Any) -> int:
         """Single weights with a positive path score, in proportion to how often walks would come by."""
         masks = self.marks.masks()
-        scores = path_scores(model, example_input, masks)
+        try:
+            on_a_path = {name: score > 0 for name, score in path_scores(model, example_input, masks).items()}
+        except UserError:  # a switchable layer of zeros carries no path weight: go by the wiring alone
+            on_a_path = self.walker.law.joinable(masks)
         candidates = Masks.select(
-            {name: flags & (scores[name] > 0) for name, flags in masks.missing().items()}, self.marks.scope
+            {name: flags & on_a_path[name].to(flags.device) for name, flags in masks.missing().items()},
+            self.marks.scope,
         )
         count = min(self.remaining, candidates.num_on)
         if count < candidates.num_on:

@@ -200,7 +200,16 @@ def residual() -> tuple[Net, Tensor, list]:
         x = (conv(conv(x, n.c, padding=1).relu(), n.d, padding=1) + x).relu()
         return linear(x.mean((2, 3)), n.head)
 
-    net = Net(run, stem=(3, 2, 3, 3), a=(4, 3, 3, 3), b=(4, 4, 3, 3), p=(4, 3, 1, 1), c=(4, 4, 3, 3), d=(4, 4, 3, 3), head=(3, 4))
+    net = Net(
+        run,
+        stem=(3, 2, 3, 3),
+        a=(4, 3, 3, 3),
+        b=(4, 4, 3, 3),
+        p=(4, 3, 1, 1),
+        c=(4, 4, 3, 3),
+        d=(4, 4, 3, 3),
+        head=(3, 4),
+    )
     parts = [
         Conv("stem", net.stem, (8, 8), padding=1),
         Block(

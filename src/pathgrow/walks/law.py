@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from pathgrow.errors import UserError
-from pathgrow.walks.connected import alive_units
+from pathgrow.walks.connected import alive_units, kept_kernels
 from pathgrow.walks.positions import live_kernel
 from pathgrow.wiring.graph import Flags, Layer, Units, Wiring
 
@@ -208,6 +208,20 @@ class Law:
         dims = tuple(range(2, taps.ndim))
         share = taps / (taps.sum(dim=dims, keepdim=True) if dims else taps).clamp_min(torch.finfo(torch.float64).tiny)
         return share * kernels.view(*layer.shape[:2], *(1 for _ in dims))
+
+    def joinable(self, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """By parameter: positions between units that lie on paths of kept weights, whatever the weights' values."""
+        kernels = kept_kernels(self.wiring, masks)
+        reached, reaching = self.wiring.reached(kernels), self.wiring.reaching(kernels)
+        found = {name: torch.zeros(kept.shape, dtype=torch.bool) for name, kept in masks.items()}
+        for layer in self.wiring.layers:
+            if layer.name in found:
+                into = torch.from_numpy(reached[layer.source]).view(layer.groups, 1, -1)
+                out = torch.from_numpy(reaching[layer.target]).view(layer.groups, -1, 1)
+                live = torch.from_numpy(self._live[layer.index])
+                joins = ((into & out).flatten()[:, None] & live).view(layer.shape)
+                layer.lay(joins, found[layer.name])
+        return found
 
     # -- which units can be walked -------------------------------------------------------------------------------
 
