@@ -195,6 +195,8 @@ def _box_cox(density: Array, bend: Array) -> Array:
 
 @dataclass(frozen=True)
 class _Shapes:
+    """Cells of the grid: `NUM_SPEEDS` speeds for each bend, bend by bend."""
+
     bend: Array
     speed: Array
     log_prior: Array
@@ -202,35 +204,36 @@ class _Shapes:
     @staticmethod
     @lru_cache(maxsize=32)
     def all(lowest: float, bends: tuple[float, ...]) -> _Shapes:
-        """From a nearly straight line in B to a rise that is over right after the lowest density."""
-        return _Shapes._grid(lowest, [(bend, *SPEEDS) for bend in bends])
+        """Everything thought possible."""
+        every = np.asarray(bends)
+        return _Shapes._grid(lowest, every, np.full_like(every, SPEEDS[0]), np.full_like(every, SPEEDS[1]))
 
     @staticmethod
     def near(lowest: float, coarse: _Posterior) -> _Shapes:
-        """A grid over the speeds that the points leave possible: precise points would fall between coarse cells."""
-        possible = coarse.weight.max(axis=1) > 1e-5
-        ranges = []
-        for bend in np.unique(coarse.shapes.bend[possible]):
-            same = coarse.shapes.bend == bend
-            step = float(np.divide(*coarse.shapes.speed[same][1::-1]))
-            seen = coarse.shapes.speed[possible & same]
-            clock = -float(_box_cox(np.asarray(lowest), np.asarray(bend)))
-            low, high = max(seen[0] * clock / step, SPEEDS[0]), min(seen[-1] * clock * step, SPEEDS[1])
-            ranges.append((float(bend), float(low), float(high)))
-        return _Shapes._grid(lowest, ranges)
+        """A finer grid over what the points leave possible: precise points would fall between coarse cells."""
+        possible = (coarse.weight.max(axis=1) > 1e-5).reshape(-1, NUM_SPEEDS)
+        kept = possible.any(axis=1)
+        bend = coarse.shapes.bend.reshape(-1, NUM_SPEEDS)[kept, 0]
+        speed = coarse.shapes.speed.reshape(-1, NUM_SPEEDS)[kept] * _clock(lowest, bend)[:, None]
+        step = speed[:, 1] / speed[:, 0]
+        low = np.where(possible[kept], speed, np.inf).min(axis=1) / step
+        high = np.where(possible[kept], speed, 0.0).max(axis=1) * step
+        return _Shapes._grid(lowest, bend, np.maximum(low, SPEEDS[0]), np.minimum(high, SPEEDS[1]))
 
     @staticmethod
-    def _grid(lowest: float, ranges: Sequence[tuple[float, float, float]]) -> _Shapes:
+    def _grid(lowest: float, bend: Array, low: Array, high: Array) -> _Shapes:
         """Weighted so that the density where half of the rise is made is log-uniform for every bend."""
-        bends, speeds, priors = [], [], []
-        for bend, low, high in ranges:
-            clock = -float(_box_cox(np.asarray(lowest), np.asarray(bend)))
-            speed = np.geomspace(low, high, NUM_SPEEDS) / clock
-            half = _density_of(np.full(NUM_SPEEDS, 0.5), lowest, np.full(NUM_SPEEDS, bend), speed)
-            bends.append(np.full(NUM_SPEEDS, bend))
-            speeds.append(speed)
-            priors.append(np.log(np.abs(np.gradient(np.log(half)))))
-        return _Shapes(np.concatenate(bends), np.concatenate(speeds), np.concatenate(priors))
+        share = np.linspace(0.0, 1.0, NUM_SPEEDS)
+        speed = low[:, None] * (high / low)[:, None] ** share / _clock(lowest, bend)[:, None]
+        bends = np.broadcast_to(bend[:, None], speed.shape)
+        half = _density_of(np.full(speed.shape, 0.5), lowest, bends, speed)
+        log_prior = np.log(np.abs(np.gradient(np.log(half), axis=1)))
+        return _Shapes(bends.ravel(), speed.ravel(), log_prior.ravel())
+
+
+def _clock(lowest: float, bend: Array) -> Array:
+    """The time that `B` counts from the lowest density to 1."""
+    return -_box_cox(np.asarray(lowest), bend)
 
 
 def _systematic(weight: Array) -> NDArray[np.intp]:

@@ -1,0 +1,234 @@
+"""Is the `probe` rule right, and are its intervals? Simulated discoveries whose answers are known.
+
+    python -m benchmarks.simulated [--runs 200] [--shapes fast medium ...] [--noises 0.001 0.004]
+
+A score is a known function of density, of the epochs trained and of a lag after each growth, plus noise. Printed for
+each setting: the median answer over the known one, the share of answers within 25%, how often the 90% interval covers,
+how wide it is, and the price of the probes in dense trainings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import mean, median
+from typing import Literal
+
+import numpy as np
+from scipy.optimize import brentq
+
+from pathgrow.density.curve import Answer, Curve, Grow, Point, Probe, Reference, Rule, Stop
+from pathgrow.density.probe import ProbeRule
+
+Shape = Callable[[float], float]
+ReferenceKind = Literal["exact", "dense", "none"]
+
+
+def exponential(rate: float, *, floor: float = 0.5, gain: float = 0.4) -> Shape:
+    """The paper's curve; its gain answer is ln(20) / rate."""
+    return lambda density: floor + gain * (1.0 - math.exp(-rate * density))
+
+
+def power_law(exponent: float, *, top: float = 0.95, loss: float = 0.02) -> Shape:
+    """A tail that never ends."""
+    return lambda density: top - loss * density**-exponent
+
+
+def stretched(scale: float, bend: float, *, top: float = 0.95, gain: float = 0.4) -> Shape:
+    """Between the two."""
+    return lambda density: top - gain * math.exp(-((density / scale) ** bend))
+
+
+def table(rows: Sequence[tuple[float, float]]) -> Shape:
+    """Straight lines over the logarithm of density through measured points."""
+    density, score = np.log([row[0] for row in rows]), [row[1] for row in rows]
+    return lambda x: float(np.interp(math.log(x), density, score))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A curve to be discovered, and the question asked of it."""
+
+    shape: Shape
+    delta: float = 0.01
+    gain_density: float | None = None
+
+    def known(self, reference: float | None = None) -> float:
+        """The smallest density within delta of the reference (None: of density 1)."""
+        target = (self.shape(1.0) if reference is None else reference) - self.delta
+        return math.exp(brentq(lambda log: self.shape(math.exp(log)) - target, math.log(1e-4), 0.0))
+
+
+# Smoothed measurements: an MLP on scanned digits, fresh probes; a residual net on CIFAR-10, probes from grown weights.
+DIGITS = [
+    *[(0.01, 0.954), (0.02, 0.963), (0.031, 0.9685), (0.049, 0.9735), (0.076, 0.9775), (0.12, 0.98)],
+    *[(0.19, 0.982), (0.29, 0.984), (0.45, 0.985), (0.71, 0.9858), (1.0, 0.986)],
+]
+CIFAR = [
+    *[(0.01, 0.78), (0.02, 0.825), (0.031, 0.851), (0.049, 0.8713), (0.077, 0.8888), (0.12, 0.903)],
+    *[(0.188, 0.9125), (0.293, 0.921), (0.458, 0.9275), (0.715, 0.9329), (1.0, 0.936)],
+]
+
+SETTINGS = {
+    "fast": Setting(exponential(30.0), gain_density=math.log(20) / 30),
+    "medium": Setting(exponential(10.0), gain_density=math.log(20) / 10),
+    "slow": Setting(exponential(5.0), gain_density=math.log(20) / 5),
+    "slow, low gain": Setting(exponential(5.0, floor=0.8, gain=0.1), gain_density=math.log(20) / 5),
+    "power law": Setting(power_law(0.4)),
+    "stretched": Setting(stretched(0.05, 0.5)),
+    "digits-like": Setting(table(DIGITS)),
+    "cifar-like": Setting(table(CIFAR), delta=0.005),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulation:
+    """One discovery without a network."""
+
+    setting: Setting
+    noise: float
+    reference: ReferenceKind
+    seed: int
+    start: float = 0.03
+    gamma: float = 0.25
+    num_seed_epochs: int = 20
+    num_round_epochs: int = 4
+    num_probe_epochs: int = 80
+    untrained: float = 0.05
+    """How far an untrained network stays behind ..."""
+    patience: float = 15.0
+    """... and the epochs in which that shrinks by e."""
+    lag: float = 0.5
+    """Share of a growth step that one rough round does not yet make use of."""
+
+    def run(self, rule: Rule) -> tuple[Curve, Stop, Answer]:
+        """Do as the rule says until it stops."""
+        rng = np.random.default_rng(self.seed)
+        shape = self.setting.shape
+
+        def observe(round: int, density: float, epochs: int, used: float) -> Point:
+            score = shape(used) - self.untrained * math.exp(-epochs / self.patience) + rng.normal(0.0, self.noise)
+            return Point(round=round, density=density, epochs=epochs, score=score)
+
+        reference = None
+        if self.reference != "none":
+            dense = observe(0, 1.0, self.num_probe_epochs, 1.0).score
+            reference = (
+                Reference(score=dense, kind="dense", epochs=self.num_probe_epochs)
+                if self.reference == "dense"
+                else Reference(score=shape(1.0), kind="given")
+            )
+        density, epochs = self.start, self.num_seed_epochs
+        rough, probes = [observe(0, density, epochs, density)], list[Point]()
+        while True:
+            curve = Curve(
+                rough=tuple(rough), probes=tuple(probes), reference=reference, at_ceiling=rough[-1].density >= 1.0
+            )
+            match rule.decide(curve):
+                case Stop() as verdict:
+                    return curve, verdict, rule.answer(curve)
+                case Probe(round=round):
+                    assert all(probe.round != round for probe in probes), "a round is probed at most once"
+                    at = rough[round].density
+                    probes.append(observe(round, at, self.num_probe_epochs, at))
+                case Grow():
+                    assert rough[-1].density < 1.0, "a full network cannot grow"
+                    before, density = density, min(density * (1.0 + self.gamma), 1.0)
+                    epochs += self.num_round_epochs
+                    used = density - self.lag * (density - before)
+                    rough.append(observe(len(rough), density, epochs, used))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Many simulated discoveries of one setting."""
+
+    num: int
+    ratios: list[float]
+    covered: list[bool]
+    widths: list[float]
+    gain_ratios: list[float]
+    gain_covered: list[bool]
+    prices: list[float]
+    densest: list[float]
+
+    @staticmethod
+    def of(setting: Setting, noise: float, reference: ReferenceKind, num: int, *, max_probes: int = 10) -> Outcome:
+        """Run them. Without a reference the known answer is that against the densest network grown."""
+        rule = ProbeRule(delta=setting.delta, max_probes=max_probes)
+        result = Outcome(num, [], [], [], [], [], [], [])
+        for seed in range(num):
+            simulation = Simulation(setting=setting, noise=noise, reference=reference, seed=seed)
+            curve, _, answer = simulation.run(rule)
+            top = max(probe.density for probe in curve.probes)
+            known = setting.known(setting.shape(top) if reference == "none" else None)
+            result.prices.append(sum(probe.density for probe in curve.probes))
+            result.densest.append(top)
+            if answer.density is not None:
+                result.ratios.append(answer.density / known)
+            if answer.interval is not None:
+                low, high = answer.interval
+                result.covered.append(low <= known <= high)
+                result.widths.append(high / max(low, curve.rough[0].density))
+            if (
+                setting.gain_density is not None
+                and answer.gain_density is not None
+                and answer.gain_interval is not None
+            ):
+                low, high = answer.gain_interval
+                result.gain_ratios.append(answer.gain_density / setting.gain_density)
+                result.gain_covered.append(low <= setting.gain_density <= high)
+        return result
+
+    def row(self) -> str:
+        """One line of the table, without its first columns."""
+        gain = ["", "", ""]
+        if self.gain_ratios:
+            gain = [f"{median(self.gain_ratios):.2f}", _share(map(_near, self.gain_ratios)), _share(self.gain_covered)]
+        cells = [
+            f"{median(self.ratios):.2f}",
+            _share(map(_near, self.ratios)),
+            _share(self.covered),
+            f"{median(self.widths):.2f}",
+            *gain,
+            f"{self.num - len(self.ratios)}",
+            f"{mean(self.densest):.0%}",
+            f"{mean(self.prices):.1f}",
+        ]
+        return " | ".join(cells)
+
+
+def _near(ratio: float) -> bool:
+    return abs(ratio - 1.0) <= 0.25
+
+
+def _share(values: Iterable[bool]) -> str:
+    return f"{mean(map(float, values)):.0%}"
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--shapes", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
+    parser.add_argument("--noises", nargs="+", type=float, default=[0.001, 0.004])
+    parser.add_argument("--references", nargs="+", choices=["exact", "dense", "none"], default=["dense", "none"])
+    parser.add_argument("--max-probes", type=int, default=10)
+    chosen = parser.parse_args()
+    print(
+        "| curve | known | noise | reference | answer / known | within 25% | covered | width"
+        " | gain / known | within 25% | covered | no answer | densest | price |"
+    )
+    print("|" + "---|" * 14)
+    for name in chosen.shapes:
+        for noise in chosen.noises:
+            for reference in chosen.references:
+                outcome = Outcome.of(SETTINGS[name], noise, reference, chosen.runs, max_probes=chosen.max_probes)
+                head = f"| {name} | {SETTINGS[name].known():.3f} | {100 * noise:.1f} | {reference} "
+                print(f"{head}| {outcome.row()} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
