@@ -62,7 +62,7 @@ class Recipe:
 
 
 RECIPES: dict[str, Recipe] = {
-    "digits": Recipe(weight_decay=1e-3, batch_size=32),
+    "digits": Recipe(lr=0.05, weight_decay=1e-3, batch_size=32),
 }
 """The default recipe of each data set."""
 

@@ -34,9 +34,9 @@ def test_sizes_are_those_of_the_literature(name, classes, options, num_parameter
 
 def test_mlp_sizes():
     model = models.create("mlp", 10)
-    assert sum(p.numel() for p in model.parameters()) == (64 + 1) * 128 + (128 + 1) * 128 + (128 + 1) * 10
-    assert scope(model, example_input=model.example_input()).num == 64 * 128 + 128 * 128
-    assert forward_macs(read(model, model.example_input())) == 64 * 128 + 128 * 128 + 128 * 10
+    assert sum(p.numel() for p in model.parameters()) == (64 + 1) * 64 + (64 + 1) * 64 + (64 + 1) * 10
+    assert scope(model, example_input=model.example_input()).num == 64 * 64 + 64 * 64
+    assert forward_macs(read(model, model.example_input())) == 64 * 64 + 64 * 64 + 64 * 10
 
 
 @pytest.mark.parametrize(("name", "depth"), [("resnet20", 20), ("resnet44", 44), ("resnet110", 110)])

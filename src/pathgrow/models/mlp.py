@@ -29,7 +29,7 @@ class MLP(ReferenceModel):
         classes: int,
         *,
         inputs: int = 64,
-        widths: Sequence[int] = (128, 128),
+        widths: Sequence[int] = (64, 64),
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__((inputs,))

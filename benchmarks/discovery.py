@@ -1,0 +1,282 @@
+"""Is the density that `discover` finds the right one? Brute force on the embedded data, beside five discoveries.
+
+    python -m benchmarks.discovery [--jobs N] [--out FILE] [--settings mlp resnet] [--folds 5] [--seeds 8]
+
+Truth is one number per setting: the smallest density whose network, grown to it and trained out as the final training
+does it, stays within one point of the dense network trained for as many epochs. Accuracies are taken over all images
+that were not trained on (val and test), pooled over folds and seeds, and smoothed to a rising curve.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.isotonic import IsotonicRegression
+
+import pathgrow
+from pathgrow import data, models
+from pathgrow.data import Dataset, Split
+from pathgrow.density.curve import Answer, Curve, Grow, Probe, Stop, Verdict
+from pathgrow.discovery import Discovery, discover
+from pathgrow.train import make_evaluate, make_fit, make_optimizer, recipe_for
+
+DELTA = 0.01
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One network on one data set, with the epochs that its dense training takes."""
+
+    name: str
+    model: str
+    budget: int
+    options: dict[str, Any] = field(default_factory=dict)
+    data: str = "digits"
+
+
+SETTINGS = {
+    "mlp": Setting("mlp", "mlp", 80),
+    "resnet": Setting("resnet", "resnet20", 40, {"width": 8, "in_channels": 1}),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ladder:
+    """A rule that grows to the end and then trains out a network at every rung."""
+
+    ratio: float = 1.5
+    name: str = "ladder"
+
+    def rungs(self, curve: Curve) -> list[int]:
+        found = [curve.rough[0]]
+        for point in curve.rough[1:]:
+            if point.density >= self.ratio * found[-1].density:
+                found.append(point)
+        return [point.round for point in found]
+
+    def decide(self, curve: Curve) -> Verdict:
+        if not curve.at_ceiling and curve.rough[-1].density < 0.8:
+            return Grow(reason="to the end")
+        done = {point.round for point in curve.probes}
+        left = [rung for rung in self.rungs(curve) if rung not in done]
+        return Probe(round=left[0], reason="a rung") if left else Stop(reason="all rungs")
+
+    def answer(self, curve: Curve) -> Answer:
+        return Answer(
+            rule=self.name, delta=DELTA, status="open", density=None, interval=None, gain_density=None,
+            gain_interval=None, reference=curve.reference, words="",
+        )  # fmt: skip
+
+
+def run_discovery(setting: Setting, fold: int, seed: int, evaluate_on: Sequence[str], **options: Any) -> Discovery:
+    """One discovery with our own training."""
+    dataset = data.load(setting.data, fold=fold)
+    recipe = recipe_for(setting.data)
+    model = models.create(setting.model, dataset.classes, seed=seed, **setting.options)
+    return discover(
+        model, make_optimizer(model, recipe), make_fit(dataset.train, recipe), make_evaluate(_images(dataset, evaluate_on)),
+        dataset.example_input(), budget=setting.budget, seed=seed, delta=DELTA, **options,
+    )  # fmt: skip
+
+
+def _images(dataset: Dataset, names: Sequence[str]) -> Split:
+    splits = [getattr(dataset, name) for name in names]
+    return Split(
+        torch.cat([split.images for split in splits]), torch.cat([split.labels for split in splits]),
+        splits[0].mean, splits[0].std,
+    )  # fmt: skip
+
+
+def ladder(setting: Setting, final: str, case: tuple[int, int]) -> dict[str, Any]:
+    """Networks of one trunk at every rung, and the dense one, all trained for the whole budget."""
+    torch.set_num_threads(1)
+    fold, seed = case
+    found = run_discovery(setting, fold, seed, ("val", "test"), rule=Ladder(), reference="dense", final=final)
+    assert found.dense is not None
+    points = sorted(found.curve.probes, key=lambda point: point.density)
+    return {
+        "fold": fold, "seed": seed, "dense": found.dense.point.score,
+        "density": [point.density for point in points], "score": [point.score for point in points],
+        "epochs": [point.epochs for point in points],
+    }  # fmt: skip
+
+
+def dense(setting: Setting, case: tuple[int, int]) -> dict[str, Any]:
+    """Dense training: the accuracy on val (a user's own reference) and on test."""
+    torch.set_num_threads(1)
+    fold, seed = case
+    dataset, recipe = data.load(setting.data, fold=fold), recipe_for(setting.data)
+    model = models.create(setting.model, dataset.classes, seed=seed, **setting.options)
+    torch.manual_seed(seed)
+    make_fit(dataset.train, recipe)(model, make_optimizer(model, recipe), setting.budget)
+    val, test = (make_evaluate(split)(model)[0] for split in (dataset.val, dataset.test))
+    return {"fold": fold, "seed": seed, "val": val, "test": test}
+
+
+def one_discovery(setting: Setting, final: str, case: tuple[int, int, float | None]) -> dict[str, Any]:
+    """A discovery as a user would run it, and the test accuracy of the network it hands back."""
+    torch.set_num_threads(1)
+    fold, seed, reference = case
+    began = time.perf_counter()
+    found = run_discovery(setting, fold, seed, ("val",), reference=reference, final=final)
+    test, _ = found.examine(make_evaluate(data.load(setting.data, fold=fold).test))
+    return {
+        "fold": fold, "seed": seed, "reference": reference, "seconds": time.perf_counter() - began,
+        "delta_density": found.operating_density, "interval": found.interval, "gain_density": found.gain_density,
+        "status": found.answer.status, "density": found.density, "val": found.score, "test": test.score,
+        "num_probes": len(found.probes), "epochs": found.network.point.epochs,
+        "relative_flops": found.ledger.as_dict()["relative"],
+        "probes": [[p.density, p.score] for p in found.curve.probes],
+        "rough": [[p.density, p.score] for p in found.curve.rough],
+    }  # fmt: skip
+
+
+# -- truth ----------------------------------------------------------------------------------------------------------
+
+
+def smoothed(runs: Sequence[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
+    """Mean score below dense (in points of the score) by density, as a rising curve."""
+    density = np.concatenate([run["density"] for run in runs])
+    level = mean(run["dense"] for run in runs)
+    gap = np.concatenate([np.asarray(run["score"]) for run in runs]) - level
+    rungs, where = np.unique(density.round(6), return_inverse=True)
+    count = np.bincount(where)
+    means = np.bincount(where, gap) / count
+    rising = IsotonicRegression().fit_transform(np.log(rungs), means, sample_weight=count)
+    return rungs, rising
+
+
+def crossing(rungs: np.ndarray, gap: np.ndarray, delta: float) -> float:
+    """The smallest density where the curve is within delta, straight between rungs in log density."""
+    inside = np.flatnonzero(gap >= -delta)
+    if not len(inside):
+        return float("inf")
+    first = inside[0]
+    if first == 0:
+        return float(rungs[0])
+    share = (-delta - gap[first - 1]) / (gap[first] - gap[first - 1])
+    return float(np.exp(np.log(rungs[first - 1]) + share * np.log(rungs[first] / rungs[first - 1])))
+
+
+def truth(runs: Sequence[dict[str, Any]], num_resamples: int = 400) -> dict[str, Any]:
+    """The true answer, with the 90% interval that resampling whole runs gives."""
+    rungs, gap = smoothed(runs)
+    rng = np.random.default_rng(0)
+    drawn = [
+        crossing(*smoothed([runs[i] for i in rng.integers(len(runs), size=len(runs))]), DELTA) for _ in range(num_resamples)
+    ]
+    return {
+        "density": crossing(rungs, gap, DELTA), "interval": [float(q) for q in np.quantile(drawn, (0.05, 0.95))],
+        "dense": mean(run["dense"] for run in runs), "rungs": rungs.tolist(), "below_dense": gap.tolist(),
+        "num_runs": len(runs),
+    }  # fmt: skip
+
+
+# -- report ---------------------------------------------------------------------------------------------------------
+
+
+def summary(found: Sequence[dict[str, Any]], true: float, dense_test: Callable[[int], float]) -> dict[str, Any]:
+    """How the discoveries compare with the truth."""
+    answers = [run["delta_density"] if run["delta_density"] is not None else float("nan") for run in found]
+    middle = median(answers)
+    return {
+        "median": middle, "factor": max(middle / true, true / middle) if middle == middle else None,
+        "covered": sum(run["interval"] is not None and run["interval"][0] <= true <= run["interval"][1] for run in found),
+        "of": len(found), "test": mean(run["test"] for run in found),
+        "dense_test": mean(dense_test(run["fold"]) for run in found),
+        "relative_flops": mean(run["relative_flops"] for run in found),
+    }  # fmt: skip
+
+
+def measure(setting: Setting, pool: ProcessPoolExecutor, folds: int, seeds: int) -> dict[str, Any]:
+    """Everything about one setting."""
+    cases = [(fold, seed) for fold in range(folds) for seed in range(seeds)]
+    ladders = {final: pool.map(partial(ladder, setting, final), cases) for final in ("fresh", "grown")}
+    trained = list(pool.map(partial(dense, setting), cases))
+
+    def of_fold(key: str, fold: int) -> float:
+        return mean(run[key] for run in trained if run["fold"] == fold)
+
+    discoveries = {
+        kind: pool.map(
+            partial(one_discovery, setting, "fresh"),
+            [(fold, 100 + fold, of_fold("val", fold) if kind == "given" else None) for fold in range(folds)],
+        )
+        for kind in ("given", "none")
+    }
+    runs = {final: list(results) for final, results in ladders.items()}
+    truths = {final: truth(results) for final, results in runs.items()}
+    found = {kind: list(results) for kind, results in discoveries.items()}
+    return {
+        "model": setting.model, "options": setting.options, "budget": setting.budget, "delta": DELTA,
+        "folds": folds, "seeds": seeds, "truth": truths,
+        "dense": {key: mean(run[key] for run in trained) for key in ("val", "test")},
+        "summary": {
+            kind: summary(results, truths["fresh"]["density"], partial(of_fold, "test")) for kind, results in found.items()
+        },
+        "discoveries": found, "ladders": runs,
+    }  # fmt: skip
+
+
+def show(name: str, result: dict[str, Any]) -> None:
+    """The table that people read."""
+    print(f"\n== {name}: {result['model']} {result['options']}, {result['budget']} epochs, delta {100 * DELTA:g} point")
+    print(f"   dense: val {100 * result['dense']['val']:.2f}, test {100 * result['dense']['test']:.2f}")
+    for final, true in result["truth"].items():
+        low, high = true["interval"]
+        print(f"   truth ({final} weights, {true['num_runs']} runs): {true['density']:.3f}  [{low:.3f}, {high:.3f}]")
+        gaps = zip(true["rungs"], true["below_dense"], strict=True)
+        print("      " + "  ".join(f"{100 * rung:.1f}%:{100 * gap:+.2f}" for rung, gap in gaps))
+    print(f"   {'reference':9} {'fold':>4} {'answer':>7} {'90% interval':>16} {'gain':>6} {'network':>8} {'test':>6} {'FLOPs':>6}")
+    for kind, runs in result["discoveries"].items():
+        for run in runs:
+            interval = "-" if run["interval"] is None else "[{:.3f}, {:.3f}]".format(*run["interval"])
+            cells = [f"{run[key]:.3f}" if run[key] is not None else run["status"] for key in ("delta_density", "gain_density")]
+            print(
+                f"   {kind:9} {run['fold']:4d} {cells[0]:>7} {interval:>16} {cells[1]:>6} {run['density']:8.3f} "
+                f"{100 * run['test']:6.2f} {run['relative_flops']:6.2f}"
+            )
+        s = result["summary"][kind]
+        factor = "no answer" if s["factor"] is None else f"{s['factor']:.2f}x from the truth"
+        print(
+            f"   {kind}: median {s['median']:.3f}, {factor}; interval covers the truth in {s['covered']} of {s['of']}; "
+            f"test {100 * s['test']:.2f} against {100 * s['dense_test']:.2f} dense; {s['relative_flops']:.2f} of the dense FLOPs"
+        )
+
+
+def main() -> None:
+    """Run, print, and write the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
+    parser.add_argument("--folds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=8)
+    given = parser.parse_args()
+    results: dict[str, Any] = {
+        "pathgrow": pathgrow.__version__, "torch": torch.__version__, "python": platform.python_version(),
+        "machine": platform.machine(), "jobs": given.jobs, "settings": {},
+    }  # fmt: skip
+    with ProcessPoolExecutor(given.jobs) as pool:
+        for name in given.settings:
+            results["settings"][name] = measure(SETTINGS[name], pool, given.folds, given.seeds)
+            show(name, results["settings"][name])
+            if given.out is not None:
+                given.out.parent.mkdir(parents=True, exist_ok=True)
+                given.out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

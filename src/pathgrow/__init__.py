@@ -1,0 +1,45 @@
+"""How dense must my network be, and can I have that sparse network for the price of training it once?
+
+>>> import pathgrow
+>>> net = pathgrow.models.create("mlp", classes=10)
+>>> masks = pathgrow.phew(net, net.example_input(), density=0.05)
+>>> masks.num_on, masks.num
+(410, 8192)
+"""
+
+from pathgrow import data, methods, models
+from pathgrow.attach import Attached, attach
+from pathgrow.density.saturation import fit_saturation
+from pathgrow.discovery import Discovery, discover
+from pathgrow.errors import RunFailed, UserError
+from pathgrow.flops import training_flops
+from pathgrow.masks import Masks
+from pathgrow.method import Method
+from pathgrow.paths import path_scores
+from pathgrow.phew import phew
+from pathgrow.sampling import sample_proportional
+from pathgrow.scope import scope
+from pathgrow.topology import tau_core
+from pathgrow.version import __version__
+
+__all__ = [
+    "Attached",
+    "Discovery",
+    "Masks",
+    "Method",
+    "RunFailed",
+    "UserError",
+    "__version__",
+    "attach",
+    "data",
+    "discover",
+    "fit_saturation",
+    "methods",
+    "models",
+    "path_scores",
+    "phew",
+    "sample_proportional",
+    "scope",
+    "tau_core",
+    "training_flops",
+]
