@@ -43,7 +43,7 @@ def attach(
     method: Method | str,
     example_input: Any = None,
     *,
-    scope: Masks | None = None,
+    scope: Mapping[str, Tensor] | None = None,
     stop: Rule | str | None = None,
     loss: Loss | None = None,
     batches: Batches | None = None,
@@ -63,7 +63,7 @@ def attach(
         From `pathgrow.methods`, or a `Method` of your own.
     example_input : optional
         One input of the model, for methods that read its paths; None: guessed where the model says what it takes.
-    scope : Masks, optional
+    scope : Masks or mapping of name to bool tensor, optional
         True where a weight may be switched; None: `pathgrow.scope(model)`.
     stop : Rule or str, optional
         The density rule that `observe` asks; None: "trajectory", which needs nothing but the observations.
@@ -94,13 +94,13 @@ def attach(
     optimizer = unwrapped(optimizer)
     if optimizer in _IN_USE:
         raise UserError("this optimizer is already attached: call detach() on the first attachment before another")
-    scope = checked_scope(model, default_scope(model, "auto", example_input) if scope is None else scope)
-    parameters = checked_parameters(model, optimizer, scope)
+    switchable = checked_scope(model, default_scope(model, "auto", example_input) if scope is None else scope)
+    parameters = checked_parameters(model, optimizer, switchable)
     check_needs(method, loss, batches)
     rule = rules.create(stop or "trajectory") if stop is None or isinstance(stop, str) else stop
-    masks = start_masks(model, method, scope, example_input, seed)
+    masks = start_masks(model, method, switchable, example_input, seed)
     return Attached(
-        model, optimizer, method, example_input, masks, scope, parameters, rule, loss, batches, seed, average
+        model, optimizer, method, example_input, masks, switchable, parameters, rule, loss, batches, seed, average
     )
 
 

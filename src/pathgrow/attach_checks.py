@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -29,17 +30,17 @@ def unwrapped(optimizer: Any) -> Optimizer:
     return optimizer
 
 
-def checked_scope(model: nn.Module, scope: Masks) -> Masks:
+def checked_scope(model: nn.Module, scope: Mapping[str, Tensor]) -> Masks:
     """The scope as a selection of itself, beside the weights it speaks of."""
-    scope.check(model)
     device = next((p.device for name, p in model.named_parameters() if name in scope), torch.device("cpu"))
-    scope = Masks.select(scope, scope).to(device)
-    if scope.num == 0:
+    selection = Masks.select(scope, scope).to(device)
+    selection.check(model)
+    if selection.num == 0:
         raise UserError(
             f"there is nothing to sparsify: the scope of {type(model).__name__} holds no weight; "
             "widen it, for example with scope=Masks.full(model)"
         )
-    return scope
+    return selection
 
 
 def checked_parameters(model: nn.Module, optimizer: Optimizer, scope: Masks) -> dict[str, Parameter]:

@@ -121,7 +121,9 @@ def unpack_pair_(
     # Not Optimizer.load_state_dict: it casts state to the weight's dtype, which is not exact for half precision.
     optimizer.state.clear()
     for group, options in zip(optimizer.param_groups, stored["groups"], strict=True):
-        group.update(copy.deepcopy(options))
+        parameters = group["params"]
+        group.clear()
+        group.update(params=parameters, **copy.deepcopy(options))
     for index, (parameter, group) in enumerate(_owned(optimizer)):
         if index in stored["slots"]:
             optimizer.state[parameter] = {

@@ -12,7 +12,8 @@ from pathgrow.net import Net
 def fixed(masks: Masks) -> Method:
     """A method that enforces given masks and never changes them: for a found network that is trained on.
 
-    It takes masks and no options, so it is not in the table of methods that are made by name.
+    Attach it with `scope=masks.scope`, unless that is the default scope of the model. It takes masks and no options, so
+    it is not in the table of methods that are made by name.
     """
     kept = masks.clone()
 
