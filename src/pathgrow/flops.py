@@ -43,9 +43,9 @@ def training_flops(model: nn.Module, example_input: Any, masks: Masks | None = N
     """FLOPs of one sample in a training step, forward and backward.
 
     >>> import pathgrow.models
-    >>> model = pathgrow.models.create("mlp", 10, seed=0)
-    >>> training_flops(model, model.example_input())  # 6 x (64 x 128 + 128 x 128 + 128 x 10)
-    155136
+    >>> model = pathgrow.models.create("mlp", 10, inputs=64, widths=[128])
+    >>> training_flops(model, model.example_input())  # 6 x (64 x 128 + 128 x 10)
+    56832
     """
     if masks is not None:
         masks.check(model)

@@ -57,9 +57,9 @@ def test_forward_macs_are_what_hooks_count(name, options, products):
 
 
 def test_layers_without_a_mask_count_in_full():
-    model = models.create("mlp", 10)
-    only_first = Masks({"layers.0.weight": torch.zeros(128, 64, dtype=torch.bool)})
-    assert forward_macs(read(model, model.example_input()), only_first) == 128 * 128 + 128 * 10
+    model = models.create("mlp", 10, inputs=8, widths=[7, 6])
+    only_first = Masks({"layers.0.weight": torch.zeros(7, 8, dtype=torch.bool)})
+    assert forward_macs(read(model, model.example_input()), only_first) == 7 * 6 + 6 * 10
 
 
 def test_the_batch_of_the_example_does_not_count():
