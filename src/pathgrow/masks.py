@@ -310,8 +310,8 @@ def _partial_scope(tensors: Mapping[str, Tensor], scope: Mapping[str, Tensor] | 
     inside = _bool_tensors(scope, "a scope")
     if only := tensors.keys() ^ inside.keys():
         name = min(only)
-        holder, other = ("masks", "scope") if name in tensors else ("scope", "masks")
-        raise UserError(f"the {holder} have {name!r} but the {other} have not: masks and scope need the same names")
+        holder, other = ("masks have", "scope has") if name in tensors else ("scope has", "masks have")
+        raise UserError(f"the {holder} {name!r} but the {other} not: masks and scope need the same names")
     for name, tensor in tensors.items():
         if inside[name].shape != tensor.shape:
             raise UserError(

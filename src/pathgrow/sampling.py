@@ -13,6 +13,8 @@ from __future__ import annotations
 import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -96,17 +98,10 @@ def top_k(scores: Mapping[str, Tensor], candidates: Masks, count: int, generator
         for flags, places, values in _pieces(result, candidates, scores):
             yield flags, places, _ranks(values)
 
-    border, num_border = _kth_rank(ranked, count)
+    border, num_border, tied = _kth_rank(ranked, count)
     for flags, places, ranks in ranked():
         flags[places[ranks < border]] = True
-
-    def ties() -> Iterator[Piece]:
-        for flags, places, ranks in ranked():
-            tied = places[ranks == border]
-            if tied.size:
-                yield flags, tied, np.ones(tied.size)
-
-    _smallest_keys_(ties, num_border, seed)
+    _smallest_keys_(lambda: ((flags, places, np.ones(places.size)) for flags, places, _ in tied()), num_border, seed)
     return _selection(result, candidates)
 
 
@@ -129,18 +124,32 @@ _LOWEST_BIN = -700 << 5
 _NUM_BINS = 2500 << 5
 
 
-def _keys(scores: Array, noise: np.random.Generator) -> Array:
+def _keys(scores: Array, noise: Array) -> Array:
+    """Integers that order like noise / score. Writes over the noise."""
     mantissa, exponent = np.frexp(scores)
     if not mantissa.all():
         zero = mantissa == 0
         mantissa[zero] = 0.5
         exponent[zero] = _ZERO_SCORE_EXPONENT
-    quotient = noise.standard_exponential(scores.size)
-    np.maximum(quotient, _SMALLEST_NOISE, out=quotient)
-    quotient /= mantissa
-    keys: Array = quotient.view(np.int64)
+    np.maximum(noise, _SMALLEST_NOISE, out=noise)
+    noise /= mantissa
+    keys: Array = noise.view(np.int64)
     keys -= (exponent.astype(np.int64) + _EXPONENT_SHIFT) << _MANTISSA
     return keys
+
+
+def _with_noise(pieces: Iterator[Piece], seed: Seed) -> Iterator[tuple[Piece, Array]]:
+    """Each piece with its noise, which a second thread draws while the piece before is worked on."""
+    source = np.random.Generator(np.random.PCG64DXSM(seed))
+    with ThreadPoolExecutor(max_workers=1) as drawer:
+        before: tuple[Piece, Future[Array]] | None = None
+        for piece in pieces:
+            drawn = drawer.submit(source.standard_exponential, piece[2].size)
+            if before is not None:
+                yield before[0], before[1].result()
+            before = piece, drawn
+        if before is not None:
+            yield before[0], before[1].result()
 
 
 def _smallest_keys_(pieces: Pass, count: int, seed: Seed) -> int:
@@ -151,8 +160,7 @@ def _smallest_keys_(pieces: Pass, count: int, seed: Seed) -> int:
     """
 
     def keyed() -> Iterator[Piece]:
-        noise = np.random.Generator(np.random.PCG64DXSM(seed))
-        for flags, places, values in pieces():
+        for (flags, places, values), noise in _with_noise(pieces(), seed):
             yield flags, places, _keys(values, noise)
 
     num_positive = 0
@@ -186,6 +194,8 @@ def _smallest_keys_(pieces: Pass, count: int, seed: Seed) -> int:
 
 # The largest: scores as integers that order the same way, narrowed down 16 bits a pass.
 
+_FEW = 1 << 22  # so many candidates (64 MiB of places and ranks) are kept rather than read again
+
 
 def _ranks(values: Array) -> Array:
     """uint64 numbers that fall as values rise; equal values, the two zeros among them, have equal ranks."""
@@ -195,19 +205,26 @@ def _ranks(values: Array) -> Array:
     return ranks
 
 
-def _kth_rank(ranked: Pass, count: int) -> tuple[np.uint64, int]:
-    """The `count`-th smallest rank, and how many of the candidates that have it are needed to make up `count`."""
-    rank, num_left = 0, count
+def _kth_rank(ranked: Pass, count: int) -> tuple[np.uint64, int, Pass]:
+    """The `count`-th smallest rank, how many candidates that have it complete the `count`, and a pass over these."""
+    rank, num_needed = 0, count
     for shift in (48, 32, 16, 0):
         counts = np.zeros(1 << 16, dtype=np.int64)
         for _, _, ranks in ranked():
-            # Two shifts: numpy leaves a single one by 64 undefined.
-            still_open = ranks[(ranks >> np.uint64(shift) >> np.uint64(16)) == np.uint64(rank)]
-            if still_open.size:
-                _count_in_(counts, ((still_open >> np.uint64(shift)) & np.uint64(0xFFFF)).astype(np.int64))
-        digit, num_left = _border(counts, num_left)
+            _count_in_(counts, ((ranks >> np.uint64(shift)) & np.uint64(0xFFFF)).astype(np.int64))
+        digit, num_needed = _border(counts, num_needed)
         rank = rank << 16 | digit
-    return np.uint64(rank), num_left
+        ranked = partial(_beginning_with, ranked, rank, shift)
+        if counts[digit] <= _FEW:
+            ranked = partial(iter, list(ranked()))
+    return np.uint64(rank), num_needed, ranked
+
+
+def _beginning_with(ranked: Pass, prefix: int, shift: int) -> Iterator[Piece]:
+    for flags, places, ranks in ranked():
+        here = np.flatnonzero(ranks >> np.uint64(shift) == np.uint64(prefix))
+        if here.size:
+            yield flags, places[here], ranks[here]
 
 
 def _count_in_(counts: Array, bins: Array) -> None:

@@ -1,0 +1,1 @@
+"""Measurements of what the project promises; each prints its table: `python -m benchmarks.NAME`."""

@@ -1,0 +1,362 @@
+"""Masks: what they count, how they combine, that they are edited in place, and their files."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from pathgrow.errors import RunFailed, UserError
+from pathgrow.masks import Masks
+
+
+def flags(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.bool)
+
+
+class Fused(nn.Module):
+    """Stands for a fused weight of which only the last row may be switched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(2, 3)
+        self.out = nn.Linear(2, 2)
+
+
+SCOPE = {"qkv.weight": torch.tensor([[0, 0], [0, 0], [1, 1]], dtype=torch.bool), "out.weight": torch.ones(2, 2) > 0}
+
+
+@pytest.fixture
+def masks() -> Masks:
+    return Masks({"qkv.weight": torch.tensor([[1, 1], [1, 1], [1, 0]]) > 0, "out.weight": torch.eye(2) > 0}, SCOPE)
+
+
+class TestCounting:
+    def test_only_switchable_positions_count(self, masks: Masks) -> None:
+        assert (masks.num, masks.num_on, masks.density) == (6, 3, 0.5)
+
+    def test_without_a_scope_every_position_counts(self) -> None:
+        masks = Masks({"w": flags(1, 0, 0, 1, 1)})
+        assert (masks.num, masks.num_on, masks.density) == (5, 3, 0.6)
+        assert masks.scope["w"].tolist() == [True] * 5
+
+    def test_a_scope_has_density_one(self) -> None:
+        scope = Masks.select(SCOPE, SCOPE)
+        assert (scope.num, scope.num_on, scope.density) == (6, 6, 1.0)
+        assert all(torch.equal(scope.scope[name], SCOPE[name]) for name in SCOPE)
+
+    def test_no_density_without_a_switchable_weight(self) -> None:
+        with pytest.raises(UserError, match="without a switchable weight"):
+            _ = Masks({}).density
+
+    def test_scalars_and_empty_tensors(self) -> None:
+        masks = Masks({"scalar": torch.tensor(True), "nothing": torch.ones(0, 3) > 0})
+        assert (masks.num, masks.num_on) == (1, 1)
+
+    def test_repr_tells_the_counts(self, masks: Masks) -> None:
+        assert repr(masks) == "Masks(2 tensors, 3 of 6 on)"
+
+
+class TestConstruction:
+    @pytest.mark.parametrize("bad", [torch.ones(2), torch.ones(2, dtype=torch.uint8), [True, False]])
+    def test_anything_but_bool_is_refused_by_name(self, bad: object) -> None:
+        with pytest.raises(UserError, match=r"'w' is .* but a mask is a torch.bool tensor"):
+            Masks({"w": bad})  # type: ignore[dict-item]
+
+    def test_a_mask_is_true_outside_its_scope(self) -> None:
+        with pytest.raises(UserError, match="mask of 'w' is False at positions outside its scope"):
+            Masks({"w": flags(0, 1)}, {"w": flags(0, 1)})
+
+    def test_a_selection_is_false_outside_its_scope(self) -> None:
+        with pytest.raises(UserError, match="selection of 'w' has positions outside its scope"):
+            Masks.select({"w": flags(1, 1)}, {"w": flags(0, 1)})
+
+    def test_names_must_match(self) -> None:
+        with pytest.raises(UserError, match="the scope has 'b' but the masks have not"):
+            Masks({"a": flags(1)}, {"a": flags(1), "b": flags(1)})
+        with pytest.raises(UserError, match="the masks have 'b' but the scope has not"):
+            Masks({"a": flags(1), "b": flags(1)}, {"a": flags(1)})
+
+    def test_shapes_must_match(self) -> None:
+        with pytest.raises(UserError, match=r"mask of 'w' is \(2,\) but its scope is \(1,\)"):
+            Masks({"w": flags(1, 1)}, {"w": flags(1)})
+
+    def test_tensors_are_held_and_the_scope_is_copied(self) -> None:
+        tensor, inside = flags(1, 1), flags(1, 0)
+        masks = Masks({"w": tensor}, {"w": inside})
+        tensor[0] = False
+        inside[1] = True
+        assert (masks.num_on, masks.num) == (0, 1)
+
+    def test_full_takes_linear_and_convolution_weights(self) -> None:
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Embedding(5, 2), nn.Linear(4, 2))
+        masks = Masks.full(model)
+        assert list(masks) == ["0.weight", "3.weight"]
+        assert masks.num_on == masks.num == 3 * 4 * 9 + 4 * 2
+
+    def test_full_names_a_tied_weight_once(self) -> None:
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+        model[1].weight = model[0].weight
+        assert list(Masks.full(model)) == ["0.weight"]
+
+    def test_full_keeps_the_memory_layout_of_the_weights(self) -> None:
+        model = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+        assert Masks.full(model)["weight"].stride() == model.weight.stride()
+
+    def test_full_with_a_scope(self) -> None:
+        masks = Masks.full(Fused(), Masks.select(SCOPE, SCOPE))
+        assert (masks.num, masks.num_on) == (6, 6)
+        assert masks["qkv.weight"].all()
+
+    def test_full_without_anything_to_mask(self) -> None:
+        with pytest.raises(UserError, match="ReLU has no linear or convolution weight"):
+            Masks.full(nn.ReLU())
+
+    def test_empty_leaves_what_lies_outside_the_scope(self) -> None:
+        masks = Masks.empty(Masks.select(SCOPE, SCOPE))
+        assert masks["qkv.weight"].tolist() == [[True, True], [True, True], [False, False]]
+        assert (masks.num, masks.num_on) == (6, 0)
+
+
+class TestAlgebra:
+    def test_present_and_missing_split_the_scope(self, masks: Masks) -> None:
+        assert masks.present()["qkv.weight"].tolist() == [[False, False], [False, False], [True, False]]
+        assert masks.missing()["qkv.weight"].tolist() == [[False, False], [False, False], [False, True]]
+        assert masks.present() | masks.missing() == Masks.select(SCOPE, SCOPE)
+
+    def test_growing_and_pruning_leave_a_mask(self, masks: Masks) -> None:
+        picks = masks.missing()
+        grown = masks | picks
+        assert grown == Masks.full(Fused(), SCOPE)
+        assert Masks(dict(grown - picks), SCOPE) == masks
+
+    def test_what_a_mask_and_a_selection_share_is_a_selection(self, masks: Masks) -> None:
+        assert masks & Masks.select(SCOPE, SCOPE) == masks.present()
+
+    def test_different_models_are_refused(self) -> None:
+        with pytest.raises(UserError, match="only one of them has 'b'"):
+            Masks({"a": flags(1)}) | Masks({"a": flags(1), "b": flags(1)})
+        with pytest.raises(UserError, match=r"'a' is \(1,\) in one and \(2,\) in the other"):
+            Masks({"a": flags(1)}) & Masks({"a": flags(1, 1)})
+
+    def test_different_scopes_are_refused(self) -> None:
+        with pytest.raises(UserError, match="their scopes differ"):
+            Masks({"a": flags(1, 1)}, {"a": flags(1, 0)}) - Masks({"a": flags(1, 1)})
+
+    def test_equality_sees_values_names_shapes_and_scope(self) -> None:
+        base = Masks({"a": flags(1, 1)})
+        assert base == Masks({"a": flags(1, 1)})
+        assert base == Masks({"a": flags(1, 1)}, {"a": flags(1, 1)})
+        assert base != Masks({"a": flags(1, 0)})
+        assert base != Masks({"b": flags(1, 1)})
+        assert base != Masks({"a": flags(1, 1).reshape(2, 1)})
+        assert base != Masks({"a": flags(1, 1)}, {"a": flags(1, 0)})
+        assert base != {"a": flags(1, 1)}
+
+    def test_operators_refuse_plain_dicts(self) -> None:
+        with pytest.raises(TypeError):
+            Masks({"a": flags(1)}) | {"a": flags(1)}  # type: ignore[operator]
+
+
+class TestInPlace:
+    def test_edits_reach_whoever_holds_a_tensor(self, masks: Masks) -> None:
+        held, same = masks["out.weight"], masks
+        before = masks.clone()
+        masks |= masks.missing()
+        assert masks is same
+        assert masks["out.weight"] is held
+        assert held.all()
+        masks -= masks.present()
+        assert not held.any()
+        masks.copy_(before)
+        assert masks == before
+        assert masks["out.weight"] is held
+
+    def test_intersection_in_place(self) -> None:
+        masks = Masks({"w": flags(1, 1, 0)})
+        held = masks["w"]
+        masks &= Masks({"w": flags(0, 1, 1)})
+        assert held.tolist() == [False, True, False]
+
+    def test_a_clone_is_independent(self, masks: Masks) -> None:
+        copy = masks.clone()
+        copy -= copy.present()
+        assert (copy.num_on, masks.num_on) == (0, 3)
+
+    def test_a_selection_is_not_copied_over_a_mask(self, masks: Masks) -> None:
+        before = masks.clone()
+        with pytest.raises(UserError, match="a mask and a selection of 'qkv"):
+            masks.copy_(masks.present())
+        with pytest.raises(UserError, match="a mask and a selection of 'qkv"):
+            masks &= masks.present()
+        assert masks == before
+
+    def test_tensors_cannot_be_exchanged(self, masks: Masks) -> None:
+        with pytest.raises(TypeError):
+            masks["out.weight"] = torch.ones(2, 2) > 0  # type: ignore[index]
+
+
+class TestModel:
+    def test_apply_zeroes_exactly_the_off_weights(self, masks: Masks) -> None:
+        model = Fused()
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        assert masks.apply_(model) is masks
+        for name, parameter in model.named_parameters():
+            expected = before[name] * masks[name] if name in masks else before[name]
+            assert torch.equal(parameter, expected)
+
+    def test_apply_keeps_parameters_and_removes_nan(self) -> None:
+        model = nn.Linear(2, 1)
+        weight = model.weight
+        with torch.no_grad():
+            weight.fill_(torch.nan)
+        Masks({"weight": torch.tensor([[True, False]])}).apply_(model)
+        assert model.weight is weight
+        assert weight.isnan().tolist() == [[True, False]]
+        assert weight[0, 1] == 0
+        assert weight.requires_grad
+
+    def test_check_names_what_is_wrong(self, masks: Masks) -> None:
+        masks.check(Fused())
+        with pytest.raises(UserError, match=r"there is a mask for 'qkv.weight' but Linear has no such parameter"):
+            masks.check(nn.Linear(2, 2))
+        wrong = Fused()
+        wrong.out = nn.Linear(3, 2)
+        with pytest.raises(UserError, match=r"'out.weight' is \(2, 2\) but the parameter of Fused is \(2, 3\)"):
+            masks.apply_(wrong)
+
+    def test_a_device_and_back(self, masks: Masks) -> None:
+        assert masks.to("meta")["qkv.weight"].is_meta
+        assert masks.to("meta").scope["qkv.weight"].is_meta
+        assert masks.to("cpu") == masks
+
+
+class TestFiles:
+    def test_a_file_brings_back_values_scope_and_order(self, masks: Masks, tmp_path: Path) -> None:
+        for thing in (masks, masks.missing(), Masks.select(SCOPE, SCOPE), Masks({})):
+            thing.save(tmp_path / "m.safetensors")
+            loaded = Masks.load(tmp_path / "m.safetensors")
+            assert loaded == thing
+            assert list(loaded) == list(thing)
+            assert loaded.digest() == thing.digest()
+        assert [path.name for path in tmp_path.iterdir()] == ["m.safetensors"]
+
+    def test_eight_positions_to_a_byte(self, tmp_path: Path) -> None:
+        Masks({"w": torch.rand(800, 100) < 0.5}).save(tmp_path / "m")
+        assert (tmp_path / "m").stat().st_size < 10_000 + 500
+
+    def test_equal_masks_are_equal_files(self, masks: Masks, tmp_path: Path) -> None:
+        masks.save(tmp_path / "a")
+        masks.clone().save(tmp_path / "b")
+        assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+    def test_loaded_masks_can_be_edited(self, masks: Masks, tmp_path: Path) -> None:
+        masks.save(tmp_path / "m")
+        loaded = Masks.load(tmp_path / "m")
+        loaded |= loaded.missing()
+        assert loaded.density == 1
+
+    def test_the_digest_sees_name_shape_value_and_scope(self) -> None:
+        variants = [
+            Masks({"a": flags(1, 1)}),
+            Masks({"b": flags(1, 1)}),
+            Masks({"a": flags(1, 0)}),
+            Masks({"a": flags(1, 1, 0)}),
+            Masks({"a": flags(1, 1).reshape(1, 2)}),
+            Masks({"a": flags(1, 1)}, {"a": flags(1, 0)}),
+            Masks({"a": flags(1, 1)}, {"a": flags(0, 1)}),
+            Masks({}),
+        ]
+        assert len({masks.digest() for masks in variants}) == len(variants)
+        ordered = Masks({"a": flags(1), "b": flags(0)})
+        assert ordered.digest() == Masks({"b": flags(0), "a": flags(1)}).digest()
+
+    def test_a_missing_file(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match=r"there is no masks file .*gone"):
+            Masks.load(tmp_path / "gone")
+
+    def test_a_folder_in_place_of_a_file(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match="masks"):
+            Masks.load(tmp_path)
+
+    @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"\xff" * 100, b"{}" * 40])
+    def test_no_safetensors_at_all(self, content: bytes, tmp_path: Path) -> None:
+        (tmp_path / "m").write_bytes(content)
+        with pytest.raises(UserError, match="does not hold whole masks"):
+            Masks.load(tmp_path / "m")
+
+    def test_a_file_of_weights(self, tmp_path: Path) -> None:
+        save_file({"w": torch.ones(3)}, tmp_path / "m")
+        with pytest.raises(UserError, match=r"does not hold whole masks \(it was written for something else\)"):
+            Masks.load(tmp_path / "m")
+
+    @pytest.mark.parametrize(
+        ("about", "reason"),
+        [
+            ("not json", "description is unreadable"),
+            ("[" * 100_000, "description is unreadable"),
+            ("[]", "description is incomplete"),
+            ({"version": 1, "shapes": {}}, "description is incomplete"),
+            ({"version": 2, "shapes": {}, "sha256": ""}, "format 2 and this version reads 1"),
+            ({"version": 1, "shapes": [3], "sha256": ""}, "shapes are malformed"),
+            ({"version": 1, "shapes": {"w": [-3]}, "sha256": ""}, "shapes are malformed"),
+            ({"version": 1, "shapes": {"w": [2.0]}, "sha256": ""}, "shapes are malformed"),
+            ({"version": 1, "shapes": {"w": [True]}, "sha256": ""}, "shapes are malformed"),
+            ({"version": 1, "shapes": {"v": [8]}, "sha256": ""}, "'mask/v' is missing"),
+            ({"version": 1, "shapes": {"w": [10**9, 10**9]}, "sha256": ""}, "'mask/w' does not fit the shape"),
+            ({"version": 1, "shapes": {"f": [8]}, "sha256": ""}, "'mask/f' does not fit the shape"),
+            ({"version": 1, "shapes": {"w": [8]}, "sha256": "0"}, "contents and checksum differ"),
+        ],
+    )
+    def test_forged_files(self, about: object, reason: str, tmp_path: Path) -> None:
+        text = about if isinstance(about, str) else json.dumps(about)
+        payload = {"mask/w": torch.zeros(1, dtype=torch.uint8), "mask/f": torch.zeros(1)}
+        save_file(payload, tmp_path / "m", metadata={"pathgrow.masks": text})
+        with pytest.raises(UserError, match=reason):
+            Masks.load(tmp_path / "m")
+
+    def test_a_wrong_folder_is_the_callers_mistake(self, masks: Masks, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match="cannot write masks to"):
+            masks.save(tmp_path / "nowhere" / "m")
+
+    @pytest.mark.parametrize("call", ["fsync", "replace"])
+    def test_a_full_disk_leaves_the_old_file_and_no_litter(
+        self, call: str, masks: Masks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        masks.save(tmp_path / "m")
+
+        def fail(*_: object) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, fail)
+            with pytest.raises(RunFailed, match="No space left"):
+                masks.missing().save(tmp_path / "m")
+        assert Masks.load(tmp_path / "m") == masks
+        assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+    def test_file_and_folder_are_synced_around_the_rename(
+        self, masks: Masks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        calls: list[str] = []
+        real_fsync, real_replace = os.fsync, os.replace
+
+        def fsync(descriptor: int) -> None:
+            calls.append("folder" if os.path.isdir(f"/proc/self/fd/{descriptor}") else "file")
+            real_fsync(descriptor)
+
+        def replace(source: Path, target: Path) -> None:
+            calls.append("rename")
+            real_replace(source, target)
+
+        monkeypatch.setattr(os, "fsync", fsync)
+        monkeypatch.setattr(os, "replace", replace)
+        masks.save(tmp_path / "m")
+        expected = ["file", "rename", "folder"] if os.path.isdir("/proc/self/fd") else ["file", "rename", "file"]
+        assert calls == expected
