@@ -248,6 +248,8 @@ class Attached:
 
     def detach(self) -> None:
         """Take all hooks off. Masks can still be read; nobody enforces them any more."""
+        if not self._handles:
+            return  # the optimizer may be somebody else's by now
         for handle in self._handles:
             handle.remove()
         self._handles = []

@@ -126,6 +126,7 @@ class TestEnforcement:
             parameter.grad = torch.ones_like(parameter)
         optimizer.step()
         for name in sparse.masks:
+            assert torch.equal(model.get_parameter(name).grad, 1.0 * sparse.masks[name])
             assert bool((model.get_parameter(name)[off(sparse, name)] == 0).all())
             assert bool((optimizer.state[model.get_parameter(name)]["momentum_buffer"][off(sparse, name)] == 0).all())
 
@@ -142,6 +143,34 @@ class TestEnforcement:
 
         optimizer.step(closure)
         assert all(bool((model.get_parameter(name)[off(sparse, name)] == 0).all()) for name in sparse.masks)
+
+    def test_an_optimizer_that_moves_every_weight_is_held_back(self) -> None:
+        class Drift(Optimizer):
+            """As Muon and its kin: the update of one weight depends on the gradients of others."""
+
+            @torch.no_grad()
+            def step(self, closure: object = None) -> None:
+                for parameter in self.param_groups[0]["params"]:
+                    parameter += 1.0
+                    self.state[parameter]["sum"] = self.state[parameter].get("sum", 0) + torch.ones_like(parameter)
+
+        model = mlp()
+        optimizer = Drift(model.parameters(), {})
+        sparse = attach(model, optimizer, growing())
+        optimizer.step()
+        optimizer.step()
+        for name, mask in sparse.masks.items():
+            assert torch.equal(optimizer.state[model.get_parameter(name)]["sum"], 2.0 * mask)
+            assert bool((model.get_parameter(name)[~mask] == 0).all())
+
+    def test_weights_loaded_behind_its_back_are_not_switched_on(self) -> None:
+        model, _, sparse = sparse_mlp()
+        before = sparse.masks.clone()
+        model.load_state_dict(mlp(seed=1).state_dict())
+        sparse.grow_(20)
+        new = sparse.masks - before
+        assert all(bool((model.get_parameter(name)[positions] == 0).all()) for name, positions in new.items())
+        assert bool((model[0].weight[before["0.weight"]] != 0).all())
 
     def test_old_momentum_is_cleared_where_weights_are_switched_off(self) -> None:
         model = mlp()
@@ -177,12 +206,14 @@ class TestEnforcement:
     def test_detach_gives_the_plain_loop_back(self) -> None:
         model, optimizer, sparse = sparse_mlp()
         sparse.detach()
-        sparse.detach()
         train(model, optimizer)
         assert bool((model[0].weight != 0).all())
         with pytest.raises(UserError, match="after detach"):
             sparse.grow_(1)
-        attach(model, optimizer, growing()).detach()
+        attach(model, optimizer, growing())
+        sparse.detach()
+        with pytest.raises(UserError, match="already attached"):
+            attach(model, optimizer, growing())
 
 
 class TestRefusals:
@@ -317,7 +348,7 @@ class TestClock:
             name="small_rigl", start=at_random, start_density=0.2, clock="step", schedule=every_second,
             drop=ByScore(lowest, top_k), grow=ByScore(Net.gradients, top_k), needs=frozenset({"gradients"}),
         )  # fmt: skip
-        model, optimizer, sparse = sparse_mlp(method=rigl)
+        model, optimizer, sparse = sparse_mlp(method=rigl, average=Averaging(every=1))
         x = torch.randn(16, 6)
         for step in range(4):
             optimizer.zero_grad()
@@ -338,6 +369,9 @@ class TestClock:
                 grown = ~kept[name] & (gradients[name].abs() >= bar)
                 assert torch.equal(sparse.masks[name], kept[name] | grown)
                 assert bool((model.get_parameter(name)[off(sparse, name)] == 0).all())
+            # What was dropped had an average, and loses it.
+            with sparse.averaged():
+                assert all(bool((model.get_parameter(n)[off(sparse, n)] == 0).all()) for n in sparse.masks)
         assert sparse.masks.num_on == 28
         assert (sparse.step, sparse.round) == (4, 0)
 
