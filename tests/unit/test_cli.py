@@ -214,3 +214,23 @@ def test_gradient_growth_runs_from_a_config(tmp_path: Path) -> None:
     config = Experiment.from_dict({**SMALL, "method": "gradient_growth", "target_density": 0.3})
     report = run_experiment(config, tmp_path / "run")
     assert report["network"]["density"] == pytest.approx(0.3, abs=1e-3)
+
+
+def test_a_folder_of_another_run_or_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_experiment(Experiment.from_dict({**SMALL, "target_density": 0.2}), tmp_path / "run")
+    (tmp_path / "file").write_text("precious")
+    for out, sentence in (("run", "holds a run of another config"), ("file", "is a file"), ("file/below", "--out")):
+        assert leave("discover", "--out", str(tmp_path / out)) == 2
+        said = capsys.readouterr().err
+        assert sentence in said
+        assert said.count("\n") == 1
+    assert (tmp_path / "file").read_text() == "precious"
+
+
+def test_the_thread_count_of_a_run_is_kept_when_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Experiment] = []
+    config = Experiment.from_dict({**SMALL, "threads": 2, "target_density": 0.2})
+    run_experiment(config, tmp_path / "run")
+    monkeypatch.setattr("pathgrow.experiment.run", lambda config, out, progress: seen.append(config))
+    assert leave("discover", "--quiet", "--out", str(tmp_path / "run")) == 0
+    assert seen[0].threads == 2

@@ -112,6 +112,12 @@ class Options:
                 raise unknown_name("option", name, known)
         return cls(**given)
 
+    def as_dict(self) -> dict[str, Any]:
+        """What was chosen, as JSON values; methods and rules by name."""
+        objects = ("store", "observer", "loss", "batches", "method", "rule")
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in objects}
+        return {**values, "method": self.the_method().name, "rule": self.the_rule().name}
+
     def the_method(self) -> Method:
         """The growth method as a value, starting where it was asked to."""
         method = methods.create(self.method) if isinstance(self.method, str) else self.method

@@ -114,6 +114,7 @@ class Discovery:
         return {
             "format": 1,
             "pathgrow": __version__,
+            "config": {"seed": self.site.seed, **self.site.options.as_dict()},
             "answer": {
                 "operating_density": answer.density,
                 "interval": _pair(answer.interval),

@@ -1,0 +1,88 @@
+"""The real command in a process of its own: what it leaves behind, what it says, and with which exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pathgrow import cli, data, models
+from pathgrow.masks import Masks
+from pathgrow.train import make_evaluate
+
+QUICK = ["--budget", "8", "--model-option", "widths=16,16", "--start-density", "0.05"]
+
+
+def pathgrow(*arguments: str | Path, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    source = str(Path(cli.__file__).parents[1])
+    environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "PYTHONPATH": source}
+    command = [sys.executable, "-m", "pathgrow", *map(str, arguments)]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=300, cwd=folder, env=environment, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    folder = tmp_path_factory.mktemp("e2e")
+    done = pathgrow("discover", *QUICK, "--reference", "dense", "--seed", "3", folder=folder)
+    assert done.returncode == 0, done.stderr
+    (run,) = (folder / "runs").iterdir()
+    return run, done
+
+
+def test_it_answers_and_shows_the_curve(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    run, done = finished
+    assert run.name.startswith("digits-mlp-")
+    assert run.name.endswith("-seed3")
+    assert "accuracy" in done.stdout
+    assert str(run.relative_to(run.parents[1])) in done.stdout
+    assert "seed: round 0" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_network_file_is_the_reported_network(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    run, _ = finished
+    report = json.loads((run / "report.json").read_text())
+    model = models.create("mlp", 10, widths=(16, 16))
+    model.load_state_dict(load_file(run / "network.safetensors"))
+    masks = Masks.load(run / "network_masks.safetensors")
+    masks.check(model)
+    assert masks.num_on == report["network"]["num_on"]
+    assert all(bool((model.get_parameter(name)[~mask] == 0).all()) for name, mask in masks.items())
+    digits = data.load("digits")
+    torch.set_num_threads(1)
+    for split, wanted in ((digits.val, report["network"]["val"]), (digits.test, report["network"]["test"])):
+        accuracy, loss = make_evaluate(split)(model)
+        assert accuracy == wanted["score"]
+        assert loss == pytest.approx(wanted["loss"])
+    assert report["reference"]["kind"] == "dense"
+    assert set(report["dense"]) == {"val", "test"}
+
+
+def test_a_finished_run_is_shown_not_repeated(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    run, done = finished
+    before = (run / "report.json").stat().st_mtime_ns
+    again = pathgrow("discover", *QUICK, "--reference", "dense", "--seed", "3", folder=run.parents[1])
+    assert again.returncode == 0
+    assert again.stdout == done.stdout
+    assert "round 0" not in again.stderr
+    assert (run / "report.json").stat().st_mtime_ns == before
+    shown = pathgrow("show", run)
+    assert shown.returncode == 0
+    assert shown.stdout.splitlines()[0] == done.stdout.splitlines()[0]
+
+
+def test_a_diverging_training_fails_in_one_sentence(tmp_path: Path) -> None:
+    failed = pathgrow("discover", *QUICK, "--lr", "1e9", "--quiet", "--out", tmp_path / "run")
+    assert failed.returncode == 1
+    assert "lower the learning rate" in failed.stderr
+    assert failed.stderr.count("\n") == 1
+    assert (tmp_path / "run" / "config.json").exists()
+    assert not (tmp_path / "run" / "report.json").exists()
