@@ -28,7 +28,7 @@ from pathgrow.density.separable import (
 )
 
 NUM_PARAMETERS = 4
-ANCHORS = np.linspace(0.0, 30.0, 61)
+ANCHORS = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0, 10.0, 14.0, 20.0, 30.0])
 """Grid of `rate * midpoint`: 0 is the upper half of a logistic step, a large one a whole step."""
 
 
@@ -56,28 +56,29 @@ class LogisticFit:
     def operating_density(self, level: float = 0.95) -> float:
         """The smallest density that has reached `level` of the gain; NaN for a flat curve."""
         check_level(level)
-        return math.nan if self.flat else _reach(level, self.rate * self.midpoint) / self.rate
+        return math.nan if self.flat else _reach(1.0 - level, self.rate * self.midpoint) / self.rate
 
     def within(self, delta: float) -> float:
         """The smallest density within `delta` of the fitted ceiling; 0 when every density is."""
         check_delta(delta)
-        return self.operating_density(1.0 - delta / self.gain) if self.gain > delta else 0.0
+        return _reach(delta / self.gain, self.rate * self.midpoint) / self.rate if self.gain > delta else 0.0
 
     def interval(self, confidence: float = 0.9, level: float = 0.95) -> tuple[float, float]:
         """An interval of `operating_density(level)`, by profile likelihood; 0 or infinity where it stays open."""
         if self.flat:
             return 0.0, math.inf
         rho, score = np.asarray(self.densities), np.asarray(self.performances)
-        reach = np.array([_reach(level, anchor) for anchor in ANCHORS])
+        anchors = np.append(ANCHORS, self.rate * self.midpoint)
+        reach = np.array([_reach(1.0 - level, anchor) for anchor in anchors])
 
         def residual_at(density: float) -> float:
-            return float(project(_shape(rho, reach / density, ANCHORS), score).residual.min())
+            return float(project(_shape(rho, reach / density, anchors), score).residual.min())
 
         best = self.operating_density(level)
         return profile_interval(
             residual_at,
             best=best,
-            least=min(float(np.sum((score - self.predict(rho)) ** 2)), residual_at(best)),
+            least=residual_at(best),
             edges=(float(reach.min() / fastest(rho)), float(reach.max() / slowest(rho))),
             num_free=len(rho) - NUM_PARAMETERS,
             confidence=confidence,
@@ -102,7 +103,7 @@ class LogisticFit:
 def fit_logistic(densities: Sequence[float], performances: Sequence[float]) -> LogisticFit:
     """Fit the logistic by least squares with a gain above zero; at least four different densities."""
     rho, score = check_points(densities, performances, NUM_PARAMETERS)
-    rates, anchors = (x.ravel() for x in np.meshgrid(np.geomspace(slowest(rho), 10 * fastest(rho), 160), ANCHORS))
+    rates, anchors = (x.ravel() for x in np.meshgrid(np.geomspace(slowest(rho), 10 * fastest(rho), 80), ANCHORS))
     start = int(np.argmin(project(_shape(rho, rates, anchors), score).residual))
 
     def one(point: Array) -> tuple[Array, Array]:
@@ -146,6 +147,6 @@ def _shape(rho: Array, rate: Array, anchor: Array) -> Array:
     return (expit(rate[:, None] * rho[None, :] - anchor[:, None]) - low) / (1.0 - low)
 
 
-def _reach(level: float, anchor: float) -> float:
-    """`rate * density` where the shape equals `level`."""
-    return float(anchor + logit(1.0 - (1.0 - level) * expit(anchor)))
+def _reach(missing: float, anchor: float) -> float:
+    """`rate * density` where the shape has all but a `missing` share of its rise."""
+    return float(anchor - logit(missing * expit(anchor)))

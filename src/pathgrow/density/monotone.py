@@ -29,6 +29,8 @@ BENDS = tuple(i / 10 for i in range(-4, 14))
 """Grid of tail shapes, equally likely beforehand."""
 SPEEDS = (0.05, 200.0)
 """In units of the time from the lowest density to 1: nearly straight, or over right after the lowest density."""
+WIDEST_RISE = 10.0
+"""In spans of the observed scores: a weak bound where the points say nothing about the rise beyond them."""
 NUM_SPEEDS = 40
 NUM_NOISES = 14
 NUM_ZOOMS = 2
@@ -93,29 +95,29 @@ def fit_curves(
     """
     rho, score = check_points(densities, scores, 2)
     lowest = float(rho[0])
-    prior = _Prior.of(score, noise_hint)
-    posterior = _posterior(rho, score, _Shapes.all(lowest, tuple(bends)), prior)
+    # Everything below is in units of the observed span, so that the unit of the score cannot matter. An exactly
+    # constant curve has no span of its own; any tiny one then gives the same answer.
+    unit = float(np.ptp(score)) or max(abs(float(score[0])), 1.0) * 1e-9
+    centred = (score - score.mean()) / unit
+    prior = _Prior.of(None if noise_hint is None else noise_hint / unit)
+    posterior = _posterior(rho, centred, _Shapes.all(lowest, tuple(bends)), prior)
     for _ in range(NUM_ZOOMS):
-        posterior = _posterior(rho, score, _Shapes.near(lowest, posterior), prior)
-    return _draw(lowest, len(score), float(score.mean()), posterior)
+        posterior = _posterior(rho, centred, _Shapes.near(lowest, posterior), prior)
+    return _draw(lowest, len(score), float(score.mean()), unit, posterior)
 
 
 @dataclass(frozen=True)
 class _Prior:
-    """What is believed before the points: the noise about a guess, the rise up to ten times what was observed."""
+    """What is believed of the noise before the points, as a share of their span: a guess, and doubt about it."""
 
     log_noise: float
     doubt: float
-    scale: float
 
     @staticmethod
-    def of(score: Array, noise_hint: float | None) -> _Prior:
-        span = float(np.ptp(score))
-        # An exactly constant curve has no scale of its own; any tiny one then gives the same answer.
-        scale = span if span > 0 else max(abs(float(score[0])), 1.0) * 1e-9
+    def of(noise_hint: float | None) -> _Prior:
         if noise_hint is None:
-            return _Prior(float(np.log(0.03 * scale)), 1.5, scale)
-        return _Prior(float(np.log(np.clip(noise_hint, 1e-4 * scale, scale))), 0.8, scale)
+            return _Prior(float(np.log(0.03)), 1.5)
+        return _Prior(float(np.log(np.clip(noise_hint, 1e-4, 1.0))), 0.8)
 
 
 @dataclass(frozen=True)
@@ -133,12 +135,12 @@ def _posterior(rho: Array, score: Array, shapes: _Shapes, prior: _Prior) -> _Pos
     log_noise = prior.log_noise + prior.doubt * np.linspace(-2.5, 3.0, NUM_NOISES)
     variance = np.exp(2 * log_noise)
     h = fall(rho[None, :], float(rho[0]), shapes.bend[:, None], shapes.speed[:, None])
-    mean_h, deviation = h.mean(axis=1), score - score.mean()
+    mean_h = h.mean(axis=1)
     centred = h - mean_h[:, None]
-    precision = np.sum(centred**2, axis=1)[:, None] / variance + (10.0 * prior.scale) ** -2
-    mean_rise = (-centred @ deviation)[:, None] / variance / precision
+    precision = np.sum(centred**2, axis=1)[:, None] / variance + WIDEST_RISE**-2
+    mean_rise = (-centred @ score)[:, None] / variance / precision
     sd_rise = precision**-0.5
-    misfit = np.sum(deviation**2) / variance - mean_rise**2 * precision
+    misfit = np.sum(score**2) / variance - mean_rise**2 * precision
     log_weight = (
         shapes.log_prior[:, None]
         - 0.5 * ((log_noise - prior.log_noise) / prior.doubt) ** 2
@@ -150,23 +152,26 @@ def _posterior(rho: Array, score: Array, shapes: _Shapes, prior: _Prior) -> _Pos
     return _Posterior(shapes, log_noise, np.exp(log_weight - log_weight.max()), mean_h, mean_rise, sd_rise)
 
 
-def _draw(lowest: float, num: int, mean_score: float, posterior: _Posterior) -> Curves:
+def _draw(lowest: float, num: int, mean_score: float, unit: float, posterior: _Posterior) -> Curves:
     weight = posterior.weight
     shape, level = np.unravel_index(_systematic(weight.ravel()), weight.shape)
     mean, sd = posterior.mean_rise[shape, level], posterior.sd_rise[shape, level]
     u_rise, u_top, u_offset = _even_points()
-    # rise: its normal cut off below zero, by inversion; top: normal around what the points say given that rise.
-    # Counted from the far side, so that nothing is lost where nearly all of the normal lies below zero.
-    rise = np.maximum(mean - sd * ndtri((1.0 - u_rise) * ndtr(mean / sd)), 0.0)
+    # rise: its normal cut off below zero, by inversion (falling points leave only the far tail, an exponential);
+    # top: normal around what the points say given that rise.
+    z = mean / sd
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rise = np.where(z > -8.0, mean - sd * ndtri((1.0 - u_rise) * ndtr(z)), -sd * np.log1p(-u_rise) / np.abs(z))
+    rise = np.maximum(rise, 0.0)
     noise = np.exp(posterior.log_noise[level])
-    top = mean_score + rise * posterior.mean_h[shape] + noise / np.sqrt(num) * ndtri(u_top)
+    top = rise * posterior.mean_h[shape] + noise / np.sqrt(num) * ndtri(u_top)
     return Curves(
         lowest=lowest,
         bend=posterior.shapes.bend[shape],
         speed=posterior.shapes.speed[shape],
-        top=top,
-        rise=rise,
-        noise=noise,
+        top=mean_score + unit * top,
+        rise=unit * rise,
+        noise=unit * noise,
         offset=ndtri(u_offset),
     )
 

@@ -109,11 +109,11 @@ def _weigh(
     joined = fit_curves([*(point.density for point in points), 1.0], [*scores, reference.score], noise_hint=noise_hint)
     gap = reference.score - apart.top
 
-    def foretold(variance: Array) -> float:
-        return float(np.mean(np.exp(-0.5 * gap**2 / variance) / np.sqrt(variance)))
+    def foretold(spread: Array) -> float:
+        return float(np.mean(np.exp(-0.5 * (gap / spread) ** 2) / spread))
 
-    as_end = foretold(apart.noise**2)
-    as_apart = foretold(apart.noise**2 + (0.5 * float(np.ptp(scores))) ** 2)
+    as_end = foretold(apart.noise)
+    as_apart = foretold(np.hypot(apart.noise, 0.5 * float(np.ptp(scores))))
     share = as_end / (as_end + as_apart) if as_end > 0 else 0.0
     num_joined = round(share * len(gap))
     curves = joined.thin(num_joined) + apart.thin(len(gap) - num_joined)

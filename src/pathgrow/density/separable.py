@@ -94,17 +94,18 @@ def profile_interval(
     """
     if not 0.0 < confidence < 1.0:
         raise UserError(f"got confidence {confidence:g}: give a number between 0 and 1, such as 0.9")
+    if num_free < 1:
+        return 0.0, math.inf  # as many parameters as points: nothing is left to show how wrong they are
     if least <= exact:
         return best, best
-    if num_free < 1:
-        return 0.0, math.inf
     allowed = least * (1.0 + float(student_t.ppf(0.5 + confidence / 2, num_free)) ** 2 / num_free)
 
     def excess(log_value: float) -> float:
         return residual_at(math.exp(log_value)) - allowed
 
     low, high = 0.0, math.inf
-    centre, left, right = (math.log(x) for x in (best, *edges))
+    centre = math.log(best)
+    left, right = min(math.log(edges[0]), centre), max(math.log(edges[1]), centre)
     if excess(left) > 0:
         low = math.exp(brentq(excess, left, centre, xtol=1e-10))
     if excess(right) > 0:

@@ -1,0 +1,287 @@
+"""Rules by name, and what each says at the turning points of a discovery."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from pathgrow.density import rules
+from pathgrow.density.curve import Answer, Curve, Grow, Point, Probe, Reference, Stop
+from pathgrow.density.probe import ProbeRule
+from pathgrow.density.summary import fit_band, hand_back
+from pathgrow.errors import UserError
+
+# Not quite noise: the same small wiggle every time.
+WIGGLE = [0.3, -0.8, 0.5, 0.9, -0.4, -0.6, 0.7, -0.2, 0.1, -0.9, 0.8, -0.3, 0.2, -0.5, 0.6, -0.7, 0.4, -0.1]
+
+
+def rough(densities: Sequence[float], score: Callable[[float], float], wiggle: float = 5e-4) -> tuple[Point, ...]:
+    return tuple(
+        Point(round=k, density=x, epochs=20 + 4 * k, score=score(x) + wiggle * WIGGLE[k % len(WIGGLE)])
+        for k, x in enumerate(densities)
+    )
+
+
+def ladder(start: float = 0.03, gamma: float = 0.25) -> list[float]:
+    densities = [start]
+    while densities[-1] < 1.0:
+        densities.append(min(densities[-1] * (1 + gamma), 1.0))
+    return densities
+
+
+def saturating(rate: float) -> Callable[[float], float]:
+    return lambda x: 0.5 + 0.4 * (1 - math.exp(-rate * x))
+
+
+def grown(
+    score: Callable[[float], float],
+    *,
+    gamma: float = 0.25,
+    reference: Reference | None = None,
+    rule: ProbeRule | None = None,
+    ceiling: float = 1.0,
+) -> tuple[Curve, Stop, Answer]:
+    """Follow the probe rule on a curve with next to no noise."""
+    rule = rule or ProbeRule()
+    visited = [point for point in rough(ladder(gamma=gamma), score) if point.density <= ceiling]
+    probes: list[Point] = []
+    seen = 1
+    for _ in range(200):
+        curve = Curve(
+            rough=tuple(visited[:seen]),
+            probes=tuple(probes),
+            reference=reference,
+            ceiling=ceiling,
+            at_ceiling=seen == len(visited),
+        )
+        match rule.decide(curve):
+            case Stop() as verdict:
+                return curve, verdict, rule.answer(curve)
+            case Probe(round=k):
+                assert k not in {probe.round for probe in probes}
+                wiggle = 5e-4 * WIGGLE[(k + 5) % len(WIGGLE)]
+                probes.append(dataclasses.replace(visited[k], epochs=80, score=score(visited[k].density) + wiggle))
+            case Grow():
+                seen += 1
+    raise AssertionError("the rule does not come to an end")
+
+
+def test_names_and_options() -> None:
+    assert rules.names() == ["probe", "exponential", "logistic", "trajectory"]
+    for name in rules.names():
+        assert rules.create(name, delta=0.02).name == name
+    assert rules.create("probe", max_probes=6) == ProbeRule(max_probes=6)
+    with pytest.raises(UserError, match="unknown density rule 'prob': did you mean probe"):
+        rules.create("prob")
+    with pytest.raises(UserError, match="the rule 'trajectory' has no option 'max_probes': its options are beyond"):
+        rules.create("trajectory", max_probes=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("probe", {"delta": 0.0}),
+        ("probe", {"delta": math.nan}),
+        ("probe", {"max_probes": 2}),
+        ("probe", {"spacing": 1.0}),
+        ("probe", {"narrow": 0.9}),
+        ("exponential", {"level": 1.0}),
+        ("logistic", {"min_points": 3}),
+        ("trajectory", {"beyond": 0.5}),
+        ("trajectory", {"min_points": 2}),
+    ],
+)
+def test_options_out_of_range_end_with_a_sentence(name, options) -> None:
+    with pytest.raises(UserError, match="got"):
+        rules.create(name, **options)
+
+
+@pytest.mark.parametrize("name", ["exponential", "logistic"])
+def test_literal_rules_stop_at_the_first_density_past_their_estimate(name: str) -> None:
+    rule = rules.create(name)
+    points = rough(ladder(), saturating(10.0))
+    stops = []
+    for num in range(1, len(points) + 1):
+        curve = Curve(rough=points[:num])
+        verdict, answer = rule.decide(curve), rule.answer(curve)
+        stops.append(isinstance(verdict, Stop))
+        if num < 5:
+            assert answer.status == "open"
+            assert answer.density is None
+        if stops[-1]:
+            assert answer.density is not None
+            assert points[num - 2].density < answer.density <= points[num - 1].density
+            assert answer.density == answer.gain_density
+            assert answer.words.endswith(".")
+            break
+    assert stops[-1]
+    if name == "exponential":
+        assert answer.density == pytest.approx(math.log(20) / 10, rel=0.02)
+
+
+def test_the_literal_rule_says_when_there_is_no_saturation() -> None:
+    points = rough([0.1, 0.2, 0.4, 0.6, 0.8, 1.0], lambda x: x, wiggle=0.0)
+    rule = rules.create("exponential")
+    assert isinstance(rule.decide(Curve(rough=points)), Grow)
+    full = Curve(rough=points, at_ceiling=True)
+    assert isinstance(rule.decide(full), Stop)
+    assert rule.answer(full).status == "unreached"
+    assert rule.answer(full).density is None
+
+
+def test_trajectory_goes_on_to_twice_its_estimate() -> None:
+    rule = rules.create("trajectory")
+    points = rough(ladder(), saturating(12.0))
+    for num in range(1, len(points) + 1):
+        curve = Curve(rough=points[:num], can_probe=False, at_ceiling=num == len(points))
+        if isinstance(rule.decide(curve), Stop):
+            break
+    answer = rule.answer(curve)
+    assert answer.gain_density == pytest.approx(math.log(20) / 12, rel=0.05)
+    assert 2 * answer.gain_density <= curve.rough[-1].density <= 2.6 * answer.gain_density
+    assert answer.status == "found"
+    # The doubt of a factor of two stands on both ends.
+    low, high = answer.interval
+    assert low <= answer.density / 1.9
+    assert high >= min(answer.density * 1.9, 1.0)
+    assert "still in training" in answer.words
+
+
+def test_trajectory_does_not_hold_rough_networks_against_a_reference() -> None:
+    rule = rules.create("trajectory")
+    points = rough(ladder(), saturating(12.0))
+    apart = rule.answer(Curve(rough=points, can_probe=False, reference=Reference(score=0.95, kind="given")))
+    assert apart.reference.kind == "densest"
+    assert "No round came within 0.01 of the given dense score 0.95" in apart.words
+    # A rough network that is good enough already settles it.
+    met = rule.answer(Curve(rough=points, can_probe=False, reference=Reference(score=0.85, kind="given")))
+    assert met.reference.score == 0.85
+    assert met.density == pytest.approx(math.log(0.4 / 0.06) / 12, rel=0.05)
+
+
+def test_trajectory_says_flat() -> None:
+    rule = rules.create("trajectory")
+    curve = Curve(rough=rough(ladder()[:12], lambda x: 0.9), can_probe=False)
+    assert isinstance(rule.decide(curve), Stop)
+    assert rule.answer(curve).status == "flat"
+    assert rule.answer(curve).density is None
+
+
+def test_probe_refuses_a_loop_without_copies() -> None:
+    with pytest.raises(UserError, match="use the rule 'trajectory'"):
+        rules.create("probe").decide(Curve(rough=rough([0.03], saturating(10.0)), can_probe=False))
+
+
+@pytest.mark.parametrize("gamma", [0.1, 0.25, 0.5, 1.0])
+def test_coarse_probes_follow_ratios_of_density_not_rounds(gamma: float) -> None:
+    curve, _, answer = grown(saturating(10.0), gamma=gamma)
+    first = [probe.density for probe in curve.probes[:4]]
+    ratios = [b / a for a, b in itertools.pairwise(first)]
+    assert first[0] == curve.rough[0].density
+    assert all(1.9 <= ratio <= 1.9 * (1 + gamma) for ratio in ratios)
+    assert answer.density == pytest.approx(math.log(40) / 10, rel=0.1)
+
+
+@pytest.mark.parametrize("reference", [None, Reference(score=0.9, kind="given")])
+def test_probe_never_stops_before_both_answers_are_bracketed(reference: Reference | None) -> None:
+    for rate in (60.0, 20.0, 8.0):
+        curve, verdict, answer = grown(saturating(rate), reference=reference)
+        densest = max(probe.density for probe in curve.probes)
+        assert answer.status == "found"
+        assert curve.probes[0].density < answer.density < densest
+        assert answer.gain_density < densest
+        assert verdict.reason in answer.words
+
+
+def test_fast_saturation_with_a_reference_ends_growth_early() -> None:
+    curve, _, answer = grown(saturating(30.0), reference=Reference(score=0.9, kind="given"))
+    assert curve.rough[-1].density < 0.5
+    assert answer.reference.kind == "given"
+    assert "the given dense score 0.9" in answer.words
+
+
+def test_a_reference_out_of_reach_is_said_to_be() -> None:
+    curve, _, answer = grown(saturating(10.0), reference=Reference(score=0.95, kind="given"))
+    assert curve.at_ceiling
+    assert answer.status == "unreached"
+    assert answer.density is None
+    assert answer.interval is None
+    assert answer.gain_density == pytest.approx(0.2996, rel=0.05)
+    assert "No density up to 100% comes within 0.01 of the given dense score 0.95" in answer.words
+    assert hand_back(curve, answer).density == 1.0
+
+
+@pytest.mark.parametrize("reference", [None, Reference(score=0.9, kind="dense", epochs=80)])
+def test_a_flat_curve_is_said_to_be(reference: Reference | None) -> None:
+    curve, _, answer = grown(lambda x: 0.9, reference=reference)
+    assert answer.status == "flat"
+    assert answer.density is None
+    assert answer.interval == (0.0, curve.rough[0].density)
+    assert answer.gain_density is None
+    assert "no gain to take 95% of" in answer.words
+    assert hand_back(curve, answer).round == 0
+    # Nothing can be gained by growing on: the expensive half of the range is spared.
+    assert max(probe.density for probe in curve.probes) < 0.6
+
+
+def test_a_perfectly_constant_score_is_flat() -> None:
+    points = tuple(Point(round=k, density=x, epochs=80, score=0.9) for k, x in enumerate([0.03, 0.06, 0.12, 0.25, 0.5]))
+    answer = rules.create("probe").answer(Curve(rough=points, probes=points))
+    assert answer.status == "flat"
+
+
+def test_a_ceiling_below_the_answer_leaves_it_unreached() -> None:
+    curve, _, answer = grown(
+        saturating(3.0), reference=Reference(score=saturating(3.0)(1.0), kind="given"), ceiling=0.4
+    )
+    assert curve.at_ceiling
+    assert answer.status == "unreached"
+
+
+def test_a_small_budget_of_probes_is_spread_over_the_range() -> None:
+    curve, _, answer = grown(saturating(5.0), rule=ProbeRule(max_probes=5))
+    assert len(curve.probes) <= 5
+    assert max(probe.density for probe in curve.probes) == 1.0
+    assert answer.status == "found"
+
+
+def test_few_visited_densities_are_all_probed() -> None:
+    points = rough([0.5, 0.625, 0.78, 1.0], saturating(3.0))
+    rule = rules.create("probe")
+    probes: list[Point] = []
+    while isinstance(verdict := rule.decide(Curve(rough=points, probes=tuple(probes), at_ceiling=True)), Probe):
+        probes.append(points[verdict.round])
+    assert {probe.round for probe in probes} == {0, 1, 2, 3}
+    two = Curve(rough=points[-2:], probes=points[-2:], at_ceiling=True)
+    assert isinstance(rule.decide(two), Stop)
+    assert rule.answer(two).status == "open"
+
+
+def test_words_say_where_and_why_the_answers_part() -> None:
+    _, _, answer = grown(saturating(10.0), rule=ProbeRule(delta=0.1))
+    assert answer.density < 0.8 * answer.gain_density
+    assert "The gain answer comes later than the delta answer because they ask different things" in answer.words
+    _, _, agreed = grown(saturating(10.0), rule=ProbeRule(delta=0.02))
+    assert "ask different things" not in agreed.words
+
+
+def test_hand_back_takes_the_smallest_visited_density_no_smaller_than_the_answer() -> None:
+    curve, _, answer = grown(saturating(10.0), rule=ProbeRule(delta=0.1))
+    for by, wanted in (("delta", answer.density), ("gain", answer.gain_density)):
+        chosen = hand_back(curve, answer, by=by)
+        assert chosen.density >= wanted
+        assert all(point.density < wanted for point in curve.rough if point.density < chosen.density)
+
+
+def test_fit_band_holds_the_curve() -> None:
+    curve, _, _ = grown(saturating(10.0))
+    band = fit_band(curve)
+    assert set(band) == {"density", "score", "low", "high"}
+    for x, low, score, high in zip(band["density"], band["low"], band["score"], band["high"], strict=True):
+        assert low <= score <= high
+        assert score == pytest.approx(saturating(10.0)(x), abs=0.004)
+    assert fit_band(Curve(rough=curve.rough, probes=curve.probes[:3])) is None
