@@ -473,9 +473,7 @@ class TestState:
 def test_a_captured_step_stays_valid_while_masks_grow() -> None:
     """The hooks run once, at capture; what they record reads the masks that growth edits in place."""
     model = mlp().cuda()
-    optimizer = SGD(
-        model.parameters(), lr=torch.tensor(0.1, device="cuda"), momentum=0.9, weight_decay=1e-2, foreach=True
-    )
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-2, foreach=True)
     sparse = attach(model, optimizer, growing(), torch.zeros(1, 6, device="cuda"), stop=ALWAYS)
     x = torch.randn(64, 6, device="cuda")
 
