@@ -285,3 +285,14 @@ def test_fit_band_holds_the_curve() -> None:
         assert low <= score <= high
         assert score == pytest.approx(saturating(10.0)(x), abs=0.004)
     assert fit_band(Curve(rough=curve.rough, probes=curve.probes[:3])) is None
+
+
+@pytest.mark.parametrize("reference", [None, Reference(score=0.9, kind="dense", epochs=80)])
+def test_few_validation_examples_widen_the_interval(reference: Reference | None) -> None:
+    curve, _, sharp = grown(saturating(10.0), reference=reference)
+    widths = [math.log(sharp.interval[1] / sharp.interval[0])]
+    for num_val in (10_000, 300):
+        answer = ProbeRule().answer(dataclasses.replace(curve, num_val=num_val))
+        assert answer.density == pytest.approx(sharp.density, rel=0.03)
+        widths.append(math.log(answer.interval[1] / answer.interval[0]))
+    assert widths[0] < widths[1] < widths[2] / 1.5

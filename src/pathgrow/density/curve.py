@@ -40,6 +40,8 @@ class Curve:
     """Growth cannot go beyond this density."""
     can_probe: bool = True
     """False in a foreign loop: copies cannot be trained."""
+    num_val: int | None = None
+    """Validation examples, where the score is the share of them that are right: a few hundred blur the answer."""
     at_ceiling: bool = False
     """The trunk stands at the ceiling: `Grow` is no longer possible."""
 

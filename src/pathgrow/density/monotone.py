@@ -55,8 +55,7 @@ class Curves:
 
     def thin(self, num: int) -> Curves:
         """`num` of the curves, evenly chosen: they stand in the order of their shapes."""
-        chosen = (np.arange(num) * 2 + 1) * len(self.top) // max(2 * num, 1)
-        return Curves(lowest=self.lowest, **{name: getattr(self, name)[chosen] for name in _PER_CURVE})
+        return Curves(lowest=self.lowest, **{name: evenly(getattr(self, name), num) for name in _PER_CURVE})
 
     def __add__(self, other: Curves) -> Curves:
         """Both sets of curves, each curve as likely as any other."""
@@ -174,6 +173,11 @@ def _draw(lowest: float, num: int, mean_score: float, unit: float, posterior: _P
         noise=unit * noise,
         offset=ndtri(u_offset),
     )
+
+
+def evenly(values: Array, num: int) -> Array:
+    """`num` of the values at even distances."""
+    return values[(np.arange(num) * 2 + 1) * len(values) // max(2 * num, 1)]
 
 
 def fall(density: Array, lowest: float, bend: Array, speed: Array) -> Array:

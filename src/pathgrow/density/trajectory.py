@@ -96,10 +96,11 @@ class TrajectoryRule:
         hint = scatter(curve.rough)
         if curve.reference is not None:
             # A rough network that already comes within delta settles it: more training only helps.
-            reading = read_points(curve.rough, self.delta, _incomparable(curve.reference), noise_hint=hint)
+            reference = _incomparable(curve.reference)
+            reading = read_points(curve.rough, self.delta, reference, noise_hint=hint, num_val=curve.num_val)
             if reading is not None and reading.share_above < 0.5:
                 return reading
-        return read_points(curve.rough, self.delta, None, noise_hint=hint)
+        return read_points(curve.rough, self.delta, None, noise_hint=hint, num_val=curve.num_val)
 
     def _decide(self, curve: Curve, reading: Reading | None) -> Verdict:
         if curve.at_ceiling:
