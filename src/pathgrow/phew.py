@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -138,21 +139,19 @@ def _seed(
     target = marks.num_at(density)
     if target == marks.num:
         return Masks.full(model, marks.scope)
-    seeding = _Seeding(walker, marks, target, noise)
+    seeding = _Seeding(walker, marks, target, noise, model, example_input)
     seeding.add_walks()
     if not marks.num_on and not seeding.add_walks_that_fit():
         raise UserError(
             f"density {density:g} keeps {target} of {marks.num} weights, fewer than one path from input to output "
             "takes: ask for a higher density"
         )
-    while seeding.remaining and (
-        seeding.add_splices() or seeding.add_by_scores(model, example_input) or seeding.add_walks_that_fit()
-    ):
+    while seeding.remaining and (seeding.add_splices() or seeding.add_by_scores() or seeding.add_walks_that_fit()):
         pass
     masks = marks.masks()
     if seeding.remaining:
         warnings.warn(
-            f"only {marks.num_on} of the {target} weights asked for can lie on a path from input to output: "
+            f"only {marks.num_on} of the {target} weights asked for could be placed on paths from input to output: "
             f"the other {seeding.remaining} were drawn uniformly",
             stacklevel=3,
         )
@@ -203,6 +202,11 @@ class _Marks:
         """Mark what is selected."""
         self.add(np.flatnonzero(np.concatenate([flags.cpu().reshape(-1).numpy() for flags in selection.values()])))
 
+    def keep_only(self, flags: Mapping[str, Tensor]) -> None:
+        """Unmark everything else."""
+        self._on &= np.concatenate([flags[name].cpu().reshape(-1).numpy() for name in self.scope])
+        self.num_on = int(np.count_nonzero(self._on))
+
     def masks(self) -> Masks:
         """What is marked, with everything outside the scope kept."""
         kept = torch.from_numpy(self._on | ~self._switchable)
@@ -217,8 +221,11 @@ class _Marks:
 class _Seeding:
     """Marks weights until `target` are marked, in ways that leave every one of them on a path."""
 
-    def __init__(self, walker: Walker, marks: _Marks, target: int, noise: torch.Generator) -> None:
+    def __init__(
+        self, walker: Walker, marks: _Marks, target: int, noise: torch.Generator, model: nn.Module, example_input: Any
+    ) -> None:
         self.walker, self.marks, self.target, self.noise = walker, marks, target, noise
+        self.model, self.example_input = model, example_input
         self.turn = 0
         self.pool: Walks | None = None
         """Walks whose weights are all marked; not all of them, a few thousand are plenty to splice."""
@@ -241,7 +248,8 @@ class _Seeding:
             steps, per_walk = steps + num_steps, max(_PATIENCE, float(new.mean()))
             tired = new.sum() < _PATIENCE * num_steps and steps > min(_STEPS, _ROUNDS * self.marks.num)
             if tired or num_fit < len(new):
-                return
+                break
+        self._drop_off_path()
 
     def add_splices(self) -> int:
         """Single weights that join the head of one marked walk to the tail of another."""
@@ -274,13 +282,9 @@ class _Seeding:
         new = self.marks.is_new(numbers) & joined
         return pool.splice(heads[new], tails[new], layer, weights[new]), numbers[new]
 
-    def add_by_scores(self, model: nn.Module, example_input: Any) -> int:
+    def add_by_scores(self) -> int:
         """Single weights with a positive path score, in proportion to how often walks would come by."""
-        masks = self.marks.masks()
-        try:
-            on_a_path = {name: score > 0 for name, score in path_scores(model, example_input, masks).items()}
-        except UserError:  # a switchable layer of zeros carries no path weight: go by the wiring alone
-            on_a_path = self.walker.law.joinable(masks)
+        masks, on_a_path = self.marks.masks(), self._on_a_path()
         candidates = Masks.select(
             {name: flags & on_a_path[name].to(flags.device) for name, flags in masks.missing().items()},
             self.marks.scope,
@@ -309,7 +313,25 @@ class _Seeding:
                 new = np.unique(numbers[self.marks.is_new(numbers)])
                 if 0 < len(new) <= self.remaining:
                     self._keep(walks.take(slice(column, column + 1)), new)
+        self._drop_off_path()
         return before - self.remaining
+
+    def _on_a_path(self) -> dict[str, Tensor]:
+        """By parameter: positions, marked or not, that a path of kept weights runs through."""
+        masks = self.marks.masks()
+        try:
+            return {name: score > 0 for name, score in path_scores(self.model, self.example_input, masks).items()}
+        except UserError:  # no path at all
+            if self.walker.law.weighs_zeros:  # and none can be: go by the wiring alone
+                return self.walker.law.joinable(masks)
+            return {name: torch.zeros_like(kept) for name, kept in masks.items()}
+
+    def _drop_off_path(self) -> None:
+        """Where the reader lost positions from sight, walks may have left the map unseen: ask the path scores."""
+        if not self.walker.positions.exact:
+            on_a_path = self._on_a_path()
+            self.marks.keep_only({name: on_a_path[name] for name in self.marks.scope})
+            self.pool = None
 
     def _walk(self, num: int) -> Walks:
         """About `num` walks each way, at least a few, at most what memory allows."""

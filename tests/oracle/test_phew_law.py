@@ -1,7 +1,7 @@
 """Visit frequencies of the walkers against a plain loop that moves one walker through a hand-written net.
 
-The reference knows nothing of the wiring: every net is spelled out as a list of parts, positions are sets of tuples, and
-each step is drawn with `random.choices`. Both follow the same law, so their visit counts are two samples of one
+The reference knows nothing of the wiring: every net is spelled out as a list of parts, positions are sets of tuples,
+and each step is drawn with `random.choices`. Both follow the same law, so their visit counts are two samples of one
 distribution, layer by layer.
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 
@@ -24,7 +25,7 @@ from pathgrow.wiring import Axis, Hop, Layer, Space, Window, Wiring, read
 def mlp(*widths: int, seed: int = 0) -> nn.Sequential:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return nn.Sequential(*(nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False)))
+        return nn.Sequential(*(nn.Linear(a, b) for a, b in itertools.pairwise(widths)))
 
 
 def num_off_path(model: nn.Module, example: object, masks: Masks) -> int:
@@ -196,7 +197,7 @@ def test_more_than_paths_can_hold_is_filled_up_with_a_warning() -> None:
     """Over a single pixel a padded 3x3 kernel has one live tap in nine."""
     net = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1), nn.Flatten(), nn.Linear(4, 2))
     example = torch.ones(1, 2, 1, 1)
-    with pytest.warns(UserWarning, match="only 24 of the 108 weights asked for can lie on a path"):
+    with pytest.warns(UserWarning, match="only 24 of the 108 weights asked for could be placed on paths"):
         masks = phew(net, example, 0.5)
     assert masks.num_on == 108
     with warnings.catch_warnings():

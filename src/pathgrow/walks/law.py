@@ -56,7 +56,8 @@ class Law:
         self._identity_shortcuts = identity_shortcuts
         self._hop_number = {hop: number for number, hop in enumerate(wiring.hops)}
         self._live = {layer.index: live_kernel(layer).reshape(-1) for layer in wiring.layers}
-        self._weights = _weights(wiring, model)
+        self._weights, self.weighs_zeros = _weights(wiring, model)
+        """Magnitudes are taken of these; the flag tells whether some layer holds nothing but zeros."""
         self._sums: dict[int, Tensor] = {}
         self._tables: dict[tuple[int, bool], Floats] = {}
         self._forks: dict[tuple[int, bool], Fork] = {}
@@ -234,6 +235,7 @@ class Law:
             # Zeros cut every path: walk on the bare wiring, as if all weights were alike.
             self._weights = {layer.index: _ones(layer) for layer in self.wiring.layers}
             self._sums.clear()
+            self.weighs_zeros = True
             found = alive_units(self.wiring)
         if not any(found[space][units].any() for space, units in self.wiring.outputs):
             raise UserError("no path leads from the model's input to its output: check that example_input is complete")
@@ -268,9 +270,10 @@ def _cumulative(shares: Tensor) -> Floats:
     return table
 
 
-def _weights(wiring: Wiring, model: nn.Module) -> dict[int, Tensor]:
+def _weights(wiring: Wiring, model: nn.Module) -> tuple[dict[int, Tensor], bool]:
+    """Weights by layer index, ones for layers of zeros, and whether there are such layers."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    found = {}
+    found, has_zeros = {}, False
     for layer in wiring.layers:
         if layer.name is None:  # a computed weight: its values are not part of the wiring
             found[layer.index] = _ones(layer)
@@ -280,8 +283,10 @@ def _weights(wiring: Wiring, model: nn.Module) -> dict[int, Tensor]:
         low, high = map(float, weight.aminmax())
         if not math.isfinite(high - low):
             raise UserError(f"{layer.name} holds NaN or infinite values: walks need finite weights")
-        found[layer.index] = weight if low < 0 or high > 0 else _ones(layer)
-    return found
+        empty = low == 0 == high
+        found[layer.index] = _ones(layer) if empty else weight
+        has_zeros |= empty
+    return found, has_zeros
 
 
 def _ones(layer: Layer) -> Tensor:

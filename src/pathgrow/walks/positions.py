@@ -26,19 +26,29 @@ class Positions:
 
     def __init__(self, wiring: Wiring) -> None:
         self._shape_of_taps = {layer.index: layer.shape[2:] for layer in wiring.layers}
-        self.grid: dict[int, Grid] = {}
-        """Per space: the size of the map, as far as it is known."""
         self._unfolds: dict[Hop, _Unfold] = {}
+        self.grid: dict[int, Grid | None] = {}
+        """Per space: the size of the map. None: that of the raw input, whatever it is; (): not tracked."""
+        self.exact = True
+        """Whether no window reads positions that were lost from sight before it."""
         for space in wiring.spaces:
-            arriving = [self._grid_after(hop) for hop in wiring.hops_into[space.id]]
-            if (layer := wiring.layer_into.get(space.id)) is not None:
-                arriving.append(tuple(axis.size_out for axis in layer.window.axes))
-            agree = arriving and all(grid == arriving[0] for grid in arriving)
-            self.grid[space.id] = arriving[0] if agree else ()
+            layer = wiring.layer_into.get(space.id)
+            grids = [self._grid_after(hop) for hop in wiring.hops_into[space.id]]
+            if layer is not None:
+                grids.append(self._grid_behind(layer))
+            known = {grid for grid in grids if grid is not None}
+            self.grid[space.id] = (known.pop() if len(known) == 1 else ()) if known else None
+        self._from_input = self._possible(wiring, forward=True)
+        self._to_output = self._possible(wiring, forward=False)
+
+    def keeps_on(self, space: int, sets: Sets, *, forward: bool) -> Sets:
+        """Without the positions from which no path leads on to the walk's far end, whichever taps it takes."""
+        far = (self._to_output if forward else self._from_input)[space]
+        return tuple(here & there for here, there in zip(sets, far, strict=True)) if far else sets
 
     def everywhere(self, space: int, num_walkers: int) -> Sets:
         """Every position of a space."""
-        return tuple(np.ones((num_walkers, size), dtype=bool) for size in self.grid[space])
+        return tuple(np.ones((num_walkers, size), dtype=bool) for size in self.grid[space] or ())
 
     def along_layer(self, layer: Layer, sets: Sets, taps: Units, *, forward: bool) -> Sets:
         """Through one tap of a layer's kernel; `taps` are flat within the kernel."""
@@ -60,24 +70,56 @@ class Positions:
             sets = _moved(window, sets, None, len(targets), forward=False)
         return sets
 
-    def _grid_after(self, hop: Hop) -> Grid:
+    def _possible(self, wiring: Wiring, *, forward: bool) -> dict[int, Sets]:
+        """Per space: positions that a path from this end can come to; () where it can come to all."""
+        found: dict[int, Sets] = {}
+        for space in wiring.spaces if forward else reversed(wiring.spaces):
+            arriving = []
+            for hop in wiring.hops_into[space.id] if forward else wiring.hops_from[space.id]:
+                sets = found[hop.source if forward else hop.target]
+                trail = self._unfolds[hop].trail if hop in self._unfolds else hop.trail
+                for window in trail if forward else reversed(trail):
+                    sets = _moved(window, sets, None, 1, forward=forward)
+                arriving.append(() if hop in self._unfolds and forward else sets)
+            layer = (wiring.layer_into if forward else wiring.layer_from).get(space.id)
+            if layer is not None:
+                near = found[layer.source if forward else layer.target]
+                arriving.append(_moved(layer.window, near, None, 1, forward=forward))
+            grid = self.grid[space.id]
+            known = arriving and grid and all(tuple(axis.shape[1] for axis in sets) == grid for sets in arriving)
+            union = tuple(np.logical_or.reduce(axes) for axes in zip(*arriving, strict=True)) if known else ()
+            found[space.id] = () if all(bool(axis.all()) for axis in union) else union
+        return found
+
+    def _grid_behind(self, layer: Layer) -> Grid:
+        axes = layer.window.axes
+        if axes and self.grid[layer.source] == () and any(axis.size_in > 1 for axis in axes):
+            self.exact = False
+        return tuple(axis.size_out for axis in axes)
+
+    def _grid_after(self, hop: Hop) -> Grid | None:
         """The map on which a hop arrives; notes on the way whether the hop unfolds it."""
         trail = hop.trail
         while trail and not trail[-1].axes:
             trail = trail[:-1]
         grid = tuple(axis.size_out for axis in trail[-1].axes) if trail else self.grid[hop.source]
-        if hop.pairs is None:
-            return grid if trail == hop.trail else ()
-        source, target = hop.pairs
-        copies = np.bincount(source)
-        if (copies[copies > 0] == 1).all():
-            return grid if trail == hop.trail else ()
-        if grid and (copies[copies > 0] == prod(grid)).all() and len(np.unique(target)) == len(target):
-            order = np.lexsort((target, source))
-            place = np.zeros(int(target.max()) + 1, dtype=np.int64)
-            place[target[order]] = np.arange(len(order)) % prod(grid)
-            self._unfolds[hop] = _Unfold(grid, place, trail)
-        return ()
+        lost = self.grid[hop.source] == () or any(not window.axes for window in trail)
+        if lost and any(axis.size_in > 1 for window in trail for axis in window.axes):
+            self.exact = False
+        if hop.pairs is not None:
+            source, target = hop.pairs
+            copies = np.bincount(source)
+            copies = copies[copies > 0]
+            if (copies > 1).any() and grid is not None:
+                if grid and (copies == prod(grid)).all() and len(np.unique(target)) == len(target):
+                    order = np.lexsort((target, source))
+                    place = np.zeros(int(target.max()) + 1, dtype=np.int64)
+                    place[target[order]] = np.arange(len(order)) % prod(grid)
+                    self._unfolds[hop] = _Unfold(grid, place, trail)
+                else:
+                    self.exact = False
+                return ()
+        return grid if trail == hop.trail else ()
 
 
 @dataclass(frozen=True, eq=False)

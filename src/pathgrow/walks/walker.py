@@ -98,7 +98,8 @@ class Walker:
 
     def real(self, walks: Walks) -> Flags:
         """Which walks have a position to be at, all the way from input to output."""
-        wiring, good, sets = self.law.wiring, np.ones(walks.num, dtype=bool), _Sets(self.positions, walks.num)
+        wiring, good = self.law.wiring, np.ones(walks.num, dtype=bool)
+        sets = _Sets(self.positions, walks.num, forward=True)
         for space in wiring.spaces:
             here = np.flatnonzero((walks.units[space.id] >= 0) & good)
             if (layer := wiring.layer_from.get(space.id)) is not None:
@@ -140,7 +141,7 @@ class _Step:
         self.law, self.positions = walker.law, walker.positions
         self.walks, self.generator, self.forward = walks, generator, forward
         self.finished = np.zeros(walks.num, dtype=bool)
-        self.sets = _Sets(walker.positions, walks.num)
+        self.sets = _Sets(walker.positions, walks.num, forward)
 
     def layer(self, layer: Layer, here: Units) -> Flags:
         start, end = (layer.source, layer.target) if self.forward else (layer.target, layer.source)
@@ -182,8 +183,8 @@ class _Step:
 class _Sets:
     """Where on the map the walkers of a sweep can be, for the spaces they stand at."""
 
-    def __init__(self, positions: Positions, num: int) -> None:
-        self._positions, self._num = positions, num
+    def __init__(self, positions: Positions, num: int, forward: bool) -> None:
+        self._positions, self._num, self._forward = positions, num, forward
         self._held: dict[int, Sets] = {}
 
     def at(self, space: int, who: Units) -> Sets:
@@ -192,9 +193,10 @@ class _Sets:
 
     def put(self, space: int, who: Units, moved: Sets) -> Flags:
         """Hold the positions of walkers that come to a space; those left without any do not arrive."""
-        arrived = alive(moved, len(who))
         if tuple(axis.shape[1] for axis in moved) != self._positions.grid[space]:
-            return arrived  # not tracked from here on
+            return alive(moved, len(who))  # not tracked from here on
+        moved = self._positions.keeps_on(space, moved, forward=self._forward)
+        arrived = alive(moved, len(who))
         if space not in self._held:
             if len(who) == self._num:
                 self._held[space] = moved  # no copy: nobody else will come

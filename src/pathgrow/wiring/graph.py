@@ -43,6 +43,7 @@ class Window:
     axes: tuple[Axis, ...] = ()
     pool: bool = False
     transposed: bool = False
+    """The two sides change places: input `p` is read into output `p*stride + tap*dilation - padding`."""
 
 
 @dataclass(frozen=True, eq=False)

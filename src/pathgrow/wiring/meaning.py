@@ -269,6 +269,22 @@ def _shape(call: Call) -> Any:
 _COPYING: dict[str, Callable[..., Any]] = {"view": Tensor.reshape, "view_as": Tensor.reshape_as}
 
 
+def _pad(call: Call) -> Any:
+    """A border of constants around a map carries no path; it only shifts positions."""
+    x, pads = call.args[0], list(call.get(1, "pad"))
+    wire = _note(x)
+    spatial = max(x.ndim - 2, 0)
+    pads += [0] * (2 * spatial - len(pads))
+    on_map = spatial > 0 and len(pads) == 2 * spatial and all(size == 1 for size in wire.units.shape[2:])
+    if call.get(2, "mode", "constant") != "constant" or not on_map:
+        return _shape(call)
+    out = F.pad(x, pads)
+    before = pads[::2][::-1]  # given from the last axis on
+    sizes = zip(before, x.shape[2:], out.shape[2:], strict=True)
+    window = Window(tuple(Axis(1, 1, border, 1, i, o) for border, i, o in sizes), pool=True)
+    return put(out, replace(wire, trail=(*wire.trail, window)))
+
+
 def _cat(call: Call) -> Any:
     """Side by side; what is not followed (a class token) carries no path."""
     reader = call.reader
@@ -367,7 +383,10 @@ def _pool(call: Call) -> Any:
     power = call.reader.power
     if call.name.startswith("adaptive"):
         pooled = _POOLS[f"adaptive_avg_pool{axes}d"](x, call.get(1, "output_size"))
-        count, window = prod(x.shape[-axes:]) / prod(pooled.shape[-axes:]), Window()
+        sizes = list(zip(x.shape[-axes:], pooled.shape[-axes:], strict=True))
+        count, window = prod(i / o for i, o in sizes), Window()
+        if all(i % o == 0 for i, o in sizes) and any(o > 1 for _, o in sizes):
+            window = Window(tuple(Axis(i // o, i // o, 0, 1, i, o) for i, o in sizes), pool=True)
     else:
         kernel = _each(call.get(1, "kernel_size"), axes)
         stride = _each(call.get(2, "stride") or kernel, axes)
@@ -454,8 +473,9 @@ MEANING: dict[str, Callable[[Call], Any]] = {
         "view reshape flatten unflatten permute transpose swapaxes swapdims t squeeze unsqueeze expand expand_as view_as "
         "reshape_as repeat repeat_interleave tile chunk split split_with_sizes tensor_split unsafe_chunk unbind narrow "
         "select index_select getitem roll flip rot90 movedim moveaxis pixel_shuffle pixel_unshuffle channel_shuffle "
-        "unfold pad broadcast_to diagonal ravel get_T get_mT get_H get_mH",
+        "unfold broadcast_to diagonal ravel get_T get_mT get_H get_mH",
     ),
+    **_table(_pad, "pad"),
     **_table(_cat, "cat concat concatenate stack hstack vstack dstack"),
     **_table(_reduce, "mean sum amax amin max min maximum minimum median norm vector_norm var std logsumexp"),
     **_table(_var_mean, "var_mean std_mean"),

@@ -114,10 +114,15 @@ def _conv_transpose(
     def compute(x: Tensor, w: Tensor) -> Tensor:
         return convolve(x, back(w), None, stride, padding, output_padding, groups, dilation)
 
+    meta = torch.empty_like(turned.values, device="meta", dtype=x.dtype)
+    out_size = compute(torch.empty_like(x, device="meta"), meta).shape
+    each = [_each(value, axes) for value in (stride, padding, dilation)]
+    sizes = zip(kernel, *each, x.shape[-axes:], out_size[-axes:], strict=True)
+    window = Window(tuple(Axis(*size) for size in sizes), transposed=True)
     positions = int(torch.tensor(x.shape[-axes:]).prod())
     return reader.layer(
         x, turned, compute, kind="conv", unit_axis=x.ndim - axes - 1, groups=groups,
-        window=Window(transposed=True), positions=positions,
+        window=window, positions=positions,
     )  # fmt: skip
 
 
