@@ -10,6 +10,7 @@ takes one seed from the caller's generator and can therefore repeat its noise in
 
 from __future__ import annotations
 
+import itertools
 import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -32,7 +33,7 @@ Piece = tuple[Array, Array, Array]
 Pass = Callable[[], Iterator[Piece]]
 """Begins a pass over all candidates."""
 
-_PIECE = 1 << 16  # half a MiB of float64: the work of a pass stays in the cache
+_PIECE = 1 << 17  # one MiB of float64: the work of a pass stays in the cache
 _NUMPY_DTYPES = {torch.bool, torch.float16, torch.float32, torch.float64}  # bfloat16 and the float8 kinds are not
 
 
@@ -115,13 +116,13 @@ _MANTISSA = 52
 _ZERO_SCORE_EXPONENT = -1300  # float64 reaches down to 2**-1074
 _EXPONENT_SHIFT = 600  # centers the exponents that occur, -1300 to 1024, in the 12 bits there are
 _SMALLEST_NOISE = 2.0**-64  # noise has steps of about 2**-53; this lifts an exact zero and nothing else
-_ZERO_SCORE_KEYS = (1023 - 64 - _ZERO_SCORE_EXPONENT - _EXPONENT_SHIFT) << _MANTISSA
 
 # The top bits of a key number its bin, 32 bins to a factor of two. The logarithm of exponential noise has a density of
 # at most 1/e, so whatever the scores are no bin is expected to hold more than ln(33/32)/e = 1.1% of the candidates.
 _BIN_SHIFT = _MANTISSA - 5
 _LOWEST_BIN = -700 << 5
 _NUM_BINS = 2500 << 5
+_ZERO_SCORE_BIN = (1023 - 64 - _ZERO_SCORE_EXPONENT - _EXPONENT_SHIFT) << 5  # 1023: the exponent field of the number 1
 
 
 def _keys(scores: Array, noise: Array) -> Array:
@@ -131,20 +132,31 @@ def _keys(scores: Array, noise: Array) -> Array:
         zero = mantissa == 0
         mantissa[zero] = 0.5
         exponent[zero] = _ZERO_SCORE_EXPONENT
-    np.maximum(noise, _SMALLEST_NOISE, out=noise)
     noise /= mantissa
     keys: Array = noise.view(np.int64)
-    keys -= (exponent.astype(np.int64) + _EXPONENT_SHIFT) << _MANTISSA
+    exponents = exponent.astype(np.int64)
+    exponents += _EXPONENT_SHIFT
+    exponents <<= _MANTISSA
+    keys -= exponents
     return keys
 
 
 def _with_noise(pieces: Iterator[Piece], seed: Seed) -> Iterator[tuple[Piece, Array]]:
-    """Each piece with its noise, which a second thread draws while the piece before is worked on."""
+    """Each piece with its noise, which a second thread draws while the piece before is worked on.
+
+    Two buffers take turns, so an array of noise (and the keys made in its place) is valid for one step only.
+    """
     source = np.random.Generator(np.random.PCG64DXSM(seed))
+
+    def draw(buffer: Array) -> Array:
+        source.standard_exponential(out=buffer)
+        return np.maximum(buffer, _SMALLEST_NOISE, out=buffer)
+
+    buffers = itertools.cycle(np.empty((2, _PIECE)))
     with ThreadPoolExecutor(max_workers=1) as drawer:
         before: tuple[Piece, Future[Array]] | None = None
         for piece in pieces:
-            drawn = drawer.submit(source.standard_exponential, piece[2].size)
+            drawn = drawer.submit(draw, next(buffers)[: piece[2].size])
             if before is not None:
                 yield before[0], before[1].result()
             before = piece, drawn
@@ -163,22 +175,21 @@ def _smallest_keys_(pieces: Pass, count: int, seed: Seed) -> int:
         for (flags, places, values), noise in _with_noise(pieces(), seed):
             yield flags, places, _keys(values, noise)
 
-    num_positive = 0
     counts = np.zeros(_NUM_BINS, dtype=np.int64)
     for _, _, keys in keyed():
-        num_positive += int(np.count_nonzero(keys < _ZERO_SCORE_KEYS))
-        _count_in_(counts, (keys >> _BIN_SHIFT) - _LOWEST_BIN)
+        _count_in_(counts, keys >> _BIN_SHIFT, origin=_LOWEST_BIN)
+    num_positive = int(counts[: _ZERO_SCORE_BIN - _LOWEST_BIN].sum())
     if count == 0:
         return num_positive
 
     border, num_border = _border(counts, count)
+    first_key, last_key = ((border + _LOWEST_BIN) << _BIN_SHIFT), ((border + 1 + _LOWEST_BIN) << _BIN_SHIFT) - 1
     border_keys = np.empty(counts[border], dtype=np.int64)
     border_parts: list[tuple[Array, Array]] = []
     num_seen = 0
     for flags, places, keys in keyed():
-        bins = (keys >> _BIN_SHIFT) - _LOWEST_BIN
-        flags[places[bins < border]] = True
-        here = np.flatnonzero(bins == border)
+        flags[places[keys < first_key]] = True
+        here = np.flatnonzero((keys >= first_key) & (keys <= last_key))
         border_keys[num_seen : num_seen + here.size] = keys[here]
         border_parts.append((flags, places[here].astype(np.int32)))
         num_seen += here.size
@@ -227,10 +238,12 @@ def _beginning_with(ranked: Pass, prefix: int, shift: int) -> Iterator[Piece]:
             yield flags, places[here], ranks[here]
 
 
-def _count_in_(counts: Array, bins: Array) -> None:
+def _count_in_(counts: Array, bins: Array, origin: int = 0) -> None:
+    """Add the numbers of each bin to `counts`, which begins at bin `origin`. Writes over the bins."""
     lowest = int(bins.min())
-    here = np.bincount(bins - lowest)
-    counts[lowest : lowest + here.size] += here
+    bins -= lowest
+    here = np.bincount(bins)
+    counts[lowest - origin : lowest - origin + here.size] += here
 
 
 def _border(counts: Array, count: int) -> tuple[int, int]:

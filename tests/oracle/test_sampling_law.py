@@ -95,10 +95,12 @@ def test_class_counts_follow_sequential_sampling_in_a_larger_urn() -> None:
 
 
 def keys_of(scores: np.ndarray, seed: int) -> np.ndarray:
-    """All keys at once, as the sampler itself computes them piece by piece."""
-    whole = (np.zeros(0), np.zeros(0), scores)
-    [(_, noise)] = sampling._with_noise(iter([whole]), [seed])
-    return sampling._keys(scores, noise)
+    """All keys in one array, as the sampler computes them piece by piece."""
+    none = np.zeros(0)
+    pieces = ((none, none, scores[start : start + sampling._PIECE]) for start in range(0, scores.size, sampling._PIECE))
+    return np.concatenate(
+        [sampling._keys(s, noise).copy() for (_, _, s), noise in sampling._with_noise(pieces, [seed])]
+    )
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-300, 1e300, 5e-324 * 2**40])

@@ -131,7 +131,7 @@ def test_the_generator_advances_by_the_same_amount_always(sampler: Sampler, seed
 @every_sampler
 def test_many_pieces(sampler: Sampler) -> None:
     """Several pieces of the real size, a border bin spread over all of them."""
-    shape = (3, 70_001)
+    shape = (3, 140_001)
     scores = {"w": torch.rand(shape, generator=generator(1)) ** 4, "v": torch.rand(5, generator=generator(2))}
     candidates = Masks.select({"w": torch.rand(shape, generator=generator(3)) < 0.7, "v": torch.ones(5) > 0})
     for count in (1, 30_000, candidates.num_on - 1, candidates.num_on):
@@ -142,7 +142,7 @@ def test_many_pieces(sampler: Sampler) -> None:
 
 def test_proportional_equals_sorting_all_keys() -> None:
     """The two passes select what one sort of every key would."""
-    num = 200_000
+    num = 300_000
     scores = torch.rand(num, generator=generator(1), dtype=torch.float64) ** 3
     candidates = Masks.select({"w": torch.ones(num, dtype=torch.bool)})
     used = generator(5)
