@@ -263,9 +263,7 @@ class Attached:
         if self.method.clock == "round":
             # Nobody needs dense gradients here, and whoever clips their norm must see those that count.
             handles += [
-                parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                    partial(_mask_gradient_, keep=self._keep[name])
-                )
+                parameter.register_post_accumulate_grad_hook(partial(_mask_gradient_, keep=self._keep[name]))
                 for name, parameter in self._parameters.items()
                 if parameter.requires_grad
             ]
