@@ -166,9 +166,12 @@ class ProbeRule:
         if not questions:
             return Stop(reason="the answers are bracketed by trained-out networks and their intervals are narrow")
         if len(curve.probes) >= self.max_probes:
-            return Stop(reason=f"all {self.max_probes} probes are spent; more of them would narrow the interval")
+            return Stop(reason=f"all {self.max_probes} probes are spent (more of them would narrow the interval)")
+        unprobed = _unprobed(curve)
+        if not unprobed:
+            return Stop(reason="growth cannot go on and every visited density has been probed")
         best, most = None, 0.0
-        for point in _unprobed(curve):
+        for point in unprobed:
             value = sum(
                 _explained(curves, np.log(np.clip(answer, reading.lowest / 2, 2 * curve.ceiling)), point.density)
                 for curves, answer in questions
