@@ -22,7 +22,7 @@ def unknown_name(kind: str, got: str, known: Iterable[str]) -> UserError:
     """An error for a name that is not in a table, with the nearest ones first.
 
     >>> str(unknown_name("model", "resnet23", ["mlp", "resnet20", "resnet32"]))
-    "unknown model 'resnet23': did you mean resnet20, resnet32? (known: mlp, resnet20, resnet32)"
+    "unknown model 'resnet23': did you mean resnet32, resnet20? (known: mlp, resnet20, resnet32)"
     """
     names = sorted(known)
     near = difflib.get_close_matches(got, names, n=3, cutoff=0.5)
