@@ -37,6 +37,10 @@ _PIECE = 1 << 17  # one MiB of float64: the work of a pass stays in the cache
 _NUMPY_DTYPES = {torch.bool, torch.float16, torch.float32, torch.float64}  # bfloat16 and the float8 kinds are not
 
 
+class ZeroScores(UserWarning):
+    """Fewer candidates have a positive score than were asked for."""
+
+
 def sample_proportional(
     scores: Mapping[str, Tensor], candidates: Masks, count: int, generator: torch.Generator
 ) -> Masks:
@@ -71,6 +75,7 @@ def sample_proportional(
         warnings.warn(
             f"{count} positions were asked for but only {num_positive} candidates have a positive score: "
             f"the other {count - num_positive} were drawn uniformly from those with score zero",
+            ZeroScores,
             stacklevel=2,
         )
     return _selection(result, candidates)

@@ -26,6 +26,8 @@ from pathgrow.errors import UserError
 
 SURE = 0.9
 """How likely a bracket has to hold before growth may end."""
+CAUTION = 0.6
+"""How likely the answer is dense enough: a network too sparse breaks the promise, one too dense costs a few weights."""
 ROOM = 1.5
 """How far beyond an answer the densest probe has to stand."""
 DRIFT = 1.15
@@ -47,7 +49,9 @@ class ProbeRule:
     spacing: float = 1.9
     """Ratio of densities between coarse probes: every third round at 25% growth."""
     narrow: float = 1.6
-    """An interval is narrow enough when its ends differ by this factor."""
+    """The delta answer's interval is narrow enough when its ends differ by this factor,"""
+    narrow_gain: float = 2.5
+    """and the gain answer's, which chooses no network, by this one."""
     name: str = field(default="probe", init=False)
 
     def __post_init__(self) -> None:
@@ -56,8 +60,9 @@ class ProbeRule:
             raise UserError(f"got max_probes={self.max_probes}: the probe rule wants at least {MIN_POINTS}")
         if not self.spacing > 1.0:
             raise UserError(f"got spacing={self.spacing:g}: give a ratio of densities above 1, such as 1.9")
-        if not self.narrow > 1.0:
-            raise UserError(f"got narrow={self.narrow:g}: give a ratio of interval ends above 1, such as 1.6")
+        for name in ("narrow", "narrow_gain"):
+            if not getattr(self, name) > 1.0:
+                raise UserError(f"got {name}={getattr(self, name):g}: give a ratio of interval ends above 1, such as 1.6")
 
     def decide(self, curve: Curve) -> Verdict:
         """Grow, probe a visited round, or stop."""
@@ -124,7 +129,7 @@ class ProbeRule:
         here = curve.rough[-1].density
         densest = max((probe.density for probe in curve.probes), default=0.0)
         if reading is not None:
-            wanted = ROOM * max(_median(reading), reading.exponential.operating_density() if reading.has_gain else 0.0)
+            wanted = ROOM * max(_enough(reading), reading.exponential.operating_density() if reading.has_gain else 0.0)
             if here >= wanted > 1.2 * densest:
                 return True
         # A small budget of probes is spread over the whole range; two are kept for refinement.
@@ -144,7 +149,7 @@ class ProbeRule:
             and (curve.reference is None or _sure(reading.delta_density <= reading.lowest))
         ):
             return ""  # flat: denser networks have nothing to add
-        if not _sure(reading.delta_density <= densest) or ROOM * _median(reading) > densest:
+        if not _sure(reading.delta_density <= densest) or ROOM * _enough(reading) > densest:
             return f"the delta answer is not yet well below the densest probe ({top})"
         if reading.has_gain and (
             not _sure(reading.gain_density <= densest) or ROOM * reading.exponential.operating_density() > densest
@@ -159,9 +164,9 @@ class ProbeRule:
     def _refine(self, curve: Curve, reading: Reading) -> Verdict:
         """Probe where the two wide answers learn most for the price, as far as straight-line statistics can tell."""
         questions: list[tuple[Curves, Array]] = []
-        if self._is_wide(reading.delta_density, reading.lowest, curve.ceiling):
+        if _width(reading.delta_density, reading.lowest, curve.ceiling) > self.narrow:
             questions.append((reading.curves, reading.delta_density))
-        if reading.has_gain and self._is_wide(reading.gain_density, reading.lowest, curve.ceiling):
+        if reading.has_gain and _width(reading.gain_density, reading.lowest, curve.ceiling) > self.narrow_gain:
             questions.append((reading.exponentials, reading.gain_density))
         if not questions:
             return Stop(reason="the answers are bracketed by trained-out networks and their intervals are narrow")
@@ -176,23 +181,26 @@ class ProbeRule:
                 _explained(curves, np.log(np.clip(answer, reading.lowest / 2, 2 * curve.ceiling)), point.density)
                 for curves, answer in questions
             )
-            if value > WORTHWHILE and value / math.sqrt(point.density + BASE_PRICE) > most:
-                best, most = point, value / math.sqrt(point.density + BASE_PRICE)
+            if value > WORTHWHILE and value / (point.density + BASE_PRICE) > most:
+                best, most = point, value / (point.density + BASE_PRICE)
         if best is None:
             return Stop(reason="probes at the densities visited would hardly narrow the interval any more")
         return Probe(round=best.round, reason=f"density {words.density(best.density)} tells most about the answer now")
 
-    def _is_wide(self, answer: Array, lowest: float, ceiling: float) -> bool:
-        low, high = quantiles(answer, (LEVEL[0], LEVEL[-1]))
-        return min(high, ceiling) > self.narrow * max(low, lowest)
+
+def _width(answer: Array, lowest: float, ceiling: float) -> float:
+    """Ratio of the ends of an answer's 90% interval, within what can be observed."""
+    low, high = quantiles(answer, (LEVEL[0], LEVEL[-1]))
+    return min(high, ceiling) / max(low, lowest)
 
 
 def _sure(holds: NDArray[np.bool_]) -> bool:
     return float(np.mean(holds)) >= SURE
 
 
-def _median(reading: Reading) -> float:
-    return quantiles(reading.delta_density, (0.5,))[0]
+def _enough(reading: Reading) -> float:
+    """The delta answer, before it is asked whether it lies within what was observed."""
+    return quantiles(reading.delta_density, (CAUTION,))[0]
 
 
 def _unprobed(curve: Curve) -> list[Point]:
@@ -217,13 +225,14 @@ def _explained(curves: Curves, answer: Array, density: float) -> float:
 
 
 def _delta_answer(curve: Curve, reading: Reading) -> tuple[Status, float | None, tuple[float, float] | None]:
-    low, median, high = quantiles(reading.delta_density, LEVEL)
-    if reading.share_below > 0.5:
+    low, _, high = quantiles(reading.delta_density, LEVEL)
+    density = _enough(reading)
+    if density <= reading.lowest:
         return "flat", None, (0.0, min(max(high, reading.lowest), curve.ceiling))
-    if median > reading.densest.density:
+    if density > reading.densest.density:
         return ("unreached" if curve.at_ceiling else "open"), None, None
     # Beyond what was observed the ends are open, and the words say so; a number there would be invented.
-    return "found", median, (max(low, reading.lowest), min(high, curve.ceiling))
+    return "found", density, (max(low, reading.lowest), min(high, curve.ceiling))
 
 
 def _gain_answer(curve: Curve, reading: Reading) -> tuple[float | None, tuple[float, float] | None]:
