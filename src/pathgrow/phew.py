@@ -32,7 +32,7 @@ ISOLATED_SHARE = 0.05
 
 _CELLS = 2**22
 """Spaces times walkers that move in one sweep: bounds the memory of a batch."""
-_PATIENCE = 1 / 8
+_PATIENCE = 1 / 2
 """Walks go on while at least this share of their steps finds a new weight ..."""
 _STEPS = 2**21
 _ROUNDS = 4
