@@ -40,10 +40,8 @@ class Mean(nn.Module):
         return x.mean((2, 3))
 
 
-KINDS = [
-    "conv", "strided", "pointwise", "depthwise", "residual", "projected", "pool",
-    "transposed", "adaptive", "padded apart",  # of these the reader does not follow positions
-]  # fmt: skip
+KINDS = ["conv", "strided", "pointwise", "depthwise", "residual", "projected", "transposed"]
+KINDS += ["pool", "adaptive", "padded pool", "padded apart"]
 
 
 @st.composite
@@ -75,6 +73,9 @@ def nets(draw: st.DrawFn) -> tuple[nn.Module, Tensor]:
                 out = channels
             elif kind == "projected":
                 parts.append(Residual(channels, out, 2))
+            elif kind == "padded pool":
+                parts += [nn.ZeroPad2d(1), nn.AvgPool2d(3, stride=2)]
+                out = channels
             elif kind == "padded apart":
                 parts += [nn.ZeroPad2d(1), nn.Conv2d(channels, out, 3, bias=False)]
             elif kind == "transposed":

@@ -383,10 +383,10 @@ def _pool(call: Call) -> Any:
     power = call.reader.power
     if call.name.startswith("adaptive"):
         pooled = _POOLS[f"adaptive_avg_pool{axes}d"](x, call.get(1, "output_size"))
-        sizes = list(zip(x.shape[-axes:], pooled.shape[-axes:], strict=True))
-        count, window = prod(i / o for i, o in sizes), Window()
-        if all(i % o == 0 for i, o in sizes) and any(o > 1 for _, o in sizes):
-            window = Window(tuple(Axis(i // o, i // o, 0, 1, i, o) for i, o in sizes), pool=True)
+        maps = list(zip(x.shape[-axes:], pooled.shape[-axes:], strict=True))
+        count, window = prod(i / o for i, o in maps), Window()
+        if all(i % o == 0 for i, o in maps) and any(o > 1 for _, o in maps):
+            window = Window(tuple(Axis(i // o, i // o, 0, 1, i, o) for i, o in maps), pool=True)
     else:
         kernel = _each(call.get(1, "kernel_size"), axes)
         stride = _each(call.get(2, "stride") or kernel, axes)
