@@ -175,7 +175,8 @@ def truth(runs: Sequence[dict[str, Any]], num_resamples: int = 400) -> dict[str,
     rungs, gap = smoothed(runs)
     rng = np.random.default_rng(0)
     drawn = [
-        crossing(*smoothed([runs[i] for i in rng.integers(len(runs), size=len(runs))]), DELTA) for _ in range(num_resamples)
+        crossing(*smoothed([runs[i] for i in rng.integers(len(runs), size=len(runs))]), DELTA)
+        for _ in range(num_resamples)
     ]
     return {
         "density": crossing(rungs, gap, DELTA), "interval": [float(q) for q in np.quantile(drawn, (0.05, 0.95))],
@@ -249,11 +250,16 @@ def show(name: str, result: dict[str, Any]) -> None:
         print(f"   truth ({final} weights, {true['num_runs']} runs): {true['density']:.3f}  [{low:.3f}, {high:.3f}]")
         gaps = zip(true["rungs"], true["below_dense"], strict=True)
         print("      " + "  ".join(f"{100 * rung:.1f}%:{100 * gap:+.2f}" for rung, gap in gaps))
-    print(f"   {'reference':9} {'fold':>4} {'answer':>7} {'90% interval':>16} {'gain':>6} {'network':>8} {'test':>6} {'FLOPs':>6}")
+    print(
+        f"   {'reference':9} {'fold':>4} {'answer':>7} {'90% interval':>16} {'gain':>6} {'network':>8} {'test':>6} {'FLOPs':>6}"
+    )
     for kind, runs in result["discoveries"].items():
         for run in runs:
             interval = "-" if run["interval"] is None else "[{:.3f}, {:.3f}]".format(*run["interval"])
-            cells = [f"{run[key]:.3f}" if run[key] is not None else run["status"] for key in ("delta_density", "gain_density")]
+            cells = [
+                f"{run[key]:.3f}" if run[key] is not None else run["status"]
+                for key in ("delta_density", "gain_density")
+            ]
             print(
                 f"   {kind:9} {run['fold']:4d} {cells[0]:>7} {interval:>16} {cells[1]:>6} {run['density']:8.3f} "
                 f"{100 * run['test']:6.2f} {run['relative_flops']:6.2f}"
@@ -283,9 +289,7 @@ def main() -> None:
     }  # fmt: skip
     with ProcessPoolExecutor(given.jobs) as pool:
         for name in given.settings:
-            results["settings"][name] = measure(
-                SETTINGS[name], pool, given.folds, given.seeds, given.repeats
-            )
+            results["settings"][name] = measure(SETTINGS[name], pool, given.folds, given.seeds, given.repeats)
             show(name, results["settings"][name])
             if given.out is not None:
                 given.out.parent.mkdir(parents=True, exist_ok=True)

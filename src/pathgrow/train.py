@@ -108,7 +108,7 @@ def make_fit(split: Split, recipe: Recipe, on_epoch: Callable[[int, int, float],
                     group["lr"] = peak * recipe.rate(step, num_steps)
                 loss = _cross_entropy(model(images[batch]), labels[batch], recipe)
                 optimizer.zero_grad(set_to_none=True)
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
                 optimizer.step()
                 step += 1
             # Once an epoch: a check at every step would wait for the device each time.

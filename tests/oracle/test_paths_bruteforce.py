@@ -144,7 +144,9 @@ def test_convolution(stride: int, padding: int, groups: int) -> None:
     for c, y, x in itertools.product(*map(range, shape)):
         for o in range(2):
             graph.setdefault(("p", c, y, x), []).append((("y", o), ("6.weight", o * 2 + c), 1 / (shape[1] * shape[2])))
-    check(model, torch.randn(1, 2, 4, 3), graph, [("x", c, y, x) for c, y, x in itertools.product(*map(range, (2, 4, 3)))])
+    check(
+        model, torch.randn(1, 2, 4, 3), graph, [("x", c, y, x) for c, y, x in itertools.product(*map(range, (2, 4, 3)))]
+    )
 
 
 def test_max_pool_counts_as_average_and_flatten_keeps_positions() -> None:

@@ -62,7 +62,9 @@ class ProbeRule:
             raise UserError(f"got spacing={self.spacing:g}: give a ratio of densities above 1, such as 1.9")
         for name in ("narrow", "narrow_gain"):
             if not getattr(self, name) > 1.0:
-                raise UserError(f"got {name}={getattr(self, name):g}: give a ratio of interval ends above 1, such as 1.6")
+                raise UserError(
+                    f"got {name}={getattr(self, name):g}: give a ratio of interval ends above 1, such as 1.6"
+                )
 
     def decide(self, curve: Curve) -> Verdict:
         """Grow, probe a visited round, or stop."""

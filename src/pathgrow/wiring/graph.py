@@ -198,11 +198,11 @@ def _through(layer: Layer, flags: Flags, kernels: dict[int, Flags] | None, *, fo
 
 def live_taps(window: Window) -> tuple[Flags, ...]:
     """Per axis: taps that read at least one real position (a 3-wide kernel over one padded pixel has a single live tap)."""
-    found = []
+    found: list[Flags] = []
     for axis in window.axes:
         positions = np.arange(axis.size_out)[None, :] * axis.stride
         reads = positions + np.arange(axis.taps)[:, None] * axis.dilation - axis.padding
-        found.append(((reads >= 0) & (reads < axis.size_in)).any(axis=1))
+        found.append(np.asarray(((reads >= 0) & (reads < axis.size_in)).any(axis=1)))
     return tuple(found)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,12 +17,14 @@ OUTPUT_KEYS = ("logits", "last_hidden_state", "pooler_output")
 
 def one_sample(example_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The call's arguments, cut to the first sample. A tensor, a tuple of arguments, or a dict of keyword arguments."""
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
     if isinstance(example_input, Mapping):
-        args, kwargs = (), dict(example_input)
+        kwargs = dict(example_input)
     elif isinstance(example_input, (tuple, list)):
-        args, kwargs = tuple(example_input), {}
+        args = tuple(example_input)
     else:
-        args, kwargs = (example_input,), {}
+        args = (example_input,)
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     if not tensors:
         raise UserError(
@@ -68,7 +70,7 @@ def read_outputs(output: Any) -> list[Tensor]:
         for key in OUTPUT_KEYS:
             if isinstance(output.get(key), Tensor):
                 return [output[key]]
-    elif isinstance(output, Sequence) and not isinstance(output, Tensor) and len(output):
+    elif isinstance(output, (tuple, list)) and output:
         first = read_outputs(output[0])
         return first or [tensor for item in output[1:] for tensor in read_outputs(item)]
     return [tensor for tensor in tensors_in(output) if tensor.is_floating_point()]

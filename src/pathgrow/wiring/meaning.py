@@ -12,7 +12,7 @@ from math import prod
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import Tensor
 
 from pathgrow.errors import UserError
@@ -487,9 +487,24 @@ MEANING: dict[str, Callable[[Call], Any]] = {
     **_table(_interpolate, "interpolate upsample"),
     **{
         name: _layers(name)
-        for name in (
-            "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d matmul rmatmul mm bmm "
-            "addmm baddbmm einsum glu scaled_dot_product_attention multi_head_attention_forward"
-        ).split()
+        for name in [
+            "linear",
+            "conv1d",
+            "conv2d",
+            "conv3d",
+            "conv_transpose1d",
+            "conv_transpose2d",
+            "conv_transpose3d",
+            "matmul",
+            "rmatmul",
+            "mm",
+            "bmm",
+            "addmm",
+            "baddbmm",
+            "einsum",
+            "glu",
+            "scaled_dot_product_attention",
+            "multi_head_attention_forward",
+        ]
     },
 }

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import Tensor
 
 from pathgrow.errors import UserError
@@ -30,7 +30,7 @@ def _note(tensor: Tensor) -> Wire:
 # -- layers ---------------------------------------------------------------------------------------------------------
 
 
-def linear(reader: Reader, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002
+def linear(reader: Reader, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`y = x W^T`."""
     x = input
     if wire_of(weight) is not None:
@@ -51,7 +51,7 @@ def _linear_transposed(reader: Reader, x: Tensor, weight: Tensor) -> Tensor:
 def _conv(
     axes: int,
     reader: Reader,
-    input: Tensor,  # noqa: A002
+    input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
     stride: Any = 1,
@@ -77,13 +77,15 @@ def _conv(
     sizes = zip(kernel, stride, pads, dilation, x.shape[-axes:], out_size[-axes:], strict=True)
     window = Window(tuple(Axis(*size) for size in sizes))
     unit_axis = x.ndim - axes - 1
-    return reader.layer(x, reader.weight(weight), compute, kind="conv", unit_axis=unit_axis, groups=groups, window=window)
+    return reader.layer(
+        x, reader.weight(weight), compute, kind="conv", unit_axis=unit_axis, groups=groups, window=window
+    )
 
 
 def _conv_transpose(
     axes: int,
     reader: Reader,
-    input: Tensor,  # noqa: A002
+    input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
     stride: Any = 1,
@@ -154,13 +156,13 @@ def gated(reader: Reader, a: Tensor, b: Tensor) -> Tensor:
     return put(out, replace(wire, units=aligned(wire.units, len(shape))))
 
 
-def glu(reader: Reader, input: Tensor, dim: int = -1) -> Tensor:  # noqa: A002
+def glu(reader: Reader, input: Tensor, dim: int = -1) -> Tensor:
     """`a * sigmoid(b)`: the gate is open."""
     half: Tensor = reader.__torch_function__(torch.chunk, (), (input, 2, dim))[0]
     return half
 
 
-def matmul(reader: Reader, input: Any, other: Any) -> Tensor:  # noqa: A002
+def matmul(reader: Reader, input: Any, other: Any) -> Tensor:
     """A layer where one side is a weight; mixing where one side is a gate (attention) or a constant."""
     a, b = input, other
     wa, wb = wire_of(a), wire_of(b)
@@ -180,14 +182,14 @@ def matmul(reader: Reader, input: Any, other: Any) -> Tensor:  # noqa: A002
     return _mixed(reader, reader.coefficient(a), b)
 
 
-def rmatmul(reader: Reader, input: Any, other: Any) -> Tensor:  # noqa: A002
+def rmatmul(reader: Reader, input: Any, other: Any) -> Tensor:
     return matmul(reader, other, input)
 
 
 mm = bmm = matmul
 
 
-def addmm(reader: Reader, input: Any, mat1: Any, mat2: Any, **scales: Any) -> Tensor:  # noqa: A002
+def addmm(reader: Reader, input: Any, mat1: Any, mat2: Any, **scales: Any) -> Tensor:
     out = matmul(reader, mat1, mat2)
     return reader.join(out, input) if wire_of(input) is not None else out
 
@@ -204,7 +206,9 @@ def _mixed(reader: Reader, mixing: Tensor, values: Tensor) -> Tensor:
 
 def _activations_matmul(reader: Reader, a: Tensor, b: Tensor) -> Tensor:
     wa, wb = _note(a), _note(b)
-    reader.product_macs += a.shape[-1] * torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]).numel() * a.shape[-2] * b.shape[-1]
+    reader.product_macs += (
+        a.shape[-1] * torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]).numel() * a.shape[-2] * b.shape[-1]
+    )
     if wa.strength > wb.strength:
         reader.attention = True
         return _mixed(reader, torch.full_like(a, wa.gate**reader.power).detach(), b)

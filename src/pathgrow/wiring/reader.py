@@ -160,11 +160,11 @@ class Reader(TorchFunctionMode):
     ) -> Any:
         from pathgrow.wiring.meaning import constant, follow  # the tables need this class
 
-        args = current(tuple(args))
-        kwargs = current(kwargs or {})
-        if any(wire_of(value) is not None for value in _leaves((args, kwargs))):
-            return follow(self, func, args, kwargs)
-        return constant(self, func, args, kwargs)
+        now: tuple[Any, ...] = current(tuple(args))
+        named: dict[str, Any] = current(kwargs or {})
+        if any(wire_of(value) is not None for value in _leaves((now, named))):
+            return follow(self, func, now, named)
+        return constant(self, func, now, named)
 
     # -- building the graph --------------------------------------------------------------------------------------
 
