@@ -86,9 +86,16 @@ def run_discovery(setting: Setting, fold: int, seed: int, evaluate_on: Sequence[
     recipe = recipe_for(setting.data)
     model = models.create(setting.model, dataset.classes, seed=seed, **setting.options)
     return discover(
-        model, make_optimizer(model, recipe), make_fit(dataset.train, recipe), make_evaluate(_images(dataset, evaluate_on)),
-        dataset.example_input(), budget=setting.budget, seed=seed, delta=DELTA, **options,
-    )  # fmt: skip
+        model,
+        make_optimizer(model, recipe),
+        make_fit(dataset.train, recipe),
+        make_evaluate(_images(dataset, evaluate_on)),
+        dataset.example_input(),
+        budget=setting.budget,
+        seed=seed,
+        delta=DELTA,
+        **options,
+    )
 
 
 def _images(dataset: Dataset, names: Sequence[str]) -> Split:
@@ -193,10 +200,11 @@ def summary(found: Sequence[dict[str, Any]], true: float, dense_test: Callable[[
     # A curve said to be flat puts its answer below the first density, one out of reach above the last.
     instead = {"flat": 0.0, "unreached": float("inf"), "open": float("inf")}
     answers = [instead[run["status"]] if run["delta_density"] is None else run["delta_density"] for run in found]
+    covers = [run["interval"] is not None and run["interval"][0] <= true <= run["interval"][1] for run in found]
     middle = median(answers)
     return {
         "median": middle, "factor": max(middle / true, true / middle) if 0 < middle < 2 else None,
-        "covered": sum(run["interval"] is not None and run["interval"][0] <= true <= run["interval"][1] for run in found),
+        "covered": sum(covers),
         "of": len(found), "test": mean(run["test"] for run in found),
         "dense_test": mean(dense_test(run["fold"]) for run in found),
         "relative_flops": mean(run["relative_flops"] for run in found),
@@ -250,9 +258,7 @@ def show(name: str, result: dict[str, Any]) -> None:
         print(f"   truth ({final} weights, {true['num_runs']} runs): {true['density']:.3f}  [{low:.3f}, {high:.3f}]")
         gaps = zip(true["rungs"], true["below_dense"], strict=True)
         print("      " + "  ".join(f"{100 * rung:.1f}%:{100 * gap:+.2f}" for rung, gap in gaps))
-    print(
-        f"   {'reference':9} {'fold':>4} {'answer':>7} {'90% interval':>16} {'gain':>6} {'network':>8} {'test':>6} {'FLOPs':>6}"
-    )
+    print("   reference fold  answer     90% interval   gain  network   test  FLOPs")
     for kind, runs in result["discoveries"].items():
         for run in runs:
             interval = "-" if run["interval"] is None else "[{:.3f}, {:.3f}]".format(*run["interval"])

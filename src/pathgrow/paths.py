@@ -142,7 +142,7 @@ def signals(
             cut = sorted({u.layer.name or "(computed)" for u in reading.uses if not bool(u.weight.detach().any())})
             where = f"these layers have no non-zero weight: {', '.join(cut[:4])}" if cut else "the masks cut every path"
             raise UserError(
-                f"no path with non-zero weights leads from input to output, so every path score would be zero; {where}: "
+                f"no path with non-zero weights leads from input to output, so all path scores would be zero; {where}: "
                 "start from denser masks or initialise these weights"
             )
     outputs = [use.output for use in reading.uses]

@@ -134,10 +134,8 @@ def connect_conv(
 def test_convolution(stride: int, padding: int, groups: int) -> None:
     first = nn.Conv2d(2, 4, 3, stride=stride, padding=padding)
     second = nn.Conv2d(4, 2, 2, padding=1, groups=groups)
-    model = sparsified(
-        nn.Sequential(first, nn.BatchNorm2d(4), nn.ReLU(), second, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 2)),
-        stride + padding, keep=0.5,
-    )  # fmt: skip
+    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 2))
+    model = sparsified(nn.Sequential(first, nn.BatchNorm2d(4), nn.ReLU(), second, *head), stride + padding, keep=0.5)
     graph: Graph = {}
     shape = connect_conv(graph, "0.weight", first.weight, (2, 4, 3), stride, padding, 1, "x", "h")
     shape = connect_conv(graph, "3.weight", second.weight, shape, 1, 1, groups, "h", "p")

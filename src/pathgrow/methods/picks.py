@@ -28,7 +28,7 @@ class ByScore:
 
     def __call__(self, net: Net, candidates: Masks, count: int, generator: torch.Generator) -> Masks:
         with warnings.catch_warnings():
-            # Near full density the last missing weights belong to units that no path reaches yet: nothing to tell anybody.
+            # Near full density the last missing weights belong to units that no path reaches yet: nothing to tell.
             warnings.simplefilter("ignore", sampling.ZeroScores)
             return self.sampler(self.score(net), candidates, count, generator)
 

@@ -168,7 +168,9 @@ class Law:
         unit, share = unit[kept], share[kept]
         total = np.bincount(unit, weights=share, minlength=size)
         inside = (np.cumsum(share) - (np.cumsum(total) - total)[unit]) / total[unit]
-        inside[np.append(unit[1:] != unit[:-1], True)] = 1.0  # rounding must leave no gap behind a unit's last way
+        last = np.ones(len(unit), dtype=bool)
+        last[:-1] = unit[1:] != unit[:-1]
+        inside[last] = 1.0  # rounding must leave no gap behind a unit's last way
         return Fork(unit + inside, number[kept].astype(np.int32), following[kept].astype(np.int32))
 
     # -- over all walks ------------------------------------------------------------------------------------------
@@ -189,8 +191,8 @@ class Law:
                     continue
                 fork = self.fork(space.id, forward=forward)
                 unit = np.ceil(fork.edges).astype(np.int64) - 1
-                share = np.diff(fork.edges, prepend=0.0)
-                share = np.where(np.append(True, unit[1:] != unit[:-1]), fork.edges - unit, share)
+                # Where the entry before belongs to another unit, the share begins at the unit's own edge.
+                share = fork.edges - np.maximum(unit, np.append(0.0, fork.edges)[:-1])
                 for number in np.unique(fork.hop[fork.hop != END]):
                     hop, way = self.wiring.hops[number], fork.hop == number
                     end = hop.target if forward else hop.source

@@ -23,7 +23,7 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Axis:
-    """Geometry of a kernel or pooling window along one spatial axis: output `p` reads `p*stride + tap*dilation - padding`."""
+    """A kernel or pooling window along one spatial axis: output `p` reads `p*stride + tap*dilation - padding`."""
 
     taps: int
     stride: int
@@ -37,7 +37,7 @@ class Axis:
 class Window:
     """One spatial step. `pool`: every tap is read; else a walk takes one tap, and that tap is a weight.
 
-    An empty `axes` means positions are mixed beyond tracking (attention, flattening): all of them may be alive afterwards.
+    Without `axes` positions are mixed beyond tracking (attention, flattening): all of them may be alive afterwards.
     """
 
     axes: tuple[Axis, ...] = ()
@@ -57,7 +57,7 @@ class Space:
 
 @dataclass(frozen=True, eq=False)
 class Hop:
-    """A weight-free connection. `pairs` None: unit `i` continues as unit `i`; else row arrays (source unit, target unit)."""
+    """A weight-free connection. `pairs` None: unit `i` goes on as unit `i`; else arrays of source and target units."""
 
     source: int
     target: int
@@ -148,7 +148,7 @@ class Wiring:
         return {layer.target: layer for layer in self.layers}
 
     def reached(self, kernels: dict[int, Flags] | None = None) -> dict[int, Flags]:
-        """Per space: units that a path from the input reaches. `kernels`: present `[out, in]` kernels by layer index."""
+        """Per space: units that a path from the input reaches. `kernels`: which `[out, in]` are there, by layer."""
         flags = {s.id: np.full(s.size, s.input) for s in self.spaces}
         for space in self.spaces:
             here = flags[space.id]
@@ -197,7 +197,7 @@ def _through(layer: Layer, flags: Flags, kernels: dict[int, Flags] | None, *, fo
 
 
 def live_taps(window: Window) -> tuple[Flags, ...]:
-    """Per axis: taps that read at least one real position (a 3-wide kernel over one padded pixel has a single live tap)."""
+    """Per axis: taps that read at least one real position (3 taps over one padded pixel: only the middle one)."""
     found: list[Flags] = []
     for axis in window.axes:
         positions = np.arange(axis.size_out)[None, :] * axis.stride

@@ -28,8 +28,8 @@ def one_sample(example_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     if not tensors:
         raise UserError(
-            f"example_input holds no tensor (got {type(example_input).__name__}): give one batch as the model takes it, "
-            "a tensor, a tuple of arguments or a dict of keyword arguments"
+            f"example_input holds no tensor (got {type(example_input).__name__}): give one batch as the model takes "
+            "it, a tensor, a tuple of arguments or a dict of keyword arguments"
         )
     if any(tensor.numel() == 0 for tensor in tensors):
         raise UserError("example_input is empty: give at least one sample")

@@ -1,9 +1,9 @@
 """The one reader of models: run a module once as a linear path network, and record how its weights are wired.
 
-`Reader` is a `TorchFunctionMode`: every torch function that the model calls on a followed activation is replaced by what
-it means for paths (`meaning.py`, `products.py`). Weights enter by their absolute value, nonlinearities and norms are the
-identity, attention mixes uniformly, additive constants vanish, gates are open. The same pass yields the wiring graph
-and, with gradients, the path signals; the model itself is never changed.
+`Reader` is a `TorchFunctionMode`: every torch function that the model calls on a followed activation is replaced by
+what it means for paths (`meaning.py`, `products.py`). Weights enter by their absolute value, nonlinearities and norms
+are the identity, attention mixes uniformly, additive constants vanish, gates are open. The same pass yields the wiring
+graph and, with gradients, the path signals; the model itself is never changed.
 """
 
 from __future__ import annotations
