@@ -273,7 +273,7 @@ def show(name: str, result: dict[str, Any]) -> None:
         for s in result["summary"][kind]:
             factor = "no answer" if s["factor"] is None else f"{s['factor']:.2f}x from the truth"
             print(
-                f"   {kind}, {s['of']} discoveries: median {s['median']:.3f}, {factor}; the interval covers the truth in "
+                f"   {kind}, {s['of']} discoveries: median {s['median']:.3f}, {factor}; the interval covers it in "
                 f"{s['covered']}; test {100 * s['test']:.2f} against {100 * s['dense_test']:.2f} dense; "
                 f"{s['relative_flops']:.2f} of the dense FLOPs"
             )
