@@ -283,3 +283,21 @@ class TestPositions:
                 (there,) = positions.along_layer(layer, (here,), np.array([tap]), forward=False)
                 assert set(np.flatnonzero(there)) == {a for a, b in links if b == end}
             assert bool(live_kernel(layer)[tap]) == bool(links)
+
+
+def test_a_branch_that_leads_nowhere_is_not_walked() -> None:
+    class Aside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.aside = nn.Linear(4, 6), nn.Linear(6, 2), nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.a(x)
+            self.aside(self.aside(x).relu())
+            return self.b(x)
+
+    model = Aside()
+    rates = Law(read(model, torch.ones(1, 4)), model).visit_rates()
+    names = [layer.name for layer in read(model, torch.ones(1, 4)).layers]
+    totals = dict(zip(names, (float(rate.sum()) for rate in rates.values()), strict=True))
+    assert totals == {"a.weight": pytest.approx(2), "b.weight": pytest.approx(2), "aside.weight": 0}
