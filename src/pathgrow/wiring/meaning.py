@@ -450,8 +450,9 @@ MEANING: dict[str, Callable[[Call], Any]] = {
         _pass,
         "layer_norm group_norm instance_norm rms_norm local_response_norm normalize native_layer_norm dropout "
         "dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout feature_dropout to float double half "
-        "bfloat16 type type_as cpu cuda contiguous detach requires_grad neg rneg negative positive pos abs absolute square sqrt exp "
-        "expm1 log log1p log2 pow masked_fill nan_to_num fill_diagonal log_softmax clone get_data",
+        "bfloat16 type type_as cpu cuda contiguous detach requires_grad neg rneg negative positive pos abs "
+        "absolute square sqrt exp expm1 log log1p log2 pow masked_fill nan_to_num fill_diagonal log_softmax clone "
+        "get_data",
     ),
     **_table(
         _as(ACTIVATED),
@@ -472,8 +473,8 @@ MEANING: dict[str, Callable[[Call], Any]] = {
         _shape,
         "view reshape flatten unflatten permute transpose swapaxes swapdims t squeeze unsqueeze expand expand_as "
         "view_as reshape_as repeat repeat_interleave tile chunk split split_with_sizes tensor_split unsafe_chunk "
-        "unbind narrow select index_select getitem roll flip rot90 movedim moveaxis pixel_shuffle pixel_unshuffle channel_shuffle "
-        "unfold broadcast_to diagonal ravel get_T get_mT get_H get_mH",
+        "unbind narrow select index_select getitem roll flip rot90 movedim moveaxis pixel_shuffle pixel_unshuffle "
+        "channel_shuffle unfold broadcast_to diagonal ravel get_T get_mT get_H get_mH",
     ),
     **_table(_pad, "pad"),
     **_table(_cat, "cat concat concatenate stack hstack vstack dstack"),
