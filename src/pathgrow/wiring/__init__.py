@@ -31,11 +31,7 @@ def read(model: nn.Module, example_input: Any = None) -> Wiring:
     """
     if example_input is None:
         example_input = guess_example_input(model)
-    try:
-        return Reader(model, dtype=torch.float32, abstract=True).run(example_input).wiring
-    except (RuntimeError, NotImplementedError):
-        # The model looks at values on its way (an index, a mask): run it for real.
-        return Reader(model, dtype=torch.float32).run(example_input).wiring
+    return Reader(model, dtype=torch.float32).run(example_input).wiring
 
 
 __all__ = ["Axis", "Hop", "Layer", "Space", "Window", "Wiring", "guess_example_input", "live_taps", "read"]

@@ -122,7 +122,7 @@ def _embedded(reader: Reader, tokens: Tensor, weight: Tensor) -> Tensor:
     """Paths begin at the embedding; every token of the vocabulary counts equally, so no row decides alone."""
     reader.tokens_in = True
     mean = reader.coefficient(weight).mean(0)
-    if not reader.abstract and not bool(mean.any()):
+    if not bool(mean.any()):
         mean = torch.ones_like(mean)
     values = mean.expand(*tokens.shape, mean.shape[0]).contiguous()
     return reader.source(values, values.ndim - 1)

@@ -73,8 +73,16 @@ def _conv(
     def compute(x: Tensor, w: Tensor) -> Tensor:
         return convolve(x, w, None, stride, padding, dilation, groups)
 
-    out_size = compute(torch.empty_like(x, device="meta"), torch.empty_like(weight, device="meta", dtype=x.dtype)).shape
-    sizes = zip(kernel, stride, pads, dilation, x.shape[-axes:], out_size[-axes:], strict=True)
+    sizes_in = x.shape[-axes:]
+    sizes_out = (
+        sizes_in
+        if padding == "same"
+        else [
+            (size + 2 * p - d * (k - 1) - 1) // s + 1
+            for size, k, s, p, d in zip(sizes_in, kernel, stride, pads, dilation, strict=True)
+        ]
+    )
+    sizes = zip(kernel, stride, pads, dilation, sizes_in, sizes_out, strict=True)
     window = Window(tuple(Axis(*size) for size in sizes))
     unit_axis = x.ndim - axes - 1
     return reader.layer(
@@ -116,11 +124,12 @@ def _conv_transpose(
     def compute(x: Tensor, w: Tensor) -> Tensor:
         return convolve(x, back(w), None, stride, padding, output_padding, groups, dilation)
 
-    meta = torch.empty_like(turned.values, device="meta", dtype=x.dtype)
-    out_size = compute(torch.empty_like(x, device="meta"), meta).shape
-    each = [_each(value, axes) for value in (stride, padding, dilation)]
-    sizes = zip(kernel, *each, x.shape[-axes:], out_size[-axes:], strict=True)
-    window = Window(tuple(Axis(*size) for size in sizes), transposed=True)
+    each = [_each(value, axes) for value in (stride, padding, dilation, output_padding)]
+    axes_found = [
+        Axis(k, s, p, d, size, (size - 1) * s - 2 * p + d * (k - 1) + extra + 1)
+        for k, s, p, d, extra, size in zip(kernel, *each, x.shape[-axes:], strict=True)
+    ]
+    window = Window(tuple(axes_found), transposed=True)
     positions = int(torch.tensor(x.shape[-axes:]).prod())
     return reader.layer(
         x, turned, compute, kind="conv", unit_axis=x.ndim - axes - 1, groups=groups,
@@ -200,7 +209,11 @@ baddbmm = addmm
 def _mixed(reader: Reader, mixing: Tensor, values: Tensor) -> Tensor:
     """Positions mixed by fixed coefficients: `mixing @ values`."""
     wire = reader.reduced(_note(values).plain(), [values.ndim - 2])
-    out = mixing @ values
+    if reader.gradients:
+        out = mixing @ values
+    else:
+        batch = torch.broadcast_shapes(mixing.shape[:-2], values.shape[:-2])
+        out = reader.nothing((*batch, mixing.shape[-2], values.shape[-1]), values)
     return put(out, replace(wire, units=aligned(wire.units, out.ndim)))
 
 

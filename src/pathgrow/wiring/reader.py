@@ -74,7 +74,6 @@ class Reader(TorchFunctionMode):
         blocked: Mapping[int, Tensor] | None = None,
         opened: frozenset[int] = frozenset(),
         gradients: bool = False,
-        abstract: bool = False,
     ) -> None:
         super().__init__()
         self.model = model
@@ -86,9 +85,7 @@ class Reader(TorchFunctionMode):
         self.opened = opened
         """Layers whose all-zero weights count as ones (a zero-initialised head has no preference yet)."""
         self.gradients = gradients
-        """False: only the structure is wanted, values do not matter."""
-        self.abstract = abstract
-        """Follow shapes alone: activations live on the meta device and nothing is computed."""
+        """False: only the structure is wanted; layers are not computed, activations are zeros that take no memory."""
         example = next(model.parameters(), torch.zeros(()))
         self.device, self.model_dtype = example.device, example.dtype
         self.names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -149,8 +146,7 @@ class Reader(TorchFunctionMode):
             fresh = value.clone()
             setattr(fresh, TOKENS, True)
             return fresh
-        device = torch.device("meta") if self.abstract else value.device
-        ones = torch.ones(value.shape, dtype=self.dtype, device=device)
+        ones = torch.ones(value.shape, dtype=self.dtype, device=value.device)
         sequence = value.ndim == 3 and any(isinstance(module, nn.Conv1d) for module in self.model.modules())
         axis = 1 if value.ndim > 3 or sequence else value.ndim - 1
         return self.source(ones, axis)
@@ -259,7 +255,7 @@ class Reader(TorchFunctionMode):
 
     def coefficient(self, value: Tensor) -> Tensor:
         """A fixed factor as paths see it: its magnitude, squared in the squared network."""
-        magnitude = value.detach().to(dtype=self.dtype, device="meta" if self.abstract else value.device)
+        magnitude = value.detach().to(self.dtype)
         magnitude = magnitude.abs() if self.gradients else magnitude  # a reading for structure alone skips the work
         return magnitude if self.power == 1 else magnitude**self.power
 
@@ -280,8 +276,12 @@ class Reader(TorchFunctionMode):
         assert wire is not None
         index = len(self.uses)
         used = self._used_values(weight, index)
-        out = compute(x, used)
         num_in, num_out = used.shape[1] * groups, used.shape[0]
+        window = window or Window()
+        if self.gradients:
+            out = compute(x, used)
+        else:
+            out = self.nothing((*x.shape[:unit_axis], num_out, *(axis.size_out for axis in window.axes)), x)
         port = self.space(num_in, wire.space)
         self.hop(wire, port, along(num_in, unit_axis, x.ndim))
         target = self.space(num_out, port)
@@ -297,7 +297,7 @@ class Reader(TorchFunctionMode):
             target=target,
             shape=tuple(used.shape),
             groups=groups,
-            window=window or Window(),
+            window=window,
             positions=positions if positions is not None else out.numel() // num_out,
             where=weight.where,
         )
@@ -307,12 +307,16 @@ class Reader(TorchFunctionMode):
         self.uses.append(Use(layer, used, out, result, unit_axis % out.ndim))
         return self.same(out, result)
 
+    def nothing(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        """An activation of which only the shape is wanted."""
+        return torch.zeros((), dtype=self.dtype, device=like.device).expand(tuple(shape))
+
     def _used_values(self, weight: Weight, index: int) -> Tensor:
         values = self.coefficient(weight.values)
         if index in self.opened and not bool(values.any()):
             values = torch.ones_like(values)
         mask = self.masks.get(weight.name) if weight.name is not None else None
-        if mask is not None and not self.abstract:
+        if mask is not None:
             mask = mask if weight.where is None else mask.reshape(-1)[weight.where.to(mask.device)]
             values = values * mask.to(values.device)
         return values.requires_grad_(self.gradients)
