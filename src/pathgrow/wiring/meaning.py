@@ -260,12 +260,15 @@ def _shape(call: Call) -> Any:
     kwargs = {name: labels if value is x else value for name, value in call.kwargs.items()}
     moved = call.func(*args, **kwargs)
     for tensor, units in zip(tensors_in(result), tensors_in(moved), strict=True):
-        keeps_space = tensor.ndim == x.ndim and tensor.ndim > 2 and tensor.shape[2:] == x.shape[2:]
+        same_map = tensor.ndim == x.ndim and tensor.ndim > 2 and tensor.shape[2:] == x.shape[2:]
+        keeps_space = same_map and call.name in _WITHIN_UNITS
         trail = wire.trail if keeps_space else (*wire.trail, Window())
         put(tensor, replace(wire, units=compact(units.to(torch.int64) - 1), trail=trail))
     return result
 
 
+_WITHIN_UNITS = set("view reshape chunk split split_with_sizes tensor_split unsafe_chunk narrow getitem".split())
+"""Where the map stays as large as it was, these moved no position; `flip` or `roll` may have."""
 _COPYING: dict[str, Callable[..., Any]] = {"view": Tensor.reshape, "view_as": Tensor.reshape_as}
 
 
