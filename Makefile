@@ -15,9 +15,8 @@ WORKERS     ?= 2
 
 VENV := .venv
 BIN  := $(VENV)/bin
-# Pinned versions, and silence unless something goes wrong. Bytecode is left to the first import: compiling all of torch
-# and scipy takes longer than installing them.
-PIP  := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
+# Pinned versions, and silence unless something goes wrong.
+PIP  := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 # Where that index cannot be reached pip goes on, without retries, with the indexes that are configured.
 TORCH_PIP := $(PIP) --no-deps $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX) --retries 0)
 
