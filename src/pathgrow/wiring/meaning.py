@@ -267,7 +267,7 @@ def _shape(call: Call) -> Any:
     return result
 
 
-_WITHIN_UNITS = set("view reshape chunk split split_with_sizes tensor_split unsafe_chunk narrow getitem".split())
+_WITHIN_UNITS = {"view", "reshape", "chunk", "split", "split_with_sizes", "tensor_split", "narrow", "getitem"}
 """Where the map stays as large as it was, these moved no position; `flip` or `roll` may have."""
 _COPYING: dict[str, Callable[..., Any]] = {"view": Tensor.reshape, "view_as": Tensor.reshape_as}
 
