@@ -137,7 +137,10 @@ def discover(
     observe: Annotated[
         str | None, _text("annealed|average", "Weights that are scored: as they are, or averaged.")
     ] = None,
-    lr: Annotated[float | None, _real("LR", "Learning rate of the recipe.")] = None,
+    lr: Annotated[
+        float | None,
+        typer.Option("--lr", metavar="RATE", help="Learning rate of the recipe.", parser=_parse_real),
+    ] = None,
     batch_size: Annotated[int | None, _whole("N", "Batch size of the recipe.")] = None,
     weight_decay: Annotated[float | None, _real("WD", "Weight decay of the recipe.")] = None,
     seed: Annotated[int | None, _whole("N", "Of weights, masks and sample order [0].")] = None,
