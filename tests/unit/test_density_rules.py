@@ -296,3 +296,23 @@ def test_few_validation_examples_widen_the_interval(reference: Reference | None)
         assert answer.density == pytest.approx(sharp.density, rel=0.03)
         widths.append(math.log(answer.interval[1] / answer.interval[0]))
     assert widths[0] < widths[1] < widths[2] / 1.5
+
+
+@pytest.mark.parametrize(
+    ("score", "reference", "status", "told"),
+    [
+        (lambda density: 0.8, None, "flat", "flat"),
+        (
+            lambda density: 0.93 - 0.1 * math.exp(-10 * density),
+            Reference(score=0.99, kind="given"),
+            "unreached",
+            "no density",
+        ),
+    ],
+)
+def test_the_reason_to_stop_tells_what_was_found(score, reference, status: str, told: str) -> None:
+    _, verdict, answer = grown(score, reference=reference)
+    assert answer.status == status
+    assert answer.density is None
+    assert told in verdict.reason
+    assert verdict.stop

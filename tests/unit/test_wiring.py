@@ -255,3 +255,23 @@ def test_transposed_convolution_and_matmul_layouts() -> None:
     total.backward()
     for name, score in path_scores(model, torch.ones(1, 4, 2, 2)).items():
         torch.testing.assert_close(score, leaves[name].grad / total.detach())
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)),
+        nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 26 * 26, 10)),
+        nn.Sequential(nn.Conv1d(2, 4, 3), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(4, 2)),
+        nn.Sequential(nn.Embedding(11, 6), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2)),
+    ],
+    ids=["convolutions", "28 pixels", "a signal", "tokens"],
+)
+def test_inputs_are_guessed_from_the_first_layer(model: nn.Module) -> None:
+    assert scope(model).num > 0
+
+
+def test_masks_of_another_model_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    with pytest.raises(UserError, match=r"'0.weight' has shape \(2, 2\)"):
+        path_scores(model, torch.ones(1, 4), {"0.weight": torch.ones(2, 2, dtype=torch.bool)})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +24,9 @@ class Reference:
     score: float
     kind: Literal["given", "dense", "densest"]
     epochs: int | None = None
+
+    def __float__(self) -> float:
+        return self.score
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +53,7 @@ class Curve:
 class Grow:
     """Go on growing the trunk."""
 
+    stop: ClassVar[bool] = False
     reason: str
 
 
@@ -57,6 +61,7 @@ class Grow:
 class Probe:
     """Train out a copy of the network visited in `round`."""
 
+    stop: ClassVar[bool] = False
     round: int
     reason: str
 
@@ -65,6 +70,7 @@ class Probe:
 class Stop:
     """The question is answered, or cannot be."""
 
+    stop: ClassVar[bool] = True
     reason: str
 
 

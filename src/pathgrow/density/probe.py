@@ -48,9 +48,9 @@ class ProbeRule:
     """Refinement ends here; the coarse probes are spread so as not to need more."""
     spacing: float = 1.9
     """Ratio of densities between coarse probes: every third round at 25% growth."""
-    narrow: float = 1.6
+    narrow: float = 1.4
     """The delta answer's interval is narrow enough when its ends differ by this factor,"""
-    narrow_gain: float = 2.5
+    narrow_gain: float = 1.6
     """and the gain answer's, which chooses no network, by this one."""
     name: str = field(default="probe", init=False)
 
@@ -171,7 +171,7 @@ class ProbeRule:
         if reading.has_gain and _width(reading.gain_density, reading.lowest, curve.ceiling) > self.narrow_gain:
             questions.append((reading.exponentials, reading.gain_density))
         if not questions:
-            return Stop(reason="the answers are bracketed by trained-out networks and their intervals are narrow")
+            return Stop(reason=_why_settled(curve, reading, self.delta))
         if len(curve.probes) >= self.max_probes:
             return Stop(reason=f"all {self.max_probes} probes are spent (more of them would narrow the interval)")
         unprobed = _unprobed(curve)
@@ -188,6 +188,17 @@ class ProbeRule:
         if best is None:
             return Stop(reason="probes at the densities visited would hardly narrow the interval any more")
         return Probe(round=best.round, reason=f"density {words.density(best.density)} tells most about the answer now")
+
+
+def _why_settled(curve: Curve, reading: Reading, delta: float) -> str:
+    far, top = words.score(delta), words.density(reading.densest.density)
+    match _delta_answer(curve, reading)[0]:
+        case "flat":
+            return f"the curve is flat: every density observed is within {far} of the reference"
+        case "unreached" | "open":
+            return f"no density up to {top} comes within {far} of the reference, and more probes would not change that"
+        case "found":
+            return "the answers are bracketed by trained-out networks and their intervals are narrow"
 
 
 def _width(answer: Array, lowest: float, ceiling: float) -> float:

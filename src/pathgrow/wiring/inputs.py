@@ -53,15 +53,44 @@ def guess_example_input(model: nn.Module) -> Any:
     dummy = getattr(model, "dummy_inputs", None)
     if isinstance(dummy, Mapping):
         wanted = set(inspect.signature(model.forward).parameters)
-        return {name: value for name, value in dummy.items() if name in wanted and isinstance(value, Tensor)}
-    for module in model.modules():
-        if isinstance(module, nn.Linear):
-            return torch.ones(1, module.in_features)
-        if isinstance(module, nn.modules.conv._ConvNd):
-            break
+        named = {name: value for name, value in dummy.items() if name in wanted and isinstance(value, Tensor)}
+        if named:
+            return named
+    for guess in _guesses(model):
+        if _runs_on(model, guess):
+            return guess
     raise UserError(
         f"cannot tell what {type(model).__name__} takes as input: pass example_input, one sample as the model takes it"
     )
+
+
+def _guesses(model: nn.Module) -> Iterator[Tensor]:
+    """Inputs that the first layer could take: usual image sizes before a convolution, tokens before an embedding."""
+    kinds = (nn.Linear, nn.Embedding, nn.modules.conv._ConvNd)
+    first = next((module for module in model.modules() if isinstance(module, kinds)), None)
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    if isinstance(first, nn.Linear):
+        yield torch.ones(1, first.in_features, device=device)
+        yield torch.ones(1, 8, first.in_features, device=device)
+    elif isinstance(first, nn.Embedding):
+        yield torch.zeros(1, 8, dtype=torch.int64, device=device)
+    elif first is not None:
+        for size in (32, 28, 64, 224, 8):
+            yield torch.ones(1, first.in_channels, *[size] * len(first.kernel_size), device=device)
+
+
+def _runs_on(model: nn.Module, guess: Tensor) -> bool:
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            model(guess)
+    except (RuntimeError, ValueError, TypeError, IndexError):
+        return False
+    finally:
+        for module, training in modes:
+            module.training = training
+    return True
 
 
 def read_outputs(output: Any) -> list[Tensor]:

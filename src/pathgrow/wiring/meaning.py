@@ -6,9 +6,8 @@ A function that is not in the table and yields a tensor is refused with its name
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from math import prod
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,33 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pathgrow.errors import UserError
-from pathgrow.wiring import products
+from pathgrow.wiring import products, spatial
+from pathgrow.wiring.call import Call, note
 from pathgrow.wiring.graph import Axis, Window
 from pathgrow.wiring.inputs import tensors_in
 from pathgrow.wiring.reader import ALIAS, FROM_PARAMETER, TOKENS, Reader
 from pathgrow.wiring.wire import ACTIVATED, ATTENTION, GATE, SQUASHED, Wire, aligned, compact, put, wire_of
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call of a torch function on followed activations."""
-
-    reader: Reader
-    func: Callable[..., Any]
-    name: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    def get(self, position: int, name: str, default: Any = None) -> Any:
-        """An argument by position or name."""
-        return self.args[position] if len(self.args) > position else self.kwargs.get(name, default)
-
-    @property
-    def followed(self) -> list[Tensor]:
-        """The followed activations among the arguments, in order."""
-        values = [*self.args, *self.kwargs.values()]
-        flat = [item for v in values for item in (v if isinstance(v, (tuple, list)) else [v])]
-        return [value for value in flat if wire_of(value) is not None]
 
 
 def follow(reader: Reader, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -275,7 +253,7 @@ _COPYING: dict[str, Callable[..., Any]] = {"view": Tensor.reshape, "view_as": Te
 def _pad(call: Call) -> Any:
     """A border of constants around a map carries no path; it only shifts positions."""
     x, pads = call.args[0], list(call.get(1, "pad"))
-    wire = _note(x)
+    wire = note(x)
     spatial = max(x.ndim - 2, 0)
     pads += [0] * (2 * spatial - len(pads))
     on_map = spatial > 0 and len(pads) == 2 * spatial and all(size == 1 for size in wire.units.shape[2:])
@@ -331,108 +309,12 @@ def wires_device(call: Call) -> torch.device:
     return call.followed[0].device
 
 
-# -- pooling and sums -----------------------------------------------------------------------------------------------
-
-
-def _reduce(call: Call) -> Any:
-    """Sums and means over positions; a maximum counts as the mean."""
-    x = call.args[0]
-    wire = wire_of(x)
-    if wire is None or (len(call.args) > 1 and isinstance(call.args[1], Tensor)):  # max(x, y): either may win
+def _reduced(call: Call) -> Any:
+    """A sum, a mean or an extremum over axes; of two activations (`maximum`) either may win, so paths add up."""
+    x, other = call.args[0], call.get(1, "other")
+    if wire_of(x) is None or isinstance(other, Tensor):
         return _add(replace(call, name="add"))
-    axes = call.get(1, "dim", call.kwargs.get("axis"))
-    keep = call.get(2, "keepdim", False)
-    keep = keep if isinstance(keep, bool) else False
-    axes = list(range(x.ndim)) if axes is None else [axes] if isinstance(axes, int) else list(axes)
-    axes = sorted(axis % x.ndim for axis in axes) or list(range(x.ndim))
-    count = prod(x.shape[axis] for axis in axes)
-    value = x.sum(axes, keepdim=True)
-    if call.name != "sum":
-        value = value * (1.0 / count) ** call.reader.power
-    note = replace(call.reader.reduced(wire.plain(), axes), statistic=keep and call.name == "mean")
-    if call.name in ("norm", "var", "std", "vector_norm"):
-        note = replace(note, strength=GATE)
-    if not keep:
-        for axis in reversed(axes):
-            value = value.squeeze(axis)
-            note = replace(note, units=note.units.squeeze(axis))
-    out = put(value, note)
-    if call.name in ("max", "min", "median") and call.get(1, "dim") is not None:
-        real = call.func(x, *call.args[1:], **call.kwargs)
-        return type(real)((out, real[1]))
-    return out
-
-
-def _var_mean(call: Call) -> Any:
-    """Normalisation statistics: the variance is a normaliser, the mean is subtracted."""
-    mean = _reduce(replace(call, name="mean"))
-    variance = call.reader.same(mean, replace(_note(mean), strength=GATE))
-    return variance, mean
-
-
-def _note(tensor: Tensor) -> Wire:
-    wire = wire_of(tensor)
-    assert wire is not None
-    return wire
-
-
-def _pool(call: Call) -> Any:
-    """Pooling over space; a maximum counts as the average of the same window."""
-    x = call.args[0]
-    wire = _note(x)
-    axes = int(call.name[-2])
-    if any(size != 1 for size in wire.units.shape[-axes:]):
-        raise UserError(f"paths cannot be followed through {call.name}: it pools over units, not over positions")
-    power = call.reader.power
-    if call.name.startswith("adaptive"):
-        pooled = _POOLS[f"adaptive_avg_pool{axes}d"](x, call.get(1, "output_size"))
-        maps = list(zip(x.shape[-axes:], pooled.shape[-axes:], strict=True))
-        count, window = prod(i / o for i, o in maps), Window()
-        if all(i % o == 0 for i, o in maps) and any(o > 1 for _, o in maps):
-            window = Window(tuple(Axis(i // o, i // o, 0, 1, i, o) for i, o in maps), pool=True)
-    else:
-        kernel = _each(call.get(1, "kernel_size"), axes)
-        stride = _each(call.get(2, "stride") or kernel, axes)
-        padding = _each(call.get(3, "padding", 0), axes)
-        average = call.name.startswith("avg")
-        ceil = call.get(4 if average else 5, "ceil_mode", False)
-        include = call.get(5, "count_include_pad", True) if average else False
-        scalar = (kernel[0], stride[0], padding[0]) if axes == 1 else (kernel, stride, padding)
-        pooled = _POOLS[f"avg_pool{axes}d"](x, *scalar, ceil_mode=ceil, count_include_pad=include)
-        count = prod(kernel)
-        sizes = zip(kernel, stride, padding, x.shape[-axes:], pooled.shape[-axes:], strict=True)
-        window = Window(tuple(Axis(k, s, p, 1, i, o) for k, s, p, i, o in sizes), pool=True)
-    pooled = pooled * (1.0 / count) ** (power - 1) if power != 1 else pooled
-    out = put(pooled, replace(wire.plain(), trail=(*wire.trail, window)))
-    if call.kwargs.get("return_indices"):
-        raise UserError(f"paths cannot be followed through {call.name} with return_indices=True")
-    return out
-
-
-_POOLS: dict[str, Callable[..., Tensor]] = {
-    "avg_pool1d": F.avg_pool1d,
-    "avg_pool2d": F.avg_pool2d,
-    "avg_pool3d": F.avg_pool3d,
-    "adaptive_avg_pool1d": F.adaptive_avg_pool1d,
-    "adaptive_avg_pool2d": F.adaptive_avg_pool2d,
-    "adaptive_avg_pool3d": F.adaptive_avg_pool3d,
-}
-
-
-def _each(value: int | Sequence[int], axes: int) -> tuple[int, ...]:
-    values = (value,) * axes if isinstance(value, int) else tuple(value)
-    return values * axes if len(values) == 1 else values
-
-
-def _interpolate(call: Call) -> Any:
-    """Resampling, as the nearest neighbour: weights of other modes may be negative."""
-    x = call.args[0]
-    wire = _note(x)
-    if any(size != 1 for size in wire.units.shape[2:]):
-        raise UserError("paths cannot be followed through interpolate over units")
-    real = call.func(*call.args, **call.kwargs)
-    out = F.interpolate(x, size=real.shape[2:], mode="nearest")
-    return put(out, replace(wire, trail=(*wire.trail, Window())))
+    return spatial.reduce(call)
 
 
 def _layers(name: str) -> Callable[[Call], Any]:
@@ -481,14 +363,14 @@ MEANING: dict[str, Callable[[Call], Any]] = {
     ),
     **_table(_pad, "pad"),
     **_table(_cat, "cat concat concatenate stack hstack vstack dstack"),
-    **_table(_reduce, "mean sum amax amin max min maximum minimum median norm vector_norm var std logsumexp"),
-    **_table(_var_mean, "var_mean std_mean"),
+    **_table(_reduced, "mean sum amax amin max min maximum minimum median norm vector_norm var std logsumexp"),
+    **_table(spatial.var_mean, "var_mean std_mean"),
     **_table(
-        _pool,
+        spatial.pool,
         "avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d max_pool3d adaptive_avg_pool1d adaptive_avg_pool2d "
         "adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d",
     ),
-    **_table(_interpolate, "interpolate upsample"),
+    **_table(spatial.interpolate, "interpolate upsample"),
     **{
         name: _layers(name)
         for name in [

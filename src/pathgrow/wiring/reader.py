@@ -89,6 +89,7 @@ class Reader(TorchFunctionMode):
         example = next(model.parameters(), torch.zeros(()))
         self.device, self.model_dtype = example.device, example.dtype
         self.names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self.sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
         self.spaces: list[Space] = []
         self.hops: list[Hop] = []
         self.uses: list[Use] = []
@@ -316,6 +317,11 @@ class Reader(TorchFunctionMode):
         if index in self.opened and not bool(values.any()):
             values = torch.ones_like(values)
         mask = self.masks.get(weight.name) if weight.name is not None else None
+        if mask is not None and mask.numel() != self.sizes[str(weight.name)]:
+            raise UserError(
+                f"the mask of {weight.name!r} has shape {tuple(mask.shape)}, but the weight has "
+                f"{self.sizes[str(weight.name)]} values: give masks made for this model"
+            )
         if mask is not None:
             mask = mask if weight.where is None else mask.reshape(-1)[weight.where.to(mask.device)]
             values = values * mask.to(values.device)
