@@ -114,8 +114,12 @@ class TrajectoryRule:
                 return Stop(reason=f"the scores have not risen from {words.density(reading.lowest)} to {here}")
             return Grow(reason="the scores do not rise yet")
         estimate = reading.exponential.operating_density()
-        if reading.densest.density >= min(self.beyond * estimate, curve.ceiling):
-            return Stop(reason=f"density {here} is {self.beyond:g} times the estimate {words.density(estimate)}")
+        if reading.densest.density >= self.beyond * estimate:
+            return Stop(
+                reason=f"density {here} is at least {self.beyond:g} times the estimate {words.density(estimate)}"
+            )
+        if reading.densest.density >= curve.ceiling:
+            return Stop(reason=f"density {here} is as far as growth may go")
         return Grow(reason=f"density {here} is not yet {self.beyond:g} times the estimate {words.density(estimate)}")
 
     def _nothing(self, curve: Curve, status: Status, text: str, reference: Reference | None = None) -> Answer:
