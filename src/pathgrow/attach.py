@@ -7,7 +7,7 @@ observation. Nothing is wrapped, renamed or replaced; `detach()` leaves no trace
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import WeakIdKeyDictionary
 
 from pathgrow import enforce, methods
 from pathgrow.attach_checks import Metric, check_needs, checked_metric, checked_parameters, checked_scope, unwrapped
 from pathgrow.average import Averaging, WeightAverage
-from pathgrow.density import rules
+from pathgrow.density import rules, words
 from pathgrow.density.curve import Answer, Curve, Grow, Point, Probe, Rule, Stop, Verdict
 from pathgrow.errors import UserError
 from pathgrow.masks import Masks
@@ -33,8 +34,9 @@ from pathgrow.rng import derive, generator
 from pathgrow.scope import scope as default_scope
 
 _FORMAT = 1
-# Two sets of masks on one optimizer would each undo the growth of the other.
+# Two sets of masks on one optimizer, or on one weight, would each undo the growth of the other.
 _IN_USE: WeakSet[Optimizer] = WeakSet()
+_MASKED: MutableMapping[Parameter, None] = WeakIdKeyDictionary()
 
 
 def attach(
@@ -96,6 +98,11 @@ def attach(
         raise UserError("this optimizer is already attached: call detach() on the first attachment before another")
     switchable = checked_scope(model, default_scope(model, "auto", example_input) if scope is None else scope)
     parameters = checked_parameters(model, optimizer, switchable)
+    if taken := next((name for name, parameter in parameters.items() if parameter in _MASKED), None):
+        raise UserError(
+            f"{taken!r} of this model is already attached with another optimizer: "
+            "call detach() on the first attachment before another"
+        )
     check_needs(method, loss, batches)
     rule = rules.create(stop or "trajectory") if stop is None or isinstance(stop, str) else stop
     masks = start_masks(model, method, switchable, example_input, seed)
@@ -150,6 +157,14 @@ class Attached:
         self._average = WeightAverage(model, average) if average is not None else None
         self._handles = self._hooked()
         _IN_USE.add(optimizer)
+        _MASKED.update(dict.fromkeys(parameters.values()))
+
+    def __repr__(self) -> str:
+        state = "" if self._handles else ", detached"
+        return (
+            f"Attached({self.method.name}: {self._num_on} of {self._num} switchable weights on, density "
+            f"{words.density(self.density)}, round {self.round}, step {self.step}{state})"
+        )
 
     @property
     def density(self) -> float:
@@ -254,6 +269,8 @@ class Attached:
             handle.remove()
         self._handles = []
         _IN_USE.discard(self.optimizer)
+        for parameter in self._parameters.values():
+            _MASKED.pop(parameter, None)
 
     def _hooked(self) -> list[RemovableHandle]:
         handles = [
@@ -263,7 +280,7 @@ class Attached:
         if self.method.clock == "round":
             # Nobody needs dense gradients here, and whoever clips their norm must see those that count.
             handles += [
-                parameter.register_post_accumulate_grad_hook(partial(_mask_gradient_, keep=self._keep[name]))
+                parameter.register_post_accumulate_grad_hook(partial(_mask_gradient_, bits=self._keep[name]))
                 for name, parameter in self._parameters.items()
                 if parameter.requires_grad
             ]
@@ -321,15 +338,14 @@ class Attached:
 
     def _set_masks_(self, masks: Masks) -> None:
         self.masks.copy_(masks)
-        for name, factor in self._keep.items():
-            factor.copy_(self.masks[name])
+        enforce.set_keep_(self._keep, self.masks)
         self._num_on = self.masks.num_on
 
     def _enforce_(self) -> None:
         enforce.mask_weights_(self._parameters, self._keep)
         enforce.mask_slots_(self.optimizer, self._parameters, self._keep)
         if self._average is not None:
-            self._average.mask_(self._keep)
+            self._average.mask_(self.masks)
 
     def _refuse_average(self, what: str) -> None:
         if self._average is not None and self._average.swapped:
@@ -356,9 +372,9 @@ class Attached:
             )
 
 
-def _mask_gradient_(parameter: Tensor, *, keep: Tensor) -> None:
+def _mask_gradient_(parameter: Tensor, *, bits: Tensor) -> None:
     assert parameter.grad is not None
-    parameter.grad.mul_(keep)
+    enforce.mask_(parameter.grad, bits)
 
 
 def _dense_gradients(parameters: Mapping[str, Parameter]) -> dict[str, Tensor]:

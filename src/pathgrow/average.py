@@ -58,11 +58,10 @@ class WeightAverage:
             mean.lerp_(self._live[name].to(mean.dtype), 1 - decay)
         self._num_updates += 1
 
-    @torch.no_grad()
-    def mask_(self, keep: Mapping[str, Tensor]) -> None:
+    def mask_(self, masks: Mapping[str, Tensor]) -> None:
         """Zero the average at weights that are off."""
-        for name, factor in keep.items():
-            self._means[name].mul_(factor)
+        for name, mask in masks.items():
+            self._means[name].masked_fill_(~mask.to(self._means[name].device), 0)
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:

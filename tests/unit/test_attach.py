@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -99,6 +101,44 @@ class TestEnforcement:
         for name, parameter in truth.named_parameters():
             expected = parameter * masks[name] if name in masks else parameter
             torch.testing.assert_close(model.get_parameter(name), expected)
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+    @pytest.mark.parametrize("make", [lambda p: SGD(p, lr=0.1, momentum=0.9), lambda p: Adam(p, lr=0.1)])
+    def test_an_overflow_where_weights_are_off_leaves_no_trace(
+        self, dtype: torch.dtype, bad: float, make: Callable[..., Optimizer]
+    ) -> None:
+        """The truth is the same step with zeros there; what is on, finite or not, is not touched."""
+        steps = []
+        for there in (bad, 0.0):
+            model = mlp().to(dtype)
+            optimizer = make(model.parameters())
+            sparse = attach(model, optimizer, growing(), scope=Masks.full(model), average=Averaging(every=1))
+            for parameter in model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            for name in sparse.masks:
+                model.get_parameter(name).grad[off(sparse, name)] = there
+            optimizer.step()
+            with sparse.averaged():
+                averaged = {name: p.detach().clone() for name, p in model.named_parameters()}
+            slots = [value for state in optimizer.state.values() for value in state.values()]
+            steps.append([*model.state_dict().values(), *averaged.values(), *slots])
+            assert all(bool((averaged[name][off(sparse, name)] == 0).all()) for name in sparse.masks)
+        assert all(torch.equal(here, there) for here, there in zip(*steps, strict=True))
+
+    def test_an_overflow_in_the_backward_pass_is_masked_and_one_where_weights_are_on_is_not_hidden(self) -> None:
+        model, _, sparse = sparse_mlp()
+        weight, kept = model[0].weight, sparse.masks["0.weight"]
+        weight.backward(torch.full_like(weight, math.inf))
+        assert torch.equal(weight.grad, torch.full_like(weight, math.inf).where(kept, 0.0))
+
+    def test_optimizer_state_wider_than_the_weights_is_masked(self) -> None:
+        model = mlp().to(torch.bfloat16)
+        optimizer = SGD(model.parameters(), lr=0.1)
+        optimizer.state[model[0].weight]["master"] = torch.full((10, 6), math.pi)
+        sparse = attach(model, optimizer, growing(), scope=Masks.full(model))
+        expected = torch.full((10, 6), math.pi).where(sparse.masks["0.weight"], 0.0)
+        assert torch.equal(optimizer.state[model[0].weight]["master"], expected)
 
     def test_weights_start_at_zero_and_the_scope_decides_which(self) -> None:
         model, _, sparse = sparse_mlp()
@@ -244,6 +284,15 @@ class TestRefusals:
         with pytest.raises(UserError, match=r"SimpleNamespace.*Optimizer is wanted"):
             attach(mlp(), SimpleNamespace(), growing())
 
+    def test_a_second_optimizer_on_weights_that_are_attached(self) -> None:
+        """By weight, not by model: a part of it, or something around it, counts as well."""
+        model, _, sparse = sparse_mlp()
+        for part in (model, nn.Sequential(model), model[0]):
+            with pytest.raises(UserError, match=r"weight' of this model is already attached.*detach\(\)"):
+                attach(part, SGD(part.parameters(), lr=0.1), growing(), scope=Masks.full(part))
+        sparse.detach()
+        attach(model, SGD(model.parameters(), lr=0.1), growing(), scope=Masks.full(model)).detach()
+
     def test_attaching_twice(self) -> None:
         model, optimizer, _ = sparse_mlp()
         with pytest.raises(UserError, match="already attached"):
@@ -284,6 +333,17 @@ class TestRefusals:
         sparse = sparse_mlp(stop=Script((Probe(round=0, reason="look"),)))[2]
         with pytest.raises(UserError, match="trained copies"):
             sparse.observe(0.5)
+
+
+def test_an_attachment_shows_itself_in_a_line() -> None:
+    model, optimizer, sparse = sparse_mlp()
+    train(model, optimizer)
+    assert repr(sparse) == ("Attached(random_growth: 28 of 140 switchable weights on, density 20%, round 0, step 3)")
+    sparse.observe(0.5)
+    sparse.detach()
+    assert repr(sparse) == (
+        "Attached(random_growth: 35 of 140 switchable weights on, density 25%, round 1, step 3, detached)"
+    )
 
 
 class TestClock:
