@@ -228,10 +228,49 @@ def narrow_interval(report):
     report["answer"] |= {"interval": [0.0848, 0.0848]}
 
 
+def flat_from_zero(report):
+    report["answer"] |= {"status": "flat", "operating_density": None, "interval": [0.0, 0.02]}
+
+
+def open_at_both_ends(report):
+    """As a fit leaves it: infinity is null in JSON."""
+    report["answer"] |= {"status": "open", "interval": [0.0, None], "gain_interval": [None, None]}
+
+
+def interval_of_nothing(report):
+    report["answer"] |= {"status": "flat", "operating_density": None, "interval": [0.0, 0.0]}
+
+
+def gain_at_zero(report):
+    report["answer"] |= {"gain_density": 0.0, "gain_interval": [0.0, 0.0]}
+
+
+def interval_far_away(report):
+    report["answer"] |= {"status": "unreached", "operating_density": None, "interval": [1e-30, 1.0]}
+
+
+def answer_far_away(report):
+    report["answer"] |= {"gain_density": 1e-12}
+
+
+def one_round_from_zero(report):
+    one_point(report)
+    report["answer"] |= {"status": "flat", "interval": [0.0, 0.02]}
+    report["topology"] = report["topology"][:1]
+
+
+def target(report):
+    one_point(report)
+    report["config"]["target_density"] = 0.2
+
+
+@pytest.mark.filterwarnings("error")  # matplotlib warns where an axis cannot hold what is drawn
 @pytest.mark.parametrize(
     "change",
-    [without_probes, without_reference, without_rounds, one_point, equal_scores, bare, with_dense, narrow_interval],
-)
+    [without_probes, without_reference, without_rounds, one_point, equal_scores, bare, with_dense, narrow_interval,
+     flat_from_zero, open_at_both_ends, interval_of_nothing, gain_at_zero, interval_far_away, answer_far_away,
+     one_round_from_zero, target],
+)  # fmt: skip
 def test_reports_with_parts_missing_are_shown_as_far_as_they_go(sample_report, change):
     change(sample_report)
     assert "<h1>" in page(sample_report)
@@ -241,6 +280,28 @@ def test_reports_with_parts_missing_are_shown_as_far_as_they_go(sample_report, c
     assert "None" not in console.file.getvalue()
     assert "None" not in Reader(page(sample_report)).text
     assert "nan" not in console.file.getvalue()
+
+
+def test_an_interval_from_zero_begins_at_the_edge_of_the_picture(sample_report):
+    usual = Picture.of(sample_report)
+    flat_from_zero(sample_report)
+    picture = Picture.of(sample_report)
+    assert picture.interval[0] == picture.left
+    # It ends where the sparsest network stands, and does not squeeze the observed points together.
+    assert picture.interval[1] == float(picture.rough_line.split(",")[0])
+    assert [x for x, _, _ in picture.probes] == pytest.approx([x for x, _, _ in usual.probes], abs=1)
+    interval_far_away(sample_report)
+    assert Picture.of(sample_report).probes[0][0] < (picture.left + picture.right) / 2
+
+
+def test_one_round_and_one_epoch_are_said_in_the_singular(sample_report):
+    one_point(sample_report)
+    sample_report["curve"]["rough"][0]["epochs"] = 1
+    sample_report["network"]["epochs"] = 1
+    text = Reader(page(sample_report)).text
+    assert "planted and trained for 1 epoch. It did not grow." in text
+    assert "trained 1 epoch " in text
+    assert "1 epochs" not in text
 
 
 # Into the folder

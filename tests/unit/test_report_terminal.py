@@ -91,6 +91,26 @@ def test_an_answer_that_is_no_number_is_said_in_words(sample_report, status, den
     assert ANSWER not in curve_chart(sample_report).plain
 
 
+def test_an_interval_from_zero_reaches_the_edge_and_is_said_as_an_upper_end(sample_report):
+    sample_report["answer"] |= {"status": "flat", "operating_density": None, "interval": [0.0, 0.02]}
+    text = " ".join(rendered(summary(sample_report)).split())
+    assert "90% interval up to 2% of the switchable weights" in text
+    axis = curve_chart(sample_report).plain.splitlines()[17]
+    assert "└╞═" in axis
+
+
+@pytest.mark.parametrize("status", ["open", "found"])
+def test_a_density_that_was_asked_for_is_the_headline(sample_report, status):
+    sample_report["config"]["target_density"] = 0.0954
+    sample_report["answer"] |= {"status": status, "words": "0 trained-out networks are too few."}
+    assert wording.headline(sample_report) == (
+        "The density asked for, 9.54% of the switchable weights, reaches a validation accuracy of 96.8%."
+    )
+    text = " ".join(rendered(summary(sample_report)).split())
+    assert ("Growth ended at that density" in text) == (status == "open")
+    assert ("too few" in text) == (status == "found")
+
+
 def test_scores_that_are_no_shares_are_plain_numbers(sample_report):
     for row in (*sample_report["curve"]["rough"], *sample_report["curve"]["probes"]):
         row["score"] -= 3
@@ -113,6 +133,8 @@ def test_control_characters_and_markup_in_names_are_only_text(sample_report):
 def test_showing_an_unfinished_run_says_where_it_is(tmp_path):
     with RunFolder.open(tmp_path / "run", {"seed": 0}) as folder:
         folder.save("seed", {"round": 0, "density": 0.02, "score": 0.81})
+        show(folder.path, one := Console(file=io.StringIO(), width=200))
+        assert "1 stage finished;" in one.file.getvalue()
         folder.log("round-001", event="begin")
         folder.save("trunk-000", {"other": 1})
         console = Console(file=io.StringIO(), width=200)
@@ -134,6 +156,12 @@ def test_showing_what_is_no_run_is_a_sentence(tmp_path, sample_report):
     with RunFolder.open(tmp_path / "run", {}) as folder:
         folder.write_report({**sample_report, "format": 7})
         with pytest.raises(UserError, match="format 7, wanted 1"):
+            show(folder.path)
+        folder.write_report({"format": 7})
+        with pytest.raises(UserError, match=r"that wrote it$"):
+            show(folder.path)
+        folder.write_report({})
+        with pytest.raises(UserError, match="names no format, so it is no report"):
             show(folder.path)
         del sample_report["answer"]["interval"]
         folder.write_report(sample_report)

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.text import Text
 
-from pathgrow.report.frame import Frame, threshold
+from pathgrow.report.frame import Frame, ends, threshold
 from pathgrow.report.wording import Scores, percent
 
 # dot (column, row) of a cell -> bit of the braille pattern
@@ -136,8 +136,8 @@ def _axis(report: dict[str, Any], frame: Frame, width: int) -> Text:
         cells[round(frame.x(tick) * (width - 1))] = "┬"
     axis = Text("".join(cells))
     answer = report["answer"]
-    if answer["interval"]:
-        low, high = (round(frame.x(density) * (width - 1)) for density in answer["interval"])
+    if interval := ends(answer["interval"]):
+        low, high = (round(frame.x(density) * (width - 1)) for density in interval)
         axis = _overlay(axis, low, "╞" + "═" * (high - low - 1) + "╡" if high > low else "╪", _STYLES[ANSWER])
     if answer["operating_density"] is not None:
         axis = _overlay(axis, round(frame.x(answer["operating_density"]) * (width - 1)), ANSWER, _STYLES[ANSWER])

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from pathgrow.report import wording
-from pathgrow.report.frame import Frame, threshold
+from pathgrow.report.frame import Frame, ends, threshold
 from pathgrow.report.wording import Scores, percent
 
 BLUE, VERMILLION, GREEN, GREY, INK = "#0072B2", "#D55E00", "#009E73", "#8A8F98", "#22262B"
@@ -91,18 +91,19 @@ def _draw_reference(axes: Axes, report: dict[str, Any], frame: Frame, scores: Sc
 
 def _draw_answer(axes: Axes, report: dict[str, Any], frame: Frame) -> None:
     answer, goal = report["answer"], threshold(report)
-    bottom = frame.scores[0]
+    left, bottom = frame.densities[0], frame.scores[0]  # a logarithmic axis has no 0: that is drawn at its edge
     top = goal if goal is not None else frame.scores[1]
     density = answer["operating_density"]
     if density is not None:
-        axes.plot([density, density], [bottom, top], color=VERMILLION, linewidth=1.6, zorder=4)
-        axes.plot(density, top, marker="D", markersize=8, color=VERMILLION, markeredgecolor="white", zorder=7,
+        axes.plot([max(density, left)] * 2, [bottom, top], color=VERMILLION, linewidth=1.6, zorder=4)
+        axes.plot(max(density, left), top, marker="D", markersize=8, color=VERMILLION, markeredgecolor="white", zorder=7,
                   linestyle="none", label=f"answer {percent(density)}")  # fmt: skip
-    if answer["interval"]:
-        axes.axvspan(*answer["interval"], color=VERMILLION, alpha=0.12, linewidth=0, zorder=1, label="90% interval")
+    if interval := ends(answer["interval"]):
+        low, high = (max(end, left) for end in interval)
+        axes.axvspan(low, high, color=VERMILLION, alpha=0.12, linewidth=0, zorder=1, label="90% interval")
     gain = answer["gain_density"]
     if gain is not None:
-        axes.plot([gain], [0.0], marker="^", markersize=9, color=GREEN, markeredgecolor="white", linestyle="none",
+        axes.plot([max(gain, left)], [0.0], marker="^", markersize=9, color=GREEN, markeredgecolor="white", linestyle="none",
                   transform=axes.get_xaxis_transform(), clip_on=False, zorder=7,
                   label=f"gain answer {percent(gain)}")  # fmt: skip
 

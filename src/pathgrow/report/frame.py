@@ -12,6 +12,8 @@ from typing import Any
 
 _DEPTH = 1.0
 """How far below the well-trained points the picture reaches, in their own spread; rough points may start at chance."""
+_REACH = 2.0
+"""How far an interval may widen the picture beyond the observed densities, as a factor; its ends may lie at 0."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,11 @@ class Frame:
         """Wide enough for all densities, and for all scores but the rough ones far below the rest."""
         curve, answer = report["curve"], report["answer"]
         rough, probes = curve["rough"], curve["probes"]
-        given = [answer["operating_density"], *(answer["interval"] or ()), answer["gain_density"]]
-        densities = [row["density"] for row in (*rough, *probes)] + [value for value in given if value]
+        given = (answer["operating_density"], answer["gain_density"])
+        densities = [row["density"] for row in (*rough, *probes)] + [density for density in given if density]
+        if densities and (interval := ends(answer["interval"])):
+            least, most = min(densities) / _REACH, max(densities) * _REACH
+            densities += [min(max(end, least), most) for end in interval if end > 0]
         goal = threshold(report)
         scores = [row["score"] for row in (probes or rough)]
         if goal is not None:
@@ -43,8 +48,9 @@ class Frame:
         return cls((left / factor, right * factor), (low - margin, high + margin))
 
     def x(self, density: float) -> float:
+        """What lies outside the window, as the open end of an interval at 0, stands on its edge."""
         left, right = self.densities
-        return math.log(density / left) / math.log(right / left)
+        return math.log(min(max(density, left), right) / left) / math.log(right / left)
 
     def y(self, score: float) -> float:
         low, high = self.scores
@@ -57,7 +63,10 @@ class Frame:
         [0.01, 0.02, 0.05, 0.1, 0.2, 0.5]
         """
         finest_first = ([1 + i / 10 for i in range(90)], [1, 1.5, 2, 3, 5, 7], [1, 2, 3, 5], [1, 2, 5], [1, 3], [1])
-        return next(ticks for digits in finest_first if len(ticks := self._round_densities(digits)) <= 7)
+        candidates = [self._round_densities(digits) for digits in finest_first]
+        powers_of_ten = candidates[-1]
+        thinned = powers_of_ten[:: max(1, math.ceil(len(powers_of_ten) / 7))]
+        return next((ticks for ticks in candidates if len(ticks) <= 7), thinned)
 
     def _round_densities(self, digits: Sequence[float]) -> list[float]:
         left, right = self.densities
@@ -76,6 +85,18 @@ class Frame:
         step = next(decade * digit for digit in (1, 2, 5, 10, 20) if (high - low) / (decade * digit) < most)
         first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
         return [float(f"{index * step:.10g}") for index in range(first, last + 1)]
+
+
+def ends(interval: Sequence[float | None] | None) -> tuple[float, float] | None:
+    """An interval of densities with both ends, or None; JSON has no infinity, so an end that is open is null there.
+
+    >>> ends([0.1, 0.2]), ends([0.0, None]), ends(None)
+    ((0.1, 0.2), (0.0, 1.0), None)
+    """
+    if interval is None:
+        return None
+    low, high = interval
+    return 0.0 if low is None else low, 1.0 if high is None else high
 
 
 def threshold(report: dict[str, Any]) -> float | None:

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from pathgrow.report.frame import Frame, threshold
-from pathgrow.report.wording import Scores, percent
+from pathgrow.report.frame import Frame, ends, threshold
+from pathgrow.report.wording import Scores, counted, percent
 
 Mark = tuple[float, float, str]
 """x, y, and what it says when pointed at."""
@@ -60,7 +60,7 @@ class Picture:
                     x(row["density"]),
                     y(row["score"]),
                     f"round {row['round']}: density {percent(row['density'])}, {scores.name} {scores(row['score'])}, "
-                    f"{row['epochs']} epochs",
+                    f"{counted(row['epochs'], 'epoch')}",
                 )
                 for row in rows
             ]
@@ -69,7 +69,7 @@ class Picture:
         line = list(zip(map(x, fit["density"]), map(y, fit["score"]), strict=True)) if fit else []
         edges = [*zip(fit["density"], fit["high"], strict=True)] if fit else []
         edges += [*zip(fit["density"], fit["low"], strict=True)][::-1] if fit else []
-        density, gain = answer["operating_density"], answer["gain_density"]
+        density, gain, interval = answer["operating_density"], answer["gain_density"], ends(answer["interval"])
         reference = report.get("reference")
         return cls(
             x_ticks=[(x(tick), percent(tick)) for tick in frame.density_ticks()],
@@ -85,7 +85,7 @@ class Picture:
             answer=None
             if density is None
             else (x(density), y(goal) if goal is not None else float(cls.top), percent(density)),
-            interval=(x(answer["interval"][0]), x(answer["interval"][1])) if answer["interval"] else None,
+            interval=(x(interval[0]), x(interval[1])) if interval else None,
             gain=None if gain is None else (x(gain), percent(gain)),
         )
 

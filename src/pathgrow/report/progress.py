@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from pathgrow.report.wording import duration, percent, percent_range, printable
+from pathgrow.report.wording import counted, duration, percent, percent_range, printable
 
 
 class Progress(Protocol):
@@ -186,7 +186,9 @@ class LiveProgress:
         table.add_row(Text("time", "dim"), Text(self._time_words()))
         bar = Table.grid(padding=(0, 2))
         loss = f"loss {self._loss:.4g}" if self._loss is not None else ""
-        epochs = f"{self._done}/{self._of} epochs" if self._done else f"{self._of} epochs" if self._of else ""
+        epochs = counted(self._of, "epoch") if self._of else ""
+        if self._done and self._of:
+            epochs = f"{self._done}/{epochs}"
         stage = Text(self._stage, "bold").append(f"  at {percent(self._density)}" if self._stage else "", "not bold")
         bar.add_row(stage, ProgressBar(self._of or 1, self.pace.stage_done, width=24), Text(epochs), Text(loss, "dim"))
         return Group(bar, table)

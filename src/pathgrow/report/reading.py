@@ -56,10 +56,13 @@ def read_finished(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def checked(report: dict[str, Any], where: str) -> dict[str, Any]:
     """The report itself, if everything that is shown is in it."""
-    if report.get("format") != FORMAT:
+    if "format" not in report:
+        raise UserError(f"{where} names no format, so it is no report of pathgrow: restore it, or run again")
+    if report["format"] != FORMAT:
+        writer = f" ({report['pathgrow']})" if report.get("pathgrow") else ""
         raise UserError(
-            f"{where} has format {report.get('format')!r}, wanted {FORMAT}: show it with the version of pathgrow "
-            f"that wrote it ({report.get('pathgrow')})"
+            f"{where} has format {report['format']!r}, wanted {FORMAT}: show it with the version of pathgrow "
+            f"that wrote it{writer}"
         )
     for part, keys in _WANTED.items():
         inside = report.get(part)

@@ -6,7 +6,17 @@ import json
 import re
 from typing import Any
 
-from pathgrow.report.wording import Scores, count, duration, percent, percent_column, printable
+from pathgrow.report.wording import (
+    Scores,
+    asked_for,
+    count,
+    counted,
+    duration,
+    explanation,
+    percent,
+    percent_column,
+    printable,
+)
 
 Table = tuple[list[str], list[list[str]]]
 """Headings and rows."""
@@ -26,24 +36,28 @@ def paragraphs(report: dict[str, Any]) -> list[str]:
     curve, answer, scores = report["curve"], report["answer"], Scores.of(report)
     told = []
     if rough := curve["rough"]:
-        told.append(
+        planted = (
             f"A network of {percent(rough[0]['density'])} of the switchable weights was planted and trained for "
-            f"{rough[0]['epochs']} epochs. It then grew in {len(rough) - 1} rounds to {percent(rough[-1]['density'])}, "
-            "with a little training after each. Such scores keep rising with training alone, so they steer the growth "
-            "but do not give the answer."
+            f"{counted(rough[0]['epochs'], 'epoch')}."
         )
+        grown = (
+            f"It then grew in {counted(len(rough) - 1, 'round')} to {percent(rough[-1]['density'])}, with a little "
+            "training after each. Such scores keep rising with training alone, so they steer the growth but do not "
+            "give the answer."
+        )
+        told.append(f"{planted} {grown}" if len(rough) > 1 else f"{planted} It did not grow.")
     if probes := curve["probes"]:
         epochs = sorted({row["epochs"] for row in probes})
-        length = f"{epochs[0]}" if len(epochs) == 1 else f"{epochs[0]} to {epochs[-1]}"
+        length = f"{epochs[0]} to {epochs[-1]} epochs" if len(epochs) > 1 else counted(epochs[0], "epoch")
         told.append(
             f"{len(probes)} {'copy was' if len(probes) == 1 else 'copies were'} taken along the way, at densities from "
             f"{percent(min(row['density'] for row in probes))} to {percent(max(row['density'] for row in probes))}, "
-            f"and trained out to {length} epochs each. The answer is read from these, against a reference of "
+            f"and trained out to {length} each. The answer is read from these, against a reference of "
             f"{scores(report['reference']['score']) if report.get('reference') else 'the densest of them'}."
         )
-    told.append(printable(answer["words"]))
+    told.append(explanation(report))
     reason = printable(answer["reason"] or "").rstrip(".")
-    if reason not in told[-1]:  # most rules say it themselves
+    if reason not in told[-1] and asked_for(report) is None:  # most rules say it themselves
         told.append(f"Growth ended because {reason}.")
     return told
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from pathgrow.report import wording
 from pathgrow.report.chart import curve_chart
 from pathgrow.report.reading import Unfinished, read
-from pathgrow.report.wording import Scores, percent, percent_column, printable
+from pathgrow.report.wording import Scores, counted, percent, percent_column, printable
 
 
 def show(path: str | os.PathLike[str], console: Console | None = None) -> None:
@@ -26,12 +26,13 @@ def show(path: str | os.PathLike[str], console: Console | None = None) -> None:
 
 def summary(report: dict[str, Any], width: int = 80) -> RenderableType:
     """The whole report as one renderable; every string in it is text, never markup."""
+    answered = report["answer"]["status"] == "found" or wording.asked_for(report) is not None
     title = Text("pathgrow", "bold").append(f"  {wording.subject(report)}", "not bold dim")
     parts: list[RenderableType] = [
         title,
         Text(),
-        Text(wording.headline(report), "bold green" if report["answer"]["status"] == "found" else "bold yellow"),
-        Text(printable(report["answer"]["words"])),
+        Text(wording.headline(report), "bold green" if answered else "bold yellow"),
+        Text(wording.explanation(report)),
         Text(),
         _findings(report),
         Text(),
@@ -86,7 +87,7 @@ def _unfinished(run: Unfinished, path: str | os.PathLike[str]) -> RenderableType
     where = f"in stage {run.current}" if run.current else "between stages" if run.stages else "before its first stage"
     lines = [
         Text(f"{printable(os.fspath(path))}: an unfinished run, {where}.", "bold"),
-        Text(f"{len(run.stages)} stages finished; {state}."),
+        Text(f"{counted(len(run.stages), 'stage')} finished; {state}."),
     ]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("stage", "density", "score"):

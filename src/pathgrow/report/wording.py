@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from pathgrow.report.frame import ends
 
 _REFERENCES = {
     "given": "given by the user",
@@ -22,14 +24,16 @@ def percent(density: float) -> str:
     return f"{100 * density:.3g}%"
 
 
-def percent_range(interval: Iterable[float]) -> str:
-    """Both ends of an interval of densities.
+def percent_range(interval: Sequence[float | None]) -> str:
+    """Both ends of an interval of densities; one that begins at 0 has only an upper one.
 
-    >>> percent_range([0.101, 0.1561])
-    '10.1% to 15.6%'
+    >>> percent_range([0.101, 0.1561]), percent_range([0.0, 0.05])
+    ('10.1% to 15.6%', 'up to 5%')
     """
-    low, high = interval
-    return f"{percent(low)} to {percent(high)}"
+    both = ends(interval)
+    assert both is not None
+    low, high = both
+    return f"{percent(low)} to {percent(high)}" if low > 0 else f"up to {percent(high)}"
 
 
 def percent_column(density: float) -> str:
@@ -48,6 +52,15 @@ def count(number: float) -> str:
             value = number / size
             return f"{value:.{2 if abs(value) < 10 else 1 if abs(value) < 100 else 0}f}{prefix}"
     return f"{number:.3g}"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "epoch"), counted(1200, "epoch")
+    ('1 epoch', '1,200 epochs')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:
@@ -112,6 +125,12 @@ class Scores:
 def headline(report: dict[str, Any]) -> str:
     """The answer in one sentence."""
     answer, scores = report["answer"], Scores.of(report)
+    if asked_for(report) is not None:
+        network = report["network"]
+        return (
+            f"The density asked for, {percent(network['density'])} of the switchable weights, reaches a validation "
+            f"{scores.name} of {scores(network['val']['score'])}."
+        )
     within = f"within {scores.difference(answer['delta'])} of the reference"
     tried = [row["density"] for row in (*report["curve"]["probes"], *report["curve"]["rough"])]
     if answer["status"] == "found" and answer["operating_density"] is not None:
@@ -121,6 +140,21 @@ def headline(report: dict[str, Any]) -> str:
     if answer["status"] == "unreached" and tried:
         return f"No density tried, up to {percent(max(tried))}, comes {within}."
     return f"Too little was observed to say how dense a network {within} must be."
+
+
+def explanation(report: dict[str, Any]) -> str:
+    """What the headline rests on: the words of the density rule, where it was asked."""
+    if asked_for(report) is not None and report["answer"]["status"] != "found":
+        return (
+            "Growth ended at that density; how dense the network needs to be was not asked, and no copies were probed."
+        )
+    return printable(report["answer"]["words"])
+
+
+def asked_for(report: dict[str, Any]) -> float | None:
+    """The density that the user named in place of asking for the one needed."""
+    target: float | None = (report.get("config") or {}).get("target_density")
+    return target
 
 
 def subject(report: dict[str, Any]) -> str:
@@ -142,12 +176,13 @@ def findings(report: dict[str, Any]) -> list[tuple[str, str]]:
         (
             "network",
             f"{percent(network['density'])} of the switchable weights ({network['num_on']:,} of {network['num']:,}), "
-            f"{percent(network['density_model'])} of the whole model, trained {network['epochs']} epochs",
+            f"{percent(network['density_model'])} of the whole model, trained {counted(network['epochs'], 'epoch')}",
         )
     )
     found.append((scores.name, _tested(scores, network, report.get("dense"))))
     if reference := report.get("reference"):
-        epochs = f", {reference['epochs']} epochs" if reference.get("epochs") and reference["kind"] != "given" else ""
+        trained = reference.get("epochs") and reference["kind"] != "given"
+        epochs = f", {counted(reference['epochs'], 'epoch')}" if trained else ""
         kind = _REFERENCES.get(reference["kind"], printable(reference["kind"]))
         found.append(("reference", f"{scores(reference['score'])}: {kind}{epochs}"))
     if answer["gain_density"] is not None:
