@@ -4,7 +4,7 @@ Every function writes in place and does nothing else: no branch depends on a val
 device, no memory is rebound. A training step captured in a CUDA graph, which runs no Python hooks, can therefore hold
 these very calls, while the clock that decides on changes (`attach`) stays outside and edits `keep` between replays.
 
-`keep` is the mask as bits, all set or none, in integers as wide as the weight's numbers; what is off is taken out with a
+`keep` is the mask as bits, all set or none, in integers as wide as the weight's numbers; what is off is taken out by a
 bitwise `and`. That leaves a true zero even where a gradient overflowed (0 * inf is NaN, and would stay for good), and
 does not touch what is on. On CPUs it takes the time of a multiplication in float32 and a third of it in bfloat16, where
 filling under a mask takes 7 times as long, for the price of one more copy of the weights.

@@ -19,9 +19,9 @@ from pathgrow.ledger import SampleCounter
 from pathgrow.masks import Masks
 from pathgrow.nested import Flat, put_together, take_apart
 from pathgrow.rng import generator
+from pathgrow.wiring import Wiring
 
 _Model = TypeVar("_Model", bound=nn.Module)
-_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 def copy_pair(model: _Model, optimizer: Optimizer) -> tuple[_Model, Optimizer]:
@@ -52,7 +52,9 @@ def initial_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def fresh_(model: nn.Module, optimizer: Optimizer, initial: Mapping[str, Tensor], masks: Masks, seed: int) -> None:
+def fresh_(
+    model: nn.Module, optimizer: Optimizer, initial: Mapping[str, Tensor], masks: Masks, seed: int, *, wiring: Wiring
+) -> None:
     """Begin training of a found mask anew, from a new draw of the user's own initialisation.
 
     Everything takes its initial value again, and the optimizer forgets its state but no option. In each masked weight
@@ -69,19 +71,22 @@ def fresh_(model: nn.Module, optimizer: Optimizer, initial: Mapping[str, Tensor]
         Which weights are on.
     seed : int
         With a tensor's name it decides how the tensor is shuffled.
+    wiring : Wiring
+        A reading of the model: it tells the inputs of each unit, whatever the layout of a weight. Of a weight that is
+        used in several ways the first counts, and one that is not used is not scaled.
     """
     _require_same_model(model, initial)
     for name, tensor in _tensors(model):
         tensor.copy_(initial[name])
-    owners = _owners(model)
+    scales = _fan_in_scales(masks, wiring)
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    for name, mask in masks.items():
+    for name in masks:
         weight = parameters[name]
         switchable = masks.scope[name].to(weight.device)
         values = weight[switchable]
         order = torch.randperm(len(values), generator=generator(seed, "fresh", name))
         weight[switchable] = values[order.to(values.device)]
-        weight.mul_(_fan_in_scale(mask.to(weight.device), owners.get(name)).to(weight.dtype))
+        weight.mul_(scales[name].to(weight))
     masks.apply_(model)
     _empty_slots_(optimizer)
 
@@ -155,18 +160,21 @@ def _empty_slots_(optimizer: Optimizer) -> None:
             optimizer.state[parameter] = {"step": torch.tensor(0.0), "sum": total}
 
 
-def _fan_in_scale(mask: Tensor, owner: nn.Module | None) -> Tensor:
-    """sqrt(dense fan-in / kept fan-in) per output unit, broadcastable to the weight; 1 for a unit that kept nothing."""
-    if isinstance(owner, _TRANSPOSED):
-        # [in, out / groups, *kernel]: a unit's inputs are the rows of its group.
-        grouped = mask.reshape(owner.groups, mask.shape[0] // owner.groups, mask.shape[1], -1)
-        kept = grouped.sum(dim=(1, 3), keepdim=True).expand(-1, grouped.shape[1], -1, -1).flatten(0, 1)
-        dense = grouped.shape[1] * grouped.shape[3]
-    else:
-        kept = mask.flatten(1).sum(dim=1, keepdim=True)
-        dense = mask[0].numel()
-    scale: Tensor = (dense / kept.clamp(min=1).double()).sqrt().where(kept > 0, 1.0)
-    return scale.reshape(*scale.shape[:2], *[1] * (mask.dim() - 2))
+def _fan_in_scales(masks: Masks, wiring: Wiring) -> dict[str, Tensor]:
+    """sqrt(dense fan-in / kept fan-in) of the unit that each weight leads to; 1 for a unit that kept nothing."""
+    scales = {name: torch.ones(mask.shape, dtype=torch.float64, device=mask.device) for name, mask in masks.items()}
+    for layer in reversed(wiring.layers):  # the first use of a weight has the last word
+        if layer.name is None or layer.name not in masks:
+            continue
+        inputs = layer.pick(masks[layer.name]).flatten(1)
+        kept = inputs.sum(dim=1, keepdim=True)
+        scale = (inputs.shape[1] / kept.clamp(min=1).double()).sqrt().where(kept > 0, 1.0).expand_as(inputs)
+        onto = scales[layer.name]
+        if layer.where is None:
+            onto.copy_(scale.reshape(onto.shape))
+        else:
+            onto.view(-1)[layer.where.to(onto.device).reshape(-1)] = scale.reshape(-1)
+    return scales
 
 
 def _placed(value: Any, parameter: Parameter, group: Mapping[str, Any]) -> Any:
@@ -199,12 +207,3 @@ def _owned(optimizer: Optimizer) -> Iterator[tuple[Parameter, dict[str, Any]]]:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             yield parameter, group
-
-
-def _owners(model: nn.Module) -> dict[str, nn.Module]:
-    """The module that holds each parameter, by the parameter's full name."""
-    return {
-        f"{prefix}.{name}" if prefix else name: module
-        for prefix, module in model.named_modules(remove_duplicate=False)
-        for name, _ in module.named_parameters(recurse=False)
-    }

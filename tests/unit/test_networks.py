@@ -24,6 +24,7 @@ from pathgrow.methods.fixed import fixed
 from pathgrow.methods.picks import at_random
 from pathgrow.nested import put_together, take_apart
 from pathgrow.networks import copy_pair, fresh_, initial_state, pack_pair, unpack_pair_
+from pathgrow.wiring import read
 
 OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
     "nesterov": lambda p: SGD(p, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.1),
@@ -132,7 +133,7 @@ class TestFresh:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.fill_(7.0)
-        fresh_(model, optimizer, initial, Masks({"0.weight": mask}), seed=0)
+        fresh_(model, optimizer, initial, Masks({"0.weight": mask}), seed=0, wiring=read(model, torch.ones(1, 4)))
         weight, values = model[0].weight.detach(), initial["0.weight"].flatten()
         assert all(float((values - entry).abs().min()) < 1e-7 for entry in weight[0])
         assert float((values - weight[1, 0] / 2).abs().min()) < 1e-7  # sqrt(4 / 1)
@@ -148,7 +149,7 @@ class TestFresh:
         masks, optimizer = Masks.full(model), SGD(model.parameters(), lr=0.1)
         found = []
         for seed in (0, 0, 1):
-            fresh_(model, optimizer, initial, masks, seed)
+            fresh_(model, optimizer, initial, masks, seed, wiring=read(model, torch.ones(1, 6)))
             found.append(model[0].weight.detach().clone())
         assert torch.equal(found[0], found[1])
         assert not torch.equal(found[0], found[2])
@@ -164,7 +165,14 @@ class TestFresh:
         mask = (
             torch.rand(300, 400, generator=torch.Generator().manual_seed(1)) < torch.linspace(0.02, 0.9, 300)[:, None]
         )
-        fresh_(model, SGD(model.parameters(), lr=0.1), initial, Masks({"0.weight": mask}), seed=0)
+        fresh_(
+            model,
+            SGD(model.parameters(), lr=0.1),
+            initial,
+            Masks({"0.weight": mask}),
+            seed=0,
+            wiring=read(model, x[:1]),
+        )
         assert model(x).std().item() == pytest.approx(dense, rel=0.03)
 
     def test_dense_positions_keep_their_place_and_count_as_inputs(self) -> None:
@@ -172,7 +180,14 @@ class TestFresh:
         initial = initial_state(model)
         scope = torch.tensor([[True, True, False, False], [False] * 4])
         mask = torch.tensor([[True, False, True, True], [True] * 4])
-        fresh_(model, SGD(model.parameters(), lr=0.1), initial, Masks({"0.weight": mask}, {"0.weight": scope}), seed=0)
+        fresh_(
+            model,
+            SGD(model.parameters(), lr=0.1),
+            initial,
+            Masks({"0.weight": mask}, {"0.weight": scope}),
+            seed=0,
+            wiring=read(model, torch.ones(1, 4)),
+        )
         scale = math.sqrt(4 / 3)
         torch.testing.assert_close(model[0].weight[0, 2:], initial["0.weight"][0, 2:] * scale)
         assert torch.equal(model[0].weight[1], initial["0.weight"][1])
@@ -183,13 +198,49 @@ class TestFresh:
         with torch.no_grad():
             model[0].weight.fill_(1.0)
         mask = torch.rand(model[0].weight.shape, generator=torch.Generator().manual_seed(0)) < 0.4
-        fresh_(model, SGD(model.parameters(), lr=0.1), initial_state(model), Masks({"0.weight": mask}), seed=0)
+        fresh_(
+            model,
+            SGD(model.parameters(), lr=0.1),
+            initial_state(model),
+            Masks({"0.weight": mask}),
+            seed=0,
+            wiring=read(model, torch.ones(1, 4, 5, 5)),
+        )
         for channel in range(6):
             group, row = divmod(channel, 6 // groups)
             rows = slice(group * 4 // groups, (group + 1) * 4 // groups)
             kept = mask[rows, row]
             expected = kept * math.sqrt(kept.numel() / int(kept.sum()))
             torch.testing.assert_close(model[0].weight[rows, row].detach(), expected)
+
+    def test_a_weight_of_inputs_by_outputs_counts_inputs_along_its_first_axis(self) -> None:
+        class InByOut(nn.Module):
+            """The layout of Conv1D in transformers, and of a plain matmul."""
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.weight = nn.Parameter(torch.ones(4, 3))
+
+            def forward(self, x: Tensor) -> Tensor:
+                return torch.relu(x @ self.weight)
+
+        model = nn.Sequential(InByOut(), nn.Linear(3, 2))
+        mask = torch.tensor([[1, 1, 0], [1, 0, 0], [1, 0, 0], [1, 0, 0]], dtype=torch.bool)
+        masks, wiring = Masks({"0.weight": mask}), read(model, torch.ones(1, 4))
+        fresh_(model, SGD(model.parameters(), lr=0.1), initial_state(model), masks, seed=0, wiring=wiring)
+        expected = torch.tensor([[1.0, 2.0, 0.0], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
+        torch.testing.assert_close(model[0].weight.detach(), expected)
+
+    def test_a_weight_that_is_not_used_is_not_scaled(self) -> None:
+        model = nn.Sequential(nn.Linear(4, 4))
+        wiring = read(model, torch.ones(1, 4))
+        model.spare = nn.Linear(4, 4)
+        model.spare.forward = lambda x: x  # type: ignore[method-assign]
+        nn.init.ones_(model.spare.weight)
+        mask = torch.eye(4, dtype=torch.bool)
+        masks = Masks({"spare.weight": mask})
+        fresh_(model, SGD(model.parameters(), lr=0.1), initial_state(model), masks, seed=0, wiring=wiring)
+        assert torch.equal(model.spare.weight, mask.float())
 
     @pytest.mark.parametrize("make", [lambda p: Adam(p, lr=0.3), lambda p: Adagrad(p, initial_accumulator_value=0.5)])
     def test_the_optimizer_forgets_its_state_and_keeps_its_options(self, make: Callable[[Any], Optimizer]) -> None:
@@ -199,11 +250,11 @@ class TestFresh:
         optimizer.param_groups[0]["lr"] = 0.123
         train(model, optimizer, 3)
         masks = Masks.full(model)
-        fresh_(model, optimizer, initial, masks, seed=0)
+        fresh_(model, optimizer, initial, masks, seed=0, wiring=read(model, torch.ones(1, 5)))
         twin = mlp()
         twin_optimizer = make(twin.parameters())
         twin_optimizer.param_groups[0]["lr"] = 0.123
-        fresh_(twin, twin_optimizer, initial, masks, seed=0)
+        fresh_(twin, twin_optimizer, initial, masks, seed=0, wiring=read(twin, torch.ones(1, 5)))
         for pair in ((model, optimizer), (twin, twin_optimizer)):
             train(*pair, 2)
         assert_same(model, optimizer, twin, twin_optimizer)
@@ -211,7 +262,14 @@ class TestFresh:
     def test_initial_values_of_another_model_are_refused(self) -> None:
         model = mlp()
         with pytest.raises(UserError, match="another model"):
-            fresh_(model, SGD(model.parameters(), lr=0.1), initial_state(nn.Linear(2, 2)), Masks.full(model), seed=0)
+            fresh_(
+                model,
+                SGD(model.parameters(), lr=0.1),
+                initial_state(nn.Linear(2, 2)),
+                Masks.full(model),
+                seed=0,
+                wiring=read(model, torch.ones(1, 5)),
+            )
 
 
 class TestStorage:

@@ -56,7 +56,7 @@ def train_out(site: Site, trunk: Trunk, stage: str, round: int, epochs_in_all: i
             had = trunk.rounds[round].point.epochs
         else:
             model, optimizer = site.copy()
-            fresh_(model, optimizer, site.initial, masks, derive(site.seed, "fresh", round))
+            fresh_(model, optimizer, site.initial, masks, derive(site.seed, "fresh", round), wiring=site.wiring)
             had = 0
         attached = site.attach(model, optimizer, fixed(masks))
         epochs = max(epochs_in_all - had, min(epochs_in_all, site.options.num_seed_epochs))
