@@ -96,15 +96,15 @@ def _draw_answer(axes: Axes, report: dict[str, Any], frame: Frame) -> None:
     density = answer["operating_density"]
     if density is not None:
         axes.plot([max(density, left)] * 2, [bottom, top], color=VERMILLION, linewidth=1.6, zorder=4)
-        axes.plot(max(density, left), top, marker="D", markersize=8, color=VERMILLION, markeredgecolor="white", zorder=7,
-                  linestyle="none", label=f"answer {percent(density)}")  # fmt: skip
+        axes.plot(max(density, left), top, marker="D", markersize=8, color=VERMILLION, markeredgecolor="white",
+                  zorder=7, linestyle="none", label=f"answer {percent(density)}")  # fmt: skip
     if interval := ends(answer["interval"]):
         low, high = (max(end, left) for end in interval)
         axes.axvspan(low, high, color=VERMILLION, alpha=0.12, linewidth=0, zorder=1, label="90% interval")
     gain = answer["gain_density"]
     if gain is not None:
-        axes.plot([max(gain, left)], [0.0], marker="^", markersize=9, color=GREEN, markeredgecolor="white", linestyle="none",
-                  transform=axes.get_xaxis_transform(), clip_on=False, zorder=7,
+        axes.plot([max(gain, left)], [0.0], marker="^", markersize=9, color=GREEN, markeredgecolor="white",
+                  linestyle="none", transform=axes.get_xaxis_transform(), clip_on=False, zorder=7,
                   label=f"gain answer {percent(gain)}")  # fmt: skip
 
 
