@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -262,6 +263,38 @@ def test_a_config_that_is_not_json_is_a_sentence(tmp_path):
         RunFolder.open(tmp_path, CONFIG)
     with pytest.raises(UserError, match=r"config\.scope is a set"):
         RunFolder.open(tmp_path / "run", {"scope": {1}})
+
+
+@pytest.mark.parametrize("content", ["{", "[1]"])
+def test_what_is_advised_about_a_damaged_config_works(folder, content):
+    folder.save("seed", {"score": 0.5})
+    folder.close()
+    (folder.path / "config.json").write_text(content)
+    with pytest.raises(UserError, match="delete the whole folder to begin anew"):
+        RunFolder.open(folder.path, CONFIG)
+    shutil.rmtree(folder.path)
+    with RunFolder.open(folder.path, CONFIG) as again:
+        assert again.stages == []
+
+
+@pytest.mark.parametrize("content", ["{", "[1]"])
+def test_what_is_advised_about_a_damaged_report_works(folder, content):
+    folder.save("seed", {"score": 0.5})
+    (folder.path / "report.json").write_text(content)
+    with pytest.raises(UserError, match="delete it and give the command of this run again"):
+        folder.report()
+    folder.close()
+    (folder.path / "report.json").unlink()
+    with RunFolder.open(folder.path, CONFIG) as again:
+        assert not again.finished
+        assert again.load("seed").facts == {"score": 0.5}
+
+
+def test_files_that_were_taken_from_a_finished_run_are_named(folder):
+    assert folder.missing == []  # nothing was promised yet
+    folder.write_report({})
+    (folder.path / "network.safetensors").write_bytes(b"")
+    assert folder.missing == ["curve.csv", "network_masks.safetensors"]
 
 
 def test_another_environment_is_said_and_the_first_one_kept(folder):

@@ -32,6 +32,9 @@ from pathgrow.runs.metrics import Metrics
 from pathgrow.runs.stages import StageFiles
 from pathgrow.runs.store import Facts, Stage
 
+_LEFT_BEHIND = ("curve.csv", "network.safetensors", "network_masks.safetensors")
+"""What a finished run has written before its report."""
+
 
 class EnvironmentChangedWarning(UserWarning):
     """A run goes on under other versions than it began with; its last bits may differ."""
@@ -128,7 +131,9 @@ class RunFolder:
     def config(self) -> dict[str, Any] | None:
         """The resolved config, or None where no run ever began."""
         path = self.path / "config.json"
-        return _read_object(path) if path.is_file() else None
+        # Without it nobody can tell what the stages belong to: deleting it alone would leave a folder nothing opens.
+        mend = "restore it, choose another --out, or delete the whole folder to begin anew"
+        return _read_object(path, mend) if path.is_file() else None
 
     @property
     def finished(self) -> bool:
@@ -142,7 +147,14 @@ class RunFolder:
 
     def report(self) -> dict[str, Any]:
         """What the run found; only of a finished run."""
-        return _read_object(self.path / "report.json")
+        return _read_object(
+            self.path / "report.json", "delete it and give the command of this run again, which writes it anew"
+        )
+
+    @property
+    def missing(self) -> list[str]:
+        """Files that a finished run had written and that are no longer there."""
+        return [name for name in _LEFT_BEHIND if self.finished and not (self.path / name).is_file()]
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -233,7 +245,7 @@ class RunFolder:
         path = self.path / "env.json"
         if not path.is_file():
             atomic.write_text(path, strict_json.dumps(now, indent=1) + "\n")
-        elif changes := env.changes(_read_object(path), now):
+        elif changes := env.changes(_read_object(path, "delete it and give the same command again"), now):
             warnings.warn(
                 f"{self.path} was begun in another environment ({'; '.join(changes)}); "
                 "it goes on, but may differ in the last bits from an undisturbed run",
@@ -242,17 +254,16 @@ class RunFolder:
             )
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def _read_object(path: Path, mend: str) -> dict[str, Any]:
+    """The JSON object in a file; `mend` is what to do where it holds none."""
     try:
         value = strict_json.loads(path.read_bytes())
     except OSError as error:
         raise UserError(f"cannot read {path} ({error.strerror}): wanted a file of a pathgrow run") from error
     except ValueError as error:
-        raise UserError(
-            f"{path} is not JSON ({error}): restore it, or delete it and give the same command again"
-        ) from error
+        raise UserError(f"{path} is not JSON ({error}): {mend}") from error
     if not isinstance(value, dict):
-        raise UserError(f"{path} holds a {type(value).__name__}, wanted a JSON object: restore or delete it")
+        raise UserError(f"{path} holds a {type(value).__name__}, wanted a JSON object: {mend}")
     return value
 
 
