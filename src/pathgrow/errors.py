@@ -23,8 +23,10 @@ def unknown_name(kind: str, got: str, known: Iterable[str]) -> UserError:
 
     >>> str(unknown_name("model", "resnet23", ["mlp", "resnet20", "resnet32"]))
     "unknown model 'resnet23': did you mean resnet32, resnet20? (known: mlp, resnet20, resnet32)"
+    >>> str(unknown_name("data set", "cifar10", ["digits"]))
+    "unknown data set 'cifar10' (known: digits)"
     """
     names = sorted(known)
     near = difflib.get_close_matches(got, names, n=3, cutoff=0.5)
-    hint = f"did you mean {', '.join(near)}? " if near else ""
-    return UserError(f"unknown {kind} {got!r}: {hint}(known: {', '.join(names)})")
+    hint = f": did you mean {', '.join(near)}?" if near else ""
+    return UserError(f"unknown {kind} {got!r}{hint} (known: {', '.join(names)})")

@@ -21,7 +21,7 @@ def test_an_unknown_name_lists_the_nearest_first_and_all_known() -> None:
 
 
 def test_an_unknown_name_like_nothing_known_makes_no_guess() -> None:
-    assert str(unknown_name("rule", "zzz", ["probe"])) == "unknown rule 'zzz': (known: probe)"
+    assert str(unknown_name("rule", "zzz", ["probe"])) == "unknown rule 'zzz' (known: probe)"
 
 
 def test_equal_names_draw_equal_numbers_whatever_was_drawn_before() -> None:

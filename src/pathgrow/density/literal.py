@@ -106,10 +106,10 @@ class LiteralRule:
 
 
 def exponential(*, delta: float = 0.01, level: float = 0.95, min_points: int = 5) -> LiteralRule:
-    """The paper's rule."""
+    """The rule of GCG: fit an exponential to the growing network's scores, stop past 95% of its gain."""
     return LiteralRule(name="exponential", fit=fit_saturation, delta=delta, level=level, min_points=min_points)
 
 
 def logistic(*, delta: float = 0.01, level: float = 0.95, min_points: int = 5) -> LiteralRule:
-    """Its predecessor's rule."""
+    """The rule of GCG's predecessor: fit a logistic step to the growing network's scores, stop past 95% of its gain."""
     return LiteralRule(name="logistic", fit=fit_logistic, delta=delta, level=level, min_points=min_points)

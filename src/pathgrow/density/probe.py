@@ -40,7 +40,7 @@ BASE_PRICE = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeRule:
-    """Equally trained copies at several densities; see the module."""
+    """Train copies out alike at a few visited densities, and read the answer from the curve through them."""
 
     delta: float = 0.01
     """How far below the reference a score may stay."""

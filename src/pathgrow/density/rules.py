@@ -25,6 +25,17 @@ def names() -> list[str]:
     return list(_RULES)
 
 
+def description(name: str) -> str:
+    """What a rule does, in a line.
+
+    >>> description("trajectory")
+    'From the growing network alone: stop at twice the density where the fitted curve has made 95% of its gain.'
+    """
+    if name not in _RULES:
+        raise unknown_name("density rule", name, _RULES)
+    return (inspect.getdoc(_RULES[name]) or "").partition("\n")[0]
+
+
 def create(name: str, *, delta: float = 0.01, **options: Any) -> Rule:
     """A rule with its options.
 

@@ -21,7 +21,10 @@ DOUBT = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class TrajectoryRule:
-    """Stops at `beyond` times the density where the exponential fit to the rough points has made 95% of its gain."""
+    """From the growing network alone: stop at twice the density where the fitted curve has made 95% of its gain.
+
+    The curve is the exponential one over the rough points; `beyond` is the factor.
+    """
 
     delta: float = 0.01
     beyond: float = 2.0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pathgrow.errors import UserError, unknown_name
@@ -46,11 +46,16 @@ def create(name: str, **options: Any) -> Method:
     make = _imported(name) if ":" in name else _METHODS.get(name)
     if make is None:
         raise unknown_name("method", name, _METHODS)
-    known = inspect.signature(make).parameters
+    known = _parameters(make, name)
     if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in known.values()):
         for option in options:
             if option not in known:
                 raise unknown_name(f"option of method {name}", option, known)
+    if wanting := [key for key, p in known.items() if key not in options and _is_required(p)]:
+        raise UserError(
+            f"method {name!r} wants a value for {wanting[0]!r}, a function that returns a pathgrow.Method without "
+            "being told anything is wanted: give its parameters defaults"
+        )
     method: Any = make(**options)
     if not isinstance(method, Method):
         raise UserError(
@@ -59,8 +64,22 @@ def create(name: str, **options: Any) -> Method:
     return method
 
 
+def _parameters(make: Callable[..., Any], name: str) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(make).parameters
+    except ValueError as fault:  # some of Python's own functions do not say what they take
+        raise UserError(f"{name!r} is no function that returns a pathgrow.Method: name one that does") from fault
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    takes_any_number = parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return parameter.default is inspect.Parameter.empty and not takes_any_number
+
+
 def _imported(place: str) -> Callable[..., Any]:
     module_name, _, function_name = place.partition(":")
+    if not all(part.isidentifier() for part in module_name.split(".")):
+        raise UserError(f"method {place!r} was got, which names no module: give 'package.module:function'")
     try:
         module = importlib.import_module(module_name)
     except ImportError as fault:
