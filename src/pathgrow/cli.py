@@ -10,17 +10,19 @@ import sys
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TextIO, cast
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO, cast
 
 import typer
 
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.version import __version__
 
+if TYPE_CHECKING:
+    from pathgrow.runs import RunFolder
+
 app = typer.Typer(
     name="pathgrow",
     help="Discover how dense a neural network needs to be.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -78,13 +80,17 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def _everything(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Discover how dense a neural network needs to be."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(2)
 
 
 def _whole(metavar: str, help: str) -> Any:
@@ -120,7 +126,9 @@ def discover(
     data_root: Annotated[str | None, _text("DIR", "Folder of downloaded data.")] = None,
     fold: Annotated[int | None, _whole("N", "Which samples are val and test [0].")] = None,
     model: Annotated[str | None, _text("NAME", "Network, see `pathgrow models` [mlp].")] = None,
-    model_option: Annotated[list[str] | None, _text("NAME=VALUE", "Of the network, as width=8; repeatable.")] = None,
+    model_option: Annotated[
+        list[str] | None, _text("NAME=VALUE", "As width=8, or a list as widths=8,8; repeatable.")
+    ] = None,
     budget: Annotated[int | None, _whole("EPOCHS", "Epochs of a dense training [80].")] = None,
     delta: Annotated[float | None, _real("D", "Tolerated loss of accuracy [0.01].")] = None,
     reference: Annotated[str | None, _text("SCORE|dense", "Dense accuracy, or `dense` to train for it.")] = None,
@@ -193,7 +201,17 @@ def discover(
         watching.close()
     if not quiet:
         terminal.show(folder)
-        typer.echo(f"Written to {folder}: report.html, curve.png, network.safetensors, report.json and more.")
+        _say_where(RunFolder(folder))
+
+
+def _say_where(folder: RunFolder) -> None:
+    told = ("report.html", "curve.png", "network.safetensors", "report.json")
+    there = ", ".join(name for name in told if (folder.path / name).is_file())
+    typer.echo(f"Written to {folder.path}: {there} and more. See it again with: pathgrow show {folder.path}")
+    if folder.missing:
+        taken = " and ".join(folder.missing)
+        again = f"to have it written anew delete {folder.path / 'report.json'} and give the same command again"
+        _say(f"note: {taken} of this run is no longer there: {again}", 0)
 
 
 def _without_none(values: dict[str, Any]) -> dict[str, Any]:
@@ -277,7 +295,7 @@ def list_rules() -> None:
     from pathgrow.density import rules as table
 
     for name in table.names():
-        typer.echo(f"{name:<14}{_first_line(type(table.create(name)))}")
+        typer.echo(f"{name:<14}{table.description(name)}")
 
 
 def _first_line(documented: object) -> str:

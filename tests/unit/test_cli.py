@@ -56,6 +56,20 @@ def leave(*arguments: str) -> int:
         (["discover", "--model-option", "widths"], "NAME=VALUE is wanted"),
         (["discover", "--model-option", "widhts=8,8"], "did you mean widths"),
         (["discover", "--data-root", "/data"], "leave it out"),
+        (
+            ["discover", "--model-option", "inputs=7"],
+            "mlp with inputs=7, widths=[64, 64] cannot take the 1x8x8 samples",
+        ),
+        (["discover", "--model", "resnet20", "--model-option", "in_channels=3", "--threads", "1"], "in_channels=3"),
+        (["discover", "--data", "cifar10"], "unknown data set 'cifar10' (known: digits)"),
+        (["discover", "--method", "os.path:join"], "wants a value for 'a'"),
+        (["discover", "--method", "builtins:dict"], "'builtins:dict' is no function that returns a pathgrow.Method"),
+        (["discover", "--method", "os:getcwd"], "gave a str, a pathgrow.Method is wanted"),
+        (["discover", "--method", "pathgrow.methods:fixed"], "fixed"),
+        (["discover", "--method", ":gcg"], "names no module"),
+        (["discover", "--method", "..os:getcwd"], "names no module"),
+        (["discover", "--reference", "97"], "an accuracy from 0 to 1 is wanted: give for example 0.97"),
+        (["discover", "--reference", "-0.5"], "an accuracy from 0 to 1 is wanted: give for example 0.93"),
         (["discover", "--no-such-option"], "no-such-option"),
         (["discver"], "discver"),
         (["show"], "DIR"),
@@ -107,6 +121,23 @@ def test_our_own_faults_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
         cli.main(["discover", "--quiet"])
 
 
+def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert leave("--help") == 0
+    wanted = capsys.readouterr().out
+    assert leave() == 2
+    said = capsys.readouterr()
+    assert said.out == wanted
+    assert said.err == ""
+
+
+def test_every_rule_and_method_is_described_in_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    for table in ("rules", "methods"):
+        assert leave(table) == 0
+        told = [line.split(maxsplit=1)[1] for line in capsys.readouterr().out.splitlines()]
+        assert len(set(told)) == len(told)
+        assert not [line for line in told if "see the module" in line or line.endswith((",", ";", ":"))]
+
+
 def test_lists_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     def said(*arguments: str) -> str:
         assert leave(*arguments) == 0
@@ -117,7 +148,9 @@ def test_lists_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split()[0] for line in said("rules").splitlines()] == list(rules.names())
     assert all(len(line.split()) > 2 for line in said("methods").splitlines())
     assert said("data") == "digits\n"
-    assert "--target-density" in said("discover", "--help")
+    help = said("discover", "--help")
+    assert "--target-density" in help
+    assert "widths=8,8" in help
 
 
 def test_options_become_the_config(
@@ -225,6 +258,40 @@ def test_a_folder_of_another_run_or_that_is_none_is_refused(tmp_path: Path, caps
         assert sentence in said
         assert said.count("\n") == 1
     assert (tmp_path / "file").read_text() == "precious"
+
+
+def test_a_finished_run_says_which_of_its_files_are_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    options = "--budget 4 --model-option widths=12,8 --start-density 0.2 --target-density 0.2 --out"
+    command = ["discover", *options.split(), str(out)]
+    assert leave(*command) == 0
+    said = capsys.readouterr()
+    last = said.out.splitlines()[-1]
+    assert last == (
+        f"Written to {out}: report.html, curve.png, network.safetensors, report.json and more. "
+        f"See it again with: pathgrow show {out}"
+    )
+    network = (out / "network.safetensors").read_bytes()
+
+    (out / "network.safetensors").unlink()
+    assert leave(*command) == 0
+    said = capsys.readouterr()
+    assert "network.safetensors" not in said.out.splitlines()[-1]
+    assert "network.safetensors of this run is no longer there" in said.err
+    assert f"delete {out / 'report.json'} and give the same command again" in said.err
+
+    (out / "report.json").unlink()  # as advised
+    assert leave(*command) == 0
+    assert "no longer there" not in capsys.readouterr().err
+    assert (out / "network.safetensors").read_bytes() == network
+
+
+def test_a_tolerance_that_every_density_meets_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = Experiment.from_dict({"budget": 4, "model_options": {"widths": [12]}, "delta": 1.0})
+    report = run_experiment(config, tmp_path / "run")
+    assert (report["answer"]["status"], report["answer"]["interval"][0]) == ("flat", 0.0)
+    assert leave("show", str(tmp_path / "run")) == 0
+    assert "the least density tried, lies within 100 points" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_thread_count_of_a_run_is_kept_when_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

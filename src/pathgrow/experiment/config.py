@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
+
 from pathgrow import data as datasets
 from pathgrow import methods, models
 from pathgrow.density import rules
@@ -99,7 +101,14 @@ class Experiment:
         for name in self.model_options:
             if name not in known:
                 raise unknown_name(f"option of {self.model}", name, known)
-        Options(**self.discovery())
+        if isinstance(self.reference, float) and not 0 <= self.reference <= 1:
+            example = self.reference / 100 if 1 < self.reference <= 100 else 0.93
+            raise UserError(
+                f"reference {self.reference:g} was got, an accuracy from 0 to 1 is wanted: give for example {example:g}"
+            )
+        options = Options(**self.discovery())
+        options.the_method()
+        options.the_rule()
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Experiment:
@@ -117,9 +126,10 @@ class Experiment:
         for name in _FLOATS & values.keys():
             if isinstance(values[name], int) and not isinstance(values[name], bool):
                 values[name] = float(values[name])
-        if values.get("threads") is None:
-            values["threads"] = _threads(cls(**{**values, "threads": 1}))
-        return cls(**values)
+        asked = values.pop("threads", None)
+        config = cls(**values, **({} if asked is None else {"threads": asked}))
+        macs = _tried(config)
+        return config if asked is not None else dataclasses.replace(config, threads=_threads(config, macs))
 
     def as_dict(self) -> dict[str, Any]:
         """JSON values; `from_dict` gives an equal config back."""
@@ -181,9 +191,24 @@ def _model_options(model: Any, data: str, values: Mapping[str, Any]) -> dict[str
     return _as_written({**filled, **given})  # type: ignore[no-any-return]
 
 
-def _threads(config: Experiment) -> int:
-    """One for small networks; else as many as there are cores, up to four."""
+def _tried(config: Experiment) -> int:
+    """The multiply-adds of one sample, and with them the proof that the network takes one."""
     dataset = datasets.load(config.data, config.data_root, 0, config.fold)
-    model = models.create(config.model, dataset.classes, seed=0, **config.model_options)
-    macs = forward_macs(read(model, dataset.example_input()))
+    model = models.create(config.model, dataset.classes, seed=0, **config.model_options).eval()
+    sample = dataset.example_input()
+    try:
+        with torch.no_grad():
+            model(sample)
+    except RuntimeError as fault:
+        options = ", ".join(f"{name}={value}" for name, value in config.model_options.items())
+        shape = "x".join(map(str, dataset.shape))
+        raise UserError(
+            f"{config.model} with {options} cannot take the {shape} samples of {config.data} "
+            f"({str(fault).partition(chr(10))[0]}): leave those model options out that say how large a sample is"
+        ) from fault
+    return forward_macs(read(model, sample))
+
+
+def _threads(config: Experiment, macs: int) -> int:
+    """One for small networks; else as many as there are cores, up to four."""
     return 1 if macs * config.recipe.batch_size < _WORTH_THREADS else min(4, os.cpu_count() or 1)
