@@ -3,7 +3,7 @@
 #   make demo    environment, install, discovery on embedded data, the result shown
 #   make test    lint, types, layers, tests (adds the development tools to the same environment)
 #
-# Both may be repeated: finished steps leave a stamp in .venv and cost nothing the next time.
+# Both may be repeated: finished steps leave a stamp in .venv, and a finished demo is shown again, not run again.
 #
 #   PYTHON=python3.12   the interpreter the environment is made from
 #   TORCH_INDEX=        the CUDA build of torch from PyPI instead of the small CPU build
@@ -25,7 +25,6 @@ TORCH_PIP := $(PIP) --no-deps $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDE
 
 demo: $(VENV)/runtime.stamp
 	$(BIN)/pathgrow discover --out demo
-	$(BIN)/pathgrow show demo
 
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not slow"
