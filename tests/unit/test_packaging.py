@@ -1,0 +1,27 @@
+"""What is said about the package outside of its code: distributions and make targets."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_source_distribution_has_all_that_the_tests_and_the_reader_need() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    included = project["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    assert {"src", "tests", "docs", "examples", "benchmarks", "Makefile", "constraints.txt"} <= set(included)
+    assert [name for name in included if not (ROOT / name).exists()] == []
+    assert (ROOT / project["project"]["readme"]).is_file()
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="no make")
+def test_the_demo_is_one_command_which_shows_its_result_itself() -> None:
+    told = subprocess.run(["make", "--dry-run", "demo"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    commands = [line.partition("bin/pathgrow ")[2] for line in told.splitlines() if "bin/pathgrow " in line]
+    assert commands == ["discover --out demo"]
