@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,7 @@ def phew(
     >>> masks.num_on, masks.num  # the output layer is not in the scope
     (154, 1536)
     """
-    if not 0 < density <= 1:
+    if not _is_density(density):
         raise UserError(f"phew got density {density!r}: give the kept share of the switchable weights, in (0, 1]")
     wiring, scope, example_input = _prepared(model, example_input, scope, wiring)
     law = Law(wiring, model, identity_shortcuts=identity_shortcuts)
@@ -118,6 +119,10 @@ def count_isolated(wiring: Wiring, masks: Masks) -> tuple[int, int]:
         sum(int(isolated[layer.index].sum()) for layer in hidden),
         sum(int(dense[layer.target].sum()) for layer in hidden),
     )
+
+
+def _is_density(value: object) -> bool:
+    return isinstance(value, Real) and 0 < float(value) <= 1
 
 
 def _prepared(

@@ -49,10 +49,10 @@ class Block(nn.Module):
 IMAGE = torch.ones(1, 3, 4, 4)
 
 
-@pytest.mark.parametrize("density", [0, -0.1, 1.5, math.nan, math.inf])
-def test_a_density_outside_0_1_is_refused(density: float) -> None:
+@pytest.mark.parametrize("density", [0, -0.1, 1.5, math.nan, math.inf, "0.1", None, [0.1]])
+def test_a_density_outside_0_1_is_refused(density: object) -> None:
     with pytest.raises(UserError, match=r"density .* in \(0, 1\]"):
-        phew(mlp(4, 8, 2), torch.ones(1, 4), density)
+        phew(mlp(4, 8, 2), torch.ones(1, 4), density)  # type: ignore[arg-type]
 
 
 def test_a_density_below_one_path_is_refused() -> None:
