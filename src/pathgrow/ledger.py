@@ -43,7 +43,7 @@ class Phase:
         }
 
 
-@dataclass
+@dataclass(repr=False)
 class Ledger:
     """What a run has cost so far.
 
@@ -52,6 +52,8 @@ class Ledger:
     >>> ledger.add("round 1", epochs=5, samples=500, density=0.2, sample_flops=200, growth_flops=1000)
     >>> ledger.training_flops, ledger.dense_training_flops, ledger.relative
     (151000, 1000000, 0.151)
+    >>> ledger
+    Ledger(2 phases, 1000 samples, 1.51e+05 training FLOPs, 15% of training dense)
     """
 
     dense_flops: int
@@ -76,6 +78,11 @@ class Ledger:
         self.phases.append(
             Phase(name=name, epochs=epochs, samples=samples, density=density, training_flops=flops, seconds=seconds)
         )
+
+    def __repr__(self) -> str:
+        share = "" if self.relative is None else f", {self.relative:.0%} of training dense"
+        cost = f"{self.training_flops:.3g} training FLOPs{share}"
+        return f"Ledger({len(self.phases)} phases, {self.samples} samples, {cost})"
 
     @property
     def samples(self) -> int:

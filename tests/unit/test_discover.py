@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -462,6 +463,46 @@ def test_killed_anywhere_and_resumed_ends_with_the_same_bits(final: str, saves_t
     assert num_saves - 1 == 11
 
 
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_folder_is_a_store(tmp_path: Path, kind: Callable[[Path], object]) -> None:
+    """A kill in the third call of `fit`; everything before it is found again by a new process' model."""
+    undisturbed = World().discover()
+    dying, place = World(), kind(tmp_path / "runs" / "first")
+    fit = dying.fit
+
+    def killed_fit(model: nn.Module, optimizer: Optimizer, epochs: int) -> None:
+        fit(model, optimizer, epochs)
+        if len(dying.fits) == 3:
+            raise Killed
+
+    dying.fit = killed_fit  # type: ignore[method-assign]
+    with pytest.raises(Killed):
+        dying.discover(store=place)
+    world = World()
+    found = world.discover(store=place)
+    assert without_timing(found) == without_timing(undisturbed)
+    num_stages = len(found.rounds) + len(found.probes) + 1
+    assert len(world.fits) == num_stages - 2, "two stages were stored before the kill"
+    assert found.masks_at(0) == undisturbed.masks_at(0), "the folder can be read after the discovery"
+    again = World()
+    assert without_timing(again.discover(store=place)) == without_timing(undisturbed)
+    assert again.fits == []
+    with pytest.raises(UserError, match=r"another config: gamma was 0.25, now 0.5"):
+        World().discover(store=place, gamma=0.5)
+
+
+def test_a_discovery_that_is_broken_off_leaves_the_model_as_it_came() -> None:
+    world = World()
+    weights, lr = copy.deepcopy(world.model.state_dict()), world.optimizer.param_groups[0]["lr"]
+    store = MortalStore(5, saves_the_last=True)
+    with pytest.raises(Killed):
+        world.discover(store=store)
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in world.model.state_dict().items())
+    assert not world.optimizer.state
+    assert world.optimizer.param_groups[0]["lr"] == lr
+    assert without_timing(world.discover(store=store)) == without_timing(World().discover())
+
+
 def test_weights_that_were_lost_are_worked_out_again() -> None:
     options = {"rule": Script(probe=(1,), last=2)}
     undisturbed = without_timing(World().discover(**options))
@@ -536,6 +577,11 @@ def test_a_score_of_the_wrong_kind_is_refused(bad: object) -> None:
         ({"observe": "raw"}, "average"),
         ({"method": "gcp"}, "did you mean gcg"),
         ({"rule": "prob"}, "did you mean probe"),
+        ({"num_val": 0}, "num_val"),
+        ({"num_val": 0.5}, "num_val"),
+        ({"store": 3}, "a folder or a Store"),
+        ({"store": MemoryStore}, "a folder or a Store"),
+        ({"observer": print}, "Observer is wanted"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_trained(options: dict, sentence: str) -> None:
@@ -545,6 +591,67 @@ def test_wrong_options_are_refused_before_anything_is_trained(options: dict, sen
         world.discover(**options)
     assert world.fits == []
     assert all(torch.equal(tensor, weights[name]) for name, tensor in world.model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("fit", "evaluate", "sentence"),
+    [
+        (lambda model, optimizer: None, None, r"fit takes \(model, optimizer\).*fit\(model, optimizer, epochs\)"),
+        (lambda model, optimizer, epochs, data: None, None, r"missing a required argument: 'data'"),
+        (None, lambda model, data: 0.5, r"evaluate takes \(model, data\).*evaluate\(model\)"),
+        (None, lambda: 0.5, r"evaluate takes \(\)"),
+        (3, None, "fit is a int, a function is wanted"),
+    ],
+)
+def test_functions_that_cannot_be_called_are_refused_before_anything_is_trained(
+    fit: object, evaluate: object, sentence: str
+) -> None:
+    world = World()
+    with pytest.raises(UserError, match=sentence):
+        discover(world.model, world.optimizer, fit or world.fit, evaluate or world.evaluate, INPUTS[:1], budget=8)
+    assert world.fits == []
+
+
+def test_functions_are_called_by_position_however_they_name_things() -> None:
+    from pathgrow.discovery.phases import check_calls
+
+    check_calls(lambda m, o, n, extra=1: None, lambda *anything: None)
+    check_calls(max, min)  # written in C; one of them may not say what it takes
+
+
+@pytest.mark.parametrize("example_input", [torch.ones(1, 7), (INPUTS[:1], INPUTS[:1]), torch.ones(1, 2, 2, 2)])
+def test_an_example_input_that_the_model_cannot_take(example_input: object) -> None:
+    world = World()
+    with pytest.raises(UserError, match="the model could not be run on example_input: ") as caught:
+        discover(world.model, world.optimizer, world.fit, world.evaluate, example_input, budget=8)
+    assert isinstance(caught.value.__cause__, RuntimeError | TypeError | ValueError)
+    assert world.fits == []
+
+
+def test_the_number_of_validation_examples_reaches_the_rule() -> None:
+    seen: set[int | None] = set()
+
+    @dataclass(frozen=True)
+    class Watching(Script):
+        def decide(self, curve: Curve) -> Verdict:
+            seen.add(curve.num_val)
+            return super().decide(curve)
+
+    found = World().discover(rule=Watching(), num_val=1234)
+    assert seen == {1234}
+    assert found.curve.num_val == 1234
+    assert World().discover().curve.num_val is None
+
+
+def test_a_discovery_shows_itself_in_two_lines() -> None:
+    found = World().discover()
+    assert repr(found) == (
+        f"Discovery(operating density 20%;\n  network of density 19%, score {found.score:.5g}, 4 rounds, 2 probes)"
+    ), found.density
+    answer = replace(found.answer, interval=(0.1, 0.253))
+    assert "20% (90% interval 10% to 25%);" in repr(replace(found, answer=answer))
+    answer = replace(found.answer, density=None, status="unreached")
+    assert repr(replace(found, answer=answer)).startswith("Discovery(no operating density (unreached);")
 
 
 @pytest.mark.parametrize("round", [0, 7])

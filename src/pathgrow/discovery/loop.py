@@ -15,7 +15,7 @@ from pathgrow.density.curve import Answer, Curve, Grow, Probe, Reference, Stop
 from pathgrow.density.summary import hand_back
 from pathgrow.discovery.copies import train_dense, train_out
 from pathgrow.discovery.options import Options
-from pathgrow.discovery.phases import Evaluate, Fit
+from pathgrow.discovery.phases import Evaluate, Fit, check_calls
 from pathgrow.discovery.result import Discovery
 from pathgrow.discovery.site import Site
 from pathgrow.discovery.stages import Record
@@ -67,18 +67,73 @@ def discover(
     seed : int
         All random choices follow from it.
     **options
-        See `Options`: `method`, `gamma`, `rule`, `rough`, `final`, `target_density`, `store` and more.
+        All are described in `Options`. Those that matter most:
+
+        - `store`: a folder. Every finished stage is written there, and calling `discover` again with the same model,
+          seed and options goes on after the last of them and ends with the same bits. None of it is kept otherwise.
+        - `observer`: an `Observer`, told when a stage begins and ends and what the density rule says.
+        - `num_val`: validation examples, where the score is the share of them that are right.
+        - `target_density`: grow to exactly this density and train that network out; no question is asked.
+        - `gamma`: each round adds this share of the weights that are there.
+        - `rough`, `seed_epochs`, `probe_fraction`: how long a round, the seed training and a probe last.
+        - `final`: networks are trained out from a "fresh" initialisation of the found mask, or from "grown" weights.
+        - `method`, `rule`: where weights grow and when growth ends, by name or as a value of your own.
+        - `loss`, `batches`: `loss(model, batch)` and training batches, for growth methods that read gradients.
 
     Returns
     -------
     Discovery
         `.operating_density` with its `.interval`, `.gain_density`, the `.density` of the network handed back, and more.
+        If it is broken off, the model and the optimizer are left as they came.
+
+    Examples
+    --------
+    How dense must a small network be to tell whether two numbers have the same sign?
+
+    >>> import torch
+    >>> from pathgrow.discovery import Observer
+    >>> _ = torch.manual_seed(0)
+    >>> inputs = torch.randn(512, 8)
+    >>> labels = (inputs[:, 0] * inputs[:, 1] > 0).long()
+    >>> model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
+    >>> def fit(model, optimizer, epochs):
+    ...     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
+    ...     for _ in range(epochs):
+    ...         for batch in torch.randperm(384).split(64):
+    ...             optimizer.zero_grad()
+    ...             nn.functional.cross_entropy(model(inputs[batch]), labels[batch]).backward()
+    ...             optimizer.step()
+    ...         schedule.step()
+    >>> def evaluate(model):
+    ...     with torch.no_grad():
+    ...         return float((model(inputs[384:]).argmax(1) == labels[384:]).float().mean())
+    >>> class Diary(Observer):
+    ...     def stage_ends(self, record, *, resumed):
+    ...         if record.stage == "seed":
+    ...             print("the seed network is trained")
+    >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    >>> found = discover(
+    ...     model, optimizer, fit, evaluate, inputs[:1], delta=0.05, budget=16, num_val=128, observer=Diary()
+    ... )
+    the seed network is trained
+    >>> found
+    Discovery(...;
+      network of density ..., score ..., ... rounds, ... probes)
+    >>> bool((model[0].weight[~found.masks["0.weight"]] == 0).all())
+    True
     """
     chosen = Options.checked(
         {"start_density": start_density, "delta": delta, "reference": reference, "budget": budget, **options}
     )
-    site = Site(model, optimizer, fit, evaluate, example_input, scope=scope, seed=seed, options=chosen)
-    return Loop(site, Trunk(site, model, optimizer)).run()
+    check_calls(fit, evaluate)
+    with chosen.opened_store(seed) as store:
+        site = Site(model, optimizer, fit, evaluate, example_input, scope=scope, seed=seed, options=chosen, store=store)
+        trunk = Trunk(site, model, optimizer)
+        try:
+            return Loop(site, trunk).run()
+        except BaseException:
+            trunk.give_back_()
+            raise
 
 
 class Loop:
@@ -120,6 +175,7 @@ class Loop:
             rough=tuple(record.point for record in self._trunk.rounds),
             probes=tuple(record.point for record in self._probes.values()),
             reference=self._reference(),
+            num_val=self._options.num_val,
             at_ceiling=self._trunk.is_full,
         )
 

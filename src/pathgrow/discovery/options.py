@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -15,7 +17,7 @@ from pathgrow.discovery.observer import Observer
 from pathgrow.errors import UserError, unknown_name
 from pathgrow.method import Method
 from pathgrow.net import Batches, Loss
-from pathgrow.runs.store import MemoryStore, Store
+from pathgrow.runs import MemoryStore, RunFolder, Store, strict_json
 
 Final = Literal["fresh", "grown"]
 Choice = Literal["delta", "gain"]
@@ -24,7 +26,11 @@ Observe = Literal["annealed", "average"]
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What may be chosen about a discovery; `discover` takes each of these by keyword."""
+    """What may be chosen about a discovery; `discover` takes each of these by keyword.
+
+    How much training there is follows from `budget`: an eighth of it for the seed network, a fortieth per round of
+    growth, three tenths per probe (all of it where there is a `reference`), all of it for the network handed back.
+    """
 
     delta: float = 0.01
     """How far below the reference a network may stay; in units of the score."""
@@ -54,10 +60,12 @@ class Options:
     """Which answer chooses the network that is handed back."""
     observe: Observe = "annealed"
     """Score the weights as they are after an annealed phase, or their running average."""
-    store: Store = dataclasses.field(default_factory=MemoryStore)
-    """Where finished stages are kept; a discovery that finds them there does not repeat them."""
+    num_val: int | None = None
+    """Validation examples, where the score is the share of them that are right: few of them widen the interval."""
+    store: Store | str | os.PathLike[str] = dataclasses.field(default_factory=MemoryStore)
+    """Where finished stages are kept, a folder or a `Store`; a discovery that finds them there does not repeat them."""
     observer: Observer = dataclasses.field(default_factory=Observer)
-    """Is told when stages begin and end."""
+    """Is told when stages begin and end, and what the density rule says."""
     loss: Loss | None = None
     """`loss(model, batch)`, and"""
     batches: Batches | None = None
@@ -89,6 +97,18 @@ class Options:
         _want(
             _number(self.probe_fraction) and 0 < self.probe_fraction <= 1,
             "probe_fraction", self.probe_fraction, "a share of the budget in (0, 1]", "0.3",
+        )  # fmt: skip
+        _want(
+            self.num_val is None or (_whole(self.num_val) and self.num_val >= 1),
+            "num_val", self.num_val, "a whole number of examples from 1 up", "5000",
+        )  # fmt: skip
+        _want(
+            isinstance(self.store, str | os.PathLike) or _has(self.store, "load", "save", "forget_tensors"),
+            "store", self.store, "a folder or a Store", "'runs/first'",
+        )  # fmt: skip
+        _want(
+            _has(self.observer, "stage_begins", "stage_ends", "decided"),
+            "observer", self.observer, "a pathgrow.discovery.Observer", "an instance of a subclass of it",
         )  # fmt: skip
         for name, allowed in (("final", Final), ("answer", Choice), ("observe", Observe)):
             if getattr(self, name) not in get_args(allowed):
@@ -130,6 +150,17 @@ class Options:
         """The density rule as a value."""
         return rules.create(self.rule, delta=self.delta) if isinstance(self.rule, str) else self.rule
 
+    @contextmanager
+    def opened_store(self, seed: int) -> Iterator[Store]:
+        """The store, for as long as the discovery works: a folder is locked, and one of other options is refused."""
+        if isinstance(self.store, str | os.PathLike):
+            # By way of JSON, since numbers may be NumPy's.
+            config = strict_json.loads(strict_json.dumps({"seed": seed, **self.as_dict()}))
+            with RunFolder.open(self.store, config) as folder:
+                yield folder
+        else:
+            yield self.store
+
     @property
     def num_seed_epochs(self) -> int:
         return self.seed_epochs if self.seed_epochs is not None else max(1, self.budget // 8)
@@ -158,6 +189,10 @@ def _number(value: object) -> bool:
 
 def _whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _has(value: object, *methods: str) -> bool:
+    return not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in methods)
 
 
 def _want(fine: bool, name: str, got: object, wanted: str, example: str) -> None:

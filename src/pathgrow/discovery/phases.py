@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import random
 from collections.abc import Callable, Iterator
@@ -22,6 +23,22 @@ from pathgrow.rng import derive
 
 Fit = Callable[[nn.Module, Optimizer, int], Any]
 Evaluate = Callable[[nn.Module], Any]
+
+
+def check_calls(fit: Any, evaluate: Any) -> None:
+    """Both functions can be called as they will be; asked before anything is trained."""
+    for function, name, wanted in ((fit, "fit", ("model", "optimizer", "epochs")), (evaluate, "evaluate", ("model",))):
+        call = f"{name}({', '.join(wanted)})"
+        if not callable(function):
+            raise UserError(f"{name} is a {type(function).__name__}, a function is wanted: give one that takes {call}")
+        try:
+            signature = inspect.signature(function)
+        except (TypeError, ValueError):
+            continue  # functions written in C need not have one
+        try:
+            signature.bind(*wanted)
+        except TypeError as fault:
+            raise UserError(f"{name} takes {signature}, but it will be called as {call} ({fault})") from fault
 
 
 @contextmanager

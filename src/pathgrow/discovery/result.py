@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pathgrow.attach import Attached
+from pathgrow.density import words
 from pathgrow.density.curve import Answer, Curve, Reference, Rule
 from pathgrow.density.summary import fit_band
 from pathgrow.discovery.copies import score_dense
@@ -19,7 +20,7 @@ from pathgrow.masks import Masks
 from pathgrow.version import __version__
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Discovery:
     """How dense the network needs to be, and that network: it is in the model that was given to `discover`.
 
@@ -40,7 +41,19 @@ class Discovery:
     probes: tuple[Record, ...]
     dense: Record | None
     ledger: Ledger
-    site: Site = field(repr=False)
+    site: Site
+
+    def __repr__(self) -> str:
+        answer = self.answer
+        needed = f"no operating density ({answer.status})"
+        if answer.density is not None:
+            needed = f"operating density {words.density(answer.density)}"
+            needed += f" (90% interval {words.span(answer.interval)})" if answer.interval else ""
+        return (
+            f"Discovery({needed};\n"
+            f"  network of density {words.density(self.density)}, score {words.score(self.score)}, "
+            f"{len(self.rounds)} rounds, {len(self.probes)} probes)"
+        )
 
     @property
     def operating_density(self) -> float | None:

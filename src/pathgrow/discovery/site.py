@@ -19,6 +19,7 @@ from pathgrow.flops import step_flops
 from pathgrow.masks import Masks
 from pathgrow.method import Method
 from pathgrow.networks import copy_pair
+from pathgrow.runs import Store
 from pathgrow.scope import scope as default_scope
 from pathgrow.wiring import read
 
@@ -37,13 +38,15 @@ class Site:
         scope: Masks | None,
         seed: int,
         options: Options,
+        store: Store,
     ) -> None:
         self.options = options
+        self.store = store
         self.seed = seed
         self.example_input = example_input
         self.method = options.the_method()
         self.rule = options.the_rule()
-        self.stages = Stages(options.store, options.observer)
+        self.stages = Stages(store, options.observer)
         self.phases = Phases(fit, evaluate, optimizer, seed=seed, average=options.observe == "average")
         # Copied before anything is trained, so that whatever users keep on their model is as fresh as its weights.
         self._pristine = copy_pair(model, optimizer)

@@ -32,7 +32,7 @@ class Trunk:
 
     def __init__(self, site: Site, model: nn.Module, optimizer: Optimizer) -> None:
         self._site = site
-        self._store = site.options.store
+        self._store = site.store
         self.rounds: list[Record] = []
         self.attached = self._plant(model, optimizer)
         self.num = self.attached.masks.num
@@ -95,6 +95,15 @@ class Trunk:
         self._site.phases.settings.restore_(optimizer)
         return self.attached
 
+    def give_back_(self) -> None:
+        """Leave the user's model and optimizer as they came: what they held belongs to a discovery that was broken off.
+
+        Calling `discover` with them once more is then beginning again, or going on with what is stored.
+        """
+        model, optimizer = self.attached.model, self.attached.optimizer
+        self.attached.detach()
+        unpack_pair_(model, optimizer, *pack_pair(*self._site.copy()))
+
     def _plant(self, model: nn.Module, optimizer: Optimizer) -> Attached:
         """Put the start masks on the user's model. The stage also tells whether it was begun with this model."""
         site, fingerprint = self._site, digest(self._site.initial)
@@ -147,10 +156,8 @@ class Trunk:
             self._start_again_()
 
     def _start_again_(self) -> None:
-        model, optimizer = self.attached.model, self.attached.optimizer
-        self.attached.detach()
-        unpack_pair_(model, optimizer, *pack_pair(*self._site.copy()))
-        self.attached = self._plant(model, optimizer)
+        self.give_back_()
+        self.attached = self._plant(self.attached.model, self.attached.optimizer)
         self._stands_at = -1
 
 

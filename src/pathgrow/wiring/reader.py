@@ -108,6 +108,13 @@ class Reader(TorchFunctionMode):
             kwargs = {name: self._enter(value) for name, value in kwargs.items()}
             with torch.set_grad_enabled(self.gradients), self:
                 output = self.model(*args, **kwargs)
+        except UserError:
+            raise
+        except (RuntimeError, TypeError, ValueError, IndexError) as fault:
+            said = str(fault).partition("\n")[0] or type(fault).__name__
+            raise UserError(
+                f"the model could not be run on example_input: {said}; give what {type(self.model).__name__} takes"
+            ) from fault
         finally:
             for module, training in modes:
                 module.training = training
