@@ -108,6 +108,7 @@ class World:
 
     def discover(self, **options: object) -> Discovery:
         settings = {"rule": Script(), "start_density": 0.1, "budget": 16, **options}
+        settings.setdefault("seed_epochs", max(1, settings["budget"] // 8))
         return discover(self.model, self.optimizer, self.fit, self.evaluate, INPUTS[:1], **settings)
 
 
@@ -120,6 +121,25 @@ def stage_lengths(found: Discovery) -> list[tuple[str, int]]:
 
 
 # Stages and their lengths.
+
+
+@pytest.mark.parametrize(("time", "expected"), [(1.0, 30), (1e9, 40), (25.0, 40)])
+def test_the_seed_is_trained_until_it_rests(time: float, expected: int) -> None:
+    """A score that has settled is looked at once more; one that goes on rising is trained twice as long."""
+    epochs_had = [0]
+
+    def fit(model: nn.Module, optimizer: Optimizer, epochs: int) -> None:
+        epochs_had[0] += epochs
+
+    def evaluate(model: nn.Module) -> float:
+        return epochs_had[0] / 100 if time == 1e9 else 0.9 * (1 - math.exp(-epochs_had[0] / time))
+
+    world = World()
+    found = discover(
+        world.model, world.optimizer, fit, evaluate, INPUTS[:1],
+        rule=Script(), start_density=0.1, budget=160, delta=0.01,
+    )  # fmt: skip
+    assert found.rounds[0].point.epochs == expected
 
 
 def test_stages_happen_in_order_with_lengths_from_the_budget() -> None:
@@ -227,6 +247,7 @@ def test_an_adaptive_round_is_capped() -> None:
         rule=Script(probe=(), last=1),
         rough="adaptive",
         budget=8,
+        seed_epochs=1,
         start_density=0.1,
     )
     assert sum(call.epochs for call in world.fits) == 1 + 40 + 8
@@ -538,10 +559,22 @@ def test_a_score_that_is_not_finite_ends_the_run_and_loses_nothing(bad: object) 
             rule=Script(),
             store=store,
             budget=8,
+            seed_epochs=1,
             start_density=0.1,
         )
     assert store.load("probe-000") is not None
     assert store.load("round-001") is None
+
+
+def test_weights_that_are_not_finite_end_the_run_even_if_the_score_is() -> None:
+    world = World()
+
+    def fit(model: nn.Module, optimizer: Optimizer, epochs: int) -> None:
+        with torch.no_grad():
+            model[0].weight.fill_(math.nan)
+
+    with pytest.raises(RunFailed, match="stage seed"):
+        discover(world.model, world.optimizer, fit, lambda model: 0.5, INPUTS[:1], budget=8, start_density=0.1)
 
 
 @pytest.mark.parametrize("bad", ["high", None, (1, 2, 3)])

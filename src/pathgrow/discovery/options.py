@@ -49,7 +49,7 @@ class Options:
     rule: str | Rule = "probe"
     """The density rule, by name or as a value."""
     seed_epochs: int | None = None
-    """Training of the seed network to its plateau; None: an eighth of the budget."""
+    """Epochs of the seed network; None: an eighth of the budget, then on to its plateau, a quarter at most."""
     rough: int | float | Literal["adaptive"] = 1 / 40
     """A round's training: epochs (int), a share of the budget (float), or until the val loss rests for 3 epochs."""
     final: Final = "fresh"

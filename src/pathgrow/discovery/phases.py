@@ -161,6 +161,19 @@ class Phases:
         num_samples = self._fit_(attached, stage, epochs)
         return Trained(num_epochs=epochs, num_samples=num_samples, score=self.score(attached, stage))
 
+    def train_to_plateau_(self, attached: Attached, stage: str, epochs: int, more: int, gain: float) -> Trained:
+        """Train `epochs`, then `more` at a time while each time gains more than `gain`, to at most twice `epochs`."""
+        num_samples, num_epochs = self._fit_(attached, stage, epochs), epochs
+        score = self.score(attached, stage)
+        for part in range(1, 1 + epochs // more):
+            before = score
+            num_samples += self._fit_(attached, stage, more, part)
+            num_epochs += more
+            score = self.score(attached, stage, part)
+            if score.score - before.score <= gain:
+                break
+        return Trained(num_epochs=num_epochs, num_samples=num_samples, score=score)
+
     def _train_adaptively_(self, attached: Attached, stage: str) -> Trained:
         best, num_since, num_samples = math.inf, 0, 0
         for epoch in range(1, self.longest + 1):
@@ -177,6 +190,12 @@ class Phases:
         with seeded(self._seed, stage, "fit", part), counting(attached.model) as counter:
             self._fit(attached.model, attached.optimizer, epochs)
         self.settings.restore_(attached.optimizer)
+        for name, parameter in attached.model.named_parameters():
+            if not bool(torch.isfinite(parameter).all()):
+                raise RunFailed(
+                    f"{name} is no longer finite after training in stage {stage}: training has diverged, "
+                    "so lower the learning rate; the stages before it are kept"
+                )
         return counter.samples
 
     def score(self, attached: Attached, stage: str, part: int = 0, evaluate: Evaluate | None = None) -> Score:

@@ -94,6 +94,17 @@ class Site:
         self.options.observer.stage_begins(stage, epochs=epochs, density=attached.density)
         return self.phases.train_(attached, stage, epochs)
 
+    def train_seed_(self, attached: Attached, stage: str) -> Trained:
+        """The seed network to its own plateau: until half of its training once more gains less than half of delta.
+
+        Points recorded before it would rise because the network is trained longer, not because it is denser.
+        """
+        epochs = self.options.num_seed_epochs
+        if self.options.seed_epochs is not None:
+            return self.train_(attached, stage, epochs)
+        self.options.observer.stage_begins(stage, epochs=epochs, density=attached.density)
+        return self.phases.train_to_plateau_(attached, stage, epochs, max(1, epochs // 2), self.options.delta / 2)
+
     def record(
         self,
         stage: str,

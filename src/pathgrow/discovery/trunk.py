@@ -135,8 +135,10 @@ class Trunk:
                 num_path_passes=looked.num_path_passes,
                 num_gradient_samples=looked.num_gradient_samples,
             )
-        epochs = options.num_seed_epochs if round == 0 else options.num_rough_epochs
-        trained = self._site.train_(self.attached, stage, epochs)
+        if round == 0:
+            trained = self._site.train_seed_(self.attached, stage)
+        else:
+            trained = self._site.train_(self.attached, stage, options.num_rough_epochs)
         tensors, facts = take(self.attached)
         self._store.save(_weights(round), facts, tensors)
         self._stands_at = round
