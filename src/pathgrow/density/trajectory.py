@@ -39,8 +39,13 @@ class TrajectoryRule:
             raise UserError(f"got min_points={self.min_points}: the fit wants at least 5 rough points")
 
     def decide(self, curve: Curve) -> Verdict:
-        """Grow or stop; never probe."""
-        return self._decide(curve, self._read(curve))
+        """Grow or stop; never probe. A stop states the answer with its wide interval: nobody else will."""
+        verdict = self._decide(curve, self._read(curve))
+        answer = self.answer(curve) if verdict.stop else None
+        if answer is None or answer.density is None or answer.interval is None:
+            return verdict
+        found = f"density {words.density(answer.density)} is enough (90% interval {words.span(answer.interval)})"
+        return Stop(reason=f"{verdict.reason}; {found}")
 
     def answer(self, curve: Curve) -> Answer:
         """Both answers with wide intervals, or in words why there is none."""

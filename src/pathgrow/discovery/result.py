@@ -73,7 +73,13 @@ class Discovery:
     @property
     def words(self) -> str:
         """The answer in words: what it rests on, and where delta and gain disagree."""
-        return self.answer.words
+        options = self.site.options
+        if options.num_probe_epochs >= options.budget or not self.probes:
+            return self.answer.words
+        return (
+            f"{self.answer.words} Networks were compared after {options.num_probe_epochs} of {options.budget} epochs:"
+            " where sparse ones learn more slowly, less density may do once they are trained out. A reference decides it."
+        )
 
     @property
     def reference(self) -> Reference | None:
@@ -137,7 +143,7 @@ class Discovery:
                 "status": answer.status,
                 "rule": answer.rule,
                 "reason": self.reason,
-                "words": answer.words,
+                "words": self.words,
             },
             "reference": _reference(answer.reference),
             "network": {
