@@ -78,7 +78,7 @@ class Discovery:
             return self.answer.words
         return (
             f"{self.answer.words} Networks were compared after {options.num_probe_epochs} of {options.budget} epochs:"
-            " where sparse ones learn more slowly, less density may do once they are trained out. A reference decides it."
+            " where sparse ones learn more slowly, less density may do once trained out. A reference decides it."
         )
 
     @property
