@@ -293,7 +293,9 @@ def test_few_validation_examples_widen_the_interval(reference: Reference | None)
     widths = [math.log(sharp.interval[1] / sharp.interval[0])]
     for num_val in (10_000, 300):
         answer = ProbeRule().answer(dataclasses.replace(curve, num_val=num_val))
-        assert answer.density == pytest.approx(sharp.density, rel=0.03)
+        assert answer.density == pytest.approx(
+            sharp.density, rel=0.05
+        )  # two thirds of a wider spread lie a little higher
         widths.append(math.log(answer.interval[1] / answer.interval[0]))
     assert widths[0] < widths[1] < widths[2] / 1.5
 

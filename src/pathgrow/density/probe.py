@@ -26,7 +26,7 @@ from pathgrow.errors import UserError
 
 SURE = 0.9
 """How likely a bracket has to hold before growth may end."""
-CAUTION = 0.6
+CAUTION = 2 / 3
 """How likely the answer is dense enough: a network too sparse breaks the promise, one too dense costs a few weights."""
 ROOM = 1.5
 """How far beyond an answer the densest probe has to stand."""
