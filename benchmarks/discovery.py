@@ -73,7 +73,7 @@ class Ladder:
             return Grow(reason="to the end")
         done = {point.round for point in curve.probes}
         left = [rung for rung in self.rungs(curve) if rung not in done]
-        return Probe(round=left[0], reason="a rung") if left else Stop(reason="all rungs")
+        return Probe(rounds=tuple(left), reason="all rungs") if left else Stop(reason="all rungs")
 
     def answer(self, curve: Curve) -> Answer:
         return Answer(

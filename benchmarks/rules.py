@@ -116,8 +116,8 @@ def replay(rule: Rule, trunk: Trunk, reference: Reference | None) -> tuple[Curve
         match rule.decide(curve):
             case Stop() as verdict:
                 return curve, verdict, rule.answer(curve)
-            case Probe(round=round):
-                probes.append(trunk.trained_out[round])
+            case Probe(rounds=rounds):
+                probes.extend(trunk.trained_out[round] for round in rounds)
             case Grow():
                 num_seen += 1
 

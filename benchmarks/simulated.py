@@ -4,7 +4,8 @@
 
 A score is a known function of density, of the epochs trained and of a lag after each growth, plus noise. Printed for
 each setting: the median answer over the known one, the share of answers within 25%, how often the 90% interval covers,
-how wide it is, and the price of the probes in dense trainings.
+how wide it is, how often the network handed back had been probed (a head start for its final training), and the price
+of the whole discovery as a share of one dense training, in FLOPs and in time: median and 90th percentile.
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import mean, median
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from scipy.optimize import brentq
 
 from pathgrow.density.curve import Answer, Curve, Grow, Point, Probe, Reference, Rule, Stop
 from pathgrow.density.probe import ProbeRule
+from pathgrow.density.summary import hand_back
 
 Shape = Callable[[float], float]
 ReferenceKind = Literal["exact", "dense", "none"]
@@ -71,6 +73,13 @@ CIFAR = [
     *[(0.188, 0.9125), (0.293, 0.921), (0.458, 0.9275), (0.715, 0.9329), (1.0, 0.936)],
 ]
 
+# What the same net may do from a fresh initialisation, equally trained: distances to the dense score. Assumed, not
+# measured: the copies above had the more training the denser they were, which keeps their curve rising.
+EQUALLY_TRAINED = [
+    *[(0.01, 0.81), (0.02, 0.853), (0.031, 0.867), (0.049, 0.88), (0.077, 0.896), (0.12, 0.909), (0.188, 0.9195)],
+    *[(0.293, 0.928), (0.458, 0.9317), (0.715, 0.9338), (1.0, 0.9345)],
+]
+
 SETTINGS = {
     "fast": Setting(exponential(30.0), gain_density=math.log(20) / 30),
     "medium": Setting(exponential(10.0), gain_density=math.log(20) / 10),
@@ -80,7 +89,62 @@ SETTINGS = {
     "stretched": Setting(stretched(0.05, 0.5)),
     "digits-like": Setting(table(DIGITS)),
     "cifar-like": Setting(table(CIFAR), delta=0.005),
+    "cifar, equal": Setting(table(EQUALLY_TRAINED), delta=0.005),
+    "cifar, equal, a point": Setting(table(EQUALLY_TRAINED), delta=0.01),
 }
+
+
+class Run(NamedTuple):
+    """A discovery that has come to its end."""
+
+    curve: Curve
+    verdict: Stop
+    answer: Answer
+    batches: tuple[int, ...]
+    """How many probes were asked for at a time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Price:
+    """What a discovery costs, as shares of one dense training. Every epoch takes the same time, whatever the density."""
+
+    seed: float = 1 / 8
+    """Share of the budget: the seed network,"""
+    rough: float = 1 / 80
+    """a round,"""
+    probe_fraction: float = 0.15
+    """a probe; with a reference all of it."""
+    dense_layers: float = 0.02
+    """FLOPs that stay at any density."""
+    side_by_side: float = 1.8
+    """Throughput of a batch of probes over that of one network; no batch gains more than its number."""
+
+    def of(self, run: Run) -> tuple[float, float]:
+        """FLOPs and time of everything but a dense reference, which is taken as given."""
+        curve = run.curve
+        probe = self.probe_fraction if curve.reference is None else 1.0
+        chosen = hand_back(curve, run.answer)
+        ahead = probe if run_is_ahead(run) else 0.0
+
+        def flops(epochs: float, points: Iterable[Point]) -> float:
+            return sum(epochs * (point.density + self.dense_layers) for point in points)
+
+        return (
+            flops(self.seed, curve.rough[:1])
+            + flops(self.rough, curve.rough[1:])
+            + flops(probe, curve.probes)
+            + flops(1.0 - ahead, [chosen]),
+            self.seed
+            + self.rough * (len(curve.rough) - 1)
+            + sum(probe * num / min(num, self.side_by_side) for num in run.batches)
+            + 1.0
+            - ahead,
+        )
+
+
+def run_is_ahead(run: Run) -> bool:
+    """Whether the network handed back was probed, so that its final training goes on from there."""
+    return hand_back(run.curve, run.answer).round in {probe.round for probe in run.curve.probes}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +158,7 @@ class Simulation:
     start: float = 0.03
     gamma: float = 0.25
     num_seed_epochs: int = 20
-    num_round_epochs: int = 4
+    num_round_epochs: int = 2
     num_probe_epochs: int = 80
     untrained: float = 0.05
     """How far an untrained network stays behind ..."""
@@ -103,7 +167,7 @@ class Simulation:
     lag: float = 0.5
     """Share of a growth step that one rough round does not yet make use of."""
 
-    def run(self, rule: Rule) -> tuple[Curve, Stop, Answer]:
+    def run(self, rule: Rule) -> Run:
         """Do as the rule says until it stops."""
         rng = np.random.default_rng(self.seed)
         shape = self.setting.shape
@@ -121,18 +185,20 @@ class Simulation:
                 else Reference(score=shape(1.0), kind="given")
             )
         density, epochs = self.start, self.num_seed_epochs
-        rough, probes = [observe(0, density, epochs, density)], list[Point]()
+        rough, probes, batches = [observe(0, density, epochs, density)], list[Point](), list[int]()
         while True:
             curve = Curve(
                 rough=tuple(rough), probes=tuple(probes), reference=reference, at_ceiling=rough[-1].density >= 1.0
             )
             match rule.decide(curve):
                 case Stop() as verdict:
-                    return curve, verdict, rule.answer(curve)
-                case Probe(round=round):
-                    assert all(probe.round != round for probe in probes), "a round is probed at most once"
-                    at = rough[round].density
-                    probes.append(observe(round, at, self.num_probe_epochs, at))
+                    return Run(curve, verdict, rule.answer(curve), tuple(batches))
+                case Probe(rounds=rounds):
+                    batches.append(len(rounds))
+                    for round in rounds:
+                        assert all(probe.round != round for probe in probes), "a round is probed at most once"
+                        at = rough[round].density
+                        probes.append(observe(round, at, self.num_probe_epochs, at))
                 case Grow():
                     assert rough[-1].density < 1.0, "a full network cannot grow"
                     before, density = density, min(density * (1.0 + self.gamma), 1.0)
@@ -146,25 +212,34 @@ class Outcome:
     """Many simulated discoveries of one setting."""
 
     num: int
-    ratios: list[float]
-    covered: list[bool]
-    widths: list[float]
-    gain_ratios: list[float]
-    gain_covered: list[bool]
-    prices: list[float]
-    densest: list[float]
+    ratios: list[float] = field(default_factory=list)
+    covered: list[bool] = field(default_factory=list)
+    widths: list[float] = field(default_factory=list)
+    gain_ratios: list[float] = field(default_factory=list)
+    gain_covered: list[bool] = field(default_factory=list)
+    ahead: list[bool] = field(default_factory=list)
+    num_probes: list[int] = field(default_factory=list)
+    flops: list[float] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    densest: list[float] = field(default_factory=list)
 
     @staticmethod
-    def of(setting: Setting, noise: float, reference: ReferenceKind, num: int, *, max_probes: int = 10) -> Outcome:
+    def of(
+        setting: Setting, noise: float, reference: ReferenceKind, num: int, *, price: Price | None = None, **options: Any
+    ) -> Outcome:
         """Run them. Without a reference the known answer is that against the densest network grown."""
-        rule = ProbeRule(delta=setting.delta, max_probes=max_probes)
-        result = Outcome(num, [], [], [], [], [], [], [])
+        rule = ProbeRule(delta=setting.delta, **options)
+        result = Outcome(num)
         for seed in range(num):
-            simulation = Simulation(setting=setting, noise=noise, reference=reference, seed=seed)
-            curve, _, answer = simulation.run(rule)
+            run = Simulation(setting=setting, noise=noise, reference=reference, seed=seed).run(rule)
+            curve, answer = run.curve, run.answer
             top = max(probe.density for probe in curve.probes)
             known = setting.known(setting.shape(top) if reference == "none" else None)
-            result.prices.append(sum(probe.density for probe in curve.probes))
+            flops, time = (price or Price()).of(run)
+            result.flops.append(flops)
+            result.times.append(time)
+            result.ahead.append(run_is_ahead(run))
+            result.num_probes.append(len(curve.probes))
             result.densest.append(top)
             if answer.density is not None:
                 result.ratios.append(answer.density / known)
@@ -195,7 +270,10 @@ class Outcome:
             *gain,
             f"{self.num - len(self.ratios)}",
             f"{mean(self.densest):.0%}",
-            f"{mean(self.prices):.1f}",
+            f"{mean(self.num_probes):.1f}",
+            _share(self.ahead),
+            _middle_and_high(self.flops),
+            _middle_and_high(self.times),
         ]
         return " | ".join(cells)
 
@@ -208,6 +286,10 @@ def _share(values: Iterable[bool]) -> str:
     return f"{mean(map(float, values)):.0%}"
 
 
+def _middle_and_high(values: Sequence[float]) -> str:
+    return f"{median(values):.2f} ({float(np.quantile(values, 0.9)):.2f})"
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -215,18 +297,29 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
     parser.add_argument("--noises", nargs="+", type=float, default=[0.001, 0.004])
     parser.add_argument("--references", nargs="+", choices=["exact", "dense", "none"], default=["dense", "none"])
-    parser.add_argument("--max-probes", type=int, default=10)
+    parser.add_argument("--max-probes", type=int, help="default: the rule's own")
+    parser.add_argument("--probe-fraction", type=float, default=Price.probe_fraction, help="of the budget, for a probe")
+    parser.add_argument("--rough", type=float, default=Price.rough, help="share of the budget for a round")
+    parser.add_argument("--seed", type=float, default=Price.seed, help="share of the budget for the seed network")
+    parser.add_argument("--side-by-side", type=float, default=Price.side_by_side, help="speed-up of a batch of probes")
     chosen = parser.parse_args()
+    price = Price(
+        seed=chosen.seed,
+        rough=chosen.rough,
+        probe_fraction=chosen.probe_fraction,
+        side_by_side=chosen.side_by_side,
+    )
+    options = {} if chosen.max_probes is None else {"max_probes": chosen.max_probes}
     print(
         "| curve | known | noise | reference | answer / known | within 25% | covered | width"
-        " | gain / known | within 25% | covered | no answer | densest | price |"
+        " | gain / known | within 25% | covered | no answer | densest | probes | head start | FLOPs | time |"
     )
-    print("|" + "---|" * 14)
+    print("|" + "---|" * 17)
     for name in chosen.shapes:
         for noise in chosen.noises:
             for reference in chosen.references:
-                outcome = Outcome.of(SETTINGS[name], noise, reference, chosen.runs, max_probes=chosen.max_probes)
-                head = f"| {name} | {SETTINGS[name].known():.3f} | {100 * noise:.1f} | {reference} "
+                outcome = Outcome.of(SETTINGS[name], noise, reference, chosen.runs, price=price, **options)
+                head = f"| {name} | {SETTINGS[name].known():.3f} | {100 * noise:.2g} | {reference} "
                 print(f"{head}| {outcome.row()} |", flush=True)
 
 

@@ -16,7 +16,7 @@ def test_single_runs_find_both_answers(name: str, reference) -> None:
     setting = SETTINGS[name]
     for seed in (0, 1):
         simulation = Simulation(setting=setting, noise=0.001, reference=reference, seed=seed)
-        _, _, answer = simulation.run(ProbeRule(delta=setting.delta))
+        _, _, answer, _ = simulation.run(ProbeRule(delta=setting.delta))
         assert answer.status == "found"
         assert answer.density == pytest.approx(setting.known(), rel=0.15)
         assert answer.gain_density == pytest.approx(setting.gain_density, rel=0.15)
@@ -27,7 +27,7 @@ def test_other_tails_than_the_exponential(name: str) -> None:
     setting = SETTINGS[name]
     for reference in ("dense", "none"):
         simulation = Simulation(setting=setting, noise=0.001, reference=reference, seed=0)
-        _, _, answer = simulation.run(ProbeRule(delta=setting.delta))
+        _, _, answer, _ = simulation.run(ProbeRule(delta=setting.delta))
         assert answer.density == pytest.approx(setting.known(), rel=0.2)
 
 
@@ -46,7 +46,7 @@ def test_noise_widens_the_interval() -> None:
     widths = []
     for noise in (0.001, 0.006):
         simulation = Simulation(setting=SETTINGS["medium"], noise=noise, reference="none", seed=3)
-        _, _, answer = simulation.run(ProbeRule())
+        _, _, answer, _ = simulation.run(ProbeRule())
         widths.append(math.log(answer.interval[1] / answer.interval[0]))
     assert widths[1] > 2 * widths[0]
 
@@ -57,6 +57,6 @@ def test_other_start_densities_and_growth_ratios() -> None:
         simulation = Simulation(
             setting=setting, noise=0.002, reference="dense", seed=1, start=start, gamma=gamma, lag=0.8
         )
-        _, _, answer = simulation.run(ProbeRule())
+        _, _, answer, _ = simulation.run(ProbeRule())
         assert answer.density == pytest.approx(setting.known(), rel=0.2)
         assert answer.gain_density == pytest.approx(setting.gain_density, rel=0.2)

@@ -100,10 +100,12 @@ def test_any_scores_whatever_lead_to_an_end(scores: list[float], reference: floa
                     assert density < 1.0
                     density = min(density * (1 + gamma), 1.0)
                     rough.append(Point(round=len(rough), density=density, epochs=20, score=scores[len(rough) % 22]))
-                case Probe(round=k):
-                    assert k in {point.round for point in rough} - {probe.round for probe in probes}
-                    score = scores[(k + 11) % 22]
-                    probes.append(dataclasses.replace(rough[k], epochs=80, score=score))
+                case Probe(rounds=rounds):
+                    assert rounds
+                    for k in rounds:
+                        assert k in {point.round for point in rough} - {probe.round for probe in probes}
+                        score = scores[(k + 11) % 22]
+                        probes.append(dataclasses.replace(rough[k], epochs=80, score=score))
         assert isinstance(verdict, Stop)
         answer = rule.answer(curve)
         assert answer.words

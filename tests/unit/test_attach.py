@@ -330,7 +330,7 @@ class TestRefusals:
         assert sparse.curve.rough == ()
 
     def test_a_rule_that_wants_copies(self) -> None:
-        sparse = sparse_mlp(stop=Script((Probe(round=0, reason="look"),)))[2]
+        sparse = sparse_mlp(stop=Script((Probe(rounds=(0,), reason="look"),)))[2]
         with pytest.raises(UserError, match="trained copies"):
             sparse.observe(0.5)
 

@@ -61,10 +61,12 @@ def grown(
         match rule.decide(curve):
             case Stop() as verdict:
                 return curve, verdict, rule.answer(curve)
-            case Probe(round=k):
-                assert k not in {probe.round for probe in probes}
-                wiggle = 5e-4 * WIGGLE[(k + 5) % len(WIGGLE)]
-                probes.append(dataclasses.replace(visited[k], epochs=80, score=score(visited[k].density) + wiggle))
+            case Probe(rounds=rounds):
+                assert rounds
+                for k in rounds:
+                    assert k not in {probe.round for probe in probes}
+                    wiggle = 5e-4 * WIGGLE[(k + 5) % len(WIGGLE)]
+                    probes.append(dataclasses.replace(visited[k], epochs=80, score=score(visited[k].density) + wiggle))
             case Grow():
                 seen += 1
     raise AssertionError("the rule does not come to an end")
@@ -254,7 +256,7 @@ def test_few_visited_densities_are_all_probed() -> None:
     rule = rules.create("probe")
     probes: list[Point] = []
     while isinstance(verdict := rule.decide(Curve(rough=points, probes=tuple(probes), at_ceiling=True)), Probe):
-        probes.append(points[verdict.round])
+        probes.extend(points[k] for k in verdict.rounds)
     assert {probe.round for probe in probes} == {0, 1, 2, 3}
     two = Curve(rough=points[-2:], probes=points[-2:], at_ceiling=True)
     assert isinstance(rule.decide(two), Stop)

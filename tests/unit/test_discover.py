@@ -40,7 +40,7 @@ class Script:
         here = curve.rough[-1].round
         done = {point.round for point in curve.probes}
         if here in self.probe and here not in done:
-            return Probe(round=here, reason="asked")
+            return Probe(rounds=(here,), reason="asked")
         return Stop(reason="the script ends") if here == self.last else Grow(reason="not yet")
 
     def answer(self, curve: Curve) -> Answer:
@@ -687,14 +687,20 @@ def test_a_discovery_shows_itself_in_two_lines() -> None:
     assert repr(replace(found, answer=answer)).startswith("Discovery(no operating density (unreached);")
 
 
-@pytest.mark.parametrize("round", [0, 7])
-def test_a_rule_that_probes_nonsense_is_named(round: int) -> None:
+@pytest.mark.parametrize(
+    ("rounds", "told"), [((0,), "round 0"), ((7,), "round 7"), ((1, 1), "round 1"), ((-1,), "round -1"), ((), "no round")]
+)
+def test_a_rule_that_probes_nonsense_is_named(rounds: tuple[int, ...], told: str) -> None:
     @dataclass(frozen=True)
     class Stubborn(Script):
         def decide(self, curve: Curve) -> Verdict:
-            return Probe(round=round, reason="again")
+            if len(curve.rough) < 2:
+                return Grow(reason="two rounds")
+            if not curve.probes:
+                return Probe(rounds=(0,), reason="first")
+            return Probe(rounds=rounds, reason="again")
 
-    with pytest.raises(RunFailed, match="rule 'script' asked for a probe of round"):
+    with pytest.raises(RunFailed, match=f"rule 'script' asked for (a probe|probes) of {told}"):
         World().discover(rule=Stubborn())
 
 

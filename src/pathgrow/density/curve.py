@@ -59,10 +59,11 @@ class Grow:
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """Train out a copy of the network visited in `round`."""
+    """Train out copies of the networks visited in `rounds`, side by side where the machine can."""
 
     stop: ClassVar[bool] = False
-    round: int
+    rounds: tuple[int, ...]
+    """At least one; each was visited, none was probed before, none stands here twice."""
     reason: str
 
 

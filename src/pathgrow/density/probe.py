@@ -116,14 +116,14 @@ class ProbeRule:
             here = curve.rough[-1]
             unseen = all(probe.round != here.round for probe in curve.probes)
             if unseen and (curve.at_ceiling or self._is_due(curve, reading)):
-                return Probe(round=here.round, reason=f"to see what density {words.density(here.density)} can reach")
+                return Probe(rounds=(here.round,), reason=f"to see what density {words.density(here.density)} can reach")
             if not curve.at_ceiling:
                 return Grow(reason=open_question)
         if reading is None:
             unprobed = _unprobed(curve)
             if not unprobed:
                 return Stop(reason=f"growth cannot go on and only {len(curve.rough)} densities were visited")
-            return Probe(round=_loneliest(unprobed, curve.probes).round, reason="too few networks are trained out")
+            return Probe(rounds=(_loneliest(unprobed, curve.probes).round,), reason="too few networks are trained out")
         return self._refine(curve, reading)
 
     def _is_due(self, curve: Curve, reading: Reading | None) -> bool:
@@ -187,7 +187,7 @@ class ProbeRule:
                 best, most = point, value / (point.density + BASE_PRICE)
         if best is None:
             return Stop(reason="probes at the densities visited would hardly narrow the interval any more")
-        return Probe(round=best.round, reason=f"density {words.density(best.density)} tells most about the answer now")
+        return Probe(rounds=(best.round,), reason=f"density {words.density(best.density)} tells most about the answer now")
 
 
 def _why_settled(curve: Curve, reading: Reading, delta: float) -> str:

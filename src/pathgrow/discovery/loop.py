@@ -195,17 +195,13 @@ class Loop:
             match verdict:
                 case Stop():
                     return verdict.reason
-                case Probe(round=round):
-                    num_rounds = len(self._trunk.rounds)
-                    if round in self._probes or not 0 <= round < num_rounds:
-                        raise RunFailed(
-                            f"rule {self._rule.name!r} asked for a probe of round {round}, a round that was visited "
-                            f"(0-{num_rounds - 1}) and not yet probed is wanted: mend the rule, or choose another"
+                case Probe(rounds=rounds):
+                    self._check_probes(rounds)
+                    for round in rounds:
+                        stage = f"probe-{round:03d}"
+                        self._probes[round] = train_out(
+                            self._site, self._trunk, stage, round, self._options.num_probe_epochs
                         )
-                    stage = f"probe-{round:03d}"
-                    self._probes[round] = train_out(
-                        self._site, self._trunk, stage, round, self._options.num_probe_epochs
-                    )
                 case Grow():
                     if self._trunk.is_full:
                         raise RunFailed(
@@ -213,6 +209,17 @@ class Loop:
                             "mend the rule, or choose another"
                         )
                     self._trunk.advance_()
+
+    def _check_probes(self, rounds: tuple[int, ...]) -> None:
+        """A rule that asks for nothing, or for the same thing again, would go on for ever."""
+        num_visited = len(self._trunk.rounds)
+        wrong = [k for k in rounds if k in self._probes or not 0 <= k < num_visited or rounds.count(k) > 1]
+        if wrong or not rounds:
+            asked = f"a probe of round {wrong[0]}" if wrong else "probes of no round"
+            raise RunFailed(
+                f"rule {self._rule.name!r} asked for {asked}, rounds that were visited (0-{num_visited - 1}) and not "
+                "yet probed are wanted: mend the rule, or choose another"
+            )
 
     def _grow_to_target(self) -> str:
         """Full growth steps, then a smaller one that hits the target."""
