@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pathgrow import models
 from pathgrow.paths import path_scores, signals, trace_gains
 
 Edge = tuple[str, int] | None
@@ -201,6 +202,67 @@ def test_attention_mixes_uniformly(attend: Callable[[Tensor, Tensor, Tensor], Te
     starts = [("x", t, c) for t in range(3) for c in range(2)]
     check(model, torch.randn(1, 3, 2), graph, starts)
     assert bool((path_scores(model, torch.randn(1, 3, 2))["qkv.weight"][:4] == 0).all())
+
+
+def connect_tokens(
+    graph: Graph, name: str, tokens: int, before: str, after: str, into: int = 2, out: int = 2, offset: int = 0
+) -> None:
+    """Rows of a linear layer, from `offset` on, over a sequence."""
+    for t, o, i in itertools.product(range(tokens), range(out), range(into)):
+        graph.setdefault((before, t, i), []).append(((after, t, o), (name, (offset + o) * into + i), 1.0))
+
+
+def connect_block(graph: Graph, name: str, tokens: int, before: str) -> str:
+    """A transformer block of dimension 2 with one head and one hidden unit; gives the name of its output."""
+    v, m, a, h, after = (f"{name}.{part}" for part in ("v", "m", "a", "h", "out"))
+    connect_tokens(graph, f"{name}.attn.qkv.weight", tokens, before, v, offset=4)
+    for t, s, c in itertools.product(range(tokens), range(tokens), range(2)):
+        graph.setdefault((v, s, c), []).append(((m, t, c), None, 1 / tokens))
+    connect_tokens(graph, f"{name}.attn.proj.weight", tokens, m, a)
+    connect_tokens(graph, f"{name}.fc1.weight", tokens, a, h, out=1)
+    connect_tokens(graph, f"{name}.fc2.weight", tokens, h, after, into=1)
+    for t, c in itertools.product(range(tokens), range(2)):
+        graph.setdefault((before, t, c), []).append(((a, t, c), None, 1.0))
+        graph.setdefault((a, t, c), []).append(((after, t, c), None, 1.0))
+    return after
+
+
+@pytest.mark.parametrize("lsa", [False, True])
+def test_vit_with_shifted_patches(lsa: bool) -> None:
+    """Attention counts as uniform mixing, whatever is masked and however sharp the softmax is."""
+    options = {"image_size": 4, "patch": 2, "dim": 2, "depth": 1, "heads": 1, "mlp_ratio": 0.5, "in_channels": 1}
+    model = sparsified(models.create("vit", 2, **options, spt=True, lsa=lsa), 1, keep=0.8)
+    graph: Graph = {}
+    shifts = [(0, 0), (1, 1), (1, -1), (-1, 1), (-1, -1)]  # by half a patch, down and to the right
+    for row, column, (image, (down, right)) in itertools.product(range(4), range(4), enumerate(shifts)):
+        y, x = row + down, column + right
+        if 0 <= y < 4 and 0 <= x < 4:
+            token = 1 + (y // 2) * 2 + x // 2  # the class token comes first
+            feature = image * 4 + (y % 2) * 2 + x % 2
+            for o in range(2):
+                edge = ("patch_embed.proj.weight", o * 20 + feature)
+                graph.setdefault(("x", row, column), []).append((("t", token, o), edge, 1.0))
+    last = connect_block(graph, "blocks.0", 5, "t")
+    for o, c in itertools.product(range(2), range(2)):
+        graph.setdefault((last, 0, c), []).append((("y", o), ("head.weight", o * 2 + c), 1.0))
+    check(model, torch.ones(1, 1, 4, 4), graph, [("x", row, column) for row in range(4) for column in range(4)])
+
+
+def test_pit_pools_patches_and_the_class_token_apart() -> None:
+    options = {"image_size": 2, "patch": 1, "dims": [2, 2], "depths": [1, 1], "heads": [1, 1], "mlp_ratio": 0.5}
+    model = sparsified(models.create("pit", 2, **options, in_channels=1), 2, keep=0.7)
+    graph: Graph = {}
+    for p, o in itertools.product(range(4), range(2)):
+        graph.setdefault(("x", p), []).append((("t", 1 + p, o), ("patch_embed.weight", o), 1.0))
+    first = connect_block(graph, "stages.0", 5, "t")
+    connect_tokens(graph, "stages.1.fc.weight", 1, first, "p")
+    for c, row, column in itertools.product(range(2), range(2), range(2)):  # depthwise, one border pixel, one output
+        edge = ("stages.1.conv.weight", c * 9 + (row + 1) * 3 + column + 1)
+        graph.setdefault((first, 1 + row * 2 + column, c), []).append((("p", 1, c), edge, 1.0))
+    last = connect_block(graph, "stages.2", 2, "p")
+    for o, c in itertools.product(range(2), range(2)):
+        graph.setdefault((last, 0, c), []).append((("y", o), ("head.weight", o * 2 + c), 1.0))
+    check(model, torch.ones(1, 1, 2, 2), graph, [("x", p) for p in range(4)])
 
 
 def test_paper_fixture() -> None:

@@ -44,7 +44,10 @@ def random_masks(model: nn.Module, seed: int) -> Masks:
         ("resnet20", {"width": 4}, 0),
         ("resnet18", {"width": 4, "stem": "imagenet"}, 0),
         ("resnet50", {"width": 4, "image_size": 64}, 0),
+        ("wrn22_2", {"width": 4}, 0),
         ("vit", {"depth": 2, "dim": 24, "heads": 3}, 2 * (2 * 65 * 65 * 24)),
+        ("vit", {"depth": 2, "dim": 24, "heads": 3, "spt": True, "lsa": True}, 2 * (2 * 65 * 65 * 24)),
+        ("pit", {"dims": [8, 16], "depths": [1, 2], "heads": [2, 4]}, 2 * 257**2 * 8 + 2 * (2 * 65**2 * 16)),
     ],
 )
 def test_forward_macs_are_what_hooks_count(name, options, products):

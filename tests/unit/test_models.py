@@ -21,6 +21,9 @@ SIZES = [
     ("resnet18", 200, {"stem": "imagenet"}, 11_279_112, 10_994_880, 148.1, 1),
     ("resnet50", 1000, {}, 25_557_032, 20_686_016, 4089, 0),
     ("vit", 200, {}, 2_756_744, 1_990_656, 189.5, 1),
+    ("vit", 200, {"spt": True}, 2_906_120, 1_990_656, 199.0, 1),
+    ("vit", 200, {"lsa": True}, 2_756_744 + 9 * 12, 1_990_656, 189.5, 1),
+    ("vit", 200, {"spt": True, "lsa": True}, 2_906_120 + 9 * 12, 1_990_656, 199.0, 1),
 ]
 
 
@@ -30,6 +33,46 @@ def test_sizes_are_those_of_the_literature(name, classes, options, num_parameter
     assert sum(p.numel() for p in model.parameters()) == num_parameters
     assert scope(model, example_input=model.example_input()).num == num_switchable
     assert round(forward_macs(read(model, model.example_input())) / 1e6, digits) == macs
+
+
+@pytest.mark.parametrize(("name", "blocks"), [("wrn22_2", 3), ("wrn28_2", 4)])
+def test_wide_resnet_sizes_by_hand(name, blocks):
+    model = models.create(name, 10, seed=0)
+    stem, kernels, shortcuts, norms, macs = 3 * 16 * 9, 0, 0, 0, 3 * 16 * 9 * 32**2
+    for before, width, side in ((16, 32, 32), (32, 64, 16), (64, 128, 8)):
+        stage = before * width * 9 + (2 * blocks - 1) * width * width * 9
+        kernels += stage
+        shortcuts += before * width
+        norms += before + width + (blocks - 1) * 2 * width
+        macs += (stage + before * width) * side**2
+    total = stem + kernels + shortcuts + 2 * (norms + 128) + (128 + 1) * 10
+    assert total == {"wrn22_2": 1_079_642, "wrn28_2": 1_467_610}[name]  # 1.08M and 1.47M in the literature
+    assert sum(p.numel() for p in model.parameters()) == total
+    assert scope(model).num == stem + kernels
+    assert forward_macs(read(model)) == macs + 128 * 10
+
+
+def test_pit_sizes_by_hand():
+    model = models.create("pit", 200, seed=0)
+    switchable, rest, macs = 0, 0, 0
+    before = None
+    for dim, depth, side in ((96, 2, 16), (192, 6, 8), (384, 4, 4)):
+        tokens = side**2 + 1
+        if before is None:
+            rest += 3 * 16 * dim + dim + dim + 256 * dim  # patches, class token, positions
+            macs += 3 * 16 * dim * 256
+        else:
+            switchable += 9 * dim + before * dim  # depthwise: one input channel to each output channel
+            rest += 2 * dim
+            macs += 9 * dim * side**2 + before * dim
+        switchable += depth * (dim * dim + dim * dim + 2 * dim * 2 * dim)  # values, projection, MLP
+        rest += depth * (2 * dim * dim + dim + 2 * dim + dim + 4 * dim)  # queries and keys, biases, norms
+        macs += depth * (tokens * (4 * dim * dim + 4 * dim * dim) + 2 * tokens**2 * dim)
+        before = dim
+    rest += 2 * 384 + 385 * 200
+    assert sum(p.numel() for p in model.parameters()) == switchable + rest == 6_864_200
+    assert scope(model).num == switchable
+    assert forward_macs(read(model)) == macs + 384 * 200
 
 
 def test_mlp_sizes():
@@ -76,10 +119,122 @@ def test_vit_computes_what_timm_computes():
         torch.testing.assert_close(ours(x), theirs(x), rtol=1e-4, atol=1e-5)
 
 
+def test_pit_computes_what_timm_computes():
+    timm = pytest.importorskip("timm.models.pit")
+    sizes = {"depth": (1, 2, 1), "heads": (2, 4, 8), "base_dims": (6, 6, 6)}
+    theirs = timm.PoolingVisionTransformer(
+        img_size=20, patch_size=4, stride=4, mlp_ratio=2, num_classes=7, **sizes
+    ).eval()
+    renamed = {}
+    order = ["0.blocks.0", "1.pool", "1.blocks.0", "1.blocks.1", "2.pool", "2.blocks.0"]
+    for key, value in theirs.state_dict().items():
+        for place, module in enumerate(order):
+            key = key.replace(f"transformers.{module}.", f"stages.{place}.")
+        renamed[key.replace("patch_embed.conv.", "patch_embed.").replace(".mlp.", ".")] = value
+    renamed["pos_embed"] = renamed["pos_embed"].flatten(2).transpose(1, 2)
+    # Two differences: timm's layer norm adds another epsilon, and its queries, keys and values have a bias.
+    for name, module in theirs.named_modules():
+        if isinstance(module, nn.LayerNorm):
+            module.eps = 1e-5
+        if name.endswith("attn.qkv"):
+            nn.init.zeros_(module.bias)
+    ours = models.create("pit", 7, image_size=20, dims=(12, 24, 48), depths=(1, 2, 1)).eval()
+    ours.load_state_dict({key: value for key, value in renamed.items() if not key.endswith("qkv.bias")})
+    x = torch.randn(2, 3, 20, 20, generator=torch.Generator().manual_seed(0))  # 5, 3 and 2 tokens a side: odd maps
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x), theirs(x), rtol=1e-4, atol=1e-5)
+
+
+def test_wide_resnet_computes_the_pre_activation_recipe():
+    model = models.create("wrn22_2", 5, seed=0, width=4, image_size=8).eval()
+    state = model.state_dict()
+    g = torch.Generator().manual_seed(0)
+    for value in state.values():  # running statistics and affine terms that matter
+        if value.is_floating_point() and value.dim() == 1:
+            value.copy_(torch.rand(value.shape, generator=g) + 0.5)
+
+    def normed(x, key):
+        mean, var, gain, bias = (
+            state[f"{key}.{part}"][:, None, None] for part in ("running_mean", "running_var", "weight", "bias")
+        )
+        return ((x - mean) / (var + 1e-5).sqrt() * gain + bias).clamp(min=0)
+
+    x = torch.randn(2, 3, 8, 8, generator=g)
+    y = nn.functional.conv2d(x, state["conv1.weight"], padding=1)
+    for stage in (1, 2, 3):
+        for block in range(3):
+            key = f"layer{stage}.{block}"
+            stride = 2 if stage > 1 and block == 0 else 1
+            a = normed(y, f"{key}.bn1")
+            b = nn.functional.conv2d(a, state[f"{key}.conv1.weight"], stride=stride, padding=1)
+            b = nn.functional.conv2d(normed(b, f"{key}.bn2"), state[f"{key}.conv2.weight"], padding=1)
+            # The first block of every stage projects what was activated; the others add their raw input.
+            y = b + (y if block else nn.functional.conv2d(a, state[f"{key}.shortcut.weight"], stride=stride))
+    logits = normed(y, "bn").mean((2, 3)) @ state["fc.weight"].T + state["fc.bias"]
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), logits, rtol=1e-4, atol=1e-4)
+
+
+def test_wide_resnet_drops_in_training_only():
+    model = models.create("wrn22_2", 3, seed=0, dropout=0.5, **SMALL["wrn22_2"])
+    plain = models.create("wrn22_2", 3, seed=0, **SMALL["wrn22_2"])
+    x = torch.randn(2, 2, 16, 16, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert torch.equal(model.eval()(x), plain.eval()(x))
+        assert not torch.equal(model.train()(x), plain.train()(x))
+
+
+def test_shifted_patches_read_half_a_patch_around_them():
+    model = models.create("vit", 3, seed=0, image_size=8, patch=4, dim=6, heads=2, in_channels=2, spt=True)
+    embed = model.patch_embed
+    x = torch.randn(1, 2, 8, 8, generator=torch.Generator().manual_seed(0))
+    nn.init.normal_(embed.norm.weight, generator=torch.Generator().manual_seed(1))
+    tokens = embed(x)
+    for row in range(2):
+        for column in range(2):
+            features = []
+            for down, right in ((0, 0), (-2, -2), (-2, 2), (2, -2), (2, 2)):  # the patch, and its four neighbours
+                for channel in range(2):
+                    for i in range(4):
+                        for j in range(4):
+                            at = (4 * row + i + down, 4 * column + j + right)
+                            features.append(x[0, channel][at] if min(at) >= 0 and max(at) < 8 else torch.zeros(()))
+            features = torch.stack(features)
+            deviation = features.var(unbiased=False).add(1e-5).sqrt()
+            normed = (features - features.mean()) / deviation * embed.norm.weight + embed.norm.bias
+            expected = embed.proj.weight @ normed + embed.proj.bias
+            torch.testing.assert_close(tokens[0, 2 * row + column], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_locality_attention_is_softmax_over_the_others_at_a_learned_temperature():
+    model = models.create("vit", 3, seed=0, image_size=8, patch=4, dim=6, heads=2, lsa=True)
+    attention = model.blocks[0].attn
+    assert attention.scale.tolist() == pytest.approx([3**-0.5] * 2)
+    with torch.no_grad():
+        attention.scale.copy_(torch.tensor([0.5, 2.0]))
+    x = torch.randn(2, 5, 6, generator=torch.Generator().manual_seed(0))
+    q, k, v = (x @ attention.qkv.weight.T).chunk(3, dim=-1)
+    heads = []
+    for head, scale in enumerate((0.5, 2.0)):
+        part = slice(3 * head, 3 * head + 3)
+        weights = (scale * q[..., part] @ k[..., part].transpose(1, 2)).exp() * (1 - torch.eye(5))
+        heads.append(weights / weights.sum(-1, keepdim=True) @ v[..., part])
+    expected = torch.cat(heads, dim=-1) @ attention.proj.weight.T + attention.proj.bias
+    torch.testing.assert_close(attention(x), expected, rtol=1e-4, atol=1e-5)
+    attention(x).sum().backward()
+    assert bool((attention.scale.grad != 0).all())
+    assert not any("others" in key for key in model.state_dict())  # a constant, no part of a checkpoint
+
+
 SMALL = {
     "mlp": {"inputs": 12, "widths": [5, 6]},
     "vit": {"image_size": 16, "patch": 4, "dim": 12, "depth": 2, "heads": 3, "mlp_ratio": 1.5, "in_channels": 1},
-    **{name: {"width": 4, "image_size": 16, "in_channels": 2} for name in models.names() if name.startswith("resnet")},
+    "pit": {"image_size": 16, "patch": 4, "dims": [4, 8], "depths": [1, 2], "heads": [2, 4], "in_channels": 1},
+    **{
+        name: {"width": 4, "image_size": 16, "in_channels": 2}
+        for name in models.names()
+        if name.startswith(("resnet", "wrn"))
+    },
 }
 
 
@@ -100,7 +255,7 @@ def test_mlp_flattens_images():
     assert torch.equal(model(image), model(image.reshape(2, 64)))
 
 
-@pytest.mark.parametrize("name", ["mlp", "resnet20", "vit"])
+@pytest.mark.parametrize("name", ["mlp", "pit", "resnet20", "vit", "wrn22_2"])
 def test_a_seed_decides_the_weights_and_leaves_the_global_generator_alone(name):
     before = torch.get_rng_state()
     first, again, other = (models.create(name, 3, seed=seed, **SMALL[name]).state_dict() for seed in (5, 5, 6))
@@ -158,6 +313,14 @@ def test_drop_path_drops_whole_samples_in_training_only():
         ("vit", {"drop_path": 1.0}, "drop_path is 1.0"),
         ("vit", {"mlp_ratio": "2"}, "mlp_ratio is '2': give a number"),
         ("vit", {"mlp_ratio": -1}, "mlp_ratio is -1"),
+        ("vit", {"spt": 1}, "spt is 1: give true or false"),
+        ("vit", {"depth": True}, "depth is True: give a whole number"),
+        ("vit", {"patch": 1, "spt": True}, "patch is 1: shifted patches move by half a patch"),
+        ("pit", {"depths": [2, 6]}, "dims, depths and heads have 3, 2 and 3 entries"),
+        ("pit", {"dims": [96, 144, 288]}, "dims holds 96 before 144"),
+        ("pit", {"heads": [2, 5, 8]}, "dim 192 is no multiple of heads 5"),
+        ("wrn22_2", {"dropout": 1}, "dropout is 1: give a probability"),
+        ("wrn_22_2", {}, "unknown model 'wrn_22_2': did you mean wrn22_2"),
     ],
 )
 def test_what_cannot_be_built_is_refused_in_one_sentence(name, options, sentence):

@@ -12,16 +12,21 @@ from typing import Any
 
 import torch
 
-from pathgrow.errors import UserError, unknown_name
+from pathgrow.errors import unknown_name
 from pathgrow.models.mlp import MLP
+from pathgrow.models.options import check_option
+from pathgrow.models.pit import PiT
 from pathgrow.models.reference import ReferenceModel
 from pathgrow.models.resnet_cifar import ResNetCifar
 from pathgrow.models.resnet_imagenet import ResNet
+from pathgrow.models.timm_model import TimmModel, timm_defaults
 from pathgrow.models.vit import ViT
+from pathgrow.models.wide_resnet import WideResNet
 from pathgrow.rng import generator
 
 _MODELS: dict[str, Callable[..., ReferenceModel]] = {
     "mlp": MLP,
+    "pit": PiT,
     "resnet18": partial(ResNet, 18),
     "resnet20": partial(ResNetCifar, 20),
     "resnet32": partial(ResNetCifar, 32),
@@ -31,14 +36,17 @@ _MODELS: dict[str, Callable[..., ReferenceModel]] = {
     "resnet56": partial(ResNetCifar, 56),
     "resnet110": partial(ResNetCifar, 110),
     "vit": ViT,
+    "wrn22_2": partial(WideResNet, 22),
+    "wrn28_2": partial(WideResNet, 28),
 }
+_TIMM = "timm:"
 
 
 def names() -> list[str]:
-    """Every model that `create` knows.
+    """Every model that `create` knows, but for those of timm: `timm:NAME` is one for each of `timm.list_models()`.
 
-    >>> names()[:3]
-    ['mlp', 'resnet18', 'resnet20']
+    >>> names()[-3:]
+    ['vit', 'wrn22_2', 'wrn28_2']
     """
     return list(_MODELS)
 
@@ -49,8 +57,10 @@ def defaults(name: str) -> dict[str, Any]:
     >>> defaults("resnet20")
     {'in_channels': 3, 'width': 16, 'image_size': 32}
     """
+    if name.startswith(_TIMM):
+        return timm_defaults(name.removeprefix(_TIMM))
     if name not in _MODELS:
-        raise unknown_name("model", name, _MODELS)
+        raise unknown_name("model", name, [*_MODELS, "timm:NAME"])
     parameters = inspect.signature(_MODELS[name]).parameters
     return {key: p.default for key, p in parameters.items() if key not in ("classes", "generator")}
 
@@ -61,7 +71,7 @@ def create(name: str, classes: int, *, seed: int | None = None, **options: Any) 
     Parameters
     ----------
     name : str
-        One of `names()`.
+        One of `names()`, or `timm:` and a name of timm's (an extra: `pip install 'pathgrow[timm]'`).
     classes : int
         Number of outputs.
     seed : int, optional
@@ -77,36 +87,21 @@ def create(name: str, classes: int, *, seed: int | None = None, **options: Any) 
     torch.Size([1, 10])
     """
     known = defaults(name)
-    _check("classes", classes, like=1)
+    check_option("classes", classes, like=1)
     for key, value in options.items():
         if key not in known:
             raise unknown_name(f"option of {name}", key, known)
-        _check(key, value, like=known[key])
+        check_option(key, value, like=known[key])
+    if name.startswith(_TIMM):
+        # timm's own sizes, not those of our signature.
+        build: Callable[..., ReferenceModel] = partial(TimmModel, name.removeprefix(_TIMM), **{**known, **options})
+    else:
+        build = partial(_MODELS[name], **options)
     if seed is None:
-        return _MODELS[name](classes, **options)
+        return build(classes)
     # Constructors of torch modules draw first weights from the global generator before ours replace them.
     with torch.random.fork_rng(devices=[]):
-        return _MODELS[name](classes, generator=generator(seed, "model", name), **options)
-
-
-def _check(key: str, value: object, like: object) -> None:
-    """Sizes must be whole and positive, and the other options of the kind of their default."""
-    wanted, fits = {
-        int: ("a whole number of at least 1", _is_size(value)),
-        float: ("a number", isinstance(value, int | float) and not isinstance(value, bool)),
-        str: ("a text", isinstance(value, str)),
-        tuple: ("a list of whole numbers of at least 1", _is_sizes(value)),
-    }[type(like)]
-    if not fits:
-        raise UserError(f"{key} is {value!r}: give {wanted}")
-
-
-def _is_size(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def _is_sizes(value: object) -> bool:
-    return isinstance(value, list | tuple) and all(_is_size(item) for item in value)
+        return build(classes, generator=generator(seed, "model", name))
 
 
 __all__ = ["ReferenceModel", "create", "defaults", "names"]

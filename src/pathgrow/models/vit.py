@@ -1,4 +1,4 @@
-"""The small-image vision transformer of Lee et al. (2021), without their tokenizer and attention changes."""
+"""The small-image vision transformer of Lee et al. (2021), with or without their tokenizer and attention."""
 
 from __future__ import annotations
 
@@ -8,49 +8,34 @@ from torch import Tensor, nn
 
 from pathgrow.errors import UserError
 from pathgrow.models.init import xavier_
+from pathgrow.models.options import check_heads, check_patch, check_probability, hidden_units
 from pathgrow.models.reference import ReferenceModel
+from pathgrow.models.transformer import Attention, Block, LocalityAttention, Patches
 
 
-class Attention(nn.Module):
-    """Multi-head self-attention; rows of `qkv.weight`: a third each of queries, keys and values, in this order."""
+class ShiftedPatches(nn.Module):
+    """Tokens that see half a patch beyond their own patch in every direction (SPT).
 
-    def __init__(self, dim: int, heads: int) -> None:
+    The image and its four diagonal shifts by half a patch lie side by side as channels before it is cut into patches.
+    """
+
+    def __init__(self, in_channels: int, dim: int, patch: int) -> None:
         super().__init__()
-        self.heads = heads
-        self.qkv = nn.Linear(dim, 3 * dim, bias=False)
-        self.proj = nn.Linear(dim, dim)
+        if patch % 2:
+            raise UserError(f"patch is {patch}: shifted patches move by half a patch, choose an even one")
+        self.patch = patch
+        self.norm = nn.LayerNorm(5 * in_channels * patch**2)
+        self.proj = nn.Linear(5 * in_channels * patch**2, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        batch, tokens, dim = x.shape
-        queries, keys, values = (
-            self.qkv(x).reshape(batch, tokens, 3, self.heads, dim // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
-        )
-        mixed = F.scaled_dot_product_attention(queries, keys, values)
-        out: Tensor = self.proj(mixed.transpose(1, 2).reshape(batch, tokens, dim))
-        return out
-
-
-class Block(nn.Module):
-    """Pre-norm transformer block; in training a whole branch is dropped per sample with probability `drop_path`."""
-
-    def __init__(self, dim: int, heads: int, hidden: int, drop_path: float) -> None:
-        super().__init__()
-        self.drop_path = drop_path
-        self.norm1 = nn.LayerNorm(dim)
-        self.attn = Attention(dim, heads)
-        self.norm2 = nn.LayerNorm(dim)
-        self.fc1 = nn.Linear(dim, hidden)
-        self.fc2 = nn.Linear(hidden, dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self._kept(self.attn(self.norm1(x)))
-        return x + self._kept(self.fc2(F.gelu(self.fc1(self.norm2(x)))))
-
-    def _kept(self, branch: Tensor) -> Tensor:
-        if not self.training or self.drop_path == 0:
-            return branch
-        # Dropout of one value per sample is 0 or 1/(1 - p): exactly the scaled stochastic depth that is wanted.
-        return branch * F.dropout(branch.new_ones(branch.shape[0], 1, 1), self.drop_path)
+        height, width = x.shape[-2:]
+        half = self.patch // 2
+        padded = F.pad(x, (half, half, half, half))
+        corners = [(row, column) for row in (0, 2 * half) for column in (0, 2 * half)]
+        shifts = [padded[:, :, row : row + height, column : column + width] for row, column in corners]
+        patches = F.pixel_unshuffle(torch.cat([x, *shifts], dim=1), self.patch).flatten(2).transpose(1, 2)
+        tokens: Tensor = self.proj(self.norm(patches))
+        return tokens
 
 
 class ViT(ReferenceModel):
@@ -64,6 +49,10 @@ class ViT(ReferenceModel):
         Hidden units of a block's MLP over `dim`.
     drop_path : float
         Probability of dropping a branch, the same at every depth; 0.1 in the paper's recipe.
+    spt : bool
+        Shifted patch tokenization: a token reads its neighbourhood, not its patch alone.
+    lsa : bool
+        Locality self-attention: no token attends to itself, and the softmax temperature of a head is learned.
     """
 
     def __init__(
@@ -78,24 +67,24 @@ class ViT(ReferenceModel):
         mlp_ratio: float = 2.0,
         in_channels: int = 3,
         drop_path: float = 0.0,
+        spt: bool = False,
+        lsa: bool = False,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__((in_channels, image_size, image_size))
-        if image_size % patch:
-            raise UserError(
-                f"image_size {image_size} is no multiple of patch {patch}: choose a patch size that divides it"
-            )
-        if dim % heads:
-            raise UserError(f"dim {dim} is no multiple of heads {heads}: choose a number of heads that divides it")
-        hidden = round(mlp_ratio * dim)
-        if hidden < 1:
-            raise UserError(f"mlp_ratio is {mlp_ratio}: give a positive number that leaves at least one hidden unit")
-        if not 0 <= drop_path < 1:
-            raise UserError(f"drop_path is {drop_path}: give a probability from 0 up to, not including, 1")
-        self.patch_embed = nn.Conv2d(in_channels, dim, patch, stride=patch)
+        check_patch(image_size, patch)
+        check_heads(dim, heads)
+        check_probability("drop_path", drop_path)
+        hidden = hidden_units(dim, mlp_ratio)
+        tokens = (image_size // patch) ** 2 + 1
+        self.patch_embed = (ShiftedPatches if spt else Patches)(in_channels, dim, patch)
         self.cls_token = nn.Parameter(torch.empty(1, 1, dim))
-        self.pos_embed = nn.Parameter(torch.empty(1, (image_size // patch) ** 2 + 1, dim))
-        self.blocks = nn.Sequential(*(Block(dim, heads, hidden, drop_path) for _ in range(depth)))
+        self.pos_embed = nn.Parameter(torch.empty(1, tokens, dim))
+        blocks = []
+        for _ in range(depth):
+            attention = LocalityAttention(dim, heads, tokens) if lsa else Attention(dim, heads)
+            blocks.append(Block(attention, dim, hidden, drop_path))
+        self.blocks = nn.Sequential(*blocks)
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, classes)
         xavier_(self, generator)
@@ -104,7 +93,7 @@ class ViT(ReferenceModel):
         nn.init.normal_(self.pos_embed, std=0.02, generator=generator)
 
     def forward(self, x: Tensor) -> Tensor:
-        patches = self.patch_embed(x).flatten(2).transpose(1, 2)
+        patches = self.patch_embed(x)
         tokens = torch.cat([self.cls_token.expand(len(x), -1, -1), patches], dim=1) + self.pos_embed
         logits: Tensor = self.head(self.norm(self.blocks(tokens))[:, 0])
         return logits

@@ -1,0 +1,91 @@
+"""Wide residual networks for small images (Zagoruyko & Komodakis 2016): the nets of RigL and Sparse Momentum."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pathgrow.errors import UserError
+from pathgrow.models.init import kaiming_
+from pathgrow.models.options import check_probability
+from pathgrow.models.reference import ReferenceModel
+
+
+class PreActBlock(nn.Module):
+    """Batch norm, ReLU and a 3x3 convolution, twice, with dropout between the convolutions.
+
+    Where the shape changes, the shortcut is a 1x1 convolution of the input after its batch norm and ReLU.
+    """
+
+    def __init__(self, channels_in: int, channels_out: int, stride: int, dropout: float) -> None:
+        super().__init__()
+        self.dropout = dropout
+        self.bn1 = nn.BatchNorm2d(channels_in)
+        self.conv1 = nn.Conv2d(channels_in, channels_out, 3, stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels_out)
+        self.conv2 = nn.Conv2d(channels_out, channels_out, 3, padding=1, bias=False)
+        changes = stride != 1 or channels_in != channels_out
+        self.shortcut = nn.Conv2d(channels_in, channels_out, 1, stride, bias=False) if changes else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        activated = F.relu(self.bn1(x))
+        y = F.relu(self.bn2(self.conv1(activated)))
+        y = F.dropout(y, self.dropout, self.training)
+        out: Tensor = self.conv2(y) + (x if self.shortcut is None else self.shortcut(activated))
+        return out
+
+
+class WideResNet(ReferenceModel):
+    """Three stages of pre-activation blocks at full, half and quarter resolution.
+
+    Parameters
+    ----------
+    depth : int
+        6n + 4 convolutions, shortcuts included: 16, 22, 28, 40.
+    widen : int
+        How many times wider the stages are than those of a ResNet of the same depth.
+    width : int
+        Channels of the stem, and of the first stage before it is widened.
+    dropout : float
+        Between the two convolutions of a block; 0.3 in Sparse Momentum, 0 in RigL.
+    image_size : int
+        Only the size of `example_input`; the network takes any.
+    """
+
+    def __init__(
+        self,
+        depth: int,
+        classes: int,
+        *,
+        widen: int = 2,
+        in_channels: int = 3,
+        width: int = 16,
+        image_size: int = 32,
+        dropout: float = 0.0,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__((in_channels, image_size, image_size))
+        if depth < 10 or (depth - 4) % 6:
+            raise UserError(f"a wide ResNet cannot have depth {depth}: it needs 6n + 4 convolutions, such as 22 or 28")
+        check_probability("dropout", dropout)
+        blocks = (depth - 4) // 6
+        widths = [width * widen * 2**stage for stage in range(3)]
+        self.conv1 = nn.Conv2d(in_channels, width, 3, padding=1, bias=False)
+        self.layer1 = _stage(width, widths[0], blocks, 1, dropout)
+        self.layer2 = _stage(widths[0], widths[1], blocks, 2, dropout)
+        self.layer3 = _stage(widths[1], widths[2], blocks, 2, dropout)
+        self.bn = nn.BatchNorm2d(widths[2])
+        self.fc = nn.Linear(widths[2], classes)
+        kaiming_(self, generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer3(self.layer2(self.layer1(self.conv1(x))))
+        x = F.adaptive_avg_pool2d(F.relu(self.bn(x)), 1).flatten(1)
+        logits: Tensor = self.fc(x)
+        return logits
+
+
+def _stage(channels_in: int, channels_out: int, blocks: int, stride: int, dropout: float) -> nn.Sequential:
+    first = PreActBlock(channels_in, channels_out, stride, dropout)
+    return nn.Sequential(first, *(PreActBlock(channels_out, channels_out, 1, dropout) for _ in range(blocks - 1)))

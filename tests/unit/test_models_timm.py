@@ -1,0 +1,93 @@
+"""Models of timm by name: built as timm builds them, seeded and refused as our own are."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from pathgrow import models
+from pathgrow.errors import UserError
+
+timm = pytest.importorskip("timm")
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("resnet18", {"image_size": 32}),
+        ("vit_tiny_patch16_224", {"image_size": 32, "in_channels": 1}),  # positions for 4 patches, not for 196
+        ("mobilenetv3_small_050", {"image_size": 32, "dropout": 0.2, "drop_path": 0.1}),
+    ],
+)
+def test_the_model_is_timms(name, options):
+    model = models.create(f"timm:{name}", 7, seed=3, **options)
+    example = model.example_input()
+    assert example.shape == (1, options.get("in_channels", 3), 32, 32)
+    assert model.eval()(example).shape == (1, 7)
+    sized = {"img_size": 32} if name.startswith("vit") else {}
+    theirs = timm.create_model(name, num_classes=7, in_chans=example.shape[1], **sized)
+    assert {key: value.shape for key, value in model.net.state_dict().items()} == {
+        key: value.shape for key, value in theirs.state_dict().items()
+    }
+
+
+def test_a_seed_decides_the_weights_and_leaves_the_global_generator_alone():
+    before = torch.get_rng_state()
+    first = models.create("timm:resnet10t", 3, seed=5).state_dict()
+    torch.rand(3)
+    moved = torch.get_rng_state()
+    again, other = (models.create("timm:resnet10t", 3, seed=seed).state_dict() for seed in (5, 6))
+    assert torch.equal(moved, torch.get_rng_state())
+    assert not torch.equal(before, moved)
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    weights = [key for key in first if first[key].dim() > 1]
+    assert all(not torch.equal(first[key], other[key]) for key in weights)
+
+
+def test_without_a_seed_weights_come_from_the_global_generator():
+    torch.manual_seed(0)
+    ours = models.create("timm:resnet10t", 3).net.state_dict()
+    torch.manual_seed(0)
+    theirs = timm.create_model("resnet10t", num_classes=3).state_dict()
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+
+
+def test_defaults_are_those_of_the_architecture():
+    assert models.defaults("timm:resnet18") == {
+        "image_size": 224, "in_channels": 3, "dropout": 0.0, "drop_path": 0.0,
+    }  # fmt: skip
+    assert models.defaults("timm:resnet10t")["image_size"] == 176
+    assert models.create("timm:test_vit", 3).example_input().shape == (1, 3, 160, 160)
+
+
+def test_dropout_reaches_the_model():
+    model = models.create("timm:resnet10t", 3, dropout=0.25, drop_path=0.5)
+    assert model.net.drop_rate == 0.25
+    rates = [module.drop_prob for module in model.net.modules() if hasattr(module, "drop_prob")]
+    assert max(rates) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("timm:resnet81", {}, r"unknown timm model 'resnet81': did you mean timm:resnet\w+.*\(timm.list_models"),
+        ("timm:", {}, r"unknown timm model ''"),
+        ("timm:hf-hub:someone/resnet18", {}, "unknown timm model 'hf-hub:someone/resnet18'"),
+        ("timm:resnet18", {"width": 3}, "unknown option of timm:resnet18 'width'"),
+        ("timm:resnet18", {"pretrained": True}, "unknown option of timm:resnet18 'pretrained'"),
+        ("timm:resnet18", {"image_size": 2.5}, "image_size is 2.5: give a whole number"),
+        ("timm:resnet18", {"dropout": 1.5}, "dropout is 1.5: give a probability"),
+        ("timm:vgg11", {"drop_path": 0.1}, "timm cannot build 'vgg11' with .*drop_path_rate=0.1 .*: leave options out"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_in_one_sentence(name, options, sentence):
+    with pytest.raises(UserError, match=sentence):
+        models.create(name, 10, **options)
+
+
+def test_without_timm_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(UserError, match=r"timm library, which is not installed: pip install 'pathgrow\[timm\]'"):
+        models.defaults("timm:resnet18")
