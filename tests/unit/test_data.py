@@ -54,7 +54,7 @@ def test_folds_rotate_and_seeds_shuffle() -> None:
 
 def test_loading_is_deterministic() -> None:
     first = data.load("digits", fold=1)
-    data.load.cache_clear()
+    data._embedded.cache_clear()
     assert torch.equal(first.train.images, data.load("digits", fold=1).train.images)
 
 

@@ -1,0 +1,49 @@
+"""Where data lie on disk, and what to say when they do not."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pathgrow.errors import UserError
+
+VARIABLE = "PATHGROW_DATA"
+
+
+def data_root(root: str | os.PathLike[str] | None) -> Path:
+    """The folder of all data, as an absolute path: the one given, else PATHGROW_DATA, else `data` right here."""
+    chosen = root or os.environ.get(VARIABLE) or "data"
+    return Path(os.path.abspath(Path(chosen).expanduser()))
+
+
+def find(name: str, root: Path, folder: str, marker: str) -> Path:
+    """The official folder of a data set: in the root, one level below it, or the root itself.
+
+    Parameters
+    ----------
+    marker
+        Something that the folder must hold, so that the root itself can be told from a folder of data sets.
+    """
+    for place in (root / folder, root):
+        if (place / marker).exists():
+            return place
+    below = sorted(place.parent for place in root.glob(f"*/{folder}/{marker}"))
+    if len(below) > 1:
+        listed = " and ".join(str(place) for place in below)
+        raise UserError(f"{name} lies in {root} more than once ({listed}): name one of these folders as data root")
+    if below:
+        return below[0]
+    missing = f"{root / folder} has no {marker}" if (root / folder).is_dir() else f"{root / folder} was not found"
+    raise UserError(f"{missing}, where {name} is looked for: {advice(name, root)}")
+
+
+def advice(name: str, root: Path) -> str:
+    """How to come by a data set, for the end of a sentence."""
+    return (
+        f"get it with `pathgrow data get {name} --data-root {root}`, or name the folder that holds it with --data-root"
+    )
+
+
+def renew(name: str, folder: Path) -> str:
+    """How to replace a copy that is of no use, for the end of a sentence."""
+    return f"delete {folder} and get the data anew with `pathgrow data get {name} --data-root {folder.parent}`"
