@@ -141,6 +141,8 @@ class Attached:
         """Optimizer steps so far."""
         self.last_reading = Reading()
         """What the last change of the masks had to look at."""
+        self.companions: dict[str, Any] = {}
+        """What an engine made for this attachment (a captured step), kept as long as it: gone at `detach`."""
         self._example_input = example_input
         self._parameters = parameters
         self._rule = rule
@@ -149,6 +151,7 @@ class Attached:
         self._seed = seed
         self._points: list[Point] = []
         self._stopped: Stop | None = None
+        self._driven = False
         # Counted once: a step clock asks at every step, and counting waits for the device.
         self._num, self._num_on = masks.num, masks.num_on
         self._keep = enforce.keep_tensors(parameters, masks)
@@ -268,6 +271,7 @@ class Attached:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        self.companions.clear()
         _IN_USE.discard(self.optimizer)
         for parameter in self._parameters.values():
             _MASKED.pop(parameter, None)
@@ -280,25 +284,62 @@ class Attached:
         if self.method.clock == "round":
             # Nobody needs dense gradients here, and whoever clips their norm must see those that count.
             handles += [
-                parameter.register_post_accumulate_grad_hook(partial(_mask_gradient_, bits=self._keep[name]))
+                parameter.register_post_accumulate_grad_hook(partial(self._mask_gradient_, keep=self._keep[name]))
                 for name, parameter in self._parameters.items()
                 if parameter.requires_grad
             ]
         return handles
 
+    def _mask_gradient_(self, parameter: Tensor, *, keep: Tensor) -> None:
+        assert parameter.grad is not None
+        if not self._driven:
+            enforce.mask_(parameter.grad, keep)
+
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._driven:
+            return
         self._refuse_average("trained")
         if self.method.clock == "step" and (due := self._due()) is not None:
             net = self._net(lambda: (_dense_gradients(self._parameters), 0))
             self._change_(due, net, generator(self._seed, "change", self.step))
-        enforce.mask_gradients_(self._parameters, self._keep)
+        self.mask_gradients_()
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not self._driven:
+            self.mask_weights_()
+            self.stepped_()
+
+    # For engines, whose captured steps run no hooks
+
+    @contextmanager
+    def driven(self) -> Iterator[None]:
+        """Inside the block the hooks rest, and whoever drives the optimizer calls the three methods below itself."""
+        self._refuse_average("trained")
+        before, self._driven = self._driven, True
+        try:
+            yield
+        finally:
+            self._driven = before
+
+    def mask_gradients_(self) -> None:
+        """Zero the gradients of weights that are off: after the backward pass, before clipping. Can be captured."""
+        enforce.mask_gradients_(self._parameters, self._keep)
+
+    def mask_weights_(self) -> None:
+        """Zero weights and optimizer state that are off: after the optimizer's step. Can be captured."""
         enforce.mask_weights_(self._parameters, self._keep)
-        enforce.mask_slots_(optimizer, self._parameters, self._keep)
+        enforce.mask_slots_(self.optimizer, self._parameters, self._keep)
+
+    def stepped_(self) -> None:
+        """A step was made: the clock goes on and the average takes the weights in. Not to be captured."""
         self.step += 1
         if self._average is not None:
             self._average.step_(self.step)
+
+    @property
+    def change_is_due(self) -> bool:
+        """The method wants to change masks at the next step, by its dense gradients: leave that one to the hooks."""
+        return self.method.clock == "step" and self._due() is not None
 
     def _due(self) -> Change | None:
         """The change that the schedule asks for now."""
@@ -370,11 +411,6 @@ class Attached:
                 f"this state was saved {saved} a weight average and this model is attached {attached} one: "
                 "attach with the `average` it was saved with"
             )
-
-
-def _mask_gradient_(parameter: Tensor, *, bits: Tensor) -> None:
-    assert parameter.grad is not None
-    enforce.mask_(parameter.grad, bits)
 
 
 def _dense_gradients(parameters: Mapping[str, Parameter]) -> dict[str, Tensor]:

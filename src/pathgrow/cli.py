@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO, cast
 
 import typer
 
+from pathgrow.cli_data import data_app
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.version import __version__
 
@@ -27,6 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(data_app, name="data")
 
 # A wrong option or argument. It has no one name: old versions of typer stand on click, new ones on a copy of it.
 _UsageError = cast("type[Exception]", typer.BadParameter.__base__)
@@ -129,7 +131,8 @@ def discover(
     model_option: Annotated[
         list[str] | None, _text("NAME=VALUE", "As width=8, or a list as widths=8,8; repeatable.")
     ] = None,
-    budget: Annotated[int | None, _whole("EPOCHS", "Epochs of a dense training [80].")] = None,
+    recipe: Annotated[str | None, _text("NAME", "Training recipe, see `pathgrow recipes` [by data set].")] = None,
+    budget: Annotated[int | None, _whole("EPOCHS", "Epochs of a dense training [the recipe's].")] = None,
     delta: Annotated[float | None, _real("D", "Tolerated loss of accuracy [0.01].")] = None,
     reference: Annotated[str | None, _text("SCORE|dense", "Dense accuracy, or `dense` to train for it.")] = None,
     rule: Annotated[str | None, _text("NAME", "Density rule, see `pathgrow rules` [probe].")] = None,
@@ -140,7 +143,7 @@ def discover(
     seed_epochs: Annotated[int | None, _whole("EPOCHS", "Training of the seed network.")] = None,
     rough: Annotated[str | None, _text("N|F|adaptive", "A round: epochs, a share of the budget, adaptive.")] = None,
     final: Annotated[str | None, _text("fresh|grown", "Weights that trained-out networks begin with.")] = None,
-    probe_fraction: Annotated[float | None, _real("F", "Length of a probe without reference [0.3].")] = None,
+    probe_fraction: Annotated[float | None, _real("F", "Length of a probe without reference.")] = None,
     answer: Annotated[str | None, _text("delta|gain", "Answer that chooses the network handed back.")] = None,
     observe: Annotated[
         str | None, _text("annealed|average", "Weights that are scored: as they are, or averaged.")
@@ -151,6 +154,11 @@ def discover(
     ] = None,
     batch_size: Annotated[int | None, _whole("N", "Batch size of the recipe.")] = None,
     weight_decay: Annotated[float | None, _real("WD", "Weight decay of the recipe.")] = None,
+    device: Annotated[str | None, _text("cpu|cuda", "Where to train [a GPU if there is one].")] = None,
+    precision: Annotated[str | None, _text("fp32|bf16", "Of forward passes in training [bf16 on GPUs].")] = None,
+    step: Annotated[str | None, _text("captured|eager", "How a step is run [captured on GPUs].")] = None,
+    compile: Annotated[str | None, _text("on|off", "Compile the network [where it wins its time back].")] = None,
+    deterministic: Annotated[bool, typer.Option("--deterministic", help="Same bits in every run on a GPU.")] = False,
     seed: Annotated[int | None, _whole("N", "Of weights, masks and sample order [0].")] = None,
     threads: Annotated[int | None, _whole("N", "CPU threads [by the size of the network].")] = None,
     out: Annotated[Path | None, _text("DIR", "Run folder [runs/<what>-seed<N>].")] = None,
@@ -181,7 +189,17 @@ def discover(
         "probe_fraction": probe_fraction,
         "answer": answer,
         "observe": observe,
+        "recipe_name": recipe,
         "recipe": _without_none({"lr": lr, "batch_size": batch_size, "weight_decay": weight_decay}),
+        "engine": _without_none(
+            {
+                "device": device,
+                "precision": precision,
+                "step": step,
+                "compile": compile,
+                "deterministic": deterministic or None,
+            }
+        ),
         "seed": seed,
         "threads": threads,
     }
@@ -280,6 +298,17 @@ def list_models() -> None:
         typer.echo(f"{name:<12}{options}")
 
 
+@app.command("recipes")
+def list_recipes() -> None:
+    """List the training recipes."""
+    from pathgrow import recipes as table
+
+    for name in table.names():
+        recipe = table.recipe(name)
+        steps = f"{recipe.schedule}, {recipe.epochs} epochs of batches of {recipe.batch_size}"
+        typer.echo(f"{name:<18}{recipe.optimizer} lr {recipe.lr:g} wd {recipe.weight_decay:g}, {steps}")
+
+
 @app.command("methods")
 def list_methods() -> None:
     """List the growth methods."""
@@ -300,12 +329,3 @@ def list_rules() -> None:
 
 def _first_line(documented: object) -> str:
     return (inspect.getdoc(documented) or "").partition("\n")[0]
-
-
-@app.command("data")
-def list_data() -> None:
-    """List the data sets."""
-    from pathgrow import data as table
-
-    for name in table.names():
-        typer.echo(name)

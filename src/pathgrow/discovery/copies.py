@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 
+from pathgrow.attach import Attached
 from pathgrow.discovery.phases import Evaluate, Score
 from pathgrow.discovery.site import Site
 from pathgrow.discovery.snapshot import put_back_, take
@@ -25,7 +27,8 @@ def train_dense(site: Site) -> Record:
         attached = site.attach(model, optimizer, fixed(Masks.full(model, site.scope)))
         trained = site.train_(attached, stage, site.options.budget)
         attached.detach()
-        return Work(site.record(stage, attached, trained, round=0, epochs_before=0, began=began), *take(attached))
+        seconds = time.perf_counter() - began
+        return Work(site.record(stage, attached, trained, round=0, epochs_before=0, seconds=seconds), *take(attached))
 
     return site.stages.once(stage, work)
 
@@ -40,29 +43,53 @@ def score_dense(site: Site, evaluate: Evaluate) -> Score:
     return site.phases.score(attached, "dense", evaluate=evaluate)
 
 
-def train_out(site: Site, trunk: Trunk, stage: str, round: int, epochs_in_all: int) -> Record:
-    """The network of a visited round, trained until it has had `epochs_in_all`; it is kept if that is the budget.
+def train_out(
+    site: Site, trunk: Trunk, stages: Mapping[str, int], epochs_in_all: int, *, from_probe: Record | None = None
+) -> list[Record]:
+    """Networks of visited rounds, each trained until it has had `epochs_in_all`, side by side where that is possible.
 
-    Grown weights bring the epochs of the trunk along. Where those leave too few, a copy gets as many as the seed had,
-    because its training has to come to rest; its point says what it had in all.
+    Grown weights bring the epochs of the trunk along, and a network that goes on from its probe those of the probe.
+    Where they leave too few, a copy gets as many as the seed had, because its training has to come to rest; its point
+    says what it had in all.
+
+    Parameters
+    ----------
+    stages
+        Name of the stage to the round whose masks it takes.
+    from_probe
+        A probe of this very round to go on from, instead of beginning afresh.
     """
-    grown = site.options.final == "grown"
 
-    def work() -> Work:
+    def work(missing: Sequence[str]) -> list[Work]:
         began = time.perf_counter()
-        masks = trunk.masks(round)
-        if grown:
-            model, optimizer = trunk.copy_at(round)
-            had = trunk.rounds[round].point.epochs
-        else:
-            model, optimizer = site.copy()
-            fresh_(model, optimizer, site.initial, masks, derive(site.seed, "fresh", round), wiring=site.wiring)
-            had = 0
-        attached = site.attach(model, optimizer, fixed(masks))
-        epochs = max(epochs_in_all - had, min(epochs_in_all, site.options.num_seed_epochs))
-        trained = site.train_(attached, stage, epochs)
-        record = site.record(stage, attached, trained, round=round, epochs_before=had, began=began)
-        attached.detach()
-        return Work(record, *take(attached)) if epochs_in_all >= site.options.budget else Work(record)
+        copies = [_copy(site, trunk, stages[stage], from_probe) for stage in missing]
+        least = min(epochs_in_all, site.options.num_seed_epochs)
+        epochs = [max(epochs_in_all - had, least) for _, had in copies]
+        networks = [(attached, stage) for (attached, _), stage in zip(copies, missing, strict=True)]
+        trained = site.train_together_(networks, epochs)
+        each = (time.perf_counter() - began) / len(missing)
+        works = []
+        for stage, (attached, had), phase in zip(missing, copies, trained, strict=True):
+            record = site.record(stage, attached, phase, round=stages[stage], epochs_before=had, seconds=each)
+            attached.detach()
+            works.append(Work(record, *take(attached)))
+        return works
 
-    return site.stages.once(stage, work)
+    return site.stages.all_once(list(stages), work)
+
+
+def _copy(site: Site, trunk: Trunk, round: int, from_probe: Record | None) -> tuple[Attached, int]:
+    """The network of a round, ready to be trained, and the epochs it has had."""
+    masks = trunk.masks(round)
+    if site.options.final == "grown":
+        model, optimizer = trunk.copy_at(round)
+        return site.attach(model, optimizer, fixed(masks)), trunk.rounds[round].point.epochs
+    model, optimizer = site.copy()
+    fresh_(model, optimizer, site.initial, masks, derive(site.seed, "fresh", round), wiring=site.wiring)
+    attached = site.attach(model, optimizer, fixed(masks))
+    if from_probe is None:
+        return attached, 0
+    found = site.stages.tensors(from_probe.stage)
+    assert found is not None
+    put_back_(attached, *found)
+    return attached, from_probe.point.epochs

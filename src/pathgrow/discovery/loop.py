@@ -197,11 +197,9 @@ class Loop:
                     return verdict.reason
                 case Probe(rounds=rounds):
                     self._check_probes(rounds)
-                    for round in rounds:
-                        stage = f"probe-{round:03d}"
-                        self._probes[round] = train_out(
-                            self._site, self._trunk, stage, round, self._options.num_probe_epochs
-                        )
+                    stages = {f"probe-{round:03d}": round for round in rounds}
+                    records = train_out(self._site, self._trunk, stages, self._options.num_probe_epochs)
+                    self._probes |= dict(zip(rounds, records, strict=True))
                 case Grow():
                     if self._trunk.is_full:
                         raise RunFailed(
@@ -238,10 +236,13 @@ class Loop:
 
     def _hand_over(self, round: int) -> tuple[Record, bool]:
         """Put the trained-out network of a round into the user's model; whether it had to be trained for that."""
-        record = self._probes.get(round)
+        record = probe = self._probes.get(round)
         trained_anew = record is None or record.point.epochs < self._options.budget
         if record is None or trained_anew:
-            record = train_out(self._site, self._trunk, "final", round, self._options.budget)
+            ahead = probe if self._options.head_start and self._options.final == "fresh" else None
+            [record] = train_out(self._site, self._trunk, {"final": round}, self._options.budget, from_probe=ahead)
+            for other in self._probes.values():
+                self._site.store.forget_tensors(other.stage)
         found = self._site.stages.tensors(record.stage)
         assert found is not None
         self._trunk.hand_over_(self._trunk.masks(round), *found)

@@ -56,6 +56,8 @@ class Options:
     """Probes and the final network start from a fresh initialisation of the found mask, or from the grown weights."""
     probe_fraction: float = 0.3
     """Without a reference: length of a probe as a share of the budget. With one, a probe has the whole budget."""
+    head_start: bool = True
+    """A short probe of the round that is handed back is trained on, its epochs counting; False: all of them anew."""
     answer: Choice = "delta"
     """Which answer chooses the network that is handed back."""
     observe: Observe = "annealed"

@@ -6,10 +6,10 @@ import copy
 import inspect
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -17,12 +17,36 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pathgrow.attach import Attached
+from pathgrow.discovery.partial import Partial
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.ledger import counting
 from pathgrow.rng import derive
+from pathgrow.runs.store import Store
 
 Fit = Callable[[nn.Module, Optimizer, int], Any]
 Evaluate = Callable[[nn.Module], Any]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Job:
+    """A network to be trained."""
+
+    attached: Attached
+    epochs: int
+    seed: int
+    """Everything random about the training follows from it."""
+    progress: Partial | None = None
+    """Where a long training may leave its state, and finds it again after a kill."""
+
+
+@runtime_checkable
+class Trainer(Protocol):
+    """A `fit` that can do more: train several networks side by side, and go on in the middle of a training."""
+
+    def __call__(self, model: nn.Module, optimizer: Optimizer, epochs: int) -> Any: ...
+
+    def train(self, jobs: Sequence[Job]) -> list[int]:
+        """Train every job to its end; the number of samples that each took."""
 
 
 def check_calls(fit: Any, evaluate: Any) -> None:
@@ -140,6 +164,8 @@ class Phases:
         Its settings now are those that every phase begins with.
     average
         Score the running average of the weights instead of the weights.
+    store
+        Where a `Trainer` may leave long trainings half done.
     """
 
     patience = 3
@@ -147,8 +173,12 @@ class Phases:
     longest = 40
     """or after this many."""
 
-    def __init__(self, fit: Fit, evaluate: Evaluate, optimizer: Optimizer, *, seed: int, average: bool) -> None:
+    def __init__(
+        self, fit: Fit, evaluate: Evaluate, optimizer: Optimizer, *, seed: int, average: bool, store: Store
+    ) -> None:
         self._fit = fit
+        self._store = store
+        self._partials: dict[str, list[Partial]] = {}
         self._evaluate = evaluate
         self.settings = Hyperparameters(optimizer)
         self._seed = seed
@@ -160,6 +190,22 @@ class Phases:
             return self._train_adaptively_(attached, stage)
         num_samples = self._fit_(attached, stage, epochs)
         return Trained(num_epochs=epochs, num_samples=num_samples, score=self.score(attached, stage))
+
+    def train_together_(self, networks: Sequence[tuple[Attached, str]], epochs: Sequence[int]) -> list[Trained]:
+        """Train several networks, side by side where the training functions can; then score each."""
+        if isinstance(self._fit, Trainer):
+            counts = self._train_jobs_([(a, stage, n, 0) for (a, stage), n in zip(networks, epochs, strict=True)])
+        else:
+            counts = [self._fit_(a, stage, n) for (a, stage), n in zip(networks, epochs, strict=True)]
+        return [
+            Trained(num_epochs=n, num_samples=count, score=self.score(attached, stage))
+            for (attached, stage), n, count in zip(networks, epochs, counts, strict=True)
+        ]
+
+    def forget_partials(self, stage: str) -> None:
+        """A stage is stored: its trainings need not be kept half done."""
+        for partial in self._partials.pop(stage, []):
+            partial.forget()
 
     def train_to_plateau_(self, attached: Attached, stage: str, epochs: int, more: int, gain: float) -> Trained:
         """Train `epochs`, then `more` at a time while each time gains more than `gain`, to at most twice `epochs`."""
@@ -186,9 +232,29 @@ class Phases:
         return Trained(num_epochs=epoch, num_samples=num_samples, score=score)
 
     def _fit_(self, attached: Attached, stage: str, epochs: int, part: int = 0) -> int:
+        if isinstance(self._fit, Trainer):
+            return self._train_jobs_([(attached, stage, epochs, part)])[0]
         self.settings.restore_(attached.optimizer)
         with seeded(self._seed, stage, "fit", part), counting(attached.model) as counter:
             self._fit(attached.model, attached.optimizer, epochs)
+        self._end_fit(attached, stage)
+        return counter.samples
+
+    def _train_jobs_(self, asked: Sequence[tuple[Attached, str, int, int]]) -> list[int]:
+        assert isinstance(self._fit, Trainer)
+        jobs = []
+        for attached, stage, epochs, part in asked:
+            self.settings.restore_(attached.optimizer)
+            partial = Partial(self._store, f"partial-{stage}-{part}")
+            self._partials.setdefault(stage, []).append(partial)
+            seed = derive(self._seed, stage, "fit", part)
+            jobs.append(Job(attached=attached, epochs=epochs, seed=seed, progress=partial))
+        counts = self._fit.train(jobs)
+        for attached, stage, _, _ in asked:
+            self._end_fit(attached, stage)
+        return counts
+
+    def _end_fit(self, attached: Attached, stage: str) -> None:
         self.settings.restore_(attached.optimizer)
         for name, parameter in attached.model.named_parameters():
             if not bool(torch.isfinite(parameter).all()):
@@ -196,7 +262,6 @@ class Phases:
                     f"{name} is no longer finite after training in stage {stage}: training has diverged, "
                     "so lower the learning rate; the stages before it are kept"
                 )
-        return counter.samples
 
     def score(self, attached: Attached, stage: str, part: int = 0, evaluate: Evaluate | None = None) -> Score:
         """The network's score now, by the user's evaluation or by another one."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -46,8 +45,9 @@ class Site:
         self.example_input = example_input
         self.method = options.the_method()
         self.rule = options.the_rule()
-        self.stages = Stages(store, options.observer)
-        self.phases = Phases(fit, evaluate, optimizer, seed=seed, average=options.observe == "average")
+        average = options.observe == "average"
+        self.phases = Phases(fit, evaluate, optimizer, seed=seed, average=average, store=store)
+        self.stages = Stages(store, options.observer, on_stored=self.phases.forget_partials)
         # Copied before anything is trained, so that whatever users keep on their model is as fresh as its weights.
         self._pristine = copy_pair(model, optimizer)
         self.wiring = read(model, example_input)
@@ -94,6 +94,12 @@ class Site:
         self.options.observer.stage_begins(stage, epochs=epochs, density=attached.density)
         return self.phases.train_(attached, stage, epochs)
 
+    def train_together_(self, networks: Sequence[tuple[Attached, str]], epochs: Sequence[int]) -> list[Trained]:
+        """Phases of several networks, side by side where that is possible."""
+        for (attached, stage), num in zip(networks, epochs, strict=True):
+            self.options.observer.stage_begins(stage, epochs=num, density=attached.density)
+        return self.phases.train_together_(networks, epochs)
+
     def train_seed_(self, attached: Attached, stage: str) -> Trained:
         """The seed network to its own plateau: until half of its training once more gains less than half of delta.
 
@@ -113,7 +119,7 @@ class Site:
         *,
         round: int,
         epochs_before: int,
-        began: float,
+        seconds: float,
         growth_flops: int = 0,
         topology: Mapping[str, Any] | None = None,
     ) -> Record:
@@ -137,5 +143,5 @@ class Site:
             sample_flops=step_flops(self.wiring, masks),
             growth_flops=growth_flops,
             topology=topology,
-            seconds=time.perf_counter() - began,
+            seconds=seconds,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,22 +73,30 @@ class Work:
 class Stages:
     """Does each stage once."""
 
-    def __init__(self, store: Store, observer: Observer) -> None:
+    def __init__(self, store: Store, observer: Observer, on_stored: Callable[[str], None] = lambda stage: None) -> None:
         self.store = store
         self.observer = observer
+        self._on_stored = on_stored
 
     def once(self, stage: str, work: Callable[[], Work]) -> Record:
         """The record of a stage: found in the store, or worked out now and stored."""
-        found = self.store.load(stage)
-        if found is not None:
-            record = Record.from_facts(stage, found.facts)
-            self.observer.stage_ends(record, resumed=True)
-            return record
-        done = work()
-        # Told before it is stored: what an observer writes about a stage is then never missing from a stored one.
-        self.observer.stage_ends(done.record, resumed=False)
-        self.store.save(stage, {**done.record.facts(), "state": done.facts}, done.tensors)
-        return done.record
+        return self.all_once([stage], lambda missing: [work()])[0]
+
+    def all_once(self, stages: Sequence[str], work: Callable[[Sequence[str]], Sequence[Work]]) -> list[Record]:
+        """The records of several stages; those that are missing are worked out together."""
+        records: dict[str, Record] = {}
+        for stage in stages:
+            if (found := self.store.load(stage)) is not None:
+                records[stage] = Record.from_facts(stage, found.facts)
+                self.observer.stage_ends(records[stage], resumed=True)
+        missing = [stage for stage in stages if stage not in records]
+        for stage, done in zip(missing, work(missing) if missing else (), strict=True):
+            # Told before it is stored: what an observer writes about a stage is then never missing from a stored one.
+            self.observer.stage_ends(done.record, resumed=False)
+            self.store.save(stage, {**done.record.facts(), "state": done.facts}, done.tensors)
+            self._on_stored(stage)
+            records[stage] = done.record
+        return [records[stage] for stage in stages]
 
     def tensors(self, stage: str) -> tuple[Mapping[str, Tensor], Mapping[str, Any]] | None:
         """What a stage left for later ones, or None if it is not there (any more)."""

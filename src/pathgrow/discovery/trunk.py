@@ -59,15 +59,16 @@ class Trunk:
         def work() -> Work:
             began = time.perf_counter()
             trained, cost = self._work_(round, stage, num_on)
+            topology = measure(self.attached.model, self._site.example_input, self.attached.masks)
             record = self._site.record(
                 stage,
                 self.attached,
                 trained,
                 round=round,
                 epochs_before=self.rounds[-1].point.epochs if round else 0,
-                began=began,
                 growth_flops=cost,
-                topology=measure(self.attached.model, self._site.example_input, self.attached.masks).as_dict(),
+                topology=topology.as_dict(),
+                seconds=time.perf_counter() - began,
             )
             return Work(record, dict(self.attached.masks))
 

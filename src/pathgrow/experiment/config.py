@@ -14,12 +14,13 @@ from typing import Any, Literal
 import torch
 
 from pathgrow import data as datasets
-from pathgrow import methods, models
+from pathgrow import methods, models, recipes
 from pathgrow.density import rules
 from pathgrow.discovery import Options
+from pathgrow.engine import EngineOptions
 from pathgrow.errors import UserError, unknown_name
 from pathgrow.flops import forward_macs
-from pathgrow.train import Recipe, recipe_for
+from pathgrow.recipes import Recipe
 from pathgrow.wiring import read
 
 _FOR_DISCOVERY = (
@@ -35,6 +36,7 @@ _FOR_DISCOVERY = (
     "rough",
     "final",
     "probe_fraction",
+    "head_start",
     "answer",
     "observe",
 )
@@ -60,13 +62,17 @@ class Experiment:
     """Which samples are val and test."""
     model: str = "mlp"
     model_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    recipe: Recipe = dataclasses.field(default_factory=Recipe)
+    recipe_name: str = "digits"
+    recipe: Recipe = dataclasses.field(default_factory=lambda: recipes.recipe("digits"))
+    """What the name stands for, with what was changed of it."""
+    engine: EngineOptions = dataclasses.field(default_factory=EngineOptions)
     threads: int = 1
     """CPU threads: they cut sums into parts, so they decide the last bits and belong to the config."""
     seed: int = 0
     """Of weights, masks and the order of samples; the splits of the data depend on `fold` alone."""
 
     budget: int = 80
+    """From the recipe, unless another is asked for."""
     delta: float = 0.01
     reference: float | Literal["dense"] | None = None
     rule: str = "probe"
@@ -75,9 +81,10 @@ class Experiment:
     start_density: float | None = None
     target_density: float | None = None
     seed_epochs: int | None = None
-    rough: int | float | Literal["adaptive"] = 1 / 40
+    rough: int | float | Literal["adaptive"] = Options.rough
     final: str = "fresh"
-    probe_fraction: float = 0.3
+    probe_fraction: float = Options.probe_fraction
+    head_start: bool = True
     answer: str = "delta"
     observe: str = "annealed"
 
@@ -106,6 +113,7 @@ class Experiment:
             raise UserError(
                 f"reference {self.reference:g} was got, an accuracy from 0 to 1 is wanted: give for example {example:g}"
             )
+        self.engine.resolved()
         options = Options(**self.discovery())
         options.the_method()
         options.the_rule()
@@ -121,7 +129,10 @@ class Experiment:
         data, model = values.get("data", cls.data), values.get("model", cls.model)
         if data not in datasets.names():
             raise unknown_name("data set", str(data), datasets.names())
-        values["recipe"] = _recipe(data, values.get("recipe") or {})
+        values["recipe_name"] = values.get("recipe_name") or recipes.usual(data, str(model))
+        values["recipe"] = _recipe(values["recipe_name"], values.get("recipe") or {})
+        values["engine"] = _engine(values.get("engine") or {})
+        values.setdefault("budget", values["recipe"].epochs)
         values["model_options"] = _model_options(model, data, values)
         for name in _FLOATS & values.keys():
             if isinstance(values[name], int) and not isinstance(values[name], bool):
@@ -158,21 +169,24 @@ def _as_written(value: Any) -> Any:
     return value
 
 
-def _recipe(data: str, given: Any) -> Recipe:
+def _recipe(name: Any, given: Any) -> Recipe:
     if isinstance(given, Recipe):
         return given
     if not isinstance(given, Mapping):
         raise UserError(f"recipe {given!r} was got, a table of values is wanted: give for example {{'lr': 0.1}}")
-    default = recipe_for(data)
-    known = {field.name: field.type for field in dataclasses.fields(Recipe)}
-    for name, value in given.items():
+    return recipes.recipe(str(name)).changed(given)
+
+
+def _engine(given: Any) -> EngineOptions:
+    if isinstance(given, EngineOptions):
+        return given
+    if not isinstance(given, Mapping):
+        raise UserError(f"engine {given!r} was got, a table of values is wanted: give for example {{'device': 'cpu'}}")
+    known = {field.name for field in dataclasses.fields(EngineOptions)}
+    for name in given:
         if name not in known:
-            raise unknown_name("recipe key", name, known)
-        kinds = (int,) if name == "batch_size" else (int, float)
-        if isinstance(value, bool) or not isinstance(value, kinds):
-            raise UserError(f"{name} {value!r} was got in a recipe, a number is wanted: leave it out for the default")
-    numbers: dict[str, Any] = {n: value if n == "batch_size" else float(value) for n, value in given.items()}
-    return dataclasses.replace(default, **numbers)
+            raise unknown_name("engine key", name, known)
+    return EngineOptions(**given)
 
 
 def _model_options(model: Any, data: str, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+import torch
 
 from pathgrow import data as datasets
 from pathgrow import models
 from pathgrow.density.curve import Answer, Verdict
 from pathgrow.discovery import Discovery, Observer, Options, Record, discover
 from pathgrow.discovery.phases import Phases, Score
+from pathgrow.engine import Trainer
 from pathgrow.experiment.config import Experiment
 from pathgrow.report import write_all
 from pathgrow.report.progress import Progress, Silent
 from pathgrow.runs import RunFolder
-from pathgrow.train import few_threads, make_batches, make_evaluate, make_fit, make_loss, make_optimizer
 
 _USUAL_PROBES = 8
 
@@ -52,22 +56,31 @@ def expected_epochs(config: Experiment, out: str | os.PathLike[str]) -> int:
 
 def _work(config: Experiment, folder: RunFolder, progress: Progress) -> None:
     dataset = datasets.load(config.data, config.data_root, 0, config.fold)
-    model = models.create(config.model, dataset.classes, seed=config.seed, **config.model_options)
+    trainer = Trainer(
+        dataset,
+        config.recipe,
+        config.engine,
+        num_epochs=expected_epochs(config, folder.path),
+        on_epoch=progress.epoch,
+    )
+    model, optimizer = trainer.place(
+        models.create(config.model, dataset.classes, seed=config.seed, **config.model_options)
+    )
     found = discover(
         model,
-        make_optimizer(model, config.recipe),
-        make_fit(dataset.train, config.recipe, progress.epoch),
-        make_evaluate(dataset.val),
-        dataset.example_input(),
+        optimizer,
+        trainer,
+        trainer.evaluate(dataset.val),
+        dataset.example_input().to(trainer.mode.device),
         seed=config.seed,
         store=folder,
         observer=_Diary(folder, progress),
-        loss=make_loss(config.recipe),
-        batches=make_batches(dataset.train, config.recipe),
+        loss=trainer.loss,
+        batches=trainer.batches,
         **config.discovery(),
     )
     # Everything is decided: only now is the test split looked at, once.
-    network, dense = found.examine(make_evaluate(dataset.test))
+    network, dense = found.examine(trainer.evaluate(dataset.test))
     _write(config, folder, found, network, dense)
 
 
@@ -85,6 +98,17 @@ def _write(config: Experiment, folder: RunFolder, found: Discovery, network: Sco
         report["dense"]["test"] = {"score": dense.score, "loss": dense.loss}
     report["weights_sha256"] = weights_sha256
     folder.write_report(report)
+
+
+@contextmanager
+def few_threads(num_threads: int) -> Iterator[None]:
+    """Run with this many CPU threads: sums are cut into as many parts, so the count is part of a run's identity."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class _Diary(Observer):

@@ -1,0 +1,117 @@
+"""How training is carried out: device, precision, captured or eager. Chosen by measurement, changed by option."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import nn
+
+from pathgrow.errors import UserError, unknown_name
+
+Precision = Literal["auto", "fp32", "bf16"]
+StepKind = Literal["auto", "captured", "eager"]
+Compile = Literal["auto", "on", "off"]
+
+SECONDS_TO_COMPILE = 0.6
+"""Of a network on an H200 machine with cold caches, per layer with weights; ResNet-32 with its norms takes 40 s."""
+SAVED_BY_COMPILING = 0.23
+"""Share of a captured step's time: ResNet-32 at batch 128 goes from 39,000 to 51,000 images a second."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """What may be chosen about the engine. Nothing here changes what is computed beyond rounding.
+
+    On a GPU "auto" is bfloat16 and a step captured as one graph, compiled where the run is long enough to win the time
+    back. On a CPU it is float32, step by step: bfloat16 is 15 to 40 times slower on CPUs without units for it, and
+    compiling a ResNet takes longer than a demo.
+    """
+
+    device: str = "auto"
+    precision: Precision = "auto"
+    step: StepKind = "auto"
+    compile: Compile = "auto"
+    deterministic: bool = False
+    """Only algorithms that give the same bits each time, at some loss of speed on a GPU; a CPU always does."""
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("precision", Precision), ("step", StepKind), ("compile", Compile)):
+            if getattr(self, name) not in get_args(allowed):
+                raise unknown_name(f"value of {name}", str(getattr(self, name)), get_args(allowed))
+
+    def resolved(self) -> Mode:
+        """What this comes to on the machine at hand."""
+        device = self._device()
+        on_gpu = device.type == "cuda"
+        if self.step == "captured" and not on_gpu:
+            raise UserError(f"a captured step was asked for on {device.type}, which has no graphs: give step='eager'")
+        precision = self.precision if self.precision != "auto" else ("bf16" if on_gpu else "fp32")
+        return Mode(
+            device=device,
+            autocast=torch.bfloat16 if precision == "bf16" else None,
+            captured=on_gpu and self.step != "eager",
+            compile=self.compile if on_gpu or self.compile == "on" else "off",
+            deterministic=self.deterministic,
+        )
+
+    def _device(self) -> torch.device:
+        there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if self.device == "auto":
+            return torch.device("cuda", torch.cuda.current_device()) if there else torch.device("cpu")
+        kind, _, index = self.device.partition(":")
+        if kind not in ("cpu", "cuda") or (index and not index.isdecimal()):
+            raise UserError(f"device {self.device!r} was got, cpu or cuda is wanted: leave it out to choose")
+        if kind == "cpu":
+            return torch.device("cpu")
+        if int(index or 0) >= there:
+            raise UserError(
+                f"device {self.device} was asked for and torch sees {there} of them: give cpu, "
+                "or install a build of torch for this machine's GPU"
+            )
+        return torch.device("cuda", int(index) if index else torch.cuda.current_device())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mode:
+    """The engine's choices for one machine."""
+
+    device: torch.device
+    autocast: torch.dtype | None
+    captured: bool
+    compile: Compile
+    deterministic: bool = False
+
+    def place(self, model: nn.Module) -> nn.Module:
+        """The model on the device, convolutions laid out with channels last: the faster layout on GPUs and CPUs."""
+        model = model.to(self.device)
+        if any(isinstance(module, nn.Conv2d) for module in model.modules()):
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return model
+
+    def compiles(self, model: nn.Module, num_steps: int, step_seconds: float) -> bool:
+        """Whether compiling wins back its own time over this many steps."""
+        if self.compile != "auto":
+            return self.compile == "on"
+        num_layers = sum(1 for module in model.modules() if next(module.parameters(recurse=False), None) is not None)
+        return SAVED_BY_COMPILING * num_steps * step_seconds > SECONDS_TO_COMPILE * num_layers
+
+    @contextmanager
+    def settings(self) -> Iterator[None]:
+        """torch's global switches while the engine works, as they were afterwards."""
+        cudnn = torch.backends.cudnn
+        before = (cudnn.benchmark, cudnn.deterministic, torch.are_deterministic_algorithms_enabled())
+        if self.deterministic and self.device.type == "cuda":
+            # Read by cuBLAS when it starts; without it torch refuses matrix products in this mode.
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        cudnn.benchmark, cudnn.deterministic = not self.deterministic, self.deterministic
+        torch.use_deterministic_algorithms(self.deterministic)
+        try:
+            yield
+        finally:
+            cudnn.benchmark, cudnn.deterministic = before[0], before[1]
+            torch.use_deterministic_algorithms(before[2])

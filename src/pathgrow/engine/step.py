@@ -1,0 +1,250 @@
+"""One training step: forward, loss, backward, mask gradients, clip, optimizer, mask weights.
+
+The same sequence runs eagerly, and inside a CUDA graph that is captured once and replayed. The graph counts its own
+steps, reads its batch and learning rate from the feed's buffers and the masks where they are: growth edits these in
+place, and nothing is captured again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from pathgrow.attach import Attached
+from pathgrow.engine.feed import Feed
+from pathgrow.engine.mode import Mode
+from pathgrow.errors import UserError
+from pathgrow.recipes import Recipe
+
+_NUM_WARMUP = 3
+"""Steps before a capture, in which libraries choose algorithms and take their memory."""
+_NUM_TIMED = 8
+
+
+def forward_loss(
+    model: nn.Module, feed: Feed, step: int | Tensor, part: int, recipe: Recipe, autocast: torch.dtype | None
+) -> Tensor:
+    """The loss of one part of a step's batch, scaled so that the parts add up to the mean over the batch."""
+    images, targets = feed.batch(step)
+    if recipe.accumulate > 1:
+        images, targets = images.chunk(recipe.accumulate)[part], targets.chunk(recipe.accumulate)[part]
+    if images.shape[1] > 1:
+        images = images.contiguous(memory_format=torch.channels_last)
+    kind, lower = images.device.type, autocast or torch.bfloat16
+    # No cache: a captured graph would keep the cast copy of a weight that has changed since.
+    with torch.autocast(kind, lower, enabled=autocast is not None, cache_enabled=False):
+        logits = model(images)
+    loss = functional.cross_entropy(logits.float(), targets, label_smoothing=recipe.label_smoothing)
+    return loss / recipe.accumulate
+
+
+_compiled_forward_loss = torch.compile(forward_loss, dynamic=False)
+
+
+class EagerStep:
+    """A step as Python runs it: on CPUs, while masks change, and wherever nothing may be captured."""
+
+    def __init__(
+        self, attached: Attached, feed: Feed, recipe: Recipe, mode: Mode, module: nn.Module | None = None
+    ) -> None:
+        self.attached = attached
+        self._feed = feed
+        self._recipe = recipe
+        self._mode = mode
+        self._forward = forward_loss if mode.captured or mode.compile != "on" else _compiled_forward_loss
+        self._module = module if module is not None else attached.model
+        """What is called: the model itself, or a wrapper around it that talks to other processes."""
+        self._peaks = [float(group["lr"]) for group in attached.optimizer.param_groups]
+        self.loss: Tensor = torch.zeros((), device=mode.device)
+
+    def __call__(self, step: int) -> None:
+        """Train on one batch of the epoch."""
+        attached, optimizer = self.attached, self.attached.optimizer
+        rate = self._feed.rate(step)
+        for group, peak in zip(optimizer.param_groups, self._peaks, strict=True):
+            group["lr"] = peak * rate
+        if attached.change_is_due:
+            # The hooks of the attachment need the dense gradients of this step, so they are left to do all of it.
+            self._backward(step)
+            optimizer.step()
+            return
+        with attached.driven():
+            self._backward(step)
+            apply_gradients_(attached, self._recipe)
+        attached.stepped_()
+
+    def _backward(self, step: int) -> None:
+        self.attached.optimizer.zero_grad(set_to_none=True)
+        self.loss = backward(self._forward, self._module, self._feed, step, self._recipe, self._mode)
+
+
+class CapturedStep:
+    """A step as one CUDA graph on a stream of its own."""
+
+    def __init__(self, attached: Attached, feed: Feed, recipe: Recipe, mode: Mode, num_steps: int) -> None:
+        """Capture; `num_steps` is about how often the step will run, which decides whether compiling it pays."""
+        self.attached = attached
+        self._feed = feed
+        self._recipe = recipe
+        self._mode = mode
+        self._device = mode.device
+        self._optimizer = attached.optimizer
+        self._peaks = [float(group["lr"]) for group in self._optimizer.param_groups]
+        self._rates = [torch.zeros((), device=self._device) for _ in self._peaks]
+        self._index = torch.zeros((), dtype=torch.int64, device=self._device)
+        self.stream = torch.cuda.Stream(self._device)
+        self.noise = torch.cuda.default_generators[self._device.index].clone_state()
+        """Where dropout draws from: its own, so that networks side by side do not disturb each other."""
+        self.loss = torch.zeros((), device=self._device)
+        self.compiled = False
+        _give_slots_(self._optimizer)
+        with self._untouched(), torch.cuda.stream(self.stream), self._own_noise():
+            self._capture_(forward_loss)
+            if mode.compiles(attached.model, num_steps, self._seconds()):
+                self.compiled = True
+                # Every shape and network of a process shares one code object: the default limit of 8 is soon reached.
+                with torch._dynamo.config.patch(recompile_limit=256):
+                    self._capture_(_compiled_forward_loss)
+        self._addresses = self._where()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the graph still works on the tensors that the network has: a restored one may have others."""
+        return self._where() == self._addresses
+
+    def rewind_(self, step: int) -> None:
+        """The next replay is this step of the epoch."""
+        self._index.fill_(step)
+
+    def __call__(self, step: int) -> None:
+        """Replay; the graph knows which step it is."""
+        self._graph.replay()
+        self.attached.stepped_()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Run a step eagerly in between: the graph's gradients are kept from it, and its count goes on."""
+        gradients = [(parameter, parameter.grad) for parameter in self.attached.model.parameters()]
+        for parameter, _ in gradients:
+            parameter.grad = None
+        with self._own_noise():
+            yield
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        self._index += 1
+
+    def _capture_(self, forward: Any) -> None:
+        with self.attached.driven():
+            for _ in range(_NUM_WARMUP):
+                self._sequence_(forward)
+            torch.cuda.synchronize(self._device)
+            self._graph = torch.cuda.CUDAGraph()
+            # Other threads and streams of the process go on working meanwhile.
+            with torch.cuda.graph(self._graph, stream=self.stream, capture_error_mode="thread_local"):
+                self._sequence_(forward)
+
+    def _sequence_(self, forward: Any) -> None:
+        """What the graph holds."""
+        rate = self._feed.rate_on_device(self._index)
+        for group, peak, tensor in zip(self._optimizer.param_groups, self._peaks, self._rates, strict=True):
+            tensor.copy_(rate * peak)
+            group["lr"] = tensor
+        self._optimizer.zero_grad(set_to_none=True)
+        self.loss = backward(forward, self.attached.model, self._feed, self._index, self._recipe, self._mode)
+        apply_gradients_(self.attached, self._recipe)
+        # Warm-up may come to the end of the epoch; a training never reads beyond it.
+        self._index.add_(1).remainder_(self._feed.num_steps)
+
+    def _seconds(self) -> float:
+        """Of one replay."""
+        torch.cuda.synchronize(self._device)
+        began = time.perf_counter()
+        for _ in range(_NUM_TIMED):
+            self._graph.replay()
+        torch.cuda.synchronize(self._device)
+        return (time.perf_counter() - began) / _NUM_TIMED
+
+    @contextmanager
+    def _untouched(self) -> Iterator[None]:
+        """Warm-up and timing train the network: everything they change is put back."""
+        tensors = list(_trained_tensors(self.attached.model, self._optimizer))
+        copies = [tensor.detach().clone() for tensor in tensors]
+        torch.cuda.synchronize(self._device)
+        try:
+            yield
+        finally:
+            torch.cuda.synchronize(self._device)
+            with torch.no_grad():
+                for tensor, copy in zip(tensors, copies, strict=True):
+                    tensor.copy_(copy)
+            for group, peak in zip(self._optimizer.param_groups, self._peaks, strict=True):
+                group["lr"] = peak
+            torch.cuda.synchronize(self._device)
+
+    @contextmanager
+    def _own_noise(self) -> Iterator[None]:
+        shared = torch.cuda.default_generators[self._device.index]
+        before = shared.graphsafe_get_state()
+        shared.graphsafe_set_state(self.noise)
+        try:
+            yield
+        finally:
+            shared.graphsafe_set_state(before)
+
+    def _where(self) -> list[int]:
+        return [tensor.data_ptr() for tensor in _trained_tensors(self.attached.model, self._optimizer)]
+
+
+def backward(forward: Any, module: nn.Module, feed: Feed, step: int | Tensor, recipe: Recipe, mode: Mode) -> Tensor:
+    """Gradients of a step's batch, in as many parts as the recipe says; its loss."""
+    parts = []
+    for part in range(recipe.accumulate):
+        loss = forward(module, feed, step, part, recipe, mode.autocast)
+        loss.backward()
+        parts.append(loss.detach())
+    return parts[0] if len(parts) == 1 else torch.stack(parts).sum()
+
+
+def apply_gradients_(attached: Attached, recipe: Recipe) -> None:
+    """Mask, clip, step, mask."""
+    attached.mask_gradients_()
+    if recipe.clip_norm is not None:
+        nn.utils.clip_grad_norm_(attached.model.parameters(), recipe.clip_norm)
+    attached.optimizer.step()
+    attached.mask_weights_()
+
+
+def _give_slots_(optimizer: Optimizer) -> None:
+    """The state that the first step would make, all zero, so that a graph captured before it holds the general step."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state[parameter]
+            if isinstance(optimizer, SGD):
+                if group["momentum"] and state.get("momentum_buffer") is None:
+                    state["momentum_buffer"] = torch.zeros_like(parameter)
+            elif isinstance(optimizer, Adam | AdamW):
+                if not state:
+                    state["step"] = torch.zeros((), device=parameter.device)
+                    state["exp_avg"] = torch.zeros_like(parameter)
+                    state["exp_avg_sq"] = torch.zeros_like(parameter)
+            else:
+                raise UserError(
+                    f"{type(optimizer).__name__} was got for a captured step, SGD or AdamW is wanted: give step='eager'"
+                )
+
+
+def _trained_tensors(model: nn.Module, optimizer: Optimizer) -> Iterator[Tensor]:
+    yield from model.parameters()
+    yield from model.buffers()
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            for value in optimizer.state.get(parameter, {}).values():
+                if isinstance(value, Tensor):
+                    yield value

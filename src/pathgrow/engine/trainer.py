@@ -1,0 +1,184 @@
+"""The engine as `discover` uses it: a `fit` that can also train several networks side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import Optimizer
+
+from pathgrow.attach import attach
+from pathgrow.data.dataset import Dataset, Split
+from pathgrow.discovery.phases import Job
+from pathgrow.engine.feed import Feed, Residents
+from pathgrow.engine.mode import EngineOptions
+from pathgrow.engine.step import CapturedStep, EagerStep
+from pathgrow.engine.training import OnEpoch, Training
+from pathgrow.masks import Masks
+from pathgrow.methods import fixed
+from pathgrow.recipes import Recipe, make_optimizer
+
+_EVALUATION_BATCH = 2500
+
+
+class Trainer:
+    """Trains networks on one data set by one recipe.
+
+    Parameters
+    ----------
+    data
+        Its train split is trained on.
+    recipe
+        Optimizer, schedule, augmentation.
+    options
+        Device, precision, captured or eager.
+    num_epochs
+        About how many epochs all trainings together will take, which decides whether compiling pays; None: each
+        training decides for itself.
+    on_epoch
+        Told of every finished epoch.
+    """
+
+    def __init__(
+        self,
+        data: Dataset,
+        recipe: Recipe,
+        options: EngineOptions | None = None,
+        *,
+        num_epochs: int | None = None,
+        on_epoch: OnEpoch | None = None,
+    ) -> None:
+        self.data = data
+        self.recipe = recipe
+        self.mode = (options or EngineOptions()).resolved()
+        self._num_epochs = num_epochs
+        self._on_epoch = on_epoch or _tell_nobody
+        self._residents = Residents(self.mode.device)
+
+    def place(self, model: nn.Module) -> tuple[nn.Module, Optimizer]:
+        """The model where and how it is trained, with the recipe's optimizer."""
+        model = self.mode.place(model)
+        return model, make_optimizer(model, self.recipe)
+
+    def __call__(self, model: nn.Module, optimizer: Optimizer, epochs: int) -> None:
+        """Train a network that is not attached, dense, as any `fit` does; the global torch seed decides the order."""
+        seed = int(torch.randint(2**62, ()).item())
+        attached = attach(model, optimizer, fixed(Masks.full(model)), scope=Masks.full(model))
+        try:
+            self.train([Job(attached=attached, epochs=epochs, seed=seed)])
+        finally:
+            attached.detach()
+
+    def train(self, jobs: Sequence[Job]) -> list[int]:
+        """Train every job to its end; the samples that each took.
+
+        On a GPU they run side by side, each captured step on a stream of its own; every network gets the bits that it
+        would get alone. Elsewhere they run one after the other.
+        """
+        with self.mode.settings(), _seeds_kept(self.mode.device):
+            trainings = [self._training(job) for job in jobs]
+            if self.mode.captured:
+                _side_by_side(trainings)
+            else:
+                for training in trainings:
+                    for _ in training.steps():
+                        pass
+        return [training.num_samples for training in trainings]
+
+    def evaluate(self, split: Split) -> Callable[[nn.Module], tuple[float, float]]:
+        """An `evaluate(model)` that gives (accuracy, mean cross-entropy) on a split."""
+        resident = self._residents.of(split)
+
+        def evaluate(model: nn.Module) -> tuple[float, float]:
+            num_right = torch.zeros((), dtype=torch.int64, device=resident.device)
+            loss = torch.zeros((), dtype=torch.float64, device=resident.device)
+            with self.mode.settings(), _evaluating(model):
+                for first in range(0, len(resident), _EVALUATION_BATCH):
+                    last = min(first + _EVALUATION_BATCH, len(resident))
+                    logits, truth = model(resident.normalised(first, last)), resident.labels[first:last]
+                    num_right += (logits.argmax(dim=1) == truth).sum()
+                    loss += functional.cross_entropy(logits.double(), truth, reduction="sum")
+            return int(num_right) / len(resident), float(loss) / len(resident)
+
+        return evaluate
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """The loss of a batch, for growth methods that read gradients."""
+        images, labels = (part.to(self.mode.device) for part in batch)
+        return functional.cross_entropy(model(images), labels, label_smoothing=self.recipe.label_smoothing)
+
+    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Training batches as they are, not augmented, in an order that the global torch seed decides."""
+        split = self.data.train
+        resident = self._residents.of(split)
+        for rows in torch.split(torch.randperm(len(split)), self.recipe.batch_size):
+            rows = rows.to(resident.device)
+            images = (resident.images[rows].float() - resident.mean.view(1, -1, 1, 1)) / resident.std.view(1, -1, 1, 1)
+            yield images, resident.labels[rows]
+
+    def _training(self, job: Job) -> Training:
+        attached = job.attached
+        found = job.progress.load(attached) if job.progress is not None else None
+        kept: Companion | None = attached.companions.get(_COMPANION)
+        if kept is None or kept.recipe is not self.recipe:
+            resident = self._residents.of(self.data.train)
+            feed = Feed(resident, self.recipe, self.data.classes, seed=job.seed, num_epochs=job.epochs)
+            kept = Companion(self.recipe, feed, EagerStep(attached, feed, self.recipe, self.mode))
+        kept.feed.retarget_(seed=job.seed, num_epochs=job.epochs)
+        if self.mode.captured and (kept.captured is None or not kept.captured.is_current):
+            kept.feed.fill_(0)
+            attached.model.train()
+            num_epochs = self._num_epochs if self._num_epochs is not None else job.epochs
+            num_steps = num_epochs * kept.feed.num_steps
+            kept.captured = CapturedStep(attached, kept.feed, self.recipe, self.mode, num_steps)
+        attached.companions[_COMPANION] = kept
+        return Training(job, kept.feed, self.mode, kept.eager, kept.captured, self._on_epoch, found)
+
+
+@dataclass
+class Companion:
+    """What the engine made for a network: from phase to phase nothing is captured again."""
+
+    recipe: Recipe
+    feed: Feed
+    eager: EagerStep
+    captured: CapturedStep | None = None
+
+
+_COMPANION = "engine"
+
+
+def _side_by_side(trainings: Sequence[Training]) -> None:
+    """One step of each in turn, until all are over."""
+    running = [training.steps() for training in trainings]
+    while running:
+        running = [steps for steps in running if next(steps, _OVER) is not _OVER]
+
+
+_OVER = object()
+
+
+def _tell_nobody(done: int, of: int, loss: float) -> None:
+    pass
+
+
+@contextmanager
+def _seeds_kept(device: torch.device) -> Iterator[None]:
+    """Trainings seed the global generators for dropout; the caller's are as before afterwards."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was_training)

@@ -1,0 +1,173 @@
+"""One network in training, advanced step by step: by itself, or in turn with others."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pathgrow.discovery.phases import Job
+from pathgrow.engine.feed import Feed
+from pathgrow.engine.mode import Mode
+from pathgrow.engine.step import CapturedStep, EagerStep
+from pathgrow.errors import RunFailed
+from pathgrow.rng import derive
+
+OnEpoch = Callable[[int, int, float], None]
+"""Told of every finished epoch: its number from 1 on, the number of all, the loss of its last batch."""
+_NOISE = "noise"
+
+
+@dataclass
+class _Told:
+    """A loss on its way from the device."""
+
+    epoch: int
+    value: Tensor
+    arrived: torch.cuda.Event | None
+
+
+class Training:
+    """A job at work.
+
+    Order, augmentation and dropout of an epoch are a function of (seed, epoch), so a training that was broken off after
+    any step goes on from there as if nothing had happened: see `Job.progress`.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        feed: Feed,
+        mode: Mode,
+        eager: EagerStep,
+        captured: CapturedStep | None,
+        on_epoch: OnEpoch,
+        found: tuple[int, Tensor] | None = None,
+    ) -> None:
+        """`found`: the steps that the network has had already, and the noise that it goes on with."""
+        self._job = job
+        self._feed = feed
+        self._mode = mode
+        self._eager = eager
+        self._captured = captured
+        self._on_epoch = on_epoch
+        self._losses: list[_Told] = []
+        self._began = self._saved_at = time.monotonic()
+        self._done = found[0] if found is not None else 0
+        self._noise_then = found[1] if found is not None else None
+
+    @property
+    def num_samples(self) -> int:
+        """Of the whole job, those before a resumption included."""
+        return self._job.epochs * self._feed.num_samples
+
+    def steps(self) -> Iterator[None]:
+        """Train; stops after each step, with all that was asked of the device still under way."""
+        self._job.attached.model.train()
+        peaks = [group["lr"] for group in self._job.attached.optimizer.param_groups]
+        first_epoch, first_step = divmod(self._done, self._feed.num_steps)
+        noise = self._noise_then if first_step else None
+        for epoch in range(first_epoch, self._job.epochs):
+            start = first_step if epoch == first_epoch else 0
+            with self._stream():
+                self._feed.fill_(epoch)
+                if self._captured is not None:
+                    self._captured.rewind_(start)
+            self._seed_noise(epoch, noise)
+            noise = None
+            for step in range(start, self._feed.num_steps):
+                self._step(step)
+                self._done += 1
+                if self._job.progress is not None and time.monotonic() - self._saved_at > self._job.progress.seconds:
+                    self._save()
+                yield
+            self._note_loss(epoch)
+        self.wait()
+        if self._job.progress is not None and time.monotonic() - self._began > self._job.progress.seconds:
+            self._save()  # what comes after the training (scoring, other parts) may be killed too
+        for group, peak in zip(self._job.attached.optimizer.param_groups, peaks, strict=True):
+            group["lr"] = peak
+
+    def wait(self) -> None:
+        """Until the device has done all that was asked of it; a loss that is no number is found here at the latest."""
+        if self._captured is not None:
+            self._captured.stream.synchronize()
+        self._hear_losses()
+
+    def _step(self, step: int) -> None:
+        if self._captured is None:
+            self._eager(step)
+            return
+        with self._stream():
+            if self._job.attached.change_is_due:
+                with self._captured.aside():
+                    self._eager(step)
+            else:
+                self._captured(step)
+
+    def _stream(self) -> AbstractContextManager[object]:
+        return nullcontext() if self._captured is None else torch.cuda.stream(self._captured.stream)
+
+    def _seed_noise(self, epoch: int, state: Tensor | None) -> None:
+        """Dropout of this epoch; `state` where it goes on in the middle."""
+        if state is not None:
+            self._put_noise(state)
+        elif self._captured is not None:
+            self._captured.noise.manual_seed(derive(self._job.seed, _NOISE, epoch))
+        else:
+            torch.manual_seed(derive(self._job.seed, _NOISE, epoch))
+
+    def _noise(self) -> Tensor:
+        if self._captured is not None:
+            return self._captured.noise.get_state()
+        return (
+            torch.cuda.get_rng_state(self._mode.device) if self._mode.device.type == "cuda" else torch.get_rng_state()
+        )
+
+    def _put_noise(self, state: Tensor) -> None:
+        if self._captured is not None:
+            self._captured.noise.set_state(state)
+        elif self._mode.device.type == "cuda":
+            torch.cuda.set_rng_state(state, self._mode.device)
+        else:
+            torch.set_rng_state(state)
+
+    def _save(self) -> None:
+        assert self._job.progress is not None
+        self.wait()
+        self._job.progress.save(self._job.attached, self._done, self._noise())
+        self._saved_at = time.monotonic()
+
+    def _note_loss(self, epoch: int) -> None:
+        """Ask for the loss without waiting for it, and look at those that have come."""
+        step = self._eager if self._captured is None else self._captured
+        if self._captured is None:
+            self._losses.append(_Told(epoch, step.loss.detach(), None))
+        else:
+            with self._stream():
+                host = torch.empty((), pin_memory=True)
+                host.copy_(step.loss, non_blocking=True)
+                arrived = torch.cuda.Event()
+                arrived.record()
+            self._losses.append(_Told(epoch, host, arrived))
+        self._hear_losses(only_arrived=self._captured is not None)
+
+    def _hear_losses(self, *, only_arrived: bool = False) -> None:
+        while self._losses:
+            told = self._losses[0]
+            if only_arrived and told.arrived is not None and not told.arrived.query():
+                return
+            self._losses.pop(0)
+            loss = float(told.value)
+            if not math.isfinite(loss):
+                rate = self._job.attached.optimizer.param_groups[0]["lr"]
+                raise RunFailed(
+                    f"the training loss became {loss} in epoch {told.epoch + 1} of {self._job.epochs}: "
+                    f"lower the learning rate ({float(rate):g} was used)"
+                )
+            self._on_epoch(told.epoch + 1, self._job.epochs, loss)
