@@ -46,7 +46,7 @@ class WrongSize(UserError):
 
 def read_exact(path: Path, size: tuple[int, int], advice: str) -> NDArray[np.uint8]:
     """An image (3, H, W) that must have this height and width; grey becomes RGB."""
-    with _opened(path, advice) as image:
+    with opened(path, advice) as image:
         if (image.height, image.width) != size:
             raise WrongSize(
                 f"{path} has {image.width} x {image.height} pixels, {size[1]} x {size[0]} are wanted: {advice}"
@@ -57,7 +57,7 @@ def read_exact(path: Path, size: tuple[int, int], advice: str) -> NDArray[np.uin
 def read_fitted(path: Path, size: tuple[int, int]) -> NDArray[np.uint8]:
     """An image (3, H, W) of any size, scaled until it covers this height and width, then cropped at the centre."""
     height, width = size
-    with _opened(path, "replace it, or delete it to leave it out") as image:
+    with opened(path, "replace it, or delete it to leave it out") as image:
         scale = max(height / image.height, width / image.width)
         wide, high = max(width, round(image.width * scale)), max(height, round(image.height * scale))
         left, top = (wide - width) // 2, (high - height) // 2
@@ -67,7 +67,7 @@ def read_fitted(path: Path, size: tuple[int, int]) -> NDArray[np.uint8]:
 
 def size_of(path: Path, advice: str) -> tuple[int, int]:
     """Height and width, from the header alone."""
-    with _opened(path, advice) as image:
+    with opened(path, advice) as image:
         return image.height, image.width
 
 
@@ -90,7 +90,8 @@ def read_many(paths: Sequence[Path], size: tuple[int, int], advice: str) -> NDAr
 
 
 @contextmanager
-def _opened(path: Path, advice: str) -> Iterator[Image.Image]:
+def opened(path: Path, advice: str) -> Iterator[Image.Image]:
+    """An image of at most 8 bits per channel; what goes wrong with it inside is a sentence that ends with `advice`."""
     try:
         with Image.open(path, formats=_FORMATS) as image:
             if image.mode.startswith(("I", "F")):

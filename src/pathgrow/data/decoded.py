@@ -10,11 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -24,11 +21,9 @@ from torch import Tensor
 
 from pathgrow.data.dataset import Paths
 from pathgrow.data.decode import read_many
+from pathgrow.data.waiting import turn
 from pathgrow.errors import UserError
 from pathgrow.runs import atomic
-
-if sys.platform != "win32":
-    import fcntl
 
 FILE = ".pathgrow-images.safetensors"
 _LOCK = ".pathgrow-images.lock"
@@ -45,7 +40,7 @@ def images(paths: Paths, size: tuple[int, int], advice: str) -> Tensor:
     found = _stored(folder / FILE, wanted)
     if found is not None:
         return found
-    with _locked(folder) as locked:
+    with turn(folder / _LOCK) as locked:
         if locked:
             found = _stored(folder / FILE, wanted)  # another process was faster
             if found is not None:
@@ -105,30 +100,6 @@ def _store(path: Path, pixels: Tensor, fingerprint: str) -> None:
         warnings.warn(
             f"decoded images could not be kept in {path} ({error}): the next start decodes again", stacklevel=2
         )
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[bool]:
-    """Wait for the sole right to write the file; False where there is none to be had."""
-    try:
-        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError:  # a read-only folder
-        yield False
-        return
-    try:
-        yield _lock(descriptor)
-    finally:
-        os.close(descriptor)  # gives the lock back, as does the death of the process
-
-
-def _lock(descriptor: int) -> bool:
-    if sys.platform == "win32":
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-    except OSError:  # a file system without locks
-        return False
-    return True
 
 
 def _digest(pixels: Tensor) -> str:

@@ -67,7 +67,7 @@ OFFICIAL: dict[str, Official] = {
     "tiny-imagenet": Official(
         folder="tiny-imagenet-200",
         marker="train",
-        url="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+        url="https://cs231n.stanford.edu/tiny-imagenet-200.zip",
         sha256="6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
         num_bytes=248_100_043,
         max_unpacked=1_000_000_000,
