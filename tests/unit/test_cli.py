@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pathgrow import cli, models
+from pathgrow import cli, data, models
 from pathgrow.density import rules
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.experiment import Experiment, expected_epochs
@@ -61,7 +61,7 @@ def leave(*arguments: str) -> int:
             "mlp with inputs=7, widths=[64, 64] cannot take the 1x8x8 samples",
         ),
         (["discover", "--model", "resnet20", "--model-option", "in_channels=3", "--threads", "1"], "in_channels=3"),
-        (["discover", "--data", "cifar10"], "unknown data set 'cifar10' (known: digits)"),
+        (["discover", "--data", "cifar10"], "the folder that holds cifar10 is wanted"),
         (["discover", "--method", "os.path:join"], "wants a value for 'a'"),
         (["discover", "--method", "builtins:dict"], "'builtins:dict' is no function that returns a pathgrow.Method"),
         (["discover", "--method", "os:getcwd"], "gave a str, a pathgrow.Method is wanted"),
@@ -147,7 +147,7 @@ def test_lists_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split()[0] for line in said("models").splitlines()] == list(models.names())
     assert [line.split()[0] for line in said("rules").splitlines()] == list(rules.names())
     assert all(len(line.split()) > 2 for line in said("methods").splitlines())
-    assert said("data") == "digits\n"
+    assert [line.split()[0] for line in said("data").splitlines()] == list(data.names())
     help = said("discover", "--help")
     assert "--target-density" in help
     assert "widths=8,8" in help
