@@ -16,7 +16,7 @@ from pathgrow.augment import Augment, apply, draw, erase, mix, shift
 from pathgrow.errors import UserError
 from pathgrow.rng import generator
 
-SHAPE = (3, 12, 10)
+SHAPE = (3, 20, 24)  # large enough for equalize, which leaves images of fewer than 255 pixels alone
 MEAN, STD = torch.tensor([120.0, 110.5, 99.0]), torch.tensor([60.0, 61.5, 59.0])
 EVERYTHING = Augment(crop_padding=2, flip=True, policy="autoaugment-cifar", erase=0.5, mixup=0.8, cutmix=1.0)
 RECIPES = {
@@ -244,9 +244,10 @@ def test_apply_changes_none_of_its_arguments(name):
     assert all(torch.equal(a, b) for a, b in zip(before, (images, labels, *drawn.values()), strict=True))
 
 
-def test_half_precision_is_the_rounded_full_precision():
-    images, targets = augmented(EVERYTHING, dtype=torch.bfloat16)
-    full, same_targets = augmented(EVERYTHING)
+@pytest.mark.parametrize("name", ["plain", "everything"])
+def test_half_precision_is_the_rounded_full_precision(name):
+    images, targets = augmented(RECIPES[name], dtype=torch.bfloat16)
+    full, same_targets = augmented(RECIPES[name])
     assert images.dtype == torch.bfloat16
     assert torch.equal(images, full.to(torch.bfloat16))
     assert torch.equal(targets, same_targets)
@@ -276,19 +277,29 @@ def test_compiled_as_one_graph_it_equals_itself(name):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", RECIPES)
-def test_on_cuda_without_waiting_it_equals_the_cpu(name):
+def test_captured_in_a_cuda_graph_it_equals_the_cpu(name):
     recipe = RECIPES[name]
     images, labels = some_batch()
-    drawn = rows(draw(recipe, 1, 9, SHAPE, 5, generator(6)), 0)
-    wanted = apply(recipe, images, labels, drawn, mean=MEAN, std=STD, classes=5)
-    there = {key: numbers.cuda() for key, numbers in drawn.items()}
-    images, labels, mean, std = images.cuda(), labels.cuda(), MEAN.cuda(), STD.cuda()
-    torch.cuda.set_sync_debug_mode("error")
+    drawn = draw(recipe, 3, 9, SHAPE, 5, generator(6))
+    there = {key: numbers[0].cuda() for key, numbers in drawn.items()}
+    inputs = images.cuda(), labels.cuda()
+    constants = {"mean": MEAN.cuda(), "std": STD.cuda(), "classes": 5}
+    torch.cuda.set_sync_debug_mode("error")  # nothing may wait for the device
     try:
-        got = apply(recipe, images, labels, there, mean=mean, std=std, classes=5)
+        apply(recipe, *inputs, there, **constants)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    off = (got[0].cpu() - wanted[0]).abs() * STD.view(1, 3, 1, 1)
-    assert off.max() < 1.01 if recipe.policy != "none" or recipe.resized_crop else off.max() < 1e-3
-    assert (off > 1e-3).double().mean() < 0.001
-    assert torch.allclose(got[1].cpu(), wanted[1])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = apply(recipe, *inputs, there, **constants)
+    for k in range(3):
+        for key, numbers in there.items():
+            numbers.copy_(drawn[key][k])
+        graph.replay()
+        wanted = apply(recipe, images, labels, rows(drawn, k), mean=MEAN, std=STD, classes=5)
+        off = (got[0].cpu() - wanted[0]).abs() * STD.view(1, 3, 1, 1)
+        if recipe.resized_crop:  # a rounded interpolation may go to the next byte, which moves the histogram too
+            assert (off > 1e-3).double().mean() < 0.05
+        else:
+            assert off.max() < 1e-3
+        assert torch.allclose(got[1].cpu().float(), wanted[1].float())

@@ -10,11 +10,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pathgrow.augment.policy.blend import blend
-from pathgrow.augment.policy.lookup import remap
+from pathgrow.augment.policy.blends import blend
+from pathgrow.augment.policy.lookups import remap
 from pathgrow.augment.policy.operations import IDENTITY, Operation, operation
 from pathgrow.augment.policy.tables import POLICIES
-from pathgrow.augment.policy.warp import warp
+from pathgrow.augment.policy.warps import warp
 
 CHANNELS = (1, 3)
 """Grey or RGB: the only images for which colour operations mean anything."""

@@ -6,7 +6,7 @@ import math
 from enum import IntEnum
 from typing import NamedTuple
 
-from pathgrow.augment.policy.warp import FIXED_POINT
+from pathgrow.augment.policy.warps import FIXED_POINT
 
 NUM_LEVELS = 9
 """Levels count from 0 to this, in equal steps of strength."""
@@ -34,7 +34,7 @@ class Operation(NamedTuple):
     """At most one of `warp` and `op` does anything."""
 
     warp: Warp
-    """See `warp.warp`."""
+    """See `warps.warp`."""
     op: int
     level: float
     """Solarize: the threshold; posterize: the mask of bits kept; blends: the weight of the image."""

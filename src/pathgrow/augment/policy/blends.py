@@ -14,29 +14,29 @@ from pathgrow.augment.policy.operations import Op
 def blend(images: Tensor, op: Tensor, weight: Tensor) -> Tensor:
     """`dull + weight (image - dull)`, cut to bytes, where `op` (B,) is a blend; weight 1 changes nothing."""
     op = op[:, None, None, None]
-    pixels = images.to(torch.int32)
-    grey = _grey(pixels)
-    dull = torch.where(op == int(Op.SHARPNESS), _smooth(pixels), 0)
+    pixels = images.short()  # two bytes hold every sum below but the grey's: half the memory of int32
+    grey = _grey(images)
+    dull = _smooth(pixels).masked_fill(op != int(Op.SHARPNESS), 0)
     dull = torch.where(op == int(Op.COLOR), grey, dull)
     dull = torch.where(op == int(Op.CONTRAST), _rounded_mean(grey), dull)
-    weight = torch.where(op >= int(Op.BRIGHTNESS), weight[:, None, None, None], 1.0)
-    return (dull + weight * (pixels - dull)).clamp(0, 255).to(torch.uint8)
+    weight = weight[:, None, None, None].masked_fill(op < int(Op.BRIGHTNESS), 1.0)
+    return (dull.float() + weight * (pixels - dull).float()).clamp(0, 255).to(torch.uint8)
 
 
-def _grey(pixels: Tensor) -> Tensor:
-    """ITU-R 601 luma (B, 1, H, W), in 16-bit fixed point."""
-    if pixels.shape[1] == 1:
-        return pixels
-    red, green, blue = pixels.split(1, 1)
+def _grey(images: Tensor) -> Tensor:
+    """ITU-R 601 luma, int16 (B, 1, H, W), in 16-bit fixed point."""
+    if images.shape[1] == 1:
+        return images.short()
+    red, green, blue = images.int().split(1, 1)
     luma: Tensor = 19595 * red + 38470 * green + 7471 * blue + (1 << 15)
-    return luma >> 16
+    return (luma >> 16).short()
 
 
 def _rounded_mean(grey: Tensor) -> Tensor:
     """(B, 1, 1, 1), halves up."""
     num = grey.shape[2] * grey.shape[3]
     total = grey.sum((2, 3), keepdim=True, dtype=torch.int32)
-    return (2 * total + num).div(2 * num, rounding_mode="floor")
+    return (2 * total + num).div(2 * num, rounding_mode="floor").short()
 
 
 def _smooth(pixels: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ def warp(images: Tensor, matrix: Tensor) -> Tensor:
     column = (a * x + b * y + c) >> FIXED_POINT_BITS
     row = (d * x + e * y + f) >> FIXED_POINT_BITS
     inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
-    source = torch.where(inside, row * width + column, 0).long()
+    source = (row * width + column).masked_fill(~inside, 0).long()
     index = source.view(batch, 1, -1).expand(-1, channels, -1)
     found = images.flatten(2).gather(2, index).view(images.shape)
     return found * inside[:, None]
