@@ -106,13 +106,13 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """What a discovery costs, as shares of one dense training. Every epoch takes the same time, whatever the density."""
+    """What a discovery costs, as shares of one dense training. An epoch takes the same time at any density."""
 
     seed: float = 1 / 8
     """Share of the budget: the seed network,"""
     rough: float = 1 / 80
     """a round,"""
-    probe_fraction: float = 0.15
+    probe_fraction: float = 0.1
     """a probe; with a reference all of it."""
     dense_layers: float = 0.02
     """FLOPs that stay at any density."""
@@ -124,7 +124,7 @@ class Price:
         curve = run.curve
         probe = self.probe_fraction if curve.reference is None else 1.0
         chosen = hand_back(curve, run.answer)
-        ahead = probe if run_is_ahead(run) else 0.0
+        ahead = probe if is_ahead(run) else 0.0
 
         def flops(epochs: float, points: Iterable[Point]) -> float:
             return sum(epochs * (point.density + self.dense_layers) for point in points)
@@ -142,7 +142,7 @@ class Price:
         )
 
 
-def run_is_ahead(run: Run) -> bool:
+def is_ahead(run: Run) -> bool:
     """Whether the network handed back was probed, so that its final training goes on from there."""
     return hand_back(run.curve, run.answer).round in {probe.round for probe in run.curve.probes}
 
@@ -225,7 +225,13 @@ class Outcome:
 
     @staticmethod
     def of(
-        setting: Setting, noise: float, reference: ReferenceKind, num: int, *, price: Price | None = None, **options: Any
+        setting: Setting,
+        noise: float,
+        reference: ReferenceKind,
+        num: int,
+        *,
+        price: Price | None = None,
+        **options: Any,
     ) -> Outcome:
         """Run them. Without a reference the known answer is that against the densest network grown."""
         rule = ProbeRule(delta=setting.delta, **options)
@@ -238,7 +244,7 @@ class Outcome:
             flops, time = (price or Price()).of(run)
             result.flops.append(flops)
             result.times.append(time)
-            result.ahead.append(run_is_ahead(run))
+            result.ahead.append(is_ahead(run))
             result.num_probes.append(len(curve.probes))
             result.densest.append(top)
             if answer.density is not None:

@@ -150,14 +150,14 @@ def test_stages_happen_in_order_with_lengths_from_the_budget() -> None:
         ("round-001", 4),
         ("round-002", 4),
         ("round-003", 4),
-        ("probe-000", 48),
-        ("probe-002", 48),
+        ("probe-000", 16),
+        ("probe-002", 16),
         ("final", 160),
     ]
     # The order in which they really happened: a probe as soon as it is asked for.
-    assert [call.epochs for call in world.fits] == [20, 48, 4, 4, 48, 4, 160]
+    assert [call.epochs for call in world.fits] == [20, 16, 4, 4, 16, 4, 160]
     assert [point.epochs for point in found.curve.rough] == [20, 24, 28, 32]
-    assert [point.epochs for point in found.curve.probes] == [48, 48]
+    assert [point.epochs for point in found.curve.probes] == [16, 16]
     assert found.reason == "the script ends"
     assert found.reference is None
 
@@ -432,7 +432,7 @@ def test_the_observer_hears_of_every_stage() -> None:
     store, rule = MemoryStore(), Script(probe=(0,), last=1)
     World().discover(rule=rule, store=store, observer=Listener())
     assert heard == [
-        *["begin seed 2", "end seed", "Probe", "begin probe-000 5", "end probe-000", "Grow"],
+        *["begin seed 2", "end seed", "Probe", "begin probe-000 2", "end probe-000", "Grow"],
         *["begin round-001 1", "end round-001", "Stop", "begin final 16", "end final"],
     ]
     heard.clear()
@@ -688,7 +688,8 @@ def test_a_discovery_shows_itself_in_two_lines() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rounds", "told"), [((0,), "round 0"), ((7,), "round 7"), ((1, 1), "round 1"), ((-1,), "round -1"), ((), "no round")]
+    ("rounds", "told"),
+    [((0,), "round 0"), ((7,), "round 7"), ((1, 1), "round 1"), ((-1,), "round -1"), ((), "no round")],
 )
 def test_a_rule_that_probes_nonsense_is_named(rounds: tuple[int, ...], told: str) -> None:
     @dataclass(frozen=True)
@@ -720,5 +721,5 @@ def test_options_document_themselves() -> None:
     assert Options().num_seed_epochs == 20
     assert Options(budget=4).num_seed_epochs == 1
     assert Options(budget=4).num_rough_epochs == 1
-    assert Options(budget=100).num_probe_epochs == 30
+    assert Options(budget=100).num_probe_epochs == 10
     assert Options(budget=100, final="grown").num_probe_epochs == 100

@@ -1,17 +1,20 @@
 """The default rule: train copies out at a few visited densities and read the answer from those.
 
 A network in the middle of growing is behind what its density could reach, and by an unknown lag; a copy trained out is
-not. So the trajectory only proposes densities, and equally trained copies (probes) decide:
+not. So the trajectory only proposes how far to look, and equally trained copies (probes) decide:
 
-1. while growing, a probe at about every doubling of the density;
-2. growth goes on until both answers are bracketed with room to spare. Read against the densest network grown, it also
-   goes on until denser ones would not move the answer;
-3. then probes at the visited densities that tell most about the answers for their price, until both are narrow.
+1. growth, which is cheap, goes on until the trunk is well beyond where its own trajectory flattens;
+2. a first batch of probes, spread by ratio of densities from the densest network down;
+3. then, a batch at a time, the network that would be handed back now (if it stays the answer, its probe is the
+   beginning of its final training and costs nothing) and those that tell most about the answers for their price.
+
+Without a reference the whole search has to cost less than the dense training it is to replace: three probes, then the
+answer itself, and one more where that moved it. With one, probes go on until both answers are narrow, and growth until
+they are bracketed with room to spare.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,8 +22,8 @@ from numpy.typing import NDArray
 
 from pathgrow.density import words
 from pathgrow.density.curve import Answer, Curve, Grow, Point, Probe, Status, Stop, Verdict
-from pathgrow.density.monotone import Curves
-from pathgrow.density.reading import LEVEL, MIN_POINTS, Reading, quantiles, read
+from pathgrow.density.placing import Question, most_telling, nearest, price, spread
+from pathgrow.density.reading import LEVEL, MIN_POINTS, Reading, quantiles, read, read_trajectory
 from pathgrow.density.separable import Array, check_delta
 from pathgrow.errors import UserError
 
@@ -30,12 +33,18 @@ CAUTION = 2 / 3
 """How likely the answer is dense enough: a network too sparse breaks the promise, one too dense costs a few weights."""
 ROOM = 1.5
 """How far beyond an answer the densest probe has to stand."""
-DRIFT = 1.15
-"""How much a denser reference may still move the answer."""
-WORTHWHILE = 0.04
-"""A probe that would take less than this share off the variance is not worth its training."""
-BASE_PRICE = 0.05
-"""What a probe costs beyond its density: reading data, dense layers, launch."""
+BEYOND = 2.0
+"""How far past the point where its trajectory flattens the trunk grows before anything is probed,"""
+BEYOND_ALONE = 3.0
+"""and without a reference: then the densest network stands for the dense one, and no later probe makes up for it."""
+MIN_ROUNDS = 6
+"""Rough points before the trajectory says anything."""
+NUM_FIRST = 3
+"""Probes of the first batch without a reference: wide apart, three of them place the answer as six close ones do."""
+FIRST_RATIO = 3.0
+"""Ratio of densities between them."""
+BATCH = 2
+"""Probes at a time after the first batch: more would be placed on less knowledge, fewer would not run side by side."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +53,13 @@ class ProbeRule:
 
     delta: float = 0.01
     """How far below the reference a score may stay."""
-    max_probes: int = 10
-    """Refinement ends here; the coarse probes are spread so as not to need more."""
+    max_probes: int | None = None
+    """How many probes there may be; None: 10 with a reference, 5 without, and no more of those than are needed."""
+    max_price: float | None = 3.0
+    """Without a reference: beyond the first batch, probes end before all of them together cost more than this, in dense
+    trainings of a probe's length. None: no limit."""
     spacing: float = 1.9
-    """Ratio of densities between coarse probes: every third round at 25% growth."""
+    """With a reference: ratio of densities in the first batch, every third round at 25% growth."""
     narrow: float = 1.4
     """The delta answer's interval is narrow enough when its ends differ by this factor,"""
     narrow_gain: float = 1.6
@@ -56,8 +68,10 @@ class ProbeRule:
 
     def __post_init__(self) -> None:
         check_delta(self.delta)
-        if self.max_probes < MIN_POINTS:
-            raise UserError(f"got max_probes={self.max_probes}: the probe rule wants at least {MIN_POINTS}")
+        if self.max_probes is not None and self.max_probes <= MIN_POINTS:
+            raise UserError(f"got max_probes={self.max_probes}: the probe rule wants at least {MIN_POINTS + 1}")
+        if self.max_price is not None and not self.max_price >= 1.0:
+            raise UserError(f"got max_price={self.max_price:g}: give at least 1 dense training, such as 3, or None")
         if not self.spacing > 1.0:
             raise UserError(f"got spacing={self.spacing:g}: give a ratio of densities above 1, such as 1.9")
         for name in ("narrow", "narrow_gain"):
@@ -111,34 +125,57 @@ class ProbeRule:
     def _decide(self, curve: Curve, reading: Reading | None) -> Verdict:
         if not curve.rough:
             return Grow(reason="nothing has been observed yet")
-        open_question = "too few networks are trained out" if reading is None else self._still_open(curve, reading)
-        if open_question:
-            here = curve.rough[-1]
+        if reading is None:
+            unsettled = "" if curve.at_ceiling or curve.probes else _still_rising(curve, self.delta)
+            return Grow(reason=unsettled) if unsettled else self._first(curve)
+        open_question = self._still_open(curve, reading)
+        here = curve.rough[-1]
+        # One probe is kept back for the network that will be the answer.
+        if open_question and self._may_probe(curve, here, here):
             unseen = all(probe.round != here.round for probe in curve.probes)
             if unseen and (curve.at_ceiling or self._is_due(curve, reading)):
-                return Probe(rounds=(here.round,), reason=f"to see what density {words.density(here.density)} can reach")
+                return Probe(
+                    rounds=(here.round,), reason=f"to see what density {words.density(here.density)} can reach"
+                )
             if not curve.at_ceiling:
                 return Grow(reason=open_question)
-        if reading is None:
-            unprobed = _unprobed(curve)
-            if not unprobed:
-                return Stop(reason=f"growth cannot go on and only {len(curve.rough)} densities were visited")
-            return Probe(rounds=(_loneliest(unprobed, curve.probes).round,), reason="too few networks are trained out")
         return self._refine(curve, reading)
 
-    def _is_due(self, curve: Curve, reading: Reading | None) -> bool:
-        """A coarse probe at each step of `spacing`, or where the answers would be bracketed if they hold."""
+    def _first(self, curve: Curve) -> Verdict:
+        """The first batch; what is left of it where an earlier one gave too few different densities."""
+        unprobed = _unprobed(curve)
+        if not unprobed:
+            return Stop(reason=f"growth cannot go on and only {len(curve.rough)} densities were visited")
+        if curve.reference is None:
+            batch = spread(unprobed, FIRST_RATIO, NUM_FIRST)
+        else:
+            batch = spread(unprobed, self.spacing, max(NUM_FIRST, self._most(curve) // 2 + 1))
+        return Probe(
+            rounds=_rounds(batch), reason=f"to see what densities up to {words.density(batch[0].density)} can reach"
+        )
+
+    def _most(self, curve: Curve) -> int:
+        if self.max_probes is not None:
+            return self.max_probes
+        return 5 if self._is_frugal(curve) else 10
+
+    def _is_frugal(self, curve: Curve) -> bool:
+        return curve.reference is None and self.max_probes is None
+
+    def _may_probe(self, curve: Curve, *points: Point) -> bool:
+        """Whether probes of these networks keep to the limits."""
+        if len(curve.probes) + len(points) > self._most(curve):
+            return False
+        limit = self.max_price if curve.reference is None else None
+        return limit is None or price([*curve.probes, *points]) <= limit
+
+    def _is_due(self, curve: Curve, reading: Reading) -> bool:
+        """Growth went on beyond the first batch: a probe where the answers would be bracketed if they hold."""
         here = curve.rough[-1].density
-        densest = max((probe.density for probe in curve.probes), default=0.0)
-        if reading is not None:
-            wanted = ROOM * max(_enough(reading), reading.exponential.operating_density() if reading.has_gain else 0.0)
-            if here >= wanted > 1.2 * densest:
-                return True
-        # A small budget of probes is spread over the whole range; two are kept for refinement.
-        whole = curve.ceiling / curve.rough[0].density
-        spacing = max(self.spacing, whole ** (1.0 / (self.max_probes - 2)))
+        densest = reading.densest.density
+        wanted = ROOM * max(_enough(reading), reading.exponential.operating_density() if reading.has_gain else 0.0)
         # Close below the ceiling the ceiling itself will tell more.
-        return here >= spacing * densest and here * ROOM < curve.ceiling
+        return here >= wanted > 1.2 * densest or (here >= self.spacing * densest and here * ROOM < curve.ceiling)
 
     def _still_open(self, curve: Curve, reading: Reading) -> str:
         """What is not bracketed yet, in words; empty when growth may end."""
@@ -157,37 +194,60 @@ class ProbeRule:
             not _sure(reading.gain_density <= densest) or ROOM * reading.exponential.operating_density() > densest
         ):
             return f"the gain answer is not yet well below the densest probe ({top})"
-        if curve.reference is None:
-            if_denser = reading.curves.reach(reading.curves.top - self.delta)
-            if not _sure(if_denser <= DRIFT * np.maximum(reading.delta_density, reading.lowest)):
-                return f"denser networks than {top} may still score higher and move the reference"
         return ""
 
     def _refine(self, curve: Curve, reading: Reading) -> Verdict:
-        """Probe where the two wide answers learn most for the price, as far as straight-line statistics can tell."""
-        questions: list[tuple[Curves, Array]] = []
-        if _width(reading.delta_density, reading.lowest, curve.ceiling) > self.narrow:
-            questions.append((reading.curves, reading.delta_density))
+        """Probe what would be handed back, and where the two wide answers learn most for the price."""
+        questions: list[Question] = []
+        reach = (reading.lowest / 2, 2 * curve.ceiling)
+        few = len(curve.probes) <= MIN_POINTS  # nothing is left to show how wrong they are
+        if few or _width(reading.delta_density, reading.lowest, curve.ceiling) > self.narrow:
+            questions.append((reading.curves, np.log(np.clip(reading.delta_density, *reach))))
         if reading.has_gain and _width(reading.gain_density, reading.lowest, curve.ceiling) > self.narrow_gain:
-            questions.append((reading.exponentials, reading.gain_density))
+            questions.append((reading.exponentials, np.log(np.clip(reading.gain_density, *reach))))
+        chosen = _to_hand_back(curve, reading)
+        is_ahead = any(probe.round == chosen.round for probe in curve.probes)
         if not questions:
             return Stop(reason=_why_settled(curve, reading, self.delta))
-        if len(curve.probes) >= self.max_probes:
-            return Stop(reason=f"all {self.max_probes} probes are spent (more of them would narrow the interval)")
+        if self._is_frugal(curve) and is_ahead and not few:
+            network = f"the network of the answer ({words.density(chosen.density)}) is itself among those trained out"
+            return self._end(curve, reading, f"{network}: without a reference more probes are not worth their price")
         unprobed = _unprobed(curve)
         if not unprobed:
             return Stop(reason="growth cannot go on and every visited density has been probed")
-        best, most = None, 0.0
-        for point in unprobed:
-            value = sum(
-                _explained(curves, np.log(np.clip(answer, reading.lowest / 2, 2 * curve.ceiling)), point.density)
-                for curves, answer in questions
-            )
-            if value > WORTHWHILE and value / (point.density + BASE_PRICE) > most:
-                best, most = point, value / (point.density + BASE_PRICE)
-        if best is None:
-            return Stop(reason="probes at the densities visited would hardly narrow the interval any more")
-        return Probe(rounds=(best.round,), reason=f"density {words.density(best.density)} tells most about the answer now")
+        batch: list[Point] = []
+        while len(batch) < (1 if self._is_frugal(curve) else BATCH):
+            allowed = [p for p in unprobed if p not in batch and self._may_probe(curve, *batch, p)]
+            best = chosen if not batch and chosen in allowed else most_telling(questions, allowed, batch)
+            if best is None:
+                break
+            batch.append(best)
+        if batch:
+            where = " and ".join(words.density(point.density) for point in batch)
+            return Probe(rounds=_rounds(batch), reason=f"density {where} tells most about the answer now")
+        if not any(self._may_probe(curve, point) for point in unprobed):
+            return Stop(reason=f"all {len(curve.probes)} probes are spent (more of them would narrow the interval)")
+        return self._end(curve, reading, "probes at the densities visited would hardly narrow the interval any more")
+
+    def _end(self, curve: Curve, reading: Reading, reason: str) -> Stop:
+        """The reason is that of an answer that was found; where there is none, that is the reason."""
+        is_found = _delta_answer(curve, reading)[0] == "found"
+        return Stop(reason=reason if is_found else _why_settled(curve, reading, self.delta))
+
+
+def _still_rising(curve: Curve, delta: float) -> str:
+    """Why the trunk is not yet dense enough to be worth a probe, in words; empty when it is."""
+    here = curve.rough[-1].density
+    reading = read_trajectory(curve.rough, delta) if len(curve.rough) >= MIN_ROUNDS else None
+    if reading is None:
+        return f"{MIN_ROUNDS} rounds are wanted before the trajectory says how far to look"
+    if not reading.has_gain:
+        # Half of the rounds up to the ceiling without a rise is all that can be asked of a flat curve.
+        return "" if here**2 >= reading.lowest * curve.ceiling else "the scores do not rise yet"
+    estimate = reading.exponential.operating_density()
+    if here >= (BEYOND if curve.reference is not None else BEYOND_ALONE) * estimate:
+        return ""
+    return f"density {words.density(here)} is not yet well beyond the point where the trajectory flattens"
 
 
 def _why_settled(curve: Curve, reading: Reading, delta: float) -> str:
@@ -216,25 +276,22 @@ def _enough(reading: Reading) -> float:
     return quantiles(reading.delta_density, (CAUTION,))[0]
 
 
+def _to_hand_back(curve: Curve, reading: Reading) -> Point:
+    """The network the answer would choose now; below all probes, one as far down as it takes to bracket the answer."""
+    enough = _enough(reading)
+    sparser = [point for point in curve.rough if point.density < reading.lowest]
+    if enough <= reading.lowest and sparser:
+        return nearest(sparser, reading.lowest / FIRST_RATIO)
+    return min((p for p in curve.rough if p.density >= enough), key=lambda p: p.density, default=curve.rough[-1])
+
+
 def _unprobed(curve: Curve) -> list[Point]:
     rounds = {probe.round for probe in curve.probes}
     return [point for point in curve.rough if point.round not in rounds]
 
 
-def _loneliest(points: list[Point], probes: tuple[Point, ...]) -> Point:
-    """The one farthest from any probe, by ratio of densities."""
-    return max(
-        points,
-        key=lambda point: min((abs(math.log(point.density / probe.density)) for probe in probes), default=math.inf),
-    )
-
-
-def _explained(curves: Curves, answer: Array, density: float) -> float:
-    """The share of the answer's variance that one more score at this density would take away."""
-    value = curves.at(density)
-    covariance = float(np.mean((value - value.mean()) * (answer - answer.mean())))
-    spread = float(np.var(answer)) * (float(np.var(value)) + float(np.mean(curves.noise**2)))
-    return covariance**2 / spread if spread > 0 else 0.0
+def _rounds(points: list[Point]) -> tuple[int, ...]:
+    return tuple(sorted(point.round for point in points))
 
 
 def _delta_answer(curve: Curve, reading: Reading) -> tuple[Status, float | None, tuple[float, float] | None]:

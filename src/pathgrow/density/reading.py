@@ -15,8 +15,8 @@ from pathgrow.density.saturation import SaturationFit, fit_saturation
 from pathgrow.density.separable import Array
 
 LOG20 = math.log(20.0)
-MIN_POINTS = 4
-"""Two numbers for the height, one for the shape, one to be wrong with."""
+MIN_POINTS = 3
+"""Two numbers for the height, one for the shape; how wrong they may be is a belief until there are more."""
 SAMPLING = 0.5
 """Measured on digits: images differ in how much more often the denser network has them right, by 0.4 sqrt(delta)."""
 LEVEL = (0.05, 0.5, 0.95)
@@ -63,6 +63,12 @@ class Reading:
 def read(curve: Curve, delta: float) -> Reading | None:
     """Read the probes; None while there are too few of them."""
     return read_points(curve.probes, delta, curve.reference, noise_hint=scatter(curve.rough), num_val=curve.num_val)
+
+
+@lru_cache(maxsize=4)
+def read_trajectory(rough: tuple[Point, ...], delta: float) -> Reading | None:
+    """Read the trunk as if its rounds were trained equally: a proposal, never an answer."""
+    return read_points(rough, delta, None, noise_hint=scatter(rough))
 
 
 def read_points(

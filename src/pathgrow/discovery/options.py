@@ -29,7 +29,7 @@ class Options:
     """What may be chosen about a discovery; `discover` takes each of these by keyword.
 
     How much training there is follows from `budget`: an eighth of it for the seed network, a fortieth per round of
-    growth, three tenths per probe (all of it where there is a `reference`), all of it for the network handed back.
+    growth, a tenth per probe (all of it where there is a `reference`), all of it for the network handed back.
     """
 
     delta: float = 0.01
@@ -54,7 +54,7 @@ class Options:
     """A round's training: epochs (int), a share of the budget (float), or until the val loss rests for 3 epochs."""
     final: Final = "fresh"
     """Probes and the final network start from a fresh initialisation of the found mask, or from the grown weights."""
-    probe_fraction: float = 0.3
+    probe_fraction: float = 0.1
     """Without a reference: length of a probe as a share of the budget. With one, a probe has the whole budget."""
     head_start: bool = True
     """A short probe of the round that is handed back is trained on, its epochs counting; False: all of them anew."""
@@ -98,7 +98,7 @@ class Options:
         )  # fmt: skip
         _want(
             _number(self.probe_fraction) and 0 < self.probe_fraction <= 1,
-            "probe_fraction", self.probe_fraction, "a share of the budget in (0, 1]", "0.3",
+            "probe_fraction", self.probe_fraction, "a share of the budget in (0, 1]", "0.1",
         )  # fmt: skip
         _want(
             self.num_val is None or (_whole(self.num_val) and self.num_val >= 1),

@@ -1,0 +1,80 @@
+"""Where to probe: a first batch by ratio of densities, then what tells most about the answers for its price."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from pathgrow.density.curve import Point
+from pathgrow.density.monotone import Curves
+from pathgrow.density.separable import Array
+
+BASE_PRICE = 0.05
+"""What a probe costs beyond its density, in dense trainings: reading data, dense layers, launch."""
+WORTHWHILE = 0.03
+"""A probe that would take less than this share off the variance is not worth its training."""
+
+DEEPEST = 3.0
+"""How far below its end a curve is believed, in rises over the densities probed."""
+
+Question = tuple[Curves, Array]
+"""The curves that are possible, and the logarithm of the answer on each of them."""
+
+
+def price(points: Sequence[Point]) -> float:
+    """What probes of these networks cost, in dense trainings of a probe's length."""
+    return sum(point.density + BASE_PRICE for point in points)
+
+
+def spread(visited: Sequence[Point], ratio: float, num: int) -> list[Point]:
+    """`num` of the networks, the densest first and each the next one sparser by about `ratio`.
+
+    The ratio shrinks where the range is too short for it, and the list where there are too few networks.
+
+    >>> points = [Point(round=k, density=0.03 * 1.25**k, epochs=20, score=0.5) for k in range(15)]
+    >>> [point.round for point in spread(points, 3.0, 3)]
+    [14, 9, 4]
+    """
+    low, high = (f(point.density for point in visited) for f in (min, max))
+    ratio = min(ratio, (high / low) ** (1.0 / max(num - 1, 1)))
+    chosen: list[Point] = []
+    for k in range(num):
+        left = [point for point in visited if point not in chosen]
+        if left:
+            chosen.append(nearest(left, high / ratio**k))
+    return chosen
+
+
+def nearest(points: Sequence[Point], density: float) -> Point:
+    """The network nearest to a density, by ratio."""
+    return min(points, key=lambda point: abs(math.log(point.density / density)))
+
+
+def most_telling(questions: Sequence[Question], candidates: Sequence[Point], chosen: Sequence[Point]) -> Point | None:
+    """The candidate that takes most off the variance of the answers for its price, on top of those chosen already.
+
+    By straight-line statistics over the possible curves; None where nothing is worth its training.
+    """
+    best, most = None, 0.0
+    taken = [point.density for point in chosen]
+    known = sum(_explained(*question, taken) for question in questions)
+    for point in candidates:
+        value = sum(_explained(*question, [*taken, point.density]) for question in questions) - known
+        if value > WORTHWHILE and value / price([point]) > most:
+            best, most = point, value / price([point])
+    return best
+
+
+def _explained(curves: Curves, answer: Array, densities: Sequence[float]) -> float:
+    """The share of the answer's variance that scores at these densities would take away."""
+    if not densities or np.var(answer) == 0.0:
+        return 0.0
+    # Below the probes a curve may fall without end; further than this it says nothing any more.
+    values = np.stack([np.maximum(curves.at(density), curves.top - DEEPEST * curves.rise) for density in densities])
+    values -= values.mean(axis=1, keepdims=True)
+    centred = answer - answer.mean()
+    covariance = values @ centred / len(centred)
+    within = values @ values.T / len(centred) + float(np.mean(curves.noise**2)) * np.eye(len(densities))
+    return float(covariance @ np.linalg.solve(within, covariance) / np.mean(centred**2))
