@@ -67,11 +67,10 @@ class Signals:
         total = self.reading.total.detach()
         for use, generality in zip(self.reading.uses, self.generalities, strict=True):
             value = use.output.detach()
+            before, after = use.wire.exponent, self.reading.exponent - use.wire.exponent
             found[use.layer.index] = UnitSignals(
-                complexity=torch.ldexp(_per_unit(use, value), torch.tensor(use.wire.exponent)),
-                generality=torch.ldexp(
-                    _per_unit(use, generality), torch.tensor(self.reading.exponent - use.wire.exponent)
-                ),
+                complexity=torch.ldexp(_per_unit(use, value), torch.tensor(before, device=value.device)),
+                generality=torch.ldexp(_per_unit(use, generality), torch.tensor(after, device=value.device)),
                 centrality=_per_unit(use, value * generality) / total,
             )
         return found

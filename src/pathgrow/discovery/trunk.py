@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
 
 from pathgrow.attach import Attached
 from pathgrow.discovery.phases import Trained
@@ -20,7 +21,7 @@ from pathgrow.ledger import growth_flops
 from pathgrow.masks import Masks
 from pathgrow.methods import fixed
 from pathgrow.networks import copy_pair, pack_pair, unpack_pair_
-from pathgrow.topology import measure
+from pathgrow.topology import Topology, measure
 
 
 class Trunk:
@@ -59,7 +60,7 @@ class Trunk:
         def work() -> Work:
             began = time.perf_counter()
             trained, cost = self._work_(round, stage, num_on)
-            topology = measure(self.attached.model, self._site.example_input, self.attached.masks)
+            topology = self._topology()
             record = self._site.record(
                 stage,
                 self.attached,
@@ -144,6 +145,14 @@ class Trunk:
         self._store.save(_weights(round), facts, tensors)
         self._stands_at = round
         return trained, cost
+
+    def _topology(self) -> Topology:
+        """Path measures of the trunk as it is, on the CPU: many small passes in float64, no work for a GPU."""
+        model, example = self.attached.model, self._site.example_input
+        if any(parameter.device.type != "cpu" for parameter in model.parameters()):
+            model = copy_pair(model, self.attached.optimizer)[0].cpu()
+            example = tree_map(lambda part: part.cpu() if isinstance(part, Tensor) else part, example)
+        return measure(model, example, self.attached.masks.to("cpu"))
 
     def _stand_at_(self, round: int) -> None:
         """Bring the model to where a round left it; a round whose weights are gone is worked out again."""

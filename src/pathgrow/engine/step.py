@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -67,18 +68,21 @@ class EagerStep:
     def __call__(self, step: int) -> None:
         """Train on one batch of the epoch."""
         attached, optimizer = self.attached, self.attached.optimizer
-        rate = self._feed.rate(step)
+        rate = np.float32(self._feed.rate(step))
         for group, peak in zip(optimizer.param_groups, self._peaks, strict=True):
-            group["lr"] = peak * rate
+            # Rounded as a graph rounds it: what differs in the last bit differs everywhere some steps later.
+            group["lr"] = float(np.float32(peak) * rate)
         if attached.change_is_due:
             # The hooks of the attachment need the dense gradients of this step, so they are left to do all of it.
             self._backward(step)
             optimizer.step()
-            return
-        with attached.driven():
-            self._backward(step)
-            apply_gradients_(attached, self._recipe)
-        attached.stepped_()
+        else:
+            with attached.driven():
+                self._backward(step)
+                apply_gradients_(attached, self._recipe)
+            attached.stepped_()
+        for group, peak in zip(optimizer.param_groups, self._peaks, strict=True):
+            group["lr"] = peak  # a training that is stored now goes on from its peak
 
     def _backward(self, step: int) -> None:
         self.attached.optimizer.zero_grad(set_to_none=True)
