@@ -114,7 +114,7 @@ def _long_header(path: Path) -> Path:
 
 def _sparse(path: Path) -> Path:
     info, content = entry("set/holes", b"")
-    info.pax_headers = {"GNU.sparse.major": "0", "GNU.sparse.size": str(10**12), "GNU.sparse.map": "0,0"}
+    info.pax_headers = {"GNU.sparse.major": "0", "GNU.sparse.size": "1000", "GNU.sparse.map": "0,0"}
     return tar(path, (info, content))
 
 
