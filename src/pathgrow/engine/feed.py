@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pathgrow import augment as augmentation
 from pathgrow.data.dataset import Split
+from pathgrow.errors import UserError
 from pathgrow.recipes import Recipe
 from pathgrow.rng import generator
 
@@ -98,7 +99,12 @@ class Feed:
         self._classes = classes
         self._seed = seed
         self._shard = shard
-        self.batch_size = min(recipe.batch_size, len(resident))
+        whole = min(recipe.batch_size, len(resident))
+        if whole < recipe.accumulate:
+            raise UserError(
+                f"{len(resident)} training samples cannot be computed in {recipe.accumulate} parts: lower `accumulate`"
+            )
+        self.batch_size = whole - whole % recipe.accumulate  # of parts of one size, whose mean is the batch's
         self.num_steps = len(resident) // self.batch_size
         self.num_epochs = num_epochs
         self._is_plain = recipe.augment == type(recipe.augment)()

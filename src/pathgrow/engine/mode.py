@@ -105,6 +105,7 @@ class Mode:
         """torch's global switches while the engine works, as they were afterwards."""
         cudnn = torch.backends.cudnn
         before = (cudnn.benchmark, cudnn.deterministic, torch.are_deterministic_algorithms_enabled())
+        only_warned = torch.is_deterministic_algorithms_warn_only_enabled()
         if self.deterministic and self.device.type == "cuda":
             # Read by cuBLAS when it starts; without it torch refuses matrix products in this mode.
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -114,4 +115,4 @@ class Mode:
             yield
         finally:
             cudnn.benchmark, cudnn.deterministic = before[0], before[1]
-            torch.use_deterministic_algorithms(before[2])
+            torch.use_deterministic_algorithms(before[2], warn_only=only_warned)

@@ -65,6 +65,11 @@ class EagerStep:
         self._peaks = [float(group["lr"]) for group in attached.optimizer.param_groups]
         self.loss: Tensor = torch.zeros((), device=mode.device)
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the learning rates are still those that this step was made for."""
+        return self._peaks == [float(group["lr"]) for group in self.attached.optimizer.param_groups]
+
     def __call__(self, step: int) -> None:
         """Train on one batch of the epoch."""
         attached, optimizer = self.attached, self.attached.optimizer

@@ -124,7 +124,7 @@ class Trainer:
         attached = job.attached
         found = job.progress.load(attached) if job.progress is not None else None
         kept: Companion | None = attached.companions.get(_COMPANION)
-        if kept is None or kept.recipe is not self.recipe:
+        if kept is None or kept.recipe is not self.recipe or not kept.eager.is_current:
             resident = self._residents.of(self.data.train)
             feed = Feed(resident, self.recipe, self.data.classes, seed=job.seed, num_epochs=job.epochs)
             kept = Companion(self.recipe, feed, EagerStep(attached, feed, self.recipe, self.mode))
@@ -175,10 +175,11 @@ def _seeds_kept(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    was_training = model.training
+    before = [(module, module.training) for module in model.modules()]  # parts may stay in eval on purpose
     model.eval()
     try:
         with torch.no_grad():
             yield
     finally:
-        model.train(was_training)
+        for module, was_training in before:
+            module.training = was_training
