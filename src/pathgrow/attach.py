@@ -21,17 +21,26 @@ from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
 from pathgrow import enforce, methods
-from pathgrow.attach_checks import Metric, check_needs, checked_metric, checked_parameters, checked_scope, unwrapped
+from pathgrow.attach_checks import (
+    Metric,
+    check_needs,
+    check_whole,
+    checked_metric,
+    checked_parameters,
+    checked_scope,
+    unwrapped,
+)
 from pathgrow.average import Averaging, WeightAverage
 from pathgrow.density import rules, words
 from pathgrow.density.curve import Answer, Curve, Grow, Point, Probe, Rule, Stop, Verdict
 from pathgrow.errors import UserError
 from pathgrow.masks import Masks
 from pathgrow.method import Change, Method, Progress
-from pathgrow.net import Batches, Loss, Net, Reading, loss_gradients
-from pathgrow.revise import revised_masks, start_masks
+from pathgrow.net import Batches, Loss, Net, Reading, loss_gradients, mean_gradients
+from pathgrow.revise import decided, revised_masks, start_masks
 from pathgrow.rng import derive, generator
 from pathgrow.scope import scope as default_scope
+from pathgrow.team import ALONE, Team
 
 _FORMAT = 1
 # Two sets of masks on one optimizer, or on one weight, would each undo the growth of the other.
@@ -51,6 +60,7 @@ def attach(
     batches: Batches | None = None,
     seed: int = 0,
     average: Averaging | None = None,
+    team: Team = ALONE,
 ) -> Attached:
     """Make a model sparse and keep it so while its own loop trains it.
 
@@ -76,6 +86,9 @@ def attach(
         All random choices follow from it.
     average : Averaging, optional
         Keep a running average of the weights for evaluation, see `Attached.averaged`.
+    team : Team, optional
+        Where several processes train this model together: `pathgrow.engine.distributed.current_team()`. Masks are then
+        decided by the first and equal everywhere; all processes attach, observe and load alike.
 
     Examples
     --------
@@ -94,6 +107,7 @@ def attach(
     """
     method = methods.create(method) if isinstance(method, str) else method
     optimizer = unwrapped(optimizer)
+    check_whole(model)
     if optimizer in _IN_USE:
         raise UserError("this optimizer is already attached: call detach() on the first attachment before another")
     switchable = checked_scope(model, default_scope(model, "auto", example_input) if scope is None else scope)
@@ -105,9 +119,11 @@ def attach(
         )
     check_needs(method, loss, batches)
     rule = rules.create(stop or "trajectory") if stop is None or isinstance(stop, str) else stop
-    masks = start_masks(model, method, switchable, example_input, seed)
+    masks, _ = decided(
+        team, switchable, lambda: (start_masks(model, method, switchable, example_input, seed), Reading())
+    )
     return Attached(
-        model, optimizer, method, example_input, masks, switchable, parameters, rule, loss, batches, seed, average
+        model, optimizer, method, example_input, masks, switchable, parameters, rule, loss, batches, seed, average, team
     )
 
 
@@ -128,6 +144,7 @@ class Attached:
         batches: Batches | None,
         seed: int,
         average: Averaging | None,
+        team: Team,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -149,12 +166,14 @@ class Attached:
         self._loss = loss
         self._batches = batches
         self._seed = seed
+        self._team = team
         self._points: list[Point] = []
         self._stopped: Stop | None = None
         self._driven = False
         # Counted once: a step clock asks at every step, and counting waits for the device.
         self._num, self._num_on = masks.num, masks.num_on
         self._keep = enforce.keep_tensors(parameters, masks)
+        self._check_masks()
         masks.apply_(model)
         enforce.mask_slots_(optimizer, parameters, self._keep)
         self._average = WeightAverage(model, average) if average is not None else None
@@ -198,7 +217,7 @@ class Attached:
             the masks stay from now on and training may go on as long as it pays. `reason` says why.
         """
         self._refuse_average("observed")
-        score, loss = checked_metric(metric)
+        score, loss = self._team.from_first(lambda: checked_metric(metric))
         if self._stopped is not None:
             return self._stopped
         point = Point(round=self.round, density=self.density, epochs=len(self._points) + 1, score=score, loss=loss)
@@ -358,9 +377,12 @@ class Attached:
         return verdict
 
     def _net(self, gradients: Callable[[], tuple[Mapping[str, Tensor], int]] | None = None) -> Net:
-        if gradients is None and self._loss is not None and self._batches is not None:
+        # A team sums gradients, which all take part in: a pick that asked for them unannounced would wait for ever.
+        announced = self._team.size == 1 or "gradients" in self.method.needs
+        if gradients is None and announced and self._loss is not None and self._batches is not None:
             seed = derive(self._seed, "batch", self.round)
-            gradients = partial(loss_gradients, self.model, list(self.masks), self._loss, self._batches, seed)
+            read = partial(loss_gradients, self.model, list(self.masks), self._loss, self._batches, seed)
+            gradients = partial(mean_gradients, self._team, read)
         return Net(self.model, self.masks, self.scope, self._example_input, gradients)
 
     def _grow_round_(self, change: Change) -> None:
@@ -373,14 +395,26 @@ class Attached:
             raise UserError("masks were asked to change after detach(), when nobody enforces them: attach again")
         # Weights may have been loaded since the last step: what is off must be zero before it is switched on.
         self._enforce_()
-        self._set_masks_(revised_masks(self.method, net, change, draw))
+        self._check_masks()
+        if self._team.size > 1 and "gradients" in self.method.needs:
+            net.gradients()  # all take part, although the first alone decides
+
+        def decide() -> tuple[Masks, Reading]:
+            return revised_masks(self.method, net, change, draw), net.reading
+
+        masks, self.last_reading = decided(self._team, self.scope, decide)
+        self._set_masks_(masks)
         self._enforce_()
-        self.last_reading = net.reading
 
     def _set_masks_(self, masks: Masks) -> None:
         self.masks.copy_(masks)
         enforce.set_keep_(self._keep, self.masks)
         self._num_on = self.masks.num_on
+        self._check_masks()
+
+    def _check_masks(self) -> None:
+        """Around every change: ranks with different masks would train different networks without a sign of it."""
+        self._team.check_same("masks", self.masks.digest)
 
     def _enforce_(self) -> None:
         enforce.mask_weights_(self._parameters, self._keep)

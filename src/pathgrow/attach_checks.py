@@ -30,6 +30,16 @@ def unwrapped(optimizer: Any) -> Optimizer:
     return optimizer
 
 
+def check_whole(model: nn.Module) -> None:
+    """Every weight lies here in one piece: path scores and picks over all layers look at whole tensors."""
+    # By the attribute, since torch.distributed takes time to import and most never need it.
+    if sharded := next((name for name, p in model.named_parameters() if hasattr(p, "device_mesh")), None):
+        raise UserError(
+            f"{sharded!r} is a DTensor, of which each process holds a part (FSDP2, tensor parallel), whole weights are "
+            "wanted: train with DistributedDataParallel, and attach before anything is sharded"
+        )
+
+
 def checked_scope(model: nn.Module, scope: Mapping[str, Tensor]) -> Masks:
     """The scope as a selection of itself, beside the weights it speaks of."""
     device = next((p.device for name, p in model.named_parameters() if name in scope), torch.device("cpu"))

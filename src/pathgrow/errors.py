@@ -18,6 +18,14 @@ class RunFailed(RuntimeError):
     """A run that cannot go on; everything written before stays valid."""
 
 
+class PeerFailed(RunFailed):
+    """A run of several processes that ends here because another process failed, and has said why."""
+
+    def __init__(self, sentence: str, *, rank: int, exit_code: int) -> None:
+        super().__init__(f"rank {rank} failed: {sentence}")
+        self.exit_code = exit_code
+
+
 def unknown_name(kind: str, got: str, known: Iterable[str]) -> UserError:
     """An error for a name that is not in a table, with the nearest ones first.
 

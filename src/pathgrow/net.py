@@ -15,6 +15,7 @@ from pathgrow import paths
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.ledger import counting
 from pathgrow.masks import Masks
+from pathgrow.team import Team
 
 Loss = Callable[[nn.Module, Any], Tensor]
 Batches = Iterable[Any] | Callable[[], Iterator[Any]]
@@ -97,7 +98,10 @@ class Net:
     @cached_property
     def _gradients(self) -> Mapping[str, Tensor]:
         if self._read_gradients is None:
-            raise UserError("this method reads loss gradients and none can be had: give attach(loss=..., batches=...)")
+            raise UserError(
+                "this method reads loss gradients and none can be had: give attach(loss=..., batches=...), "
+                "and name 'gradients' in the `needs` of a method of your own"
+            )
         gradients, num_samples = self._read_gradients()
         self._num_gradient_samples += num_samples
         return {name: gradient.abs() for name, gradient in gradients.items()}
@@ -123,6 +127,17 @@ def loss_gradients(
         if gradient is not None:
             gradients[name] = gradient
     return gradients, counter.samples
+
+
+def mean_gradients(
+    team: Team, read: Callable[[], tuple[Mapping[str, Tensor], int]]
+) -> tuple[Mapping[str, Tensor], int]:
+    """Gradients as the whole team sees them, each process with a batch of its own, and all samples that they took."""
+    gradients, num_samples = read()
+    if team.size == 1:
+        return gradients, num_samples
+    team.sum_(gradients.values())
+    return {name: total / team.size for name, total in gradients.items()}, sum(team.gather(num_samples))
 
 
 def _first_batch(batches: Batches) -> Any:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pathgrow.errors import UserError
 from pathgrow.masks import Masks
 from pathgrow.method import Change, Method, Pick
 from pathgrow.methods.schedules import count_at
-from pathgrow.net import Net
+from pathgrow.net import Net, Reading
 from pathgrow.phew import start_density
 from pathgrow.rng import generator
+from pathgrow.team import Team
 
 
 def start_masks(model: nn.Module, method: Method, scope: Masks, example_input: Any, seed: int) -> Masks:
@@ -38,6 +40,19 @@ def revised_masks(method: Method, net: Net, change: Change, draw: torch.Generato
     if change.num_grow:
         masks = masks | _picked(method, "grow", method.grow, net, masks.missing(), change.num_grow, draw)
     return masks
+
+
+def decided(team: Team, scope: Masks, decide: Callable[[], tuple[Masks, Reading]]) -> tuple[Masks, Reading]:
+    """Masks that the first of a team decides on and all take over, with what it had to look at."""
+    if team.size == 1:
+        return decide()
+
+    def sent() -> tuple[dict[str, Tensor], Reading]:
+        masks, reading = decide()
+        return {name: mask.cpu() for name, mask in masks.items()}, reading
+
+    tensors, reading = team.from_first(sent)
+    return Masks({name: tensors[name].to(inside.device) for name, inside in scope.items()}, scope), reading
 
 
 def _picked(

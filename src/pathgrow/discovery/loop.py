@@ -11,6 +11,7 @@ from typing import Any, Literal
 from torch import nn
 from torch.optim import Optimizer
 
+from pathgrow.attach_checks import check_whole
 from pathgrow.density.curve import Answer, Curve, Grow, Probe, Reference, Stop
 from pathgrow.density.summary import hand_back
 from pathgrow.discovery.copies import train_dense, train_out
@@ -79,6 +80,7 @@ def discover(
         - `final`: networks are trained out from a "fresh" initialisation of the found mask, or from "grown" weights.
         - `method`, `rule`: where weights grow and when growth ends, by name or as a value of your own.
         - `loss`, `batches`: `loss(model, batch)` and training batches, for growth methods that read gradients.
+        - `team`: the processes that train together, where there are several; all of them call `discover` alike.
 
     Returns
     -------
@@ -125,7 +127,9 @@ def discover(
     chosen = Options.checked(
         {"start_density": start_density, "delta": delta, "reference": reference, "budget": budget, **options}
     )
+    chosen = chosen.among(fit)
     check_calls(fit, evaluate)
+    check_whole(model)
     with chosen.opened_store(seed) as store:
         site = Site(model, optimizer, fit, evaluate, example_input, scope=scope, seed=seed, options=chosen, store=store)
         trunk = Trunk(site, model, optimizer)

@@ -17,7 +17,8 @@ from pathgrow.discovery.observer import Observer
 from pathgrow.errors import UserError, unknown_name
 from pathgrow.method import Method
 from pathgrow.net import Batches, Loss
-from pathgrow.runs import MemoryStore, RunFolder, Store, strict_json
+from pathgrow.runs import MemoryStore, RunFolder, SharedStore, Store, strict_json
+from pathgrow.team import ALONE, Team, held_by_first
 
 Final = Literal["fresh", "grown"]
 Choice = Literal["delta", "gain"]
@@ -72,6 +73,8 @@ class Options:
     """`loss(model, batch)`, and"""
     batches: Batches | None = None
     """training batches, for growth rules that read gradients."""
+    team: Team | None = None
+    """The processes that train together, see `pathgrow.engine.distributed`; None: those of `fit`, else this one."""
 
     def __post_init__(self) -> None:
         _want(_number(self.delta) and self.delta > 0, "delta", self.delta, "a number above 0", "0.01 for one point")
@@ -136,7 +139,7 @@ class Options:
 
     def as_dict(self) -> dict[str, Any]:
         """What was chosen, as JSON values; methods and rules by name."""
-        objects = ("store", "observer", "loss", "batches", "method", "rule")
+        objects = ("store", "observer", "loss", "batches", "method", "rule", "team")
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in objects}
         return {**values, "method": self.the_method().name, "rule": self.the_rule().name}
 
@@ -152,16 +155,23 @@ class Options:
         """The density rule as a value."""
         return rules.create(self.rule, delta=self.delta) if isinstance(self.rule, str) else self.rule
 
+    def among(self, fit: object) -> Options:
+        """These options as one of the processes takes them that train with `fit`: the first alone tells an observer."""
+        team = self.team if self.team is not None else getattr(fit, "team", ALONE)
+        return dataclasses.replace(self, team=team, observer=Observer() if team.rank else self.observer)
+
     @contextmanager
     def opened_store(self, seed: int) -> Iterator[Store]:
         """The store, for as long as the discovery works: a folder is locked, and one of other options is refused."""
+        team = self.team or ALONE
         if isinstance(self.store, str | os.PathLike):
             # By way of JSON, since numbers may be NumPy's.
             config = strict_json.loads(strict_json.dumps({"seed": seed, **self.as_dict()}))
-            with RunFolder.open(self.store, config) as folder:
-                yield folder
+            place = self.store
+            with held_by_first(team, lambda: RunFolder.open(place, config)) as folder:
+                yield _among(team, folder or MemoryStore())
         else:
-            yield self.store
+            yield _among(team, self.store)
 
     @property
     def num_seed_epochs(self) -> int:
@@ -183,6 +193,10 @@ class Options:
         if self.reference is not None or self.final == "grown":
             return self.budget
         return max(1, round(self.probe_fraction * self.budget))
+
+
+def _among(team: Team, store: Store) -> Store:
+    return store if team.size == 1 else SharedStore(team, store)
 
 
 def _number(value: object) -> bool:

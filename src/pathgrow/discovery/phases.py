@@ -18,10 +18,12 @@ from torch.optim import Optimizer
 
 from pathgrow.attach import Attached
 from pathgrow.discovery.partial import Partial
+from pathgrow.discovery.snapshot import digest
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.ledger import counting
 from pathgrow.rng import derive
 from pathgrow.runs.store import Store
+from pathgrow.team import ALONE, Team
 
 Fit = Callable[[nn.Module, Optimizer, int], Any]
 Evaluate = Callable[[nn.Module], Any]
@@ -166,6 +168,8 @@ class Phases:
         Score the running average of the weights instead of the weights.
     store
         Where a `Trainer` may leave long trainings half done.
+    team
+        The processes that train together.
     """
 
     patience = 3
@@ -174,10 +178,19 @@ class Phases:
     """or after this many."""
 
     def __init__(
-        self, fit: Fit, evaluate: Evaluate, optimizer: Optimizer, *, seed: int, average: bool, store: Store
+        self,
+        fit: Fit,
+        evaluate: Evaluate,
+        optimizer: Optimizer,
+        *,
+        seed: int,
+        average: bool,
+        store: Store,
+        team: Team = ALONE,
     ) -> None:
         self._fit = fit
         self._store = store
+        self._team = team
         self._partials: dict[str, list[Partial]] = {}
         self._evaluate = evaluate
         self.settings = Hyperparameters(optimizer)
@@ -238,14 +251,14 @@ class Phases:
         with seeded(self._seed, stage, "fit", part), counting(attached.model) as counter:
             self._fit(attached.model, attached.optimizer, epochs)
         self._end_fit(attached, stage)
-        return counter.samples
+        return sum(self._team.gather(counter.samples))
 
     def _train_jobs_(self, asked: Sequence[tuple[Attached, str, int, int]]) -> list[int]:
         assert isinstance(self._fit, Trainer)
         jobs = []
         for attached, stage, epochs, part in asked:
             self.settings.restore_(attached.optimizer)
-            partial = Partial(self._store, f"partial-{stage}-{part}")
+            partial = Partial(self._store, f"partial-{stage}-{part}", team=self._team)
             self._partials.setdefault(stage, []).append(partial)
             seed = derive(self._seed, stage, "fit", part)
             jobs.append(Job(attached=attached, epochs=epochs, seed=seed, progress=partial))
@@ -256,6 +269,9 @@ class Phases:
 
     def _end_fit(self, attached: Attached, stage: str) -> None:
         self.settings.restore_(attached.optimizer)
+        # Statistics of batch norm are each process's own in training: from here on those of the first count.
+        self._team.spread_(attached.model.buffers())
+        self._team.check_same("trained weights", lambda: digest(dict(attached.model.named_parameters())))
         for name, parameter in attached.model.named_parameters():
             if not bool(torch.isfinite(parameter).all()):
                 raise RunFailed(
@@ -267,4 +283,5 @@ class Phases:
         """The network's score now, by the user's evaluation or by another one."""
         weights = attached.averaged() if self._average else nullcontext()
         with weights, seeded(self._seed, stage, "evaluate", part):
-            return read_score((evaluate or self._evaluate)(attached.model), stage)
+            value = (evaluate or self._evaluate)(attached.model)
+            return self._team.from_first(lambda: read_score(value, stage))

@@ -20,6 +20,7 @@ from pathgrow.method import Method
 from pathgrow.networks import copy_pair
 from pathgrow.runs import Store
 from pathgrow.scope import scope as default_scope
+from pathgrow.team import ALONE
 from pathgrow.wiring import read
 
 
@@ -46,8 +47,10 @@ class Site:
         self.method = options.the_method()
         self.rule = options.the_rule()
         average = options.observe == "average"
-        self.phases = Phases(fit, evaluate, optimizer, seed=seed, average=average, store=store)
+        self.team = options.team or ALONE
+        self.phases = Phases(fit, evaluate, optimizer, seed=seed, average=average, store=store, team=self.team)
         self.stages = Stages(store, options.observer, on_stored=self.phases.forget_partials)
+        self.team.spread_([*model.parameters(), *model.buffers()])
         # Copied before anything is trained, so that whatever users keep on their model is as fresh as its weights.
         self._pristine = copy_pair(model, optimizer)
         self.wiring = read(model, example_input)
@@ -77,6 +80,7 @@ class Site:
             batches=self.options.batches,
             seed=self.seed,
             average=Averaging() if self.options.observe == "average" else None,
+            team=self.team,
         )
 
     def masks_of(self, record: Record) -> Masks:

@@ -60,7 +60,7 @@ class Trunk:
         def work() -> Work:
             began = time.perf_counter()
             trained, cost = self._work_(round, stage, num_on)
-            topology = self._topology()
+            topology = self._site.team.from_first(lambda: self._topology().as_dict())
             record = self._site.record(
                 stage,
                 self.attached,
@@ -68,7 +68,7 @@ class Trunk:
                 round=round,
                 epochs_before=self.rounds[-1].point.epochs if round else 0,
                 growth_flops=cost,
-                topology=topology.as_dict(),
+                topology=topology,
                 seconds=time.perf_counter() - began,
             )
             return Work(record, dict(self.attached.masks))

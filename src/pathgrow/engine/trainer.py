@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from pathgrow.attach import attach
 from pathgrow.data.dataset import Dataset, Split
 from pathgrow.discovery.phases import Job
+from pathgrow.engine.distributed import check_shares, current_team, mode_for, wrapped
 from pathgrow.engine.feed import Feed, Residents
 from pathgrow.engine.mode import EngineOptions
 from pathgrow.engine.step import CapturedStep, EagerStep
@@ -21,6 +22,7 @@ from pathgrow.engine.training import OnEpoch, Training
 from pathgrow.masks import Masks
 from pathgrow.methods import fixed
 from pathgrow.recipes import Recipe, make_optimizer
+from pathgrow.team import Team
 
 _EVALUATION_BATCH = 2500
 
@@ -40,7 +42,10 @@ class Trainer:
         About how many epochs all trainings together will take, which decides whether compiling pays; None: each
         training decides for itself.
     on_epoch
-        Told of every finished epoch.
+        Told of every finished epoch; where several processes train together, in the first of them.
+    team
+        The processes that train together, each its rows of every batch; None: those of the default process group of
+        torch.distributed, if it is initialised.
     """
 
     def __init__(
@@ -51,12 +56,14 @@ class Trainer:
         *,
         num_epochs: int | None = None,
         on_epoch: OnEpoch | None = None,
+        team: Team | None = None,
     ) -> None:
         self.data = data
         self.recipe = recipe
-        self.mode = (options or EngineOptions()).resolved()
+        self.team = team if team is not None else current_team()
+        self.mode = mode_for(options or EngineOptions(), self.team)
         self._num_epochs = num_epochs
-        self._on_epoch = on_epoch or _tell_nobody
+        self._on_epoch = on_epoch if on_epoch is not None and self.team.rank == 0 else _tell_nobody
         self._residents = Residents(self.mode.device)
 
     def place(self, model: nn.Module) -> tuple[nn.Module, Optimizer]:
@@ -66,8 +73,8 @@ class Trainer:
 
     def __call__(self, model: nn.Module, optimizer: Optimizer, epochs: int) -> None:
         """Train a network that is not attached, dense, as any `fit` does; the global torch seed decides the order."""
-        seed = int(torch.randint(2**62, ()).item())
-        attached = attach(model, optimizer, fixed(Masks.full(model)), scope=Masks.full(model))
+        seed = self.team.from_first(lambda: int(torch.randint(2**62, ()).item()))
+        attached = attach(model, optimizer, fixed(Masks.full(model)), scope=Masks.full(model), team=self.team)
         try:
             self.train([Job(attached=attached, epochs=epochs, seed=seed)])
         finally:
@@ -90,18 +97,24 @@ class Trainer:
         return [training.num_samples for training in trainings]
 
     def evaluate(self, split: Split) -> Callable[[nn.Module], tuple[float, float]]:
-        """An `evaluate(model)` that gives (accuracy, mean cross-entropy) on a split."""
-        resident = self._residents.of(split)
+        """An `evaluate(model)` that gives (accuracy, mean cross-entropy) on a split.
+
+        Processes that train together score a part each, with the buffers of the first, and add up: all get one score.
+        """
+        resident, team = self._residents.of(split), self.team
+        start, end = (len(resident) * rank // team.size for rank in (team.rank, team.rank + 1))
 
         def evaluate(model: nn.Module) -> tuple[float, float]:
+            team.spread_(model.buffers())
             num_right = torch.zeros((), dtype=torch.int64, device=resident.device)
             loss = torch.zeros((), dtype=torch.float64, device=resident.device)
             with self.mode.settings(), _evaluating(model):
-                for first in range(0, len(resident), _EVALUATION_BATCH):
-                    last = min(first + _EVALUATION_BATCH, len(resident))
+                for first in range(start, end, _EVALUATION_BATCH):
+                    last = min(first + _EVALUATION_BATCH, end)
                     logits, truth = model(resident.normalised(first, last)), resident.labels[first:last]
                     num_right += (logits.argmax(dim=1) == truth).sum()
                     loss += functional.cross_entropy(logits.double(), truth, reduction="sum")
+            team.sum_([num_right, loss])
             return int(num_right) / len(resident), float(loss) / len(resident)
 
         return evaluate
@@ -112,11 +125,14 @@ class Trainer:
         return functional.cross_entropy(model(images), labels, label_smoothing=self.recipe.label_smoothing)
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Training batches as they are, not augmented, in an order that the global torch seed decides."""
+        """Training batches as they are, not augmented, in an order that the global torch seed decides.
+
+        Processes that train together get their rows of each.
+        """
         split = self.data.train
         resident = self._residents.of(split)
         for rows in torch.split(torch.randperm(len(split)), self.recipe.batch_size):
-            rows = rows.to(resident.device)
+            rows = rows[self.team.rank :: self.team.size].to(resident.device)
             images = (resident.images[rows].float() - resident.mean.view(1, -1, 1, 1)) / resident.std.view(1, -1, 1, 1)
             yield images, resident.labels[rows]
 
@@ -126,8 +142,11 @@ class Trainer:
         kept: Companion | None = attached.companions.get(_COMPANION)
         if kept is None or kept.recipe is not self.recipe or not kept.eager.is_current:
             resident = self._residents.of(self.data.train)
-            feed = Feed(resident, self.recipe, self.data.classes, seed=job.seed, num_epochs=job.epochs)
-            kept = Companion(self.recipe, feed, EagerStep(attached, feed, self.recipe, self.mode))
+            shard = (self.team.rank, self.team.size)
+            feed = Feed(resident, self.recipe, self.data.classes, seed=job.seed, num_epochs=job.epochs, shard=shard)
+            check_shares(feed.batch_size, self.recipe.accumulate, self.team.size)
+            module = wrapped(attached.model, self.team)
+            kept = Companion(self.recipe, feed, EagerStep(attached, feed, self.recipe, self.mode, module))
         kept.feed.retarget_(seed=job.seed, num_epochs=job.epochs)
         if self.mode.captured and (kept.captured is None or not kept.captured.is_current):
             kept.feed.fill_(0)
@@ -136,7 +155,7 @@ class Trainer:
             num_steps = num_epochs * kept.feed.num_steps
             kept.captured = CapturedStep(attached, kept.feed, self.recipe, self.mode, num_steps)
         attached.companions[_COMPANION] = kept
-        return Training(job, kept.feed, self.mode, kept.eager, kept.captured, self._on_epoch, found)
+        return Training(job, kept.feed, self.mode, kept.eager, kept.captured, self._on_epoch, found, self.team)
 
 
 @dataclass

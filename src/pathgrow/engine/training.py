@@ -17,6 +17,7 @@ from pathgrow.engine.mode import Mode
 from pathgrow.engine.step import CapturedStep, EagerStep
 from pathgrow.errors import RunFailed
 from pathgrow.rng import derive
+from pathgrow.team import ALONE, Team
 
 OnEpoch = Callable[[int, int, float], None]
 """Told of every finished epoch: its number from 1 on, the number of all, the loss of its last batch."""
@@ -48,6 +49,7 @@ class Training:
         captured: CapturedStep | None,
         on_epoch: OnEpoch,
         found: tuple[int, Tensor] | None = None,
+        team: Team = ALONE,
     ) -> None:
         """`found`: the steps that the network has had already, and the noise that it goes on with."""
         self._job = job
@@ -56,6 +58,7 @@ class Training:
         self._eager = eager
         self._captured = captured
         self._on_epoch = on_epoch
+        self._team = team
         self._losses: list[_Told] = []
         self._began = self._saved_at = time.monotonic()
         self._done = found[0] if found is not None else 0
@@ -83,12 +86,13 @@ class Training:
             for step in range(start, self._feed.num_steps):
                 self._step(step)
                 self._done += 1
-                if self._job.progress is not None and time.monotonic() - self._saved_at > self._job.progress.seconds:
+                progress = self._job.progress
+                if progress is not None and progress.is_due(self._done, time.monotonic() - self._saved_at):
                     self._save()
                 yield
             self._note_loss(epoch)
         self.wait()
-        if self._job.progress is not None and time.monotonic() - self._began > self._job.progress.seconds:
+        if self._job.progress is not None and self._job.progress.is_worth(time.monotonic() - self._began):
             self._save()  # what comes after the training (scoring, other parts) may be killed too
         for group, peak in zip(self._job.attached.optimizer.param_groups, peaks, strict=True):
             group["lr"] = peak
@@ -115,12 +119,13 @@ class Training:
 
     def _seed_noise(self, epoch: int, state: Tensor | None) -> None:
         """Dropout of this epoch; `state` where it goes on in the middle."""
+        name = (_NOISE, epoch, self._team.rank) if self._team.rank else (_NOISE, epoch)
         if state is not None:
             self._put_noise(state)
         elif self._captured is not None:
-            self._captured.noise.manual_seed(derive(self._job.seed, _NOISE, epoch))
+            self._captured.noise.manual_seed(derive(self._job.seed, *name))
         else:
-            torch.manual_seed(derive(self._job.seed, _NOISE, epoch))
+            torch.manual_seed(derive(self._job.seed, *name))
 
     def _noise(self) -> Tensor:
         if self._captured is not None:
@@ -147,7 +152,9 @@ class Training:
         """Ask for the loss without waiting for it, and look at those that have come."""
         step = self._eager if self._captured is None else self._captured
         if self._captured is None:
-            self._losses.append(_Told(epoch, step.loss.detach(), None))
+            loss = step.loss.detach() / self._team.size
+            self._team.sum_([loss])  # a loss that is no number anywhere is none for all, who then end alike
+            self._losses.append(_Told(epoch, loss, None))
         else:
             with self._stream():
                 host = torch.empty((), pin_memory=True)
