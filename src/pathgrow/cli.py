@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO, cast
 import typer
 
 from pathgrow.cli_data import data_app
-from pathgrow.errors import RunFailed, UserError
+from pathgrow.errors import PeerFailed, RunFailed, UserError
 from pathgrow.version import __version__
 
 if TYPE_CHECKING:
     from pathgrow.runs import RunFolder
+    from pathgrow.team import Team
 
 app = typer.Typer(
     name="pathgrow",
@@ -47,6 +48,8 @@ def _exit_code(arguments: list[str] | None) -> int:
     command = typer.main.get_command(app)
     try:
         code = command.main(arguments, prog_name="pathgrow", standalone_mode=False)
+    except PeerFailed as error:
+        return error.exit_code  # said by the process that failed
     except UserError as error:
         return _say(error, 2)
     except RunFailed as error:
@@ -167,7 +170,8 @@ def discover(
     """Find the smallest density that keeps the accuracy, and train that network.
 
     Without options: a demonstration on data that come with the installation, in about half a minute. The same command
-    again resumes an unfinished run, and only shows a finished one.
+    again resumes an unfinished run, and only shows a finished one. Several processes train together under torchrun:
+    `torchrun --nproc-per-node 4 -m pathgrow discover ...`.
     """
     given = {
         "data": data,
@@ -203,18 +207,29 @@ def discover(
         "seed": seed,
         "threads": threads,
     }
+    from pathgrow.engine.distributed import joined
+
+    with joined(device or "auto") as team:
+        _discover(team, _without_none(given), out, quiet=quiet)
+
+
+def _discover(team: Team, given: dict[str, Any], out: Path | None, *, quiet: bool) -> None:
     from pathgrow.experiment import Experiment, expected_epochs, run
     from pathgrow.report import progress, terminal
     from pathgrow.runs import RunFolder
 
-    if out is not None and threads is None:
+    def resolved() -> Experiment:
         # The count that a run began with is part of its config, whatever machine it goes on with.
-        given["threads"] = (RunFolder(out).config or {}).get("threads")
-    config = Experiment.from_dict(_without_none(given))
+        before = (RunFolder(out).config or {}) if out is not None else {}
+        kept = {"threads": before["threads"]} if "threads" in before else {}
+        return Experiment.from_dict({**kept, "ranks": team.size, **given})
+
+    config = team.from_first(resolved)
     folder = out if out is not None else Path("runs") / config.name
+    quiet = quiet or team.rank > 0
     watching = progress.Silent() if quiet else progress.create(total_epochs=expected_epochs(config, folder))
     try:
-        run(config, folder, watching)
+        run(config, folder, watching, team)
     finally:
         watching.close()
     if not quiet:

@@ -18,6 +18,7 @@ from pathgrow import methods, models, recipes
 from pathgrow.density import rules
 from pathgrow.discovery import Options
 from pathgrow.engine import EngineOptions
+from pathgrow.engine.distributed import check_shares
 from pathgrow.errors import UserError, unknown_name
 from pathgrow.flops import forward_macs
 from pathgrow.recipes import Recipe
@@ -67,7 +68,9 @@ class Experiment:
     """What the name stands for, with what was changed of it."""
     engine: EngineOptions = dataclasses.field(default_factory=EngineOptions)
     threads: int = 1
-    """CPU threads: they cut sums into parts, so they decide the last bits and belong to the config."""
+    """CPU threads of a process: they cut sums into parts, so they decide the last bits and belong to the config."""
+    ranks: int = 1
+    """Processes that share every batch; so do they."""
     seed: int = 0
     """Of weights, masks and the order of samples; the splits of the data depend on `fold` alone."""
 
@@ -94,8 +97,8 @@ class Experiment:
                 raise UserError(
                     f"{name} {getattr(self, name)!r} was got, a name is wanted: leave it out for the default"
                 )
-        for name in ("fold", "seed", "threads"):
-            value, least = getattr(self, name), int(name == "threads")
+        for name in ("fold", "seed", "threads", "ranks"):
+            value, least = getattr(self, name), int(name in ("threads", "ranks"))
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise UserError(f"{name} {value!r} was got, a whole number from {least} up is wanted: leave it out")
         if self.data not in datasets.names():
@@ -114,6 +117,7 @@ class Experiment:
                 f"reference {self.reference:g} was got, an accuracy from 0 to 1 is wanted: give for example {example:g}"
             )
         self.engine.resolved()
+        check_shares(self.recipe.batch_size, self.recipe.accumulate, self.ranks)
         options = Options(**self.discovery())
         options.the_method()
         options.the_rule()
@@ -224,5 +228,6 @@ def _tried(config: Experiment) -> int:
 
 
 def _threads(config: Experiment, macs: int) -> int:
-    """One for small networks; else as many as there are cores, up to four."""
-    return 1 if macs * config.recipe.batch_size < _WORTH_THREADS else min(4, os.cpu_count() or 1)
+    """One for small networks; else as many as there are cores for this process, up to four."""
+    num_cores = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return 1 if macs * config.recipe.batch_size < _WORTH_THREADS else max(1, min(4, num_cores))

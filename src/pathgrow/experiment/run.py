@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,25 +16,56 @@ from pathgrow.density.curve import Answer, Verdict
 from pathgrow.discovery import Discovery, Observer, Options, Record, discover
 from pathgrow.discovery.phases import Phases, Score
 from pathgrow.engine import Trainer
+from pathgrow.engine.distributed import joined
+from pathgrow.errors import UserError
 from pathgrow.experiment.config import Experiment
+from pathgrow.masks import Masks
 from pathgrow.report import write_all
 from pathgrow.report.progress import Progress, Silent
-from pathgrow.runs import RunFolder
+from pathgrow.runs import MemoryStore, RunFolder
+from pathgrow.team import Team, held_by_first
 
 _USUAL_PROBES = 8
 
 
-def run(config: Experiment, out: str | os.PathLike[str], progress: Progress | None = None) -> dict[str, Any]:
+def run(
+    config: Experiment, out: str | os.PathLike[str], progress: Progress | None = None, team: Team | None = None
+) -> dict[str, Any]:
     """The report of this experiment.
 
     A finished folder is read, not run again; an unfinished one goes on where it was killed and ends with the same bits.
+
+    Parameters
+    ----------
+    out
+        The run folder; where several processes work together, one on the machine of the first, which alone writes.
+    progress
+        Is told how it goes on, in the first process.
+    team
+        The processes that work together; None: those that `torchrun` started, else this one.
     """
-    with few_threads(config.threads), RunFolder.open(out, config.as_dict()) as folder:
-        if not folder.finished:
-            _work(config, folder, progress or Silent())
-        if not all((folder.path / name).exists() for name in ("curve.png", "report.html")):
-            write_all(folder.path)
-        return folder.report()
+    if team is None:
+        with joined(config.engine.device) as team:
+            return run(config, out, progress, team)
+    if config.ranks != team.size:
+        raise UserError(
+            f"this config is for {config.ranks} processes and {team.size} were started: "
+            f"start it with torchrun --nproc-per-node {config.ranks}, or set `ranks` to {team.size}"
+        )
+    with (
+        few_threads(config.threads),
+        held_by_first(team, lambda: RunFolder.open(out, config.as_dict())) as folder,
+    ):
+        if not team.from_first(lambda: RunFolder(out).finished):
+            _work(config, folder, progress or Silent(), team)
+        return team.from_first(lambda: _shown_report(RunFolder(out)))
+
+
+def _shown_report(folder: RunFolder) -> dict[str, Any]:
+    """The report of a finished run, with its pictures drawn."""
+    if not all((folder.path / name).exists() for name in ("curve.png", "report.html")):
+        write_all(folder.path)
+    return folder.report()
 
 
 def expected_epochs(config: Experiment, out: str | os.PathLike[str]) -> int:
@@ -54,14 +85,16 @@ def expected_epochs(config: Experiment, out: str | os.PathLike[str]) -> int:
     return max(0, expected - sum(done))
 
 
-def _work(config: Experiment, folder: RunFolder, progress: Progress) -> None:
+def _work(config: Experiment, folder: RunFolder | None, progress: Progress, team: Team) -> None:
+    """Discover, examine, write; the folder is there in the first process only."""
     dataset = datasets.load(config.data, config.data_root, 0, config.fold)
     trainer = Trainer(
         dataset,
         config.recipe,
         config.engine,
-        num_epochs=expected_epochs(config, folder.path),
+        num_epochs=None if folder is None else expected_epochs(config, folder.path),
         on_epoch=progress.epoch,
+        team=team,
     )
     model, optimizer = trainer.place(
         models.create(config.model, dataset.classes, seed=config.seed, **config.model_options)
@@ -73,21 +106,30 @@ def _work(config: Experiment, folder: RunFolder, progress: Progress) -> None:
         trainer.evaluate(dataset.val),
         dataset.example_input().to(trainer.mode.device),
         seed=config.seed,
-        store=folder,
-        observer=_Diary(folder, progress),
+        store=folder or MemoryStore(),
+        observer=_Diary(folder, progress) if folder is not None else Observer(),
         loss=trainer.loss,
         batches=trainer.batches,
         **config.discovery(),
     )
     # Everything is decided: only now is the test split looked at, once.
     network, dense = found.examine(trainer.evaluate(dataset.test))
-    _write(config, folder, found, network, dense)
+    masks = [found.masks_at(round) for round in range(len(found.rounds))]
+    if folder is not None:
+        _write(config, folder, found, masks, network, dense)
 
 
-def _write(config: Experiment, folder: RunFolder, found: Discovery, network: Score, dense: Score | None) -> None:
+def _write(
+    config: Experiment,
+    folder: RunFolder,
+    found: Discovery,
+    masks: Sequence[Masks],
+    network: Score,
+    dense: Score | None,
+) -> None:
     """All files of a finished run; the report goes last, since its presence means that the others are there."""
-    for round in range(len(found.rounds)):
-        folder.save_masks(round, found.masks_at(round))
+    for round, grown in enumerate(masks):
+        folder.save_masks(round, grown)
     observed = [("rough", found.rounds), ("probe", found.probes)]
     folder.write_curve([{"kind": kind, **record.row()} for kind, records in observed for record in records])
     weights_sha256 = folder.save_network(found.attached.model, found.masks)
