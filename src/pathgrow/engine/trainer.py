@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,8 @@ from pathgrow.recipes import Recipe, make_optimizer
 from pathgrow.team import Team
 
 _EVALUATION_BATCH = 2500
+MOST_SIDE_BY_SIDE = 8
+"""More train no faster in all: ResNet-32 at batch 128 on an H200 reaches 93,000 images a second with 4 or 8."""
 
 
 class Trainer:
@@ -80,21 +83,30 @@ class Trainer:
         finally:
             attached.detach()
 
-    def train(self, jobs: Sequence[Job]) -> list[int]:
+    def train(self, jobs: Sequence[Job], on_done: Callable[[int], None] | None = None) -> list[int]:
         """Train every job to its end; the samples that each took.
 
-        On a GPU they run side by side, each captured step on a stream of its own; every network gets the bits that it
-        would get alone. Elsewhere they run one after the other.
+        On a GPU up to eight run side by side, each captured step on a stream of its own; every network gets the bits
+        that it would get alone. Elsewhere they run one after the other. `on_done` is told the number of a job that is
+        over while others go on.
         """
+        samples = [0] * len(jobs)
+        waiting = iter(enumerate(jobs))
+        running: dict[int, tuple[Training, Iterator[None]]] = {}
+        places = MOST_SIDE_BY_SIDE if self.mode.captured else 1
         with self.mode.settings(), _seeds_kept(self.mode.device):
-            trainings = [self._training(job) for job in jobs]
-            if self.mode.captured:
-                _side_by_side(trainings)
-            else:
-                for training in trainings:
-                    for _ in training.steps():
-                        pass
-        return [training.num_samples for training in trainings]
+            while True:
+                for number, job in islice(waiting, places - len(running)):
+                    training = self._training(job)
+                    running[number] = (training, training.steps())
+                if not running:
+                    return samples
+                for number, (training, steps) in list(running.items()):
+                    if next(steps, _OVER) is _OVER:
+                        samples[number] = training.num_samples
+                        del running[number]
+                        if on_done is not None:
+                            on_done(number)
 
     def evaluate(self, split: Split) -> Callable[[nn.Module], tuple[float, float]]:
         """An `evaluate(model)` that gives (accuracy, mean cross-entropy) on a split.
@@ -169,13 +181,6 @@ class Companion:
 
 
 _COMPANION = "engine"
-
-
-def _side_by_side(trainings: Sequence[Training]) -> None:
-    """One step of each in turn, until all are over."""
-    running = [training.steps() for training in trainings]
-    while running:
-        running = [steps for steps in running if next(steps, _OVER) is not _OVER]
 
 
 _OVER = object()

@@ -1,0 +1,298 @@
+"""The main job on real data: dense trainings, brute-force truth and discoveries on CIFAR-10 with ResNet-32.
+
+    python -m benchmarks.cifar dense ladder discover --data-root DIR --results results/cifar10_resnet32.jsonl
+
+Every finished training is one line of JSON, appended as soon as it is there; what has its line is not run again, so the
+command may be stopped at any time and given again. `python -m benchmarks.cifar table` prints what the lines say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pathgrow import data as datasets
+from pathgrow import models
+from pathgrow.attach import Attached, attach
+from pathgrow.data.dataset import Dataset
+from pathgrow.discovery.phases import Job
+from pathgrow.engine import EngineOptions, Trainer
+from pathgrow.experiment import Experiment, run
+from pathgrow.masks import Masks
+from pathgrow.methods import create, fixed
+from pathgrow.networks import copy_pair, fresh_, initial_state
+from pathgrow.recipes import recipe
+from pathgrow.rng import derive
+from pathgrow.scope import scope
+from pathgrow.wiring import read
+
+RUNGS = (0.2, 0.3, 0.25, 0.4, 0.15, 0.5, 0.1, 0.7, 0.05)
+"""Densities of the ladder, those first that say most about where half a point below dense lies."""
+TOTAL = 80
+"""Epochs that every network of the ladder has had in the end."""
+GAMMA = 0.25
+JOBS = ("dense", "dense-long", "ladder", "grown", "discover", "reference", "table")
+
+
+class Lines:
+    """Results on disk, a line each."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+        self._began = time.perf_counter()
+
+    def has(self, **key: Any) -> bool:
+        return any(all(row.get(name) == value for name, value in key.items()) for row in self.rows)
+
+    def add(self, **row: Any) -> None:
+        row |= {"commit": _commit(), "machine": _machine(), "torch": torch.__version__}
+        self.rows.append(row)
+        with self.path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        shown = {
+            name: row[name] for name in ("kind", "final", "density", "epochs", "seed", "val", "test") if name in row
+        }
+        print(f"{time.perf_counter() - self._began:7.1f} s", shown, flush=True)
+
+
+def _commit() -> str:
+    asked = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return asked.stdout.strip() or "unknown"
+
+
+def _machine() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "CPU"
+
+
+class Bench:
+    """What all jobs share."""
+
+    def __init__(self, chosen: argparse.Namespace) -> None:
+        self.model_name = chosen.model
+        self.data: Dataset = datasets.load(chosen.data, chosen.data_root)
+        self.data_name, self.data_root = chosen.data, chosen.data_root
+        self.trainer = Trainer(self.data, recipe("cifar"), EngineOptions(compile=chosen.compile))
+        self.lines = Lines(chosen.results)
+        self.seeds: list[int] = chosen.seeds
+        self.masks_folder: Path | None = chosen.masks
+        self.example = self.data.example_input().to(self.trainer.mode.device)
+        self._val, self._test = (self.trainer.evaluate(split) for split in (self.data.val, self.data.test))
+        self.queue: list[tuple[dict[str, Any], Callable[[], tuple[Attached, int, int]]]] = []
+
+    def network(self, seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        """As `pathgrow discover --seed` makes it."""
+        return self.trainer.place(models.create(self.model_name, self.data.classes, seed=seed))
+
+    def score(self, attached: Attached) -> dict[str, list[float]]:
+        """(accuracy, loss) on val and test."""
+        return {"val": list(self._val(attached.model)), "test": list(self._test(attached.model))}
+
+    def ask(self, key: dict[str, Any], make: Callable[[], tuple[Attached, int, int]]) -> None:
+        """Train a network, unless its line is there: `make` gives it, its epochs and its seed."""
+        if not self.lines.has(**key):
+            self.queue.append((key, make))
+
+    def work(self) -> None:
+        """Everything asked for, side by side, a line for each as it ends."""
+        made = [(key, *make()) for key, make in self.queue]
+        jobs = [Job(attached=attached, epochs=epochs, seed=seed) for _, attached, epochs, seed in made]
+        began = time.perf_counter()
+
+        def over(number: int) -> None:
+            key, attached = made[number][:2]
+            self.lines.add(**key, **self.score(attached), seconds=time.perf_counter() - began, side_by_side=len(jobs))
+            attached.detach()
+
+        self.trainer.train(jobs, on_done=over)
+        self.queue.clear()
+
+
+def dense(bench: Bench, epochs: int) -> None:
+    """The network as everybody trains it."""
+
+    def make(seed: int) -> tuple[Attached, int, int]:
+        model, optimizer = bench.network(seed)
+        inside = scope(model)
+        return attach(model, optimizer, fixed(Masks.full(model, inside)), scope=inside), epochs, derive(seed, "dense")
+
+    for seed in bench.seeds:
+        bench.ask({"kind": "dense", "density": 1.0, "epochs": epochs, "seed": seed}, lambda seed=seed: make(seed))
+
+
+def ladder(bench: Bench, finals: list[str]) -> None:
+    """Networks grown to each density and trained to one common total, from a fresh initialisation and as grown."""
+    rungs: dict[tuple[int, float], tuple[Masks, Any, int]] = {}
+    wanted = [
+        (final, density, seed)
+        for density in RUNGS
+        for final in finals
+        for seed in bench.seeds
+        if not bench.lines.has(kind="ladder", final=final, density=density, seed=seed)
+    ]
+    if not wanted:
+        return
+    for seed, density, masks, pair, had in _grown(bench, sorted({seed for _, _, seed in wanted}), "grown" in finals):
+        rungs[seed, density] = masks, pair, had
+
+    def make(final: str, density: float, seed: int) -> tuple[Attached, int, int]:
+        masks, pair, had = rungs[seed, density]
+        if final == "fresh":
+            model, optimizer = bench.network(seed)
+            wiring, initial = read(model, bench.example), initial_state(model)
+            fresh_(model, optimizer, initial, masks, derive(seed, "fresh", str(density)), wiring=wiring)
+            had = 0
+        else:
+            model, optimizer = pair
+        attached = attach(model, optimizer, fixed(masks), scope=scope(model))
+        return attached, TOTAL - had, derive(seed, "rung", str(density))
+
+    for final, density, seed in wanted:
+        key = {"kind": "ladder", "final": final, "density": density, "epochs": TOTAL, "seed": seed}
+        bench.ask(key, lambda final=final, density=density, seed=seed: make(final, density, seed))
+
+
+def _grown(bench: Bench, seeds: list[int], keep_weights: bool) -> Iterator[tuple[int, float, Masks, Any, int]]:
+    """Trunks of all seeds, grown side by side as a discovery of this budget grows them; what stands at each rung."""
+    kept = bench.masks_folder
+    if kept is not None and not keep_weights and all(_file(kept, s, d).is_file() for s in seeds for d in RUNGS):
+        for seed in seeds:
+            for density in RUNGS:
+                yield seed, density, Masks.load(_file(kept, seed, density)).to(bench.trainer.mode.device), None, 0
+        return
+    trunks = {}
+    for seed in seeds:
+        model, optimizer = bench.network(seed)
+        trunks[seed] = attach(model, optimizer, create("gcg", gamma=GAMMA), bench.example, seed=seed)
+    had = {seed: TOTAL // 8 for seed in seeds}
+    _train_all(bench, trunks, TOTAL // 8, "seed")
+    for density in sorted(RUNGS):
+        goal = {seed: round(density * trunk.masks.num) for seed, trunk in trunks.items()}
+        while open_ := {s: t for s, t in trunks.items() if t.masks.num_on < goal[s]}:
+            for seed, trunk in open_.items():
+                trunk.grow_(min(round(GAMMA * trunk.masks.num_on), goal[seed] - trunk.masks.num_on))
+                had[seed] += 1
+            _train_all(bench, open_, 1, "round")
+        for seed, trunk in trunks.items():
+            pair = copy_pair(trunk.model, trunk.optimizer) if keep_weights else None
+            if kept is not None:
+                kept.mkdir(parents=True, exist_ok=True)
+                trunk.masks.save(_file(kept, seed, density))
+            score = {"val": list(bench._val(trunk.model))}
+            bench.lines.add(kind="trunk", density=density, epochs=had[seed], seed=seed, **score)
+            yield seed, density, trunk.masks.clone(), pair, had[seed]
+    for trunk in trunks.values():
+        trunk.detach()
+
+
+def _train_all(bench: Bench, trunks: dict[int, Attached], epochs: int, name: str) -> None:
+    bench.trainer.train(
+        [Job(attached=t, epochs=epochs, seed=derive(seed, name, t.round)) for seed, t in trunks.items()]
+    )
+
+
+def _file(folder: Path, seed: int, density: float) -> Path:
+    return folder / f"seed{seed}-{density:g}.safetensors"
+
+
+def discoveries(bench: Bench, *, budget: int, delta: float, reference: float | None) -> None:
+    """`pathgrow discover`, one after the other: their wall time counts."""
+    for seed in bench.seeds:
+        key = {"kind": "discover", "budget": budget, "delta": delta, "reference": reference, "seed": seed}
+        if bench.lines.has(**key):
+            continue
+        given = {
+            "data": bench.data_name, "data_root": bench.data_root, "model": bench.model_name,
+            "budget": budget, "delta": delta, "seed": seed,
+        }  # fmt: skip
+        config = Experiment.from_dict(given | ({"reference": reference} if reference is not None else {}))
+        began = time.perf_counter()
+        with tempfile.TemporaryDirectory() as folder:
+            report = run(config, folder)
+        network, wall = report["network"], time.perf_counter() - began
+        bench.lines.add(
+            **key,
+            answer=report["answer"],
+            density=network["density"],
+            epochs=network["epochs"],
+            val=[network["val"]["score"], network["val"]["loss"]],
+            test=[network["test"]["score"], network["test"]["loss"]],
+            probes=report["curve"]["probes"],
+            rounds=[[row["density"], row["score"]] for row in report["curve"]["rough"]],
+            ledger=report["ledger"],
+            timing=report["timing"],
+            wall=wall,
+        )
+
+
+def table(lines: Lines) -> None:
+    """Means over seeds, with the standard error where there are several."""
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in lines.rows:
+        if row["kind"] in ("dense", "ladder"):
+            groups.setdefault((row["kind"], row.get("final", ""), row["epochs"], row["density"]), []).append(row)
+    for (kind, final, epochs, density), rows in sorted(groups.items()):
+        val, test = (_spread([row[part][0] for row in rows]) for part in ("val", "test"))
+        print(f"{kind:<8}{final:<7}{epochs:4d} epochs{density:6.2f}  val {val}  test {test}")
+    for row in lines.rows:
+        if row["kind"] == "discover":
+            told = row["answer"]
+            print(
+                f"discover, budget {row['budget']}, delta {row['delta']}, reference {row['reference']}, "
+                f"seed {row['seed']}: {told['operating_density']} {told['interval']}, gain {told['gain_density']}, "
+                f"handed back {row['density']:.3f}, val {row['val'][0]:.4f}, test {row['test'][0]:.4f}, "
+                f"FLOPs {row['ledger']['relative']:.3f}, wall {row['wall']:.0f} s, {len(row['probes'])} probes"
+            )
+
+
+def _spread(values: list[float]) -> str:
+    error = np.std(values, ddof=1) / len(values) ** 0.5 if len(values) > 1 else float("nan")
+    return f"{100 * np.mean(values):6.2f} +- {100 * error:4.2f} ({len(values)})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "jobs", nargs="+", choices=["dense", "dense-long", "ladder", "grown", "discover", "reference", "table"]
+    )
+    parser.add_argument("--data", default="cifar10")
+    parser.add_argument("--data-root", default=None)
+    parser.add_argument("--model", default="resnet32")
+    parser.add_argument("--results", type=Path, default=Path("results/cifar10_resnet32.jsonl"))
+    parser.add_argument("--masks", type=Path, default=None, help="folder where the ladder's masks are kept")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--delta", type=float, default=0.005)
+    parser.add_argument("--compile", default="auto")
+    chosen = parser.parse_args()
+    if chosen.jobs == ["table"]:
+        table(Lines(chosen.results))
+        return
+    chosen.results.parent.mkdir(parents=True, exist_ok=True)
+    bench = Bench(chosen)
+    if "dense-long" in chosen.jobs:
+        dense(bench, 2 * TOTAL)
+    if "dense" in chosen.jobs:
+        dense(bench, TOTAL)
+    if "ladder" in chosen.jobs or "grown" in chosen.jobs:
+        ladder(bench, [final for final, job in (("fresh", "ladder"), ("grown", "grown")) if job in chosen.jobs])
+    bench.work()
+    if "reference" in chosen.jobs:
+        known = [row["val"][0] for row in bench.lines.rows if row["kind"] == "dense" and row["epochs"] == TOTAL]
+        discoveries(bench, budget=TOTAL, delta=chosen.delta, reference=round(float(np.mean(known)), 4))
+    if "discover" in chosen.jobs:
+        discoveries(bench, budget=2 * TOTAL, delta=0.01, reference=None)
+    table(bench.lines)
+
+
+if __name__ == "__main__":
+    main()
