@@ -13,7 +13,7 @@ from pathgrow.density import rules
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.experiment import Experiment, expected_epochs
 from pathgrow.experiment import run as run_experiment
-from pathgrow.train import Recipe
+from pathgrow.recipes import Recipe
 from pathgrow.version import __version__
 
 SMALL = {"budget": 4, "model_options": {"widths": [12]}, "start_density": 0.2, "rule": "exponential"}
@@ -157,7 +157,7 @@ def test_options_become_the_config(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen: list[Experiment] = []
-    monkeypatch.setattr("pathgrow.experiment.run", lambda config, out, progress: seen.append(config))
+    monkeypatch.setattr("pathgrow.experiment.run", lambda config, out, progress, team: seen.append(config))
     line = "--reference 1 --rough 3 --model-option widths=8,9 --lr 0.5 --seed 7 --gamma 1 --out"
     assert leave("discover", "--quiet", *line.split(), str(tmp_path / "run")) == 0
     (config,) = seen
@@ -197,7 +197,7 @@ def test_the_name_tells_configs_apart_but_for_the_seed() -> None:
     [
         ({"bugdet": 4}, "did you mean budget"),
         ({"recipe": {"learning_rate": 1}}, "unknown recipe key"),
-        ({"recipe": {"lr": "fast"}}, "a number is wanted"),
+        ({"recipe": {"lr": "fast"}}, "a number above 0 is wanted"),
         ({"recipe": [1]}, "a table of values is wanted"),
         ({"model_options": [1]}, "a table of values is wanted"),
         ({"model": 7}, "unknown model"),
@@ -298,6 +298,6 @@ def test_the_thread_count_of_a_run_is_kept_when_it_goes_on(tmp_path: Path, monke
     seen: list[Experiment] = []
     config = Experiment.from_dict({**SMALL, "threads": 2, "target_density": 0.2})
     run_experiment(config, tmp_path / "run")
-    monkeypatch.setattr("pathgrow.experiment.run", lambda config, out, progress: seen.append(config))
+    monkeypatch.setattr("pathgrow.experiment.run", lambda config, out, progress, team: seen.append(config))
     assert leave("discover", "--quiet", "--out", str(tmp_path / "run")) == 0
     assert seen[0].threads == 2
