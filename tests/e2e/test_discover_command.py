@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import load_file
 
 from pathgrow import cli, data, models
+from pathgrow.engine import EngineOptions, Trainer
 from pathgrow.masks import Masks
-from pathgrow.train import make_evaluate
+from pathgrow.recipes import recipe
 
 QUICK = ["--budget", "8", "--model-option", "widths=16,16", "--start-density", "0.05"]
 
@@ -57,9 +58,10 @@ def test_the_network_file_is_the_reported_network(finished: tuple[Path, subproce
     assert masks.num_on == report["network"]["num_on"]
     assert all(bool((model.get_parameter(name)[~mask] == 0).all()) for name, mask in masks.items())
     digits = data.load("digits")
+    trainer = Trainer(digits, recipe("digits"), EngineOptions(device="cpu"))
     torch.set_num_threads(1)
     for split, wanted in ((digits.val, report["network"]["val"]), (digits.test, report["network"]["test"])):
-        accuracy, loss = make_evaluate(split)(model)
+        accuracy, loss = trainer.evaluate(split)(model)
         assert accuracy == wanted["score"]
         assert loss == pytest.approx(wanted["loss"])
     assert report["reference"]["kind"] == "dense"
