@@ -318,7 +318,7 @@ def test_bfloat16_is_used_in_training_and_not_in_evaluation() -> None:
 def test_a_compiled_step_gives_the_same_training(monkeypatch: pytest.MonkeyPatch) -> None:
     # Traced as ever, but not handed to the C++ compiler, which would take twenty seconds.
     compiled = torch.compile(steps.forward_loss, dynamic=False, backend="aot_eager")
-    monkeypatch.setattr(steps, "_compiled_forward_loss", compiled)
+    monkeypatch.setattr(steps, "compiled_forward_loss", lambda: compiled)
     engine = Trainer(made(), PLAIN, EngineOptions(device="cpu", compile="on"))
     attached = sparse(engine)
     engine.train([Job(attached=attached, epochs=2, seed=5)])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,10 @@ def forward_loss(
     return loss / recipe.accumulate
 
 
-_compiled_forward_loss = torch.compile(forward_loss, dynamic=False)
+@cache
+def compiled_forward_loss() -> Any:
+    """The same, compiled; made when it is first wanted, since the compiler alone takes two seconds to import."""
+    return torch.compile(forward_loss, dynamic=False)
 
 
 class EagerStep:
@@ -59,7 +63,7 @@ class EagerStep:
         self._feed = feed
         self._recipe = recipe
         self._mode = mode
-        self._forward = forward_loss if mode.captured or mode.compile != "on" else _compiled_forward_loss
+        self._forward = forward_loss if mode.captured or mode.compile != "on" else compiled_forward_loss()
         self._module = module if module is not None else attached.model
         """What is called: the model itself, or a wrapper around it that talks to other processes."""
         self._peaks = [float(group["lr"]) for group in attached.optimizer.param_groups]
@@ -120,7 +124,7 @@ class CapturedStep:
                 self.compiled = True
                 # Every shape and network of a process shares one code object: the default limit of 8 is soon reached.
                 with torch._dynamo.config.patch(recompile_limit=256):
-                    self._capture_(_compiled_forward_loss)
+                    self._capture_(compiled_forward_loss())
         self._addresses = self._where()
 
     @property
