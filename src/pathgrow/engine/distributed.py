@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -33,7 +34,9 @@ _PATIENCE = timedelta(minutes=30)
 _START_PATIENCE = timedelta(minutes=10)
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _FIRST = 0
-_BROKEN = "another process of this run ended or fell silent ({}): finished stages are kept, start all of them again"
+_NUM_FAILED, _FAULT = "pathgrow/num_failed", "pathgrow/fault"
+_LINGER_SECONDS = 2.0
+_BROKEN = "another process of this run ended or fell silent: finished stages are kept, start all of them again"
 
 
 class ProcessTeam:
@@ -159,11 +162,7 @@ def _talking() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # of which torch's own DistError is one
-        raise _LinkBroken(_BROKEN.format(_first_line(error))) from error
-
-
-class _LinkBroken(RunFailed):
-    """The others cannot be reached: most likely one of them has failed, and may have said why."""
+        raise RunFailed(_BROKEN) from error
 
 
 def current_team() -> Team:
@@ -200,7 +199,7 @@ def joined(device: str = "auto") -> Iterator[Team]:
     try:
         yield team
     except BaseException as error:
-        _leave_failed(store, team.rank, error)
+        _leave_failed(store, team, error)
         raise
     else:
         dist.destroy_process_group()
@@ -240,25 +239,38 @@ def _backend(device: str) -> str:
     return "cpu:gloo,cuda:nccl"
 
 
-def _leave_failed(store: Store, rank: int, error: BaseException) -> None:
+def _leave_failed(store: Store, team: ProcessTeam, error: BaseException) -> None:
     """Tell the others why this process goes, or learn from them why it has to.
 
     The groups are left as they are: to take a group of NCCL apart while others wait in it can wait itself.
     """
-    mine = _Fault.of(error, rank)
     try:
-        # Whoever is first has failed by itself; those who fail because of it come later.
-        if store.add("pathgrow/num_failed", 1) == 1:
-            store.set("pathgrow/fault", json.dumps(asdict(mine)))
-            first = mine
-        else:
-            first = _Fault(**json.loads(store.get("pathgrow/fault")))
+        first = _first_fault(store, _Fault.of(error, team.rank))
+        _linger(store, team)
     except RuntimeError:
-        return  # the process that kept the store is gone, and with it the word of who failed first
-    if first.rank != rank:
+        first = None  # the process that kept the store is gone, and with it the word of who failed first
+    if first is not None and first.rank != team.rank:
         raise PeerFailed(first.sentence, rank=first.rank, exit_code=first.code) from error
     if not isinstance(error, UserError | RunFailed) and _is_link_fault(error):
-        raise RunFailed(_BROKEN.format(_first_line(error))) from error
+        raise RunFailed(_BROKEN) from error
+
+
+def _first_fault(store: Store, mine: _Fault) -> _Fault:
+    """Whoever is first has failed by itself; those who fail because of it come later."""
+    if store.add(_NUM_FAILED, 1) == 1:
+        store.set(_FAULT, json.dumps(asdict(mine)))
+        return mine
+    return _Fault(**json.loads(store.get(_FAULT)))
+
+
+def _linger(store: Store, team: ProcessTeam) -> None:
+    """Without torchrun the first process keeps the store: it stays a moment, for others to read what it says."""
+    if team.rank != _FIRST or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return
+    end = time.monotonic() + _LINGER_SECONDS
+    while store.add(_NUM_FAILED, 0) < team.size and time.monotonic() < end:
+        time.sleep(0.02)
+    time.sleep(0.2)  # the last has counted itself and reads now
 
 
 def _is_link_fault(error: BaseException) -> bool:
