@@ -7,9 +7,12 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
-from pathgrow import cli, data, models
+from pathgrow import cli, data, models, recipes
+from pathgrow.augment import Augment
 from pathgrow.density import rules
+from pathgrow.engine import EngineOptions
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.experiment import Experiment, expected_epochs
 from pathgrow.experiment import run as run_experiment
@@ -62,6 +65,19 @@ def leave(*arguments: str) -> int:
         ),
         (["discover", "--model", "resnet20", "--model-option", "in_channels=3", "--threads", "1"], "in_channels=3"),
         (["discover", "--data", "cifar10"], "the folder that holds cifar10 is wanted"),
+        (["discover", "--data", "cifar10", "--data-root", "/nowhere"], "data root /nowhere does not exist"),
+        (["discover", "--data", "cifar10", "--data-root", "/dev/null"], "data root /dev/null is no folder"),
+        (["discover", "--data", "cifar100", "--data-root", "/dev"], "/dev"),
+        (["discover", "--data", "folder"], "name it with --data-root"),
+        (["discover", "--recipe", "digit"], "unknown recipe 'digit': did you mean digits"),
+        (["discover", "--weight-decay", "-1"], "weight_decay -1.0 was got"),
+        (["discover", "--weight-decay", "much"], "'much' was got, a number is wanted"),
+        (["discover", "--device", "gpu"], "device 'gpu' was got, cpu or cuda is wanted"),
+        (["discover", "--device", "cuda:1000"], "device cuda:1000 was asked for and torch sees"),
+        (["discover", "--device", "cpu", "--step", "captured"], "a captured step was asked for on cpu"),
+        (["discover", "--step", "catured"], "unknown value of step 'catured': did you mean captured"),
+        (["discover", "--precision", "fp16"], "unknown value of precision 'fp16': did you mean"),
+        (["discover", "--compile", "of"], "unknown value of compile 'of': did you mean off"),
         (["discover", "--method", "os.path:join"], "wants a value for 'a'"),
         (["discover", "--method", "builtins:dict"], "'builtins:dict' is no function that returns a pathgrow.Method"),
         (["discover", "--method", "os:getcwd"], "gave a str, a pathgrow.Method is wanted"),
@@ -92,6 +108,15 @@ def test_wrong_input_is_one_sentence_and_exit_code_2(
     assert "Traceback" not in said.err
     assert said.out == ""
     assert list(tmp_path.iterdir()) == []  # nothing was begun
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    for device in ("cuda", "cuda:0"):
+        assert leave("discover", "--device", device) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"pathgrow: device {device} was asked for and torch sees 0 of them: give cpu")
+        assert said.count("\n") == 1
 
 
 def test_a_failed_run_is_exit_code_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,7 +156,7 @@ def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str])
 
 
 def test_every_rule_and_method_is_described_in_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    for table in ("rules", "methods"):
+    for table in ("rules", "methods", "recipes"):
         assert leave(table) == 0
         told = [line.split(maxsplit=1)[1] for line in capsys.readouterr().out.splitlines()]
         assert len(set(told)) == len(told)
@@ -146,6 +171,13 @@ def test_lists_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert said("--version") == f"pathgrow {__version__}\n"
     assert [line.split()[0] for line in said("models").splitlines()] == list(models.names())
     assert [line.split()[0] for line in said("rules").splitlines()] == list(rules.names())
+    told = {line.split()[0]: line for line in said("recipes").splitlines()}
+    assert list(told) == recipes.names()
+    assert told["cifar"].split(maxsplit=1)[1] == (
+        "sgd lr 0.1 wd 0.0005, cosine, 160 epochs of batches of 128; crop_padding flip"
+    )
+    assert "not augmented" in told["digits"]
+    assert "autoaugment-cifar" in told["cifar-vit"]
     assert all(len(line.split()) > 2 for line in said("methods").splitlines())
     assert [line.split()[0] for line in said("data").splitlines()] == list(data.names())
     help = said("discover", "--help")
@@ -169,13 +201,53 @@ def test_options_become_the_config(
     assert (seen[1].rough, seen[1].reference) == (0.1, "dense")
 
 
+def test_recipe_and_engine_options_become_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Experiment] = []
+    monkeypatch.setattr("pathgrow.experiment.run", lambda config, *others: seen.append(config))
+    assert leave("discover", "--quiet") == 0
+    assert seen[-1].recipe_name == "digits"
+    assert seen[-1].recipe == recipes.recipe("digits")
+    assert seen[-1].budget == 80
+    assert seen[-1].engine == EngineOptions()
+    line = (
+        "--recipe cifar-step --batch-size 16 --weight-decay 1 --device cpu --precision bf16 --step eager --compile on"
+    )
+    assert leave("discover", "--quiet", *line.split(), "--deterministic") == 0
+    assert seen[-1].recipe_name == "cifar-step"
+    assert seen[-1].recipe == dataclasses.replace(recipes.recipe("cifar-step"), batch_size=16, weight_decay=1.0)
+    assert seen[-1].budget == 160
+    assert seen[-1].engine == EngineOptions(
+        device="cpu", precision="bf16", step="eager", compile="on", deterministic=True
+    )
+    assert leave("discover", "--quiet", "--recipe", "cifar", "--budget", "7") == 0
+    assert seen[-1].budget == 7
+
+
 # Configs.
 
 
 def test_a_config_comes_back_equal_from_json() -> None:
-    config = Experiment.from_dict({**SMALL, "reference": "dense", "recipe": {"lr": 1}})
+    config = Experiment.from_dict(
+        {
+            **SMALL,
+            "reference": "dense",
+            "recipe_name": "wrn-rigl",
+            "recipe": {"lr": 1, "milestones": [0.25], "augment": {"erase": 0.5}, "clip_norm": 2},
+            "engine": {"device": "cpu", "precision": "bf16", "deterministic": True},
+        }
+    )
     assert Experiment.from_dict(json.loads(json.dumps(config.as_dict()))) == config
-    assert config.recipe.lr == 1.0
+    assert (config.recipe.lr, config.recipe.milestones, config.recipe.factor) == (1.0, (0.25,), 0.2)
+    assert config.recipe.augment == Augment(crop_padding=4, flip=True, erase=0.5)
+    assert config.engine == EngineOptions(device="cpu", precision="bf16", deterministic=True)
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_a_config_with_any_recipe_comes_back_equal_from_json(name: str) -> None:
+    config = Experiment.from_dict({"recipe_name": name})
+    assert config.recipe == recipes.recipe(name)
+    assert config.budget == config.recipe.epochs
+    assert Experiment.from_dict(json.loads(json.dumps(config.as_dict()))) == config
 
 
 def test_a_config_is_resolved_in_full() -> None:
@@ -189,7 +261,9 @@ def test_the_name_tells_configs_apart_but_for_the_seed() -> None:
     first, second = Experiment.from_dict({"seed": 1}), Experiment.from_dict({"seed": 2})
     assert first.name.removesuffix("seed1") == second.name.removesuffix("seed2")
     assert first.name.startswith("digits-mlp-")
-    assert Experiment.from_dict({"delta": 0.02, "seed": 1}).name != first.name
+    others = ({"delta": 0.02}, {"recipe": {"lr": 0.04}}, {"engine": {"precision": "bf16"}})
+    names = [Experiment.from_dict({**other, "seed": 1}).name for other in others]
+    assert len({first.name, *names}) == 4
 
 
 @pytest.mark.parametrize(
@@ -199,6 +273,18 @@ def test_the_name_tells_configs_apart_but_for_the_seed() -> None:
         ({"recipe": {"learning_rate": 1}}, "unknown recipe key"),
         ({"recipe": {"lr": "fast"}}, "a number above 0 is wanted"),
         ({"recipe": [1]}, "a table of values is wanted"),
+        ({"recipe": {"weight_dekay": 1}}, "unknown recipe key 'weight_dekay': did you mean weight_decay"),
+        ({"recipe": {"augment": {"flop": True}}}, "unknown augment key 'flop': did you mean flip"),
+        ({"recipe": {"augment": 1}}, "a table is wanted"),
+        ({"recipe": {"milestones": [2]}}, "milestones"),
+        ({"recipe_name": "cifr"}, "unknown recipe 'cifr': did you mean cifar"),
+        ({"recipe_name": 7}, "unknown recipe '7'"),
+        ({"recipe_nam": "cifar"}, "unknown config key 'recipe_nam': did you mean recipe_name"),
+        ({"engine": {"devise": "cpu"}}, "unknown engine key 'devise': did you mean device"),
+        ({"engine": {"deterministic": 1}}, "deterministic 1 was got"),
+        ({"engine": {"device": 0}}, "device 0 was got"),
+        ({"engine": "cpu"}, "engine 'cpu' was got, a table of values is wanted"),
+        ({"engine": {"device": "cpu", "step": "captured"}}, "a captured step was asked for on cpu"),
         ({"model_options": [1]}, "a table of values is wanted"),
         ({"model": 7}, "unknown model"),
         ({"data": ["digits"]}, "unknown data set"),
@@ -216,6 +302,23 @@ def test_configs_are_read_strictly(given: dict, sentence: str) -> None:
 
 
 # Run folders.
+
+
+def test_a_run_with_a_recipe_of_another_data_set_and_bfloat16(tmp_path: Path) -> None:
+    """All of the recipe is used: AdamW, soft targets, a policy and erasing on eight by eight grey pixels."""
+    config = Experiment.from_dict(
+        {
+            **SMALL,
+            "recipe_name": "cifar-vit",
+            "recipe": {"augment": {"crop_padding": 1}, "accumulate": 2, "clip_norm": 1.0},
+            "engine": {"device": "cpu", "precision": "bf16"},
+            "target_density": 0.2,
+        }
+    )
+    report = run_experiment(config, tmp_path / "run")
+    assert report["config"]["recipe"]["augment"]["policy"] == "autoaugment-cifar"
+    assert report["network"]["density"] == pytest.approx(0.2, abs=1e-2)
+    assert report["ledger"]["samples"] % 128 == 0  # whole batches only
 
 
 def test_a_run_leaves_its_files_and_is_not_repeated(tmp_path: Path) -> None:

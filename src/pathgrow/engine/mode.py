@@ -40,6 +40,10 @@ class EngineOptions:
     """Only algorithms that give the same bits each time, at some loss of speed on a GPU; a CPU always does."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.device, str):
+            raise UserError(f"device {self.device!r} was got, cpu or cuda is wanted: leave it out to choose")
+        if not isinstance(self.deterministic, bool):
+            raise UserError(f"deterministic {self.deterministic!r} was got, true or false is wanted: give one of them")
         for name, allowed in (("precision", Precision), ("step", StepKind), ("compile", Compile)):
             if getattr(self, name) not in get_args(allowed):
                 raise unknown_name(f"value of {name}", str(getattr(self, name)), get_args(allowed))
