@@ -318,9 +318,7 @@ class Attached:
         if self._driven:
             return
         self._refuse_average("trained")
-        if self.method.clock == "step" and (due := self._due()) is not None:
-            net = self._net(lambda: (_dense_gradients(self._parameters), 0))
-            self._change_(due, net, generator(self._seed, "change", self.step))
+        self.change_if_due_()
         self.mask_gradients_()
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -332,13 +330,19 @@ class Attached:
 
     @contextmanager
     def driven(self) -> Iterator[None]:
-        """Inside the block the hooks rest, and whoever drives the optimizer calls the three methods below itself."""
+        """Inside the block the hooks rest, and whoever drives the optimizer calls the methods below itself."""
         self._refuse_average("trained")
         before, self._driven = self._driven, True
         try:
             yield
         finally:
             self._driven = before
+
+    def change_if_due_(self) -> None:
+        """Let a method with a step clock change masks by the dense gradients: after the backward pass. Not captured."""
+        if self.method.clock == "step" and (due := self._due()) is not None:
+            net = self._net(lambda: (_dense_gradients(self._parameters), 0))
+            self._change_(due, net, generator(self._seed, "change", self.step))
 
     def mask_gradients_(self) -> None:
         """Zero the gradients of weights that are off: after the backward pass, before clipping. Can be captured."""
@@ -357,7 +361,7 @@ class Attached:
 
     @property
     def change_is_due(self) -> bool:
-        """The method wants to change masks at the next step, by its dense gradients: leave that one to the hooks."""
+        """The method wants to change masks at the next step, which no captured step can do."""
         return self.method.clock == "step" and self._due() is not None
 
     def _due(self) -> Change | None:

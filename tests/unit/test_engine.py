@@ -302,6 +302,23 @@ def test_a_method_with_a_step_clock_gets_its_dense_gradients() -> None:
         assert torch.equal(attached.model[1].weight, plain.model[1].weight)
 
 
+def test_gradients_are_clipped_at_steps_that_change_masks_too() -> None:
+    """By the norm over the weights that are on after the change."""
+    engine = Trainer(made(), PLAIN.changed({"clip_norm": 0.01}), CPU)
+    attached = sparse(engine, method=small_rigl())
+    norms = []
+
+    def note(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        gradients = {name: p.grad for name, p in attached.model.named_parameters()}
+        assert all(not gradient[~attached.masks[name]].any() for name, gradient in gradients.items() if name in masks)
+        norms.append(math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients.values())))
+
+    masks = attached.masks
+    attached.optimizer.register_step_pre_hook(note)
+    engine.train([Job(attached=attached, epochs=2, seed=5)])
+    assert norms == pytest.approx([0.01] * 6, rel=1e-3)
+
+
 def test_bfloat16_is_used_in_training_and_not_in_evaluation() -> None:
     engine = Trainer(made(), PLAIN, EngineOptions(device="cpu", precision="bf16"))
     attached, seen = sparse(engine), []

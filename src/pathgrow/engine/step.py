@@ -81,15 +81,11 @@ class EagerStep:
         for group, peak in zip(optimizer.param_groups, self._peaks, strict=True):
             # Rounded as a graph rounds it: what differs in the last bit differs everywhere some steps later.
             group["lr"] = float(np.float32(peak) * rate)
-        if attached.change_is_due:
-            # The hooks of the attachment need the dense gradients of this step, so they are left to do all of it.
+        with attached.driven():
             self._backward(step)
-            optimizer.step()
-        else:
-            with attached.driven():
-                self._backward(step)
-                apply_gradients_(attached, self._recipe)
-            attached.stepped_()
+            attached.change_if_due_()
+            apply_gradients_(attached, self._recipe)
+        attached.stepped_()
         for group, peak in zip(optimizer.param_groups, self._peaks, strict=True):
             group["lr"] = peak  # a training that is stored now goes on from its peak
 
