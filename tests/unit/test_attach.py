@@ -62,6 +62,21 @@ def growing(density: float = 0.2, **options: object) -> Method:
     return dataclasses.replace(method, start=at_random)
 
 
+def swapping() -> Method:
+    """A small RigL: every second step, drop the 3 smallest magnitudes, grow the 3 largest dense gradients."""
+
+    def lowest(net: Net) -> dict[str, Tensor]:
+        return {name: -weight.abs() for name, weight in net.weights().items()}
+
+    def every_second(progress: Progress) -> Change | None:
+        return Change(num_drop=3, num_grow=3) if progress.step % 2 == 1 else None
+
+    return Method(
+        name="small_rigl", start=at_random, start_density=0.2, clock="step", schedule=every_second,
+        drop=ByScore(lowest, top_k), grow=ByScore(Net.gradients, top_k), needs=frozenset({"gradients"}),
+    )  # fmt: skip
+
+
 def train(model: nn.Module, optimizer: Optimizer, steps: int = 3, seed: int = 0) -> None:
     draw = torch.Generator().manual_seed(seed)
     for _ in range(steps):
@@ -398,19 +413,7 @@ class TestClock:
         assert sparse.masks.num_on in {round(share * sparse.masks.num) for share in (0.01, 0.02, 0.03, 0.05)}
 
     def test_a_step_clock_sees_the_dense_gradient_and_may_swap(self) -> None:
-        """A small RigL: every second step, drop the 3 smallest magnitudes, grow the 3 largest dense gradients."""
-
-        def lowest(net: Net) -> dict[str, Tensor]:
-            return {name: -weight.abs() for name, weight in net.weights().items()}
-
-        def every_second(progress: Progress) -> Change | None:
-            return Change(num_drop=3, num_grow=3) if progress.step % 2 == 1 else None
-
-        rigl = Method(
-            name="small_rigl", start=at_random, start_density=0.2, clock="step", schedule=every_second,
-            drop=ByScore(lowest, top_k), grow=ByScore(Net.gradients, top_k), needs=frozenset({"gradients"}),
-        )  # fmt: skip
-        model, optimizer, sparse = sparse_mlp(method=rigl, average=Averaging(every=1))
+        model, optimizer, sparse = sparse_mlp(method=swapping(), average=Averaging(every=1))
         x = torch.randn(16, 6)
         for step in range(4):
             optimizer.zero_grad()
@@ -503,6 +506,100 @@ class TestAverage:
     def test_bad_options(self, options: dict[str, float]) -> None:
         with pytest.raises(UserError, match="is wanted"):
             Averaging(**options)
+
+
+class TestDriven:
+    """An engine calls the parts of a step itself, since a captured step runs no hooks."""
+
+    @staticmethod
+    def drive(model: nn.Module, optimizer: Optimizer, sparse: Attached, steps: int = 5) -> None:
+        """As `train`, part by part."""
+        draw = torch.Generator().manual_seed(0)
+        for _ in range(steps):
+            with sparse.driven():
+                optimizer.zero_grad()
+                model(torch.randn(16, 6, generator=draw)).square().mean().backward()
+                sparse.change_if_due_()
+                sparse.mask_gradients_()
+                optimizer.step()
+                sparse.mask_weights_()
+            sparse.stepped_()
+
+    @pytest.mark.parametrize("method", [growing(), swapping()], ids=["round clock", "step clock"])
+    @pytest.mark.parametrize("make", [lambda p: SGD(p, lr=0.1, momentum=0.9), lambda p: Adam(p, lr=0.1)])
+    def test_driven_steps_have_the_bits_of_hooked_ones(self, method: Method, make: Callable[..., Optimizer]) -> None:
+        ends = []
+        for driven in (True, False):
+            model = mlp()
+            optimizer = make(model.parameters())
+            sparse = attach(model, optimizer, method, torch.zeros(1, 6), average=Averaging(every=2), stop=ALWAYS)
+            first = sparse.masks.clone()
+            self.drive(model, optimizer, sparse) if driven else train(model, optimizer, steps=5)
+            sparse.observe(0.5)  # grows where the clock is the round
+            self.drive(model, optimizer, sparse) if driven else train(model, optimizer, steps=5)
+            assert sparse.masks != first
+            assert sparse.step == 10
+            with sparse.averaged():
+                averages = [p.detach().clone() for p in model.parameters()]
+            slots = [value for state in optimizer.state.values() for value in state.values()]
+            ends.append([*model.state_dict().values(), *slots, *averages, *sparse.masks.values()])
+        assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+    def test_inside_the_block_the_hooks_rest(self) -> None:
+        model, optimizer, sparse = sparse_mlp()
+        with sparse.driven():
+            model(torch.randn(4, 6)).sum().backward()
+            dense = model[0].weight.grad.clone()
+            assert bool((dense[off(sparse, "0.weight")] != 0).any())
+            optimizer.step()
+            assert bool((model[0].weight[off(sparse, "0.weight")] != 0).any())
+            assert sparse.step == 0
+            sparse.mask_gradients_()
+            assert torch.equal(model[0].weight.grad, dense * sparse.masks["0.weight"])
+            sparse.mask_weights_()
+        slot = optimizer.state[model[0].weight]["momentum_buffer"]
+        for tensor in (model[0].weight, slot):
+            assert bool((tensor[off(sparse, "0.weight")] == 0).all())
+            assert bool((tensor[sparse.masks["0.weight"]] != 0).any())
+        sparse.stepped_()
+        assert sparse.step == 1
+        train(model, optimizer)
+        assert sparse.step == 4, "outside of it they work as ever"
+        assert bool((model[0].weight[off(sparse, "0.weight")] == 0).all())
+
+    def test_blocks_may_lie_inside_each_other_and_end_with_an_error(self) -> None:
+        model, optimizer, sparse = sparse_mlp()
+        with sparse.driven():
+            with pytest.raises(ZeroDivisionError), sparse.driven():
+                raise ZeroDivisionError
+            train(model, optimizer, steps=1)
+            assert sparse.step == 0, "the outer block is still there"
+            sparse.mask_weights_()
+        train(model, optimizer, steps=1)
+        assert sparse.step == 1
+
+    def test_a_change_is_due_when_the_schedule_says_so_and_made_once(self) -> None:
+        model, optimizer, sparse = sparse_mlp(method=swapping())
+        due = []
+        for _ in range(4):
+            due.append(sparse.change_is_due)
+            before = sparse.masks.clone()
+            self.drive(model, optimizer, sparse, steps=1)
+            assert (sparse.masks - before).num_on == 3 * due[-1]
+        assert due == [False, True, False, True]
+        assert not sparse_mlp()[2].change_is_due, "a clock of rounds is not asked at steps"
+
+    def test_an_average_is_not_trained(self) -> None:
+        model, optimizer, sparse = sparse_mlp(average=Averaging(every=1))
+        train(model, optimizer)
+        with sparse.averaged(), pytest.raises(UserError, match=r"trained inside averaged\(\)"), sparse.driven():
+            pass
+
+    def test_companions_go_when_the_attachment_does(self) -> None:
+        sparse = sparse_mlp()[2]
+        sparse.companions["engine"] = object()
+        sparse.detach()
+        assert sparse.companions == {}
 
 
 class TestState:
