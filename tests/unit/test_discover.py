@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +16,7 @@ from torch.optim import SGD, Adam, Optimizer
 
 from pathgrow.density.curve import Answer, Curve, Grow, Probe, Stop, Verdict
 from pathgrow.discovery import Discovery, Observer, Options, Record, discover
+from pathgrow.discovery.phases import Job
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.masks import Masks
 from pathgrow.runs.store import MemoryStore
@@ -193,6 +194,123 @@ def test_a_dense_reference_is_trained_from_the_first_weights() -> None:
     assert network_score.score == found.score
     assert dense_score is not None
     assert (dense_score.score, dense_score.loss) == (found.dense.point.score, found.dense.point.loss)
+
+
+def test_a_short_probe_of_the_network_handed_back_is_trained_on() -> None:
+    """Its epochs count: it is the first part of one training whose learning rate rises twice."""
+    script = Script(probe=(0, 3), density=0.19)
+    world, anew = World(), World()
+    found = world.discover(budget=40, rule=script)
+    assert [call.epochs for call in world.fits] == [5, 4, 1, 1, 1, 4, 36]
+    assert (found.network.stage, found.network.num_epochs, found.network.point.epochs) == ("final", 36, 40)
+    assert world.fits[-1].num_slots > 0, "with its momentum"
+    assert stage_lengths(found)[-1] == ("final", 36)
+    found = anew.discover(budget=40, rule=script, head_start=False)
+    assert [call.epochs for call in anew.fits] == [5, 4, 1, 1, 1, 4, 40]
+    assert found.network.point.epochs == 40
+    assert anew.fits[-1].num_slots == 0
+    # A network that was not probed has nothing to go on from, and a probe of another round is no help.
+    other = World()
+    other.discover(budget=40, rule=replace(script, density=0.14))
+    assert [call.epochs for call in other.fits] == [5, 4, 1, 1, 1, 4, 40]
+    # Grown weights go on from the trunk.
+    grown = World()
+    grown.discover(budget=40, rule=script, final="grown")
+    assert [call.epochs for call in grown.fits] == [5, 35, 1, 1, 1, 32]
+
+
+# Networks that are trained together.
+
+
+@dataclass(frozen=True)
+class AllAtOnce(Script):
+    """Grows first and then probes several rounds with one verdict, in the order given."""
+
+    def decide(self, curve: Curve) -> Verdict:
+        if curve.rough[-1].round < self.last:
+            return Grow(reason="not yet")
+        return Stop(reason="the script ends") if curve.probes else Probe(rounds=self.probe, reason="all at once")
+
+
+TOGETHER = AllAtOnce(probe=(3, 0, 2))
+
+
+class Engine:
+    """A trainer in the sense of the protocol: notes what it gets together, and trains by the world's `fit`."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.batches: list[list[Job]] = []
+
+    def __call__(self, model: nn.Module, optimizer: Optimizer, epochs: int) -> None:
+        raise AssertionError("a trainer is given jobs")
+
+    def train(self, jobs: Sequence[Job]) -> list[int]:
+        self.batches.append(list(jobs))
+        for job in jobs:
+            with torch.random.fork_rng():
+                torch.manual_seed(job.seed)
+                self.world.fit(job.attached.model, job.attached.optimizer, job.epochs)
+        return [1000 * job.epochs for job in jobs]
+
+    def discover(self, **options: object) -> Discovery:
+        settings = {"rule": TOGETHER, "start_density": 0.1, "budget": 16, "seed_epochs": 2, **options}
+        world = self.world
+        return discover(world.model, world.optimizer, self, world.evaluate, INPUTS[:1], **settings)
+
+
+def test_several_probes_of_one_verdict_are_all_trained() -> None:
+    world = World()
+    found = world.discover(budget=160, rule=TOGETHER)
+    assert [call.epochs for call in world.fits] == [20, 4, 4, 4, 16, 16, 16, 144]
+    assert [point.round for point in found.curve.probes] == [3, 0, 2], "as the rule asked for them"
+    assert [record.stage for record in found.probes] == ["probe-000", "probe-002", "probe-003"]
+    # Each is what it would have been alone.
+    for round in (0, 2, 3):
+        alone = World().discover(budget=160, rule=AllAtOnce(probe=(round,)))
+        [point] = alone.curve.probes
+        assert point in found.curve.probes
+
+
+def test_a_trainer_is_given_jobs_and_those_of_one_verdict_together() -> None:
+    engine = Engine(World())
+    found = engine.discover()
+    assert [len(jobs) for jobs in engine.batches] == [1, 1, 1, 1, 3, 1]
+    probes = engine.batches[4]
+    assert [job.attached.masks.num_on for job in probes] == [found.rounds[round].num_on for round in (3, 0, 2)]
+    assert len({id(job.attached.model) for job in probes} | {id(engine.world.model)}) == 4
+    jobs = [job for batch in engine.batches for job in batch]
+    assert len({job.seed for job in jobs}) == len(jobs)
+    assert [job.progress.name for job in jobs if job.progress is not None] == [
+        "partial-seed-0", "partial-round-001-0", "partial-round-002-0", "partial-round-003-0",
+        "partial-probe-003-0", "partial-probe-000-0", "partial-probe-002-0", "partial-final-0",
+    ]  # fmt: skip
+    assert found.ledger.as_dict()["samples"] == 1000 * sum(job.epochs for job in jobs)
+    assert all(job.attached.optimizer.param_groups[0]["lr"] == 0.1 for job in jobs)
+
+
+def test_seeds_of_jobs_follow_from_seed_and_stage_alone() -> None:
+    def seeds(**options: object) -> dict[str, int]:
+        engine = Engine(World())
+        engine.discover(**options)
+        return {job.progress.name: job.seed for batch in engine.batches for job in batch if job.progress}
+
+    first = seeds()
+    fewer = seeds(rule=AllAtOnce(probe=(2,)))
+    assert fewer.items() <= first.items()
+    assert not set(seeds(seed=1).values()) & set(first.values())
+
+
+def test_those_of_several_probes_that_are_stored_are_not_trained_again() -> None:
+    expected = without_timing(Engine(World()).discover())
+    # start, four rounds with their weights, and then the first, or the first two, of the probes
+    for num_stored in (1, 2):
+        store = MortalStore(9 + num_stored, saves_the_last=True)
+        with pytest.raises(Killed):
+            Engine(World()).discover(store=store)
+        engine = Engine(World())
+        assert without_timing(engine.discover(store=store)) == expected
+        assert [len(jobs) for jobs in engine.batches] == [3 - num_stored, 1]
 
 
 def test_grown_copies_reach_one_common_total() -> None:
