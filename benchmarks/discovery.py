@@ -28,11 +28,11 @@ import torch
 from sklearn.isotonic import IsotonicRegression
 
 import pathgrow
-from pathgrow import data, models
+from pathgrow import data, models, recipes
 from pathgrow.data import Dataset, Split
 from pathgrow.density.curve import Answer, Curve, Grow, Probe, Stop, Verdict
 from pathgrow.discovery import Discovery, discover
-from pathgrow.train import make_evaluate, make_fit, make_optimizer, recipe_for
+from pathgrow.engine import EngineOptions, Trainer
 
 DELTA = 0.01
 
@@ -82,16 +82,21 @@ class Ladder:
         )  # fmt: skip
 
 
+def make_trainer(setting: Setting, dataset: Dataset) -> Trainer:
+    """Our own training, on a CPU wherever this runs: the figures are those of one kind of machine."""
+    return Trainer(dataset, recipes.recipe(recipes.usual(setting.data, setting.model)), EngineOptions(device="cpu"))
+
+
 def run_discovery(setting: Setting, fold: int, seed: int, evaluate_on: Sequence[str], **options: Any) -> Discovery:
     """One discovery with our own training."""
     dataset = data.load(setting.data, fold=fold)
-    recipe = recipe_for(setting.data)
-    model = models.create(setting.model, dataset.classes, seed=seed, **setting.options)
+    trainer = make_trainer(setting, dataset)
+    model, optimizer = trainer.place(models.create(setting.model, dataset.classes, seed=seed, **setting.options))
     return discover(
         model,
-        make_optimizer(model, recipe),
-        make_fit(dataset.train, recipe),
-        make_evaluate(_images(dataset, evaluate_on)),
+        optimizer,
+        trainer,
+        trainer.evaluate(_images(dataset, evaluate_on)),
         dataset.example_input(),
         budget=setting.budget,
         seed=seed,
@@ -126,11 +131,12 @@ def dense(setting: Setting, case: tuple[int, int]) -> dict[str, Any]:
     """Dense training: the accuracy on val (a user's own reference) and on test."""
     torch.set_num_threads(1)
     fold, seed = case
-    dataset, recipe = data.load(setting.data, fold=fold), recipe_for(setting.data)
-    model = models.create(setting.model, dataset.classes, seed=seed, **setting.options)
+    dataset = data.load(setting.data, fold=fold)
+    trainer = make_trainer(setting, dataset)
+    model, optimizer = trainer.place(models.create(setting.model, dataset.classes, seed=seed, **setting.options))
     torch.manual_seed(seed)
-    make_fit(dataset.train, recipe)(model, make_optimizer(model, recipe), setting.budget)
-    val, test = (make_evaluate(split)(model)[0] for split in (dataset.val, dataset.test))
+    trainer(model, optimizer, setting.budget)
+    val, test = (trainer.evaluate(split)(model)[0] for split in (dataset.val, dataset.test))
     return {"fold": fold, "seed": seed, "val": val, "test": test}
 
 
@@ -140,7 +146,8 @@ def one_discovery(setting: Setting, final: str, case: tuple[int, int, float | No
     fold, seed, reference = case
     began = time.perf_counter()
     found = run_discovery(setting, fold, seed, ("val",), reference=reference, final=final)
-    test, _ = found.examine(make_evaluate(data.load(setting.data, fold=fold).test))
+    dataset = data.load(setting.data, fold=fold)
+    test, _ = found.examine(make_trainer(setting, dataset).evaluate(dataset.test))
     return {
         "fold": fold, "seed": seed, "reference": reference, "seconds": time.perf_counter() - began,
         "delta_density": found.operating_density, "interval": found.interval, "gain_density": found.gain_density,
