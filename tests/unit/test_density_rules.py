@@ -308,11 +308,11 @@ def test_the_price_of_the_search_is_kept() -> None:
 def test_nothing_is_probed_before_the_trunk_is_well_beyond_its_own_flattening() -> None:
     points = rough(ladder(), saturating(15.0))
     flattens = math.log(20) / 15
-    for reference, beyond in ((None, 3.0), (Reference(score=0.9, kind="given"), 2.0)):
+    for reference in (None, Reference(score=0.9, kind="given")):
         curves = [Curve(rough=points[:num], reference=reference) for num in range(1, len(points))]
         first = next(curve for curve in curves if isinstance(ProbeRule().decide(curve), Probe))
-        assert first.rough[-2].density < 1.05 * beyond * flattens
-        assert first.rough[-1].density > 0.95 * beyond * flattens
+        assert first.rough[-2].density < 1.05 * 3 * flattens
+        assert first.rough[-1].density > 0.95 * 3 * flattens
 
 
 def test_an_answer_below_the_first_batch_is_followed_down() -> None:

@@ -33,10 +33,8 @@ CAUTION = 2 / 3
 """How likely the answer is dense enough: a network too sparse breaks the promise, one too dense costs a few weights."""
 ROOM = 1.5
 """How far beyond an answer the densest probe has to stand."""
-BEYOND = 2.0
-"""How far past the point where its trajectory flattens the trunk grows before anything is probed,"""
-BEYOND_ALONE = 3.0
-"""and without a reference: then the densest network stands for the dense one, and no later probe makes up for it."""
+BEYOND = 3.0
+"""How far past the point where its trajectory flattens the trunk grows before anything is probed."""
 MIN_ROUNDS = 6
 """Rough points before the trajectory says anything."""
 NUM_FIRST = 3
@@ -245,7 +243,7 @@ def _still_rising(curve: Curve, delta: float) -> str:
         # Half of the rounds up to the ceiling without a rise is all that can be asked of a flat curve.
         return "" if here**2 >= reading.lowest * curve.ceiling else "the scores do not rise yet"
     estimate = reading.exponential.operating_density()
-    if here >= (BEYOND if curve.reference is not None else BEYOND_ALONE) * estimate:
+    if here >= BEYOND * estimate:
         return ""
     return f"density {words.density(here)} is not yet well beyond the point where the trajectory flattens"
 
