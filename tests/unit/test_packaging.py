@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import re
 import shutil
 import subprocess
 import tomllib
@@ -25,3 +27,22 @@ def test_the_demo_is_one_command_which_shows_its_result_itself() -> None:
     told = subprocess.run(["make", "--dry-run", "demo"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     commands = [line.partition("bin/pathgrow ")[2] for line in told.splitlines() if "bin/pathgrow " in line]
     assert commands == ["discover --out demo"]
+
+
+def test_the_house_lists_every_module_and_no_other() -> None:
+    table = re.findall(r"^\| (`.*?) \|", (ROOT / "docs" / "design" / "house.md").read_text(), re.MULTILINE)
+    told = {name.rstrip("/") for row in table for name in re.findall(r"`([^`]+)`", row)}
+    package = ROOT / "src" / "pathgrow"
+    there = {path.name for path in package.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert told <= there, "named but not there"
+    # Parts of others, and what every package has.
+    assert there - told <= {"__init__.py", "__main__.py", "version.py", "attach_checks.py", "cli_data.py"}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem)
+def test_benchmarks_import_what_is_there_and_say_how_they_are_run(path: Path) -> None:
+    """They are not run by the tests: a name that is gone would be noticed by the next person who wants a figure."""
+    module = importlib.import_module(f"benchmarks.{path.stem}")
+    if path.stem != "__init__":
+        assert f"python -m benchmarks.{path.stem}" in (module.__doc__ or "")
+        assert callable(module.main)
