@@ -17,7 +17,7 @@ import torch.distributed as dist
 # Processes fork from one that has imported everything, and has no threads yet: a second instead of five each.
 _CONTEXT = multiprocessing.get_context("forkserver" if sys.platform != "win32" else "spawn")
 if sys.platform != "win32":
-    _CONTEXT.set_forkserver_preload(["pathgrow.experiment", "pathgrow.cli", "sklearn.datasets", "tests.ranks"])
+    _CONTEXT.set_forkserver_preload(["pathgrow.experiment", "pathgrow.cli", "sklearn.datasets", "torch._dynamo"])
 _PATIENCE = 100.0
 
 

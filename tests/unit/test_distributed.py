@@ -191,7 +191,7 @@ def _fail(how: str, rank: int) -> None:
     if how == "killed" and rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "wrong" and rank == 1:
-        raise UserError("rank 1 has no data here: put it there")
+        raise UserError("there are no data here: put them there")
     if how == "fault" and rank == 1:
         raise ZeroDivisionError("an accident")
 
@@ -199,8 +199,8 @@ def _fail(how: str, rank: int) -> None:
 @pytest.mark.parametrize(
     ("how", "first_told", "codes"),
     [
-        ("wrong", "PeerFailed: rank 1 failed: rank 1 has no data here: put it there", [0, 0]),
-        ("fault", "PeerFailed: rank 1 failed: rank 1 failed with ZeroDivisionError: an accident", [0, 1]),
+        ("wrong", "PeerFailed: rank 1 failed: there are no data here: put them there", [0, 0]),
+        ("fault", "PeerFailed: rank 1 failed: ZeroDivisionError: an accident", [0, 1]),
         ("killed", "RunFailed: another process of this run ended or fell silent", [0, -signal.SIGKILL]),
     ],
 )

@@ -6,6 +6,7 @@ import hashlib
 import os
 import signal
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -178,12 +179,20 @@ def test_masks_are_equal_on_all_ranks_after_every_change(method: str, options: d
     assert len(ranks["changes"]) > 2 * len(ranks["rounds"])
 
 
+def told(work: Callable[..., Any], *arguments: Any) -> Any:
+    """What `work` gives, or why it cannot."""
+    try:
+        return work(*arguments)
+    except RunFailed as error:
+        return str(error)
+
+
 def often(stage: Any, name: str, **options: Any) -> Partial:
     return Partial(stage, name, seconds=0.0, **options)
 
 
-def kept(folder: Path, die_at: int | None) -> dict[str, Any]:
-    """A discovery in a folder of this rank's own, killed after so many steps."""
+def kept(folder: Path, die_at: int | None, dying: tuple[str, ...] = ("0", "1")) -> dict[str, Any]:
+    """A discovery in a folder of this rank's own; ranks that are `dying` are killed after so many steps."""
     phases.Partial = often  # type: ignore[assignment, misc]
     halfway._STEPS_BETWEEN_QUESTIONS = 8
     step, num_steps = EagerStep.__call__, 0
@@ -192,7 +201,7 @@ def kept(folder: Path, die_at: int | None) -> dict[str, Any]:
         nonlocal num_steps
         step(self, number)
         num_steps += 1
-        if num_steps == die_at:
+        if num_steps == die_at and os.environ["RANK"] in dying:
             os.kill(os.getpid(), signal.SIGKILL)
 
     EagerStep.__call__ = mortal  # type: ignore[method-assign]
@@ -213,6 +222,12 @@ def test_killed_ranks_go_on_with_the_same_bits_and_one_of_them_writes(tmp_path: 
     # All of the seed's 16 steps are saved, and 8 of the round that was broken off.
     assert resumed["num_steps"] == calm["num_steps"] - 16 - 8
     assert sorted(path.name for path in (tmp_path / "killed").iterdir()) == ["rank-0"]
+
+
+def test_a_rank_that_is_killed_in_a_training_ends_the_other(tmp_path: Path) -> None:
+    first, second = together(tmp_path / "said", told, kept, tmp_path, 20, ("1",))
+    assert (first.code, second.code) == (0, -signal.SIGKILL)
+    assert first.value.startswith("another process of this run ended or fell silent")
 
 
 def every_fourth(progress: Progress) -> Change | None:
@@ -268,7 +283,7 @@ def own_loop(drifting: bool) -> str:
         inputs, labels = torch.randn(64, 1, 8, 8, generator=torch.Generator().manual_seed(3)), torch.arange(64) % 10
 
         def fit(model: nn.Module, optimizer: torch.optim.Optimizer, epochs: int) -> None:
-            parallel = DistributedDataParallel(model)
+            parallel = DistributedDataParallel(model, init_sync=False)  # what is unequal before stays so
             for rows in torch.arange(64).split(16) * epochs:
                 mine = rows[team.rank :: team.size]
                 optimizer.zero_grad()
@@ -278,9 +293,12 @@ def own_loop(drifting: bool) -> str:
                 next(model.parameters()).detach().mul_(1.001)
 
         def evaluate(model: nn.Module) -> float:
+            statistics = team.gather([buffer.tolist() for buffer in model.buffers()])
+            assert statistics[0] == statistics[1]
             return 0.5 + 0.1 * team.rank  # somebody's, on data of its own: the first rank's counts
 
-        model = perceptron(0)
+        model = normed(team.rank)
+        next(model.parameters()).detach().add_(0.01 * team.rank)
         found = discover(
             model,
             SGD(model.parameters(), lr=0.1),
@@ -296,13 +314,6 @@ def own_loop(drifting: bool) -> str:
         return f"{found.masks.digest()} {found.score} {[record.num_samples for record in found.rounds]}"
 
 
-def told(drifting: bool) -> str:
-    try:
-        return own_loop(drifting)
-    except RunFailed as error:
-        return str(error)
-
-
 def test_any_loop_can_be_given_a_team(tmp_path: Path) -> None:
     first, second = (rank.value for rank in together(tmp_path, own_loop, False))
     assert first == second
@@ -310,5 +321,5 @@ def test_any_loop_can_be_given_a_team(tmp_path: Path) -> None:
 
 
 def test_weights_that_drift_apart_are_found(tmp_path: Path) -> None:
-    ranks = together(tmp_path, told, True)
+    ranks = together(tmp_path, told, own_loop, True)
     assert all("the trained weights of rank 1 are not those of rank 0" in rank.value for rank in ranks)

@@ -129,7 +129,7 @@ class _Fault:
             return cls(rank, 1, str(error))
         if isinstance(error, KeyboardInterrupt):
             return cls(rank, 130, "interrupted")
-        return cls(rank, 1, f"rank {rank} failed with {type(error).__name__}: {error}")
+        return cls(rank, 1, f"{type(error).__name__}: {error}")
 
 
 @dataclass(frozen=True)

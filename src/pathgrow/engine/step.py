@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -214,9 +214,12 @@ class CapturedStep:
 def backward(forward: Any, module: nn.Module, feed: Feed, step: int | Tensor, recipe: Recipe, mode: Mode) -> Tensor:
     """Gradients of a step's batch, in as many parts as the recipe says; its loss."""
     parts = []
+    # A wrapper that talks to other processes does so once, with the sum of all parts.
+    silent = getattr(module, "no_sync", nullcontext)
     for part in range(recipe.accumulate):
-        loss = forward(module, feed, step, part, recipe, mode.autocast)
-        loss.backward()
+        with silent() if part + 1 < recipe.accumulate else nullcontext():
+            loss = forward(module, feed, step, part, recipe, mode.autocast)
+            loss.backward()
         parts.append(loss.detach())
     return parts[0] if len(parts) == 1 else torch.stack(parts).sum()
 
