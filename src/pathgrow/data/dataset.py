@@ -44,7 +44,7 @@ class Split:
 
     def normalised(self, device: torch.device | str = "cpu") -> Tensor:
         """All images as float32, centred and scaled per channel."""
-        return _normalised(self.images.to(device), self.mean, self.std)
+        return normalised(self.images.to(device), self.mean, self.std)
 
 
 class Paths(Sequence[Path]):
@@ -133,7 +133,7 @@ class Dataset:
             from pathgrow.data.decode import read_fitted  # here: Pillow is wanted by data in files alone
 
             images = torch.from_numpy(read_fitted(train.paths[0], train.shape[1:])).unsqueeze(0)
-        return _normalised(images, train.mean, train.std)
+        return normalised(images, train.mean, train.std)
 
 
 def split_stratified(labels: Tensor, parts: int, generator: torch.Generator) -> list[Tensor]:
@@ -170,7 +170,8 @@ def _refuse_empty(labels: Tensor) -> None:
     assert labels.dtype == torch.int64
 
 
-def _normalised(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+def normalised(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    """Bytes as float32, centred and scaled per channel."""
     shape = (1, -1, 1, 1)
     centre = torch.tensor(mean, device=images.device).view(shape)
     scale = torch.tensor(std, device=images.device).view(shape)

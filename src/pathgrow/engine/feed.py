@@ -1,4 +1,4 @@
-"""Batches of a data set that lies on the device: gathered, augmented and normalised there.
+"""Batches for training, augmented and normalised on the device, from data that lie there or stream in from files.
 
 Everything random about an epoch is drawn on the CPU before it begins, as a pure function of (seed, epoch), into buffers
 that stay where they are. A step then needs to know nothing but its number, which a captured graph counts itself.
@@ -6,13 +6,17 @@ that stay where they are. A step then needs to know nothing but its number, whic
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from pathgrow import augment as augmentation
-from pathgrow.data.dataset import Split
+from pathgrow.data.dataset import Split, StreamedSplit
+from pathgrow.data.streaming import StreamLoader
 from pathgrow.errors import UserError
 from pathgrow.recipes import Recipe
 from pathgrow.rng import generator
@@ -68,7 +72,7 @@ class Residents:
         return self._known[split]
 
 
-class Feed:
+class Feed(ABC):
     """The batches of one training, epoch by epoch.
 
     The last samples of an epoch that fill no batch are left out; the order is another one each time. Batches then have
@@ -86,7 +90,8 @@ class Feed:
 
     def __init__(
         self,
-        resident: Resident,
+        split: Resident | StreamedSplit,
+        device: torch.device,
         recipe: Recipe,
         classes: int,
         *,
@@ -94,20 +99,24 @@ class Feed:
         num_epochs: int,
         shard: tuple[int, int] = (0, 1),
     ) -> None:
-        self._resident = resident
+        self._num = len(split)
+        self._shape = split.shape
+        self._device = device
+        self._mean, self._std = (
+            torch.as_tensor(v, dtype=torch.float32, device=device) for v in (split.mean, split.std)
+        )
         self._recipe = recipe
         self._classes = classes
         self._seed = seed
         self._shard = shard
-        whole = min(recipe.batch_size, len(resident))
+        whole = min(recipe.batch_size, self._num)
         if whole < recipe.accumulate:
             raise UserError(
-                f"{len(resident)} training samples cannot be computed in {recipe.accumulate} parts: lower `accumulate`"
+                f"{self._num} training samples cannot be computed in {recipe.accumulate} parts: lower `accumulate`"
             )
         self.batch_size = whole - whole % recipe.accumulate  # of parts of one size, whose mean is the batch's
-        self.num_steps = len(resident) // self.batch_size
+        self.num_steps = self._num // self.batch_size
         self.num_epochs = num_epochs
-        self._is_plain = recipe.augment == type(recipe.augment)()
         self._tables: dict[str, Tensor] = {}
         self._rates: list[float] = []
 
@@ -120,30 +129,41 @@ class Feed:
         """Serve another training of the same network: the buffers, and a graph that reads them, stay."""
         self._seed, self.num_epochs = seed, num_epochs
 
+    @abstractmethod
+    def ready_(self, step: int) -> None:
+        """To be called before each step, outside of a graph."""
+
+    @abstractmethod
+    def _chosen(self, step: int | Tensor) -> tuple[Tensor, Tensor]:
+        """Bytes and labels of a step, as they are stored."""
+
+    def _order(self, epoch: int, draw: torch.Generator) -> dict[str, Tensor]:
+        """Tables that say which samples a step takes."""
+        return {}
+
     def fill_(self, epoch: int) -> None:
         """Draw an epoch into the buffers, in the order of the current stream."""
         draw = generator(self._seed, "epoch", epoch)
         rank, world = self._shard
-        order = torch.randperm(len(self._resident), generator=draw)[: self.num_samples].view(self.num_steps, -1)
+        order = self._order(epoch, draw)
         drawn = augmentation.draw(
-            self._recipe.augment, self.num_steps, self.batch_size, self._resident.shape, self._classes, draw
+            self._recipe.augment, self.num_steps, self.batch_size, self._shape, self._classes, draw
         )
         total = self.num_epochs * self.num_steps
         rates = [self._recipe.rate(epoch * self.num_steps + step, total) for step in range(self.num_steps)]
-        tables = {"order": order, **{f"draw/{name}": values for name, values in drawn.items()}}
+        tables = {**order, **{f"draw/{name}": values for name, values in drawn.items()}}
         # Rows of a sample go to the rank that computes it; what is drawn once for a batch (mixing) goes to all.
         tables = {name: t if name.startswith("draw/mix") else t[:, rank::world] for name, t in tables.items()}
         self._rates = rates
         self._put_({**tables, "rates": torch.tensor(rates, dtype=torch.float32)})
 
     def _put_(self, tables: dict[str, Tensor]) -> None:
-        device = self._resident.device
         for name, table in tables.items():
             table = table.contiguous()
-            if device.type == "cpu":
+            if self._device.type == "cpu":
                 self._tables[name] = table
             elif name not in self._tables:
-                self._tables[name] = table.to(device)
+                self._tables[name] = table.to(self._device)
             else:
                 # From pinned memory a copy waits in its stream; from any other the whole process would.
                 self._tables[name].copy_(table.pin_memory(), non_blocking=True)
@@ -158,24 +178,80 @@ class Feed:
 
     def batch(self, step: int | Tensor) -> tuple[Tensor, Tensor]:
         """Images and targets of a step, given as a number or as a tensor that holds it."""
-        resident = self._resident
-        rows = _row(self._tables["order"], step)
-        labels = resident.labels.index_select(0, rows)
-        if self._is_plain and (ready := resident.all_ready()) is not None:
-            return ready.index_select(0, rows), labels
+        images, labels = self._chosen(step)
         drawn = {
-            name.removeprefix("draw/"): _row(table, step) for name, table in self._tables.items() if name != "order"
+            name.removeprefix("draw/"): _row(table, step)
+            for name, table in self._tables.items()
+            if name.startswith("draw/")
         }
-        drawn.pop("rates")
         return augmentation.apply(
-            self._recipe.augment,
-            resident.images.index_select(0, rows),
-            labels,
-            drawn,
-            mean=resident.mean,
-            std=resident.std,
-            classes=self._classes,
+            self._recipe.augment, images, labels, drawn, mean=self._mean, std=self._std, classes=self._classes
         )
+
+
+class ResidentFeed(Feed):
+    """Batches gathered from a split that lies on the device."""
+
+    def __init__(self, resident: Resident, recipe: Recipe, classes: int, **training: Any) -> None:
+        super().__init__(resident, resident.device, recipe, classes, **training)
+        self._resident = resident
+        self._is_plain = recipe.augment == type(recipe.augment)()
+
+    def ready_(self, step: int) -> None:
+        pass  # the data are where a graph finds them
+
+    def _order(self, epoch: int, draw: torch.Generator) -> dict[str, Tensor]:
+        return {"order": torch.randperm(self._num, generator=draw)[: self.num_samples].view(self.num_steps, -1)}
+
+    def _chosen(self, step: int | Tensor) -> tuple[Tensor, Tensor]:
+        rows = _row(self._tables["order"], step)
+        return self._resident.images.index_select(0, rows), self._resident.labels.index_select(0, rows)
+
+    def batch(self, step: int | Tensor) -> tuple[Tensor, Tensor]:
+        if self._is_plain and (ready := self._resident.all_ready()) is not None:
+            rows = _row(self._tables["order"], step)
+            return ready.index_select(0, rows), self._resident.labels.index_select(0, rows)
+        return super().batch(step)
+
+
+class StreamedFeed(Feed):
+    """Batches decoded from files by worker processes, copied to where a graph looks for them."""
+
+    def __init__(
+        self, split: StreamedSplit, device: torch.device, recipe: Recipe, classes: int, workers: int, **training: Any
+    ) -> None:
+        super().__init__(split, device, recipe, classes, **training)
+        self._split = split
+        self._workers = workers
+        self._epoch = 0
+        self._next = -1
+        self._stream: Iterator[tuple[Tensor, Tensor]] = iter(())
+        num = self.batch_size // self._shard[1]
+        self._images = torch.zeros((num, *split.shape), dtype=torch.uint8, device=device)
+        self._labels = torch.zeros(num, dtype=torch.int64, device=device)
+
+    def _order(self, epoch: int, draw: torch.Generator) -> dict[str, Tensor]:
+        self._epoch, self._next = epoch, -1  # the loader draws its own order, of the same seed
+        return {}
+
+    def ready_(self, step: int) -> None:
+        if step != self._next:
+            loader = StreamLoader(
+                self._split,
+                self.batch_size,
+                train=True,
+                seed=self._seed,
+                workers=self._workers,
+                shard=self._shard,
+            )
+            self._stream = loader.epoch(self._epoch, start_batch=step)
+        images, labels = next(self._stream)
+        self._images.copy_(images, non_blocking=True)
+        self._labels.copy_(labels, non_blocking=True)
+        self._next = step + 1
+
+    def _chosen(self, step: int | Tensor) -> tuple[Tensor, Tensor]:
+        return self._images, self._labels
 
 
 def _row(table: Tensor, step: int | Tensor) -> Tensor:

@@ -13,10 +13,11 @@ from torch.nn import functional
 from torch.optim import Optimizer
 
 from pathgrow.attach import attach
-from pathgrow.data.dataset import Dataset, Split
+from pathgrow.data.dataset import Dataset, Split, StreamedSplit, normalised
+from pathgrow.data.streaming import StreamLoader
 from pathgrow.discovery.phases import Job
 from pathgrow.engine.distributed import check_shares, current_team, mode_for, wrapped
-from pathgrow.engine.feed import Feed, Residents
+from pathgrow.engine.feed import Feed, ResidentFeed, Residents, StreamedFeed
 from pathgrow.engine.mode import EngineOptions
 from pathgrow.engine.step import CapturedStep, EagerStep
 from pathgrow.engine.training import OnEpoch, Training
@@ -26,6 +27,7 @@ from pathgrow.recipes import Recipe, make_optimizer
 from pathgrow.team import Team
 
 _EVALUATION_BATCH = 2500
+_STREAMED_BATCH = 256
 MOST_SIDE_BY_SIDE = 8
 """More train no faster in all: ResNet-32 at batch 128 on an H200 reaches 93,000 images a second with 4 or 8."""
 
@@ -44,6 +46,8 @@ class Trainer:
     num_epochs
         About how many epochs all trainings together will take, which decides whether compiling pays; None: each
         training decides for itself.
+    workers
+        Processes that decode images, where the data stream in from files.
     on_epoch
         Told of every finished epoch; where several processes train together, in the first of them.
     team
@@ -59,6 +63,7 @@ class Trainer:
         *,
         num_epochs: int | None = None,
         on_epoch: OnEpoch | None = None,
+        workers: int = 4,
         team: Team | None = None,
     ) -> None:
         self.data = data
@@ -66,6 +71,7 @@ class Trainer:
         self.team = team if team is not None else current_team()
         self.mode = mode_for(options or EngineOptions(), self.team)
         self._num_epochs = num_epochs
+        self._workers = workers
         self._on_epoch = on_epoch if on_epoch is not None and self.team.rank == 0 else _tell_nobody
         self._residents = Residents(self.mode.device)
 
@@ -108,28 +114,43 @@ class Trainer:
                         if on_done is not None:
                             on_done(number)
 
-    def evaluate(self, split: Split) -> Callable[[nn.Module], tuple[float, float]]:
+    def evaluate(self, split: Split | StreamedSplit) -> Callable[[nn.Module], tuple[float, float]]:
         """An `evaluate(model)` that gives (accuracy, mean cross-entropy) on a split.
 
         Processes that train together score a part each, with the buffers of the first, and add up: all get one score.
         """
-        resident, team = self._residents.of(split), self.team
-        start, end = (len(resident) * rank // team.size for rank in (team.rank, team.rank + 1))
+        team, device = self.team, self.mode.device
 
         def evaluate(model: nn.Module) -> tuple[float, float]:
             team.spread_(model.buffers())
-            num_right = torch.zeros((), dtype=torch.int64, device=resident.device)
-            loss = torch.zeros((), dtype=torch.float64, device=resident.device)
+            num_right = torch.zeros((), dtype=torch.int64, device=device)
+            loss = torch.zeros((), dtype=torch.float64, device=device)
             with self.mode.settings(), _evaluating(model):
-                for first in range(start, end, _EVALUATION_BATCH):
-                    last = min(first + _EVALUATION_BATCH, end)
-                    logits, truth = model(resident.normalised(first, last)), resident.labels[first:last]
+                for images, truth in self._scored(split):
+                    logits = model(images)
                     num_right += (logits.argmax(dim=1) == truth).sum()
                     loss += functional.cross_entropy(logits.double(), truth, reduction="sum")
             team.sum_([num_right, loss])
-            return int(num_right) / len(resident), float(loss) / len(resident)
+            return int(num_right) / len(split), float(loss) / len(split)
 
         return evaluate
+
+    def _scored(self, split: Split | StreamedSplit) -> Iterator[tuple[Tensor, Tensor]]:
+        """Normalised images and labels of this process's part of a split, in its order."""
+        rank, size = self.team.rank, self.team.size
+        if isinstance(split, Split):
+            resident = self._residents.of(split)
+            start, end = len(split) * rank // size, len(split) * (rank + 1) // size
+            for first in range(start, end, _EVALUATION_BATCH):
+                last = min(first + _EVALUATION_BATCH, end)
+                yield resident.normalised(first, last), resident.labels[first:last]
+            return
+        loader = StreamLoader(
+            split, _STREAMED_BATCH * size, train=False, seed=0, workers=self._workers, shard=(rank, size)
+        )
+        for images, labels in loader.epoch(0):
+            if len(labels):
+                yield normalised(images.to(self.mode.device), split.mean, split.std), labels.to(self.mode.device)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         """The loss of a batch, for growth methods that read gradients."""
@@ -141,21 +162,24 @@ class Trainer:
 
         Processes that train together get their rows of each.
         """
-        split = self.data.train
+        split, rank, size = self.data.train, self.team.rank, self.team.size
+        if isinstance(split, StreamedSplit):
+            seed, num = int(torch.randint(2**62, ()).item()), min(self.recipe.batch_size, len(split))
+            loader = StreamLoader(split, num, train=True, seed=seed, workers=0, shard=(rank, size))
+            for images, labels in loader.epoch(0):
+                yield normalised(images.to(self.mode.device), split.mean, split.std), labels.to(self.mode.device)
+            return
         resident = self._residents.of(split)
         for rows in torch.split(torch.randperm(len(split)), self.recipe.batch_size):
-            rows = rows[self.team.rank :: self.team.size].to(resident.device)
-            images = (resident.images[rows].float() - resident.mean.view(1, -1, 1, 1)) / resident.std.view(1, -1, 1, 1)
-            yield images, resident.labels[rows]
+            rows = rows[rank::size].to(resident.device)
+            yield normalised(resident.images[rows], split.mean, split.std), resident.labels[rows]
 
     def _training(self, job: Job) -> Training:
         attached = job.attached
         found = job.progress.load(attached) if job.progress is not None else None
         kept: Companion | None = attached.companions.get(_COMPANION)
         if kept is None or kept.recipe is not self.recipe or not kept.eager.is_current:
-            resident = self._residents.of(self.data.train)
-            shard = (self.team.rank, self.team.size)
-            feed = Feed(resident, self.recipe, self.data.classes, seed=job.seed, num_epochs=job.epochs, shard=shard)
+            feed = self._feed(job)
             check_shares(feed.batch_size, self.recipe.accumulate, self.team.size)
             module = wrapped(attached.model, self.team)
             kept = Companion(self.recipe, feed, EagerStep(attached, feed, self.recipe, self.mode, module))
@@ -168,6 +192,13 @@ class Trainer:
             kept.captured = CapturedStep(attached, kept.feed, self.recipe, self.mode, num_steps)
         attached.companions[_COMPANION] = kept
         return Training(job, kept.feed, self.mode, kept.eager, kept.captured, self._on_epoch, found, self.team)
+
+    def _feed(self, job: Job) -> Feed:
+        split, recipe, classes = self.data.train, self.recipe, self.data.classes
+        training = {"seed": job.seed, "num_epochs": job.epochs, "shard": (self.team.rank, self.team.size)}
+        if isinstance(split, StreamedSplit):
+            return StreamedFeed(split, self.mode.device, recipe, classes, self._workers, **training)
+        return ResidentFeed(self._residents.of(split), recipe, classes, **training)
 
 
 @dataclass

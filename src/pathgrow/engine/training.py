@@ -105,9 +105,11 @@ class Training:
 
     def _step(self, step: int) -> None:
         if self._captured is None:
+            self._feed.ready_(step)
             self._eager(step)
             return
         with self._stream():
+            self._feed.ready_(step)
             if self._job.attached.change_is_due:
                 with self._captured.aside():
                     self._eager(step)

@@ -1,0 +1,112 @@
+"""Training on images that stay in their files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from pathgrow.attach import Attached, attach
+from pathgrow.data.dataset import Dataset, StreamedSplit
+from pathgrow.data.streaming import StreamLoader
+from pathgrow.discovery.partial import Partial
+from pathgrow.discovery.phases import Job
+from pathgrow.engine import EngineOptions, Trainer
+from pathgrow.recipes import Recipe
+from pathgrow.runs import MemoryStore
+
+PLAN = Recipe(batch_size=8, lr=0.05, warmup=0.0)
+MEAN, STD = (100.0,) * 3, (50.0,) * 3
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    folder = tmp_path_factory.mktemp("images")
+    draw = np.random.default_rng(0)
+    paths: list[Path] = []
+    for index in range(40):
+        pixels = draw.integers(0, 100, (20, 24, 3)) + 100 * (index % 2)
+        paths.append(folder / f"{index}.png")
+        Image.fromarray(pixels.astype(np.uint8)).save(paths[-1])
+    labels = torch.arange(40) % 2
+    train = StreamedSplit(tuple(paths[:28]), labels[:28], MEAN, STD, (3, 16, 16))
+    val = StreamedSplit(tuple(paths[28:]), labels[28:], MEAN, STD, (3, 16, 16))
+    return Dataset("files", 2, train, val, val)
+
+
+def network(trainer: Trainer) -> Attached:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 14 * 14, 2))
+    model, optimizer = trainer.place(net)
+    return attach(model, optimizer, "random_growth", torch.zeros(1, 3, 16, 16))
+
+
+def trainer(data: Dataset, workers: int = 0) -> Trainer:
+    return Trainer(data, PLAN, EngineOptions(device="cpu"), workers=workers)
+
+
+def weights(attached: Attached) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in attached.model.state_dict().items()}
+
+
+def test_batches_are_those_of_the_loader_and_are_counted(data: Dataset) -> None:
+    fed: list[torch.Tensor] = []
+    ours = trainer(data)
+    attached = network(ours)
+    attached.model.register_forward_pre_hook(lambda module, args: fed.append(args[0].clone()))
+    assert ours.train([Job(attached=attached, epochs=2, seed=5)]) == [2 * 24]
+    wanted = []
+    for epoch in range(2):
+        loader = StreamLoader(data.train, 8, train=True, seed=5, workers=0)  # type: ignore[arg-type]
+        wanted += [(images.float() - 100) / 50 for images, _ in loader.epoch(epoch)]
+    assert len(fed) == 6
+    assert all(torch.allclose(a, b) for a, b in zip(fed, wanted, strict=True))
+    assert not torch.equal(fed[0], fed[3])
+
+
+def test_it_learns_and_is_scored_like_a_plain_loop(data: Dataset) -> None:
+    ours = trainer(data, workers=2)
+    attached = network(ours)
+    ours.train([Job(attached=attached, epochs=4, seed=1)])
+    accuracy, loss = ours.evaluate(data.val)(attached.model)
+    attached.model.eval()
+    logits = []
+    with torch.no_grad():
+        for images, _ in StreamLoader(data.val, 5, train=False, seed=0, workers=0).epoch(0):  # type: ignore[arg-type]
+            logits.append(attached.model((images.float() - 100) / 50))
+    scores = torch.cat(logits).double()
+    assert accuracy == float((scores.argmax(1) == data.val.labels).double().mean()) > 0.9
+    assert loss == pytest.approx(float(nn.functional.cross_entropy(scores, data.val.labels)), rel=1e-5)
+
+
+class Kill(Exception):
+    """Stands for SIGKILL."""
+
+
+class KilledAfter(Partial):
+    """Saves after every step and is killed after the fourth, in the middle of the second epoch."""
+
+    def is_due(self, step: int, elapsed: float) -> bool:
+        return True
+
+    def save(self, attached: Attached, step: int, noise: torch.Tensor) -> None:
+        super().save(attached, step, noise)
+        if step == 4:
+            raise Kill
+
+
+def test_a_training_killed_in_the_middle_of_an_epoch_goes_on_with_the_same_bits(data: Dataset) -> None:
+    ours = trainer(data)
+    undisturbed = network(ours)
+    ours.train([Job(attached=undisturbed, epochs=3, seed=2)])
+    store = MemoryStore()
+    with pytest.raises(Kill):
+        ours.train([Job(attached=network(ours), epochs=3, seed=2, progress=KilledAfter(store, "partial"))])
+    again = network(ours)
+    ours.train([Job(attached=again, epochs=3, seed=2, progress=Partial(store, "partial"))])
+    assert all(torch.equal(value, weights(again)[name]) for name, value in weights(undisturbed).items())
