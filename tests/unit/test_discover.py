@@ -148,16 +148,16 @@ def test_stages_happen_in_order_with_lengths_from_the_budget() -> None:
     found = world.discover(budget=160)
     assert stage_lengths(found) == [
         ("seed", 20),
-        ("round-001", 4),
-        ("round-002", 4),
-        ("round-003", 4),
+        ("round-001", 1),
+        ("round-002", 1),
+        ("round-003", 1),
         ("probe-000", 16),
         ("probe-002", 16),
         ("final", 160),
     ]
     # The order in which they really happened: a probe as soon as it is asked for.
-    assert [call.epochs for call in world.fits] == [20, 16, 4, 4, 16, 4, 160]
-    assert [point.epochs for point in found.curve.rough] == [20, 24, 28, 32]
+    assert [call.epochs for call in world.fits] == [20, 16, 1, 1, 16, 1, 160]
+    assert [point.epochs for point in found.curve.rough] == [20, 21, 22, 23]
     assert [point.epochs for point in found.curve.probes] == [16, 16]
     assert found.reason == "the script ends"
     assert found.reference is None
@@ -262,7 +262,7 @@ class Engine:
 def test_several_probes_of_one_verdict_are_all_trained() -> None:
     world = World()
     found = world.discover(budget=160, rule=TOGETHER)
-    assert [call.epochs for call in world.fits] == [20, 4, 4, 4, 16, 16, 16, 144]
+    assert [call.epochs for call in world.fits] == [20, 1, 1, 1, 16, 16, 16, 144]
     assert [point.round for point in found.curve.probes] == [3, 0, 2], "as the rule asked for them"
     assert [record.stage for record in found.probes] == ["probe-000", "probe-002", "probe-003"]
     # Each is what it would have been alone.

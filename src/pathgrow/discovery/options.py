@@ -29,7 +29,7 @@ Observe = Literal["annealed", "average"]
 class Options:
     """What may be chosen about a discovery; `discover` takes each of these by keyword.
 
-    How much training there is follows from `budget`: an eighth of it for the seed network, a fortieth per round of
+    How much training there is follows from `budget`: an eighth of it for the seed network, a 160th per round of
     growth, a tenth per probe (all of it where there is a `reference`), all of it for the network handed back.
     """
 
@@ -50,8 +50,8 @@ class Options:
     rule: str | Rule = "probe"
     """The density rule, by name or as a value."""
     seed_epochs: int | None = None
-    """Epochs of the seed network; None: an eighth of the budget, then on to its plateau, a quarter at most."""
-    rough: int | float | Literal["adaptive"] = 1 / 40
+    """Epochs of the seed network; None: an eighth of the budget, and on to its plateau for rules that do not probe."""
+    rough: int | float | Literal["adaptive"] = 1 / 160
     """A round's training: epochs (int), a share of the budget (float), or until the val loss rests for 3 epochs."""
     final: Final = "fresh"
     """Probes and the final network start from a fresh initialisation of the found mask, or from the grown weights."""

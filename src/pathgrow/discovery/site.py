@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from pathgrow.attach import Attached, attach
 from pathgrow.average import Averaging
 from pathgrow.density.curve import Point
+from pathgrow.density.probe import ProbeRule
 from pathgrow.discovery.options import Options
 from pathgrow.discovery.phases import Evaluate, Fit, Phases, Trained
 from pathgrow.discovery.stages import Record, Stages
@@ -105,12 +106,13 @@ class Site:
         return self.phases.train_together_(networks, epochs)
 
     def train_seed_(self, attached: Attached, stage: str) -> Trained:
-        """The seed network to its own plateau: until half of its training once more gains less than half of delta.
+        """The seed network; to its own plateau where a rule reads the trajectory itself.
 
-        Points recorded before it would rise because the network is trained longer, not because it is denser.
+        That is until half of its training once more gains less than half of delta: points recorded before would rise
+        because the network is trained longer, not because it is denser. Probes are trained alike and need none of it.
         """
         epochs = self.options.num_seed_epochs
-        if self.options.seed_epochs is not None:
+        if self.options.seed_epochs is not None or isinstance(self.rule, ProbeRule):
             return self.train_(attached, stage, epochs)
         self.options.observer.stage_begins(stage, epochs=epochs, density=attached.density)
         return self.phases.train_to_plateau_(attached, stage, epochs, max(1, epochs // 2), self.options.delta / 2)
