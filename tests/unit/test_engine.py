@@ -269,6 +269,26 @@ def test_the_weight_average_is_taken_along() -> None:
     assert not torch.allclose(followed.model[1].bias.detach(), expected, atol=1e-3)
 
 
+def test_optimizers_that_move_every_weight_are_held_back() -> None:
+    class Drift(torch.optim.Optimizer):
+        """As Muon and its kin: the update of one weight depends on the gradients of others."""
+
+        @torch.no_grad()
+        def step(self, closure: object = None) -> None:
+            for parameter in self.param_groups[0]["params"]:
+                parameter += self.param_groups[0]["lr"]
+                self.state[parameter]["sum"] = self.state[parameter].get("sum", 0) + torch.ones_like(parameter)
+
+    engine = Trainer(made(), PLAIN, CPU)
+    model = seeded(mlp)
+    optimizer = Drift(model.parameters(), {"lr": 0.1})
+    attached = attach(model, optimizer, GROWING, scope=Masks.full(model))
+    engine.train([Job(attached=attached, epochs=2, seed=5)])
+    for name, mask in attached.masks.items():
+        assert torch.equal(model.get_parameter(name) != 0, mask)
+        assert torch.equal(optimizer.state[model.get_parameter(name)]["sum"], 6.0 * mask)
+
+
 def small_rigl() -> Method:
     """Every second step, drop the 3 smallest magnitudes and grow the 3 largest dense gradients."""
 
