@@ -16,7 +16,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
-from torch.optim import Optimizer
+from torch.optim import SGD, Adam, Optimizer
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -35,14 +35,14 @@ from pathgrow.density import rules, words
 from pathgrow.density.curve import Answer, Curve, Grow, Point, Probe, Rule, Stop, Verdict
 from pathgrow.errors import UserError
 from pathgrow.masks import Masks
-from pathgrow.method import Change, Method, Progress
+from pathgrow.method import Change, Memory, Method, Progress
 from pathgrow.net import Batches, Loss, Net, Reading, loss_gradients, mean_gradients
 from pathgrow.revise import decided, revised_masks, start_masks
 from pathgrow.rng import derive, generator
 from pathgrow.scope import scope as default_scope
 from pathgrow.team import ALONE, Team
 
-_FORMAT = 1
+_FORMAT = 2
 # Two sets of masks on one optimizer, or on one weight, would each undo the growth of the other.
 _IN_USE: WeakSet[Optimizer] = WeakSet()
 _MASKED: MutableMapping[Parameter, None] = WeakIdKeyDictionary()
@@ -120,7 +120,9 @@ def attach(
     check_needs(method, loss, batches)
     rule = rules.create(stop or "trajectory") if stop is None or isinstance(stop, str) else stop
     masks, _ = decided(
-        team, switchable, lambda: (start_masks(model, method, switchable, example_input, seed), Reading())
+        team,
+        switchable,
+        lambda: (start_masks(model, method, switchable, example_input, seed, loss, batches), Reading()),
     )
     return Attached(
         model, optimizer, method, example_input, masks, switchable, parameters, rule, loss, batches, seed, average, team
@@ -173,8 +175,16 @@ class Attached:
         # Counted once: a step clock asks at every step, and counting waits for the device.
         self._num, self._num_on = masks.num, masks.num_on
         self._keep = enforce.keep_tensors(parameters, masks)
+        self.memory: Memory = {}
+        """What the method remembers, saved with this attachment."""
+        self._undo: list[tuple[Tensor, Tensor]] = []
+        """Tensors and what they held before a step that is not to count."""
         self._check_masks()
+        if method.afterwards == "rewind" and method.rewind_step == 0:
+            self._remember_weights_()
         masks.apply_(model)
+        if method.remember is not None:
+            self.memory |= method.remember(self._net())
         enforce.mask_slots_(optimizer, parameters, self._keep)
         self._average = WeightAverage(model, average) if average is not None else None
         self._handles = self._hooked()
@@ -191,6 +201,7 @@ class Attached:
     @property
     def density(self) -> float:
         """Share of the switchable weights that is on."""
+        self._look_under_()
         return self.masks.density
 
     @property
@@ -232,6 +243,17 @@ class Attached:
         self._points.append(point)
         return verdict
 
+    def advance_(self) -> bool:
+        """Make the change that the method's schedule has for this round; False: there is none (any more).
+
+        For methods that prune between trainings (IMP), where `observe` has no density rule to ask.
+        """
+        due = self._due() if self.method.clock == "round" else None
+        if due is None:
+            return False
+        self._grow_round_(due)
+        return True
+
     def grow_(self, num: int) -> int:
         """Add `num` weights by the method's growth rule, all that are missing if there are fewer; returns how many.
 
@@ -254,7 +276,8 @@ class Attached:
                 yield
 
     def state_dict(self) -> dict[str, Any]:
-        """Masks, clock, observations, average: tensors and JSON values. Weights and slots have their own states."""
+        """Masks, clock, memory, observations, average: tensors and JSON. Weights and slots have their own states."""
+        self._look_under_()
         return {
             "format": _FORMAT,
             "method": self.method.name,
@@ -265,6 +288,7 @@ class Attached:
             "step": self.step,
             "points": [dataclasses.asdict(point) for point in self._points],
             "stopped": None if self._stopped is None else self._stopped.reason,
+            "memory": _copied(self.memory),
             "average": None if self._average is None else self._average.state_dict(),
         }
 
@@ -279,6 +303,7 @@ class Attached:
         self._points = [Point(**point) for point in state["points"]]
         self._stopped = None if state["stopped"] is None else Stop(reason=state["stopped"])
         self._set_masks_(masks)
+        _load_(self.memory, state["memory"])
         if self._average is not None:
             self._average.load_state_dict(state["average"])
         self._enforce_()
@@ -287,6 +312,7 @@ class Attached:
         """Take all hooks off. Masks can still be read; nobody enforces them any more."""
         if not self._handles:
             return  # the optimizer may be somebody else's by now
+        self._look_under_()
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -300,7 +326,7 @@ class Attached:
             self.optimizer.register_step_pre_hook(self._before_step),
             self.optimizer.register_step_post_hook(self._after_step),
         ]
-        if self.method.clock == "round":
+        if self.method.clock == "round" and self.method.watch is None and self.method.weights is None:
             # Nobody needs dense gradients here, and whoever clips their norm must see those that count.
             handles += [
                 parameter.register_post_accumulate_grad_hook(partial(self._mask_gradient_, keep=self._keep[name]))
@@ -318,13 +344,21 @@ class Attached:
         if self._driven:
             return
         self._refuse_average("trained")
-        self.change_if_due_()
+        self.watch_()
+        if self.change_if_due_():
+            # A hook cannot keep an optimizer from stepping, but it can see to it that nothing is left of the step.
+            self._undo = [(tensor, tensor.detach().clone()) for tensor in self._trained()]
         self.mask_gradients_()
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not self._driven:
-            self.mask_weights_()
-            self.stepped_()
+        if self._driven:
+            return
+        with torch.no_grad():
+            for tensor, before in self._undo:
+                tensor.copy_(before)
+        self._undo = []
+        self.mask_weights_()
+        self.stepped_()
 
     # For engines, whose captured steps run no hooks
 
@@ -338,24 +372,41 @@ class Attached:
         finally:
             self._driven = before
 
-    def change_if_due_(self) -> None:
-        """Let a method with a step clock change masks by the dense gradients: after the backward pass. Not captured."""
-        if self.method.clock == "step" and (due := self._due()) is not None:
-            net = self._net(lambda: (_dense_gradients(self._parameters), 0))
-            self._change_(due, net, generator(self._seed, "change", self.step))
+    def watch_(self) -> None:
+        """Show the dense gradients to a method that wants to see those of every step. Can be captured."""
+        if self.method.watch is not None:
+            self.method.watch(self._net(self._gradients_now))
+
+    def change_if_due_(self) -> bool:
+        """Let a method with a step clock change masks by the dense gradients: after the backward pass. Not captured.
+
+        True: the change takes the place of the optimizer's step.
+        """
+        if self.method.clock != "step" or (due := self._due()) is None:
+            return False
+        self._change_(due, self._net(self._gradients_now), generator(self._seed, "change", self.step))
+        return self.method.instead_of_step
 
     def mask_gradients_(self) -> None:
         """Zero the gradients of weights that are off: after the backward pass, before clipping. Can be captured."""
-        enforce.mask_gradients_(self._parameters, self._keep)
+        if self.method.weights is not None:
+            self.method.weights.reveal_(self._net(self._gradients_now))
+        else:
+            enforce.mask_gradients_(self._parameters, self._keep)
 
     def mask_weights_(self) -> None:
         """Zero weights and optimizer state that are off: after the optimizer's step. Can be captured."""
-        enforce.mask_weights_(self._parameters, self._keep)
-        enforce.mask_slots_(self.optimizer, self._parameters, self._keep)
+        if self.method.weights is not None:
+            self.method.weights.cover_(self._net())
+        else:
+            enforce.mask_weights_(self._parameters, self._keep)
+            enforce.mask_slots_(self.optimizer, self._parameters, self._keep)
 
     def stepped_(self) -> None:
         """A step was made: the clock goes on and the average takes the weights in. Not to be captured."""
         self.step += 1
+        if self.method.afterwards == "rewind" and self.step == self.method.rewind_step:
+            self._remember_weights_()
         if self._average is not None:
             self._average.step_(self.step)
 
@@ -366,10 +417,18 @@ class Attached:
 
     def _due(self) -> Change | None:
         """The change that the schedule asks for now."""
-        change = self.method.schedule(Progress(round=self.round, step=self.step, num_on=self._num_on, num=self._num))
-        return change if change is not None and (change.num_drop or change.num_grow) else None
+        change = self.method.schedule(self._progress)
+        if change is None or (self.method.revise is None and not change.num_drop and not change.num_grow):
+            return None
+        return change
+
+    @property
+    def _progress(self) -> Progress:
+        return Progress(round=self.round, step=self.step, num_on=self._num_on, num=self._num)
 
     def _decide(self, curve: Curve, due: Change | None) -> Verdict:
+        if self.method.clock == "round" and self.method.grow is None and due is not None:
+            return Grow(reason=f"the schedule of method {self.method.name!r} goes on")  # no density to be found
         verdict = self._rule.decide(curve)
         if isinstance(verdict, Probe):
             raise UserError(
@@ -387,11 +446,47 @@ class Attached:
             seed = derive(self._seed, "batch", self.round)
             read = partial(loss_gradients, self.model, list(self.masks), self._loss, self._batches, seed)
             gradients = partial(mean_gradients, self._team, read)
-        return Net(self.model, self.masks, self.scope, self._example_input, gradients)
+        return Net(
+            self.model,
+            self.masks,
+            self.scope,
+            self._example_input,
+            gradients,
+            memory=self.memory,
+            optimizer=self.optimizer,
+            loss=self._loss,
+            batches=self._batches,
+        )
+
+    def _gradients_now(self) -> tuple[Mapping[str, Tensor], int]:
+        return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in self._parameters.items()}, 0
+
+    def _trained(self) -> Iterator[Tensor]:
+        """Everything that a step of the optimizer writes."""
+        yield from (parameter for group in self.optimizer.param_groups for parameter in group["params"])
+        for slots in self.optimizer.state.values():
+            yield from (value for value in slots.values() if isinstance(value, Tensor))
 
     def _grow_round_(self, change: Change) -> None:
         self._change_(change, self._net(), generator(self._seed, "grow", self.round))
         self.round += 1
+        if self.method.afterwards == "rewind":
+            weights = self.memory["rewind"]
+            with torch.no_grad():
+                for name, tensor in _weights_and_buffers(self.model):
+                    tensor.copy_(weights[name])
+        if self.method.afterwards != "keep":
+            _forget_slots_(self.optimizer)
+            self._enforce_()
+
+    def _remember_weights_(self) -> None:
+        """Of this moment, to come back to."""
+        self.memory["rewind"] = {name: tensor.detach().clone() for name, tensor in _weights_and_buffers(self.model)}
+
+    def _look_under_(self) -> None:
+        """Where weights are hidden, nobody told the masks what became of them."""
+        if self.method.weights is not None and self._handles:
+            self._set_masks_(self.method.weights.masks(self._net()))
 
     def _change_(self, change: Change, net: Net, draw: torch.Generator) -> None:
         self._refuse_average("grown")
@@ -404,7 +499,7 @@ class Attached:
             net.gradients()  # all take part, although the first alone decides
 
         def decide() -> tuple[Masks, Reading]:
-            return revised_masks(self.method, net, change, draw), net.reading
+            return revised_masks(self.method, net, change, self._progress, draw), net.reading
 
         masks, self.last_reading = decided(self._team, self.scope, decide)
         self._set_masks_(masks)
@@ -421,6 +516,8 @@ class Attached:
         self._team.check_same("masks", self.masks.digest)
 
     def _enforce_(self) -> None:
+        if self.method.weights is not None:
+            return
         enforce.mask_weights_(self._parameters, self._keep)
         enforce.mask_slots_(self.optimizer, self._parameters, self._keep)
         if self._average is not None:
@@ -433,7 +530,7 @@ class Attached:
             )
 
     def _check_state(self, state: Any) -> None:
-        keys = {"format", "method", "seed", "scope", "masks", "round", "step", "points", "stopped", "average"}
+        keys = {"format", "method", "seed", "scope", "masks", "round", "step", "points", "stopped", "memory", "average"}
         if not isinstance(state, Mapping) or state.keys() != keys or state["format"] != _FORMAT:
             raise UserError("this is no state of an attached model: give what Attached.state_dict() returned")
         if state["method"] != self.method.name:
@@ -451,5 +548,39 @@ class Attached:
             )
 
 
-def _dense_gradients(parameters: Mapping[str, Parameter]) -> dict[str, Tensor]:
-    return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in parameters.items()}
+def _weights_and_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+@torch.no_grad()
+def _forget_slots_(optimizer: Optimizer) -> None:
+    """As new. In place where zero is what a new optimizer has, since a captured step holds these very tensors."""
+    if not isinstance(optimizer, SGD | Adam):
+        optimizer.state.clear()
+        return
+    for slots in optimizer.state.values():
+        for value in slots.values():
+            if isinstance(value, Tensor):
+                value.zero_()
+
+
+def _copied(memory: Any) -> Any:
+    if isinstance(memory, Mapping):
+        return {name: _copied(value) for name, value in memory.items()}
+    return memory.detach().clone() if isinstance(memory, Tensor) else memory
+
+
+def _load_(memory: Memory, stored: Mapping[str, Any]) -> None:
+    """Into the same tensors where there are such: a captured step holds them."""
+    for name in [name for name in memory if name not in stored]:
+        del memory[name]
+    for name, value in stored.items():
+        here = memory.get(name)
+        if isinstance(value, Mapping):
+            _load_(memory.setdefault(name, {}), value)
+        elif isinstance(value, Tensor) and isinstance(here, Tensor) and here.shape == value.shape:
+            with torch.no_grad():
+                here.copy_(value)
+        else:
+            memory[name] = value.clone() if isinstance(value, Tensor) else value

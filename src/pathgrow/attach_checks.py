@@ -68,7 +68,8 @@ def checked_parameters(model: nn.Module, optimizer: Optimizer, scope: Masks) -> 
 
 def check_needs(method: Method, loss: Loss | None, batches: Batches | None) -> None:
     """Before anything starts: what the method's picks will read can be had."""
-    if "gradients" in method.needs and method.clock == "round" and (loss is None or batches is None):
+    at_rounds = "gradients" in method.needs and method.clock == "round"
+    if (at_rounds or "data" in method.needs) and (loss is None or batches is None):
         raise UserError(
             f"method {method.name!r} reads loss gradients: give attach both loss=f(model, batch) and batches=loader"
         )

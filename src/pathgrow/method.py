@@ -1,14 +1,16 @@
-"""What a sparse-training method is: a frozen value made of picks and a schedule.
+"""What a sparse-training method is: a frozen value made of picks, a schedule, and where needed a memory.
 
 A *pick* takes exactly `count` positions from `candidates`. Starting masks, growth, pruning and rewiring differ only in
-what they pick from and when; adding a method is a matter of composing these.
+what they pick from and when; adding a method is a matter of composing these. A method that moves weights between
+layers, or ranks within them, gives the next masks as a whole (`revise`) instead; how many weights it leaves on is
+checked either way. What it remembers lies in `Net.memory`, which is saved with the attachment.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pathgrow.errors import UserError
 
@@ -18,8 +20,16 @@ if TYPE_CHECKING:
     from pathgrow.masks import Masks
     from pathgrow.net import Net
 
-Need = Literal["paths", "gradients"]
+Need = Literal["paths", "gradients", "data", "dense"]
+"""Paths of the network; its dense loss gradients at a change; data before training; a dense training."""
 Pick = Callable[["Net", "Masks", int, "torch.Generator"], "Masks"]
+Revision = Callable[["Net", "Change", "Progress", "torch.Generator"], "Masks"]
+"""The next masks, read off a network; as many weights are on in them as the change says."""
+Memory = dict[str, Any]
+"""Tensors, JSON values, and mappings of these."""
+Afterwards = Literal["keep", "forget_slots", "rewind"]
+Cost = Literal["sparse", "dense_gradient_at_changes", "dense_gradient_at_steps", "dense"]
+"""Of a training sample: three sparse passes; with dense weight gradients at changes, or at each step; all dense."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +44,11 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """How many weights to switch off and on; exact counts."""
+    """How many weights to switch off and on; exact counts.
+
+    For a method with `revise` they are what is to be fewer or more in the end, beside what is moved: rewiring at a
+    constant density is `Change()`.
+    """
 
     num_drop: int = 0
     num_grow: int = 0
@@ -46,6 +60,22 @@ Schedule = Callable[[Progress], Change | None]
 def never(progress: Progress) -> Change | None:
     """The schedule of a mask that stays."""
     return None
+
+
+class HiddenWeights(Protocol):
+    """Training moves weights that the network never computes with as they are.
+
+    Between steps the model holds the effective weights. Before the optimizer steps, `reveal_` puts the hidden ones in
+    their place and turns the gradients into theirs; afterwards `cover_` stores them in `Net.memory` and puts effective
+    ones back. All in place, without a branch on values.
+    """
+
+    def reveal_(self, net: Net) -> None: ...
+
+    def cover_(self, net: Net) -> None: ...
+
+    def masks(self, net: Net) -> Masks:
+        """Where the effective weights are on now."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +92,23 @@ class Method:
     schedule: Schedule = never
     clock: Literal["round", "step"] = "round"
     """When the schedule is asked: at each observation, or before each optimizer step."""
+    revise: Revision | None = None
+    """Gives the next masks as a whole, instead of `drop` and `grow`."""
+    remember: Callable[[Net], Memory] | None = None
+    """What it remembers at first; asked when the start masks are on."""
+    watch: Callable[[Net], None] | None = None
+    """Sees the dense gradients of every step, before they are masked, and writes into tensors of `Net.memory` in place:
+    no branch on values, nothing rebound, so that it can be captured."""
+    weights: HiddenWeights | None = None
+    """Weights that training moves, where the network computes with others made from them."""
+    instead_of_step: bool = False
+    """A change takes the place of the optimizer's step."""
+    afterwards: Afterwards = "keep"
+    """After a change at an observation: train on; with empty optimizer state; or from the weights of `rewind_step`."""
+    rewind_step: int = 0
     needs: frozenset[Need] = frozenset()
     """What its picks read of the network; `attach` says what is missing before anything starts."""
+    cost: Cost = "sparse"
 
     def __post_init__(self) -> None:
         if self.start_density is not None and not 0 < self.start_density <= 1:

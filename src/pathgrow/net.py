@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from pathgrow import paths
 from pathgrow.errors import RunFailed, UserError
@@ -46,6 +47,12 @@ class Net:
         A sample input, for readings of paths.
     gradients : callable, optional
         Gives the dense loss gradients by name, and the number of samples they took, when they are asked for.
+    memory : dict, optional
+        What the method remembers; the one thing here that it may write.
+    optimizer : Optimizer, optional
+        To read learning rates and momentum from.
+    loss, batches : optional
+        `loss(model, batch)` and training batches, for what gradients alone do not tell.
     """
 
     def __init__(
@@ -55,11 +62,20 @@ class Net:
         scope: Masks,
         example_input: Any = None,
         gradients: Callable[[], tuple[Mapping[str, Tensor], int]] | None = None,
+        *,
+        memory: dict[str, Any] | None = None,
+        optimizer: Optimizer | None = None,
+        loss: Loss | None = None,
+        batches: Batches | None = None,
     ) -> None:
         self.model = model
         self.masks = masks
         self.scope = scope
         self.example_input = example_input
+        self.memory: dict[str, Any] = memory if memory is not None else {}
+        self.optimizer = optimizer
+        self.loss = loss
+        self.batches = batches
         self._read_gradients = gradients
         self._num_path_passes = 0
         self._num_gradient_samples = 0
@@ -95,8 +111,16 @@ class Net:
         self._num_path_passes += 1
         return paths.trace_gains(self.model, self.example_input, self.masks)
 
+    def signed_gradients(self) -> Mapping[str, Tensor]:
+        """The loss gradient itself of every position, present or missing."""
+        return self._signed_gradients
+
     @cached_property
     def _gradients(self) -> Mapping[str, Tensor]:
+        return {name: gradient.abs() for name, gradient in self._signed_gradients.items()}
+
+    @cached_property
+    def _signed_gradients(self) -> Mapping[str, Tensor]:
         if self._read_gradients is None:
             raise UserError(
                 "this method reads loss gradients and none can be had: give attach(loss=..., batches=...), "
@@ -104,7 +128,7 @@ class Net:
             )
         gradients, num_samples = self._read_gradients()
         self._num_gradient_samples += num_samples
-        return {name: gradient.abs() for name, gradient in gradients.items()}
+        return gradients
 
 
 def loss_gradients(

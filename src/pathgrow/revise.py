@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,31 +11,51 @@ from torch import Tensor, nn
 
 from pathgrow.errors import UserError
 from pathgrow.masks import Masks
-from pathgrow.method import Change, Method, Pick
+from pathgrow.method import Change, Method, Pick, Progress
 from pathgrow.methods.schedules import count_at
-from pathgrow.net import Net, Reading
+from pathgrow.net import Batches, Loss, Net, Reading, loss_gradients
 from pathgrow.phew import start_density
-from pathgrow.rng import generator
+from pathgrow.rng import derive, generator
 from pathgrow.team import Team
 
 
-def start_masks(model: nn.Module, method: Method, scope: Masks, example_input: Any, seed: int) -> Masks:
+def start_masks(
+    model: nn.Module,
+    method: Method,
+    scope: Masks,
+    example_input: Any,
+    seed: int,
+    loss: Loss | None = None,
+    batches: Batches | None = None,
+) -> Masks:
     """The first masks: as many weights as the method's start density stands for, by its `start`."""
     draw = generator(seed, "start")
     density = method.start_density
     if density is None:
         density, _ = start_density(model, example_input, scope=scope, seed=draw.initial_seed())
     empty = Masks.empty(scope)
-    net = Net(model, empty, scope, example_input)
+    gradients = None
+    if loss is not None and batches is not None:
+        gradients = partial(loss_gradients, model, list(scope), loss, batches, derive(seed, "batch", "start"))
+    net = Net(model, empty, scope, example_input, gradients, loss=loss, batches=batches)
     return empty | _picked(method, "start", method.start, net, scope, count_at(density, scope.num), draw)
 
 
-def revised_masks(method: Method, net: Net, change: Change, draw: torch.Generator) -> Masks:
-    """The masks after a change: first dropped, then grown, each by exactly the asked number.
+def revised_masks(method: Method, net: Net, change: Change, progress: Progress, draw: torch.Generator) -> Masks:
+    """The masks after a change: by the method's `revise`, or first dropped, then grown, by exactly the asked numbers.
 
     Growth may take back what was dropped a moment ago; such a weight was never off and keeps its value.
     """
     masks = net.masks
+    if method.revise is not None:
+        revised = method.revise(net, change, progress, draw)
+        wanted = masks.num_on - change.num_drop + change.num_grow
+        if revised.num_on != wanted:
+            raise UserError(
+                f"`revise` of method {method.name!r} left {revised.num_on} weights on, exactly {wanted} are wanted: "
+                "mend that function"
+            )
+        return revised
     if change.num_drop:
         masks = masks - _picked(method, "drop", method.drop, net, masks.present(), change.num_drop, draw)
     if change.num_grow:

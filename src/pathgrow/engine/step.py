@@ -8,7 +8,7 @@ place, and nothing is captured again.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
@@ -83,8 +83,11 @@ class EagerStep:
             group["lr"] = float(np.float32(peak) * rate)
         with attached.driven():
             self._backward(step)
-            attached.change_if_due_()
-            apply_gradients_(attached, self._recipe)
+            attached.watch_()
+            if attached.change_if_due_():
+                attached.mask_weights_()  # and nothing else: the change took the place of the step
+            else:
+                apply_gradients_(attached, self._recipe)
         attached.stepped_()
         for group, peak in zip(optimizer.param_groups, self._peaks, strict=True):
             group["lr"] = peak  # a training that is stored now goes on from its peak
@@ -167,6 +170,7 @@ class CapturedStep:
             group["lr"] = tensor
         self._optimizer.zero_grad(set_to_none=True)
         self.loss = backward(forward, self.attached.model, self._feed, self._index, self._recipe, self._mode)
+        self.attached.watch_()
         apply_gradients_(self.attached, self._recipe)
         # Warm-up may come to the end of the epoch; a training never reads beyond it.
         self._index.add_(1).remainder_(self._feed.num_steps)
@@ -183,7 +187,7 @@ class CapturedStep:
     @contextmanager
     def _untouched(self) -> Iterator[None]:
         """Warm-up and timing train the network: everything they change is put back."""
-        tensors = list(_trained_tensors(self.attached.model, self._optimizer))
+        tensors = list(_trained_tensors(self.attached))
         copies = [tensor.detach().clone() for tensor in tensors]
         torch.cuda.synchronize(self._device)
         try:
@@ -208,7 +212,7 @@ class CapturedStep:
             shared.graphsafe_set_state(before)
 
     def _where(self) -> list[int]:
-        return [tensor.data_ptr() for tensor in _trained_tensors(self.attached.model, self._optimizer)]
+        return [tensor.data_ptr() for tensor in _trained_tensors(self.attached)]
 
 
 def backward(forward: Any, module: nn.Module, feed: Feed, step: int | Tensor, recipe: Recipe, mode: Mode) -> Tensor:
@@ -252,11 +256,19 @@ def _give_slots_(optimizer: Optimizer) -> None:
                 )
 
 
-def _trained_tensors(model: nn.Module, optimizer: Optimizer) -> Iterator[Tensor]:
-    yield from model.parameters()
-    yield from model.buffers()
-    for group in optimizer.param_groups:
+def _trained_tensors(attached: Attached) -> Iterator[Tensor]:
+    """All that a step writes: weights, buffers, optimizer state, what the method remembers."""
+    yield from attached.model.parameters()
+    yield from attached.model.buffers()
+    for group in attached.optimizer.param_groups:
         for parameter in group["params"]:
-            for value in optimizer.state.get(parameter, {}).values():
-                if isinstance(value, Tensor):
-                    yield value
+            yield from _tensors_in(attached.optimizer.state.get(parameter, {}))
+    yield from _tensors_in(attached.memory)
+
+
+def _tensors_in(values: Mapping[str, Any]) -> Iterator[Tensor]:
+    for value in values.values():
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, Mapping):
+            yield from _tensors_in(value)
