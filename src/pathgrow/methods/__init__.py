@@ -1,6 +1,7 @@
 """Sparse-training methods by name.
 
-Nothing registers itself: a method is a file that returns a `Method` and a line in the table below.
+Nothing registers itself: a method is a file that returns a `Method` and a line in the table below, which also enrols it
+in the contract that all methods are tested against (`tests/property/test_methods_contract.py`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 from pathgrow.errors import UserError, unknown_name
 from pathgrow.method import Method
+from pathgrow.methods.entry import Entry
 from pathgrow.methods.fixed import fixed
 from pathgrow.methods.gcg import gcg
 from pathgrow.methods.gradient_growth import gradient_growth
@@ -19,12 +21,14 @@ from pathgrow.methods.pathgrow_d import pathgrow_d
 from pathgrow.methods.random_growth import random_growth
 from pathgrow.methods.trace_growth import trace_growth
 
-_METHODS: dict[str, Callable[..., Method]] = {
-    "gcg": gcg,
-    "gradient_growth": gradient_growth,
-    "pathgrow_d": pathgrow_d,
-    "random_growth": random_growth,
-    "trace_growth": trace_growth,
+_YAO = "Yao & Dovrolis, Gradual Capacity Growth for Sparse Network Discovery"
+
+_METHODS: dict[str, Entry] = {
+    "gcg": Entry(gcg, paper=_YAO),
+    "gradient_growth": Entry(gradient_growth, paper=_YAO),
+    "pathgrow_d": Entry(pathgrow_d, paper=_YAO),
+    "random_growth": Entry(random_growth, paper=_YAO),
+    "trace_growth": Entry(trace_growth, paper=_YAO),
 }
 
 
@@ -37,15 +41,24 @@ def names() -> list[str]:
     return list(_METHODS)
 
 
+def entry(name: str) -> Entry:
+    """The table line of a method: how it is made, its paper, and what it cannot promise.
+
+    >>> entry("gcg").exceptions
+    mappingproxy({})
+    """
+    if name not in _METHODS:
+        raise unknown_name("method", name, _METHODS)
+    return _METHODS[name]
+
+
 def create(name: str, **options: Any) -> Method:
     """A method by name, or by the place of a function that returns one: `"package.module:function"`.
 
     >>> create("gcg", gamma=0.5, start_density=0.1).start_density
     0.1
     """
-    make = _imported(name) if ":" in name else _METHODS.get(name)
-    if make is None:
-        raise unknown_name("method", name, _METHODS)
+    make = _imported(name) if ":" in name else entry(name).make
     known = _parameters(make, name)
     if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in known.values()):
         for option in options:
@@ -92,4 +105,15 @@ def _imported(place: str) -> Callable[..., Any]:
     return make
 
 
-__all__ = ["create", "fixed", "gcg", "gradient_growth", "names", "pathgrow_d", "random_growth", "trace_growth"]
+__all__ = [
+    "Entry",
+    "create",
+    "entry",
+    "fixed",
+    "gcg",
+    "gradient_growth",
+    "names",
+    "pathgrow_d",
+    "random_growth",
+    "trace_growth",
+]

@@ -1,0 +1,39 @@
+"""One line of the table of methods: how it is made, where it was published, what it cannot promise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+from pathgrow.method import Method
+
+Clause = Literal["exact_count", "off_is_zero"]
+"""What a method may be excepted from.
+
+"exact_count": as many weights are on as the asked density stands for. Promised instead: the masks are where the
+weights that the network computes with are not zero, and the density is reported.
+
+"off_is_zero": off the masks, weights and optimizer slots are zero after every step. Promised instead: the network
+computes with zeros off the masks between steps, and holds plain weights once it is detached.
+"""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method in the table.
+
+    Parameters
+    ----------
+    make : callable
+        Returns the `Method`; all its options have defaults.
+    paper : str
+        Authors and year, as in docs/papers.md.
+    exceptions : mapping of clause to reason
+        Clauses of the contract that the method by its nature cannot meet.
+    """
+
+    make: Callable[..., Method]
+    paper: str
+    exceptions: Mapping[Clause, str] = field(default_factory=lambda: MappingProxyType({}))
