@@ -47,8 +47,9 @@ JOBS = ("dense", "dense-long", "ladder", "grown", "discover", "reference", "tabl
 class Lines:
     """Results on disk, a line each."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, commit: str | None = None) -> None:
         self.path = path
+        self._commit = commit or _commit()
         self.rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
         self._began = time.perf_counter()
 
@@ -56,7 +57,7 @@ class Lines:
         return any(all(row.get(name) == value for name, value in key.items()) for row in self.rows)
 
     def add(self, **row: Any) -> None:
-        row |= {"commit": _commit(), "machine": _machine(), "torch": torch.__version__}
+        row |= {"commit": self._commit, "machine": _machine(), "torch": torch.__version__}
         self.rows.append(row)
         with self.path.open("a") as file:
             file.write(json.dumps(row) + "\n")
@@ -83,7 +84,7 @@ class Bench:
         self.data: Dataset = datasets.load(chosen.data, chosen.data_root)
         self.data_name, self.data_root = chosen.data, chosen.data_root
         self.trainer = Trainer(self.data, recipe("cifar"), EngineOptions(compile=chosen.compile))
-        self.lines = Lines(chosen.results)
+        self.lines = Lines(chosen.results, chosen.commit)
         self.seeds: list[int] = chosen.seeds
         self.masks_folder: Path | None = chosen.masks
         self.example = self.data.example_input().to(self.trainer.mode.device)
@@ -273,6 +274,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--delta", type=float, default=0.005)
     parser.add_argument("--compile", default="auto")
+    parser.add_argument("--commit", default=None, help="of the code, where the folder is no checkout of it")
     chosen = parser.parse_args()
     if chosen.jobs == ["table"]:
         table(Lines(chosen.results))

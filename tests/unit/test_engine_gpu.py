@@ -70,13 +70,15 @@ def assert_close(ours: Attached, theirs: Attached, tolerance: float) -> None:
         assert torch.allclose(tensor.float(), other, rtol=tolerance, atol=tolerance * float(other.abs().max())), name
 
 
-def test_a_captured_training_equals_an_eager_one(data: Dataset) -> None:
-    assert_close(trained(data, step="captured"), trained(data, step="eager"), 1e-3)
+def test_a_captured_training_has_the_bits_of_an_eager_one(data: Dataset) -> None:
+    assert_equal(trained(data, step="captured"), trained(data, step="eager"))
 
 
-def test_a_compiled_training_is_close_to_an_eager_one(data: Dataset) -> None:
-    # One epoch: rounding differs, and training magnifies what differs.
-    assert_close(trained(data, epochs=1, compile="on"), trained(data, epochs=1, step="eager"), 2e-2)
+def test_a_compiled_step_is_close_to_an_eager_one(data: Dataset) -> None:
+    # Two steps: the compiler rounds differently, and training magnifies what differs.
+    two = Split(data.train.images[:64], data.train.labels[:64], data.train.mean, data.train.std)  # type: ignore[union-attr]
+    few = Dataset("two steps", 10, two, two, two)
+    assert_close(trained(few, epochs=1, compile="on"), trained(few, epochs=1, step="eager"), 2e-2)
 
 
 def test_the_same_training_twice_gives_the_same_bits(data: Dataset) -> None:
