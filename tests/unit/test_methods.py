@@ -25,17 +25,24 @@ def stranger(*, density: float = 0.5) -> Method:
 
 class TestTable:
     def test_every_name_gives_an_equal_value_each_time(self) -> None:
-        assert methods.names() == ["gcg", "gradient_growth", "pathgrow_d", "random_growth", "trace_growth"]
         for name in methods.names():
+            method = methods.create(name)
+            assert method == methods.create(name)
+            assert method.name == name
+            assert methods.entry(name).paper
+
+    def test_growth_methods_take_the_same_options(self) -> None:
+        for name in ("gcg", "gradient_growth", "pathgrow_d", "random_growth", "trace_growth"):
             method = methods.create(name, gamma=0.5, start_density=0.1, target_density=0.4)
             assert method == methods.create(name, gamma=0.5, start_density=0.1, target_density=0.4)
             assert method != methods.create(name)
-            assert method.name == name
             assert method.schedule == GrowEachRound(gamma=0.5, target_density=0.4)
 
     def test_unknown_names_and_options(self) -> None:
         with pytest.raises(UserError, match="unknown method 'gcq': did you mean gcg"):
             methods.create("gcq")
+        with pytest.raises(UserError, match="unknown method 'gcq': did you mean gcg"):
+            methods.entry("gcq")
         with pytest.raises(UserError, match="unknown option of method gcg 'gama': did you mean gamma"):
             methods.create("gcg", gama=0.5)
 
