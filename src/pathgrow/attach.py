@@ -1,26 +1,23 @@
-"""Sparse training in anybody's loop: the clock, and the only writer of live weights, masks and optimizer slots.
+"""Sparse training in anybody's loop: masks on, observations in, growth out, states saved and loaded.
 
-What is written stands in `enforce`, when it is written stands here: through the optimizer's own step hooks, and at each
-observation. Nothing is wrapped, renamed or replaced; `detach()` leaves no trace but zeros.
+What happens at each step stands in `live`. Nothing is wrapped, renamed or replaced; `detach()` leaves no trace but
+zeros.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 from weakref import WeakSet
 
-import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
-from torch.optim import SGD, Adam, Optimizer
-from torch.utils.hooks import RemovableHandle
+from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
-from pathgrow import enforce, methods
+from pathgrow import methods, remembered
 from pathgrow.attach_checks import (
     Metric,
     check_needs,
@@ -30,15 +27,15 @@ from pathgrow.attach_checks import (
     checked_scope,
     unwrapped,
 )
-from pathgrow.average import Averaging, WeightAverage
+from pathgrow.average import Averaging
 from pathgrow.density import rules, words
 from pathgrow.density.curve import Answer, Curve, Grow, Point, Probe, Rule, Stop, Verdict
 from pathgrow.errors import UserError
+from pathgrow.live import Live
 from pathgrow.masks import Masks
-from pathgrow.method import Change, Memory, Method, Progress
-from pathgrow.net import Batches, Loss, Net, Reading, loss_gradients, mean_gradients
-from pathgrow.revise import decided, revised_masks, start_masks
-from pathgrow.rng import derive, generator
+from pathgrow.method import Change, Method
+from pathgrow.net import Batches, Loss, Reading
+from pathgrow.revise import decided, start_masks
 from pathgrow.scope import scope as default_scope
 from pathgrow.team import ALONE, Team
 
@@ -92,6 +89,7 @@ def attach(
 
     Examples
     --------
+    >>> import torch
     >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     >>> sparse = attach(model, optimizer, "random_growth", torch.zeros(1, 8), scope=Masks.full(model))
@@ -129,7 +127,7 @@ def attach(
     )
 
 
-class Attached:
+class Attached(Live):
     """A sparse model in training. Made by `attach`."""
 
     def __init__(
@@ -148,46 +146,12 @@ class Attached:
         average: Averaging | None,
         team: Team,
     ) -> None:
-        self.model = model
-        self.optimizer = optimizer
-        self.method = method
-        self.scope = scope
-        self.masks = masks
-        """What is on now; edited in place, never rebound."""
-        self.round = 0
-        """Growth steps so far."""
-        self.step = 0
-        """Optimizer steps so far."""
-        self.last_reading = Reading()
-        """What the last change of the masks had to look at."""
-        self.companions: dict[str, Any] = {}
-        """What an engine made for this attachment (a captured step), kept as long as it: gone at `detach`."""
-        self._example_input = example_input
-        self._parameters = parameters
+        super().__init__(
+            model, optimizer, method, example_input, masks, scope, parameters, loss, batches, seed, average, team
+        )
         self._rule = rule
-        self._loss = loss
-        self._batches = batches
-        self._seed = seed
-        self._team = team
         self._points: list[Point] = []
         self._stopped: Stop | None = None
-        self._driven = False
-        # Counted once: a step clock asks at every step, and counting waits for the device.
-        self._num, self._num_on = masks.num, masks.num_on
-        self._keep = enforce.keep_tensors(parameters, masks)
-        self.memory: Memory = {}
-        """What the method remembers, saved with this attachment."""
-        self._undo: list[tuple[Tensor, Tensor]] = []
-        """Tensors and what they held before a step that is not to count."""
-        self._check_masks()
-        if method.afterwards == "rewind" and method.rewind_step == 0:
-            self._remember_weights_()
-        masks.apply_(model)
-        if method.remember is not None:
-            self.memory |= method.remember(self._net())
-        enforce.mask_slots_(optimizer, parameters, self._keep)
-        self._average = WeightAverage(model, average) if average is not None else None
-        self._handles = self._hooked()
         _IN_USE.add(optimizer)
         _MASKED.update(dict.fromkeys(parameters.values()))
 
@@ -288,7 +252,7 @@ class Attached:
             "step": self.step,
             "points": [dataclasses.asdict(point) for point in self._points],
             "stopped": None if self._stopped is None else self._stopped.reason,
-            "memory": _copied(self.memory),
+            "memory": remembered.copied(self.memory),
             "average": None if self._average is None else self._average.state_dict(),
         }
 
@@ -303,7 +267,7 @@ class Attached:
         self._points = [Point(**point) for point in state["points"]]
         self._stopped = None if state["stopped"] is None else Stop(reason=state["stopped"])
         self._set_masks_(masks)
-        _load_(self.memory, state["memory"])
+        remembered.load_(self.memory, state["memory"])
         if self._average is not None:
             self._average.load_state_dict(state["average"])
         self._enforce_()
@@ -321,111 +285,6 @@ class Attached:
         for parameter in self._parameters.values():
             _MASKED.pop(parameter, None)
 
-    def _hooked(self) -> list[RemovableHandle]:
-        handles = [
-            self.optimizer.register_step_pre_hook(self._before_step),
-            self.optimizer.register_step_post_hook(self._after_step),
-        ]
-        if self.method.clock == "round" and self.method.watch is None and self.method.weights is None:
-            # Nobody needs dense gradients here, and whoever clips their norm must see those that count.
-            handles += [
-                parameter.register_post_accumulate_grad_hook(partial(self._mask_gradient_, keep=self._keep[name]))
-                for name, parameter in self._parameters.items()
-                if parameter.requires_grad
-            ]
-        return handles
-
-    def _mask_gradient_(self, parameter: Tensor, *, keep: Tensor) -> None:
-        assert parameter.grad is not None
-        if not self._driven:
-            enforce.mask_(parameter.grad, keep)
-
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._driven:
-            return
-        self._refuse_average("trained")
-        self.watch_()
-        if self.change_if_due_():
-            # A hook cannot keep an optimizer from stepping, but it can see to it that nothing is left of the step.
-            self._undo = [(tensor, tensor.detach().clone()) for tensor in self._trained()]
-        self.mask_gradients_()
-
-    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._driven:
-            return
-        with torch.no_grad():
-            for tensor, before in self._undo:
-                tensor.copy_(before)
-        self._undo = []
-        self.mask_weights_()
-        self.stepped_()
-
-    # For engines, whose captured steps run no hooks
-
-    @contextmanager
-    def driven(self) -> Iterator[None]:
-        """Inside the block the hooks rest, and whoever drives the optimizer calls the methods below itself."""
-        self._refuse_average("trained")
-        before, self._driven = self._driven, True
-        try:
-            yield
-        finally:
-            self._driven = before
-
-    def watch_(self) -> None:
-        """Show the dense gradients to a method that wants to see those of every step. Can be captured."""
-        if self.method.watch is not None:
-            self.method.watch(self._net(self._gradients_now))
-
-    def change_if_due_(self) -> bool:
-        """Let a method with a step clock change masks by the dense gradients: after the backward pass. Not captured.
-
-        True: the change takes the place of the optimizer's step.
-        """
-        if self.method.clock != "step" or (due := self._due()) is None:
-            return False
-        self._change_(due, self._net(self._gradients_now), generator(self._seed, "change", self.step))
-        return self.method.instead_of_step
-
-    def mask_gradients_(self) -> None:
-        """Zero the gradients of weights that are off: after the backward pass, before clipping. Can be captured."""
-        if self.method.weights is not None:
-            self.method.weights.reveal_(self._net(self._gradients_now))
-        else:
-            enforce.mask_gradients_(self._parameters, self._keep)
-
-    def mask_weights_(self) -> None:
-        """Zero weights and optimizer state that are off: after the optimizer's step. Can be captured."""
-        if self.method.weights is not None:
-            self.method.weights.cover_(self._net())
-        else:
-            enforce.mask_weights_(self._parameters, self._keep)
-            enforce.mask_slots_(self.optimizer, self._parameters, self._keep)
-
-    def stepped_(self) -> None:
-        """A step was made: the clock goes on and the average takes the weights in. Not to be captured."""
-        self.step += 1
-        if self.method.afterwards == "rewind" and self.step == self.method.rewind_step:
-            self._remember_weights_()
-        if self._average is not None:
-            self._average.step_(self.step)
-
-    @property
-    def change_is_due(self) -> bool:
-        """The method wants to change masks at the next step, which no captured step can do."""
-        return self.method.clock == "step" and self._due() is not None
-
-    def _due(self) -> Change | None:
-        """The change that the schedule asks for now."""
-        change = self.method.schedule(self._progress)
-        if change is None or (self.method.revise is None and not change.num_drop and not change.num_grow):
-            return None
-        return change
-
-    @property
-    def _progress(self) -> Progress:
-        return Progress(round=self.round, step=self.step, num_on=self._num_on, num=self._num)
-
     def _decide(self, curve: Curve, due: Change | None) -> Verdict:
         if self.method.clock == "round" and self.method.grow is None and due is not None:
             return Grow(reason=f"the schedule of method {self.method.name!r} goes on")  # no density to be found
@@ -438,96 +297,6 @@ class Attached:
         if isinstance(verdict, Grow) and (due is None or self.method.clock != "round"):
             return Stop(reason=f"method {self.method.name!r} has nothing to change here at density {self.density:.4g}")
         return verdict
-
-    def _net(self, gradients: Callable[[], tuple[Mapping[str, Tensor], int]] | None = None) -> Net:
-        # A team sums gradients, which all take part in: a pick that asked for them unannounced would wait for ever.
-        announced = self._team.size == 1 or "gradients" in self.method.needs
-        if gradients is None and announced and self._loss is not None and self._batches is not None:
-            seed = derive(self._seed, "batch", self.round)
-            read = partial(loss_gradients, self.model, list(self.masks), self._loss, self._batches, seed)
-            gradients = partial(mean_gradients, self._team, read)
-        return Net(
-            self.model,
-            self.masks,
-            self.scope,
-            self._example_input,
-            gradients,
-            memory=self.memory,
-            optimizer=self.optimizer,
-            loss=self._loss,
-            batches=self._batches,
-        )
-
-    def _gradients_now(self) -> tuple[Mapping[str, Tensor], int]:
-        return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in self._parameters.items()}, 0
-
-    def _trained(self) -> Iterator[Tensor]:
-        """Everything that a step of the optimizer writes."""
-        yield from (parameter for group in self.optimizer.param_groups for parameter in group["params"])
-        for slots in self.optimizer.state.values():
-            yield from (value for value in slots.values() if isinstance(value, Tensor))
-
-    def _grow_round_(self, change: Change) -> None:
-        self._change_(change, self._net(), generator(self._seed, "grow", self.round))
-        self.round += 1
-        if self.method.afterwards == "rewind":
-            weights = self.memory["rewind"]
-            with torch.no_grad():
-                for name, tensor in _weights_and_buffers(self.model):
-                    tensor.copy_(weights[name])
-        if self.method.afterwards != "keep":
-            _forget_slots_(self.optimizer)
-            self._enforce_()
-
-    def _remember_weights_(self) -> None:
-        """Of this moment, to come back to."""
-        self.memory["rewind"] = {name: tensor.detach().clone() for name, tensor in _weights_and_buffers(self.model)}
-
-    def _look_under_(self) -> None:
-        """Where weights are hidden, nobody told the masks what became of them."""
-        if self.method.weights is not None and self._handles:
-            self._set_masks_(self.method.weights.masks(self._net()))
-
-    def _change_(self, change: Change, net: Net, draw: torch.Generator) -> None:
-        self._refuse_average("grown")
-        if not self._handles:
-            raise UserError("masks were asked to change after detach(), when nobody enforces them: attach again")
-        # Weights may have been loaded since the last step: what is off must be zero before it is switched on.
-        self._enforce_()
-        self._check_masks()
-        if self._team.size > 1 and "gradients" in self.method.needs:
-            net.gradients()  # all take part, although the first alone decides
-
-        def decide() -> tuple[Masks, Reading]:
-            return revised_masks(self.method, net, change, self._progress, draw), net.reading
-
-        masks, self.last_reading = decided(self._team, self.scope, decide)
-        self._set_masks_(masks)
-        self._enforce_()
-
-    def _set_masks_(self, masks: Masks) -> None:
-        self.masks.copy_(masks)
-        enforce.set_keep_(self._keep, self.masks)
-        self._num_on = self.masks.num_on
-        self._check_masks()
-
-    def _check_masks(self) -> None:
-        """Around every change: ranks with different masks would train different networks without a sign of it."""
-        self._team.check_same("masks", self.masks.digest)
-
-    def _enforce_(self) -> None:
-        if self.method.weights is not None:
-            return
-        enforce.mask_weights_(self._parameters, self._keep)
-        enforce.mask_slots_(self.optimizer, self._parameters, self._keep)
-        if self._average is not None:
-            self._average.mask_(self.masks)
-
-    def _refuse_average(self, what: str) -> None:
-        if self._average is not None and self._average.swapped:
-            raise UserError(
-                f"the model was to be {what} inside averaged(), where it holds its average: do so after the block"
-            )
 
     def _check_state(self, state: Any) -> None:
         keys = {"format", "method", "seed", "scope", "masks", "round", "step", "points", "stopped", "memory", "average"}
@@ -546,41 +315,3 @@ class Attached:
                 f"this state was saved {saved} a weight average and this model is attached {attached} one: "
                 "attach with the `average` it was saved with"
             )
-
-
-def _weights_and_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from model.named_parameters()
-    yield from model.named_buffers()
-
-
-@torch.no_grad()
-def _forget_slots_(optimizer: Optimizer) -> None:
-    """As new. In place where zero is what a new optimizer has, since a captured step holds these very tensors."""
-    if not isinstance(optimizer, SGD | Adam):
-        optimizer.state.clear()
-        return
-    for slots in optimizer.state.values():
-        for value in slots.values():
-            if isinstance(value, Tensor):
-                value.zero_()
-
-
-def _copied(memory: Any) -> Any:
-    if isinstance(memory, Mapping):
-        return {name: _copied(value) for name, value in memory.items()}
-    return memory.detach().clone() if isinstance(memory, Tensor) else memory
-
-
-def _load_(memory: Memory, stored: Mapping[str, Any]) -> None:
-    """Into the same tensors where there are such: a captured step holds them."""
-    for name in [name for name in memory if name not in stored]:
-        del memory[name]
-    for name, value in stored.items():
-        here = memory.get(name)
-        if isinstance(value, Mapping):
-            _load_(memory.setdefault(name, {}), value)
-        elif isinstance(value, Tensor) and isinstance(here, Tensor) and here.shape == value.shape:
-            with torch.no_grad():
-                here.copy_(value)
-        else:
-            memory[name] = value.clone() if isinstance(value, Tensor) else value

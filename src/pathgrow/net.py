@@ -47,6 +47,8 @@ class Net:
         A sample input, for readings of paths.
     gradients : callable, optional
         Gives the dense loss gradients by name, and the number of samples they took, when they are asked for.
+    seed : int
+        Of the run, for noise that is drawn while no generator is passed (`Method.remember`).
     memory : dict, optional
         What the method remembers; the one thing here that it may write.
     optimizer : Optimizer, optional
@@ -63,6 +65,7 @@ class Net:
         example_input: Any = None,
         gradients: Callable[[], tuple[Mapping[str, Tensor], int]] | None = None,
         *,
+        seed: int = 0,
         memory: dict[str, Any] | None = None,
         optimizer: Optimizer | None = None,
         loss: Loss | None = None,
@@ -72,6 +75,7 @@ class Net:
         self.masks = masks
         self.scope = scope
         self.example_input = example_input
+        self.seed = seed
         self.memory: dict[str, Any] = memory if memory is not None else {}
         self.optimizer = optimizer
         self.loss = loss

@@ -1,0 +1,289 @@
+"""A network whose masks are enforced at every step: the only writer of live weights, masks and optimizer slots.
+
+What is written stands in `enforce`, when it is written stands here: through the optimizer's own step hooks, or by an
+engine that makes the same calls itself; and at each change of the masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from pathgrow import enforce, remembered
+from pathgrow.average import Averaging, WeightAverage
+from pathgrow.errors import UserError
+from pathgrow.masks import Masks
+from pathgrow.method import Change, Memory, Method, Progress
+from pathgrow.net import Batches, Loss, Net, Reading, loss_gradients, mean_gradients
+from pathgrow.revise import decided, revised_masks
+from pathgrow.rng import derive, generator
+from pathgrow.team import Team
+
+
+class Live:
+    """Model, optimizer, method and masks, and the clock that brings them together."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        method: Method,
+        example_input: Any,
+        masks: Masks,
+        scope: Masks,
+        parameters: dict[str, Parameter],
+        loss: Loss | None,
+        batches: Batches | None,
+        seed: int,
+        average: Averaging | None,
+        team: Team,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.method = method
+        self.scope = scope
+        self.masks = masks
+        """What is on now; edited in place, never rebound."""
+        self.round = 0
+        """Growth steps so far."""
+        self.step = 0
+        """Optimizer steps so far."""
+        self.last_reading = Reading()
+        """What the last change of the masks had to look at."""
+        self.companions: dict[str, Any] = {}
+        """What an engine made for this attachment (a captured step), kept as long as it: gone at `detach`."""
+        self._example_input = example_input
+        self._parameters = parameters
+        self._loss = loss
+        self._batches = batches
+        self._seed = seed
+        self._team = team
+        self._driven = False
+        # Counted once: a step clock asks at every step, and counting waits for the device.
+        self._num, self._num_on = masks.num, masks.num_on
+        self._keep = enforce.keep_tensors(parameters, masks)
+        self.memory: Memory = {}
+        """What the method remembers, saved with this attachment."""
+        self._undo: list[tuple[Tensor, Tensor]] = []
+        """Tensors and what they held before a step that is not to count."""
+        self._check_masks()
+        if method.afterwards == "rewind" and method.rewind_step == 0:
+            self._remember_weights_()
+        masks.apply_(model)
+        if method.remember is not None:
+            self.memory |= method.remember(self._net())
+        enforce.mask_slots_(optimizer, parameters, self._keep)
+        self._average = WeightAverage(model, average) if average is not None else None
+        self._handles = self._hooked()
+        if method.weights is not None:
+            method.weights.cover_(self._net())
+            self._look_under_()
+
+    def _hooked(self) -> list[RemovableHandle]:
+        handles = [
+            self.optimizer.register_step_pre_hook(self._before_step),
+            self.optimizer.register_step_post_hook(self._after_step),
+        ]
+        if self.method.clock == "round" and self.method.watch is None and self.method.weights is None:
+            # Nobody needs dense gradients here, and whoever clips their norm must see those that count.
+            handles += [
+                parameter.register_post_accumulate_grad_hook(partial(self._mask_gradient_, keep=self._keep[name]))
+                for name, parameter in self._parameters.items()
+                if parameter.requires_grad
+            ]
+        return handles
+
+    def _mask_gradient_(self, parameter: Tensor, *, keep: Tensor) -> None:
+        assert parameter.grad is not None
+        if not self._driven:
+            enforce.mask_(parameter.grad, keep)
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._driven:
+            return
+        self._refuse_average("trained")
+        self.watch_()
+        if self.change_if_due_():
+            # A hook cannot keep an optimizer from stepping, but it can see to it that nothing is left of the step.
+            self._undo = [(tensor, tensor.detach().clone()) for tensor in self._trained()]
+        self.mask_gradients_()
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._driven:
+            return
+        with torch.no_grad():
+            for tensor, before in self._undo:
+                tensor.copy_(before)
+        self._undo = []
+        self.mask_weights_()
+        self.stepped_()
+
+    # For engines, whose captured steps run no hooks
+
+    @contextmanager
+    def driven(self) -> Iterator[None]:
+        """Inside the block the hooks rest, and whoever drives the optimizer calls the methods below itself."""
+        self._refuse_average("trained")
+        before, self._driven = self._driven, True
+        try:
+            yield
+        finally:
+            self._driven = before
+
+    def watch_(self) -> None:
+        """Show the dense gradients to a method that wants to see those of every step. Can be captured."""
+        if self.method.watch is not None:
+            self.method.watch(self._net(self._gradients_now))
+
+    def change_if_due_(self) -> bool:
+        """Let a method with a step clock change masks by the dense gradients: after the backward pass. Not captured.
+
+        True: the change takes the place of the optimizer's step.
+        """
+        if self.method.clock != "step" or (due := self._due()) is None:
+            return False
+        self._change_(due, self._net(self._gradients_now), generator(self._seed, "change", self.step))
+        return self.method.instead_of_step
+
+    def mask_gradients_(self) -> None:
+        """Zero the gradients of weights that are off: after the backward pass, before clipping. Can be captured."""
+        if self.method.weights is not None:
+            self.method.weights.reveal_(self._net(self._gradients_now))
+        else:
+            enforce.mask_gradients_(self._parameters, self._keep)
+
+    def mask_weights_(self) -> None:
+        """Zero weights and optimizer state that are off: after the optimizer's step. Can be captured."""
+        if self.method.weights is not None:
+            self.method.weights.cover_(self._net())
+        else:
+            enforce.mask_weights_(self._parameters, self._keep)
+            enforce.mask_slots_(self.optimizer, self._parameters, self._keep)
+
+    def stepped_(self) -> None:
+        """A step was made: the clock goes on and the average takes the weights in. Not to be captured."""
+        self.step += 1
+        if self.method.afterwards == "rewind" and self.step == self.method.rewind_step:
+            self._remember_weights_()
+        if self._average is not None:
+            self._average.step_(self.step)
+
+    @property
+    def change_is_due(self) -> bool:
+        """The method wants to change masks at the next step, which no captured step can do."""
+        return self.method.clock == "step" and self._due() is not None
+
+    def _due(self) -> Change | None:
+        """The change that the schedule asks for now."""
+        change = self.method.schedule(self._progress)
+        if change is None or (self.method.revise is None and not change.num_drop and not change.num_grow):
+            return None
+        return change
+
+    @property
+    def _progress(self) -> Progress:
+        return Progress(round=self.round, step=self.step, num_on=self._num_on, num=self._num)
+
+    def _net(self, gradients: Callable[[], tuple[Mapping[str, Tensor], int]] | None = None) -> Net:
+        # A team sums gradients, which all take part in: a pick that asked for them unannounced would wait for ever.
+        announced = self._team.size == 1 or "gradients" in self.method.needs
+        if gradients is None and announced and self._loss is not None and self._batches is not None:
+            seed = derive(self._seed, "batch", self.round)
+            read = partial(loss_gradients, self.model, list(self.masks), self._loss, self._batches, seed)
+            gradients = partial(mean_gradients, self._team, read)
+        return Net(
+            self.model,
+            self.masks,
+            self.scope,
+            self._example_input,
+            gradients,
+            seed=self._seed,
+            memory=self.memory,
+            optimizer=self.optimizer,
+            loss=self._loss,
+            batches=self._batches,
+        )
+
+    def _gradients_now(self) -> tuple[Mapping[str, Tensor], int]:
+        return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in self._parameters.items()}, 0
+
+    def _trained(self) -> Iterator[Tensor]:
+        """Everything that a step of the optimizer writes."""
+        yield from (parameter for group in self.optimizer.param_groups for parameter in group["params"])
+        for slots in self.optimizer.state.values():
+            yield from (value for value in slots.values() if isinstance(value, Tensor))
+
+    def _grow_round_(self, change: Change) -> None:
+        self._change_(change, self._net(), generator(self._seed, "grow", self.round))
+        self.round += 1
+        if self.method.afterwards == "rewind":
+            weights = self.memory["rewind"]
+            with torch.no_grad():
+                for name, tensor in remembered.weights_and_buffers(self.model):
+                    tensor.copy_(weights[name])
+        if self.method.afterwards != "keep":
+            remembered.forget_slots_(self.optimizer)
+            self._enforce_()
+
+    def _remember_weights_(self) -> None:
+        """Of this moment, to come back to."""
+        weights = remembered.weights_and_buffers(self.model)
+        self.memory["rewind"] = {name: tensor.detach().clone() for name, tensor in weights}
+
+    def _look_under_(self) -> None:
+        """Where weights are hidden, nobody told the masks what became of them."""
+        if self.method.weights is not None and self._handles:
+            # Not compared within a team: one process alone may ask for the density, or print this object.
+            self._put_masks_(self.method.weights.masks(self._net()))
+
+    def _change_(self, change: Change, net: Net, draw: torch.Generator) -> None:
+        self._refuse_average("grown")
+        if not self._handles:
+            raise UserError("masks were asked to change after detach(), when nobody enforces them: attach again")
+        # Weights may have been loaded since the last step: what is off must be zero before it is switched on.
+        self._enforce_()
+        self._check_masks()
+        if self._team.size > 1 and "gradients" in self.method.needs:
+            net.gradients()  # all take part, although the first alone decides
+
+        def decide() -> tuple[Masks, Reading]:
+            return revised_masks(self.method, net, change, self._progress, draw), net.reading
+
+        masks, self.last_reading = decided(self._team, self.scope, decide)
+        self._set_masks_(masks)
+        self._enforce_()
+
+    def _set_masks_(self, masks: Masks) -> None:
+        self._put_masks_(masks)
+        self._check_masks()
+
+    def _put_masks_(self, masks: Masks) -> None:
+        self.masks.copy_(masks)
+        enforce.set_keep_(self._keep, self.masks)
+        self._num_on = self.masks.num_on
+
+    def _check_masks(self) -> None:
+        """Around every change: ranks with different masks would train different networks without a sign of it."""
+        self._team.check_same("masks", self.masks.digest)
+
+    def _enforce_(self) -> None:
+        if self.method.weights is not None:
+            return
+        enforce.mask_weights_(self._parameters, self._keep)
+        enforce.mask_slots_(self.optimizer, self._parameters, self._keep)
+        if self._average is not None:
+            self._average.mask_(self.masks)
+
+    def _refuse_average(self, what: str) -> None:
+        if self._average is not None and self._average.swapped:
+            raise UserError(
+                f"the model was to be {what} inside averaged(), where it holds its average: do so after the block"
+            )
