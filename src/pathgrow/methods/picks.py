@@ -38,6 +38,11 @@ def at_random(net: Net, candidates: Masks, count: int, generator: torch.Generato
     return sampling.uniform(candidates, count, generator)
 
 
+def everything(net: Net, candidates: Masks, count: int, generator: torch.Generator) -> Masks:
+    """All candidates, for methods that start dense."""
+    return candidates
+
+
 def by_walks(net: Net, candidates: Masks, count: int, generator: torch.Generator) -> Masks:
     """The PHEW seed: weights met by random walks over the whole scope, each on a path from input to output."""
     return phew(net.model, net.example_input, count / net.scope.num, scope=net.scope, seed=generator.initial_seed())
