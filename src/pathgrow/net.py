@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -145,10 +146,9 @@ def loss_gradients(
     """
     parameters = dict(model.named_parameters())
     wanted = {name: parameters[name] for name in names if parameters[name].requires_grad}
-    with _seeded(seed, parameters.values()), _undisturbed(model), torch.enable_grad(), counting(model) as counter:
-        batch = _first_batch(batches)
-        model.train()
-        value = _checked_loss(loss(model, batch))
+    with probing(model, seed), counting(model) as counter:
+        (batch,) = first_batches(batches, 1)
+        value = checked_loss(loss(model, batch))
         found = torch.autograd.grad(value, list(wanted.values()), allow_unused=True)
     gradients = {name: torch.zeros_like(parameters[name]) for name in names}
     for name, gradient in zip(wanted, found, strict=True):
@@ -168,16 +168,30 @@ def mean_gradients(
     return {name: total / team.size for name, total in gradients.items()}, sum(team.gather(num_samples))
 
 
-def _first_batch(batches: Batches) -> Any:
+def first_batches(batches: Batches, num: int) -> list[Any]:
     """From a fresh pass over the data each time: a resumed run must not depend on how far an iterator had gone."""
-    for batch in batches() if callable(batches) else batches:
-        return batch
-    raise UserError(
-        "`batches` gave no batch, at least one is wanted: pass a loader, a list or a function giving an iterator"
-    )
+    found = list(itertools.islice(batches() if callable(batches) else iter(batches), num))
+    if len(found) < num:
+        raise UserError(
+            f"`batches` gave {len(found) or 'no'} batches, at least {num} are wanted: pass a loader, a list or a "
+            "function giving an iterator"
+        )
+    return found
 
 
-def _checked_loss(value: object) -> Tensor:
+@contextmanager
+def probing(model: nn.Module, seed: int) -> Iterator[None]:
+    """Inside the block the network runs in training mode, with gradients, and draws from `seed`; nothing stays of it.
+
+    Running statistics, modes and the global generators are afterwards as before.
+    """
+    with _seeded(seed, model.parameters()), _undisturbed(model), torch.enable_grad():
+        model.train()
+        yield
+
+
+def checked_loss(value: object) -> Tensor:
+    """The loss that somebody's function gave, as a number with gradients."""
     if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
         raise UserError(
             f"loss(model, batch) gave {type(value).__name__}, a tensor of one number with gradients is wanted: "
