@@ -37,6 +37,8 @@ class Job:
     epochs: int
     seed: int
     """Everything random about the training follows from it."""
+    first_step: int = 0
+    """Steps of the training that the network has behind it, where it was set back to one of them."""
     progress: Partial | None = None
     """Where a long training may leave its state, and finds it again after a kill."""
 
@@ -197,17 +199,20 @@ class Phases:
         self._seed = seed
         self._average = average
 
-    def train_(self, attached: Attached, stage: str, epochs: int | None) -> Trained:
-        """Train for a number of epochs (None: until the validation loss rests) and score the result."""
+    def train_(self, attached: Attached, stage: str, epochs: int | None, first_step: int = 0) -> Trained:
+        """Train for a number of epochs (None: until the validation loss rests) and score the result.
+
+        `first_step`: the step of these epochs that a `Trainer` begins with, for a network that was set back to it.
+        """
         if epochs is None:
             return self._train_adaptively_(attached, stage)
-        num_samples = self._fit_(attached, stage, epochs)
+        num_samples = self._fit_(attached, stage, epochs, first_step=first_step)
         return Trained(num_epochs=epochs, num_samples=num_samples, score=self.score(attached, stage))
 
     def train_together_(self, networks: Sequence[tuple[Attached, str]], epochs: Sequence[int]) -> list[Trained]:
         """Train several networks, side by side where the training functions can; then score each."""
         if isinstance(self._fit, Trainer):
-            counts = self._train_jobs_([(a, stage, n, 0) for (a, stage), n in zip(networks, epochs, strict=True)])
+            counts = self._train_jobs_([(a, stage, n, 0, 0) for (a, stage), n in zip(networks, epochs, strict=True)])
         else:
             counts = [self._fit_(a, stage, n) for (a, stage), n in zip(networks, epochs, strict=True)]
         return [
@@ -244,26 +249,27 @@ class Phases:
                 break
         return Trained(num_epochs=epoch, num_samples=num_samples, score=score)
 
-    def _fit_(self, attached: Attached, stage: str, epochs: int, part: int = 0) -> int:
+    def _fit_(self, attached: Attached, stage: str, epochs: int, part: int = 0, first_step: int = 0) -> int:
         if isinstance(self._fit, Trainer):
-            return self._train_jobs_([(attached, stage, epochs, part)])[0]
+            return self._train_jobs_([(attached, stage, epochs, part, first_step)])[0]
+        assert first_step == 0, "a function that trains whole epochs cannot begin in the middle"
         self.settings.restore_(attached.optimizer)
         with seeded(self._seed, stage, "fit", part), counting(attached.model) as counter:
             self._fit(attached.model, attached.optimizer, epochs)
         self._end_fit(attached, stage)
         return sum(self._team.gather(counter.samples))
 
-    def _train_jobs_(self, asked: Sequence[tuple[Attached, str, int, int]]) -> list[int]:
+    def _train_jobs_(self, asked: Sequence[tuple[Attached, str, int, int, int]]) -> list[int]:
         assert isinstance(self._fit, Trainer)
         jobs = []
-        for attached, stage, epochs, part in asked:
+        for attached, stage, epochs, part, first_step in asked:
             self.settings.restore_(attached.optimizer)
             partial = Partial(self._store, f"partial-{stage}-{part}", team=self._team)
             self._partials.setdefault(stage, []).append(partial)
             seed = derive(self._seed, stage, "fit", part)
-            jobs.append(Job(attached=attached, epochs=epochs, seed=seed, progress=partial))
+            jobs.append(Job(attached=attached, epochs=epochs, seed=seed, first_step=first_step, progress=partial))
         counts = self._fit.train(jobs)
-        for attached, stage, _, _ in asked:
+        for attached, stage, *_ in asked:
             self._end_fit(attached, stage)
         return counts
 

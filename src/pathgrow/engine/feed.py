@@ -72,6 +72,21 @@ class Residents:
         return self._known[split]
 
 
+def batches_of(num_samples: int, recipe: Recipe) -> tuple[int, int]:
+    """(size, number) of the batches of an epoch.
+
+    >>> batches_of(1000, Recipe(batch_size=128))
+    (128, 7)
+    """
+    whole = min(recipe.batch_size, num_samples)
+    if whole < recipe.accumulate:
+        raise UserError(
+            f"{num_samples} training samples cannot be computed in {recipe.accumulate} parts: lower `accumulate`"
+        )
+    batch_size = whole - whole % recipe.accumulate  # of parts of one size, whose mean is the batch's
+    return batch_size, num_samples // batch_size
+
+
 class Feed(ABC):
     """The batches of one training, epoch by epoch.
 
@@ -109,13 +124,7 @@ class Feed(ABC):
         self._classes = classes
         self._seed = seed
         self._shard = shard
-        whole = min(recipe.batch_size, self._num)
-        if whole < recipe.accumulate:
-            raise UserError(
-                f"{self._num} training samples cannot be computed in {recipe.accumulate} parts: lower `accumulate`"
-            )
-        self.batch_size = whole - whole % recipe.accumulate  # of parts of one size, whose mean is the batch's
-        self.num_steps = self._num // self.batch_size
+        self.batch_size, self.num_steps = batches_of(self._num, recipe)
         self.num_epochs = num_epochs
         self._tables: dict[str, Tensor] = {}
         self._rates: list[float] = []

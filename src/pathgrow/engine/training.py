@@ -61,13 +61,13 @@ class Training:
         self._team = team
         self._losses: list[_Told] = []
         self._began = self._saved_at = time.monotonic()
-        self._done = found[0] if found is not None else 0
+        self._done = found[0] if found is not None else job.first_step
         self._noise_then = found[1] if found is not None else None
 
     @property
     def num_samples(self) -> int:
         """Of the whole job, those before a resumption included."""
-        return self._job.epochs * self._feed.num_samples
+        return self._job.epochs * self._feed.num_samples - self._job.first_step * self._feed.batch_size
 
     def steps(self) -> Iterator[None]:
         """Train; stops after each step, with all that was asked of the device still under way."""

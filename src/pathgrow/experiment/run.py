@@ -12,13 +12,13 @@ import torch
 
 from pathgrow import data as datasets
 from pathgrow import models
-from pathgrow.density.curve import Answer, Verdict
-from pathgrow.discovery import Discovery, Observer, Options, Record, discover
+from pathgrow.discovery import Discovery, Observer, Options, discover
 from pathgrow.discovery.phases import Phases, Score
 from pathgrow.engine import Trainer
 from pathgrow.engine.distributed import joined
 from pathgrow.errors import UserError
 from pathgrow.experiment.config import Experiment
+from pathgrow.experiment.diary import Diary
 from pathgrow.masks import Masks
 from pathgrow.report import write_all
 from pathgrow.report.progress import Progress, Silent
@@ -107,7 +107,7 @@ def _work(config: Experiment, folder: RunFolder | None, progress: Progress, team
         dataset.example_input().to(trainer.mode.device),
         seed=config.seed,
         store=folder or MemoryStore(),
-        observer=_Diary(folder, progress) if folder is not None else Observer(),
+        observer=Diary(folder, progress) if folder is not None else Observer(),
         loss=trainer.loss,
         batches=trainer.batches,
         **config.discovery(),
@@ -151,23 +151,3 @@ def few_threads(num_threads: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-class _Diary(Observer):
-    """Writes every new stage into the folder's metrics, and tells whoever watches."""
-
-    def __init__(self, folder: RunFolder, progress: Progress) -> None:
-        self._folder = folder
-        self._progress = progress
-
-    def stage_begins(self, stage: str, *, epochs: int | None, density: float) -> None:
-        self._folder.log(stage, event="begin", epochs=epochs, density=density)
-        self._progress.stage(stage, density, epochs)
-
-    def stage_ends(self, record: Record, *, resumed: bool) -> None:
-        if not resumed:
-            self._folder.log(record.stage, event="end", **record.row(), time={"seconds": record.seconds})
-            self._progress.observed(record.point.round, record.point.density, record.point.score)
-
-    def decided(self, verdict: Verdict, answer: Answer) -> None:
-        self._progress.estimate(answer.density, answer.interval)

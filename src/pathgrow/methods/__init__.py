@@ -13,12 +13,22 @@ from typing import Any
 
 from pathgrow.errors import UserError, unknown_name
 from pathgrow.method import Method
+from pathgrow.methods.dense import dense
+from pathgrow.methods.edge_popup import edge_popup
 from pathgrow.methods.entry import Entry
+from pathgrow.methods.erk import erk
 from pathgrow.methods.fixed import fixed
 from pathgrow.methods.gcg import gcg
 from pathgrow.methods.gradient_growth import gradient_growth
+from pathgrow.methods.grasp import grasp
+from pathgrow.methods.magnitude import magnitude
 from pathgrow.methods.pathgrow_d import pathgrow_d
+from pathgrow.methods.phew import phew
+from pathgrow.methods.random import random
 from pathgrow.methods.random_growth import random_growth
+from pathgrow.methods.snip import snip
+from pathgrow.methods.soft_threshold import soft_threshold
+from pathgrow.methods.synflow import synflow
 from pathgrow.methods.trace_growth import trace_growth
 
 _YAO = "Yao & Dovrolis, Gradual Capacity Growth for Sparse Network Discovery"
@@ -29,6 +39,27 @@ _METHODS: dict[str, Entry] = {
     "pathgrow_d": Entry(pathgrow_d, paper=_YAO),
     "random_growth": Entry(random_growth, paper=_YAO),
     "trace_growth": Entry(trace_growth, paper=_YAO),
+    "str": Entry(
+        soft_threshold,
+        paper="Kusupati et al. 2020, Soft Threshold Weight Reparameterization for Learnable Sparsity",
+        exceptions={
+            "exact_count": "thresholds are learned, so the density emerges",
+            "off_is_zero": "the optimizer moves hidden weights, which are zero nowhere",
+        },
+    ),
+    "edge_popup": Entry(
+        edge_popup,
+        paper="Ramanujan et al. 2020, What's Hidden in a Randomly Weighted Neural Network?",
+        exceptions={"off_is_zero": "the optimizer moves scores, also those of weights that are off"},
+    ),
+    "dense": Entry(dense, paper="every paper's reference"),
+    "random": Entry(random, paper="every paper's baseline"),
+    "erk": Entry(erk, paper="Evci et al. 2020, Rigging the Lottery (static ERK)"),
+    "magnitude": Entry(magnitude, paper="Frankle et al. 2021, Pruning Neural Networks at Initialization (baseline)"),
+    "snip": Entry(snip, paper="Lee, Ajanthan & Torr 2019, SNIP"),
+    "grasp": Entry(grasp, paper="Wang, Zhang & Grosse 2020, GraSP"),
+    "synflow": Entry(synflow, paper="Tanaka et al. 2020, SynFlow"),
+    "phew": Entry(phew, paper="Patil & Dovrolis 2021, PHEW"),
 }
 
 
@@ -52,13 +83,23 @@ def entry(name: str) -> Entry:
     return _METHODS[name]
 
 
+def defaults(name: str) -> dict[str, Any]:
+    """The options that a method takes, with their defaults.
+
+    >>> defaults("gcg")
+    {'gamma': 0.25, 'start_density': None, 'target_density': None}
+    """
+    known = _parameters(_maker(name), name)
+    return {option: parameter.default for option, parameter in known.items() if not _takes_any_number(parameter)}
+
+
 def create(name: str, **options: Any) -> Method:
     """A method by name, or by the place of a function that returns one: `"package.module:function"`.
 
     >>> create("gcg", gamma=0.5, start_density=0.1).start_density
     0.1
     """
-    make = _imported(name) if ":" in name else entry(name).make
+    make = _maker(name)
     known = _parameters(make, name)
     if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in known.values()):
         for option in options:
@@ -77,6 +118,10 @@ def create(name: str, **options: Any) -> Method:
     return method
 
 
+def _maker(name: str) -> Callable[..., Any]:
+    return _imported(name) if ":" in name else entry(name).make
+
+
 def _parameters(make: Callable[..., Any], name: str) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(make).parameters
@@ -85,8 +130,11 @@ def _parameters(make: Callable[..., Any], name: str) -> Mapping[str, inspect.Par
 
 
 def _is_required(parameter: inspect.Parameter) -> bool:
-    takes_any_number = parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return parameter.default is inspect.Parameter.empty and not takes_any_number
+    return parameter.default is inspect.Parameter.empty and not _takes_any_number(parameter)
+
+
+def _takes_any_number(parameter: inspect.Parameter) -> bool:
+    return parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def _imported(place: str) -> Callable[..., Any]:
@@ -108,6 +156,7 @@ def _imported(place: str) -> Callable[..., Any]:
 __all__ = [
     "Entry",
     "create",
+    "defaults",
     "entry",
     "fixed",
     "gcg",

@@ -1,0 +1,28 @@
+"""A running run's diary: its metrics, and whoever watches."""
+
+from __future__ import annotations
+
+from pathgrow.density.curve import Answer, Verdict
+from pathgrow.discovery import Observer, Record
+from pathgrow.report.progress import Progress
+from pathgrow.runs import RunFolder
+
+
+class Diary(Observer):
+    """Writes every new stage into the folder's metrics, and tells whoever watches."""
+
+    def __init__(self, folder: RunFolder, progress: Progress) -> None:
+        self._folder = folder
+        self._progress = progress
+
+    def stage_begins(self, stage: str, *, epochs: int | None, density: float) -> None:
+        self._folder.log(stage, event="begin", epochs=epochs, density=density)
+        self._progress.stage(stage, density, epochs)
+
+    def stage_ends(self, record: Record, *, resumed: bool) -> None:
+        if not resumed:
+            self._folder.log(record.stage, event="end", **record.row(), time={"seconds": record.seconds})
+            self._progress.observed(record.point.round, record.point.density, record.point.score)
+
+    def decided(self, verdict: Verdict, answer: Answer) -> None:
+        self._progress.estimate(answer.density, answer.interval)

@@ -1,0 +1,174 @@
+"""What every run of ours is made of: data, model, recipe, engine, seed. Strict when read, resolved in full."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+
+from pathgrow import data as datasets
+from pathgrow import models, recipes
+from pathgrow.engine import EngineOptions
+from pathgrow.engine.distributed import check_shares
+from pathgrow.errors import UserError, unknown_name
+from pathgrow.flops import forward_macs
+from pathgrow.recipes import Recipe
+from pathgrow.wiring import read
+
+_WORTH_THREADS = 20_000_000
+"""Multiply-adds of a batch from which a second thread pays; below it, handing out work takes longer than doing it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """The part of a config that says what is trained on what; all values are JSON."""
+
+    data: str = "digits"
+    data_root: str | None = None
+    fold: int = 0
+    """Which samples are val and test."""
+    model: str = "mlp"
+    model_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    recipe_name: str = "digits"
+    recipe: Recipe = dataclasses.field(default_factory=lambda: recipes.recipe("digits"))
+    """What the name stands for, with what was changed of it."""
+    engine: EngineOptions = dataclasses.field(default_factory=EngineOptions)
+    threads: int = 1
+    """CPU threads of a process: they cut sums into parts, so they decide the last bits and belong to the config."""
+    ranks: int = 1
+    """Processes that share every batch; so do they."""
+    seed: int = 0
+    """Of weights, masks and the order of samples; the splits of the data depend on `fold` alone."""
+
+    def __post_init__(self) -> None:
+        for name in ("fold", "seed", "threads", "ranks"):
+            value, least = getattr(self, name), int(name in ("threads", "ranks"))
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise UserError(f"{name} {value!r} was got, a whole number from {least} up is wanted: leave it out")
+        if self.data not in datasets.names():
+            raise unknown_name("data set", self.data, datasets.names())
+        known = models.defaults(self.model)
+        for name in self.model_options:
+            if name not in known:
+                raise unknown_name(f"option of {self.model}", name, known)
+        self.engine.resolved()
+        check_shares(self.recipe.batch_size, self.recipe.accumulate, self.ranks)
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> Self:
+        """A config resolved in full, with the defaults of data and model filled in; unknown keys are refused."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        for name in given:
+            if name not in known:
+                raise unknown_name("config key", name, known)
+        values = {name: _as_written(value) for name, value in given.items()}
+        data, model = values.get("data", cls.data), values.get("model", cls.model)
+        if data not in datasets.names():
+            raise unknown_name("data set", str(data), datasets.names())
+        values["recipe_name"] = values.get("recipe_name") or recipes.usual(data, str(model))
+        values["recipe"] = _recipe(values["recipe_name"], values.get("recipe") or {})
+        values["engine"] = _engine(values.get("engine") or {})
+        values["model_options"] = _model_options(model, data, values)
+        asked = values.pop("threads", None)
+        config = cls(**cls._filled(values), **({} if asked is None else {"threads": asked}))
+        macs = _tried(config)
+        return config if asked is not None else dataclasses.replace(config, threads=_threads(config, macs))
+
+    @classmethod
+    def _filled(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """The values with what a kind of run adds to them."""
+        return values
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON values; `from_dict` gives an equal config back."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))  # type: ignore[no-any-return]
+
+    @property
+    def title(self) -> str:
+        """What a run folder is called after."""
+        return f"{self.data}-{self.model}"
+
+    @property
+    def name(self) -> str:
+        """Of the run folder: what it is, a hash of all values but the seed, the seed."""
+        values = {name: value for name, value in self.as_dict().items() if name != "seed"}
+        short = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
+        return f"{self.title}-{short}-seed{self.seed}"
+
+
+def _as_written(value: Any) -> Any:
+    """Values as JSON gives them back, so that a config equals itself after reading."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{value} was got in a config, finite numbers are wanted: leave the value out")
+    if isinstance(value, tuple | list):
+        return [_as_written(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): _as_written(item) for key, item in value.items()}
+    return value
+
+
+def _recipe(name: Any, given: Any) -> Recipe:
+    if isinstance(given, Recipe):
+        return given
+    if not isinstance(given, Mapping):
+        raise UserError(f"recipe {given!r} was got, a table of values is wanted: give for example {{'lr': 0.1}}")
+    return recipes.recipe(str(name)).changed(given)
+
+
+def _engine(given: Any) -> EngineOptions:
+    if isinstance(given, EngineOptions):
+        return given
+    if not isinstance(given, Mapping):
+        raise UserError(f"engine {given!r} was got, a table of values is wanted: give for example {{'device': 'cpu'}}")
+    known = {field.name for field in dataclasses.fields(EngineOptions)}
+    for name in given:
+        if name not in known:
+            raise unknown_name("engine key", name, known)
+    return EngineOptions(**given)
+
+
+def _model_options(model: Any, data: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """All options of the model: its defaults, then what the data need, then what was asked for."""
+    defaults = models.defaults(model) if isinstance(model, str) else None
+    if defaults is None:
+        raise unknown_name("model", str(model), models.names())
+    given = values.get("model_options") or {}
+    if not isinstance(given, Mapping):
+        raise UserError(
+            f"model_options {given!r} was got, a table of values is wanted: give for example {{'width': 8}}"
+        )
+    channels, height, width = datasets.load(data, values.get("data_root"), 0, values.get("fold", 0)).shape
+    needed = {"inputs": channels * height * width, "in_channels": channels, "image_size": height}
+    filled = {name: needed.get(name, default) for name, default in defaults.items()}
+    return _as_written({**filled, **given})  # type: ignore[no-any-return]
+
+
+def _tried(config: Setup) -> int:
+    """The multiply-adds of one sample, and with them the proof that the network takes one."""
+    dataset = datasets.load(config.data, config.data_root, 0, config.fold)
+    model = models.create(config.model, dataset.classes, seed=0, **config.model_options).eval()
+    sample = dataset.example_input()
+    try:
+        with torch.no_grad():
+            model(sample)
+    except RuntimeError as fault:
+        options = ", ".join(f"{name}={value}" for name, value in config.model_options.items())
+        shape = "x".join(map(str, dataset.shape))
+        raise UserError(
+            f"{config.model} with {options} cannot take the {shape} samples of {config.data} "
+            f"({str(fault).partition(chr(10))[0]}): leave those model options out that say how large a sample is"
+        ) from fault
+    return forward_macs(read(model, sample))
+
+
+def _threads(config: Setup, macs: int) -> int:
+    """One for small networks; else as many as there are cores for this process, up to four."""
+    num_cores = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return 1 if macs * config.recipe.batch_size < _WORTH_THREADS else max(1, min(4, num_cores))
