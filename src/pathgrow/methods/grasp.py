@@ -1,0 +1,123 @@
+"""GraSP: keep the weights that the flow of gradients depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from pathgrow.errors import UserError
+from pathgrow.masks import Masks
+from pathgrow.method import Method
+from pathgrow.net import Net, checked_loss, first_batches, probing
+from pathgrow.rng import derive
+from pathgrow.sampling import top_k
+
+
+def grasp(*, density: float = 0.1, temperature: float = 200.0, num_batches: int = 1) -> Method:
+    """GraSP (Wang, Zhang & Grosse, Picking Winning Tickets Before Training by Preserving Gradient Flow, 2020).
+
+    Rule: with g the loss gradient and H the Hessian at initialisation, removing a weight lowers |g|^2 by about
+    2 weight x (Hg); the largest weight x (Hg), signed, stay, over all layers together. `attach` needs `loss` and
+    `batches`.
+
+    Differences: the loss is the one given, where the authors' code has cross-entropy and new weights in every linear
+    layer of the copy that is scored. The batches are as training takes them, not ten samples of each class.
+
+    Parameters
+    ----------
+    density : float
+        Of all switchable weights, exact to one weight.
+    temperature : float
+        The model's output is divided by it while gradients are taken, which makes a fresh network's guesses even; the
+        output has to be a tensor, unless this is 1.
+    num_batches : int
+        How many training batches g and H are taken over.
+    """
+    if not 0 < temperature < float("inf"):
+        raise UserError(f"temperature {temperature!r} was got, a positive number is wanted: give for example 200")
+    if num_batches < 1:
+        raise UserError(f"num_batches {num_batches!r} was got, at least one batch is wanted: give for example 1")
+    start = ByGradientFlow(temperature, num_batches)
+    return Method(name="grasp", start=start, start_density=density, needs=frozenset({"data"}))
+
+
+@dataclass(frozen=True)
+class ByGradientFlow:
+    """The start pick of GraSP."""
+
+    temperature: float
+    num_batches: int
+
+    def __call__(self, net: Net, candidates: Masks, count: int, draw: torch.Generator) -> Masks:
+        return top_k(self.scores(net, draw.initial_seed()), candidates, count, draw)
+
+    def scores(self, net: Net, seed: int) -> dict[str, Tensor]:
+        """weight x (Hg) of every position."""
+        assert net.loss is not None and net.batches is not None, "`attach` sees to it that they are there"
+        parameters = dict(net.model.named_parameters())
+        wanted = [parameters[name] for name in net.masks]
+        with probing(net.model, seed):
+            batches = first_batches(net.batches, self.num_batches)
+
+        def batch_gradients(number: int, *, create_graph: bool) -> list[Tensor]:
+            assert net.loss is not None
+            return _gradients(checked_loss(net.loss(net.model, batches[number])), wanted, create_graph=create_graph)
+
+        gradients = [torch.zeros_like(parameter) for parameter in wanted]
+        products = [torch.zeros_like(parameter) for parameter in wanted]
+        # Batch by batch, twice, with the same dropout: the graph of a second derivative is held for one batch only.
+        with _tempered(net.model, self.temperature), sdpa_kernel(SDPBackend.MATH):
+            for number in range(self.num_batches):
+                with probing(net.model, derive(seed, "batch", number)):
+                    _add_(gradients, batch_gradients(number, create_graph=False))
+            for number in range(self.num_batches):
+                with probing(net.model, derive(seed, "batch", number)):
+                    found = batch_gradients(number, create_graph=True)
+                    flow = sum((a * b).sum() for a, b in zip(gradients, found, strict=True))
+                    assert isinstance(flow, Tensor)
+                    _add_(products, _gradients(flow, wanted))
+        return {
+            name: parameter.detach().double() * product
+            for name, parameter, product in zip(net.masks, wanted, products, strict=True)
+        }
+
+
+def _gradients(value: Tensor, parameters: Sequence[Tensor], *, create_graph: bool = False) -> list[Tensor]:
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if not trained or not value.requires_grad:  # as when the loss is linear in all of them
+        return [torch.zeros_like(parameter) for parameter in parameters]
+    found = iter(torch.autograd.grad(value, trained, create_graph=create_graph, allow_unused=True))
+    each = [next(found) if parameter.requires_grad else None for parameter in parameters]
+    return [torch.zeros_like(p) if gradient is None else gradient for p, gradient in zip(parameters, each, strict=True)]
+
+
+def _add_(sums: list[Tensor], terms: list[Tensor]) -> None:
+    for total, term in zip(sums, terms, strict=True):
+        total += term.detach()
+
+
+@contextmanager
+def _tempered(model: nn.Module, temperature: float) -> Iterator[None]:
+    """Inside the block the model's output is divided by `temperature`."""
+
+    def divide(module: nn.Module, inputs: Any, output: Any) -> Any:
+        if temperature == 1:
+            return output
+        if not isinstance(output, Tensor):
+            raise UserError(
+                f"GraSP divides the model's output by its temperature and {type(model).__name__} gave a "
+                f"{type(output).__name__}: give temperature=1, or a model whose output is a tensor"
+            )
+        return output / temperature
+
+    handle = model.register_forward_hook(divide)
+    try:
+        yield
+    finally:
+        handle.remove()
