@@ -12,12 +12,13 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
 
+import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
-from pathgrow import methods, remembered
+from pathgrow import enforce, methods, remembered
 from pathgrow.attach_checks import (
     Metric,
     check_needs,
@@ -89,7 +90,6 @@ def attach(
 
     Examples
     --------
-    >>> import torch
     >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     >>> sparse = attach(model, optimizer, "random_growth", torch.zeros(1, 8), scope=Masks.full(model))
@@ -277,6 +277,10 @@ class Attached(Live):
         if not self._handles:
             return  # the optimizer may be somebody else's by now
         self._look_under_()
+        if self.method.weights is not None:
+            # The state that is there belongs to what was hidden; the weights that are left start without.
+            nothing = {name: torch.zeros_like(ones) for name, ones in self._keep.items()}
+            enforce.mask_slots_(self.optimizer, self._parameters, nothing)
         for handle in self._handles:
             handle.remove()
         self._handles = []

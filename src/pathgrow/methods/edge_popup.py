@@ -1,0 +1,98 @@
+"""Edge-popup: the weights stay as they were drawn, what is learned is which of them to use."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pathgrow.errors import UserError
+from pathgrow.masks import Masks
+from pathgrow.method import Memory, Method
+from pathgrow.methods.picks import everything
+from pathgrow.methods.schedules import count_at
+from pathgrow.net import Net
+from pathgrow.rng import generator
+
+
+def edge_popup(*, density: float = 0.5, constant: bool = True) -> Method:
+    """Edge-popup (Ramanujan et al. 2020, What's Hidden in a Randomly Weighted Neural Network?).
+
+    Rule: weights are frozen; each has a score, and every layer computes with the same share of its weights, those with
+    the largest |score|. The loss gradient goes straight through the choice: a score moves by that of its weight times
+    the weight, whether it is chosen or not. Scores start Kaiming-uniform.
+
+    Differences: the optimizer moves the scores, whichever it is; what is not in scope (biases, norms), frozen or absent
+    in the paper, it trains as ever. In the authors' code one argument is the share kept while scores are trained and
+    the share removed elsewhere; here it is the share kept.
+
+    Parameters
+    ----------
+    density : float
+        Kept share of each layer.
+    constant : bool
+        Frozen weights have the sign that they were drawn with and one magnitude per layer, sqrt(2 / fan in), the
+        paper's best; False: as they were drawn.
+    """
+    if not 0 < density <= 1:
+        raise UserError(f"density {density!r} was got, a density in (0, 1] is wanted: give for example 0.5")
+    weights = Popup(density, constant)
+    return Method(
+        name="edge_popup",
+        start=everything,
+        start_density=1.0,
+        remember=weights,
+        weights=weights,
+        needs=frozenset({"dense"}),
+        cost="dense",
+    )
+
+
+@dataclass(frozen=True)
+class Popup:
+    """The hidden weights that training moves are the scores; outside the scope they are the weights themselves."""
+
+    density: float
+    constant: bool
+
+    def __call__(self, net: Net) -> Memory:
+        """What is remembered at first."""
+        frozen, scores, kept = {}, {}, {}
+        num = num_kept = 0
+        for name, weight in net.weights().items():
+            inside, fan_in = net.scope[name], weight[0].numel()
+            size = math.sqrt(2 / fan_in)
+            frozen[name] = torch.where(weight < 0, -size, size).to(weight) if self.constant else weight.clone()
+            noise = torch.rand(weight.shape, generator=generator(net.seed, "scores", name))
+            scores[name] = torch.where(inside, ((2 * noise - 1) / math.sqrt(fan_in)).to(weight), weight)
+            # What is kept so far is rounded, not each layer: the sum is exactly what the density stands for.
+            num += int(torch.count_nonzero(inside))
+            upto = count_at(self.density, num) if num == net.scope.num else round(self.density * num)
+            kept[name], num_kept = upto - num_kept, upto
+        return {"frozen": frozen, "scores": scores, "kept": kept}
+
+    @torch.no_grad()
+    def reveal_(self, net: Net) -> None:
+        weights = net.weights()
+        for name, gradient in net.signed_gradients().items():
+            scores = net.memory["scores"][name]
+            gradient.mul_(torch.where(net.scope[name], net.memory["frozen"][name] * scores.sign(), 1))
+            weights[name].copy_(scores)
+
+    @torch.no_grad()
+    def cover_(self, net: Net) -> None:
+        for name, weight in net.weights().items():
+            net.memory["scores"][name].copy_(weight)
+            chosen = torch.where(self._chosen(net, name), net.memory["frozen"][name], 0)
+            weight.copy_(torch.where(net.scope[name], chosen, weight))
+
+    def masks(self, net: Net) -> Masks:
+        return Masks({name: self._chosen(net, name) | ~inside for name, inside in net.scope.items()}, net.scope)
+
+    def _chosen(self, net: Net, name: str) -> Tensor:
+        """Exactly as many as are kept, by |score|; which of two equal ones is left to the device."""
+        sizes = torch.where(net.scope[name], net.memory["scores"][name].abs(), -1).flatten()
+        best = torch.topk(sizes, net.memory["kept"][name], sorted=False).indices
+        return torch.zeros_like(sizes, dtype=torch.bool).scatter_(0, best, True).view(net.scope[name].shape)

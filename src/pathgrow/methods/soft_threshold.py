@@ -1,0 +1,104 @@
+"""Soft threshold reparameterisation (STR): how sparse each layer becomes is learned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pathgrow.errors import UserError
+from pathgrow.masks import Masks
+from pathgrow.method import Memory, Method
+from pathgrow.methods.picks import everything
+from pathgrow.net import Net
+
+
+def soft_threshold(*, start: float = -3200.0, decay: float | None = None) -> Method:
+    """STR (Kusupati et al. 2020, Soft Threshold Weight Reparameterization for Learnable Sparsity).
+
+    Rule: the network computes with sign(W) relu(|W| - sigmoid(s)), one s for each weight tensor; the loss gradient
+    moves W and s. A very negative s is no threshold and has no gradient: weight decay pulls it up. The density is
+    nowhere given: it emerges from `start`, the decay and the length of training, and is reported.
+
+    Differences: the optimizer moves W, whichever it is. Each s moves by SGD with the learning rate, momentum and weight
+    decay that the optimizer has for its tensor, and takes no part in gradient clipping.
+
+    Parameters
+    ----------
+    start : float
+        Of every s. The default is the paper's for ResNet-50; short trainings want it nearer to zero.
+    decay : float, optional
+        Weight decay of every s; None: that of its tensor. More decay leaves fewer weights.
+    """
+    if decay is not None and not decay >= 0:
+        raise UserError(f"decay {decay!r} was got, a weight decay from 0 up is wanted: give for example 1e-4")
+    weights = SoftThreshold(start, decay)
+    return Method(
+        name="str",
+        start=everything,
+        start_density=1.0,
+        remember=weights,
+        weights=weights,
+        needs=frozenset({"dense"}),
+        cost="dense",
+    )
+
+
+@dataclass(frozen=True)
+class SoftThreshold:
+    """Hidden weights W, and for each tensor of them an s with its momentum."""
+
+    start: float
+    decay: float | None
+
+    def __call__(self, net: Net) -> Memory:
+        """What is remembered at first."""
+        weights = net.weights()
+        # One number decays over the whole training: it needs more digits than a weight in half precision has.
+        numbers = {n: w.new_zeros((), dtype=torch.promote_types(w.dtype, torch.float32)) for n, w in weights.items()}
+        return {
+            "hidden": {name: weight.clone() for name, weight in weights.items()},
+            "s": {name: torch.full_like(zero, self.start) for name, zero in numbers.items()},
+            "momentum": numbers,
+        }
+
+    @torch.no_grad()
+    def reveal_(self, net: Net) -> None:
+        weights, group_of = net.weights(), _groups(net)
+        for name, gradient in net.signed_gradients().items():
+            hidden, s = net.memory["hidden"][name], net.memory["s"][name]
+            threshold, inside = torch.sigmoid(s), net.scope[name]
+            gradient.masked_fill_((hidden.abs() <= threshold) & inside, 0)
+            if name in group_of:  # else it is not trained
+                slope = (gradient * hidden.sign() * inside).sum() * -threshold * (1 - threshold)
+                self._move_(s, net.memory["momentum"][name], slope, group_of[name])
+            weights[name].copy_(hidden)
+
+    def _move_(self, s: Tensor, momentum: Tensor, slope: Tensor, group: dict[str, Any]) -> None:
+        slope = slope + (group.get("weight_decay", 0.0) if self.decay is None else self.decay) * s
+        inertia = group.get("momentum", 0.0)
+        momentum.mul_(inertia).add_(slope)
+        s.sub_(group["lr"] * (slope + inertia * momentum if group.get("nesterov") else momentum))
+
+    @torch.no_grad()
+    def cover_(self, net: Net) -> None:
+        for name, weight in net.weights().items():
+            net.memory["hidden"][name].copy_(weight)
+            weight.copy_(self._effective(net, name))
+
+    def masks(self, net: Net) -> Masks:
+        return Masks({n: (self._effective(net, n) != 0) | ~inside for n, inside in net.scope.items()}, net.scope)
+
+    def _effective(self, net: Net, name: str) -> Tensor:
+        hidden = net.memory["hidden"][name]
+        soft = hidden.sign() * (hidden.abs() - torch.sigmoid(net.memory["s"][name])).relu()
+        return torch.where(net.scope[name], soft, hidden)
+
+
+def _groups(net: Net) -> dict[str, dict[str, Any]]:
+    """The optimizer's settings for each switchable tensor that it owns."""
+    assert net.optimizer is not None
+    owner = {id(parameter): group for group in net.optimizer.param_groups for parameter in group["params"]}
+    return {name: owner[id(p)] for name, p in net.model.named_parameters() if name in net.masks and id(p) in owner}

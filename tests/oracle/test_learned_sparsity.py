@@ -1,0 +1,192 @@
+"""STR and edge-popup beside plain modules that compute the reparameterised weight in forward, trained by autograd."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import SGD, AdamW, Optimizer
+
+from pathgrow import methods
+from pathgrow.attach import Attached, attach
+from pathgrow.masks import Masks
+
+NUM_STEPS = 6
+SETTINGS: list[dict[str, Any]] = [
+    {"lr": 0.1},
+    {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01},
+    {"lr": 0.1, "momentum": 0.8, "weight_decay": 0.02, "nesterov": True},
+]
+
+
+def batch(step: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    return (
+        torch.randn(16, 5, generator=generator, dtype=torch.float64),
+        torch.randint(0, 3, (16,), generator=generator),
+    )
+
+
+def mlp() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+
+
+def trained(model: nn.Module, optimizer: Optimizer) -> list[float]:
+    losses = []
+    for step in range(NUM_STEPS):
+        images, labels = batch(step)
+        loss = functional.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+class Soft(nn.Linear):
+    """STR as its authors write it."""
+
+    def __init__(self, plain: nn.Linear, start: float, inside: Tensor) -> None:
+        super().__init__(plain.in_features, plain.out_features, dtype=torch.float64)
+        self.load_state_dict(plain.state_dict())
+        self.s = nn.Parameter(torch.tensor(start, dtype=torch.float64))
+        self.inside = inside
+
+    def effective(self) -> Tensor:
+        soft = torch.sign(self.weight) * torch.relu(self.weight.abs() - torch.sigmoid(self.s))
+        return torch.where(self.inside, soft, self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.effective(), self.bias)
+
+
+class Choose(torch.autograd.Function):
+    """The k largest as ones; the gradient passes as if nothing had been chosen."""
+
+    @staticmethod
+    def forward(ctx: Any, sizes: Tensor, num: int) -> Tensor:
+        order = sizes.flatten().argsort()
+        chosen = torch.zeros_like(sizes).flatten()
+        chosen[order[len(order) - num :]] = 1
+        return chosen.view_as(sizes)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+class Popup(nn.Module):
+    """Edge-popup as its authors write it."""
+
+    def __init__(self, plain: nn.Linear, frozen: Tensor, scores: Tensor, num: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(plain.bias.detach().clone())
+        self.scores = nn.Parameter(scores.clone())
+        self.frozen, self.num = frozen.clone(), num
+
+    def effective(self) -> Tensor:
+        return self.frozen * Choose.apply(self.scores.abs(), self.num)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.effective(), self.bias)
+
+
+def attached(method: str, make: Callable[[Any], Optimizer], scope: Any = None, **options: Any) -> Attached:
+    model = mlp()
+    return attach(
+        model, make(model.parameters()), methods.create(method, **options),
+        scope=scope or {"0.weight": torch.ones(8, 5, dtype=torch.bool), "2.weight": torch.ones(3, 8, dtype=torch.bool)},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("start", [-1.5, -3.0])
+def test_str_is_autograd_through_the_soft_threshold(settings: dict[str, Any], start: float) -> None:
+    partial = {"0.weight": torch.ones(8, 5, dtype=torch.bool), "2.weight": torch.arange(24).view(3, 8) % 5 > 0}
+    sparse = attached("str", lambda p: SGD(p, **settings), partial, start=start)
+    plain = mlp()
+    theirs = nn.Sequential(
+        Soft(plain[0], start, partial["0.weight"]), nn.Tanh(), Soft(plain[2], start, partial["2.weight"])
+    )
+
+    losses = trained(sparse.model, sparse.optimizer)
+
+    torch.testing.assert_close(losses, trained(theirs, SGD(theirs.parameters(), **settings)), rtol=1e-12, atol=1e-12)
+    for index in (0, 2):
+        name = f"{index}.weight"
+        torch.testing.assert_close(sparse.model.get_parameter(name), theirs[index].effective())
+        torch.testing.assert_close(sparse.memory["hidden"][name], theirs[index].weight.detach())
+        torch.testing.assert_close(sparse.memory["s"][name], theirs[index].s.detach())
+        assert abs(float(theirs[index].s.detach()) - start) > 1e-4, "a threshold that never moved shows nothing"
+    assert 0 < sparse.density < 1
+    assert sparse.masks == Masks({n: (sparse.model.get_parameter(n) != 0) | ~partial[n] for n in partial}, partial)
+
+
+def test_thresholds_have_their_own_decay() -> None:
+    sparse = attached("str", lambda p: SGD(p, lr=0.1, weight_decay=0.5), start=-3200.0, decay=0.01)
+    trained(sparse.model, sparse.optimizer)
+    # At -3200 the sigmoid is flat: nothing but the decay moves it.
+    assert float(sparse.memory["s"]["0.weight"]) == pytest.approx(-3200 * (1 - 0.1 * 0.01) ** NUM_STEPS, rel=1e-12)
+    assert sparse.density == 1
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("density", [0.25, 0.5])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_edge_popup_is_autograd_straight_through_the_choice(
+    settings: dict[str, Any], density: float, optimizer: str
+) -> None:
+    def make(parameters: Any) -> Optimizer:
+        return SGD(parameters, **settings) if optimizer == "sgd" else AdamW(parameters, lr=0.02)
+
+    sparse = attached("edge_popup", make, density=density)
+    plain, memory = mlp(), sparse.memory
+    theirs = nn.Sequential(
+        Popup(plain[0], memory["frozen"]["0.weight"], memory["scores"]["0.weight"], round(density * 40)),
+        nn.Tanh(),
+        Popup(plain[2], memory["frozen"]["2.weight"], memory["scores"]["2.weight"], round(density * 24)),
+    )
+    before = sparse.masks.clone()
+    losses = trained(sparse.model, sparse.optimizer)
+
+    torch.testing.assert_close(losses, trained(theirs, make(theirs.parameters())), rtol=1e-12, atol=1e-12)
+    for index in (0, 2):
+        torch.testing.assert_close(sparse.model.get_parameter(f"{index}.weight"), theirs[index].effective())
+        torch.testing.assert_close(memory["scores"][f"{index}.weight"], theirs[index].scores.detach())
+    assert sparse.masks.num_on == before.num_on == round(density * 64)
+    sparse.detach()
+    assert sparse.masks != before, "a choice that never changed shows nothing"
+
+
+def test_edge_popup_starts_from_signed_constants_and_uniform_scores() -> None:
+    model = nn.Sequential(nn.Linear(200, 300), nn.ReLU(), nn.Linear(300, 50))
+    drawn = model[0].weight.detach().clone()
+    scope = Masks.full(model)
+    sparse = attach(model, SGD(model.parameters(), lr=0.1), "edge_popup", scope=scope, seed=5)
+    frozen, scores = sparse.memory["frozen"]["0.weight"], sparse.memory["scores"]["0.weight"]
+    assert torch.equal(frozen.sign(), drawn.sign())
+    assert frozen.abs().unique().item() == pytest.approx(math.sqrt(2 / 200))
+    # Kaiming-uniform with a = sqrt 5: uniform in +-1 / sqrt(fan in), so its variance is a third of 1 / fan in.
+    assert 0.99 / math.sqrt(200) < float(scores.abs().max()) <= 1 / math.sqrt(200)
+    assert float(scores.var()) == pytest.approx(1 / 600, rel=0.02)
+    assert abs(float(scores.mean())) < 4 * math.sqrt(1 / 600 / scores.numel())
+    again = nn.Sequential(nn.Linear(200, 300), nn.ReLU(), nn.Linear(300, 50))
+    other = attach(again, SGD(again.parameters(), lr=0.1), "edge_popup", scope=scope, seed=6)
+    assert not torch.equal(other.memory["scores"]["0.weight"], scores)
+
+
+def test_what_is_outside_the_scope_of_edge_popup_is_trained_as_ever() -> None:
+    inside = {"0.weight": torch.zeros(8, 5, dtype=torch.bool), "2.weight": torch.ones(3, 8, dtype=torch.bool)}
+    sparse = attached("edge_popup", lambda p: SGD(p, lr=0.1), inside, density=1.0, constant=False)
+    plain = mlp()
+    trained(sparse.model, sparse.optimizer)
+    optimizer = SGD([p for n, p in plain.named_parameters() if n != "2.weight"], lr=0.1)  # all chosen, none moves
+    trained(plain, optimizer)
+    for name, parameter in plain.named_parameters():
+        torch.testing.assert_close(sparse.model.get_parameter(name), parameter)
