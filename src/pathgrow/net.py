@@ -135,6 +135,20 @@ class Net:
         self._num_gradient_samples += num_samples
         return gradients
 
+    def probe_gradients(self, seed: int) -> Mapping[str, Tensor]:
+        """Loss gradients over a batch of `batches`, for whoever watches layers (with hooks) while they are taken.
+
+        A batch of its own, whatever the step that is being made has seen; counted in `reading`.
+        """
+        if self.loss is None or self.batches is None:
+            raise UserError(
+                "this method looks into layers while a batch runs through them: give attach(loss=..., batches=...), "
+                "and name 'data' in the `needs` of a method of your own"
+            )
+        gradients, num_samples = loss_gradients(self.model, list(self.masks), self.loss, self.batches, seed)
+        self._num_gradient_samples += num_samples
+        return gradients
+
 
 def loss_gradients(
     model: nn.Module, names: Iterable[str], loss: Loss, batches: Batches, seed: int

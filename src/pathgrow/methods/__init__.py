@@ -14,20 +14,29 @@ from typing import Any
 from pathgrow.errors import UserError, unknown_name
 from pathgrow.method import Method
 from pathgrow.methods.dense import dense
+from pathgrow.methods.dsr import dsr
 from pathgrow.methods.edge_popup import edge_popup
 from pathgrow.methods.entry import Entry
 from pathgrow.methods.erk import erk
 from pathgrow.methods.fixed import fixed
 from pathgrow.methods.gcg import gcg
+from pathgrow.methods.gmp import gmp
 from pathgrow.methods.gradient_growth import gradient_growth
+from pathgrow.methods.granet import granet
 from pathgrow.methods.grasp import grasp
+from pathgrow.methods.gse import gse
+from pathgrow.methods.imp import imp, imp_c, lth
+from pathgrow.methods.itop import itop
 from pathgrow.methods.magnitude import magnitude
 from pathgrow.methods.pathgrow_d import pathgrow_d
 from pathgrow.methods.phew import phew
 from pathgrow.methods.random import random
 from pathgrow.methods.random_growth import random_growth
+from pathgrow.methods.rigl import rigl
+from pathgrow.methods.snfs import snfs
 from pathgrow.methods.snip import snip
 from pathgrow.methods.soft_threshold import soft_threshold
+from pathgrow.methods.sparse_evolution import sparse_evolution
 from pathgrow.methods.synflow import synflow
 from pathgrow.methods.trace_growth import trace_growth
 
@@ -60,6 +69,17 @@ _METHODS: dict[str, Entry] = {
     "grasp": Entry(grasp, paper="Wang, Zhang & Grosse 2020, GraSP"),
     "synflow": Entry(synflow, paper="Tanaka et al. 2020, SynFlow"),
     "phew": Entry(phew, paper="Patil & Dovrolis 2021, PHEW"),
+    "imp": Entry(imp, paper="Frankle et al. 2020, Linear Mode Connectivity and the Lottery Ticket Hypothesis"),
+    "imp_c": Entry(imp_c, paper=_YAO),
+    "lth": Entry(lth, paper="Frankle & Carbin 2019, The Lottery Ticket Hypothesis"),
+    "gmp": Entry(gmp, paper="Zhu & Gupta 2017, To Prune, or Not to Prune"),
+    "granet": Entry(granet, paper="Liu et al. 2021, Sparse Training via Boosting Pruning Plasticity"),
+    "set": Entry(sparse_evolution, paper="Mocanu et al. 2018, Sparse Evolutionary Training"),
+    "rigl": Entry(rigl, paper="Evci et al. 2020, Rigging the Lottery"),
+    "itop": Entry(itop, paper="Liu et al. 2021, In-Time Over-Parameterization"),
+    "snfs": Entry(snfs, paper="Dettmers & Zettlemoyer 2019, Sparse Networks from Scratch"),
+    "dsr": Entry(dsr, paper="Mostafa & Wang 2019, Dynamic Sparse Reparameterization"),
+    "gse": Entry(gse, paper="Heddes et al. 2024, Always-Sparse Training by Guided Stochastic Exploration"),
 }
 
 

@@ -1,0 +1,31 @@
+"""Gradual magnitude pruning (GMP): from dense to sparse within one training."""
+
+from __future__ import annotations
+
+from pathgrow.method import Method
+from pathgrow.methods.picks import ByScore, everything
+from pathgrow.methods.rewiring import smallness
+from pathgrow.methods.schedules import PruneCubically
+from pathgrow.sampling import top_k
+
+
+def gmp(
+    *, density: float = 0.1, num_steps: int = 10_000, every: int = 100, begin: float = 0.2, end: float = 0.75
+) -> Method:
+    """Gradual pruning (Zhu & Gupta 2017, To prune, or not to prune), ranked over all layers together.
+
+    Rule: d(x) = d_f + (1 - d_f) (1 - x)^3 of the weights are left, where x runs from 0 to 1 between the shares `begin`
+    and `end` of `num_steps`; the smallest |weight| go, every so many steps and at the last, and never come back.
+
+    Differences: the paper prunes every layer to the same density; ranking over all layers is the common form since.
+    `begin` and `end` are about those of RigL's comparison on CIFAR-10 (20k and 75k of 98k steps).
+    """
+    return Method(
+        name="gmp",
+        start=everything,
+        start_density=1.0,
+        drop=ByScore(smallness, top_k),
+        schedule=PruneCubically(density=density, every=every, num_steps=num_steps, begin=begin, end=end),
+        clock="step",
+        needs=frozenset({"dense"}),
+    )

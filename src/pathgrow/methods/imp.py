@@ -1,0 +1,67 @@
+"""Iterative magnitude pruning (IMP): train, prune a fifth of what is left, go back, train again; LTH and IMP-C."""
+
+from __future__ import annotations
+
+from pathgrow.errors import UserError
+from pathgrow.method import Afterwards, Method
+from pathgrow.methods.picks import ByScore, everything
+from pathgrow.methods.rewiring import smallness
+from pathgrow.methods.schedules import PruneEachRound
+from pathgrow.sampling import top_k
+
+
+def imp(*, density: float = 0.1, share: float = 0.2, rewind_step: int = 500) -> Method:
+    """IMP with late rewinding (Frankle et al. 2020, Linear Mode Connectivity and the Lottery Ticket Hypothesis).
+
+    Rule: level 0 trains dense. After each training, `share` of the remaining weights goes, the smallest |weight| over
+    all layers together; weights and batch norm return to their values at `rewind_step`, the optimizer starts empty, and
+    a full training follows. A training is one round: `observe` or `advance_` ends it. The loop sees to the learning
+    rate, which is to go on as it was at `rewind_step`.
+
+    Differences: a level is exactly round((1 - share)^level * n) weights, with ties drawn; the reference code removes
+    one weight more, and all ties with it.
+
+    Parameters
+    ----------
+    density : float
+        Where it ends; the last level is cut to end there exactly.
+    share : float
+        Of the remaining weights, taken by each level.
+    rewind_step : int
+        Optimizer step of the first training whose weights are returned to.
+    """
+    return _pruning("imp", density, share, "rewind", rewind_step)
+
+
+def lth(*, density: float = 0.1, share: float = 0.2) -> Method:
+    """The lottery ticket procedure (Frankle & Carbin 2019, The Lottery Ticket Hypothesis).
+
+    Rule: as `imp`, returning to the initial weights. Options as there.
+    """
+    return _pruning("lth", density, share, "rewind", 0)
+
+
+def imp_c(*, density: float = 0.1, share: float = 0.2) -> Method:
+    """IMP-C, the continued-training variant that GCG is compared with (Yao & Dovrolis; cf. Renda et al. 2020).
+
+    Rule: as `imp`, but weights and batch norm stay as they were trained; the optimizer starts empty.
+
+    Differences: the paper states neither the length of a level nor its learning rate; both are the loop's, and a full
+    schedule for each level is learning-rate rewinding.
+    """
+    return _pruning("imp_c", density, share, "forget_slots", 0)
+
+
+def _pruning(name: str, density: float, share: float, afterwards: Afterwards, rewind_step: int) -> Method:
+    if rewind_step < 0:
+        raise UserError(f"rewind_step {rewind_step} was got, a step from 0 up is wanted: give for example 500")
+    return Method(
+        name=name,
+        start=everything,
+        start_density=1.0,
+        drop=ByScore(smallness, top_k),
+        schedule=PruneEachRound(density=density, share=share),
+        afterwards=afterwards,
+        rewind_step=rewind_step,
+        needs=frozenset({"dense"}),
+    )

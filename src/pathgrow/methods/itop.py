@@ -1,0 +1,71 @@
+"""ITOP: rewiring at long intervals, to the end, so that as many weights as possible were in use at some time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from pathgrow.errors import unknown_name
+from pathgrow.masks import Masks
+from pathgrow.method import Change, Memory, Method, Progress
+from pathgrow.methods.allocation import RandomByLaw
+from pathgrow.methods.rewiring import RewireLayers, count
+from pathgrow.methods.schedules import Cosine, RewireEvery
+from pathgrow.net import Net
+
+Criterion = Literal["gradient", "random"]
+_EVERY = {"gradient": 4000, "random": 1500}
+
+
+def itop(
+    *,
+    density: float = 0.1,
+    allocation: str = "erk",
+    num_steps: int = 10_000,
+    criterion: Criterion = "gradient",
+    every: int | None = None,
+    rate: float = 0.5,
+) -> Method:
+    """In-time over-parameterization (Liu et al. 2021, Do We Actually Need Dense Over-Parameterization?).
+
+    Rule: RigL's rewiring (`criterion="gradient"`, every 4000 steps) or SET's ("random", every 1500), so seldom that new
+    weights have time to grow; no end; the dropped share falls from `rate` to a hundredth of it over `num_steps`.
+    `memory["explored"]` of the attachment is the share of all switchable weights that was on at some time (the paper's
+    R_s).
+
+    Differences: exact counts in place of Bernoulli masks. The change comes before the optimizer's step, which is made.
+    """
+    if criterion not in _EVERY:
+        raise unknown_name("criterion", criterion, _EVERY)
+    by_gradient = criterion == "gradient"
+    interval = _EVERY[criterion] if every is None else every
+    score = Net.gradients if by_gradient else None
+    return Method(
+        name="itop",
+        start=RandomByLaw(allocation),
+        start_density=density,
+        schedule=RewireEvery(every=interval, num_steps=num_steps, first=interval),
+        revise=_Explore(RewireLayers(rate=Cosine(first=rate, last=rate / 100, num_steps=num_steps), score=score)),
+        remember=_first_seen,
+        clock="step",
+        needs=frozenset({"gradients"}) if by_gradient else frozenset(),
+        cost="dense_gradient_at_changes" if by_gradient else "sparse",
+    )
+
+
+def _first_seen(net: Net) -> Memory:
+    return {"ever_on": dict(net.masks.present()), "explored": net.masks.density}
+
+
+@dataclass(frozen=True)
+class _Explore:
+    layers: RewireLayers
+
+    def __call__(self, net: Net, change: Change, progress: Progress, draw: torch.Generator) -> Masks:
+        masks, ever_on = self.layers(net, change, progress, draw), net.memory["ever_on"]
+        for name, on in masks.present().items():
+            ever_on[name] |= on
+        net.memory["explored"] = sum(map(count, ever_on.values())) / masks.num
+        return masks
