@@ -6,13 +6,18 @@ not counted, as is usual. FLOPs are twice the MACs: a multiply and an add are tw
 
 from __future__ import annotations
 
-from typing import Any
+from fractions import Fraction
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from pathgrow.errors import UserError
 from pathgrow.masks import Masks
 from pathgrow.wiring import Wiring, read
+
+Cost = Literal["sparse", "dense_gradient_at_changes", "dense_gradient_at_steps", "dense"]
+"""Of a training sample: three sparse passes; with dense weight gradients at changes, or at each step; all dense."""
 
 
 def forward_macs(wiring: Wiring, masks: Masks | None = None) -> int:
@@ -37,6 +42,28 @@ def dense_gradient_flops(wiring: Wiring, masks: Masks) -> int:
     Activations and their gradients pass through present weights only; the weight gradient is that of a dense network.
     """
     return 2 * (2 * forward_macs(wiring, masks) + forward_macs(wiring))
+
+
+def training_flops_per_sample(cost: Cost, wiring: Wiring, masks: Masks, *, every: int | None = None) -> int:
+    """FLOPs of one sample, on average, in the training of a method at these masks.
+
+    With f the FLOPs of a forward pass, sparse or dense, a step takes 3 f_sparse; 2 f_sparse + f_dense where it wants
+    the gradient at missing weights too; 3 f_dense where all weights are trained. A method that wants the former only
+    when masks change takes it once after `every` plain steps, rounded to a whole number.
+    """
+    sparse, dense_gradient = step_flops(wiring, masks), dense_gradient_flops(wiring, masks)
+    if cost == "dense":
+        return step_flops(wiring)
+    if cost == "dense_gradient_at_steps":
+        return dense_gradient
+    if cost == "sparse":
+        return sparse
+    if every is None or every < 1:
+        raise UserError(
+            f"every={every!r} was got for a method that reads dense gradients at changes, the number of steps between "
+            "changes is wanted: give for example every=100"
+        )
+    return round(Fraction(sparse * every + dense_gradient, every + 1))
 
 
 def training_flops(model: nn.Module, example_input: Any, masks: Masks | None = None) -> int:

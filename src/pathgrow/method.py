@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pathgrow.errors import UserError
+from pathgrow.flops import Cost as Cost
 
 if TYPE_CHECKING:
     import torch
@@ -28,8 +29,6 @@ Revision = Callable[["Net", "Change", "Progress", "torch.Generator"], "Masks"]
 Memory = dict[str, Any]
 """Tensors, JSON values, and mappings of these."""
 Afterwards = Literal["keep", "forget_slots", "rewind"]
-Cost = Literal["sparse", "dense_gradient_at_changes", "dense_gradient_at_steps", "dense"]
-"""Of a training sample: three sparse passes; with dense weight gradients at changes, or at each step; all dense."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +108,7 @@ class Method:
     needs: frozenset[Need] = frozenset()
     """What its picks read of the network; `attach` says what is missing before anything starts."""
     cost: Cost = "sparse"
+    """What a training sample takes, see `flops.training_flops_per_sample`."""
 
     def __post_init__(self) -> None:
         if self.start_density is not None and not 0 < self.start_density <= 1:

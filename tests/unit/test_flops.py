@@ -8,8 +8,15 @@ from torch import nn
 
 from pathgrow import models
 from pathgrow.errors import UserError
-from pathgrow.flops import dense_gradient_flops, forward_macs, step_flops, training_flops
+from pathgrow.flops import (
+    dense_gradient_flops,
+    forward_macs,
+    step_flops,
+    training_flops,
+    training_flops_per_sample,
+)
 from pathgrow.masks import Masks
+from pathgrow.methods.allocation import allocated
 from pathgrow.wiring import read
 
 
@@ -97,3 +104,42 @@ def test_masks_of_another_model_are_refused():
     model, other = models.create("mlp", 10), models.create("mlp", 10, widths=(7,))
     with pytest.raises(UserError):
         training_flops(model, model.example_input(), Masks.full(other))
+
+
+class TestTrainingSample:
+    """A chain 3-4-2 with 5 of its 12 + 8 weights on: f_sparse = 2 x 5, f_dense = 2 x 20."""
+
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    wiring = read(model, torch.zeros(1, 3))
+    masks = Masks({"0.weight": torch.arange(12).view(4, 3) < 3, "1.weight": torch.arange(8).view(2, 4) < 2})
+
+    @pytest.mark.parametrize(
+        ("cost", "every", "wanted"),
+        [
+            ("sparse", None, 3 * 10),
+            ("dense", None, 3 * 40),
+            ("dense_gradient_at_steps", None, 2 * 10 + 40),
+            ("dense_gradient_at_changes", 1, (30 + 60) // 2),
+            ("dense_gradient_at_changes", 2, (30 * 2 + 60) // 3),
+            ("dense_gradient_at_changes", 9, (30 * 9 + 60) // 10),
+            ("dense_gradient_at_changes", 7, round((30 * 7 + 60) / 8)),
+        ],
+    )
+    def test_by_hand(self, cost, every, wanted):
+        assert training_flops_per_sample(cost, self.wiring, self.masks, every=every) == wanted
+
+    @pytest.mark.parametrize("every", [None, 0, -1])
+    def test_changes_want_an_interval(self, every):
+        with pytest.raises(UserError, match="steps between changes is wanted"):
+            training_flops_per_sample("dense_gradient_at_changes", self.wiring, self.masks, every=every)
+
+    @pytest.mark.parametrize(("density", "wanted"), [(0.2, 0.42), (0.1, 0.24)])
+    def test_rigl_on_resnet50_costs_what_its_authors_state(self, density, wanted):
+        """Shares of dense training in their table, for ERK with changes every hundred steps."""
+        model = models.create("resnet50", 1000)
+        wiring = read(model, model.example_input())
+        masks = Masks.full(model)
+        for name, num in allocated(masks, density, "erk").items():
+            masks[name].flatten()[num:] = False
+        cost = training_flops_per_sample("dense_gradient_at_changes", wiring, masks, every=100)
+        assert cost / step_flops(wiring) == pytest.approx(wanted, abs=0.01)
