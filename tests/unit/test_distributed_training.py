@@ -317,7 +317,7 @@ def own_loop(drifting: bool) -> str:
 def test_any_loop_can_be_given_a_team(tmp_path: Path) -> None:
     first, second = (rank.value for rank in together(tmp_path, own_loop, False))
     assert first == second
-    assert first.endswith(" 0.5 [128, 64, 64]")  # samples of both ranks
+    assert first.endswith(" 0.5 [64, 64, 64]")  # samples of both ranks
 
 
 def test_weights_that_drift_apart_are_found(tmp_path: Path) -> None:

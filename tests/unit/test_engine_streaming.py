@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +83,15 @@ def test_it_learns_and_is_scored_like_a_plain_loop(data: Dataset) -> None:
     scores = torch.cat(logits).double()
     assert accuracy == float((scores.argmax(1) == data.val.labels).double().mean()) > 0.9
     assert loss == pytest.approx(float(nn.functional.cross_entropy(scores, data.val.labels)), rel=1e-5)
+
+
+def test_workers_are_gone_when_a_training_is_over(data: Dataset) -> None:
+    before = set(multiprocessing.active_children())
+    ours = trainer(data, workers=2)
+    attached = network(ours)
+    ours.train([Job(attached=attached, epochs=2, seed=1)])
+    assert set(multiprocessing.active_children()) <= before
+    assert attached.companions, "though what was made for the network is kept"
 
 
 class Kill(Exception):

@@ -258,6 +258,8 @@ class StreamedFeed(Feed):
         self._images.copy_(images, non_blocking=True)
         self._labels.copy_(labels, non_blocking=True)
         self._next = step + 1
+        if self._next == self.num_steps:
+            self._stream = iter(())  # its workers end with it, and do not wait for a training that may never come
 
     def _chosen(self, step: int | Tensor) -> tuple[Tensor, Tensor]:
         return self._images, self._labels
