@@ -200,22 +200,22 @@ def test_a_short_probe_of_the_network_handed_back_is_trained_on() -> None:
     """Its epochs count: it is the first part of one training whose learning rate rises twice."""
     script = Script(probe=(0, 3), density=0.19)
     world, anew = World(), World()
-    found = world.discover(budget=40, rule=script)
+    found = world.discover(budget=40, probe_fraction=0.1, rule=script)
     assert [call.epochs for call in world.fits] == [5, 4, 1, 1, 1, 4, 36]
     assert (found.network.stage, found.network.num_epochs, found.network.point.epochs) == ("final", 36, 40)
     assert world.fits[-1].num_slots > 0, "with its momentum"
     assert stage_lengths(found)[-1] == ("final", 36)
-    found = anew.discover(budget=40, rule=script, head_start=False)
+    found = anew.discover(budget=40, probe_fraction=0.1, rule=script, head_start=False)
     assert [call.epochs for call in anew.fits] == [5, 4, 1, 1, 1, 4, 40]
     assert found.network.point.epochs == 40
     assert anew.fits[-1].num_slots == 0
     # A network that was not probed has nothing to go on from, and a probe of another round is no help.
     other = World()
-    other.discover(budget=40, rule=replace(script, density=0.14))
+    other.discover(budget=40, probe_fraction=0.1, rule=replace(script, density=0.14))
     assert [call.epochs for call in other.fits] == [5, 4, 1, 1, 1, 4, 40]
     # Grown weights go on from the trunk.
     grown = World()
-    grown.discover(budget=40, rule=script, final="grown")
+    grown.discover(budget=40, probe_fraction=0.1, rule=script, final="grown")
     assert [call.epochs for call in grown.fits] == [5, 35, 1, 1, 1, 32]
 
 
@@ -550,7 +550,7 @@ def test_the_observer_hears_of_every_stage() -> None:
     store, rule = MemoryStore(), Script(probe=(0,), last=1)
     World().discover(rule=rule, store=store, observer=Listener())
     assert heard == [
-        *["begin seed 2", "end seed", "Probe", "begin probe-000 2", "end probe-000", "Grow"],
+        *["begin seed 2", "end seed", "Probe", "begin probe-000 5", "end probe-000", "Grow"],
         *["begin round-001 1", "end round-001", "Stop", "begin final 16", "end final"],
     ]
     heard.clear()
@@ -839,5 +839,7 @@ def test_options_document_themselves() -> None:
     assert Options().num_seed_epochs == 20
     assert Options(budget=4).num_seed_epochs == 1
     assert Options(budget=4).num_rough_epochs == 1
-    assert Options(budget=100).num_probe_epochs == 10
+    # A tenth, but at least 16 epochs or 0.3 of the budget; a share that was asked for is taken as it is.
+    assert [Options(budget=budget).num_probe_epochs for budget in (400, 160, 100, 40, 2)] == [40, 16, 16, 12, 1]
+    assert Options(budget=100, probe_fraction=0.05).num_probe_epochs == 5
     assert Options(budget=100, final="grown").num_probe_epochs == 100

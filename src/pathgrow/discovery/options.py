@@ -25,6 +25,12 @@ Choice = Literal["delta", "gain"]
 Observe = Literal["annealed", "average"]
 
 
+_LEAST_PROBE = 16
+"""Epochs of a probe, where the budget is so small that its share would be fewer,"""
+_LEAST_SHARE = 0.3
+"""but not more than this share of it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """What may be chosen about a discovery; `discover` takes each of these by keyword.
@@ -55,8 +61,9 @@ class Options:
     """A round's training: epochs (int), a share of the budget (float), or until the val loss rests for 3 epochs."""
     final: Final = "fresh"
     """Probes and the final network start from a fresh initialisation of the found mask, or from the grown weights."""
-    probe_fraction: float = 0.1
-    """Without a reference: length of a probe as a share of the budget. With one, a probe has the whole budget."""
+    probe_fraction: float | None = None
+    """Without a reference: length of a probe as a share of the budget; None: a tenth, but at least 16 epochs, or 0.3 of
+    the budget if that is less. With a reference a probe has the whole budget."""
     head_start: bool = True
     """A short probe of the round that is handed back is trained on, its epochs counting; False: all of them anew."""
     answer: Choice = "delta"
@@ -100,7 +107,7 @@ class Options:
             "rough", self.rough, 'epochs (an int), a share of the budget in (0, 1] (a float) or "adaptive"', "4",
         )  # fmt: skip
         _want(
-            _number(self.probe_fraction) and 0 < self.probe_fraction <= 1,
+            self.probe_fraction is None or (_number(self.probe_fraction) and 0 < self.probe_fraction <= 1),
             "probe_fraction", self.probe_fraction, "a share of the budget in (0, 1]", "0.1",
         )  # fmt: skip
         _want(
@@ -192,7 +199,10 @@ class Options:
         """
         if self.reference is not None or self.final == "grown":
             return self.budget
-        return max(1, round(self.probe_fraction * self.budget))
+        if self.probe_fraction is not None:
+            return max(1, round(self.probe_fraction * self.budget))
+        # After a handful of epochs sparse networks are still far behind dense ones, and every answer would be dense.
+        return max(1, min(_LEAST_PROBE, round(_LEAST_SHARE * self.budget)), round(self.budget / 10))
 
 
 def _among(team: Team, store: Store) -> Store:

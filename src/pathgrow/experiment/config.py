@@ -54,7 +54,7 @@ class Experiment(Setup):
     seed_epochs: int | None = None
     rough: int | float | Literal["adaptive"] = Options.rough
     final: str = "fresh"
-    probe_fraction: float = Options.probe_fraction
+    probe_fraction: float | None = None
     head_start: bool = True
     answer: str = "delta"
     observe: str = "annealed"
