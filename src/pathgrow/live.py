@@ -72,8 +72,8 @@ class Live:
         self._keep = enforce.keep_tensors(parameters, masks)
         self.memory: Memory = {}
         """What the method remembers, saved with this attachment."""
-        self._undo: list[tuple[Tensor, Tensor]] = []
-        """Tensors and what they held before a step that is not to count."""
+        self._undo: Callable[[], None] | None = None
+        """Takes back a step that is not to count."""
         self._check_masks()
         if method.afterwards == "rewind" and method.rewind_step == 0:
             self._remember_weights_()
@@ -113,16 +113,15 @@ class Live:
         self.watch_()
         if self.change_if_due_():
             # A hook cannot keep an optimizer from stepping, but it can see to it that nothing is left of the step.
-            self._undo = [(tensor, tensor.detach().clone()) for tensor in self._trained()]
+            self._undo = remembered.held(self.optimizer)
         self.mask_gradients_()
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._driven:
             return
-        with torch.no_grad():
-            for tensor, before in self._undo:
-                tensor.copy_(before)
-        self._undo = []
+        if self._undo is not None:
+            self._undo()
+            self._undo = None
         self.mask_weights_()
         self.stepped_()
 
@@ -215,13 +214,12 @@ class Live:
     def _gradients_now(self) -> tuple[Mapping[str, Tensor], int]:
         return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in self._parameters.items()}, 0
 
-    def _trained(self) -> Iterator[Tensor]:
-        """Everything that a step of the optimizer writes."""
-        yield from (parameter for group in self.optimizer.param_groups for parameter in group["params"])
-        for slots in self.optimizer.state.values():
-            yield from (value for value in slots.values() if isinstance(value, Tensor))
-
     def _grow_round_(self, change: Change) -> None:
+        if self.method.afterwards == "rewind" and "rewind" not in self.memory:
+            raise UserError(
+                f"method {self.method.name!r} was to go back to step {self.method.rewind_step} after {self.step} "
+                "steps: train longer first, or give a smaller rewind_step"
+            )
         self._change_(change, self._net(), generator(self._seed, "grow", self.round))
         self.round += 1
         if self.method.afterwards == "rewind":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -28,6 +28,31 @@ def forget_slots_(optimizer: Optimizer) -> None:
         for value in slots.values():
             if isinstance(value, Tensor):
                 value.zero_()
+
+
+def held(optimizer: Optimizer) -> Callable[[], None]:
+    """Hold everything that a step of the optimizer writes; the returned function puts it back.
+
+    State that the step makes goes again: a first step that does not count must leave the optimizer as new.
+    """
+    weights = [(weight, weight.detach().clone()) for group in optimizer.param_groups for weight in group["params"]]
+    state = {
+        parameter: {key: (value, copied(value)) for key, value in slots.items()}
+        for parameter, slots in optimizer.state.items()
+    }
+
+    @torch.no_grad()
+    def put_back() -> None:
+        for weight, before in weights:
+            weight.copy_(before)
+        for parameter in [parameter for parameter in optimizer.state if parameter not in state]:
+            del optimizer.state[parameter]
+        for parameter, slots in state.items():
+            optimizer.state[parameter].clear()
+            for key, (value, before) in slots.items():
+                optimizer.state[parameter][key] = value.copy_(before) if isinstance(value, Tensor) else before
+
+    return put_back
 
 
 def copied(memory: Any) -> Any:
