@@ -1,0 +1,53 @@
+"""The real command under the real torchrun: two processes, one run folder, which goes on after half of it is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pathgrow import cli
+
+COMMAND = "discover --budget 8 --model-option widths=16,16 --start-density 0.05 --target-density 0.3 --out"
+
+
+def torchrun(out: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "pathgrow"]
+    command = [*launch, *COMMAND.split(), str(out), "--device", "cpu", *more]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
+
+
+def everything(out: Path) -> dict[str, object]:
+    """The report without its clock, and the bytes of what was written beside it."""
+    report = json.loads((out / "report.json").read_text())
+    del report["timing"]
+    files = ["curve.csv", "network.safetensors", "network_masks.safetensors", "config.json"]
+    files += [f"masks/{path.name}" for path in sorted((out / "masks").iterdir())]
+    return {**report, **{name: (out / name).read_bytes() for name in files}}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="torchrun's signals")
+def test_two_processes_make_one_run_that_can_go_on(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = torchrun(out)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("pathgrow  mlp on digits") == 1  # one of them tells
+    assert done.stderr.count("seed: round 0") == 1
+    whole = everything(out)
+    assert whole["config"]["ranks"] == 2  # type: ignore[index]
+    assert whole["network"]["val"]["score"] > 0.5  # type: ignore[index]
+    # As a kill in the middle leaves it: the first rounds are there, nothing of what comes after.
+    (out / "report.json").unlink()
+    lost = [path for path in (out / "stages").iterdir() if path.stem.partition(".")[0] in ("final", "round-005")]
+    assert lost
+    for path in lost:
+        path.unlink()
+    again = torchrun(out, "--quiet")
+    assert again.returncode == 0, again.stderr
+    assert (again.stdout, again.stderr) == ("", "")
+    assert everything(out) == whole
