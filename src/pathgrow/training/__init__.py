@@ -1,0 +1,14 @@
+"""One training by one method, under the data, recipe, scope and ledger that all methods share.
+
+- `config`: what may be chosen, resolved in full;
+- `bench`: data, model and trainer of one run, and the method made for it;
+- `meter`: a method that notes the price of its masks as they change;
+- `plan`: what a training will cost before it begins, and how long it may be for a given budget;
+- `levels`, `growth`: the trainings themselves, stage by stage;
+- `report`, `run`: what is written, and the order of it all.
+"""
+
+from pathgrow.training.config import TrainRun
+from pathgrow.training.run import train
+
+__all__ = ["TrainRun", "train"]

@@ -1,0 +1,100 @@
+"""What all stages of one training share: data, model, trainer, scope, store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from pathgrow import data as datasets
+from pathgrow import models
+from pathgrow.data.dataset import Dataset
+from pathgrow.discovery import Observer
+from pathgrow.engine import Trainer
+from pathgrow.engine.feed import batches_of
+from pathgrow.experiment.diary import Diary
+from pathgrow.flops import forward_macs
+from pathgrow.masks import Masks
+from pathgrow.method import Method
+from pathgrow.report.progress import Progress
+from pathgrow.runs import MemoryStore, RunFolder, SharedStore, Store
+from pathgrow.scope import scope_of
+from pathgrow.team import Team
+from pathgrow.training.config import EVERYTHING, TrainRun
+from pathgrow.wiring import Wiring, read
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Bench:
+    """A model as it came, and everything that trains it."""
+
+    config: TrainRun
+    dataset: Dataset
+    trainer: Trainer
+    model: nn.Module
+    optimizer: Optimizer
+    example_input: Tensor
+    wiring: Wiring
+    scope: Masks
+    store: Store
+    observer: Observer
+    team: Team
+    batch_size: int
+    steps_per_epoch: int
+
+    @classmethod
+    def made(cls, config: TrainRun, folder: RunFolder | None, progress: Progress, team: Team) -> Bench:
+        """From a config; `folder` is there in the first process of a team only."""
+        dataset = datasets.load(config.data, config.data_root, 0, config.fold)
+        trainer = Trainer(
+            dataset, config.recipe, config.engine, num_epochs=config.epochs, on_epoch=progress.epoch, team=team
+        )
+        device = trainer.mode.device
+        model, optimizer = trainer.place(
+            models.create(config.model, dataset.classes, seed=config.seed, **config.model_options)
+        )
+        team.spread_([*model.parameters(), *model.buffers()])
+        example_input = dataset.example_input().to(device)
+        wiring = read(model, example_input)
+        scope = Masks.full(model) if config.scope == EVERYTHING else scope_of(model, wiring, config.scope)
+        batch_size, steps_per_epoch = batches_of(len(dataset.train), config.recipe)
+        store: Store = folder if folder is not None else MemoryStore()
+        return cls(
+            config=config,
+            dataset=dataset,
+            trainer=trainer,
+            model=model,
+            optimizer=optimizer,
+            example_input=example_input,
+            wiring=wiring,
+            scope=scope.to(device),
+            store=store if team.size == 1 else SharedStore(team, store),
+            observer=Diary(folder, progress) if folder is not None else Observer(),
+            team=team,
+            batch_size=batch_size,
+            steps_per_epoch=steps_per_epoch,
+        )
+
+    @property
+    def dense_macs(self) -> int:
+        """Multiply-adds of one sample forward through the dense network."""
+        return forward_macs(self.wiring)
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    def make_method(self, epochs: int) -> Method:
+        """The method for a training of this many epochs."""
+        return self.config.make_method(epochs * self.steps_per_epoch)
+
+    def as_masks(self, tensors: Mapping[str, Tensor]) -> Masks:
+        """Stored tensors as masks of this model."""
+        return Masks({name: tensors[name].to(inside.device) for name, inside in self.scope.items()}, self.scope)
+
+
+def grows(method: Method) -> bool:
+    """Whether a method adds weights round by round, as a discovery does."""
+    return method.grow is not None and method.clock == "round"

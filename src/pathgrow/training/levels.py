@@ -1,0 +1,147 @@
+"""Trainings between changes of masks: one for most methods, one after each pruning for iterative ones.
+
+A level is a stage: stored with the whole state of its network, so that the next begins there in this process or in
+another. What a level is trained with follows from its name and from the stage before it, never from the process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from itertools import count
+
+from pathgrow.attach import Attached, attach
+from pathgrow.density.curve import Point
+from pathgrow.discovery.phases import Phases
+from pathgrow.discovery.snapshot import digest, put_back_, take
+from pathgrow.discovery.stages import Record
+from pathgrow.errors import RunFailed, UserError
+from pathgrow.method import Method
+from pathgrow.methods import fixed
+from pathgrow.runs.store import Stage
+from pathgrow.scope import whole_model_density
+from pathgrow.training.bench import Bench
+from pathgrow.training.meter import Meter, metered
+
+_START = "start"
+
+
+class Levels:
+    """Trains a network level by level until the method's schedule has nothing more to change."""
+
+    def __init__(self, bench: Bench, epochs: int) -> None:
+        self._bench = bench
+        self._epochs = epochs
+        method = bench.make_method(epochs)
+        num_steps = epochs * bench.steps_per_epoch
+        if method.afterwards == "rewind" and method.rewind_step >= num_steps:
+            raise UserError(
+                f"method {method.name!r} sets weights back to step {method.rewind_step} of trainings that have "
+                f"{num_steps} steps: choose an earlier step, or train longer"
+            )
+        self._meter = Meter(cost=method.cost, dense_macs=bench.dense_macs, batch_size=bench.batch_size)
+        self.phases = Phases(
+            bench.trainer,
+            bench.trainer.evaluate(bench.dataset.val),
+            bench.optimizer,
+            seed=bench.config.seed,
+            average=False,
+            store=bench.store,
+            team=bench.team,
+        )
+        self.attached = self._attach(metered(method, bench.wiring))
+
+    def run(self) -> list[Record]:
+        """Train what is not stored yet; the records of all levels. The network of the last is in the model."""
+        done = self._stored()
+        records = [Record.from_facts(_stage(level), stage.facts) for level, stage in enumerate(done)]
+        for record in records:
+            self._bench.observer.stage_ends(record, resumed=True)
+        if done:
+            put_back_(self.attached, done[-1].tensors, done[-1].facts["state"])
+            self.phases.settings.restore_(self.attached.optimizer)
+        for level in count(len(done)):
+            began, step = time.perf_counter(), self.attached.step
+            if level > 0 and not self.attached.advance_():
+                return records
+            records.append(self._train_(level, records, step, began))
+        raise AssertionError("counting ended")
+
+    def _attach(self, method: Method) -> Attached:
+        """Masks on the model: those of the store where a run goes on, since finding them may take long."""
+        bench, trainer = self._bench, self._bench.trainer
+        fingerprint = digest(bench.model.state_dict())
+        found = bench.store.load(_START)
+        if found is not None:
+            if found.facts["weights"] != fingerprint:
+                raise RunFailed(
+                    "the stored stages began from other initial weights than this version of the model has: "
+                    "resume with the version that began the run, or choose another --out"
+                )
+            start = fixed(bench.as_masks(found.tensors))
+            method = dataclasses.replace(method, start=start.start, start_density=start.start_density)
+        attached = attach(
+            bench.model,
+            bench.optimizer,
+            method,
+            bench.example_input,
+            scope=bench.scope,
+            loss=trainer.loss,
+            batches=trainer.batches,
+            seed=bench.config.seed,
+            team=bench.team,
+        )
+        if found is None:
+            bench.store.save(_START, {"weights": fingerprint}, dict(attached.masks))
+        return attached
+
+    def _stored(self) -> Sequence[Stage]:
+        """Levels that need not be trained again. The last of them has its tensors, whatever was lost after it."""
+        done: list[Stage] = []
+        for level in count():
+            found = self._bench.store.load(_stage(level))
+            if found is None:
+                break
+            done.append(found)
+        while done and not done[-1].tensors:
+            done.pop()
+        return done
+
+    def _train_(self, level: int, before: Sequence[Record], step: int, began: float) -> Record:
+        attached, bench, stage = self.attached, self._bench, _stage(level)
+        bench.observer.stage_begins(stage, epochs=self._epochs, density=attached.density)
+        rewound = level > 0 and attached.method.afterwards == "rewind"
+        first_step = attached.method.rewind_step if rewound else 0
+        trained = self.phases.train_(attached, stage, self._epochs, first_step)
+        flops = self._meter.training_flops(attached.memory, step, attached.step)
+        # The mean over the level, and what division leaves: together they are exact.
+        mean, rest = divmod(flops, trained.num_samples)
+        record = Record(
+            stage=stage,
+            point=Point(
+                round=level,
+                density=attached.density,
+                epochs=sum(record.num_epochs for record in before) + trained.num_epochs,
+                score=trained.score.score,
+                loss=trained.score.loss,
+            ),
+            density_model=whole_model_density(attached.model, attached.masks),
+            num_on=attached.masks.num_on,
+            num_epochs=trained.num_epochs,
+            num_samples=trained.num_samples,
+            sample_flops=mean,
+            growth_flops=rest,
+            seconds=time.perf_counter() - began,
+        )
+        tensors, facts = take(attached)
+        bench.observer.stage_ends(record, resumed=False)
+        bench.store.save(stage, {**record.facts(), "state": facts}, tensors)
+        self.phases.forget_partials(stage)
+        if level > 0:
+            bench.store.forget_tensors(_stage(level - 1))
+        return record
+
+
+def _stage(level: int) -> str:
+    return f"level-{level:03d}"

@@ -1,0 +1,96 @@
+"""The price of a training whose masks change on the way.
+
+A method changes masks in the middle of a training, and how many multiply-adds its layers then take depends on where
+the weights lie. So every change is noted, in the memory that is saved with the attachment: a training that is killed
+and goes on has the same notes as an undisturbed one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pathgrow.flops import forward_macs
+from pathgrow.masks import Masks
+from pathgrow.method import Change, Cost, Memory, Method, Progress
+from pathgrow.net import Net
+from pathgrow.revise import revised_masks
+from pathgrow.wiring import Wiring
+
+_NOTES = "price"
+
+
+def metered(method: Method, wiring: Wiring) -> Method:
+    """The same method, which also notes the forward multiply-adds of its masks from each step on."""
+    if method.weights is not None:
+        return method  # masks emerge from hidden weights, and every step costs what a dense one does
+
+    def remember(net: Net) -> Memory:
+        own = method.remember(net) if method.remember is not None else {}
+        return {**own, _NOTES: {"steps": [0], "macs": [forward_macs(wiring, net.masks)]}}
+
+    def revise(net: Net, change: Change, progress: Progress, draw: torch.Generator) -> Masks:
+        masks = revised_masks(method, net, change, progress, draw)
+        # On a step clock the masks change after the backward pass: this step's batch has seen the old ones.
+        since = progress.step + (method.clock == "step")
+        notes = net.memory[_NOTES]
+        notes["steps"] = [*notes["steps"], since]
+        notes["macs"] = [*notes["macs"], forward_macs(wiring, masks)]
+        return masks
+
+    schedule = method.schedule if method.revise is not None else _without_empty(method)
+    return dataclasses.replace(method, remember=remember, revise=revise, schedule=schedule)
+
+
+def _without_empty(method: Method) -> Callable[[Progress], Change | None]:
+    """With `revise` a change of no weights means that some are moved; without it, that there is nothing to do."""
+
+    def schedule(progress: Progress) -> Change | None:
+        change = method.schedule(progress)
+        return change if change is not None and (change.num_drop or change.num_grow) else None
+
+    return schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meter:
+    """Reads the notes."""
+
+    cost: Cost
+    dense_macs: int
+    batch_size: int
+
+    def training_flops(self, memory: Memory, first_step: int, last_step: int) -> int:
+        """Of the steps from `first_step` up to, not including, `last_step`."""
+        notes: dict[str, Any] = memory.get(_NOTES, {"steps": [0], "macs": [self.dense_macs]})
+        steps, macs = notes["steps"], notes["macs"]
+        total = 0
+        for number, (since, here) in enumerate(zip(steps, macs, strict=True)):
+            until = steps[number + 1] if number + 1 < len(steps) else last_step
+            num_steps = max(0, min(until, last_step) - max(since, first_step))
+            total += num_steps * sample_flops(self.cost, here, self.dense_macs)
+            changed_inside = number > 0 and first_step < since <= last_step
+            if self.cost == "dense_gradient_at_changes" and changed_inside:
+                # The last step before the new masks took weight gradients of all weights.
+                total += 2 * (self.dense_macs - macs[number - 1])
+        return total * self.batch_size
+
+
+def sample_flops(cost: Cost, macs: int, dense_macs: int) -> int:
+    """Training FLOPs of a sample in a step without a change of masks.
+
+    Forward, gradients of activations, gradients of weights: each takes the multiply-adds of a forward pass, two FLOPs
+    each, through the weights that are on; dense where a method looks at all of them.
+
+    >>> [sample_flops(cost, 10, 100) for cost in ("sparse", "dense_gradient_at_steps", "dense")]
+    [60, 240, 600]
+    """
+    if cost == "dense":
+        return 6 * dense_macs
+    if cost == "dense_gradient_at_steps":
+        return 2 * (2 * macs + dense_macs)
+    return 6 * macs

@@ -1,0 +1,67 @@
+"""The report of a training: JSON values; all but `timing` are the same in every repetition."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pathgrow.attach import Attached
+from pathgrow.discovery.phases import Score
+from pathgrow.discovery.stages import Record
+from pathgrow.flops import forward_macs
+from pathgrow.ledger import Ledger
+from pathgrow.training.bench import Bench
+from pathgrow.training.plan import Plan
+from pathgrow.version import __version__
+
+FORMAT = 1
+KIND = "train"
+
+
+def report(
+    bench: Bench, plan: Plan, attached: Attached, records: Sequence[Record], ledger: Ledger, test: Score
+) -> dict[str, Any]:
+    """What a finished training says; the hash of its weights is added when they are written."""
+    config, network = bench.config, records[-1]
+    method = bench.make_method(plan.epochs)
+    samples_per_epoch = bench.batch_size * bench.steps_per_epoch
+    dense_training = config.epochs * samples_per_epoch * 6 * bench.dense_macs
+    inference, dense_inference = 2 * forward_macs(bench.wiring, attached.masks), 2 * bench.dense_macs
+    return {
+        "format": FORMAT,
+        "kind": KIND,
+        "pathgrow": __version__,
+        "config": config.as_dict(),
+        "method": {
+            "name": config.method,
+            "density": config.density,
+            "options": dict(config.method_options),
+            "needs": sorted(method.needs),
+            "cost": method.cost,
+            "clock": method.clock,
+        },
+        "network": {
+            "density": network.point.density,
+            "density_model": network.density_model,
+            "num_on": network.num_on,
+            "num": attached.masks.num,
+            "num_parameters": bench.num_parameters,
+            "epochs": network.point.epochs,
+            "val": {"score": network.point.score, "loss": network.point.loss},
+            "test": {"score": test.score, "loss": test.loss},
+        },
+        "flops": {
+            "inference": inference,
+            "dense_inference": dense_inference,
+            "inference_relative": inference / dense_inference,
+        },
+        "phases": [record.row() for record in records],
+        "ledger": {
+            **ledger.as_dict(),
+            "dense_training_flops": dense_training,
+            "relative": ledger.training_flops / dense_training,
+            "match": plan.as_dict(),
+        },
+        "masks_sha256": attached.masks.digest(),
+        "timing": ledger.timing(),
+    }

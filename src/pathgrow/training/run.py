@@ -1,0 +1,94 @@
+"""Train by one method in a folder: begin, go on, or find that it is done."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from pathgrow.attach import Attached
+from pathgrow.discovery.phases import Score
+from pathgrow.discovery.stages import Record
+from pathgrow.engine.distributed import joined
+from pathgrow.errors import UserError
+from pathgrow.experiment.run import few_threads
+from pathgrow.ledger import Ledger
+from pathgrow.report.progress import Progress, Silent
+from pathgrow.runs import RunFolder
+from pathgrow.team import Team, held_by_first
+from pathgrow.training.bench import Bench, grows
+from pathgrow.training.config import TrainRun
+from pathgrow.training.growth import grow
+from pathgrow.training.levels import Levels
+from pathgrow.training.plan import plan
+from pathgrow.training.report import report
+
+
+def train(
+    config: TrainRun, out: str | os.PathLike[str], progress: Progress | None = None, team: Team | None = None
+) -> dict[str, Any]:
+    """The report of this training.
+
+    A finished folder is read, not run again; an unfinished one goes on where it was killed and ends with the same bits.
+
+    Parameters
+    ----------
+    out
+        The run folder; where several processes work together, one on the machine of the first, which alone writes.
+    progress
+        Is told how it goes on, in the first process.
+    team
+        The processes that work together; None: those that `torchrun` started, else this one.
+    """
+    if team is None:
+        with joined(config.engine.device) as team:
+            return train(config, out, progress, team)
+    if config.ranks != team.size:
+        raise UserError(
+            f"this config is for {config.ranks} processes and {team.size} were started: "
+            f"start it with torchrun --nproc-per-node {config.ranks}, or set `ranks` to {team.size}"
+        )
+    with (
+        few_threads(config.threads),
+        held_by_first(team, lambda: RunFolder.open(out, config.as_dict())) as folder,
+    ):
+        if not team.from_first(lambda: RunFolder(out).finished):
+            _work(config, folder, progress or Silent(), team)
+        return team.from_first(lambda: RunFolder(out).report())
+
+
+def _work(config: TrainRun, folder: RunFolder | None, progress: Progress, team: Team) -> None:
+    """Plan, train, examine, write; the folder is there in the first process only."""
+    bench = Bench.made(config, folder, progress, team)
+    planned = plan(bench)
+    attached, records, ledger, test = _trained(bench, planned.epochs)
+    if folder is None:
+        return
+    told = report(bench, planned, attached, records, ledger, test)
+    folder.write_curve([{"kind": "phase", **record.row()} for record in records])
+    told["weights_sha256"] = folder.save_network(attached.model, attached.masks)
+    folder.write_report(told)  # last, since its presence means that the others are there
+
+
+def _trained(bench: Bench, epochs: int) -> tuple[Attached, Sequence[Record], Ledger, Score]:
+    """The trained network; everything is decided when the test split is looked at, once."""
+    examine = bench.trainer.evaluate(bench.dataset.test)
+    if grows(bench.make_method(epochs)):
+        found = grow(bench, epochs)
+        return found.attached, [*found.rounds, found.network], found.ledger, found.examine(examine)[0]
+    levels = Levels(bench, epochs)
+    records = levels.run()
+    test = levels.phases.score(levels.attached, "test", evaluate=examine)
+    levels.attached.detach()
+    ledger = Ledger(dense_flops=6 * bench.dense_macs, budget=bench.config.epochs)
+    for record in records:
+        ledger.add(
+            record.stage,
+            epochs=record.num_epochs,
+            samples=record.num_samples,
+            density=record.point.density,
+            sample_flops=record.sample_flops,
+            growth_flops=record.growth_flops,
+            seconds=record.seconds,
+        )
+    return levels.attached, records, ledger, test

@@ -1,0 +1,62 @@
+"""What a finished run has spent, read from its folder: a budget that another run can be given."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pathgrow.errors import UserError
+from pathgrow.runs import RunFolder
+
+_SAME = ("data", "fold", "model", "model_options")
+"""Where two runs differ in these, neither their parameters nor their FLOPs mean the same."""
+
+
+def spent(path: str, what: str, config: Mapping[str, Any]) -> float:
+    """Epochs times trainable parameters ("parameters"), or training FLOPs ("flops"), of the run in a folder.
+
+    The run has to be one of the same data and model as `config`, the values of a config.
+    """
+    report = _report(path)
+    theirs = report["config"]
+    for name in _SAME:
+        # A value that was left out of `config` has its default, which is the same for both.
+        if name in config and theirs.get(name) != config[name]:
+            raise UserError(
+                f"{path} is a run with {name} {theirs.get(name)!r} and this one has {config[name]!r}, but budgets "
+                "can be matched for the same data and model only: choose another run"
+            )
+    ledger, network = report["ledger"], report["network"]
+    if what == "flops":
+        return float(ledger["training_flops"])
+    num_parameters = network.get("num_parameters") or _num_parameters(network)
+    num_dense = num_parameters - network["num"]
+    return float(
+        sum(phase["epochs"] * (num_dense + round(phase["density"] * network["num"])) for phase in ledger["phases"])
+    )
+
+
+def like(path: str) -> str:
+    """A hash of a run's config without its seed: runs that differ in nothing else are alike."""
+    config = {name: value for name, value in _report(path)["config"].items() if name not in ("seed", "data_root")}
+    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _num_parameters(network: Mapping[str, Any]) -> int:
+    """All parameters of a model, from the share that is there and the number that is not."""
+    num_off: int = network["num"] - network["num_on"]
+    if num_off == 0:
+        raise UserError("the run to match ended dense and tells no number of parameters: choose another run")
+    return round(num_off / (1 - float(network["density_model"])))
+
+
+def _report(path: str) -> dict[str, Any]:
+    folder = RunFolder(path)
+    if not folder.finished:
+        raise UserError(f"{path} holds no finished run whose budget could be matched: give the folder of one")
+    report = folder.report()
+    if not all(isinstance(report.get(part), dict) for part in ("config", "ledger", "network")):
+        raise UserError(f"the report in {path} is none of a training of ours: give the folder of another run")
+    return report
