@@ -14,6 +14,7 @@ from typing import Any
 from pathgrow.errors import UserError, unknown_name
 from pathgrow.method import Method
 from pathgrow.methods.dense import dense
+from pathgrow.methods.dpai import dpai
 from pathgrow.methods.dsr import dsr
 from pathgrow.methods.edge_popup import edge_popup
 from pathgrow.methods.entry import Entry
@@ -80,6 +81,7 @@ _METHODS: dict[str, Entry] = {
     "snfs": Entry(snfs, paper="Dettmers & Zettlemoyer 2019, Sparse Networks from Scratch"),
     "dsr": Entry(dsr, paper="Mostafa & Wang 2019, Dynamic Sparse Reparameterization"),
     "gse": Entry(gse, paper="Heddes et al. 2024, Always-Sparse Training by Guided Stochastic Exploration"),
+    "dpai": Entry(dpai, paper="Xiang et al. 2025, DPaI: Differentiable Pruning at Initialization with Node-Path Balance Principle"),
 }
 
 
