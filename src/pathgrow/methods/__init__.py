@@ -81,7 +81,7 @@ _METHODS: dict[str, Entry] = {
     "snfs": Entry(snfs, paper="Dettmers & Zettlemoyer 2019, Sparse Networks from Scratch"),
     "dsr": Entry(dsr, paper="Mostafa & Wang 2019, Dynamic Sparse Reparameterization"),
     "gse": Entry(gse, paper="Heddes et al. 2024, Always-Sparse Training by Guided Stochastic Exploration"),
-    "dpai": Entry(dpai, paper="Xiang et al. 2025, DPaI: Differentiable Pruning at Initialization with Node-Path Balance Principle"),
+    "dpai": Entry(dpai, paper="Xiang et al. 2025, Differentiable Pruning at Initialization with Node-Path Balance"),
 }
 
 
