@@ -5,16 +5,16 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 import warnings
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO, cast
 
 import typer
 
 from pathgrow.cli_data import data_app
+from pathgrow.cli_options import as_number, pairs, parse_real, real, text, whole, without_none
+from pathgrow.cli_train import compare, list_methods, train
 from pathgrow.errors import PeerFailed, RunFailed, UserError
 from pathgrow.version import __version__
 
@@ -30,6 +30,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(data_app, name="data")
+app.command("train")(train)
+app.command("compare")(compare)
+app.command("methods")(list_methods)
 
 # A wrong option or argument. It has no one name: old versions of typer stand on click, new ones on a copy of it.
 _UsageError = cast("type[Exception]", typer.BadParameter.__base__)
@@ -98,73 +101,46 @@ def _everything(
         raise typer.Exit(2)
 
 
-def _whole(metavar: str, help: str) -> Any:
-    return typer.Option(metavar=metavar, help=help, parser=_parse_whole)
-
-
-def _real(metavar: str, help: str) -> Any:
-    return typer.Option(metavar=metavar, help=help, parser=_parse_real)
-
-
-def _text(metavar: str, help: str) -> Any:
-    return typer.Option(metavar=metavar, help=help)
-
-
-# Parsed here: typer's own messages do not say what was got.
-def _parse_whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} was got, a whole number is wanted") from None
-
-
-def _parse_real(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} was got, a number is wanted") from None
-
-
 @app.command()
 def discover(
-    data: Annotated[str | None, _text("NAME", "Data set, see `pathgrow data` [digits].")] = None,
-    data_root: Annotated[str | None, _text("DIR", "Folder of downloaded data.")] = None,
-    fold: Annotated[int | None, _whole("N", "Which samples are val and test [0].")] = None,
-    model: Annotated[str | None, _text("NAME", "Network, see `pathgrow models` [mlp].")] = None,
+    data: Annotated[str | None, text("NAME", "Data set, see `pathgrow data` [digits].")] = None,
+    data_root: Annotated[str | None, text("DIR", "Folder of downloaded data.")] = None,
+    fold: Annotated[int | None, whole("N", "Which samples are val and test [0].")] = None,
+    model: Annotated[str | None, text("NAME", "Network, see `pathgrow models` [mlp].")] = None,
     model_option: Annotated[
-        list[str] | None, _text("NAME=VALUE", "As width=8, or a list as widths=8,8; repeatable.")
+        list[str] | None, text("NAME=VALUE", "As width=8, or a list as widths=8,8; repeatable.")
     ] = None,
-    recipe: Annotated[str | None, _text("NAME", "Training recipe, see `pathgrow recipes` [by data set].")] = None,
-    budget: Annotated[int | None, _whole("EPOCHS", "Epochs of a dense training [the recipe's].")] = None,
-    delta: Annotated[float | None, _real("D", "Tolerated loss of accuracy [0.01].")] = None,
-    reference: Annotated[str | None, _text("SCORE|dense", "Dense accuracy, or `dense` to train for it.")] = None,
-    rule: Annotated[str | None, _text("NAME", "Density rule, see `pathgrow rules` [probe].")] = None,
-    method: Annotated[str | None, _text("NAME", "Growth method, see `pathgrow methods` [gcg].")] = None,
-    gamma: Annotated[float | None, _real("G", "Share of weights that a round adds [0.25].")] = None,
-    start_density: Annotated[float | None, _real("D", "Density of the seed network.")] = None,
-    target_density: Annotated[float | None, _real("D", "Grow to this density, without probes.")] = None,
-    seed_epochs: Annotated[int | None, _whole("EPOCHS", "Training of the seed network.")] = None,
-    rough: Annotated[str | None, _text("N|F|adaptive", "A round: epochs, a share of the budget, adaptive.")] = None,
-    final: Annotated[str | None, _text("fresh|grown", "Weights that trained-out networks begin with.")] = None,
-    probe_fraction: Annotated[float | None, _real("F", "Length of a probe without reference.")] = None,
-    answer: Annotated[str | None, _text("delta|gain", "Answer that chooses the network handed back.")] = None,
+    recipe: Annotated[str | None, text("NAME", "Training recipe, see `pathgrow recipes` [by data set].")] = None,
+    budget: Annotated[int | None, whole("EPOCHS", "Epochs of a dense training [the recipe's].")] = None,
+    delta: Annotated[float | None, real("D", "Tolerated loss of accuracy [0.01].")] = None,
+    reference: Annotated[str | None, text("SCORE|dense", "Dense accuracy, or `dense` to train for it.")] = None,
+    rule: Annotated[str | None, text("NAME", "Density rule, see `pathgrow rules` [probe].")] = None,
+    method: Annotated[str | None, text("NAME", "Growth method, see `pathgrow methods` [gcg].")] = None,
+    gamma: Annotated[float | None, real("G", "Share of weights that a round adds [0.25].")] = None,
+    start_density: Annotated[float | None, real("D", "Density of the seed network.")] = None,
+    target_density: Annotated[float | None, real("D", "Grow to this density, without probes.")] = None,
+    seed_epochs: Annotated[int | None, whole("EPOCHS", "Training of the seed network.")] = None,
+    rough: Annotated[str | None, text("N|F|adaptive", "A round: epochs, a share of the budget, adaptive.")] = None,
+    final: Annotated[str | None, text("fresh|grown", "Weights that trained-out networks begin with.")] = None,
+    probe_fraction: Annotated[float | None, real("F", "Length of a probe without reference.")] = None,
+    answer: Annotated[str | None, text("delta|gain", "Answer that chooses the network handed back.")] = None,
     observe: Annotated[
-        str | None, _text("annealed|average", "Weights that are scored: as they are, or averaged.")
+        str | None, text("annealed|average", "Weights that are scored: as they are, or averaged.")
     ] = None,
     lr: Annotated[
         float | None,
-        typer.Option("--lr", metavar="RATE", help="Learning rate of the recipe.", parser=_parse_real),
+        typer.Option("--lr", metavar="RATE", help="Learning rate of the recipe.", parser=parse_real),
     ] = None,
-    batch_size: Annotated[int | None, _whole("N", "Batch size of the recipe.")] = None,
-    weight_decay: Annotated[float | None, _real("WD", "Weight decay of the recipe.")] = None,
-    device: Annotated[str | None, _text("cpu|cuda", "Where to train [a GPU if there is one].")] = None,
-    precision: Annotated[str | None, _text("fp32|bf16", "Of forward passes in training [bf16 on GPUs].")] = None,
-    step: Annotated[str | None, _text("captured|eager", "How a step is run [captured on GPUs].")] = None,
-    compile: Annotated[str | None, _text("on|off", "Compile the network [where it wins its time back].")] = None,
+    batch_size: Annotated[int | None, whole("N", "Batch size of the recipe.")] = None,
+    weight_decay: Annotated[float | None, real("WD", "Weight decay of the recipe.")] = None,
+    device: Annotated[str | None, text("cpu|cuda", "Where to train [a GPU if there is one].")] = None,
+    precision: Annotated[str | None, text("fp32|bf16", "Of forward passes in training [bf16 on GPUs].")] = None,
+    step: Annotated[str | None, text("captured|eager", "How a step is run [captured on GPUs].")] = None,
+    compile: Annotated[str | None, text("on|off", "Compile the network [where it wins its time back].")] = None,
     deterministic: Annotated[bool, typer.Option("--deterministic", help="Same bits in every run on a GPU.")] = False,
-    seed: Annotated[int | None, _whole("N", "Of weights, masks and sample order [0].")] = None,
-    threads: Annotated[int | None, _whole("N", "CPU threads [by the size of the network].")] = None,
-    out: Annotated[Path | None, _text("DIR", "Run folder [runs/<what>-seed<N>].")] = None,
+    seed: Annotated[int | None, whole("N", "Of weights, masks and sample order [0].")] = None,
+    threads: Annotated[int | None, whole("N", "CPU threads [by the size of the network].")] = None,
+    out: Annotated[Path | None, text("DIR", "Run folder [runs/<what>-seed<N>].")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show nothing but errors.")] = False,
 ) -> None:
     """Find the smallest density that keeps the accuracy, and train that network.
@@ -178,7 +154,7 @@ def discover(
         "data_root": data_root,
         "fold": fold,
         "model": model,
-        "model_options": _pairs(model_option or []),
+        "model_options": pairs(model_option or [], "--model-option", "width=8"),
         "budget": budget,
         "delta": delta,
         "reference": _reference(reference),
@@ -194,8 +170,8 @@ def discover(
         "answer": answer,
         "observe": observe,
         "recipe_name": recipe,
-        "recipe": _without_none({"lr": lr, "batch_size": batch_size, "weight_decay": weight_decay}),
-        "engine": _without_none(
+        "recipe": without_none({"lr": lr, "batch_size": batch_size, "weight_decay": weight_decay}),
+        "engine": without_none(
             {
                 "device": device,
                 "precision": precision,
@@ -210,7 +186,7 @@ def discover(
     from pathgrow.engine.distributed import joined
 
     with joined(device or "auto") as team:
-        _discover(team, _without_none(given), out, quiet=quiet)
+        _discover(team, without_none(given), out, quiet=quiet)
 
 
 def _discover(team: Team, given: dict[str, Any], out: Path | None, *, quiet: bool) -> None:
@@ -247,14 +223,10 @@ def _say_where(folder: RunFolder) -> None:
         _say(f"note: {taken} of this run is no longer there: {again}", 0)
 
 
-def _without_none(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
-
-
 def _reference(text: str | None) -> float | str | None:
     if text is None or text == "dense":
         return text
-    number = _number(text)
+    number = as_number(text)
     if number is None:
         raise UserError(f"--reference {text!r} was got, a score or `dense` is wanted: give for example 0.93")
     return float(number)
@@ -263,36 +235,12 @@ def _reference(text: str | None) -> float | str | None:
 def _rough(text: str | None) -> int | float | str | None:
     if text is None or text == "adaptive":
         return text
-    number = _number(text)
+    number = as_number(text)
     if number is None:
         raise UserError(
             f"--rough {text!r} was got, epochs, a fraction of the budget or `adaptive` is wanted: give for example 4"
         )
     return number
-
-
-def _number(text: str) -> int | float | None:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return None
-
-
-def _pairs(texts: Iterable[str]) -> dict[str, Any]:
-    """NAME=VALUE options; a value is a number, a list of numbers with commas, or a text."""
-    pairs: dict[str, Any] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise UserError(f"--model-option {text!r} was got, NAME=VALUE is wanted: give for example width=8")
-        parts = [_number(part) for part in value.split(",") if part]
-        if not parts or None in parts:
-            pairs[name] = value
-        else:
-            pairs[name] = parts if "," in value else parts[0]
-    return pairs
 
 
 @app.command()
@@ -328,15 +276,6 @@ def list_recipes() -> None:
         typer.echo(f"{name:<18}{told}; {' '.join(on) or 'not augmented'}")
 
 
-@app.command("methods")
-def list_methods() -> None:
-    """List the growth methods."""
-    from pathgrow import methods as table
-
-    for name in table.names():
-        typer.echo(f"{name:<18}{_first_line(getattr(table, name))}")
-
-
 @app.command("rules")
 def list_rules() -> None:
     """List the density rules."""
@@ -344,7 +283,3 @@ def list_rules() -> None:
 
     for name in table.names():
         typer.echo(f"{name:<14}{table.description(name)}")
-
-
-def _first_line(documented: object) -> str:
-    return (inspect.getdoc(documented) or "").partition("\n")[0]

@@ -16,6 +16,13 @@ _WANTED: dict[str, tuple[str, ...]] = {
     "curve": ("rough", "probes"),
     "ledger": ("phases", "training_flops", "relative"),
 }
+_WANTED_OF_TRAINING: dict[str, tuple[str, ...]] = {
+    "config": ("method", "match", "epochs", "seed"),
+    "network": ("density", "density_model", "num_on", "num", "epochs", "val", "test"),
+    "flops": ("inference_relative",),
+    "ledger": ("phases", "training_flops", "relative"),
+    "timing": ("seconds",),
+}
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,11 @@ def read_finished(path: str | os.PathLike[str]) -> dict[str, Any]:
     return found
 
 
+def is_training(report: dict[str, Any]) -> bool:
+    """Whether a report is of one training at a chosen density, and not of a discovery."""
+    return report.get("kind") == "train"
+
+
 def checked(report: dict[str, Any], where: str) -> dict[str, Any]:
     """The report itself, if everything that is shown is in it."""
     if "format" not in report:
@@ -64,7 +76,7 @@ def checked(report: dict[str, Any], where: str) -> dict[str, Any]:
             f"{where} has format {report['format']!r}, wanted {FORMAT}: show it with the version of pathgrow "
             f"that wrote it{writer}"
         )
-    for part, keys in _WANTED.items():
+    for part, keys in (_WANTED_OF_TRAINING if is_training(report) else _WANTED).items():
         inside = report.get(part)
         missing = [key for key in keys if not isinstance(inside, dict) or key not in inside]
         if missing:

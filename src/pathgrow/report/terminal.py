@@ -13,7 +13,8 @@ from rich.text import Text
 
 from pathgrow.report import wording
 from pathgrow.report.chart import curve_chart
-from pathgrow.report.reading import Unfinished, read
+from pathgrow.report.reading import Unfinished, is_training, read
+from pathgrow.report.training import training_summary
 from pathgrow.report.wording import Scores, counted, percent, percent_column, printable
 
 
@@ -21,7 +22,12 @@ def show(path: str | os.PathLike[str], console: Console | None = None) -> None:
     """Print the run in a folder, finished or not; a folder that holds no run is a `UserError`."""
     console = console or Console()
     found = read(path)
-    console.print(_unfinished(found, path) if isinstance(found, Unfinished) else summary(found, console.width))
+    if isinstance(found, Unfinished):
+        console.print(_unfinished(found, path))
+    elif is_training(found):
+        console.print(training_summary(found))
+    else:
+        console.print(summary(found, console.width))
 
 
 def summary(report: dict[str, Any], width: int = 80) -> RenderableType:

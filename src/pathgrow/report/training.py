@@ -1,0 +1,56 @@
+"""One training on the terminal: what came out and what it cost, in a few lines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from pathgrow.report.wording import count, counted, duration, percent, printable
+
+_MATCHED = {
+    "none": "",
+    "parameters": ", as many as a budget of epochs times parameters allows",
+    "flops": ", as many as a budget of FLOPs allows",
+}
+
+
+def training_summary(report: dict[str, Any]) -> RenderableType:
+    """The report of a training as one renderable; every string in it is text, never markup."""
+    config = report["config"]
+    subject = " ".join(str(config[name]) for name in ("data", "model") if name in config)
+    title = Text("pathgrow", "bold").append(f"  {printable(subject)}, seed {config['seed']}", "not bold dim")
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    for label, sentence in findings(report):
+        table.add_row(Text(label), Text(sentence))
+    return Padding(Group(title, Text(), table), (0, 1))
+
+
+def findings(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """Label and sentence of everything worth knowing."""
+    network, ledger, config = report["network"], report["ledger"], report["config"]
+    val, test = (f"{100 * network[split]['score']:.2f}%" for split in ("val", "test"))
+    num_levels = len(ledger["phases"])
+    levels = f" in {num_levels} trainings" if num_levels > 1 else ""
+    matched = _MATCHED.get(config["match"], "")
+    return [
+        ("method", printable(config["method"])),
+        (
+            "density",
+            f"{percent(network['density'])} of the switchable weights ({network['num_on']:,} of {network['num']:,}), "
+            f"{percent(network['density_model'])} of all parameters",
+        ),
+        ("accuracy", f"{test} test, {val} val"),
+        ("trained", f"{counted(network['epochs'], 'epoch')}{levels}{matched}"),
+        (
+            "cost",
+            f"{count(ledger['training_flops'])} training FLOPs, {ledger['relative']:.3g}x those of training dense for "
+            f"{counted(config['epochs'], 'epoch')}; {duration(report['timing']['seconds'])}",
+        ),
+        ("inference", f"{report['flops']['inference_relative']:.3g}x the FLOPs of the dense network"),
+    ]
