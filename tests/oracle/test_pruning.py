@@ -1,0 +1,256 @@
+"""Pruning methods against their definitions: levels, cubic curves, rewinding, GraNet's two parts of a change."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adam
+
+from pathgrow import methods
+from pathgrow.attach import Attached, attach
+from pathgrow.errors import UserError
+from pathgrow.masks import Masks
+from pathgrow.method import Progress
+from tests.chain import (
+    NAMES,
+    attached,
+    best,
+    best_of_all,
+    chain,
+    flags,
+    magnitudes,
+    num_on,
+    same,
+    steps,
+    train,
+    weights,
+)
+
+
+def normed(optimizer: type[SGD] | type[Adam], method: str, **options: object) -> Attached:
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        model = nn.Sequential(nn.Linear(6, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Linear(9, 3)).double()
+    extra = {"momentum": 0.9} if optimizer is SGD else {}
+    return attach(
+        model, optimizer(model.parameters(), lr=0.05, **extra), methods.create(method, **options),
+        scope=Masks.full(model),
+    )  # fmt: skip
+
+
+class TestLevels:
+    @pytest.mark.parametrize("name", ["imp", "lth", "imp_c"])
+    def test_the_ladder_and_what_goes(self, name: str) -> None:
+        model, _ = chain()
+        sparse = attached(methods.create(name, density=0.1, **({"rewind_step": 1} if name == "imp" else {})), model)
+        num, level = sparse.masks.num, 0
+        assert sparse.masks.density == 1
+        while True:
+            train(sparse, level)
+            on, now = flags(sparse.masks), weights(model)
+            if not sparse.advance_():
+                break
+            level += 1
+            left = max(round(0.8**level * num), round(0.1 * num))
+            assert sparse.masks.num_on == left
+            assert same(flags(sparse.masks), best_of_all(magnitudes(now), on, left))
+        assert level == math.ceil(math.log(0.1) / math.log(0.8))
+        assert sparse.masks.num_on == round(0.1 * num)
+
+    def test_densities_of_a_large_network(self) -> None:
+        schedule = methods.create("imp", density=0.009).schedule
+        num, left, densities = 1_000_000, 1_000_000, []
+        for level in range(30):
+            change = schedule(Progress(round=level, step=0, num_on=left, num=num))
+            if change is None:
+                break
+            left -= change.num_drop
+            densities.append(round(100 * left / num, 1))
+        table = [
+            80,
+            64,
+            51.2,
+            41,
+            32.8,
+            26.2,
+            21,
+            16.8,
+            13.4,
+            10.7,
+            8.6,
+            6.9,
+            5.5,
+            4.4,
+            3.5,
+            2.8,
+            2.3,
+            1.8,
+            1.4,
+            1.2,
+            0.9,
+        ]
+        assert densities[:21] == table
+
+    def test_every_level_takes_something_from_the_smallest_network(self) -> None:
+        schedule = methods.create("lth", density=0.01).schedule
+        left, level = 3, 0
+        while (change := schedule(Progress(round=level, step=0, num_on=left, num=3))) is not None:
+            left, level = left - change.num_drop, level + 1
+        assert left == 1
+
+    @pytest.mark.parametrize("optimizer", [SGD, Adam])
+    @pytest.mark.parametrize(("name", "rewind_step"), [("lth", 0), ("imp", 2), ("imp", 0)])
+    def test_rewinding(self, optimizer: type[SGD] | type[Adam], name: str, rewind_step: int) -> None:
+        sparse = normed(optimizer, name, **({"rewind_step": rewind_step} if name == "imp" else {}))
+        draw = torch.Generator().manual_seed(0)
+
+        def step() -> None:
+            sparse.optimizer.zero_grad()
+            sparse.model(torch.randn(8, 6, generator=draw).double()).square().mean().backward()
+            sparse.optimizer.step()
+
+        then = copy.deepcopy(sparse.model.state_dict())
+        for number in range(1, 6):
+            step()
+            if number == rewind_step:
+                then = copy.deepcopy(sparse.model.state_dict())
+        trained = copy.deepcopy(sparse.model.state_dict())
+        for _ in range(2):
+            assert sparse.advance_()
+            for key, value in sparse.model.state_dict().items():
+                mask = sparse.masks[key] if key in sparse.masks else torch.ones((), dtype=torch.bool)
+                assert torch.equal(value, then[key] * mask), key
+            assert not torch.equal(then["1.running_mean"], trained["1.running_mean"])
+            for slots in sparse.optimizer.state.values():
+                assert all(not bool(value.any()) for value in slots.values() if isinstance(value, torch.Tensor))
+            for _ in range(3):
+                step()
+
+    def test_continued_training_keeps_weights_and_empties_the_optimizer(self) -> None:
+        sparse = normed(SGD, "imp_c")
+        for _ in range(3):
+            sparse.optimizer.zero_grad()
+            sparse.model(torch.randn(8, 6).double()).square().mean().backward()
+            sparse.optimizer.step()
+        before = copy.deepcopy(sparse.model.state_dict())
+        assert any(bool(slots["momentum_buffer"].any()) for slots in sparse.optimizer.state.values())
+        assert sparse.advance_()
+        for key, value in sparse.model.state_dict().items():
+            assert torch.equal(value, before[key] * sparse.masks[key] if key in sparse.masks else before[key])
+        assert not any(bool(slots["momentum_buffer"].any()) for slots in sparse.optimizer.state.values())
+
+    def test_a_run_resumed_after_the_rewind_step_goes_back_there(self) -> None:
+        sparse = attached(methods.create("imp", rewind_step=2), chain()[0])
+        for step in range(4):
+            train(sparse, step)
+        other = attached(methods.create("imp", rewind_step=2), chain(seed=9)[0])
+        other.model.load_state_dict(sparse.model.state_dict())
+        other.optimizer.load_state_dict(copy.deepcopy(sparse.optimizer.state_dict()))
+        other.load_state_dict(sparse.state_dict())
+        for run in (sparse, other):
+            run.advance_()
+            train(run, 4)
+        assert sparse.masks == other.masks
+        assert same(weights(sparse.model), weights(other.model))
+
+    def test_a_level_that_ends_before_there_is_where_to_go_back_to(self) -> None:
+        sparse = attached(methods.create("imp", rewind_step=9), chain()[0])
+        train(sparse, 0)
+        with pytest.raises(UserError, match="back to step 9 after 1 steps"):
+            sparse.advance_()
+        assert sparse.masks.density == 1
+
+
+class TestGradual:
+    def test_the_cubic_curve_and_what_goes(self) -> None:
+        model, _ = chain()
+        sparse = attached(methods.create("gmp", density=0.15, num_steps=50, every=3, begin=0.2, end=0.7), model)
+        num, wanted = sparse.masks.num, None
+        for step, on, now, _, _ in steps(sparse, 50):
+            if wanted is not None:
+                assert same(on, wanted)
+            wanted = on
+            if 10 <= step <= 35 and ((step - 10) % 3 == 0 or step == 35):
+                left = round(num * (0.15 + 0.85 * (1 - (step - 10) / 25) ** 3))
+                wanted = best_of_all(magnitudes(now), on, left)
+                assert num_on(wanted) == left
+            elif step < 10:
+                assert num_on(on) == num
+        assert sparse.masks.num_on == round(0.15 * num)
+
+    @pytest.mark.parametrize("num_steps", [2, 3, 7, 50])
+    @pytest.mark.parametrize("end", [0.3, 1.0])
+    def test_the_density_is_reached_before_training_ends(self, num_steps: int, end: float) -> None:
+        schedule = methods.create("gmp", density=0.1, num_steps=num_steps, every=4, begin=0.1, end=end).schedule
+        left = 1000
+        for step in range(num_steps):
+            change = schedule(Progress(round=0, step=step, num_on=left, num=1000))
+            left -= 0 if change is None else change.num_drop
+        assert left == 100
+
+    @pytest.mark.parametrize("density", [0.1, 0.3])
+    def test_granet_prunes_over_all_layers_then_rewires_within_them(self, density: float) -> None:
+        model, masks = chain(0.6)
+        start = masks.density
+        method = methods.create("granet", density=density, start_density=start, num_steps=60, every=4, end=0.5)
+        sparse = attached(method, model, masks)
+        num, wanted, num_pruned, num_new = masks.num, None, 0, 0
+        for step, on, now, _, gradient in steps(sparse, 60):
+            if wanted is not None:
+                assert same(on, wanted)
+            wanted = on
+            if step == 0 or (step % 4 and step != 30):
+                continue
+            left = min(num_on(on), max(1, round(num * (density + (start - density) * max(0.0, 1 - step / 30) ** 3))))
+            if step == 30 and left == num_on(on) and step % 4:
+                continue  # off the grid, and nothing to prune
+            num_pruned += num_on(on) - left
+            pruned = best_of_all(magnitudes(now), on, left)
+            share = 0.005 + (0.5 - 0.005) * (1 + math.cos(math.pi * step / 60)) / 2
+            wanted = {}
+            for name in NAMES:
+                here = int(pruned[name].sum())
+                num_drop = int(share * here + 1e-6)
+                kept = best(abs(now[name]), pruned[name], here - num_drop)
+                wanted[name] = kept | best(abs(gradient[name]), ~kept, num_drop)
+            num_new += sum(int((wanted[name] & ~on[name]).sum()) for name in NAMES)
+        assert num_pruned == masks.num_on - round(density * num)
+        assert num_new
+        assert sparse.masks.num_on == round(density * num)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("imp", {"share": 1.0}, "share"),
+        ("imp", {"density": 0.0}, "density"),
+        ("imp", {"rewind_step": -1}, "rewind_step"),
+        ("gmp", {"begin": 0.8, "end": 0.5}, "begin < end"),
+        ("gmp", {"every": 0}, "every"),
+        ("granet", {"density": 0.6, "start_density": 0.5}, "no way down"),
+        ("rigl", {"rate": 1.0}, "drop rate"),
+        ("rigl", {"num_steps": 0}, "num_steps"),
+        ("rigl", {"end": 0.0}, "end"),
+        ("set", {"anneal": "linear"}, "anneal"),
+        ("set", {"anneal": "constant", "rate": 1.5}, "drop rate"),
+        ("itop", {"criterion": "size"}, "criterion"),
+        ("dsr", {"share": 0.0}, "share"),
+        ("gse", {"guide": "grab"}, "grabo"),
+        ("gse", {"gamma": 0.0}, "gamma"),
+        ("snfs", {"allocation": "erc"}, "erk"),
+    ],
+)
+def test_options_that_make_no_sense(name: str, options: dict[str, object], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        methods.create(name, **options)
+
+
+def test_numpy_ranking_takes_the_largest() -> None:
+    scores = {name: np.arange(6.0).reshape(2, 3) + k for k, name in enumerate(NAMES)}
+    chosen = best_of_all(scores, {name: np.ones((2, 3), dtype=bool) for name in NAMES}, 3)
+    assert [int(chosen[name].sum()) for name in NAMES] in ([0, 1, 2], [1, 1, 1])

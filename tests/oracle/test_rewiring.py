@@ -1,0 +1,422 @@
+"""One update step of each rewiring method, re-derived in NumPy on a network small enough to write out."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from pathgrow import methods
+from pathgrow.attach import Attached, attach
+from pathgrow.engine.mode import EngineOptions
+from pathgrow.engine.step import EagerStep
+from pathgrow.errors import UserError
+from pathgrow.masks import Masks
+from pathgrow.method import Change, Progress
+from pathgrow.nested import take_apart
+from pathgrow.net import Net
+from pathgrow.recipes import Recipe
+from pathgrow.rng import generator
+from tests.chain import (
+    NAMES,
+    Array,
+    Arrays,
+    attached,
+    batch,
+    best,
+    chain,
+    flags,
+    gradients,
+    momenta,
+    num_on,
+    same,
+    squares,
+    steps,
+    train,
+    weights,
+)
+
+
+def cosine(step: int, first: float, end: float, last: float = 0.0) -> float:
+    return last + (first - last) * (1 + math.cos(math.pi * min(step / end, 1))) / 2
+
+
+def rigl_update(on: Array, weight: Array, gradient: Array, share: float) -> tuple[Array, Array]:
+    """What is kept, and what is on afterwards."""
+    num_drop = int(share * on.sum() + 1e-6)
+    kept = best(abs(weight), on, int(on.sum()) - num_drop)
+    return kept, kept | best(abs(gradient), ~kept, num_drop)
+
+
+class TestRigL:
+    def test_masks_weights_and_momentum_of_a_whole_run(self) -> None:
+        model, masks = chain()
+        sparse = attached(methods.create("rigl", num_steps=40, every=4), model, masks)
+        num_returned = num_new = 0
+        due = False
+        wanted: Arrays = {}
+        before: tuple[Arrays, Arrays] = {}, {}
+        for step, on, now, slots, gradient in steps(sparse, 40):
+            if due:
+                assert same(on, wanted)
+                # The change took the place of the step: what stayed has the very weight and momentum, the rest none.
+                assert same(now, {name: before[0][name] * wanted[name] for name in NAMES})
+                if before[1]:
+                    assert same(slots, {name: before[1][name] * wanted[name] for name in NAMES})
+                else:
+                    assert not slots, "a first step that did not count made momentum"
+            due = step % 4 == 0 and step <= 30
+            if due:
+                updates = {
+                    name: rigl_update(on[name], now[name], gradient[name], cosine(step, 0.3, 30)) for name in NAMES
+                }
+                wanted, before = {name: after for name, (_, after) in updates.items()}, (now, slots)
+                for name, (kept, after) in updates.items():
+                    assert after.sum() == on[name].sum() == masks[name].sum()
+                    num_returned += int((after & on[name] & ~kept).sum())
+                    num_new += int((after & ~on[name]).sum())
+            else:
+                wanted = on
+        assert num_returned
+        assert num_new
+        assert same(flags(sparse.masks), wanted)
+
+    def test_a_bias_does_not_move_at_a_change_either(self) -> None:
+        model, masks = chain()
+        sparse = attached(methods.create("rigl", every=2), model, masks)
+        before = copy.deepcopy(model[0].bias)
+        train(sparse, 0)
+        assert torch.equal(model[0].bias, before)
+        train(sparse, 1)
+        assert not torch.equal(model[0].bias, before)
+
+    def test_drop_schedule(self) -> None:
+        method = methods.create("rigl", num_steps=1000)
+
+        def moved(step: int) -> int:
+            model, masks = chain(0.5)
+            before = masks.clone()
+            # Large weights on, small ones off, gradients where nothing is on: all that is dropped is lost.
+            with torch.no_grad():
+                for name in NAMES:
+                    model.get_parameter(name).masked_fill_(~masks[name], 0)
+            scores = {name: (~masks[name]).double() + torch.rand(masks[name].shape).double() / 2 for name in NAMES}
+            net = Net(model, masks, Masks.select(Masks.full(model)), gradients=lambda: (scores, 0))
+            progress = Progress(round=0, step=step, num_on=masks.num_on, num=masks.num)
+            after = method.revise(net, Change(), progress, generator(0, "draw"))
+            assert after.num_on == before.num_on
+            return (after - before).num_on
+
+        _, masks = chain(0.5)
+        for step in (0, 100, 375, 600, 750):
+            share = cosine(step, 0.3, 750)
+            assert moved(step) == sum(int(share * int(masks[name].sum()) + 1e-6) for name in NAMES)
+        assert moved(750) == 0 < moved(0)
+        due = [
+            step for step in range(1000) if method.schedule(Progress(round=0, step=step, num_on=1, num=9)) is not None
+        ]
+        assert due == list(range(0, 751, 100))
+
+    @pytest.mark.parametrize("allocation", ["erk", "uniform"])
+    def test_layer_densities_are_those_of_the_allocation(self, allocation: str) -> None:
+        from pathgrow.methods.allocation import allocated
+
+        model, _ = chain()
+        sparse = attached(methods.create("rigl", density=0.3, allocation=allocation, every=3, num_steps=40), model)
+        counts = allocated(sparse.scope, 0.3, allocation)
+        for step in range(12):
+            assert {name: int(mask.sum()) for name, mask in sparse.masks.items()} == counts
+            train(sparse, step)
+
+    def test_gradients_that_are_no_numbers(self) -> None:
+        model, masks = chain()
+        sparse = attached(methods.create("rigl"), model, masks)
+        (squares(model, batch(0)) * math.inf).backward()
+        with pytest.raises(UserError, match="not finite"):
+            sparse.optimizer.step()
+
+
+class Batches:
+    """What a step reads of a feed."""
+
+    def rate(self, step: int) -> float:
+        return 1.0
+
+    def batch(self, step: Any) -> tuple[Tensor, Tensor]:
+        draw = torch.Generator().manual_seed(int(step))
+        return torch.randn(6, 2, 4, 4, generator=draw), torch.randint(0, 3, (6,), generator=draw)
+
+
+@pytest.mark.parametrize("name", ["rigl", "set", "granet", "snfs", "dsr", "itop", "gmp", "gse"])
+def test_engine_steps_have_the_bits_of_hooked_ones(name: str) -> None:
+    feed = Batches()
+
+    def made() -> Attached:
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            model = nn.Sequential(
+                nn.Conv2d(2, 5, 3), nn.BatchNorm2d(5), nn.ReLU(), nn.Flatten(), nn.Linear(20, 3)
+            )  # fmt: skip
+        optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+        options = {"threshold": 0.05} if name == "dsr" else {}
+        method = methods.create(name, density=0.3, num_steps=20, every=3, **options)
+        loss = {"loss": lambda model, pair: nn.functional.cross_entropy(model(pair[0]), pair[1])}
+        return attach(model, optimizer, method, scope=Masks.full(model), batches=[feed.batch(99)], **loss)
+
+    hooked, driven = made(), made()
+    step = EagerStep(driven, feed, Recipe(), EngineOptions(device="cpu").resolved())
+    num_changes = 0
+    for number in range(20):
+        before = driven.masks.clone()
+        hooked.optimizer.zero_grad()
+        images, labels = feed.batch(number)
+        images = images.contiguous(memory_format=torch.channels_last)
+        nn.functional.cross_entropy(hooked.model(images), labels).backward()
+        hooked.optimizer.step()
+        step(number)
+        num_changes += driven.masks != before
+        assert hooked.masks == driven.masks
+        for here, there in ((hooked.model, driven.model), (hooked.optimizer, driven.optimizer), (hooked, driven)):
+            tensors, others = take_apart(here.state_dict())[0], take_apart(there.state_dict())[0]
+            assert tensors.keys() == others.keys()
+            assert all(torch.equal(tensor, others[key]) for key, tensor in tensors.items()), number
+    assert num_changes >= 2
+
+
+class TestSET:
+    @pytest.mark.parametrize("by_sign", [False, True])
+    def test_what_is_kept_and_how_many_grow(self, by_sign: bool) -> None:
+        model, masks = chain()
+        method = methods.create("set", num_steps=100, every=4, rate=0.4, end=1.0, by_sign=by_sign)
+        sparse = attached(method, model, masks)
+        previous: tuple[Arrays, Arrays] | None = None
+        num_new = 0
+        for step, on, now, _, _ in steps(sparse, 30):
+            if previous is not None:
+                kept, before = previous
+                for name in NAMES:
+                    assert not (kept[name] & ~on[name]).any()
+                    assert on[name].sum() == before[name].sum()
+                    num_new += int((on[name] & ~before[name]).sum())
+            previous = None
+            if step % 4 == 0:
+                share = cosine(step, 0.4, 100)
+                sides = (now, {name: -array for name, array in now.items()}) if by_sign else (
+                    {name: abs(array) for name, array in now.items()},
+                )  # fmt: skip
+                kept = {name: np.zeros_like(on[name]) for name in NAMES}
+                for side in sides:
+                    for name in NAMES:
+                        here = on[name] & (side[name] > 0)
+                        kept[name] |= best(side[name], here, int(here.sum()) - int(share * here.sum() + 1e-6))
+                previous = kept, on
+        assert num_new > 10
+
+    def test_growth_is_uniform_over_all_that_is_not_kept(self) -> None:
+        model, masks = chain()
+        masks.apply_(model)
+        net = Net(model, masks, Masks.select(Masks.full(model)))
+        revise = methods.create("set", rate=0.3).revise
+        progress = Progress(round=0, step=0, num_on=masks.num_on, num=masks.num)
+        name, num = NAMES[0], 400
+        on, weight = flags(masks)[name], weights(model)[name]
+        num_grow = int(0.3 * on.sum() + 1e-6)
+        free = ~best(abs(weight), on, int(on.sum()) - num_grow)
+        counts: Counter[int] = Counter()
+        for seed in range(num):
+            after = revise(net, Change(), progress, generator(seed, "draw"))[name].numpy()
+            counts.update(np.flatnonzero(after & free).tolist())
+        assert sum(counts.values()) == num * num_grow
+        places = np.flatnonzero(free)
+        likely = num * num_grow / len(places)
+        # Without replacement, counts vary by less than a multinomial: the chi-square is scaled to one.
+        squares = sum((counts[place] - likely) ** 2 for place in places) / likely / (1 - num_grow / len(places))
+        assert 0.005 < stats.chi2.sf(squares, len(places) - 1) < 0.995
+
+    def test_the_paper_s_own_settings(self) -> None:
+        method = methods.create("set", anneal="constant", end=math.inf, rate=0.3, every=10, num_steps=50)
+        assert method.revise.rate(10**6) == 0.3
+        assert method.schedule(Progress(round=0, step=10**6, num_on=1, num=9)) == Change()
+
+
+class TestITOP:
+    @pytest.mark.parametrize("criterion", ["gradient", "random"])
+    def test_explored_is_the_union_of_all_masks(self, criterion: str) -> None:
+        model, masks = chain(0.2)
+        sparse = attached(methods.create("itop", criterion=criterion, every=3, num_steps=30), model, masks)
+        union = flags(sparse.masks)
+        assert sparse.memory["explored"] == masks.density
+        for _, on, *_ in steps(sparse, 30):
+            union = {name: union[name] | on[name] for name in NAMES}
+            assert sparse.memory["explored"] == num_on(union) / masks.num
+        assert sparse.memory["explored"] > 1.5 * masks.density
+
+    def test_a_change_by_gradient(self) -> None:
+        model, masks = chain()
+        sparse = attached(methods.create("itop", every=5, num_steps=50), model, masks)
+        for step, on, now, _, gradient in steps(sparse, 6):
+            if step == 5:
+                share = cosine(5, 0.5, 50, 0.005)
+                wanted = {name: rigl_update(on[name], now[name], gradient[name], share)[1] for name in NAMES}
+        assert same(flags(sparse.masks), wanted)
+
+
+def shared_out(num: int, shares: Array, room: Array) -> Array:
+    """Largest remainders, with what does not fit shared out among the others."""
+    quotas, full = np.zeros(len(shares)), np.zeros(len(shares), dtype=bool)
+    while True:
+        quotas[~full] = (num - room[full].sum()) * shares[~full] / shares[~full].sum()
+        over = ~full & (quotas >= room)
+        if not over.any():
+            break
+        full |= over
+        quotas[over] = room[over]
+    counts = np.floor(quotas + 1e-6).astype(int)
+    for place in np.argsort(counts - quotas, kind="stable")[: num - counts.sum()]:
+        counts[place] += 1
+    return counts
+
+
+class TestSNFS:
+    def test_momentum_is_gathered_at_all_positions(self) -> None:
+        model, masks = chain()
+        sparse = attached(methods.create("snfs"), model, masks)
+        wanted = {name: np.zeros(masks[name].shape) for name in NAMES}
+        for _, _, _, _, gradient in steps(sparse, 5):
+            for name in NAMES:
+                np.testing.assert_allclose(sparse.memory["momentum"][name].numpy(), wanted[name], rtol=1e-10)
+                wanted[name] = 0.9 * wanted[name] + gradient[name]
+        assert any(wanted[name][~masks[name].numpy()].any() for name in NAMES)
+
+    @pytest.mark.parametrize(("density", "rate"), [(0.4, 0.5), (0.9, 0.5)])
+    def test_redistribution(self, density: float, rate: float) -> None:
+        model, masks = chain(density)
+        sparse = attached(methods.create("snfs", rate=rate, every=4, num_steps=40), model, masks)
+        wanted: Arrays = {}
+        num_moved_between_layers = num_spared = 0
+        for step, on, now, _, gradient in steps(sparse, 21):
+            if wanted:
+                assert same(on, wanted)
+                assert num_on(on) == masks.num_on
+            wanted = {}
+            if step == 0 or step % 4:
+                continue
+            # `watch` comes first: the momentum at a change has the gradient of its step in it.
+            momentum = {name: abs(0.9 * sparse.memory["momentum"][name].numpy() + gradient[name]) for name in NAMES}
+            shares = np.array([momentum[name][on[name]].mean() for name in NAMES])
+            shares /= shares.sum()
+            kept = {}
+            for name, share in zip(NAMES, shares, strict=True):
+                p, lack = cosine(step, rate, 40, rate / 100), 1 - on[name].mean()
+                if lack < 0.2 and share > 1 / 3:
+                    num_spared += lack < p
+                    p = min(p, lack)
+                kept[name] = best(abs(now[name]), on[name], int(on[name].sum()) - math.ceil(p * on[name].sum() - 1e-6))
+            room = np.array([int((~kept[name]).sum()) for name in NAMES])
+            num_grow = shared_out(num_on(on) - num_on(kept), shares, room)
+            wanted = {
+                name: kept[name] | best(momentum[name], ~kept[name], num)
+                for name, num in zip(NAMES, num_grow, strict=True)
+            }
+            num_moved_between_layers += sum(abs(int(wanted[n].sum()) - int(on[n].sum())) for n in NAMES)
+        assert num_moved_between_layers
+        assert num_spared or density < 0.5
+
+
+class TestDSR:
+    def run(self, density: float, threshold: float, **options: Any) -> tuple[Attached, list[tuple[Any, ...]]]:
+        model, masks = chain(density)
+        sparse = attached(
+            methods.create("dsr", every=3, num_steps=100, threshold=threshold, **options), model, masks, lr=0.2
+        )
+        found = []
+        for step, on, now, _, _ in steps(sparse, 20):
+            found.append((step, on, now, sparse.memory["threshold"]))
+        found.append((20, flags(sparse.masks), weights(model), sparse.memory["threshold"]))
+        return sparse, found
+
+    def test_pruning_by_threshold_and_growth_in_proportion(self) -> None:
+        _, found = self.run(0.4, 0.02)
+        directions = set()
+        for (step, on, now, threshold), (_, after, _, next_threshold) in itertools.pairwise(found):
+            if step == 0 or step % 3:
+                assert same(after, on)
+                assert next_threshold == threshold
+                continue
+            kept = {name: on[name] & (abs(now[name]) >= threshold) for name in NAMES}
+            assert all(kept[name].any() for name in NAMES)
+            gone = num_on(on) - num_on(kept)
+            left = np.array([int(kept[name].sum()) for name in NAMES])
+            room = np.array([int((~on[name]).sum()) for name in NAMES])
+            num_grow = shared_out(gone, left.astype(float), room) if gone else [0, 0, 0]
+            for name, num in zip(NAMES, num_grow, strict=True):
+                assert not (kept[name] & ~after[name]).any()
+                assert not (on[name] & ~kept[name] & after[name]).any(), "grown where a weight has just gone"
+                assert int((after[name] & ~on[name]).sum()) == num
+            wanted = 0.1 * num_on(on)
+            factor = 2 if gone < 0.9 * wanted else 0.5 if gone > 1.1 * wanted else 1
+            assert next_threshold == threshold * factor
+            directions.add(factor)
+        assert {2, 0.5} <= directions
+
+    def test_a_layer_keeps_its_largest_and_nothing_grows_where_there_is_no_room(self) -> None:
+        sparse, found = self.run(0.9, 1e3)
+        step, on, now, _ = found[3]
+        after = found[4][1]
+        assert step == 3
+        for name in NAMES:
+            assert (after[name] & best(abs(now[name]), on[name], 1)).any()
+        # All but one weight of a layer are below, and there is room for few: as many go as find a place.
+        assert num_on(after) == num_on(on) == sparse.masks.num_on
+        room = sum(int((~on[name]).sum()) for name in NAMES)
+        assert sum(int((on[name] & ~after[name]).sum()) for name in NAMES) == room
+        assert all((after[name] | on[name]).all() for name in NAMES)
+
+    def test_intervals_double_with_each_quarter(self) -> None:
+        schedule = methods.create("dsr", every=10, num_steps=400).schedule
+        due = [step for step in range(400) if schedule(Progress(round=0, step=step, num_on=1, num=9)) is not None]
+        assert due == [*range(10, 100, 10), *range(100, 200, 20), 200, 240, 280, 320]
+
+
+@pytest.mark.parametrize("name", ["rigl", "set", "itop", "snfs", "dsr", "granet", "gmp", "gse"])
+@pytest.mark.parametrize("killed", [5, 9])
+def test_a_resumed_run_remembers_everything(name: str, killed: int) -> None:
+    def made(seed: int) -> Attached:
+        method = methods.create(name, density=0.3, every=2, num_steps=20)
+        return attached(method, chain(seed=seed)[0], seed=seed, loss=squares, batches=[batch(99)])
+
+    sparse = made(0)
+    for step in range(killed):
+        train(sparse, step)
+    saved = copy.deepcopy([sparse.model.state_dict(), sparse.optimizer.state_dict(), sparse.state_dict()])
+    other = made(1)
+    other.model.load_state_dict(saved[0])
+    other.optimizer.load_state_dict(saved[1])
+    other.load_state_dict(saved[2])
+    for step in range(killed, 15):
+        for run in (sparse, other):
+            train(run, step)
+    assert sparse.masks == other.masks
+    assert same(weights(sparse.model), weights(other.model))
+    assert same(momenta(sparse), momenta(other))
+    (tensors, facts), (others, other_facts) = take_apart(sparse.state_dict()), take_apart(other.state_dict())
+    assert facts == other_facts
+    assert tensors.keys() == others.keys()
+    assert all(torch.equal(tensor, others[key]) for key, tensor in tensors.items())
+
+
+def test_gradients_by_hand_are_those_of_torch() -> None:
+    model, masks = chain()
+    masks.apply_(model)
+    squares(model, batch(0)).backward()
+    for name, gradient in gradients(model, batch(0)).items():
+        np.testing.assert_allclose(model.get_parameter(name).grad.numpy(), gradient, rtol=1e-10)
