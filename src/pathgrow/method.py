@@ -66,7 +66,8 @@ class HiddenWeights(Protocol):
 
     Between steps the model holds the effective weights. Before the optimizer steps, `reveal_` puts the hidden ones in
     their place and turns the gradients into theirs; afterwards `cover_` stores them in `Net.memory` and puts effective
-    ones back. All in place, without a branch on values.
+    ones back. All in place, without a branch on values. The first hidden ones are what `Method.remember` leaves in the
+    model; they are covered at once.
     """
 
     def reveal_(self, net: Net) -> None: ...

@@ -143,7 +143,7 @@ def test_edge_popup_is_autograd_straight_through_the_choice(
     settings: dict[str, Any], density: float, optimizer: str
 ) -> None:
     def make(parameters: Any) -> Optimizer:
-        return SGD(parameters, **settings) if optimizer == "sgd" else AdamW(parameters, lr=0.02)
+        return SGD(parameters, **{**settings, "lr": 0.5}) if optimizer == "sgd" else AdamW(parameters, lr=0.02)
 
     sparse = attached("edge_popup", make, density=density)
     plain, memory = mlp(), sparse.memory
@@ -165,20 +165,23 @@ def test_edge_popup_is_autograd_straight_through_the_choice(
 
 
 def test_edge_popup_starts_from_signed_constants_and_uniform_scores() -> None:
-    model = nn.Sequential(nn.Linear(200, 300), nn.ReLU(), nn.Linear(300, 50))
-    drawn = model[0].weight.detach().clone()
-    scope = Masks.full(model)
-    sparse = attach(model, SGD(model.parameters(), lr=0.1), "edge_popup", scope=scope, seed=5)
-    frozen, scores = sparse.memory["frozen"]["0.weight"], sparse.memory["scores"]["0.weight"]
+    def scored(seed: int) -> tuple[Tensor, Tensor, Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(200, 300), nn.ReLU(), nn.Linear(300, 50))
+        nn.init.normal_(model[0].weight)
+        drawn = model[0].weight.detach().clone()
+        sparse = attach(model, SGD(model.parameters(), lr=0.1), "edge_popup", scope=Masks.full(model), seed=seed)
+        return drawn, sparse.memory["frozen"]["0.weight"], sparse.memory["scores"]["0.weight"]
+
+    drawn, frozen, scores = scored(5)
     assert torch.equal(frozen.sign(), drawn.sign())
     assert frozen.abs().unique().item() == pytest.approx(math.sqrt(2 / 200))
     # Kaiming-uniform with a = sqrt 5: uniform in +-1 / sqrt(fan in), so its variance is a third of 1 / fan in.
     assert 0.99 / math.sqrt(200) < float(scores.abs().max()) <= 1 / math.sqrt(200)
     assert float(scores.var()) == pytest.approx(1 / 600, rel=0.02)
     assert abs(float(scores.mean())) < 4 * math.sqrt(1 / 600 / scores.numel())
-    again = nn.Sequential(nn.Linear(200, 300), nn.ReLU(), nn.Linear(300, 50))
-    other = attach(again, SGD(again.parameters(), lr=0.1), "edge_popup", scope=scope, seed=6)
-    assert not torch.equal(other.memory["scores"]["0.weight"], scores)
+    assert torch.equal(scored(5)[2], scores)
+    assert not torch.equal(scored(6)[2], scores)
 
 
 def test_what_is_outside_the_scope_of_edge_popup_is_trained_as_ever() -> None:

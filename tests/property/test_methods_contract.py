@@ -3,126 +3,140 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
-from collections.abc import Callable
-from typing import Any
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
-from torch.optim import SGD, Adagrad, Adam, Adamax, AdamW, Optimizer, RMSprop, Rprop
+from torch import Tensor
 
 from pathgrow import methods
-from pathgrow.attach import Attached, attach
-from pathgrow.average import Averaging
-from pathgrow.density.curve import Answer, Curve, Grow, Verdict
+from pathgrow.engine.distributed import joined
 from pathgrow.masks import Masks
-from pathgrow.nested import take_apart
+from pathgrow.rng import derive
+from tests import contract
+from tests.contract import BATCH, NUM_STEPS, OPTIMIZERS, attached, small, trained
+from tests.ranks import together
 
 NAMES = methods.names()
-OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
-    "sgd": lambda p: SGD(p, lr=0.05, weight_decay=0.1),
-    "nesterov": lambda p: SGD(p, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.1),
-    "adam": lambda p: Adam(p, lr=0.01, weight_decay=0.1),
-    "amsgrad": lambda p: Adam(p, lr=0.01, amsgrad=True, foreach=True),
-    "adamw_fused": lambda p: AdamW(p, lr=0.01, weight_decay=0.1, fused=True),
-    "rmsprop": lambda p: RMSprop(p, lr=0.01, momentum=0.9, centered=True, weight_decay=0.1),
-    "adagrad": lambda p: Adagrad(p, lr=0.01, initial_accumulator_value=0.1),
-    "adamax": lambda p: Adamax(p, lr=0.01),
-    "rprop": lambda p: Rprop(p, lr=0.01),
-}
+GROWTH = [name for name in NAMES if contract.is_growth(name)]
+STEPWISE = [name for name in NAMES if methods.create(name).clock == "step"]
 PAIRS = [(name, "nesterov") for name in NAMES] + [("gcg", optimizer) for optimizer in OPTIMIZERS]
 """Every method and every optimizer; how they go together does not depend on which ones they are."""
+PAIRS += [("rigl", "adamw_fused"), ("imp_c", "adam"), ("edge_popup", "adam"), ("str", "adamw_fused")]
+COSTS = {
+    "dense": "dense",
+    "str": "dense",
+    "edge_popup": "dense",
+    "snfs": "dense_gradient_at_steps",
+    "rigl": "dense_gradient_at_changes",
+    "itop": "dense_gradient_at_changes",
+    "granet": "dense_gradient_at_changes",
+}
+"""Which formula is each method's; all others train sparse."""
 seeds = st.integers(0, 2**31)
-examples = settings(max_examples=6)
 
 
-class Residual(nn.Module):
-    """A small convolutional network with everything that could be disturbed: batch norm, a shortcut, dropout."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(2, 6, 3, padding=1, bias=False)
-        self.norm = nn.BatchNorm2d(6)
-        self.inner = nn.Conv2d(6, 6, 3, padding=1)
-        self.drop = nn.Dropout(0.1)
-        self.hidden = nn.Linear(6, 12)
-        self.head = nn.Linear(12, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = torch.relu(self.norm(self.stem(x)))
-        x = torch.relu(x + self.inner(x))
-        return self.head(torch.relu(self.hidden(self.drop(x.mean((2, 3))))))
+def test_the_suite_sees_both_clocks_and_every_exception() -> None:
+    assert len(GROWTH) >= 5
+    assert {"rigl", "set", "gmp"} <= set(STEPWISE)
+    assert [name for name in NAMES if methods.entry(name).exceptions] == ["str", "edge_popup"]
+    assert all(reason for name in NAMES for reason in methods.entry(name).exceptions.values())
 
 
-@dataclasses.dataclass(frozen=True)
-class GoOn:
-    name: str = "go on"
-
-    def decide(self, curve: Curve) -> Verdict:
-        return Grow(reason="always")
-
-    def answer(self, curve: Curve) -> Answer:
-        raise NotImplementedError
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=3)
+@given(seed=seeds, density=st.floats(0.05, 0.95))
+def test_counts_are_exact(name: str, seed: int, density: float) -> None:
+    contract.check_counts(name, seed, density)
 
 
-def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+@pytest.mark.parametrize(("name", "optimizer"), PAIRS)
+def test_what_is_off_is_zero_after_any_step(name: str, optimizer: str) -> None:
+    contract.check_off_is_zero(name, optimizer)
 
 
-BATCH = (torch.randn(8, 2, 5, 5, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3)
+@pytest.mark.parametrize("name", STEPWISE)
+def test_a_change_on_a_step_leaves_what_stays(name: str) -> None:
+    num_new = contract.check_change_on_a_step(name, seed=1)
+    assert (num_new > 0) == (name != "gmp"), "only pruning grows nothing"
 
 
-def made(name: str, optimizer: str, seed: int, *, model_seed: int = 0, **options: Any) -> tuple[nn.Module, Attached]:
-    torch.manual_seed(model_seed)
-    model = Residual()
-    method = methods.create(name, **{"start_density": 0.2, **options})
-    owner = OPTIMIZERS[optimizer](model.parameters())
-    sparse = attach(
-        model, owner, method, BATCH[0][:1],
-        stop=GoOn(), loss=loss, batches=[BATCH], seed=seed, average=Averaging(decay=0.9, every=2),
-    )  # fmt: skip
-    return model, sparse
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=2)
+@given(seed=seeds)
+def test_the_seed_decides(name: str, seed: int) -> None:
+    contract.check_seed(name, seed)
 
 
-def train(sparse: Attached, step: int) -> None:
-    """One step whose batch and dropout depend on its number alone, as a careful loop would have it."""
-    torch.manual_seed(step)
-    sparse.model.train()
-    sparse.optimizer.zero_grad()
-    loss(sparse.model, (torch.randn(8, 2, 5, 5), torch.randint(0, 3, (8,)))).backward()
-    sparse.optimizer.step()
+@pytest.mark.parametrize(
+    "name", sorted({"gcg", "random_growth", "random", "erk", "phew", "dpai", "edge_popup", *STEPWISE} - {"gmp"})
+)
+def test_another_seed_gives_other_masks(name: str) -> None:
+    ones, others = (trained(attached(small(name), seed)).masks.digest() for seed in (0, 1))
+    assert ones != others
 
 
-def logits(model: nn.Module) -> Tensor:
+@pytest.mark.parametrize(("name", "optimizer"), PAIRS)
+def test_a_killed_run_goes_on_bit_for_bit(name: str, optimizer: str) -> None:
+    somewhere = derive(0, name, optimizer)
+    contract.check_resume(name, optimizer, seed=somewhere, killed=1 + somewhere % (NUM_STEPS - 1))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_can_be_killed_right_before_and_after_masks_change(name: str) -> None:
+    for killed in (3, 4):
+        contract.check_resume(name, "nesterov", seed=0, killed=killed)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_cost_is_that_of_the_formula(name: str) -> None:
+    assert methods.create(name).cost == COSTS.get(name, "sparse")
+    contract.check_cost(name)
+
+
+def logits(model: torch.nn.Module) -> Tensor:
     model.eval()
     with torch.no_grad():
         return model(BATCH[0])
 
 
-def assert_off_is_zero(sparse: Attached) -> None:
-    for name, mask in sparse.masks.items():
-        parameter = sparse.model.get_parameter(name)
-        assert bool((parameter[~mask] == 0).all()), name
-        for key, slot in sparse.optimizer.state.get(parameter, {}).items():
-            if isinstance(slot, Tensor) and slot.shape == parameter.shape:
-                assert bool((slot[~mask] == 0).all()), (name, key)
+@pytest.mark.parametrize("name", GROWTH)
+@settings(max_examples=3)
+@given(seed=seeds, num=st.integers(1, 300))
+def test_growth_changes_nothing_but_masks(name: str, seed: int, num: int) -> None:
+    sparse = trained(attached(small(name), seed), last=2)
+    model, before, answers = sparse.model, sparse.masks.clone(), logits(sparse.model)
+    weights = copy.deepcopy(model.state_dict())
+    state = copy.deepcopy(sparse.optimizer.state_dict()["state"])
+    gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    modes = [module.training for module in model.modules()]
+    generator = torch.get_rng_state()
+
+    added = sparse.grow_(num)
+
+    assert added == min(num, before.num - before.num_on) == (sparse.masks - before).num_on
+    assert torch.equal(logits(model), answers)
+    assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
+    torch.testing.assert_close(sparse.optimizer.state_dict()["state"], state, rtol=0, atol=0)
+    assert all(torch.equal(model.get_parameter(n).grad, gradient) for n, gradient in gradients.items())
+    assert torch.equal(torch.get_rng_state(), generator)
+    model.train(modes[0])
+    assert [module.training for module in model.modules()] == modes
+    with sparse.averaged():
+        new = (sparse.masks - before).items()
+        assert all(bool((model.get_parameter(n)[positions] == 0).all()) for n, positions in new)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@examples
+@pytest.mark.parametrize("name", GROWTH)
+@settings(max_examples=4)
 @given(seed=seeds, density=st.floats(0.01, 1.0), gamma=st.floats(0.01, 3.0), target=st.floats(0.01, 1.0))
-def test_counts_are_exact_and_growth_only_adds(
-    name: str, seed: int, density: float, gamma: float, target: float
-) -> None:
-    options = {"start_density": min(density, target), "gamma": gamma, "target_density": target}
-    _, sparse = made(name, "sgd", seed, **options)
-    num = sparse.masks.num
-    num_on = max(1, round(min(density, target) * num))
-    goal = max(1, round(target * num))
-    assert sparse.masks.num_on == num_on
+def test_growth_only_adds_its_share(name: str, seed: int, density: float, gamma: float, target: float) -> None:
+    start = min(density, target)
+    sparse = attached(small(name, start_density=start, gamma=gamma, target_density=target), seed)
+    num_on, goal = (max(1, round(share * sparse.masks.num)) for share in (start, target))
     for _ in range(3):
         before = sparse.masks.clone()
         sparse.observe(0.5)
@@ -131,113 +145,62 @@ def test_counts_are_exact_and_growth_only_adds(
         assert (before - sparse.masks).num_on == 0
 
 
-@pytest.mark.parametrize(("name", "optimizer"), PAIRS)
-def test_what_is_off_is_zero_after_any_step(name: str, optimizer: str) -> None:
-    model, sparse = made(name, optimizer, seed=1)
-    keys = list(model.state_dict())
-    for step in range(6):
-        train(sparse, step)
-        assert_off_is_zero(sparse)
-        if step % 2:
-            sparse.observe(0.5)
-            assert_off_is_zero(sparse)
-    assert list(model.state_dict()) == keys == list(Residual().state_dict())
-    assert all(bool(torch.isfinite(value).all()) for value in model.state_dict().values())
+def as_a_rank() -> dict[str, tuple[list[str], dict[str, Tensor]]]:
+    """Every method trained for some steps, with other batches in each process; masks on the way, weights at the end."""
+    found = {}
+    with joined("cpu") as team:
+        for name in NAMES:
+            noise = torch.Generator().manual_seed(team.rank)
+            other = (torch.randn(8, 2, 5, 5, generator=noise), BATCH[1])
+            sparse = attached(small(name), seed=3, team=team, batches=[other], average=None)
+            digests = []
+            for step in range(6):
+                contract.backward(sparse, 100 * team.rank + step)
+                gradients = [p.grad for p in sparse.model.parameters() if p.grad is not None]
+                team.sum_(gradients)
+                for gradient in gradients:
+                    gradient /= team.size
+                sparse.optimizer.step()
+                if step % 3 == 2:
+                    sparse.observe(0.5)
+                assert sparse.density > 0
+                digests.append(sparse.masks.digest())
+            found[name] = digests, {n: p.detach().clone() for n, p in sparse.model.named_parameters()}
+            sparse.detach()
+    return found
 
 
-@pytest.mark.parametrize(("name", "optimizer"), PAIRS)
-@settings(max_examples=3)
-@given(seed=seeds, num=st.integers(1, 300))
-def test_growth_changes_nothing_but_masks(name: str, optimizer: str, seed: int, num: int) -> None:
-    model, sparse = made(name, optimizer, seed)
-    for step in range(3):
-        train(sparse, step)
-    before, answers = sparse.masks.clone(), logits(model)
-    weights = copy.deepcopy(model.state_dict())
-    state = copy.deepcopy(sparse.optimizer.state_dict()["state"])
-    gradients = {n: p.grad.clone() for n, p in model.named_parameters()}
-    modes = [module.training for module in model.modules()]
-    generator = torch.get_rng_state()
-
-    added = sparse.grow_(num)
-
-    assert added == min(num, before.num - before.num_on) == (sparse.masks - before).num_on
-    new = sparse.masks - before
-    for parameter_name, positions in new.items():
-        parameter = model.get_parameter(parameter_name)
-        assert bool((parameter[positions] == 0).all())
-        assert all(
-            bool((slot[positions] == 0).all())
-            for slot in sparse.optimizer.state.get(parameter, {}).values()
-            if isinstance(slot, Tensor) and slot.shape == parameter.shape
-        )
-    assert torch.equal(logits(model), answers)
-    assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
-    torch.testing.assert_close(sparse.optimizer.state_dict()["state"], state, rtol=0, atol=0)
-    assert all(torch.equal(p.grad, gradients[n]) for n, p in model.named_parameters())
-    assert torch.equal(torch.get_rng_state(), generator)
-    model.train(modes[0])
-    assert [module.training for module in model.modules()] == modes
-    with sparse.averaged():
-        assert all(bool((model.get_parameter(n)[positions] == 0).all()) for n, positions in new.items())
+@pytest.mark.skipif(sys.platform == "win32", reason="gloo over forked processes")
+def test_two_ranks_hold_equal_masks(tmp_path: Path) -> None:
+    ranks = together(tmp_path, as_a_rank)
+    assert [rank.code for rank in ranks] == [0, 0], [rank.said for rank in ranks]
+    ours, theirs = (rank.value for rank in ranks)
+    for name in NAMES:
+        assert ours[name][0] == theirs[name][0], name
+        assert all(torch.equal(weight, theirs[name][1][n]) for n, weight in ours[name][1].items()), name
+    moved = {name for name in NAMES if len(set(ours[name][0])) > 1}
+    assert moved >= {*GROWTH, *STEPWISE, "imp", "str", "edge_popup"}
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", NAMES)
-@examples
-@given(seed=seeds)
-def test_the_seed_decides(name: str, seed: int) -> None:
-    def visited(seed: int) -> list[Masks]:
-        _, sparse = made(name, "sgd", seed)
-        found = [sparse.masks.clone()]
-        for _ in range(2):
-            sparse.grow_(40)
-            found.append(sparse.masks.clone())
-        return found
+def test_masks_are_those_of_the_cpu(name: str) -> None:
+    """Given the same scores: weights of few digits, and gradients that are put there."""
 
-    assert visited(seed) == visited(seed)
-    assert visited(seed)[0] != visited(seed + 1)[0]
+    def visited(device: str) -> Masks:
+        sparse = attached(small(name), seed=2, device=device)
+        for step in range(NUM_STEPS):
+            noise = torch.Generator().manual_seed(step)
+            with torch.no_grad():
+                for n, parameter in sparse.model.named_parameters():
+                    parameter.grad = torch.randn(parameter.shape, generator=noise).to(device)
+                    if n in sparse.masks and sparse.method.weights is None:
+                        parameter.copy_(torch.randn(parameter.shape, generator=noise).to(device))
+            with sparse.driven():
+                sparse.watch_()
+                sparse.change_if_due_()
+                sparse.mask_weights_()
+            sparse.stepped_()
+        return sparse.masks.to("cpu")
 
-
-@pytest.mark.parametrize(("name", "optimizer"), PAIRS)
-@settings(max_examples=3)
-@given(seed=seeds, killed=st.integers(0, 9))
-def test_a_killed_run_goes_on_bit_for_bit(name: str, optimizer: str, seed: int, killed: int) -> None:
-    def go_on(sparse: Attached, start: int) -> None:
-        for step in range(start, 10):
-            train(sparse, step)
-            if step % 3 == 2:
-                sparse.observe((step / 10, 1.0 / (step + 1)))
-
-    model, sparse = made(name, optimizer, seed)
-    saved: list[Any] = []
-    for step in range(10):
-        if step == killed:
-            saved = copy.deepcopy([model.state_dict(), sparse.optimizer.state_dict(), sparse.state_dict()])
-        train(sparse, step)
-        if step % 3 == 2:
-            sparse.observe((step / 10, 1.0 / (step + 1)))
-
-    other_model, other = made(name, optimizer, seed + 1, model_seed=7)
-    other_model.load_state_dict(saved[0])
-    other.optimizer.load_state_dict(saved[1])
-    other.load_state_dict(saved[2])
-    go_on(other, killed)
-
-    assert other.masks == sparse.masks
-    assert other.curve == sparse.curve
-    for here, there in ((other_model, model), (other.optimizer, sparse.optimizer), (other, sparse)):
-        (tensors, facts), (their_tensors, their_facts) = take_apart(here.state_dict()), take_apart(there.state_dict())
-        assert facts == their_facts
-        assert tensors.keys() == their_tensors.keys()
-        assert all(torch.equal(tensor, their_tensors[key]) for key, tensor in tensors.items())
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_detach_leaves_no_hooks(name: str) -> None:
-    model, sparse = made(name, "nesterov", seed=0)
-    assert sparse.optimizer._optimizer_step_pre_hooks
-    sparse.detach()
-    assert not sparse.optimizer._optimizer_step_pre_hooks
-    assert not sparse.optimizer._optimizer_step_post_hooks
-    assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
-    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
+    assert visited("cuda") == visited("cpu")

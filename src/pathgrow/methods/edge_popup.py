@@ -67,6 +67,7 @@ class Popup:
             frozen[name] = torch.where(weight < 0, -size, size).to(weight) if self.constant else weight.clone()
             noise = torch.rand(weight.shape, generator=generator(net.seed, "scores", name))
             scores[name] = torch.where(inside, ((2 * noise - 1) / math.sqrt(fan_in)).to(weight), weight)
+            weight.copy_(scores[name])
             # What is kept so far is rounded, not each layer: the sum is exactly what the density stands for.
             num += int(torch.count_nonzero(inside))
             upto = count_at(self.density, num) if num == net.scope.num else round(self.density * num)
