@@ -14,10 +14,11 @@ from pathgrow.methods.allocation import allocated_count
 from pathgrow.methods.path_counts import PathCounts
 from pathgrow.net import Net
 from pathgrow.wiring import guess_example_input, read
-from pathgrow.wiring.graph import Layer
 
 _LEAK = 2.0**-20
-"""What a missing weight lets through while no path is whole, so that the search sees which weights would make one."""
+"""What a missing weight lets through while no path is whole. Paths that lack fewest then carry nearly everything ..."""
+_NEARLY = 2.0**-10
+"""... and only weights on these, by their share of the largest in the layer, are moved."""
 
 
 def dpai(
@@ -92,15 +93,17 @@ class ByNodePathBalance:
         counted = paths(masks)
         whole = float(counted.log_total) > -float("inf")
         if not whole:
-            counted = paths({name: mask.clamp_min(_LEAK) for name, mask in masks.items()})
+            masks = {name: mask.clamp_min(_LEAK) for name, mask in masks.items()}
+            counted = paths(masks)
         found = {name: mask.new_zeros(mask.shape) for name, mask in masks.items()}
         for layer, gradient in zip(paths.wiring.layers, counted.gradients, strict=True):
             if layer.name in found:
-                used = (layer.pick(kept[layer.name]) & (gradient > 0)) if whole else torch.zeros_like(gradient).bool()
-                layer.lay(gradient * self._factor(layer, used), found[layer.name])
+                share = layer.pick(masks[layer.name]) * gradient
+                factor = self._factor(share > 0) if whole else share > _NEARLY * share.max()
+                layer.lay(gradient * factor, found[layer.name])
         return found
 
-    def _factor(self, layer: Layer, used: Tensor) -> Tensor:
+    def _factor(self, used: Tensor) -> Tensor:
         """By weight, from which of them are kept and on a path."""
         unit, kernel = (used.flatten(dims).any(-1) for dims in (1, 2)) if used.dim() > 2 else (used.any(1), used)
         without_unit, without_kernel = (

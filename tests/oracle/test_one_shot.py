@@ -1,0 +1,417 @@
+"""Masks that are made once, before training: each re-derived in NumPy, or path by path, on a net small enough."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from pathgrow import methods
+from pathgrow.attach import Attached, attach
+from pathgrow.errors import UserError
+from pathgrow.masks import Masks
+from pathgrow.method import Method
+from pathgrow.methods.allocation import allocated
+from pathgrow.methods.path_counts import PathCounts
+from pathgrow.paths import signals
+from pathgrow.rng import generator
+from pathgrow.wiring import read
+from tests.chain import (
+    NAMES,
+    SIZES,
+    Arrays,
+    batch,
+    best,
+    best_of_all,
+    chain,
+    flags,
+    gradients,
+    magnitudes,
+    num_on,
+    same,
+    squares,
+    train,
+    weights,
+)
+
+EXAMPLE = torch.ones(1, SIZES[0], dtype=torch.float64)
+SHAPES = ((8, 6), (5, 8), (3, 5))
+EVERYWHERE: Arrays = {name: np.ones(shape, dtype=bool) for name, shape in zip(NAMES, SHAPES, strict=True)}
+NUM = sum(flags.size for flags in EVERYWHERE.values())
+
+
+def fresh(seed: int = 3) -> nn.Sequential:
+    """A chain whose weights are spread over orders of magnitude, so that scores rank differently from each other."""
+    model, _ = chain(seed=seed)
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name in NAMES:
+            weight = model.get_parameter(name)
+            weight.mul_(torch.randn(weight.shape, generator=draw, dtype=torch.float64).exp())
+    return model
+
+
+def started(method: Method, model: nn.Module, num_batches: int = 1, seed: int = 0) -> Attached:
+    optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
+    pairs = [batch(number) for number in range(num_batches)]
+    return attach(
+        model, optimizer, method, EXAMPLE, scope=Masks.full(model), loss=squares, batches=pairs, seed=seed
+    )  # fmt: skip
+
+
+def masks_of(name: str, model: nn.Module, **options: Any) -> Arrays:
+    return flags(started(methods.create(name, **options), copy.deepcopy(model), options.get("num_batches", 1)).masks)
+
+
+class TestDense:
+    def test_training_is_the_very_training_without_pathgrow(self) -> None:
+        plain = fresh()
+        sparse = started(methods.create("dense"), copy.deepcopy(plain))
+        optimizer = SGD(plain.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
+        for step in range(5):
+            train(sparse, step)
+            optimizer.zero_grad()
+            squares(plain, batch(step)).backward()
+            optimizer.step()
+        assert sparse.density == 1
+        assert all(torch.equal(a, b) for a, b in zip(sparse.model.parameters(), plain.parameters(), strict=True))
+
+
+class TestRandom:
+    @pytest.mark.parametrize("law", ["uniform", "er", "erk"])
+    def test_layers_keep_what_the_law_gives_them(self, law: str) -> None:
+        model = fresh()
+        wanted = allocated(Masks.full(model), 0.3, law)
+        found = masks_of("random", model, density=0.3, allocation=law)
+        assert {name: int(mask.sum()) for name, mask in found.items()} == wanted
+        assert not same(
+            found, flags(started(methods.create("random", density=0.3, allocation=law), model, seed=1).masks)
+        )
+
+    def test_erk_by_hand(self) -> None:
+        # Raw shares 14/48, 13/40, 8/15; 31 of 103: eps = 31 / 35 leaves no layer dense. 12.4, 11.5, 7.1.
+        found = masks_of("erk", fresh(), density=0.3)
+        assert [int(mask.sum()) for mask in found.values()] == [12, 12, 7]
+
+    def test_plain_takes_any_weight(self) -> None:
+        model, seen = fresh(), np.zeros(NUM)
+        for seed in range(300):
+            masks = flags(started(methods.create("random", density=0.3), copy.deepcopy(model), seed=seed).masks)
+            assert num_on(masks) == 31
+            seen += np.concatenate([masks[name].reshape(-1) for name in NAMES])
+        # Binomial with 300 x 31 / 103 = 90.3 expected, 7.9 standard deviation: four of them.
+        assert abs(seen - 300 * 31 / NUM).max() < 4 * 7.9
+
+    def test_a_wrong_law(self) -> None:
+        with pytest.raises(UserError, match="unknown allocation 'ekr'"):
+            methods.create("random", allocation="ekr")
+
+
+def test_magnitude_keeps_the_largest_of_all_layers() -> None:
+    model = fresh()
+    assert same(masks_of("magnitude", model, density=0.2), best_of_all(magnitudes(weights(model)), EVERYWHERE, 21))
+
+
+def test_snip_keeps_the_largest_weight_times_gradient() -> None:
+    model = fresh()
+    values, slopes = weights(model), gradients(model, batch(0))
+    wanted = best_of_all({name: abs(values[name] * slopes[name]) for name in NAMES}, EVERYWHERE, 21)
+    assert same(masks_of("snip", model, density=0.2), wanted)
+    # It is neither of its factors, nor signed.
+    for other in (magnitudes(values), magnitudes(slopes), {name: values[name] * slopes[name] for name in NAMES}):
+        assert not same(wanted, best_of_all(other, EVERYWHERE, 21))
+
+
+@pytest.mark.parametrize("name", ["snip", "grasp"])
+def test_data_must_be_given(name: str) -> None:
+    model = fresh()
+    with pytest.raises(UserError, match="batches"):
+        attach(model, SGD(model.parameters(), lr=0.1), name, EXAMPLE, scope=Masks.full(model))
+
+
+class TestGraSP:
+    def test_sign_on_a_quadratic_of_two_weights(self) -> None:
+        """Loss (w - b)^2 / 2. Without the first weight the gradient would be larger, without the second smaller."""
+        model = nn.Linear(2, 1, bias=False).double()
+        with torch.no_grad():
+            model.weight.copy_(torch.tensor([[1.0, 1.0]]))
+        target = torch.tensor([[5.0], [-1.0]], dtype=torch.float64)
+
+        def loss(net: nn.Module, eye: Tensor) -> Tensor:
+            return (net(eye) - target).square().sum() / 2
+
+        def flow(first: float, second: float) -> float:
+            return (first - 5) ** 2 + (second + 1) ** 2
+
+        assert flow(0, 1) > flow(1, 1) > flow(1, 0)
+        sparse = attach(
+            model, SGD(model.parameters(), lr=0.1), methods.create("grasp", density=0.5, temperature=1.0),
+            scope=Masks.full(model), loss=loss, batches=[torch.eye(2, dtype=torch.float64)],
+        )  # fmt: skip
+        assert sparse.masks["weight"].tolist() == [[False, True]]
+
+    @pytest.mark.parametrize(("temperature", "num_batches"), [(1.0, 1), (4.0, 3)])
+    def test_keeps_the_largest_signed_weight_times_hessian_times_gradient(
+        self, temperature: float, num_batches: int
+    ) -> None:
+        model, values = fresh(), weights(fresh())
+
+        def slopes(shift: Callable[[str], Any]) -> Arrays:
+            """Gradients of the loss of the divided output, at weights moved by `shift`, from those by hand."""
+            moved = copy.deepcopy(model)
+            with torch.no_grad():
+                for name in NAMES:
+                    moved.get_parameter(name).add_(torch.as_tensor(shift(name)))
+                for part in ("weight", "bias"):  # dividing the output is dividing the last layer
+                    moved.get_parameter(f"4.{part}").div_(temperature)
+            found = [gradients(moved, batch(number)) for number in range(num_batches)]
+            total = {name: sum(part[name] for part in found) for name in NAMES}
+            return {**total, "4.weight": total["4.weight"] / temperature}
+
+        at_rest = slopes(lambda name: 0.0)
+        ahead, behind = (slopes(lambda name, e=e: e * at_rest[name]) for e in (1e-6, -1e-6))
+        scores = {name: values[name] * (ahead[name] - behind[name]) / 2e-6 for name in NAMES}
+        found = masks_of("grasp", model, density=0.2, temperature=temperature, num_batches=num_batches)
+        assert same(found, best_of_all(scores, EVERYWHERE, 21))
+        assert not same(found, best_of_all({n: -s for n, s in scores.items()}, EVERYWHERE, 21))
+        assert not same(found, best_of_all(magnitudes(scores), EVERYWHERE, 21))
+
+    def test_leaves_the_network_as_it_was(self) -> None:
+        model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3)).double()
+        before, noise = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+        method = methods.create("grasp", density=1.0, num_batches=2)
+        sparse = started(method, model, 2)
+        assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+        assert torch.equal(torch.get_rng_state(), noise)
+        assert not model._forward_hooks
+        assert all(parameter.grad is None for parameter in model.parameters())
+        sparse.detach()
+        # Dropout is drawn from the seed, so masks are the same each time.
+        half = methods.create("grasp", density=0.5, num_batches=2)
+        first = started(half, copy.deepcopy(model), 2).masks
+        assert first == started(half, copy.deepcopy(model), 2).masks
+
+    def test_options_and_outputs_that_do_not_do(self) -> None:
+        for option, value in (("temperature", 0.0), ("num_batches", 0)):
+            with pytest.raises(UserError, match=option):
+                methods.create("grasp", **{option: value})
+        with pytest.raises(UserError, match="gave 1 batches, at least 2 are wanted"):
+            started(methods.create("grasp", num_batches=2), fresh(), 1)
+
+        class Wrapped(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.inner = nn.Linear(6, 3).double()
+
+            def forward(self, x: Tensor) -> dict[str, Tensor]:
+                return {"logits": self.inner(x)}
+
+        def loss(net: nn.Module, pair: tuple[Tensor, Tensor]) -> Tensor:
+            return nn.functional.mse_loss(net(pair[0])["logits"], pair[1])
+
+        model = Wrapped()
+        with pytest.raises(UserError, match="Wrapped gave a dict: give temperature=1"):
+            attach(
+                model, SGD(model.parameters(), lr=0.1), "grasp", scope=Masks.full(model), loss=loss, batches=[batch(0)]
+            )
+
+
+def path_sums(arrays: Arrays) -> tuple[float, Arrays, Arrays]:
+    """Path by path: the sum of all products of weights; for each position the sum of those through it, and of those
+    that would run through it if it held a one."""
+    through, others = ({name: np.zeros(array.shape) for name, array in arrays.items()} for _ in range(2))
+    total = 0.0
+    for path in np.ndindex(*SIZES):
+        places = [(path[k + 1], path[k]) for k in range(len(NAMES))]
+        values = [float(arrays[name][place]) for name, place in zip(NAMES, places, strict=True)]
+        total += math.prod(values)
+        for k, (name, place) in enumerate(zip(NAMES, places, strict=True)):
+            through[name][place] += math.prod(values)
+            others[name][place] += math.prod(values[:k] + values[k + 1 :])
+    return total, through, others
+
+
+class TestSynFlow:
+    @staticmethod
+    def by_hand(model: nn.Module, density: float, num: int) -> Arrays:
+        on = EVERYWHERE
+        for iteration in range(1, num + 1):
+            present = {name: abs(weights(model)[name]) * on[name] for name in NAMES}
+            on = best_of_all(path_sums(present)[1], on, round(NUM * density ** (iteration / num)))
+        return on
+
+    def test_keeps_the_path_weight_iteration_by_iteration(self) -> None:
+        model, density = fresh(), 20 / NUM
+        found = {num: masks_of("synflow", model, density=density, num_iterations=num) for num in (1, 4, 10)}
+        for num, masks in found.items():
+            assert num_on(masks) == 20
+            assert same(masks, self.by_hand(model, density, num))
+        assert not same(found[1], found[4])  # or iterating would prove nothing
+
+    def test_no_depth_and_no_scale_overflows(self) -> None:
+        def deep(scale: float) -> nn.Sequential:
+            torch.manual_seed(0)
+            model = nn.Sequential(*(nn.Linear(6, 6, bias=False) for _ in range(40))).double()
+            with torch.no_grad():
+                for weight in model.parameters():
+                    weight.mul_(scale)
+            return model
+
+        def masks(scale: float) -> Masks:
+            model = deep(scale)
+            method = methods.create("synflow", density=0.3, num_iterations=5)
+            return attach(model, SGD(model.parameters(), lr=0.1), method, EXAMPLE, scope=Masks.full(model)).masks
+
+        assert masks(2.0**40) == masks(1.0) == masks(2.0**-40)  # products reach 2**1600
+
+    def test_iterating_keeps_the_network_in_one_piece(self) -> None:
+        model = fresh()
+        masks = masks_of("synflow", model, density=8 / NUM)
+        assert path_sums({name: abs(weights(model)[name]) * masks[name] for name in NAMES})[0] > 0
+
+    @pytest.mark.parametrize("num", [1, 2, NUM])
+    def test_too_few_weights_for_a_path_and_all_of_them(self, num: int) -> None:
+        assert num_on(masks_of("synflow", fresh(), density=num / NUM, num_iterations=20)) == num
+
+    def test_at_least_one_iteration(self) -> None:
+        with pytest.raises(UserError, match="num_iterations"):
+            methods.create("synflow", num_iterations=0)
+
+
+def test_phew_keeps_whole_paths() -> None:
+    model = fresh()
+    masks = masks_of("phew", model, density=0.2)
+    assert num_on(masks) == 21
+    through = path_sums({name: abs(weights(model)[name]) * masks[name] for name in NAMES})[1]
+    assert all(((through[name] > 0) == masks[name]).all() for name in NAMES)
+
+
+class Joined(nn.Module):
+    """A residual sum, groups, a shared layer and a concatenation, on one pixel: every position has the same paths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(2, 4, 3, padding=1)
+        self.grouped = nn.Conv2d(4, 4, 3, padding=1, groups=2)
+        self.shared = nn.Conv2d(4, 4, 1)
+        self.up = nn.ConvTranspose2d(4, 3, 1)
+        self.head = nn.Linear(7, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.stem(x))
+        x = self.shared(torch.relu(x + self.grouped(self.shared(x))))
+        return self.head(torch.cat([x, self.up(x)], 1).flatten(1))
+
+
+class TestPathCounts:
+    def test_chain_path_by_path(self) -> None:
+        model, masks = chain(density=0.5)
+        counted = PathCounts(read(model, EXAMPLE), torch.device("cpu"))({n: masks[n].double() for n in NAMES})
+        on = {name: array.astype(np.float64) for name, array in flags(masks).items()}
+        total, _, others = path_sums(on)
+        assert counted.log_total.item() == pytest.approx(np.log(total))
+        for name, gradient in zip(NAMES, counted.gradients, strict=True):
+            np.testing.assert_allclose(gradient.numpy() * total, others[name], rtol=1e-12)
+
+    def test_agrees_with_the_linear_pass_where_positions_are_alike(self) -> None:
+        model, example = Joined().double(), torch.ones(1, 2, 1, 1, dtype=torch.float64)
+        draw = torch.Generator().manual_seed(0)
+        masks = {name: torch.rand(mask.shape, generator=draw) < 0.6 for name, mask in Masks.full(model).items()}
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(1.0)
+        truth = signals(model, example, masks)
+        paths = PathCounts(read(model, example), torch.device("cpu"))
+        counted = paths({name: mask.double() for name, mask in masks.items()})
+        assert counted.log_total.item() == pytest.approx(truth.log2_total * np.log(2))
+        found = {name: torch.zeros(mask.shape, dtype=torch.float64) for name, mask in masks.items()}
+        for layer, gradient in zip(paths.wiring.layers, counted.gradients, strict=True):
+            assert layer.name is not None
+            layer.lay(gradient, found[layer.name])
+        for name, score in truth.scores():
+            torch.testing.assert_close(found[name], score)
+
+    def test_depth_does_not_overflow(self) -> None:
+        model = nn.Sequential(*(nn.Linear(10, 10, bias=False) for _ in range(400)))
+        counted = PathCounts(read(model, torch.ones(1, 10)), torch.device("cpu"))({})
+        assert counted.log_total.item() == pytest.approx(401 * np.log(10))
+        assert all(gradient.sum().item() == pytest.approx(1) for gradient in counted.gradients)
+
+
+class TestDPaI:
+    @staticmethod
+    def noise(seed: int) -> Arrays:
+        draw = generator(seed, "start")
+        return {name: abs(torch.randn(EVERYWHERE[name].shape, generator=draw).double().numpy()) for name in NAMES}
+
+    @staticmethod
+    def chosen(scores: Arrays, counts: dict[str, int]) -> Arrays:
+        return {name: best(scores[name], EVERYWHERE[name], counts[name]) for name in NAMES}
+
+    @pytest.mark.parametrize(("alpha", "beta"), [(0.0, 0.0), (0.99, 0.5), (0.5, 0.0), (0.5, 1.0)])
+    def test_a_few_steps_by_hand(self, alpha: float, beta: float) -> None:
+        model, rate, num = fresh(), 0.2, 4
+        counts = allocated(Masks.full(model), 0.25, "erk")
+        scores = self.noise(0)
+        first, second = ({name: np.zeros_like(score) for name, score in scores.items()} for _ in range(2))
+        for step in range(1, num + 1):
+            on = {name: mask.astype(np.float64) for name, mask in self.chosen(scores, counts).items()}
+            total, through, others = path_sums(on)
+            assert total > 0
+            for name in NAMES:
+                slope = others[name] / total
+                used = through[name] > 0
+                lone = ~used.any(axis=1, keepdims=True)
+                slope *= (1 - alpha) + alpha * ((1 - beta) * lone + beta * ~used)
+                first[name] = 0.9 * first[name] + 0.1 * slope
+                second[name] = 0.999 * second[name] + 0.001 * slope**2
+                size = np.sqrt(second[name] / (1 - 0.999**step)) + 1e-8
+                scores[name] = scores[name] + rate * first[name] / (1 - 0.9**step) / size
+        found = masks_of(
+            "dpai", model, density=0.25, alpha=alpha, beta=beta, num_search_steps=num, search_rate=rate
+        )  # fmt: skip
+        assert same(found, self.chosen(scores, counts))
+        assert not same(found, self.chosen(self.noise(0), counts))
+
+    def test_search_finds_paths_and_units(self) -> None:
+        """At a density where chance leaves most weights on no path, and over seeds where it leaves none at all."""
+        model, num_cut = fresh(), 0
+        for seed in range(12):
+            totals, units = [], []
+            for num in (0, 100):
+                method = methods.create("dpai", density=0.1, num_search_steps=num)
+                masks = flags(started(method, copy.deepcopy(model), seed=seed).masks)
+                total, through, _ = path_sums({name: mask.astype(np.float64) for name, mask in masks.items()})
+                totals.append(total)
+                units.append(sum(int((part > 0).any(axis=1).sum()) for part in through.values()))
+            assert totals[1] > totals[0]
+            assert units[1] >= units[0]
+            num_cut += totals[0] == 0
+        assert num_cut > 0
+
+    def test_neither_weights_nor_data_are_looked_at(self) -> None:
+        assert same(*(masks_of("dpai", fresh(seed), density=0.2, num_search_steps=5) for seed in (3, 4)))
+
+    def test_only_the_scope_is_chosen_from(self) -> None:
+        model = fresh()
+        inside = {name: torch.ones_like(mask) for name, mask in Masks.full(model).items()}
+        inside["2.weight"][:, ::2] = False
+        del inside["4.weight"]
+        method = methods.create("dpai", density=0.3, num_search_steps=20)
+        masks = attach(model, SGD(model.parameters(), lr=0.1), method, EXAMPLE, scope=inside).masks
+        assert masks.num_on == round(0.3 * (48 + 20))
+        assert bool(masks["2.weight"][:, ::2].all())
+
+    @pytest.mark.parametrize(
+        ("option", "value"), [("alpha", 1.5), ("beta", -0.1), ("num_search_steps", -1), ("search_rate", 0.0)]
+    )
+    def test_options_out_of_range(self, option: str, value: float) -> None:
+        with pytest.raises(UserError, match=option):
+            methods.create("dpai", **{option: value})
