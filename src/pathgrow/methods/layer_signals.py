@@ -61,7 +61,7 @@ def _watch(
     def with_gradient(gradient: Tensor) -> None:
         gradient = gradient.abs() if estimate == "bound" else gradient
         dims = [dim for dim in range(gradient.dim()) if dim != channel % gradient.dim()]
-        outgoing = (gradient.double() * signs).sum(dims).abs()
+        outgoing = (gradient * signs).sum(dims, dtype=torch.float64).abs()
         product = incoming.abs().double() * outgoing.view(-1, *[1] * (incoming.dim() - 1))
         found[name] = found[name] + product if name in found else product
 

@@ -60,9 +60,10 @@ def _no_momentum(net: Net) -> Memory:
 
 @torch.no_grad()
 def _gather_(net: Net) -> None:
-    gradients = net.signed_gradients()
-    for name, momentum in net.memory["momentum"].items():
-        momentum.mul_(_MOMENTUM).add_(gradients[name])
+    gradients, momenta = net.signed_gradients(), net.memory["momentum"]
+    # Two launches for all layers: this is part of every step.
+    torch._foreach_mul_(list(momenta.values()), _MOMENTUM)
+    torch._foreach_add_(list(momenta.values()), [gradients[name] for name in momenta])
 
 
 @dataclass(frozen=True)
