@@ -349,7 +349,10 @@ class TestDPaI:
     @staticmethod
     def noise(seed: int) -> Arrays:
         draw = generator(seed, "start")
-        return {name: abs(torch.randn(EVERYWHERE[name].shape, generator=draw).double().numpy()) for name in NAMES}
+        return {
+            name: abs(torch.randn(EVERYWHERE[name].shape, generator=draw, dtype=torch.float64)).numpy()
+            for name in NAMES
+        }
 
     @staticmethod
     def chosen(scores: Arrays, counts: dict[str, int]) -> Arrays:

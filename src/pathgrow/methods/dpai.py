@@ -72,8 +72,10 @@ class ByNodePathBalance:
 
     def __call__(self, net: Net, candidates: Masks, count: int, draw: torch.Generator) -> Masks:
         numbers = allocated_count(candidates, count, "erk")
-        noise = {name: torch.randn(chosen.shape, generator=draw).abs() for name, chosen in candidates.items()}
-        scores = {name: noise[name].to(chosen.device) for name, chosen in candidates.items()}
+        scores = {
+            name: torch.randn(chosen.shape, generator=draw, dtype=torch.float64).abs().to(chosen.device)
+            for name, chosen in candidates.items()
+        }
         example = guess_example_input(net.model) if net.example_input is None else net.example_input
         paths = PathCounts(read(net.model, example), next(iter(scores.values())).device)
         adam = torch.optim.Adam(scores.values(), lr=self.rate)
@@ -82,7 +84,7 @@ class ByNodePathBalance:
         for _ in range(self.num_steps):
             kept = {name: chosen[name] | outside[name] for name in chosen}
             for name, gradient in self.ascent(paths, kept).items():
-                scores[name].grad = -gradient.to(scores[name].dtype)
+                scores[name].grad = -gradient
             adam.step()
             chosen = {name: _top(score, candidates[name], numbers[name]) for name, score in scores.items()}
         return Masks.select(chosen, candidates.scope)

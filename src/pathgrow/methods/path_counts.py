@@ -141,7 +141,8 @@ def _live(layer: Layer, device: torch.device) -> Tensor:
 
 def _moved(value: Scaled, here: Tensor, there: Tensor, size: int) -> Scaled:
     vector, log = value
-    return _scaled(vector.new_zeros(size).index_add_(0, there, vector[here]), log)
+    # Not index_add_, whose sums come out in another order each time on a GPU.
+    return _scaled(vector.new_zeros(size).index_put_((there,), vector[here], accumulate=True), log)
 
 
 def _scaled(vector: Tensor, log: Tensor) -> Scaled:
