@@ -224,9 +224,8 @@ def noting(method: Method) -> Method:
         method,
         start=noted(method.start, None),
         drop=None if method.drop is None else noted(method.drop, _present),
-        grow=None
-        if method.grow is None or method.drop is not None
-        else noted(method.grow, lambda n: n.masks.missing()),
+        # What was dropped in the same change may grow again.
+        grow=method.grow if method.grow is None or method.drop is not None else noted(method.grow, _missing),
         revise=None if method.revise is None else revised,
     )
 
