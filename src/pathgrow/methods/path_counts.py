@@ -1,8 +1,8 @@
 """How many paths of kept weights a network has, unit by unit, and what each weight would add to their number.
 
 Counted on the wiring alone: weights count as ones, positions of a feature map as one place, so that a pass costs about
-as much as summing the masks. `pathgrow.paths` knows positions and weights, for ten to fifty times the price; the two agree
-wherever every position has the same paths. Every vector carries a logarithm beside it, so no depth overflows.
+as much as summing the masks. `pathgrow.paths` knows positions and weights, for ten to fifty times the price; the two
+agree wherever every position has the same paths. Every vector carries a logarithm beside it, so no depth overflows.
 """
 
 from __future__ import annotations
