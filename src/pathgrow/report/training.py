@@ -35,8 +35,8 @@ def findings(report: dict[str, Any]) -> list[tuple[str, str]]:
     """Label and sentence of everything worth knowing."""
     network, ledger, config = report["network"], report["ledger"], report["config"]
     val, test = (f"{100 * network[split]['score']:.2f}%" for split in ("val", "test"))
-    num_levels = len(ledger["phases"])
-    levels = f" in {num_levels} trainings" if num_levels > 1 else ""
+    num_phases, num_epochs = len(ledger["phases"]), sum(phase["epochs"] for phase in ledger["phases"])
+    phases = f" in {num_phases} phases" if num_phases > 1 else ""
     matched = _MATCHED.get(config["match"], "")
     return [
         ("method", printable(config["method"])),
@@ -46,7 +46,7 @@ def findings(report: dict[str, Any]) -> list[tuple[str, str]]:
             f"{percent(network['density_model'])} of all parameters",
         ),
         ("accuracy", f"{test} test, {val} val"),
-        ("trained", f"{counted(network['epochs'], 'epoch')}{levels}{matched}"),
+        ("trained", f"{counted(num_epochs, 'epoch')}{phases}{matched}"),
         (
             "cost",
             f"{count(ledger['training_flops'])} training FLOPs, {ledger['relative']:.3g}x those of training dense for "

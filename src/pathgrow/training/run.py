@@ -64,6 +64,9 @@ def _work(config: TrainRun, folder: RunFolder | None, progress: Progress, team: 
     attached, records, ledger, test = _trained(bench, planned.epochs)
     if folder is None:
         return
+    for stage in folder.stages:
+        if stage.startswith("partial-"):
+            folder.forget_tensors(stage)  # a kill may have come between the end of a stage and its clearing up
     told = report(bench, planned, attached, records, ledger, test)
     folder.write_curve([{"kind": "phase", **record.row()} for record in records])
     told["weights_sha256"] = folder.save_network(attached.model, attached.masks)

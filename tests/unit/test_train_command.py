@@ -1,0 +1,374 @@
+"""`pathgrow train`: every method of the table, its price by hand, matched budgets, killed runs, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from pathgrow import attach, cli, data, methods, recipes
+from pathgrow.discovery import phases
+from pathgrow.discovery.partial import Partial
+from pathgrow.discovery.phases import Job
+from pathgrow.discovery.snapshot import put_back_, take
+from pathgrow.engine import Trainer
+from pathgrow.errors import UserError
+from pathgrow.masks import Masks
+from pathgrow.runs import RunFolder
+from pathgrow.training import TrainRun, train
+
+DENSITY = 0.25
+EPOCHS = 2
+BATCH = 64
+QUICK = {"every": 3, "rewind_step": 4, "num_search_steps": 5, "num_iterations": 3}
+"""Options that methods share, small enough for the 28 steps of these trainings."""
+
+
+def config(method: str, **given: Any) -> TrainRun:
+    known = methods.defaults(method)
+    options = {name: value for name, value in QUICK.items() if name in known}
+    if "target_density" in known:
+        options |= {"start_density": 0.1, "gamma": 1.0}
+    values = {
+        "method": method,
+        "method_options": {**options, **given.pop("method_options", {})},
+        "epochs": EPOCHS,
+        "scope": "all",
+        "model_options": {"widths": [16]},
+        "recipe": {"batch_size": BATCH},
+        "threads": 1,
+    }
+    if {"density", "target_density"} & known.keys():
+        values["density"] = DENSITY
+    return TrainRun.from_dict({**values, **given})
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of an undisturbed run of a method, trained once."""
+
+    @functools.cache
+    def folder(method: str) -> Path:
+        out = tmp_path_factory.mktemp("undisturbed") / method
+        train(config(method), out)
+        return out
+
+    return folder
+
+
+def report(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "report.json").read_text())
+
+
+def without_clock(folder: Path) -> dict[str, Any]:
+    return {name: part for name, part in report(folder).items() if name != "timing"}
+
+
+@pytest.mark.parametrize("method", methods.names())
+def test_every_method_trains_to_its_density_and_says_what_it_cost(method: str, trained: Callable[[str], Path]) -> None:
+    folder = trained(method)
+    told, masks = report(folder), Masks.load(folder / "network_masks.safetensors")
+    weights = load_file(folder / "network.safetensors")
+    network, num = told["network"], 64 * 16 + 16 * 10
+    assert (network["num"], network["num_parameters"]) == (num, num + 26)
+    assert network["num_on"] == masks.num_on
+    if "exact_count" not in methods.entry(method).exceptions:
+        assert masks.num_on == (num if method == "dense" else round(DENSITY * num))
+    assert network["density_model"] == pytest.approx((masks.num_on + 26) / (num + 26))
+    for name, mask in masks.items():
+        assert not weights[name][~mask].any(), "plain weights, zero where the masks are off"
+    # In a network of linear layers a weight is a multiply-add.
+    assert told["flops"]["inference"] == 2 * masks.num_on
+    assert told["flops"]["dense_inference"] == 2 * num
+    assert told["ledger"]["dense_training_flops"] == EPOCHS * (898 // BATCH) * BATCH * 6 * num
+    assert told["ledger"]["training_flops"] > 0
+    assert 0 < network["val"]["score"] <= 1
+    assert 0 < network["test"]["score"] <= 1
+    assert told["config"] == RunFolder(folder).config
+
+
+@pytest.mark.parametrize("method", ["dense", "random", "snip", "edge_popup", "snfs"])
+def test_the_price_of_masks_that_stay(method: str, trained: Callable[[str], Path]) -> None:
+    told = report(trained(method))
+    num, num_on = told["network"]["num"], told["network"]["num_on"]
+    sample = {"dense": 6 * num, "edge_popup": 6 * num, "snfs": 2 * (2 * num_on + num)}.get(method, 6 * num_on)
+    assert told["ledger"]["training_flops"] == told["ledger"]["samples"] * sample
+
+
+@pytest.mark.parametrize("method", ["gmp", "rigl", "set", "granet"])
+def test_the_price_of_masks_that_change_on_the_way(method: str, trained: Callable[[str], Path]) -> None:
+    """Against a plain loop that counts the weights each batch has seen."""
+    told = report(trained(method))
+    steps = told["ledger"]["samples"] // BATCH
+    made = config(method).make_method(steps)
+    model = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    sparse = attach(model, optimizer, made, torch.zeros(1, 64), scope=Masks.full(model))
+    num, flops, num_changes = sparse.masks.num, 0, 0
+    for _ in range(steps):
+        num_on, is_due = sparse.masks.num_on, sparse.change_is_due
+        with_all = is_due and made.cost == "dense_gradient_at_changes"
+        flops += BATCH * 2 * (2 * num_on + (num if with_all else num_on))
+        num_changes += is_due
+        optimizer.zero_grad()
+        model(torch.randn(8, 64)).square().mean().backward()
+        optimizer.step()
+    assert num_changes > 2
+    assert told["ledger"]["training_flops"] == flops
+
+
+def test_pruning_between_trainings_pays_for_each_of_them(trained: Callable[[str], Path]) -> None:
+    told = report(trained("imp_c"))
+    num = told["network"]["num"]
+    numbers_on = [round(phase["density"] * num) for phase in told["ledger"]["phases"]]
+    assert numbers_on[0] == num
+    assert numbers_on == sorted(numbers_on, reverse=True)
+    assert len(numbers_on) == 1 + 7, "a fifth less each time: 0.8 to the 7th is the first below a quarter"
+    assert told["ledger"]["relative"] == pytest.approx(sum(numbers_on) / num)
+
+
+def test_a_network_set_back_to_a_step_trains_from_there(trained: Callable[[str], Path]) -> None:
+    told = report(trained("imp"))
+    per_level = EPOCHS * (898 // BATCH) * BATCH
+    first, *others = told["ledger"]["phases"]
+    assert first["samples"] == per_level
+    assert {phase["samples"] for phase in others} == {per_level - QUICK["rewind_step"] * BATCH}
+
+
+def test_a_training_that_begins_at_a_step_ends_like_the_whole() -> None:
+    """Order, augmentation and learning rate are those of the step, not of a beginning."""
+    dataset = data.load("digits")
+    trainer = Trainer(dataset, recipes.recipe("digits").changed({"batch_size": BATCH}))
+
+    def fresh() -> Any:
+        torch.manual_seed(0)
+        model, optimizer = trainer.place(nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10)))
+        return attach(model, optimizer, "random", scope=Masks.full(model))
+
+    class Kept:
+        state: Any = None
+
+        def is_due(self, step: int, seconds: float) -> bool:
+            return step == 17
+
+        def is_worth(self, seconds: float) -> bool:
+            return False
+
+        def load(self, attached: Any) -> None:
+            return None
+
+        def save(self, attached: Any, step: int, noise: Any) -> None:
+            self.state = copy.deepcopy(take(attached))
+
+    whole, kept = fresh(), Kept()
+    assert trainer.train([Job(attached=whole, epochs=2, seed=3, progress=kept)]) == [2 * 14 * BATCH]
+    rest = fresh()
+    put_back_(rest, *kept.state)
+    assert trainer.train([Job(attached=rest, epochs=2, seed=3, first_step=17)]) == [(2 * 14 - 17) * BATCH]
+    for here, there in zip(rest.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(here, there)
+
+
+@pytest.mark.parametrize("method", ["random", "rigl", "gmp", "imp_c", "gcg"])
+def test_matched_flops_are_those_of_training_dense_to_half_an_epoch(method: str, tmp_path: Path) -> None:
+    told = train(config(method, match="flops", epochs=6), tmp_path)
+    ledger = told["ledger"]
+    assert ledger["match"]["kind"] == "flops"
+    assert ledger["match"]["budget"] == ledger["dense_training_flops"]
+    an_epoch = ledger["training_flops"] / ledger["match"]["epochs"]
+    # One more epoch of the budget is up to two of growth: its seed and rounds follow from the budget in whole epochs.
+    slack = 2 if method == "gcg" else 0.55
+    assert abs(ledger["training_flops"] - ledger["match"]["budget"]) <= slack * an_epoch
+    if method == "random":
+        assert ledger["match"]["epochs"] == 24, "a quarter of the weights, four times the epochs"
+        assert told["network"]["epochs"] == 24
+
+
+def test_matched_parameters_follow_the_phases_of_another_run(trained: Callable[[str], Path], tmp_path: Path) -> None:
+    grown = report(trained("gcg"))
+    budget = sum(
+        phase["epochs"] * (26 + round(phase["density"] * grown["network"]["num"]))
+        for phase in grown["ledger"]["phases"]
+    )
+    told = train(config("random", match="parameters", match_run=str(trained("gcg"))), tmp_path)
+    assert told["ledger"]["match"]["budget"] == budget
+    assert told["network"]["epochs"] == round(budget / (26 + told["network"]["num_on"]))
+
+
+def test_a_budget_by_number_and_the_schedule_stretched_over_it(tmp_path: Path) -> None:
+    budget = 5 * (26 + round(DENSITY * 1184))
+    told = train(config("rigl", match="parameters", match_budget=budget), tmp_path)
+    assert told["network"]["epochs"] == 5
+    assert told["ledger"]["samples"] == 5 * 14 * BATCH
+    num_steps = 5 * 14
+    changes = [step for step in range(1, num_steps) if step % 3 == 0 and step < 0.75 * num_steps]
+    num, num_on = told["network"]["num"], told["network"]["num_on"]
+    extra = told["ledger"]["training_flops"] - told["ledger"]["samples"] * 6 * num_on
+    assert extra / (BATCH * 2 * (num - num_on)) == pytest.approx(len(changes), abs=1)
+
+
+class Killed(BaseException):
+    pass
+
+
+def dying(monkeypatch: pytest.MonkeyPatch, after: int) -> Counter[str]:
+    """From now on trainings are stored after every step, and the process dies at one of the saves."""
+    saved: Counter[str] = Counter()
+    save = RunFolder.save
+
+    def counted(self: RunFolder, stage: str, *stored: Any) -> None:
+        save(self, stage, *stored)
+        saved[stage] += 1
+        if saved.total() == after:
+            raise Killed
+
+    monkeypatch.setattr(RunFolder, "save", counted)
+    monkeypatch.setattr(phases, "Partial", functools.partial(Partial, seconds=0.0))
+    return saved
+
+
+@pytest.mark.parametrize("method", methods.names())
+def test_killed_in_the_middle_and_resumed_every_method_ends_with_the_same_bits(
+    method: str, trained: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for after in (19, 12):
+        with monkeypatch.context() as patched:
+            saved = dying(patched, after)
+            with pytest.raises(Killed):
+                train(config(method), tmp_path)
+        assert any(name.startswith("partial-") for name in saved), "killed inside a training"
+        assert not RunFolder(tmp_path).finished
+    train(config(method), tmp_path)
+    assert without_clock(tmp_path) == without_clock(trained(method))
+    assert (tmp_path / "network.safetensors").read_bytes() == (trained(method) / "network.safetensors").read_bytes()
+    assert list((tmp_path / "stages").glob("partial-*.safetensors")) == []
+
+
+def test_a_lost_level_is_trained_again_from_the_last_one_that_is_there(
+    trained: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(trained("lth"), tmp_path / "run")
+    (folder / "report.json").unlink()
+    last = max((folder / "stages").glob("level-*.json"))
+    last.unlink()
+    train(config("lth"), folder)
+    assert without_clock(folder) == without_clock(trained("lth"))
+
+
+def test_a_finished_run_is_read_and_the_test_split_is_looked_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[str] = []
+    evaluate = Trainer.evaluate
+
+    def watched(self: Trainer, split: Any) -> Callable[[nn.Module], tuple[float, float]]:
+        score, name = evaluate(self, split), "test" if split is self.data.test else "val"
+
+        def scored(model: nn.Module) -> tuple[float, float]:
+            looked.append(name)
+            return score(model)
+
+        return scored
+
+    monkeypatch.setattr(Trainer, "evaluate", watched)
+    first = train(config("imp_c"), tmp_path)
+    num_levels = len(first["ledger"]["phases"])
+    once = ["val"] * num_levels + ["test"]
+    assert looked == once
+    assert train(config("imp_c"), tmp_path) == first
+    assert looked == once
+
+
+def test_a_config_is_resolved_in_full_and_equal_after_reading() -> None:
+    resolved = TrainRun.from_dict({"method": "rigl", "density": 0.2, "threads": 1})
+    assert TrainRun.from_dict(resolved.as_dict()) == resolved
+    left = {"density", "num_steps"}
+    assert dict(resolved.method_options) == {
+        name: value for name, value in methods.defaults("rigl").items() if name not in left
+    }
+    assert resolved.epochs == resolved.recipe.epochs
+    assert resolved.name.startswith("digits-mlp-rigl-0.2-")
+    assert TrainRun.from_dict({"method": "rigl", "threads": 1}).density == methods.defaults("rigl")["density"]
+    other_seed = TrainRun.from_dict({**resolved.as_dict(), "seed": 3})
+    assert other_seed.name == resolved.name.replace("seed0", "seed3")
+
+
+def leave(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as exit:
+        cli.main(list(arguments))
+    return int(exit.value.code or 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("", "Missing option '--method'"),
+        ("--method rigel", "did you mean rigl"),
+        ("--method rigl --density 0", "a density in (0, 1] is wanted"),
+        ("--method rigl --density 1.5", "a density in (0, 1] is wanted"),
+        ("--method rigl --density much", "'much' was got, a number is wanted"),
+        ("--method dense --density 0.1", "method 'dense' takes none"),
+        ("--method gcg", "was told no density to grow to"),
+        ("--method rigl --method-option evry=3", "did you mean every"),
+        ("--method rigl --method-option density=0.1", "give --density 0.1 instead"),
+        ("--method rigl --method-option every", "NAME=VALUE is wanted"),
+        ("--method rigl --scope some", "unknown scope 'some'"),
+        ("--method rigl --match flop", "did you mean flops"),
+        ("--method rigl --match-budget 7", "nothing is to match it"),
+        ("--method rigl --match flops --match-budget -1", "match_budget -1.0 was got"),
+        ("--method rigl --match flops --match-run /nowhere", "/nowhere holds no finished run"),
+        ("--method rigl --epochs 0", "epochs 0 was got"),
+        ("--method imp --epochs 1", "sets weights back to step 500"),
+        ("--method rigl --data digit", "did you mean digits"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_sentence(
+    arguments: str, sentence: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert leave("train", *arguments.split(), "--out", str(tmp_path / "run")) == 2
+    told = capsys.readouterr().err
+    assert sentence in told
+    assert told.count("\n") == 1
+    assert "Traceback" not in told
+
+
+def test_a_run_of_another_model_is_no_budget(trained: Callable[[str], Path]) -> None:
+    with pytest.raises(UserError, match="for the same data and model only"):
+        config("random", match="flops", match_run=str(trained("gcg")), model_options={"widths": [8]})
+
+
+def test_the_command_shows_what_came_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "run")
+    line = f"train --method rigl --density 0.5 --epochs 2 --method-option every=5 --model-option widths=8,8 --out {out}"
+    assert leave(*line.split()) == 0
+    shown = capsys.readouterr().out
+    assert "50% of the switchable weights (288 of 576)" in shown
+    assert leave(*line.split()) == 0
+    assert capsys.readouterr().out == shown, "again: nothing is trained, the same is shown"
+    assert leave("show", out) == 0
+    assert capsys.readouterr().out == shown[: shown.index("Written to")]
+
+
+def test_methods_are_listed_with_all_that_one_wants_to_know(capsys: pytest.CaptureFixture[str]) -> None:
+    assert leave("methods") == 0
+    lines: Mapping[str, str] = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert list(lines) == methods.names()
+    assert "2 f_S + f_D at changes; needs dense gradients" in lines["rigl"]
+    assert "every=100" in lines["rigl"]
+    assert "Evci" in lines["rigl"]
+    assert "needs data before training" in lines["snip"]
+    assert "3 f_D; needs dense training" in lines["dense"]
+    assert leave("methods", "str") == 0
+    told = capsys.readouterr().out
+    assert "thresholds are learned" in told
+    assert "Kusupati" in told
