@@ -129,6 +129,13 @@ def test_snip_keeps_the_largest_weight_times_gradient() -> None:
         assert not same(wanted, best_of_all(other, EVERYWHERE, 21))
 
 
+@pytest.mark.parametrize("name", ["random", "erk", "magnitude", "snip", "grasp", "synflow", "phew", "dpai"])
+@pytest.mark.parametrize("density", [0.0, 1.5, math.nan])
+def test_what_is_no_density(name: str, density: float) -> None:
+    with pytest.raises(UserError, match=r"^density .* a density in \(0, 1\] is wanted"):
+        methods.create(name, density=density)
+
+
 @pytest.mark.parametrize("name", ["snip", "grasp"])
 def test_data_must_be_given(name: str) -> None:
     model = fresh()

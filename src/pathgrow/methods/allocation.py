@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from pathgrow import sampling
-from pathgrow.errors import UserError, unknown_name
+from pathgrow.errors import unknown_name
 from pathgrow.masks import Masks
-from pathgrow.methods.schedules import count_at
+from pathgrow.methods.schedules import count_at, require_density
 from pathgrow.net import Net
 
 Law = Literal["uniform", "er", "erk"]
@@ -48,8 +48,7 @@ def allocated(scope: Masks, density: float, law: str) -> dict[str, int]:
     >>> allocated(scope, 0.1, "er")
     {'conv': 44, 'fc': 17}
     """
-    if not 0 < density <= 1:
-        raise UserError(f"density {density!r} was got, a density in (0, 1] is wanted: give for example 0.1")
+    require_density("density", density)
     return allocated_count(scope, count_at(density, scope.num_on), law)
 
 

@@ -12,6 +12,7 @@ from pathgrow.masks import Masks
 from pathgrow.method import Method
 from pathgrow.methods.allocation import allocated_count
 from pathgrow.methods.path_counts import PathCounts
+from pathgrow.methods.schedules import require_density
 from pathgrow.net import Net
 from pathgrow.wiring import guess_example_input, read
 
@@ -49,6 +50,7 @@ def dpai(
     num_search_steps, search_rate
         Steps of Adam and its learning rate.
     """
+    require_density("density", density)
     for name, share in (("alpha", alpha), ("beta", beta)):
         if not 0 <= share <= 1:
             raise UserError(f"{name} {share!r} was got, a share in [0, 1] is wanted: give for example 0.5")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathgrow.method import Method
 from pathgrow.methods.allocation import RandomByLaw
+from pathgrow.methods.schedules import require_density
 
 
 def erk(*, density: float = 0.1) -> Method:
@@ -15,4 +16,5 @@ def erk(*, density: float = 0.1) -> Method:
 
     Differences: numbers per layer are rounded so that the total is exact; the reference code truncates each.
     """
+    require_density("density", density)
     return Method(name="erk", start=RandomByLaw("erk"), start_density=density)

@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from pathgrow.errors import UserError
 from pathgrow.masks import Masks
 from pathgrow.method import Method
+from pathgrow.methods.schedules import require_density
 from pathgrow.net import Net, checked_loss, first_batches, probing
 from pathgrow.rng import derive
 from pathgrow.sampling import top_k
@@ -39,6 +40,7 @@ def grasp(*, density: float = 0.1, temperature: float = 200.0, num_batches: int 
     num_batches : int
         How many training batches g and H are taken over.
     """
+    require_density("density", density)
     if not 0 < temperature < float("inf"):
         raise UserError(f"temperature {temperature!r} was got, a positive number is wanted: give for example 200")
     if num_batches < 1:

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from pathgrow.method import Method
 from pathgrow.methods.picks import ByScore
+from pathgrow.methods.schedules import require_density
 from pathgrow.net import Net
 from pathgrow.sampling import top_k
 
@@ -16,6 +17,7 @@ def magnitude(*, density: float = 0.1) -> Method:
     Rule: the largest |weight| over all layers together; ties are drawn. Layers with many inputs have small initial
     weights and lose most, at high sparsity all of them: the baseline is known to collapse there.
     """
+    require_density("density", density)
     return Method(name="magnitude", start=ByScore(_magnitudes, top_k), start_density=density)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathgrow.method import Method
 from pathgrow.methods.picks import by_walks
+from pathgrow.methods.schedules import require_density
 
 
 def phew(*, density: float = 0.1) -> Method:
@@ -17,4 +18,5 @@ def phew(*, density: float = 0.1) -> Method:
     it. Numbers are exact: what is left when the next walk does not fit are weights between units of walks already
     made. Biases of units without inputs stay.
     """
+    require_density("density", density)
     return Method(name="phew", start=by_walks, start_density=density, needs=frozenset({"paths"}))

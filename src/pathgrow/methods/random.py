@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathgrow.method import Method
 from pathgrow.methods.allocation import RandomByLaw
 from pathgrow.methods.picks import at_random
+from pathgrow.methods.schedules import require_density
 
 
 def random(*, density: float = 0.1, allocation: str = "plain") -> Method:
@@ -21,5 +22,6 @@ def random(*, density: float = 0.1, allocation: str = "plain") -> Method:
         plain: any weight of any layer with the same chance. The others fix how many each layer keeps, see
         `allocation.allocated`; "erk" is also there as a method of its own.
     """
+    require_density("density", density)
     start = at_random if allocation == "plain" else RandomByLaw(allocation)
     return Method(name="random", start=start, start_density=density)

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from pathgrow.method import Method
 from pathgrow.methods.picks import ByScore
+from pathgrow.methods.schedules import require_density
 from pathgrow.net import Net
 from pathgrow.sampling import top_k
 
@@ -20,6 +21,7 @@ def snip(*, density: float = 0.1) -> Method:
     work; the authors' code draws new ones. Batch norm runs in training mode, as in the steps that follow, where the
     authors' code has it in inference mode.
     """
+    require_density("density", density)
     start = ByScore(_sensitivities, top_k)
     return Method(name="snip", start=start, start_density=density, needs=frozenset({"data"}))
 

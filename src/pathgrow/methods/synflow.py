@@ -10,6 +10,7 @@ from torch import Tensor
 from pathgrow.errors import UserError
 from pathgrow.masks import Masks
 from pathgrow.method import Method
+from pathgrow.methods.schedules import require_density
 from pathgrow.net import Net
 from pathgrow.paths import signals
 from pathgrow.sampling import top_k
@@ -32,6 +33,7 @@ def synflow(*, density: float = 0.1, num_iterations: int = 100) -> Method:
     num_iterations : int
         How many times scores are taken.
     """
+    require_density("density", density)
     if num_iterations < 1:
         raise UserError(f"num_iterations {num_iterations!r} was got, at least one is wanted: give for example 100")
     start = BySynapticFlow(num_iterations)
