@@ -109,12 +109,13 @@ def small(name: str, **options: Any) -> Method:
     return methods.create(name, **{**options_of(name), **options})
 
 
-def attached(
-    method: Method, seed: int, optimizer: str = "nesterov", *, model_seed: int = 0, device: str = "cpu", **how: Any
-) -> Attached:
+def attached(method: Method, seed: int, optimizer: str = "nesterov", *, model_seed: int = 0, **how: Any) -> Attached:
+    """The method on a network of its own."""
     torch.manual_seed(model_seed)
-    model = Residual().to(device)
-    batch = tuple(part.to(device) for part in BATCH)
+    model, batch = Residual(), BATCH
+    if (device := how.pop("precisely_on", None)) is not None:  # alike to many digits on any device
+        model, batch = model.double().to(device), (BATCH[0].double().to(device), BATCH[1].to(device))
+        model.drop.p = 0.0
     average = Averaging(decay=0.9, every=2)
     how = {"stop": GoOn(), "loss": loss, "batches": [batch], "average": average, **how}
     return attach(model, OPTIMIZERS[optimizer](model.parameters()), method, batch[0][:1], seed=seed, **how)

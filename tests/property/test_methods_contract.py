@@ -14,7 +14,6 @@ from torch import Tensor
 
 from pathgrow import methods
 from pathgrow.engine.distributed import joined
-from pathgrow.masks import Masks
 from pathgrow.rng import derive
 from tests import contract
 from tests.contract import BATCH, NUM_STEPS, OPTIMIZERS, attached, small, trained
@@ -180,27 +179,3 @@ def test_two_ranks_hold_equal_masks(tmp_path: Path) -> None:
         assert all(torch.equal(weight, theirs[name][1][n]) for n, weight in ours[name][1].items()), name
     moved = {name for name in NAMES if len(set(ours[name][0])) > 1}
     assert moved >= {*GROWTH, *STEPWISE, "imp", "str", "edge_popup"}
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", NAMES)
-def test_masks_are_those_of_the_cpu(name: str) -> None:
-    """Given the same scores: weights of few digits, and gradients that are put there."""
-
-    def visited(device: str) -> Masks:
-        sparse = attached(small(name), seed=2, device=device)
-        for step in range(NUM_STEPS):
-            noise = torch.Generator().manual_seed(step)
-            with torch.no_grad():
-                for n, parameter in sparse.model.named_parameters():
-                    parameter.grad = torch.randn(parameter.shape, generator=noise).to(device)
-                    if n in sparse.masks and sparse.method.weights is None:
-                        parameter.copy_(torch.randn(parameter.shape, generator=noise).to(device))
-            with sparse.driven():
-                sparse.watch_()
-                sparse.change_if_due_()
-                sparse.mask_weights_()
-            sparse.stepped_()
-        return sparse.masks.to("cpu")
-
-    assert visited("cuda") == visited("cpu")

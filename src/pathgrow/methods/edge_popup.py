@@ -96,4 +96,4 @@ class Popup:
         """Exactly as many as are kept, by |score|; which of two equal ones is left to the device."""
         sizes = torch.where(net.scope[name], net.memory["scores"][name].abs(), -1).flatten()
         best = torch.topk(sizes, net.memory["kept"][name], sorted=False).indices
-        return torch.zeros_like(sizes, dtype=torch.bool).scatter_(0, best, True).view(net.scope[name].shape)
+        return torch.zeros_like(sizes, dtype=torch.bool).index_fill_(0, best, True).view(net.scope[name].shape)
