@@ -260,6 +260,10 @@ class TestITOP:
             assert sparse.memory["explored"] == num_on(union) / masks.num
         assert sparse.memory["explored"] > 1.5 * masks.density
 
+    def test_the_drop_rate_ends_at_a_hundredth_and_stays(self) -> None:
+        rate = methods.create("itop", rate=0.4, num_steps=100).revise.layers.rate
+        assert [round(rate(step), 6) for step in (0, 50, 100, 1000)] == [0.4, 0.202, 0.004, 0.004]
+
     def test_a_change_by_gradient(self) -> None:
         model, masks = chain()
         sparse = attached(methods.create("itop", every=5, num_steps=50), model, masks)
@@ -297,9 +301,10 @@ class TestSNFS:
                 wanted[name] = 0.9 * wanted[name] + gradient[name]
         assert any(wanted[name][~masks[name].numpy()].any() for name in NAMES)
 
-    @pytest.mark.parametrize(("density", "rate"), [(0.4, 0.5), (0.9, 0.5)])
-    def test_redistribution(self, density: float, rate: float) -> None:
-        model, masks = chain(density)
+    @pytest.mark.parametrize(("density", "seed"), [(0.4, 3), (0.9, 17)])
+    def test_redistribution(self, density: float, seed: int) -> None:
+        rate = 0.5
+        model, masks = chain(density, seed)
         sparse = attached(methods.create("snfs", rate=rate, every=4, num_steps=40), model, masks)
         wanted: Arrays = {}
         num_moved_between_layers = num_spared = 0
@@ -314,11 +319,11 @@ class TestSNFS:
             momentum = {name: abs(0.9 * sparse.memory["momentum"][name].numpy() + gradient[name]) for name in NAMES}
             shares = np.array([momentum[name][on[name]].mean() for name in NAMES])
             shares /= shares.sum()
-            kept = {}
+            kept, spared = {}, set()
             for name, share in zip(NAMES, shares, strict=True):
                 p, lack = cosine(step, rate, 40, rate / 100), 1 - on[name].mean()
                 if lack < 0.2 and share > 1 / 3:
-                    num_spared += lack < p
+                    spared |= {name} if lack < p else set()
                     p = min(p, lack)
                 kept[name] = best(abs(now[name]), on[name], int(on[name].sum()) - math.ceil(p * on[name].sum() - 1e-6))
             room = np.array([int((~kept[name]).sum()) for name in NAMES])
@@ -327,6 +332,7 @@ class TestSNFS:
                 name: kept[name] | best(momentum[name], ~kept[name], num)
                 for name, num in zip(NAMES, num_grow, strict=True)
             }
+            num_spared += sum(not wanted[name].all() for name in spared)  # a full layer would not tell
             num_moved_between_layers += sum(abs(int(wanted[n].sum()) - int(on[n].sum())) for n in NAMES)
         assert num_moved_between_layers
         assert num_spared or density < 0.5
@@ -380,6 +386,20 @@ class TestDSR:
         room = sum(int((~on[name]).sum()) for name in NAMES)
         assert sum(int((on[name] & ~after[name]).sum()) for name in NAMES) == room
         assert all((after[name] | on[name]).all() for name in NAMES)
+
+    @pytest.mark.parametrize(("num_gone", "factor"), [(8, 2), (9, 1), (10, 1), (11, 1), (12, 0.5), (60, 0.5)])
+    def test_the_threshold_follows_the_number_that_went(self, num_gone: int, factor: float) -> None:
+        model = nn.Sequential(nn.Linear(20, 10)).double()
+        on = torch.arange(200).view(10, 20) % 2 == 0
+        with torch.no_grad():
+            model[0].weight.copy_(on * torch.arange(1, 201).view(10, 20).double())
+        masks = Masks({"0.weight": on})
+        memory = {"threshold": 2.0 * num_gone}  # the k-th weight that is on is 2k + 1
+        net = Net(model, masks, Masks.select(Masks.full(model)), memory=memory)
+        revise = methods.create("dsr", share=0.1).revise
+        after = revise(net, Change(), Progress(round=0, step=0, num_on=100, num=200), generator(0, "draw"))
+        assert (masks - after).num_on == num_gone
+        assert net.memory["threshold"] == factor * 2 * num_gone
 
     def test_intervals_double_with_each_quarter(self) -> None:
         schedule = methods.create("dsr", every=10, num_steps=400).schedule
