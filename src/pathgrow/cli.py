@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -44,7 +45,14 @@ _INTERRUPTED = 130
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command and leave with its exit code; no traceback reaches the terminal."""
     warnings.showwarning = _show_warning
-    sys.exit(_exit_code(arguments))
+    code = _exit_code(arguments)
+    distributed = sys.modules.get("pathgrow.engine.distributed")
+    if code and distributed is not None and distributed.is_connected():
+        # Threads of a group that was left in the middle can abort this process at its end, and its code would be lost.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _exit_code(arguments: list[str] | None) -> int:

@@ -50,6 +50,15 @@ class ProcessTeam:
         self.size = dist.get_world_size()
         self._group = dist.new_group(backend="gloo", timeout=_PATIENCE)
 
+    def disconnect_(self) -> None:
+        """Part from the others; the team cannot talk any more.
+
+        A thread of gloo that still puts its last message away when Python ends aborts the process. The threads of a
+        group end with the last reference to it, and this is ours.
+        """
+        del self._group
+        dist.destroy_process_group()
+
     def __repr__(self) -> str:
         return f"ProcessTeam(rank {self.rank} of {self.size})"
 
@@ -170,7 +179,7 @@ def current_team() -> Team:
 
     Where there is one, all of its processes have to call this.
     """
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+    if not is_connected() or dist.get_world_size() == 1:
         return ALONE
     return ProcessTeam()
 
@@ -187,7 +196,7 @@ def joined(device: str = "auto") -> Iterator[Team]:
     device
         What will be trained on: with GPUs each process takes the one of its local rank.
     """
-    if dist.is_available() and dist.is_initialized():
+    if is_connected():
         yield current_team()
         return
     size = os.environ.get("WORLD_SIZE", "1")
@@ -202,7 +211,13 @@ def joined(device: str = "auto") -> Iterator[Team]:
         _leave_failed(store, team, error)
         raise
     else:
-        dist.destroy_process_group()
+        team.gather(None)  # nobody goes before the last is done
+        team.disconnect_()
+
+
+def is_connected() -> bool:
+    """Whether a process group is still there, as a failed `joined` leaves it."""
+    return dist.is_available() and dist.is_initialized()
 
 
 def _connect(backend: str) -> Store:
