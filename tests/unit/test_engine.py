@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional
 
 from pathgrow import augment, methods
@@ -354,13 +355,15 @@ def test_bfloat16_is_used_in_training_and_not_in_evaluation() -> None:
 
 def test_a_compiled_step_gives_the_same_training(monkeypatch: pytest.MonkeyPatch) -> None:
     # Traced as ever, but not handed to the C++ compiler, which would take twenty seconds.
-    compiled = torch.compile(steps.forward_loss, dynamic=False, backend="aot_eager")
+    count = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(steps.forward_loss, dynamic=False, backend=count)
     monkeypatch.setattr(steps, "compiled_forward_loss", lambda: compiled)
     engine = Trainer(made(), PLAIN, EngineOptions(device="cpu", compile="on"))
     attached = sparse(engine)
     engine.train([Job(attached=attached, epochs=2, seed=5)])
     for name, tensor in state(trained(PLAIN)).items():
         torch.testing.assert_close(state(attached)[name], tensor, rtol=1e-4, atol=1e-5)
+    assert count.frame_count == 1  # and not once for every step of the epoch
 
 
 # Batches.
@@ -491,6 +494,21 @@ def test_a_training_goes_on_where_the_network_stands() -> None:
     assert attached.masks.num_on == sparse(engine).masks.num_on + 50
     for name, mask in attached.masks.items():
         assert torch.equal(attached.model.get_parameter(name) != 0, mask)
+
+
+def test_a_network_that_changes_trainers_is_trained_by_the_second_one() -> None:
+    def started() -> tuple[Trainer, Attached]:
+        first = Trainer(made(num=40), PLAIN, CPU)
+        attached = sparse(first)
+        first.train([Job(attached=attached, epochs=1, seed=1)])
+        return Trainer(made(), PLAIN, CPU), attached  # other data, the same recipe
+
+    second, attached = started()
+    assert second.train([Job(attached=attached, epochs=1, seed=5)]) == [24]
+    other, anew = started()
+    anew.companions.clear()
+    other.train([Job(attached=anew, epochs=1, seed=5)])
+    assert_same_bits(attached, anew)
 
 
 def test_a_learning_rate_that_was_changed_between_two_trainings_is_used() -> None:

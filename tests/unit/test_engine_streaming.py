@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 from pathlib import Path
 
@@ -12,11 +13,13 @@ from PIL import Image
 from torch import nn
 
 from pathgrow.attach import Attached, attach
+from pathgrow.augment import Augment
 from pathgrow.data.dataset import Dataset, StreamedSplit
 from pathgrow.data.streaming import StreamLoader
 from pathgrow.discovery.partial import Partial
 from pathgrow.discovery.phases import Job
 from pathgrow.engine import EngineOptions, Trainer
+from pathgrow.engine.feed import StreamedFeed
 from pathgrow.recipes import Recipe
 from pathgrow.runs import MemoryStore
 
@@ -68,6 +71,28 @@ def test_batches_are_those_of_the_loader_and_are_counted(data: Dataset) -> None:
     assert len(fed) == 6
     assert all(torch.allclose(a, b) for a, b in zip(fed, wanted, strict=True))
     assert not torch.equal(fed[0], fed[3])
+
+
+def test_processes_share_a_batch_and_what_was_drawn_for_each_of_its_samples(data: Dataset) -> None:
+    flipping = dataclasses.replace(PLAN, augment=Augment(flip=True))
+
+    def first_batch(shard: tuple[int, int]) -> torch.Tensor:
+        feed = StreamedFeed(
+            data.train,
+            torch.device("cpu"),
+            flipping,
+            2,
+            0,
+            seed=5,
+            num_epochs=1,
+            shard=shard,  # type: ignore[arg-type]
+        )
+        feed.fill_(0)
+        feed.ready_(0)
+        return feed.batch(0)[0]
+
+    joined = torch.cat([first_batch((rank, 2)) for rank in range(2)])
+    assert torch.equal(joined, first_batch((0, 1)))
 
 
 def test_it_learns_and_is_scored_like_a_plain_loop(data: Dataset) -> None:

@@ -150,10 +150,14 @@ class Feed(ABC):
         """Tables that say which samples a step takes."""
         return {}
 
+    def _rows(self) -> slice:
+        """Which rows of a batch this process computes."""
+        rank, num_ranks = self._shard
+        return slice(rank, None, num_ranks)
+
     def fill_(self, epoch: int) -> None:
         """Draw an epoch into the buffers, in the order of the current stream."""
         draw = generator(self._seed, "epoch", epoch)
-        rank, world = self._shard
         order = self._order(epoch, draw)
         drawn = augmentation.draw(
             self._recipe.augment, self.num_steps, self.batch_size, self._shape, self._classes, draw
@@ -162,7 +166,7 @@ class Feed(ABC):
         rates = [self._recipe.rate(epoch * self.num_steps + step, total) for step in range(self.num_steps)]
         tables = {**order, **{f"draw/{name}": values for name, values in drawn.items()}}
         # Rows of a sample go to the rank that computes it; what is drawn once for a batch (mixing) goes to all.
-        tables = {name: t if name.startswith("draw/mix") else t[:, rank::world] for name, t in tables.items()}
+        tables = {name: t if name.startswith("draw/mix") else t[:, self._rows()] for name, t in tables.items()}
         self._rates = rates
         self._put_({**tables, "rates": torch.tensor(rates, dtype=torch.float32)})
 
@@ -204,7 +208,9 @@ class ResidentFeed(Feed):
     def __init__(self, resident: Resident, recipe: Recipe, classes: int, **training: Any) -> None:
         super().__init__(resident, resident.device, recipe, classes, **training)
         self._resident = resident
-        self._is_plain = recipe.augment == type(recipe.augment)()
+        plain = recipe.augment == type(recipe.augment)()
+        # Made here, once: what a compiled or captured step makes for later, it would be compiled for twice.
+        self._ready = resident.all_ready() if plain else None
 
     def ready_(self, step: int) -> None:
         pass  # the data are where a graph finds them
@@ -217,9 +223,9 @@ class ResidentFeed(Feed):
         return self._resident.images.index_select(0, rows), self._resident.labels.index_select(0, rows)
 
     def batch(self, step: int | Tensor) -> tuple[Tensor, Tensor]:
-        if self._is_plain and (ready := self._resident.all_ready()) is not None:
+        if self._ready is not None:
             rows = _row(self._tables["order"], step)
-            return ready.index_select(0, rows), self._resident.labels.index_select(0, rows)
+            return self._ready.index_select(0, rows), self._resident.labels.index_select(0, rows)
         return super().batch(step)
 
 
@@ -242,6 +248,11 @@ class StreamedFeed(Feed):
     def _order(self, epoch: int, draw: torch.Generator) -> dict[str, Tensor]:
         self._epoch, self._next = epoch, -1  # the loader draws its own order, of the same seed
         return {}
+
+    def _rows(self) -> slice:
+        rank, num_ranks = self._shard
+        num = self.batch_size // num_ranks
+        return slice(rank * num, (rank + 1) * num)  # as the loader has them
 
     def ready_(self, step: int) -> None:
         if step != self._next:

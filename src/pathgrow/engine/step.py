@@ -63,10 +63,12 @@ class EagerStep:
         self._feed = feed
         self._recipe = recipe
         self._mode = mode
-        self._forward = forward_loss if mode.captured or mode.compile != "on" else compiled_forward_loss()
+        self._compiled = mode.compile == "on" and not mode.captured
+        self._forward = compiled_forward_loss() if self._compiled else forward_loss
         self._module = module if module is not None else attached.model
         """What is called: the model itself, or a wrapper around it that talks to other processes."""
         self._peaks = [float(group["lr"]) for group in attached.optimizer.param_groups]
+        self._index = torch.zeros((), dtype=torch.int64, device=mode.device)
         self.loss: Tensor = torch.zeros((), device=mode.device)
 
     @property
@@ -94,7 +96,9 @@ class EagerStep:
 
     def _backward(self, step: int) -> None:
         self.attached.optimizer.zero_grad(set_to_none=True)
-        self.loss = backward(self._forward, self._module, self._feed, step, self._recipe, self._mode)
+        # A compiled function is compiled anew for every number it is given, and not for every tensor.
+        which = self._index.fill_(step) if self._compiled else step
+        self.loss = backward(self._forward, self._module, self._feed, which, self._recipe, self._mode)
 
 
 class CapturedStep:

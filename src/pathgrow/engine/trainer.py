@@ -178,11 +178,11 @@ class Trainer:
         attached = job.attached
         found = job.progress.load(attached) if job.progress is not None else None
         kept: Companion | None = attached.companions.get(_COMPANION)
-        if kept is None or kept.recipe is not self.recipe or not kept.eager.is_current:
+        if kept is None or kept.trainer is not self or not kept.eager.is_current:
             feed = self._feed(job)
             check_shares(feed.batch_size, self.recipe.accumulate, self.team.size)
             module = wrapped(attached.model, self.team)
-            kept = Companion(self.recipe, feed, EagerStep(attached, feed, self.recipe, self.mode, module))
+            kept = Companion(self, feed, EagerStep(attached, feed, self.recipe, self.mode, module))
         kept.feed.retarget_(seed=job.seed, num_epochs=job.epochs)
         if self.mode.captured and (kept.captured is None or not kept.captured.is_current):
             kept.feed.fill_(0)
@@ -205,7 +205,8 @@ class Trainer:
 class Companion:
     """What the engine made for a network: from phase to phase nothing is captured again."""
 
-    recipe: Recipe
+    trainer: Trainer
+    """Who made it, for its own data, recipe and mode."""
     feed: Feed
     eager: EagerStep
     captured: CapturedStep | None = None

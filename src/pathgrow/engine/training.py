@@ -72,6 +72,9 @@ class Training:
     def steps(self) -> Iterator[None]:
         """Train; stops after each step, with all that was asked of the device still under way."""
         self._job.attached.model.train()
+        if self._captured is not None:
+            # Growth, scoring and loading were asked of another stream, and may still be under way there.
+            self._captured.stream.wait_stream(torch.cuda.current_stream(self._mode.device))
         peaks = [group["lr"] for group in self._job.attached.optimizer.param_groups]
         first_epoch, first_step = divmod(self._done, self._feed.num_steps)
         noise = self._noise_then if first_step else None
@@ -113,6 +116,7 @@ class Training:
             if self._job.attached.change_is_due:
                 with self._captured.aside():
                     self._eager(step)
+                self._captured.loss.copy_(self._eager.loss)  # where the last loss of an epoch is looked for
             else:
                 self._captured(step)
 
