@@ -36,7 +36,8 @@ class Options:
     """What may be chosen about a discovery; `discover` takes each of these by keyword.
 
     How much training there is follows from `budget`: an eighth of it for the seed network, a 160th per round of
-    growth, a tenth per probe (all of it where there is a `reference`), all of it for the network handed back.
+    growth, a tenth per probe but at least 16 epochs or 0.3 of it (all of it where there is a `reference`), all of it for
+    the network handed back.
     """
 
     delta: float = 0.01
@@ -122,6 +123,7 @@ class Options:
             _has(self.observer, "stage_begins", "stage_ends", "decided"),
             "observer", self.observer, "a pathgrow.discovery.Observer", "an instance of a subclass of it",
         )  # fmt: skip
+        _want(isinstance(self.head_start, bool), "head_start", self.head_start, "true or false", "true")
         for name, allowed in (("final", Final), ("answer", Choice), ("observe", Observe)):
             if getattr(self, name) not in get_args(allowed):
                 raise unknown_name(f"value of {name}", str(getattr(self, name)), get_args(allowed))

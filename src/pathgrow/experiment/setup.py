@@ -49,9 +49,7 @@ class Setup:
 
     def __post_init__(self) -> None:
         for name in ("fold", "seed", "threads", "ranks"):
-            value, least = getattr(self, name), int(name in ("threads", "ranks"))
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise UserError(f"{name} {value!r} was got, a whole number from {least} up is wanted: leave it out")
+            _want_whole(name, getattr(self, name), least=int(name in ("threads", "ranks")))
         if self.data not in datasets.names():
             raise unknown_name("data set", self.data, datasets.names())
         known = models.defaults(self.model)
@@ -103,6 +101,11 @@ class Setup:
         return f"{self.title}-{short}-seed{self.seed}"
 
 
+def _want_whole(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UserError(f"{name} {value!r} was got, a whole number from {least} up is wanted: leave it out")
+
+
 def _as_written(value: Any) -> Any:
     """Values as JSON gives them back, so that a config equals itself after reading."""
     if isinstance(value, float) and not math.isfinite(value):
@@ -144,7 +147,11 @@ def _model_options(model: Any, data: str, values: Mapping[str, Any]) -> dict[str
         raise UserError(
             f"model_options {given!r} was got, a table of values is wanted: give for example {{'width': 8}}"
         )
-    channels, height, width = datasets.load(data, values.get("data_root"), 0, values.get("fold", 0)).shape
+    root, fold = values.get("data_root"), values.get("fold", 0)
+    if root is not None and not isinstance(root, str):
+        raise UserError(f"data_root {root!r} was got, the name of a folder is wanted: give for example 'data'")
+    _want_whole("fold", fold, least=0)
+    channels, height, width = datasets.load(data, root, 0, fold).shape
     needed = {"inputs": channels * height * width, "in_channels": channels, "image_size": height}
     filled = {name: needed.get(name, default) for name, default in defaults.items()}
     return _as_written({**filled, **given})  # type: ignore[no-any-return]
@@ -158,7 +165,7 @@ def _tried(config: Setup) -> int:
     try:
         with torch.no_grad():
             model(sample)
-    except RuntimeError as fault:
+    except (RuntimeError, AssertionError) as fault:  # models of timm assert the size of what they take
         options = ", ".join(f"{name}={value}" for name, value in config.model_options.items())
         shape = "x".join(map(str, dataset.shape))
         raise UserError(
