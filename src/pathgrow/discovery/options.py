@@ -36,8 +36,8 @@ class Options:
     """What may be chosen about a discovery; `discover` takes each of these by keyword.
 
     How much training there is follows from `budget`: an eighth of it for the seed network, a 160th per round of
-    growth, a tenth per probe but at least 16 epochs or 0.3 of it (all of it where there is a `reference`), all of it for
-    the network handed back.
+    growth, a tenth per probe but at least 16 epochs or 0.3 of it (all of it where there is a `reference`), all of it
+    for the network handed back.
     """
 
     delta: float = 0.01
