@@ -258,6 +258,8 @@ def check_off_is_zero(name: str, optimizer: str) -> None:
     assert hidden == (sparse.method.weights is not None)
     for _ in train(sparse):
         assert_off_is_zero(sparse, weights_only=hidden)
+        with sparse.averaged():
+            assert_off_is_zero(sparse, weights_only=True)
     assert_off_is_zero(sparse, weights_only=hidden)
     assert list(sparse.model.state_dict()) == keys == list(Residual().state_dict())
     assert all(bool(torch.isfinite(value).all()) for value in sparse.model.state_dict().values())

@@ -237,6 +237,10 @@ class Attached(Live):
             yield
         else:
             with self._average.swapped_in():
+                if self.method.weights is not None:
+                    # Nobody took weights out of the average when they went off under hidden ones.
+                    self._look_under_()
+                    self.masks.apply_(self.model)
                 yield
 
     def state_dict(self) -> dict[str, Any]:
