@@ -726,7 +726,7 @@ def test_a_score_of_the_wrong_kind_is_refused(bad: object) -> None:
         ({"final": "new"}, "fresh"),
         ({"answer": "both"}, "delta"),
         ({"observe": "raw"}, "average"),
-        ({"method": "gcp"}, "did you mean gcg"),
+        ({"method": "gcgg"}, "did you mean gcg"),
         ({"rule": "prob"}, "did you mean probe"),
         ({"num_val": 0}, "num_val"),
         ({"num_val": 0.5}, "num_val"),
