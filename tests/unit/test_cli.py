@@ -17,6 +17,7 @@ from pathgrow.errors import RunFailed, UserError
 from pathgrow.experiment import Experiment, expected_epochs
 from pathgrow.experiment import run as run_experiment
 from pathgrow.recipes import Recipe
+from pathgrow.runs import RunFolder
 from pathgrow.version import __version__
 
 SMALL = {"budget": 4, "model_options": {"widths": [12]}, "start_density": 0.2, "rule": "exponential"}
@@ -323,6 +324,20 @@ def test_a_run_with_a_recipe_of_another_data_set_and_bfloat16(tmp_path: Path) ->
     assert report["config"]["recipe"]["augment"]["policy"] == "autoaugment-cifar"
     assert report["network"]["density"] == pytest.approx(0.2, abs=1e-2)
     assert report["ledger"]["samples"] % 128 == 0  # whole batches only
+
+
+def test_the_environment_of_a_run_tells_the_device_it_trains_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened(path: Path, config: dict, *, device: str) -> None:
+        raise UserError(f"opened for {device}")
+
+    config = Experiment.from_dict(SMALL)
+    monkeypatch.setattr(RunFolder, "open", opened)
+    cuda = dataclasses.replace(config.engine.resolved(), device=torch.device("cuda", 1))
+    monkeypatch.setattr(EngineOptions, "resolved", lambda self: cuda)
+    with pytest.raises(UserError, match="opened for cuda$"):
+        run_experiment(config, tmp_path / "run")
 
 
 def test_a_run_leaves_its_files_and_is_not_repeated(tmp_path: Path) -> None:

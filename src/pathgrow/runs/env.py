@@ -14,7 +14,7 @@ import torch
 
 from pathgrow.version import __version__
 
-BITS_DEPEND_ON = ("python", "torch", "numpy", "machine", "torch_threads", "device")
+BITS_DEPEND_ON = ("python", "torch", "numpy", "machine", "torch_threads", "device", "device_name")
 """A run resumed under another of these may differ from an undisturbed one in the last bits."""
 
 
