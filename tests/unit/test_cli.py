@@ -336,7 +336,7 @@ def test_the_environment_of_a_run_tells_the_device_it_trains_on(
     monkeypatch.setattr(RunFolder, "open", opened)
     cuda = dataclasses.replace(config.engine.resolved(), device=torch.device("cuda", 1))
     monkeypatch.setattr(EngineOptions, "resolved", lambda self: cuda)
-    with pytest.raises(UserError, match="opened for cuda$"):
+    with pytest.raises(UserError, match=r"opened for cuda$"):
         run_experiment(config, tmp_path / "run")
 
 
