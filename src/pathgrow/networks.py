@@ -22,6 +22,8 @@ from pathgrow.rng import generator
 from pathgrow.wiring import Wiring
 
 _Model = TypeVar("_Model", bound=nn.Module)
+_OF_THE_DEVICE = ("foreach", "fused", "capturable")
+"""Options of an optimizer that say how it steps: what a GPU wants a CPU may refuse, and runs may move."""
 
 
 def copy_pair(model: _Model, optimizer: Optimizer) -> tuple[_Model, Optimizer]:
@@ -126,9 +128,9 @@ def unpack_pair_(
     # Not Optimizer.load_state_dict: it casts state to the weight's dtype, which is not exact for half precision.
     optimizer.state.clear()
     for group, options in zip(optimizer.param_groups, stored["groups"], strict=True):
-        parameters = group["params"]
+        kept = {key: group[key] for key in ("params", *_OF_THE_DEVICE) if key in group}
         group.clear()
-        group.update(params=parameters, **copy.deepcopy(options))
+        group.update(copy.deepcopy(options) | kept)
     for index, (parameter, group) in enumerate(_owned(optimizer)):
         if index in stored["slots"]:
             optimizer.state[parameter] = {

@@ -304,6 +304,17 @@ class TestStorage:
         unpack_pair_(model, optimizer, tensors, facts)
         assert torch.equal(optimizer.state[model.weight]["momentum_buffer"], moment)
 
+    def test_how_to_step_is_decided_by_the_machine_that_goes_on(self) -> None:
+        stored = mlp()
+        on_gpu = AdamW(stored.parameters(), lr=0.5, capturable=True)
+        tensors, facts = pack_pair(stored, on_gpu)
+        model = mlp(seed=1)
+        optimizer = AdamW(model.parameters(), lr=0.01)
+        unpack_pair_(model, optimizer, tensors, facts)
+        assert optimizer.param_groups[0]["lr"] == 0.5
+        model(torch.zeros(2, next(model.parameters()).shape[1])).sum().backward()
+        optimizer.step()  # a CPU refuses to be captured
+
     def test_masks_travel_with_their_scope(self) -> None:
         model = mlp()
         scope = torch.rand(8, 5) < 0.5
