@@ -1,0 +1,106 @@
+"""Against published numbers: WRN-22-2 on CIFAR-10 with RigL's recipe, every conv and the classifier in scope.
+
+    python -m benchmarks.wrn --data-root DIR --seeds 0 1 [--epochs 250]
+
+All 50,000 training images are trained on, as in the runs that are compared with. A line of JSON for each training, as
+soon as it is there; what has its line is not run again. `--table` prints them beside the published figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.cifar import Lines
+from pathgrow import data as datasets
+from pathgrow import models
+from pathgrow.attach import Attached, attach
+from pathgrow.data.dataset import Dataset, Split
+from pathgrow.discovery.phases import Job
+from pathgrow.engine import EngineOptions, Trainer
+from pathgrow.masks import Masks
+from pathgrow.methods import create
+from pathgrow.recipes import recipe
+from pathgrow.rng import derive
+
+PUBLISHED = {
+    ("rigl", 0.2): (93.1, 93.6),
+    ("rigl", 0.1): (92.9, 92.9),
+    ("erk", 0.2): (91.2, 92.9),
+    ("erk", 0.1): (91.5, 91.5),
+    ("set", 0.2): (92.9, 92.9),
+}
+"""Span of test accuracies: the authors (google-research/rigl, issue 8) and varun19299/rigl-reproducibility."""
+
+
+def all_training_images(data: Dataset) -> Dataset:
+    """Nothing is decided on the way, so no validation set is kept back."""
+    train, val = data.train, data.val
+    assert isinstance(train, Split)
+    assert isinstance(val, Split)
+    joined = Split(torch.cat([train.images, val.images]), torch.cat([train.labels, val.labels]), train.mean, train.std)
+    return Dataset(data.name, data.classes, joined, val, data.test)
+
+
+def network(trainer: Trainer, method: str, density: float, seed: int, num_steps: int) -> Attached:
+    """A network under one method; RigL and SET change at most every hundred steps, up to 75,000 of 97,656."""
+    model, optimizer = trainer.place(models.create("wrn22_2", 10, seed=seed))
+    options = {} if method == "erk" else {"num_steps": num_steps, "end": 75_000 / 97_656}
+    made = create(method, density=density, **options)
+    example = torch.zeros(1, 3, 32, 32, device=trainer.mode.device)
+    return attach(model, optimizer, made, example, scope=Masks.full(model), seed=seed)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-root", default=None)
+    parser.add_argument("--results", type=Path, default=Path("results/cifar10_wrn22_2.jsonl"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--epochs", type=int, default=250)
+    parser.add_argument("--compile", default="on")
+    parser.add_argument("--commit", default=None, help="of the code, where the folder is no checkout of it")
+    parser.add_argument("--table", action="store_true")
+    chosen = parser.parse_args()
+    lines = Lines(chosen.results, chosen.commit)
+    if not chosen.table:
+        chosen.results.parent.mkdir(parents=True, exist_ok=True)
+        train(chosen, lines)
+    for (method, density), (low, high) in PUBLISHED.items():
+        ours = [100 * row["test"][0] for row in lines.rows if (row["kind"], row["density"]) == (method, density)]
+        shown = f"{np.mean(ours):.2f} ({', '.join(f'{value:.2f}' for value in ours)})" if ours else "not run"
+        print(f"{method:<6}{density:4.1f}  published {low} - {high}  ours {shown}")
+
+
+def train(chosen: argparse.Namespace, lines: Lines) -> None:
+    """Every method, density and seed that has no line yet, side by side."""
+    plan = recipe("wrn-rigl")
+    trainer = Trainer(
+        all_training_images(datasets.load("cifar10", chosen.data_root)), plan, EngineOptions(compile=chosen.compile)
+    )
+    test = trainer.evaluate(trainer.data.test)
+    num_steps = chosen.epochs * (len(trainer.data.train) // plan.batch_size)
+    keys = [
+        {"kind": method, "density": density, "epochs": chosen.epochs, "seed": seed}
+        for seed in chosen.seeds
+        for method, density in PUBLISHED
+        if not lines.has(kind=method, density=density, epochs=chosen.epochs, seed=seed)
+    ]
+    networks = [network(trainer, key["kind"], key["density"], key["seed"], num_steps) for key in keys]
+    jobs = [
+        Job(attached=attached, epochs=chosen.epochs, seed=derive(key["seed"], "wrn", key["kind"]))
+        for key, attached in zip(keys, networks, strict=True)
+    ]
+
+    def over(number: int) -> None:
+        attached = networks[number]
+        lines.add(**keys[number], test=list(test(attached.model)), num_on=attached.masks.num_on)
+        attached.detach()
+
+    trainer.train(jobs, on_done=over)
+
+
+if __name__ == "__main__":
+    main()
