@@ -65,7 +65,7 @@ def get_data(name: _Name, data_root: _Root = None) -> None:
 
 @data_app.command("check")
 def check_data(name: _Name, data_root: _Root = None) -> None:
-    """Read a data set in full, and say what is there and whether it is the official one."""
+    """Read a data set (of a streamed one the names), and say what is there and whether it is the official one."""
     from pathgrow.data.check import check
 
     finding = check(name, data_root)

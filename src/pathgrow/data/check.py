@@ -30,7 +30,7 @@ class Finding:
 
 
 def check(name: str, root: str | None) -> Finding:
-    """Read a data set in full and compare it with what was published."""
+    """Read a data set, in full unless it is streamed, and compare it with what was published."""
     official = OFFICIAL.get(name)
     folder = places.data_root(root)
     if official is not None:
@@ -40,7 +40,7 @@ def check(name: str, root: str | None) -> Finding:
     if name == "digits":
         return Finding(None, dataset, (), "embedded in the installation")
     if official is None:
-        return Finding(folder, dataset, (), f"reads well; {_kind(dataset)}")
+        return Finding(folder, dataset, (), _kind(dataset))
     files = tuple(_compare(folder / file, md5) for file, md5 in official.md5.items())
     return Finding(folder, dataset, files, _verdict(dataset, official, files))
 
@@ -69,5 +69,5 @@ def _verdict(dataset: Dataset, official: Official, files: tuple[tuple[str, str],
 def _kind(dataset: Dataset) -> str:
     height_width = " x ".join(map(str, dataset.shape[1:]))
     if isinstance(dataset.train, Split):
-        return f"images of {height_width} pixels, held in memory"
-    return f"images are streamed from their files at {height_width} pixels"
+        return f"reads well; images of {height_width} pixels, held in memory"
+    return f"the files are there and were not decoded; images are streamed from them at {height_width} pixels"

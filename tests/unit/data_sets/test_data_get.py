@@ -267,7 +267,7 @@ def test_check_of_folders(layouts: Any, capsys: pytest.CaptureFixture[str], monk
     assert "reads well; images of 6 x 5 pixels, held in memory" in capsys.readouterr().out
     layouts.picture(root / "cat" / "large.png", (50, 60))
     assert leave("check", "folder", "--data-root", str(root)) == 0
-    assert "streamed from their files" in capsys.readouterr().out
+    assert "were not decoded; images are streamed from them at 5 x 5 pixels" in capsys.readouterr().out
 
 
 def test_check_reads_the_files_and_not_the_decoded_copy(
