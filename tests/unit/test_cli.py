@@ -344,7 +344,10 @@ def test_a_run_leaves_its_files_and_is_not_repeated(tmp_path: Path) -> None:
     config = Experiment.from_dict(SMALL)
     out = tmp_path / "run"
     before = expected_epochs(config, out)
+    with RunFolder.open(out, config.as_dict()) as folder:  # as a kill may leave it, its stage being stored
+        folder.save("partial-probe-099-0", {"step": 1}, {"noise/0": torch.zeros(1)})
     report = run_experiment(config, out)
+    assert not list((out / "stages").glob("partial-*.safetensors"))
     assert expected_epochs(config, out) < before
     assert report == json.loads((out / "report.json").read_text())
     assert report["config"] == config.as_dict() == json.loads((out / "config.json").read_text())

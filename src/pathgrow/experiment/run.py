@@ -129,6 +129,9 @@ def _write(
     dense: Score | None,
 ) -> None:
     """All files of a finished run; the report goes last, since its presence means that the others are there."""
+    for stage in folder.stages:
+        if stage.startswith("partial-"):
+            folder.forget_tensors(stage)  # a kill may have come between the end of a stage and its clearing up
     for round, grown in enumerate(masks):
         folder.save_masks(round, grown)
     observed = [("rough", found.rounds), ("probe", found.probes)]
