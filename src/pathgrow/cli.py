@@ -131,6 +131,9 @@ def discover(
     rough: Annotated[str | None, text("N|F|adaptive", "A round: epochs, a share of the budget, adaptive.")] = None,
     final: Annotated[str | None, text("fresh|grown", "Weights that trained-out networks begin with.")] = None,
     probe_fraction: Annotated[float | None, real("F", "Length of a probe without reference.")] = None,
+    no_head_start: Annotated[
+        bool, typer.Option("--no-head-start", help="Train the final network anew, not on from its probe.")
+    ] = False,
     answer: Annotated[str | None, text("delta|gain", "Answer that chooses the network handed back.")] = None,
     observe: Annotated[
         str | None, text("annealed|average", "Weights that are scored: as they are, or averaged.")
@@ -175,6 +178,7 @@ def discover(
         "rough": _rough(rough),
         "final": final,
         "probe_fraction": probe_fraction,
+        "head_start": False if no_head_start else None,
         "answer": answer,
         "observe": observe,
         "recipe_name": recipe,

@@ -83,10 +83,13 @@ class Recipe:
         decay, clip, marks = self.weight_decay, self.clip_norm, self.milestones
         _want(_number(decay) and decay >= 0, "weight_decay", decay, "a number from 0 up", "5e-4")
         _want(clip is None or (_number(clip) and clip > 0), "clip_norm", clip, "a number above 0", "1.0")
-        rising = all(_number(mark) and 0 < mark < 1 for mark in marks)
+        listed: object = marks
+        rising = isinstance(listed, tuple) and all(_number(mark) and 0 < mark < 1 for mark in marks)
         _want(
             rising and list(marks) == sorted(set(marks)), "milestones", marks, "rising shares in (0, 1)", "(0.5, 0.75)"
         )
+        mixed: object = self.augment
+        _want(isinstance(mixed, Augment), "augment", mixed, "an Augment", "Augment(flip=True)")
         _want(isinstance(self.decay_all, bool), "decay_all", self.decay_all, "true or false", "true")
         if self.batch_size % self.accumulate:
             raise UserError(
@@ -238,7 +241,8 @@ _USUAL = {
     "imagenet": "imagenet",
 }
 _USUAL_VIT = {"cifar10": "cifar-vit", "cifar100": "cifar-vit", "tiny-imagenet": "tiny-vit"}
-_TRANSFORMERS = ("vit", "pit")
+_TRANSFORMERS = ("vit", "deit", "pit", "cait", "beit", "xcit", "eva")
+"""What names of transformers begin with, ours and timm's; nets with convolutions inside are trained as such."""
 
 
 def names() -> list[str]:
@@ -259,6 +263,6 @@ def recipe(name: str) -> Recipe:
 
 def usual(data: str, model: str = "") -> str:
     """The name of the recipe that this data set and model are trained with unless another is asked for."""
-    if model in _TRANSFORMERS and data in _USUAL_VIT:
+    if model.removeprefix("timm:").startswith(_TRANSFORMERS) and data in _USUAL_VIT:
         return _USUAL_VIT[data]
     return _USUAL.get(data, "cifar")

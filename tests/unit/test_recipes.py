@@ -154,6 +154,8 @@ def test_every_name_is_a_recipe_and_every_data_set_has_a_usual_one() -> None:
         ("tiny-imagenet", "pit", "tiny-vit"),
         ("imagenet", "resnet50", "imagenet"),
         ("folder", "resnet18", "cifar"),
+        ("cifar10", "timm:vit_tiny_patch16_224", "cifar-vit"),
+        ("cifar10", "timm:resnet18", "cifar"),
     ],
 )
 def test_the_usual_recipe_goes_with_data_and_model(dataset: str, model: str, name: str) -> None:

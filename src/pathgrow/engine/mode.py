@@ -18,7 +18,7 @@ StepKind = Literal["auto", "captured", "eager"]
 Compile = Literal["auto", "on", "off"]
 
 SECONDS_TO_COMPILE = 0.6
-"""Of a network on an H200 machine with cold caches, per layer with weights; ResNet-32 with its norms takes 40 s."""
+"""Of a network on an H200 machine with cold caches, per layer with weights; ResNet-32 with its norms takes 35-40 s."""
 SAVED_BY_COMPILING = 0.23
 """Share of a captured step's time: ResNet-32 at batch 128 goes from 39,000 to 51,000 images a second."""
 

@@ -48,9 +48,10 @@ def train(
             f"this config is for {config.ranks} processes and {team.size} were started: "
             f"start it with torchrun --nproc-per-node {config.ranks}, or set `ranks` to {team.size}"
         )
+    device = config.engine.resolved().device.type
     with (
         few_threads(config.threads),
-        held_by_first(team, lambda: RunFolder.open(out, config.as_dict())) as folder,
+        held_by_first(team, lambda: RunFolder.open(out, config.as_dict(), device=device)) as folder,
     ):
         if not team.from_first(lambda: RunFolder(out).finished):
             _work(config, folder, progress or Silent(), team)
