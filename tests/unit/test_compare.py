@@ -119,6 +119,14 @@ def test_runs_matched_each_to_its_own_seed_are_one_row(tmp_path: Path) -> None:
     assert [row.num_seeds for row in compare(folders).rows] == [2, 2]
 
 
+def test_trainings_of_different_lengths_are_told_apart(tmp_path: Path) -> None:
+    one, other = finished(tmp_path / "long", epochs=80), finished(tmp_path / "short", epochs=10)
+    rows = list(csv.DictReader(io.StringIO(write(compare([one, other]), "csv"))))
+    assert [row["epochs"] for row in rows] == ["80", "10"]
+    assert "epochs" in write(compare([one, other]), "markdown")
+    assert "epochs" not in write(compare([one]), "markdown"), "said only where it differs"
+
+
 def test_costs_are_relative_to_the_dense_runs_of_the_same_task(tmp_path: Path) -> None:
     dense = [
         finished(tmp_path / f"dense{seed}", method="dense", seed=seed, flops=flops, seconds=seconds)

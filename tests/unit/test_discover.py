@@ -219,6 +219,21 @@ def test_a_short_probe_of_the_network_handed_back_is_trained_on() -> None:
     assert [call.epochs for call in grown.fits] == [5, 35, 1, 1, 1, 32]
 
 
+def test_probes_that_score_below_the_growing_network_are_called_too_short() -> None:
+    """A probe of one epoch tells nothing about densities; the answer says so instead of passing for one."""
+    world = World()
+    grown = iter([0.5, 0.7, 0.9, 0.9])
+
+    def evaluate(model: nn.Module) -> float:
+        return next(grown) if model is world.model else 0.33
+
+    world.evaluate = evaluate  # type: ignore[method-assign, assignment]
+    found = world.discover(rule=Script(probe=(3,), density=0.19), probe_fraction=0.1)
+    assert "scores below the growing one (0.9)" in found.words
+    assert "larger budget" in found.words
+    assert "too short" not in World().discover(rule=Script(probe=(3,), delta=1.0)).words
+
+
 # Networks that are trained together.
 
 

@@ -191,3 +191,14 @@ class TestNet:
                 loss_gradients(model, ["weight"], wrong, [torch.ones(2, 2)], seed=0)
         with pytest.raises(RunFailed, match="diverged"):
             loss_gradients(model, ["weight"], squares, [[torch.full((2, 2), float("nan"))]], seed=0)
+
+
+def test_options_of_the_wrong_kind_end_in_one_sentence() -> None:
+    with pytest.raises(
+        UserError, match=r"'rigl' cannot be made with every='abc' \(.*\): give values of the right kind"
+    ):
+        methods.create("rigl", every="abc")
+
+
+def test_a_method_of_ones_own_has_an_entry_too() -> None:
+    assert methods.entry("pathgrow.methods.rigl:rigl").make(density=0.3).start_density == 0.3

@@ -33,6 +33,18 @@ def tell(told, clock):
     told.close()
 
 
+def test_stages_that_are_trained_together_keep_their_names(clock):
+    text = io.StringIO()
+    told = progress.LineProgress(Console(file=text), clock)
+    for name in ("probe-001", "probe-004"):
+        told.stage(name, 0.1, 10)
+    told.observed(1, 0.05, 0.8, "probe-001")
+    told.observed(4, 0.1, 0.9, "probe-004")
+    lines = text.getvalue().splitlines()
+    assert "probe-001: round 1" in lines[0]
+    assert "probe-004: round 4" in lines[1]
+
+
 def test_logs_get_one_line_per_fact_and_no_control_codes(clock):
     console = Console(file=io.StringIO(), width=40)
     tell(progress.LineProgress(console, clock), clock)

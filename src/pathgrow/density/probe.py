@@ -342,9 +342,9 @@ def _delta_words(
                 f" (90% interval {words.span(interval)})."
             )
             if reading.share_below > 0.05:
-                text += f" It may lie below the lowest density tried ({reading.share_below:.0%})."
+                text += f" The chance that it lies below the lowest density tried is {reading.share_below:.0%}."
             if reading.share_above > 0.05:
-                text += f" It may lie above the densest tried or not exist ({reading.share_above:.0%})."
+                text += f" The chance that it lies above the densest tried or nowhere is {reading.share_above:.0%}."
             return text
 
 

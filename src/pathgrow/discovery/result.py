@@ -74,7 +74,16 @@ class Discovery:
     def words(self) -> str:
         """The answer in words: what it rests on, and where delta and gain disagree."""
         options = self.site.options
-        if options.num_probe_epochs >= options.budget or not self.probes:
+        if not self.probes:
+            return self.answer.words
+        best, growing = (max(record.point.score for record in records) for records in (self.probes, self.rounds))
+        if best + self.answer.delta < growing:
+            return (
+                f"{self.answer.words} But the best network trained out ({words.score(best)} after "
+                f"{options.num_probe_epochs} epochs) scores below the growing one ({words.score(growing)}): its"
+                " training is too short to compare densities by. Give a larger budget, or a larger probe_fraction."
+            )
+        if options.num_probe_epochs >= options.budget:
             return self.answer.words
         return (
             f"{self.answer.words} Networks were compared after {options.num_probe_epochs} of {options.budget} epochs:"

@@ -22,7 +22,7 @@ class Diary(Observer):
     def stage_ends(self, record: Record, *, resumed: bool) -> None:
         if not resumed:
             self._folder.log(record.stage, event="end", **record.row(), time={"seconds": record.seconds})
-            self._progress.observed(record.point.round, record.point.density, record.point.score)
+            self._progress.observed(record.point.round, record.point.density, record.point.score, record.stage)
 
     def decided(self, verdict: Verdict, answer: Answer) -> None:
         self._progress.estimate(answer.density, answer.interval)

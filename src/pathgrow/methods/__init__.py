@@ -100,6 +100,8 @@ def entry(name: str) -> Entry:
     >>> entry("gcg").exceptions
     mappingproxy({})
     """
+    if ":" in name:
+        return Entry(_maker(name), paper="none: a method of your own")
     if name not in _METHODS:
         raise unknown_name("method", name, _METHODS)
     return _METHODS[name]
@@ -132,7 +134,15 @@ def create(name: str, **options: Any) -> Method:
             f"method {name!r} wants a value for {wanting[0]!r}, a function that returns a pathgrow.Method without "
             "being told anything is wanted: give its parameters defaults"
         )
-    method: Any = make(**options)
+    try:
+        method: Any = make(**options)
+    except TypeError as fault:
+        if not options:
+            raise
+        given = ", ".join(f"{option}={value!r}" for option, value in options.items())
+        raise UserError(
+            f"method {name!r} cannot be made with {given} ({fault}): give values of the right kind"
+        ) from fault
     if not isinstance(method, Method):
         raise UserError(
             f"{name!r} gave a {type(method).__name__}, a pathgrow.Method is wanted: return one from that function"

@@ -52,6 +52,8 @@ def _cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
         columns["runs on"] = lambda row: printable(row.subject)
     if any(row.match != "none" for row in rows):
         columns["matched"] = lambda row: row.match
+    if len({row.epochs for row in rows}) > 1:
+        columns["epochs"] = lambda row: str(row.epochs)
     columns |= {
         "density": lambda row: percent_column(row.density),
         "of model": lambda row: percent_column(row.density_model),

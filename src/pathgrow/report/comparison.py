@@ -34,6 +34,7 @@ class Run:
     """All of the config that makes a difference, as a key."""
     subject: str
     """Data and model, for people."""
+    epochs: int
     density: float
     density_model: float
     val: float
@@ -56,6 +57,8 @@ class Row:
     method: str
     subject: str
     match: str
+    epochs: int
+    """Of the training that this one is compared with."""
     density: float
     density_model: float
     val: float
@@ -138,6 +141,7 @@ def _row(group: Sequence[Run], everything: Iterable[Run]) -> Row:
         method=first.method,
         subject=first.subject,
         match=first.match,
+        epochs=first.epochs,
         density=statistics.fmean(run.density for run in group),
         density_model=statistics.fmean(run.density_model for run in group),
         val=statistics.fmean(run.val for run in group),
@@ -197,6 +201,7 @@ def _run(path: str, report: Mapping[str, Any]) -> Run:
         task=json.dumps(task, sort_keys=True),
         group=_group(config),
         subject=" ".join(str(config[name]) for name in ("data", "model") if name in config),
+        epochs=int(task["epochs"]),
         density=float(network["density"]),
         density_model=float(network["density_model"]),
         val=float(network["val"]["score"]),

@@ -27,7 +27,7 @@ class Progress(Protocol):
     def epoch(self, done: int, of: int, loss: float | None = None) -> None:
         """`done` epochs of the stage are over."""
 
-    def observed(self, round: int, density: float, score: float) -> None:
+    def observed(self, round: int, density: float, score: float, stage: str = "") -> None:
         """A network was scored."""
 
     def estimate(self, density: float | None, interval: tuple[float, float] | None = None) -> None:
@@ -44,7 +44,7 @@ class Silent:
 
     def epoch(self, done: int, of: int, loss: float | None = None) -> None: ...
 
-    def observed(self, round: int, density: float, score: float) -> None: ...
+    def observed(self, round: int, density: float, score: float, stage: str = "") -> None: ...
 
     def estimate(self, density: float | None, interval: tuple[float, float] | None = None) -> None: ...
 
@@ -128,9 +128,9 @@ class LineProgress:
 
     def epoch(self, done: int, of: int, loss: float | None = None) -> None: ...
 
-    def observed(self, round: int, density: float, score: float) -> None:
-        stage = f"{self._stage}: " if self._stage else ""
-        self._say(f"{stage}round {round}, density {percent(density)}, score {score:.4g}")
+    def observed(self, round: int, density: float, score: float, stage: str = "") -> None:
+        name = printable(stage) or self._stage  # of several stages trained together the last was told
+        self._say(f"{f'{name}: ' if name else ''}round {round}, density {percent(density)}, score {score:.4g}")
 
     def estimate(self, density: float | None, interval: tuple[float, float] | None = None) -> None:
         text = _estimate_words(density, interval)
@@ -168,7 +168,7 @@ class LiveProgress:
         self.pace.advance(done)
         self._done, self._of, self._loss = done, of, loss
 
-    def observed(self, round: int, density: float, score: float) -> None:
+    def observed(self, round: int, density: float, score: float, stage: str = "") -> None:
         self._observed = f"round {round}, density {percent(density)}, score {score:.4g}"
 
     def estimate(self, density: float | None, interval: tuple[float, float] | None = None) -> None:
