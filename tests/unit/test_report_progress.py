@@ -33,6 +33,40 @@ def tell(told, clock):
     told.close()
 
 
+def test_stages_that_are_trained_together_count_as_one_long_stage(clock):
+    """Three probes of 10 epochs in a run of 50: the time left is that of what nobody has trained yet."""
+    pace = progress.Pace(50, clock)
+    pace.begin(10)
+    for epoch in range(1, 11):
+        clock.now += 1
+        pace.advance(epoch)
+    pace.begin(10)
+    pace.widen(10)
+    pace.widen(10)
+    assert pace.seconds_left == pytest.approx(40)
+    for epoch in (1, 1, 1, 2, 2, 2):
+        clock.now += 1
+        pace.advance(epoch)
+    assert pace.stage_done == 6
+    assert pace.seconds_left == pytest.approx(34)
+    pace.begin(10)
+    assert pace.seconds_left == pytest.approx(10 * pace.seconds_per_epoch)
+
+
+def test_the_live_picture_tells_how_many_are_trained_together(clock):
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    live = progress.LiveProgress(console, 50, clock)
+    live.stage("probe-003", 0.1, 10)
+    live.beside("probe-007", 0.3, 10)
+    live.epoch(1, 10, 0.5)
+    live.epoch(1, 10, 0.4)
+    with console.capture() as shown:
+        console.print(live.render())
+    live.close()
+    assert "and 1 beside it" in shown.get()
+    assert "2/20 epochs" in shown.get()
+
+
 def test_stages_that_are_trained_together_keep_their_names(clock):
     text = io.StringIO()
     told = progress.LineProgress(Console(file=text), clock)

@@ -14,13 +14,18 @@ class Diary(Observer):
     def __init__(self, folder: RunFolder, progress: Progress) -> None:
         self._folder = folder
         self._progress = progress
+        self._num_open = 0
+        """Stages that have begun and not ended: several, where they are trained together."""
 
     def stage_begins(self, stage: str, *, epochs: int | None, density: float) -> None:
         self._folder.log(stage, event="begin", epochs=epochs, density=density)
-        self._progress.stage(stage, density, epochs)
+        tell = self._progress.beside if self._num_open else self._progress.stage
+        tell(stage, density, epochs)
+        self._num_open += 1
 
     def stage_ends(self, record: Record, *, resumed: bool) -> None:
         if not resumed:
+            self._num_open -= 1
             self._folder.log(record.stage, event="end", **record.row(), time={"seconds": record.seconds})
             self._progress.observed(record.point.round, record.point.density, record.point.score, record.stage)
 

@@ -24,6 +24,9 @@ class Progress(Protocol):
     def stage(self, name: str, density: float, epochs: int | None) -> None:
         """A stage begins; `epochs` is None where its length is not known."""
 
+    def beside(self, name: str, density: float, epochs: int | None) -> None:
+        """Another stage is trained together with the one that began: from here on epochs of any of them are told."""
+
     def epoch(self, done: int, of: int, loss: float | None = None) -> None:
         """`done` epochs of the stage are over."""
 
@@ -41,6 +44,8 @@ class Silent:
     """Tells nobody."""
 
     def stage(self, name: str, density: float, epochs: int | None) -> None: ...
+
+    def beside(self, name: str, density: float, epochs: int | None) -> None: ...
 
     def epoch(self, done: int, of: int, loss: float | None = None) -> None: ...
 
@@ -72,21 +77,29 @@ class Pace:
         self._done_before = 0
         self._stage_epochs: int | None = None
         self._stage_done = 0
+        self._one_by_one = False
         self._measured_epochs = 0
         self._measured_seconds = 0.0
         self._last = clock()
 
     def begin(self, epochs: int | None) -> None:
         """A stage begins, so the one before is over."""
+        self._one_by_one = False
         if self._stage_epochs is not None:
             self.advance(self._stage_epochs)
         self._done_before += self._stage_done
         self._stage_epochs, self._stage_done, self._last = epochs, 0, self._clock()
 
+    def widen(self, epochs: int | None) -> None:
+        """Another stage is trained together with this one: they count as one, whose epochs are told one by one."""
+        if self._stage_epochs is not None and epochs is not None:
+            self._stage_epochs += epochs
+        self._one_by_one = True
+
     def advance(self, done: int) -> None:
         """`done` epochs of the stage are over; a stage of unknown length tells its epochs one by one."""
         now = self._clock()
-        if self._stage_epochs is None:
+        if self._stage_epochs is None or self._one_by_one:
             done = self._stage_done + 1
         if done > self._stage_done:
             self._measured_epochs += done - self._stage_done
@@ -126,6 +139,8 @@ class LineProgress:
     def stage(self, name: str, density: float, epochs: int | None) -> None:
         self._stage = printable(name)
 
+    def beside(self, name: str, density: float, epochs: int | None) -> None: ...
+
     def epoch(self, done: int, of: int, loss: float | None = None) -> None: ...
 
     def observed(self, round: int, density: float, score: float, stage: str = "") -> None:
@@ -153,6 +168,7 @@ class LiveProgress:
         self.pace = Pace(total_epochs, clock)
         self._clock, self._began = clock, clock()
         self._stage, self._density, self._done, self._of = "", 0.0, 0, 0
+        self._num_beside = 0
         self._loss: float | None = None
         self._observed = ""
         self._estimate = ""
@@ -162,11 +178,20 @@ class LiveProgress:
     def stage(self, name: str, density: float, epochs: int | None) -> None:
         self.pace.begin(epochs)
         self._stage, self._density, self._done, self._of = printable(name), density, 0, epochs or 0
+        self._num_beside = 0
         self._loss = None
+
+    def beside(self, name: str, density: float, epochs: int | None) -> None:
+        self.pace.widen(epochs)
+        self._num_beside += 1
+        self._of += epochs or 0
 
     def epoch(self, done: int, of: int, loss: float | None = None) -> None:
         self.pace.advance(done)
-        self._done, self._of, self._loss = done, of, loss
+        if self._num_beside:
+            self._done, self._loss = self._done + 1, loss
+        else:
+            self._done, self._of, self._loss = done, of, loss
 
     def observed(self, round: int, density: float, score: float, stage: str = "") -> None:
         self._observed = f"round {round}, density {percent(density)}, score {score:.4g}"
@@ -189,7 +214,8 @@ class LiveProgress:
         epochs = counted(self._of, "epoch") if self._of else ""
         if self._done and self._of:
             epochs = f"{self._done}/{epochs}"
-        stage = Text(self._stage, "bold").append(f"  at {percent(self._density)}" if self._stage else "", "not bold")
+        where = f"  and {self._num_beside} beside it" if self._num_beside else f"  at {percent(self._density)}"
+        stage = Text(self._stage, "bold").append(where if self._stage else "", "not bold")
         bar.add_row(stage, ProgressBar(self._of or 1, self.pace.stage_done, width=24), Text(epochs), Text(loss, "dim"))
         return Group(bar, table)
 
