@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
-
-import torch
 
 from pathgrow import data as datasets
 from pathgrow import models
 from pathgrow.discovery import Discovery, Observer, Options, discover
 from pathgrow.discovery.phases import Phases, Score
 from pathgrow.engine import Trainer
-from pathgrow.engine.distributed import joined
-from pathgrow.errors import UserError
+from pathgrow.experiment.carry_out import carry_out
 from pathgrow.experiment.config import Experiment
 from pathgrow.experiment.diary import Diary
 from pathgrow.masks import Masks
 from pathgrow.report import write_all
 from pathgrow.report.progress import Progress, Silent
 from pathgrow.runs import MemoryStore, RunFolder
-from pathgrow.team import Team, held_by_first
+from pathgrow.team import Team
 
 _USUAL_PROBES = 8
 
@@ -44,22 +40,9 @@ def run(
     team
         The processes that work together; None: those that `torchrun` started, else this one.
     """
-    if team is None:
-        with joined(config.engine.device) as team:
-            return run(config, out, progress, team)
-    if config.ranks != team.size:
-        raise UserError(
-            f"this config is for {config.ranks} processes and {team.size} were started: "
-            f"start it with torchrun --nproc-per-node {config.ranks}, or set `ranks` to {team.size}"
-        )
-    device = config.engine.resolved().device.type
-    with (
-        few_threads(config.threads),
-        held_by_first(team, lambda: RunFolder.open(out, config.as_dict(), device=device)) as folder,
-    ):
-        if not team.from_first(lambda: RunFolder(out).finished):
-            _work(config, folder, progress or Silent(), team)
-        return team.from_first(lambda: _shown_report(RunFolder(out)))
+    return carry_out(
+        config, out, lambda folder, team: _work(config, folder, progress or Silent(), team), _shown_report, team
+    )
 
 
 def _shown_report(folder: RunFolder) -> dict[str, Any]:
@@ -144,14 +127,3 @@ def _write(
         report["dense"]["test"] = {"score": dense.score, "loss": dense.loss}
     report["weights_sha256"] = weights_sha256
     folder.write_report(report)
-
-
-@contextmanager
-def few_threads(num_threads: int) -> Iterator[None]:
-    """Run with this many CPU threads: sums are cut into as many parts, so the count is part of a run's identity."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -9,13 +9,11 @@ from typing import Any
 from pathgrow.attach import Attached
 from pathgrow.discovery.phases import Score
 from pathgrow.discovery.stages import Record
-from pathgrow.engine.distributed import joined
-from pathgrow.errors import UserError
-from pathgrow.experiment.run import few_threads
+from pathgrow.experiment.carry_out import carry_out
 from pathgrow.ledger import Ledger
 from pathgrow.report.progress import Progress, Silent
 from pathgrow.runs import RunFolder
-from pathgrow.team import Team, held_by_first
+from pathgrow.team import Team
 from pathgrow.training.bench import Bench, grows
 from pathgrow.training.config import TrainRun
 from pathgrow.training.growth import grow
@@ -40,22 +38,9 @@ def train(
     team
         The processes that work together; None: those that `torchrun` started, else this one.
     """
-    if team is None:
-        with joined(config.engine.device) as team:
-            return train(config, out, progress, team)
-    if config.ranks != team.size:
-        raise UserError(
-            f"this config is for {config.ranks} processes and {team.size} were started: "
-            f"start it with torchrun --nproc-per-node {config.ranks}, or set `ranks` to {team.size}"
-        )
-    device = config.engine.resolved().device.type
-    with (
-        few_threads(config.threads),
-        held_by_first(team, lambda: RunFolder.open(out, config.as_dict(), device=device)) as folder,
-    ):
-        if not team.from_first(lambda: RunFolder(out).finished):
-            _work(config, folder, progress or Silent(), team)
-        return team.from_first(lambda: RunFolder(out).report())
+    return carry_out(
+        config, out, lambda folder, team: _work(config, folder, progress or Silent(), team), RunFolder.report, team
+    )
 
 
 def _work(config: TrainRun, folder: RunFolder | None, progress: Progress, team: Team) -> None:

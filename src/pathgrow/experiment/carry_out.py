@@ -1,0 +1,59 @@
+"""Work in a run folder, by whatever command: begin it, go on with it, or find that it is done."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from pathgrow.engine.distributed import joined
+from pathgrow.errors import UserError
+from pathgrow.experiment.setup import Setup
+from pathgrow.runs import RunFolder
+from pathgrow.team import Team, held_by_first
+
+Work = Callable[[RunFolder | None, Team], None]
+"""Does what is left to do; the folder is there in the first process only."""
+
+
+def carry_out(
+    config: Setup,
+    out: str | os.PathLike[str],
+    work: Work,
+    read: Callable[[RunFolder], dict[str, Any]],
+    team: Team | None = None,
+) -> dict[str, Any]:
+    """What `read` makes of the folder, once `work` is done there; a finished folder is read, not worked in again.
+
+    `team` None: the processes that `torchrun` started, else this one.
+    """
+    if team is None:
+        with joined(config.engine.device) as team:
+            return carry_out(config, out, work, read, team)
+    if config.ranks != team.size:
+        raise UserError(
+            f"this config is for {config.ranks} processes and {team.size} were started: "
+            f"start it with torchrun --nproc-per-node {config.ranks}, or set `ranks` to {team.size}"
+        )
+    device = config.engine.resolved().device.type
+    with (
+        _threads(config.threads),
+        held_by_first(team, lambda: RunFolder.open(out, config.as_dict(), device=device)) as folder,
+    ):
+        if not team.from_first(lambda: RunFolder(out).finished):
+            work(folder, team)
+        return team.from_first(lambda: read(RunFolder(out)))
+
+
+@contextmanager
+def _threads(num_threads: int) -> Iterator[None]:
+    """Run with this many CPU threads: sums are cut into as many parts, so the count is part of a run's identity."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
