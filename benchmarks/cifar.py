@@ -3,7 +3,8 @@
     python -m benchmarks.cifar dense ladder discover --data-root DIR --results results/cifar10_resnet32.jsonl
 
 Every finished training is one line of JSON, appended as soon as it is there; what has its line is not run again, so the
-command may be stopped at any time and given again. `python -m benchmarks.cifar table` prints what the lines say.
+command may be stopped at any time and given again. With `--kept DIR` trainings that were broken off go on where they
+were, and trunks are grown once. `python -m benchmarks.cifar table` prints what the lines say.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import platform
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,17 @@ from pathgrow import data as datasets
 from pathgrow import models
 from pathgrow.attach import Attached, attach
 from pathgrow.data.dataset import Dataset
+from pathgrow.discovery.partial import Partial
 from pathgrow.discovery.phases import Job
 from pathgrow.engine import EngineOptions, Trainer
 from pathgrow.experiment import Experiment, run
 from pathgrow.masks import Masks
 from pathgrow.methods import create, fixed
-from pathgrow.networks import copy_pair, fresh_, initial_state
+from pathgrow.networks import fresh_, initial_state, pack_pair, unpack_pair_
 from pathgrow.recipes import recipe
 from pathgrow.rng import derive
+from pathgrow.runs import MemoryStore, Store
+from pathgrow.runs.stages import StageFiles
 from pathgrow.scope import scope
 from pathgrow.wiring import read
 
@@ -41,7 +45,7 @@ RUNGS = (0.2, 0.3, 0.25, 0.4, 0.15, 0.5, 0.1, 0.7, 0.05)
 TOTAL = 80
 """Epochs that every network of the ladder has had in the end."""
 GAMMA = 0.25
-JOBS = ("dense", "dense-long", "ladder", "grown", "discover", "reference", "table")
+Network = tuple[torch.nn.Module, torch.optim.Optimizer]
 
 
 class Lines:
@@ -86,12 +90,13 @@ class Bench:
         self.trainer = Trainer(self.data, recipe("cifar"), EngineOptions(compile=chosen.compile))
         self.lines = Lines(chosen.results, chosen.commit)
         self.seeds: list[int] = chosen.seeds
-        self.masks_folder: Path | None = chosen.masks
+        self.kept: Path | None = chosen.kept
+        self.store: Store = StageFiles(chosen.kept) if chosen.kept is not None else MemoryStore()
         self.example = self.data.example_input().to(self.trainer.mode.device)
         self._val, self._test = (self.trainer.evaluate(split) for split in (self.data.val, self.data.test))
         self.queue: list[tuple[dict[str, Any], Callable[[], tuple[Attached, int, int]]]] = []
 
-    def network(self, seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    def network(self, seed: int) -> Network:
         """As `pathgrow discover --seed` makes it."""
         return self.trainer.place(models.create(self.model_name, self.data.classes, seed=seed))
 
@@ -107,13 +112,18 @@ class Bench:
     def work(self) -> None:
         """Everything asked for, side by side, a line for each as it ends."""
         made = [(key, *make()) for key, make in self.queue]
-        jobs = [Job(attached=attached, epochs=epochs, seed=seed) for _, attached, epochs, seed in made]
+        partials = [Partial(self.store, named("partial", **key)) for key, *_ in made]
+        jobs = [
+            Job(attached=attached, epochs=epochs, seed=seed, progress=partial)
+            for (_, attached, epochs, seed), partial in zip(made, partials, strict=True)
+        ]
         began = time.perf_counter()
 
         def over(number: int) -> None:
             key, attached = made[number][:2]
             self.lines.add(**key, **self.score(attached), seconds=time.perf_counter() - began, side_by_side=len(jobs))
             attached.detach()
+            partials[number].forget()
 
         self.trainer.train(jobs, on_done=over)
         self.queue.clear()
@@ -131,30 +141,28 @@ def dense(bench: Bench, epochs: int) -> None:
         bench.ask({"kind": "dense", "density": 1.0, "epochs": epochs, "seed": seed}, lambda seed=seed: make(seed))
 
 
-def ladder(bench: Bench, finals: list[str]) -> None:
-    """Networks grown to each density and trained to one common total, from a fresh initialisation and as grown."""
-    rungs: dict[tuple[int, float], tuple[Masks, Any, int]] = {}
+def ladder(bench: Bench, rungs: dict[str, list[float]]) -> None:
+    """Networks grown to each density and trained to one common total, from a fresh initialisation or as grown."""
     wanted = [
         (final, density, seed)
-        for density in RUNGS
-        for final in finals
+        for final, densities in rungs.items()
+        for density in densities
         for seed in bench.seeds
         if not bench.lines.has(kind="ladder", final=final, density=density, seed=seed)
     ]
-    if not wanted:
-        return
-    for seed, density, masks, pair, had in _grown(bench, sorted({seed for _, _, seed in wanted}), "grown" in finals):
-        rungs[seed, density] = masks, pair, had
+    missing = [seed for seed in bench.seeds if any(not _is_kept(bench, f, s, d) for f, d, s in wanted if s == seed)]
+    if missing:
+        grow(bench, missing)
 
     def make(final: str, density: float, seed: int) -> tuple[Attached, int, int]:
-        masks, pair, had = rungs[seed, density]
+        model, optimizer = bench.network(seed)
+        had = 0
         if final == "fresh":
-            model, optimizer = bench.network(seed)
+            masks = _kept_masks(bench, seed, density)
             wiring, initial = read(model, bench.example), initial_state(model)
             fresh_(model, optimizer, initial, masks, derive(seed, "fresh", str(density)), wiring=wiring)
-            had = 0
         else:
-            model, optimizer = pair
+            masks, had = _kept_network_(bench, model, optimizer, seed, density)
         attached = attach(model, optimizer, fixed(masks), scope=scope(model))
         return attached, TOTAL - had, derive(seed, "rung", str(density))
 
@@ -163,14 +171,8 @@ def ladder(bench: Bench, finals: list[str]) -> None:
         bench.ask(key, lambda final=final, density=density, seed=seed: make(final, density, seed))
 
 
-def _grown(bench: Bench, seeds: list[int], keep_weights: bool) -> Iterator[tuple[int, float, Masks, Any, int]]:
-    """Trunks of all seeds, grown side by side as a discovery of this budget grows them; what stands at each rung."""
-    kept = bench.masks_folder
-    if kept is not None and not keep_weights and all(_file(kept, s, d).is_file() for s in seeds for d in RUNGS):
-        for seed in seeds:
-            for density in RUNGS:
-                yield seed, density, Masks.load(_file(kept, seed, density)).to(bench.trainer.mode.device), None, 0
-        return
+def grow(bench: Bench, seeds: list[int]) -> None:
+    """Trunks of all seeds side by side, as a discovery of this budget grows them; each rung of them is kept."""
     trunks = {}
     for seed in seeds:
         model, optimizer = bench.network(seed)
@@ -185,25 +187,52 @@ def _grown(bench: Bench, seeds: list[int], keep_weights: bool) -> Iterator[tuple
                 had[seed] += 1
             _train_all(bench, open_, 1, "round")
         for seed, trunk in trunks.items():
-            pair = copy_pair(trunk.model, trunk.optimizer) if keep_weights else None
-            if kept is not None:
-                kept.mkdir(parents=True, exist_ok=True)
-                trunk.masks.save(_file(kept, seed, density))
-            score = {"val": list(bench._val(trunk.model))}
-            bench.lines.add(kind="trunk", density=density, epochs=had[seed], seed=seed, **score)
-            yield seed, density, trunk.masks.clone(), pair, had[seed]
+            tensors, facts = pack_pair(trunk.model, trunk.optimizer, trunk.masks)
+            bench.store.save(named("trunk", seed=seed, density=density), {"epochs": had[seed], "state": facts}, tensors)
+            key = {"kind": "trunk", "density": density, "epochs": had[seed], "seed": seed}
+            bench.lines.add(**key, val=list(bench.score(trunk)["val"]))
     for trunk in trunks.values():
         trunk.detach()
+
+
+def _is_kept(bench: Bench, final: str, seed: int, density: float) -> bool:
+    if final == "fresh" and _mask_file(bench, seed, density) is not None:
+        return True
+    return bench.store.load(named("trunk", seed=seed, density=density)) is not None
+
+
+def _mask_file(bench: Bench, seed: int, density: float) -> Path | None:
+    """Masks alone, where somebody kept no more of a trunk than that."""
+    path = bench.kept / f"seed{seed}-{density:g}.safetensors" if bench.kept is not None else None
+    return path if path is not None and path.is_file() else None
+
+
+def _kept_masks(bench: Bench, seed: int, density: float) -> Masks:
+    if (path := _mask_file(bench, seed, density)) is not None:
+        return Masks.load(path).to(bench.trainer.mode.device)
+    return _kept_network_(bench, *bench.network(seed), seed, density)[0]
+
+
+def _kept_network_(
+    bench: Bench, model: torch.nn.Module, optimizer: torch.optim.Optimizer, seed: int, density: float
+) -> tuple[Masks, int]:
+    """Put a trunk as it stood at a density into a network; its masks, and the epochs that it had."""
+    found = bench.store.load(named("trunk", seed=seed, density=density))
+    assert found is not None, "grown before"
+    masks = unpack_pair_(model, optimizer, found.tensors, found.facts["state"])
+    assert masks is not None
+    return masks.to(bench.trainer.mode.device), int(found.facts["epochs"])
+
+
+def named(what: str, **key: Any) -> str:
+    """A name that a store takes."""
+    return "-".join([what, *(f"{name}-{value}".replace(".", "p") for name, value in key.items())])
 
 
 def _train_all(bench: Bench, trunks: dict[int, Attached], epochs: int, name: str) -> None:
     bench.trainer.train(
         [Job(attached=t, epochs=epochs, seed=derive(seed, name, t.round)) for seed, t in trunks.items()]
     )
-
-
-def _file(folder: Path, seed: int, density: float) -> Path:
-    return folder / f"seed{seed}-{density:g}.safetensors"
 
 
 def discoveries(bench: Bench, *, budget: int, delta: float, reference: float | None) -> None:
@@ -218,8 +247,8 @@ def discoveries(bench: Bench, *, budget: int, delta: float, reference: float | N
         }  # fmt: skip
         config = Experiment.from_dict(given | ({"reference": reference} if reference is not None else {}))
         began = time.perf_counter()
-        with tempfile.TemporaryDirectory() as folder:
-            report = run(config, folder)
+        with tempfile.TemporaryDirectory() as away:
+            report = run(config, bench.kept / named("run", **key) if bench.kept is not None else away)
         network, wall = report["network"], time.perf_counter() - began
         bench.lines.add(
             **key,
@@ -270,7 +299,9 @@ def main() -> None:
     parser.add_argument("--data-root", default=None)
     parser.add_argument("--model", default="resnet32")
     parser.add_argument("--results", type=Path, default=Path("results/cifar10_resnet32.jsonl"))
-    parser.add_argument("--masks", type=Path, default=None, help="folder where the ladder's masks are kept")
+    parser.add_argument("--rungs", type=float, nargs="*", default=RUNGS, help="densities of the job `ladder`")
+    parser.add_argument("--grown-rungs", type=float, nargs="*", default=RUNGS, help="densities of the job `grown`")
+    parser.add_argument("--kept", type=Path, default=None, help="folder for trunks and for trainings half done")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--delta", type=float, default=0.005)
     parser.add_argument("--compile", default="auto")
@@ -286,7 +317,8 @@ def main() -> None:
     if "dense" in chosen.jobs:
         dense(bench, TOTAL)
     if "ladder" in chosen.jobs or "grown" in chosen.jobs:
-        ladder(bench, [final for final, job in (("fresh", "ladder"), ("grown", "grown")) if job in chosen.jobs])
+        asked = {"fresh": ("ladder", chosen.rungs), "grown": ("grown", chosen.grown_rungs)}
+        ladder(bench, {final: list(rungs) for final, (job, rungs) in asked.items() if job in chosen.jobs})
     bench.work()
     if "reference" in chosen.jobs:
         known = [row["val"][0] for row in bench.lines.rows if row["kind"] == "dense" and row["epochs"] == TOTAL]

@@ -3,7 +3,8 @@
     python -m benchmarks.wrn --data-root DIR --seeds 0 1 [--epochs 250]
 
 All 50,000 training images are trained on, as in the runs that are compared with. A line of JSON for each training, as
-soon as it is there; what has its line is not run again. `--table` prints them beside the published figures.
+soon as it is there; what has its line is not run again, and with `--kept DIR` what was broken off goes on where it was.
+`--table` prints them beside the published figures.
 """
 
 from __future__ import annotations
@@ -14,17 +15,20 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.cifar import Lines
+from benchmarks.cifar import Lines, named
 from pathgrow import data as datasets
 from pathgrow import models
 from pathgrow.attach import Attached, attach
 from pathgrow.data.dataset import Dataset, Split
+from pathgrow.discovery.partial import Partial
 from pathgrow.discovery.phases import Job
 from pathgrow.engine import EngineOptions, Trainer
 from pathgrow.masks import Masks
 from pathgrow.methods import create
 from pathgrow.recipes import recipe
 from pathgrow.rng import derive
+from pathgrow.runs import MemoryStore
+from pathgrow.runs.stages import StageFiles
 
 PUBLISHED = {
     ("rigl", 0.2): (93.1, 93.6),
@@ -61,6 +65,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--epochs", type=int, default=250)
     parser.add_argument("--compile", default="on")
+    parser.add_argument("--kept", type=Path, default=None, help="folder for trainings half done")
     parser.add_argument("--commit", default=None, help="of the code, where the folder is no checkout of it")
     parser.add_argument("--table", action="store_true")
     chosen = parser.parse_args()
@@ -88,16 +93,19 @@ def train(chosen: argparse.Namespace, lines: Lines) -> None:
         for method, density in PUBLISHED
         if not lines.has(kind=method, density=density, epochs=chosen.epochs, seed=seed)
     ]
+    store = StageFiles(chosen.kept) if chosen.kept is not None else MemoryStore()
+    partials = [Partial(store, named("partial", **key)) for key in keys]
     networks = [network(trainer, key["kind"], key["density"], key["seed"], num_steps) for key in keys]
     jobs = [
-        Job(attached=attached, epochs=chosen.epochs, seed=derive(key["seed"], "wrn", key["kind"]))
-        for key, attached in zip(keys, networks, strict=True)
+        Job(attached=attached, epochs=chosen.epochs, seed=derive(key["seed"], "wrn", key["kind"]), progress=partial)
+        for key, attached, partial in zip(keys, networks, partials, strict=True)
     ]
 
     def over(number: int) -> None:
         attached = networks[number]
         lines.add(**keys[number], test=list(test(attached.model)), num_on=attached.masks.num_on)
         attached.detach()
+        partials[number].forget()
 
     trainer.train(jobs, on_done=over)
 
