@@ -35,7 +35,7 @@ from pathgrow.errors import UserError
 from pathgrow.live import Live
 from pathgrow.masks import Masks
 from pathgrow.method import Change, Method
-from pathgrow.net import Batches, Loss, Reading
+from pathgrow.net import Batches, Loss
 from pathgrow.revise import decided, start_masks
 from pathgrow.scope import scope as default_scope
 from pathgrow.team import ALONE, Team
@@ -117,14 +117,14 @@ def attach(
         )
     check_needs(method, loss, batches)
     rule = rules.create(stop or "trajectory") if stop is None or isinstance(stop, str) else stop
-    masks, _ = decided(
-        team,
-        switchable,
-        lambda: (start_masks(model, method, switchable, example_input, seed, loss, batches), Reading()),
+    masks, reading = decided(
+        team, switchable, lambda: start_masks(model, method, switchable, example_input, seed, loss, batches)
     )
-    return Attached(
+    attached = Attached(
         model, optimizer, method, example_input, masks, switchable, parameters, rule, loss, batches, seed, average, team
     )
+    attached.last_reading = reading
+    return attached
 
 
 class Attached(Live):

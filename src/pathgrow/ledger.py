@@ -134,6 +134,21 @@ def growth_flops(wiring: Wiring, masks: Masks, *, num_path_passes: int = 0, num_
     return num_path_passes * step_flops(wiring) + num_gradient_samples * dense_gradient_flops(wiring, masks)
 
 
+def start_flops(
+    wiring: Wiring, *, num_path_passes: int = 0, num_gradient_samples: int = 0, num_hessian_samples: int = 0
+) -> int:
+    """What choosing the first masks costs, in a network that still has all its weights.
+
+    A pass over the paths and a sample's gradient each cost what a dense training sample does. Going back through that
+    gradient, for a product with the Hessian, takes two matrix products for each of its own: twice as much again.
+
+    >>> from pathgrow.wiring import read
+    >>> start_flops(read(nn.Linear(4, 2), torch.zeros(1, 4)), num_gradient_samples=10)  # 10 x 6 x 8
+    480
+    """
+    return step_flops(wiring) * (num_path_passes + num_gradient_samples + 2 * num_hessian_samples)
+
+
 class SampleCounter:
     """Samples that went forward through a model to train it."""
 

@@ -57,7 +57,7 @@ class Live:
         self.step = 0
         """Optimizer steps so far."""
         self.last_reading = Reading()
-        """What the last change of the masks had to look at."""
+        """What the last change of the masks had to look at; before the first, what their start had to."""
         self.companions: dict[str, Any] = {}
         """What an engine made for this attachment (a captured step), kept as long as it: gone at `detach`."""
         self._example_input = example_input
@@ -235,6 +235,8 @@ class Live:
         """Of this moment, to come back to."""
         weights = remembered.weights_and_buffers(self.model)
         self.memory["rewind"] = {name: tensor.detach().clone() for name, tensor in weights}
+        # Statistics of batch norm are each process's own: all come back to those of the first, which are saved.
+        self._team.spread_(self.memory["rewind"][name] for name, _ in self.model.named_buffers())
 
     def _look_under_(self) -> None:
         """Where weights are hidden, nobody told the masks what became of them."""
@@ -255,7 +257,8 @@ class Live:
         def decide() -> tuple[Masks, Reading]:
             return revised_masks(self.method, net, change, self._progress, draw), net.reading
 
-        masks, self.last_reading = decided(self._team, self.scope, decide)
+        with remembered.shared_(self.memory, self._team):
+            masks, self.last_reading = decided(self._team, self.scope, decide)
         self._set_masks_(masks)
         self._enforce_()
 

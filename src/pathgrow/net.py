@@ -31,6 +31,8 @@ class Reading:
     """One sample forward and backward each."""
     num_gradient_samples: int = 0
     """Samples that loss gradients were taken over."""
+    num_hessian_samples: int = 0
+    """Samples whose gradients were themselves gone back through, for a product with the Hessian."""
 
 
 class Net:
@@ -84,11 +86,22 @@ class Net:
         self._read_gradients = gradients
         self._num_path_passes = 0
         self._num_gradient_samples = 0
+        self._num_hessian_samples = 0
 
     @property
     def reading(self) -> Reading:
         """What was looked at so far."""
-        return Reading(num_path_passes=self._num_path_passes, num_gradient_samples=self._num_gradient_samples)
+        return Reading(
+            num_path_passes=self._num_path_passes,
+            num_gradient_samples=self._num_gradient_samples,
+            num_hessian_samples=self._num_hessian_samples,
+        )
+
+    def looked(self, *, path_passes: int = 0, gradient_samples: int = 0, hessian_samples: int = 0) -> None:
+        """Add what a pick has looked at by itself, past the readings below, to the price of its decision."""
+        self._num_path_passes += path_passes
+        self._num_gradient_samples += gradient_samples
+        self._num_hessian_samples += hessian_samples
 
     def weights(self) -> dict[str, Tensor]:
         """The switchable weight tensors by name."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
 from pathgrow.method import Memory
+from pathgrow.nested import put_together, take_apart
+from pathgrow.team import Team
 
 
 def weights_and_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -60,6 +63,34 @@ def copied(memory: Any) -> Any:
     if isinstance(memory, Mapping):
         return {name: copied(value) for name, value in memory.items()}
     return memory.detach().clone() if isinstance(memory, Tensor) else memory
+
+
+@contextmanager
+def shared_(memory: Memory, team: Team) -> Iterator[None]:
+    """What the first of a team writes into its memory inside the block, all have there after it.
+
+    A method's `revise` runs in the first process only. Without this the others would remember something else, which
+    nobody sees until one of them is asked, saves its own state, or comes to be the first.
+    """
+    if team.size == 1:
+        yield
+        return
+    # The tensors are held, not only named: a new one could come to lie where an old one was.
+    before = {name: (tensor, tensor._version) for name, tensor in take_apart(memory)[0].items()}
+    yield
+
+    def written() -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors, facts = take_apart(memory)
+        known = {
+            name
+            for name, tensor in tensors.items()
+            if name in before and tensor is before[name][0] and tensor._version == before[name][1]
+        }
+        return {name: tensor.cpu() for name, tensor in tensors.items() if name not in known}, facts
+
+    changed, facts = team.from_first(written)
+    if team.rank > 0:
+        load_(memory, put_together({**take_apart(memory)[0], **changed}, facts))
 
 
 def load_(memory: Memory, stored: Mapping[str, Any]) -> None:

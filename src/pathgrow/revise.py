@@ -27,8 +27,8 @@ def start_masks(
     seed: int,
     loss: Loss | None = None,
     batches: Batches | None = None,
-) -> Masks:
-    """The first masks: as many weights as the method's start density stands for, by its `start`."""
+) -> tuple[Masks, Reading]:
+    """The first masks, of as many weights as the start density stands for, by the method's `start`; what it looked at."""
     draw = generator(seed, "start")
     density = method.start_density
     if density is None:
@@ -38,7 +38,8 @@ def start_masks(
     if loss is not None and batches is not None:
         gradients = partial(loss_gradients, model, list(scope), loss, batches, derive(seed, "batch", "start"))
     net = Net(model, empty, scope, example_input, gradients, loss=loss, batches=batches)
-    return empty | _picked(method, "start", method.start, net, scope, count_at(density, scope.num), draw)
+    masks = empty | _picked(method, "start", method.start, net, scope, count_at(density, scope.num), draw)
+    return masks, net.reading
 
 
 def revised_masks(method: Method, net: Net, change: Change, progress: Progress, draw: torch.Generator) -> Masks:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,10 +14,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pathgrow import methods
+from pathgrow.attach import Attached
 from pathgrow.engine.distributed import joined
 from pathgrow.rng import derive
+from pathgrow.team import Team
 from tests import contract
-from tests.contract import BATCH, NUM_STEPS, OPTIMIZERS, attached, small, trained
+from tests.contract import BATCH, NUM_STEPS, OPTIMIZERS, attached, same_state, small, trained
 from tests.ranks import together
 
 NAMES = methods.names()
@@ -144,38 +147,65 @@ def test_growth_only_adds_its_share(name: str, seed: int, density: float, gamma:
         assert (before - sparse.masks).num_on == 0
 
 
-def as_a_rank() -> dict[str, tuple[list[str], dict[str, Tensor]]]:
-    """Every method trained for some steps, with other batches in each process; masks on the way, weights at the end."""
-    found = {}
+HALFWAY, END = 4, 7
+"""Steps of a training on two ranks, between which it is saved by the first: after a change, and before others."""
+
+
+def as_a_rank() -> dict[str, dict[str, Any]]:
+    """Every method trained for some steps, with other batches in each process: undisturbed, and resumed halfway."""
     with joined("cpu") as team:
-        for name in NAMES:
-            noise = torch.Generator().manual_seed(team.rank)
-            other = (torch.randn(8, 2, 5, 5, generator=noise), BATCH[1])
-            sparse = attached(small(name), seed=3, team=team, batches=[other], average=None)
-            digests = []
-            for step in range(6):
-                contract.backward(sparse, 100 * team.rank + step)
-                gradients = [p.grad for p in sparse.model.parameters() if p.grad is not None]
-                team.sum_(gradients)
-                for gradient in gradients:
-                    gradient /= team.size
-                sparse.optimizer.step()
-                if step % 3 == 2:
-                    sparse.observe(0.5)
-                assert sparse.density > 0
-                digests.append(sparse.masks.digest())
-            found[name] = digests, {n: p.detach().clone() for n, p in sparse.model.named_parameters()}
-            sparse.detach()
+        return {name: rank_trained(name, team) for name in NAMES}
+
+
+def rank_trained(name: str, team: Team) -> dict[str, Any]:
+    noise = torch.Generator().manual_seed(team.rank)
+    how = {"team": team, "batches": [(torch.randn(8, 2, 5, 5, generator=noise), BATCH[1])], "average": None}
+    sparse = attached(small(name), seed=3, **how)
+    digests = rank_steps(sparse, team, 0, HALFWAY)
+    states = [sparse.model.state_dict(), sparse.optimizer.state_dict(), sparse.state_dict()]
+    saved = team.from_first(lambda: copy.deepcopy(states))
+    digests += rank_steps(sparse, team, HALFWAY, END)
+    other = attached(small(name), seed=9, model_seed=7, **how)
+    for part, state in zip((other.model, other.optimizer, other), saved, strict=True):
+        part.load_state_dict(state)
+    resumed = rank_steps(other, team, HALFWAY, END)
+    weights = {n: p.detach().clone() for n, p in sparse.model.named_parameters()}
+    found = {"digests": digests, "weights": weights, "state": sparse.state_dict()}
+    assert resumed == digests[HALFWAY:], name
+    assert same_state(other.state_dict(), found["state"]), name
+    assert all(torch.equal(p, weights[n]) for n, p in other.model.named_parameters()), name
+    for each in (sparse, other):
+        each.detach()
     return found
 
 
+def rank_steps(sparse: Attached, team: Team, first: int, last: int) -> list[str]:
+    """The masks after each step."""
+    digests = []
+    for step in range(first, last):
+        contract.backward(sparse, 100 * team.rank + step)
+        gradients = [p.grad for p in sparse.model.parameters() if p.grad is not None]
+        team.sum_(gradients)
+        for gradient in gradients:
+            gradient /= team.size
+        sparse.optimizer.step()
+        if step % 3 == 2:
+            sparse.observe(0.5)
+        assert sparse.density > 0
+        digests.append(sparse.masks.digest())
+    return digests
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="gloo over forked processes")
-def test_two_ranks_hold_equal_masks(tmp_path: Path) -> None:
+def test_two_ranks_hold_equal_masks_and_remember_the_same(tmp_path: Path) -> None:
     ranks = together(tmp_path, as_a_rank)
     assert [rank.code for rank in ranks] == [0, 0], [rank.said for rank in ranks]
     ours, theirs = (rank.value for rank in ranks)
     for name in NAMES:
-        assert ours[name][0] == theirs[name][0], name
-        assert all(torch.equal(weight, theirs[name][1][n]) for n, weight in ours[name][1].items()), name
-    moved = {name for name in NAMES if len(set(ours[name][0])) > 1}
+        assert ours[name]["digests"] == theirs[name]["digests"], name
+        assert all(torch.equal(weight, theirs[name]["weights"][n]) for n, weight in ours[name]["weights"].items()), name
+        assert same_state(ours[name]["state"], theirs[name]["state"]), name
+    moved = {name for name in NAMES if len(set(ours[name]["digests"])) > 1}
     assert moved >= {*GROWTH, *STEPWISE, "imp", "str", "edge_popup"}
+    seen = ours["itop"]["state"]
+    assert seen["memory"]["explored"] > 0.31, "more than the 0.3 that are on: changes were seen"

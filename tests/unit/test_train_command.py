@@ -101,12 +101,16 @@ def test_every_method_trains_to_its_density_and_says_what_it_cost(method: str, t
     assert told["config"] == RunFolder(folder).config
 
 
-@pytest.mark.parametrize("method", ["dense", "random", "snip", "edge_popup", "snfs"])
+@pytest.mark.parametrize(
+    "method", ["dense", "random", "snip", "grasp", "synflow", "dpai", "phew", "edge_popup", "snfs"]
+)
 def test_the_price_of_masks_that_stay(method: str, trained: Callable[[str], Path]) -> None:
     told = report(trained(method))
     num, num_on = told["network"]["num"], told["network"]["num_on"]
     sample = {"dense": 6 * num, "edge_popup": 6 * num, "snfs": 2 * (2 * num_on + num)}.get(method, 6 * num_on)
-    assert told["ledger"]["training_flops"] == told["ledger"]["samples"] * sample
+    before = {"snip": BATCH * 6 * num, "grasp": BATCH * 4 * 6 * num, "synflow": 3 * 6 * num, "dpai": 5 * 6 * num}
+    assert told["ledger"]["start_flops"] == before.get(method, 0)
+    assert told["ledger"]["training_flops"] == told["ledger"]["samples"] * sample + before.get(method, 0)
 
 
 @pytest.mark.parametrize("cost", ["sparse", "dense_gradient_at_steps", "dense"])

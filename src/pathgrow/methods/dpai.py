@@ -83,6 +83,7 @@ class ByNodePathBalance:
         adam = torch.optim.Adam(scores.values(), lr=self.rate)
         outside = {name: ~inside for name, inside in candidates.scope.items()}
         chosen = {name: _top(score, candidates[name], numbers[name]) for name, score in scores.items()}
+        net.looked(path_passes=self.num_steps)
         for _ in range(self.num_steps):
             kept = {name: chosen[name] | outside[name] for name in chosen}
             for name, gradient in self.ascent(paths, kept).items():

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pathgrow.errors import UserError
+from pathgrow.ledger import counting
 from pathgrow.masks import Masks
 from pathgrow.method import Method
 from pathgrow.methods.schedules import require_density
@@ -74,16 +75,18 @@ class ByGradientFlow:
         gradients = [torch.zeros_like(parameter) for parameter in wanted]
         products = [torch.zeros_like(parameter) for parameter in wanted]
         # Batch by batch, twice, with the same dropout: the graph of a second derivative is held for one batch only.
-        with _tempered(net.model, self.temperature), sdpa_kernel(SDPBackend.MATH):
+        with _tempered(net.model, self.temperature), sdpa_kernel(SDPBackend.MATH), counting(net.model) as counter:
             for number in range(self.num_batches):
                 with probing(net.model, derive(seed, "batch", number)):
                     _add_(gradients, batch_gradients(number, create_graph=False))
+            num_samples = counter.samples
             for number in range(self.num_batches):
                 with probing(net.model, derive(seed, "batch", number)):
                     found = batch_gradients(number, create_graph=True)
                     flow = sum((a * b).sum() for a, b in zip(gradients, found, strict=True))
                     assert isinstance(flow, Tensor)
                     _add_(products, _gradients(flow, wanted))
+        net.looked(gradient_samples=counter.samples, hessian_samples=counter.samples - num_samples)
         return {
             name: parameter.detach().double() * product
             for name, parameter, product in zip(net.masks, wanted, products, strict=True)

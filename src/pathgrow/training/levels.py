@@ -17,6 +17,7 @@ from pathgrow.discovery.phases import Phases
 from pathgrow.discovery.snapshot import digest, put_back_, take
 from pathgrow.discovery.stages import Record
 from pathgrow.errors import RunFailed, UserError
+from pathgrow.ledger import start_flops
 from pathgrow.method import Method
 from pathgrow.methods import fixed
 from pathgrow.runs.store import Stage
@@ -50,7 +51,7 @@ class Levels:
             store=bench.store,
             team=bench.team,
         )
-        self.attached = self._attach(metered(method, bench.wiring))
+        self.attached, self.start_flops = self._attach(metered(method, bench.wiring))
 
     def run(self) -> list[Record]:
         """Train what is not stored yet; the records of all levels. The network of the last is in the model."""
@@ -68,8 +69,8 @@ class Levels:
             records.append(self._train_(level, records, step, began))
         raise AssertionError("counting ended")
 
-    def _attach(self, method: Method) -> Attached:
-        """Masks on the model: those of the store where a run goes on, since finding them may take long."""
+    def _attach(self, method: Method) -> tuple[Attached, int]:
+        """Masks on the model, those of the store where a run goes on, since finding them may take long; their price."""
         bench, trainer = self._bench, self._bench.trainer
         fingerprint = digest(bench.model.state_dict())
         found = bench.store.load(_START)
@@ -92,9 +93,11 @@ class Levels:
             seed=bench.config.seed,
             team=bench.team,
         )
-        if found is None:
-            bench.store.save(_START, {"weights": fingerprint}, dict(attached.masks))
-        return attached
+        if found is not None:
+            return attached, int(found.facts.get("start_flops", 0))  # none in a run that an older version began
+        price = start_flops(bench.wiring, **dataclasses.asdict(attached.last_reading))
+        bench.store.save(_START, {"weights": fingerprint, "start_flops": price}, dict(attached.masks))
+        return attached, price
 
     def _stored(self) -> Sequence[Stage]:
         """Levels that need not be trained again. The last of them has its tensors, whatever was lost after it."""
@@ -115,6 +118,8 @@ class Levels:
         first_step = attached.method.rewind_step if rewound else 0
         trained = self.phases.train_(attached, stage, self._epochs, first_step)
         flops = self._meter.training_flops(attached.memory, step, attached.step)
+        if level == 0:
+            flops += self.start_flops
         # The mean over the level, and what division leaves: together they are exact.
         mean, rest = divmod(flops, trained.num_samples)
         record = Record(

@@ -8,13 +8,14 @@ that can be. The ledger of the finished run has what it did cost.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from pathgrow.density import words
 from pathgrow.discovery import Options
 from pathgrow.errors import UserError
 from pathgrow.flops import forward_macs
+from pathgrow.ledger import start_flops
 from pathgrow.masks import Masks
 from pathgrow.method import Change, Method, Progress
 from pathgrow.methods.schedules import count_at
@@ -111,7 +112,8 @@ def _made(bench: Bench) -> Plan:
     config = bench.config
     if config.match == "none":
         return Plan(epochs=config.epochs, match="none")
-    start = _start_masks(bench)
+    start, looked = _start_masks(bench)
+    at_start = start_flops(bench.wiring, **asdict(looked)) if config.match == "flops" else 0
     price = _parameters_price(bench) if config.match == "parameters" else _flops_price(bench, start)
     budget = config.match_budget
     if budget is None:
@@ -120,7 +122,7 @@ def _made(bench: Bench) -> Plan:
 
     def cost(epochs: int) -> float:
         method = bench.make_method(epochs)
-        return sum(price(method, stretch) for stretch in stretches(bench, method, epochs, start.num_on))
+        return at_start + sum(price(method, stretch) for stretch in stretches(bench, method, epochs, start.num_on))
 
     epochs = nearest(cost, budget)
     if cost(epochs) > 2 * budget:
@@ -157,25 +159,21 @@ def _samples(bench: Bench) -> int:
     return bench.batch_size * bench.steps_per_epoch
 
 
-def _start_masks(bench: Bench) -> Masks:
+def _start_masks(bench: Bench) -> tuple[Masks, Reading]:
     method, trainer = bench.make_method(bench.config.epochs), bench.trainer
-    masks, _ = decided(
+    return decided(
         bench.team,
         bench.scope,
-        lambda: (
-            start_masks(
-                bench.model,
-                method,
-                bench.scope,
-                bench.example_input,
-                bench.config.seed,
-                trainer.loss,
-                trainer.batches,
-            ),
-            Reading(),
+        lambda: start_masks(
+            bench.model,
+            method,
+            bench.scope,
+            bench.example_input,
+            bench.config.seed,
+            trainer.loss,
+            trainer.batches,
         ),
     )
-    return masks
 
 
 def _parameters_price(bench: Bench) -> Callable[[Method, Stretch], float]:

@@ -19,7 +19,13 @@ KIND = "train"
 
 
 def report(
-    bench: Bench, plan: Plan, attached: Attached, records: Sequence[Record], ledger: Ledger, test: Score
+    bench: Bench,
+    plan: Plan,
+    attached: Attached,
+    records: Sequence[Record],
+    ledger: Ledger,
+    test: Score,
+    start_flops: int,
 ) -> dict[str, Any]:
     """What a finished training says; the hash of its weights is added when they are written."""
     config, network = bench.config, records[-1]
@@ -58,6 +64,7 @@ def report(
         "phases": [record.row() for record in records],
         "ledger": {
             **ledger.as_dict(),
+            "start_flops": start_flops,
             "dense_training_flops": dense_training,
             "relative": ledger.training_flops / dense_training,
             "match": plan.as_dict(),

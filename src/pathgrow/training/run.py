@@ -47,24 +47,24 @@ def _work(config: TrainRun, folder: RunFolder | None, progress: Progress, team: 
     """Plan, train, examine, write; the folder is there in the first process only."""
     bench = Bench.made(config, folder, progress, team)
     planned = plan(bench)
-    attached, records, ledger, test = _trained(bench, planned.epochs)
+    attached, records, ledger, test, start_flops = _trained(bench, planned.epochs)
     if folder is None:
         return
     for stage in folder.stages:
         if stage.startswith("partial-"):
             folder.forget_tensors(stage)  # a kill may have come between the end of a stage and its clearing up
-    told = report(bench, planned, attached, records, ledger, test)
+    told = report(bench, planned, attached, records, ledger, test, start_flops)
     folder.write_curve([{"kind": "phase", **record.row()} for record in records])
     told["weights_sha256"] = folder.save_network(attached.model, attached.masks)
     folder.write_report(told)  # last, since its presence means that the others are there
 
 
-def _trained(bench: Bench, epochs: int) -> tuple[Attached, Sequence[Record], Ledger, Score]:
+def _trained(bench: Bench, epochs: int) -> tuple[Attached, Sequence[Record], Ledger, Score, int]:
     """The trained network; everything is decided when the test split is looked at, once."""
     examine = bench.trainer.evaluate(bench.dataset.test)
     if grows(bench.make_method(epochs)):
         found = grow(bench, epochs)
-        return found.attached, [*found.rounds, found.network], found.ledger, found.examine(examine)[0]
+        return found.attached, [*found.rounds, found.network], found.ledger, found.examine(examine)[0], 0
     levels = Levels(bench, epochs)
     records = levels.run()
     test = levels.phases.score(levels.attached, "test", evaluate=examine)
@@ -80,4 +80,4 @@ def _trained(bench: Bench, epochs: int) -> tuple[Attached, Sequence[Record], Led
             growth_flops=record.growth_flops,
             seconds=record.seconds,
         )
-    return levels.attached, records, ledger, test
+    return levels.attached, records, ledger, test, levels.start_flops
