@@ -28,7 +28,7 @@ def start_masks(
     loss: Loss | None = None,
     batches: Batches | None = None,
 ) -> tuple[Masks, Reading]:
-    """The first masks, of as many weights as the start density stands for, by the method's `start`; what it looked at."""
+    """The first masks, of as many weights as the start density stands for, by `method.start`; what that looked at."""
     draw = generator(seed, "start")
     density = method.start_density
     if density is None:

@@ -25,7 +25,7 @@ from pathgrow.engine import Trainer
 from pathgrow.errors import UserError
 from pathgrow.flops import forward_macs, training_flops_per_sample
 from pathgrow.masks import Masks
-from pathgrow.method import Cost
+from pathgrow.method import Cost, Progress
 from pathgrow.runs import RunFolder
 from pathgrow.training import TrainRun, train
 from pathgrow.training.meter import sample_flops
@@ -197,21 +197,6 @@ def test_a_training_that_begins_at_a_step_ends_like_the_whole() -> None:
         assert torch.equal(here, there)
 
 
-@pytest.mark.parametrize("method", ["random", "rigl", "gmp", "imp_c", "gcg"])
-def test_matched_flops_are_those_of_training_dense_to_half_an_epoch(method: str, tmp_path: Path) -> None:
-    told = train(config(method, match="flops", epochs=6), tmp_path)
-    ledger = told["ledger"]
-    assert ledger["match"]["kind"] == "flops"
-    assert ledger["match"]["budget"] == ledger["dense_training_flops"]
-    an_epoch = ledger["training_flops"] / ledger["match"]["epochs"]
-    # One more epoch of the budget is up to two of growth: its seed and rounds follow from the budget in whole epochs.
-    slack = 2 if method == "gcg" else 0.55
-    assert abs(ledger["training_flops"] - ledger["match"]["budget"]) <= slack * an_epoch
-    if method == "random":
-        assert ledger["match"]["epochs"] == 24, "a quarter of the weights, four times the epochs"
-        assert told["network"]["epochs"] == 24
-
-
 def test_matched_parameters_follow_the_phases_of_another_run(trained: Callable[[str], Path], tmp_path: Path) -> None:
     grown = report(trained("gcg"))
     budget = sum(
@@ -221,6 +206,23 @@ def test_matched_parameters_follow_the_phases_of_another_run(trained: Callable[[
     told = train(config("random", match="parameters", match_run=str(trained("gcg"))), tmp_path)
     assert told["ledger"]["match"]["budget"] == budget
     assert told["network"]["epochs"] == round(budget / (26 + told["network"]["num_on"]))
+
+
+def test_epochs_times_parameters_of_masks_that_change_within_a_training(
+    trained: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """A training that begins dense has had more parameters than it ends with; counted step by step here."""
+    method, num, num_on, total = config("gmp").make_method(28), 1184, 1184, 0
+    for step in range(28):
+        total += 26 + num_on
+        change = method.schedule(Progress(round=0, step=step, num_on=num_on, num=num))
+        num_on -= change.num_drop if change is not None else 0
+    assert report(trained("gmp"))["ledger"]["epochs_times_parameters"] == pytest.approx(total / 14)
+    told = train(config("random", match="parameters", match_run=str(trained("gmp"))), tmp_path)
+    match = told["ledger"]["match"]
+    assert match["budget"] == pytest.approx(total / 14)
+    assert match["spent"] == match["epochs"] * (26 + told["network"]["num_on"])
+    assert match["off"] == pytest.approx(match["spent"] / match["budget"] - 1)
 
 
 def test_a_budget_by_number_and_the_schedule_stretched_over_it(tmp_path: Path) -> None:

@@ -106,8 +106,9 @@ class PruneCubically:
 
     def __call__(self, progress: Progress) -> Change | None:
         first, last = self._steps
-        on_the_grid = first <= progress.step < last and (progress.step - first) % self.every == 0
-        if not on_the_grid and progress.step != last:
+        on_the_grid = progress.step >= first and (progress.step - first) % self.every == 0
+        # After the last step too: where a training is cut shorter on its way, the density has still to be reached.
+        if not on_the_grid and progress.step < last:
             return None
         num_drop = progress.num_on - count_at(self.density_at(progress.step), progress.num)
         return Change(num_drop=num_drop) if num_drop > 0 else None

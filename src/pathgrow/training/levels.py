@@ -1,7 +1,8 @@
 """Trainings between changes of masks: one for most methods, one after each pruning for iterative ones.
 
 A level is a stage: stored with the whole state of its network, so that the next begins there in this process or in
-another. What a level is trained with follows from its name and from the stage before it, never from the process.
+another. What a level is trained with follows from its name and from the stage before it, never from the process; where
+FLOPs are matched its length too, which is chosen by what the levels before it have spent and left.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from pathgrow.methods import fixed
 from pathgrow.runs.store import Stage
 from pathgrow.scope import whole_model_density
 from pathgrow.training.bench import Bench
+from pathgrow.training.forecast import Standing, changes_are_due, cost_by_epochs, flops_price, nearest
 from pathgrow.training.meter import Meter, metered
+from pathgrow.training.pace import Pace, PacedTrainer, paced
+from pathgrow.training.plan import Plan
 
 _START = "start"
 
@@ -31,19 +35,23 @@ _START = "start"
 class Levels:
     """Trains a network level by level until the method's schedule has nothing more to change."""
 
-    def __init__(self, bench: Bench, epochs: int) -> None:
+    def __init__(self, bench: Bench, plan: Plan) -> None:
         self._bench = bench
-        self._epochs = epochs
-        method = bench.make_method(epochs)
-        num_steps = epochs * bench.steps_per_epoch
+        self._plan = plan
+        if bench.pace is not None:
+            bench.pace.epochs = plan.epochs
+        method = bench.make_method(plan.epochs) if bench.pace is None else paced(bench.make_method, bench.pace)
+        num_steps = plan.epochs * bench.steps_per_epoch
         if method.afterwards == "rewind" and method.rewind_step >= num_steps:
             raise UserError(
                 f"method {method.name!r} sets weights back to step {method.rewind_step} of trainings that have "
                 f"{num_steps} steps: choose an earlier step, or train longer"
             )
-        self._meter = Meter(cost=method.cost, dense_macs=bench.dense_macs, batch_size=bench.batch_size)
+        self._meter = Meter(
+            cost=method.cost, dense_macs=bench.dense_macs, batch_size=bench.batch_size, num=bench.scope.num
+        )
         self.phases = Phases(
-            bench.trainer,
+            bench.trainer if bench.pace is None else self._paced_trainer(bench.pace),
             bench.trainer.evaluate(bench.dataset.val),
             bench.optimizer,
             seed=bench.config.seed,
@@ -52,6 +60,14 @@ class Levels:
             team=bench.team,
         )
         self.attached, self.start_flops = self._attach(metered(method, bench.wiring))
+
+    @property
+    def epochs_times_parameters(self) -> float:
+        """What has been trained, those parameters among it that are always dense."""
+        num_steps, bench = self.attached.step, self._bench
+        num_dense = bench.num_parameters - bench.scope.num
+        weight_steps = self._meter.weight_steps(self.attached.memory, num_steps)
+        return (weight_steps + num_steps * num_dense) / bench.steps_per_epoch
 
     def run(self) -> list[Record]:
         """Train what is not stored yet; the records of all levels. The network of the last is in the model."""
@@ -113,10 +129,13 @@ class Levels:
 
     def _train_(self, level: int, before: Sequence[Record], step: int, began: float) -> Record:
         attached, bench, stage = self.attached, self._bench, _stage(level)
-        bench.observer.stage_begins(stage, epochs=self._epochs, density=attached.density)
         rewound = level > 0 and attached.method.afterwards == "rewind"
         first_step = attached.method.rewind_step if rewound else 0
-        trained = self.phases.train_(attached, stage, self._epochs, first_step)
+        epochs = self._level_epochs(level, before, first_step)
+        bench.observer.stage_begins(stage, epochs=epochs, density=attached.density)
+        trained = self.phases.train_(attached, stage, epochs, first_step)
+        if bench.pace is not None:
+            trained = dataclasses.replace(trained, num_epochs=bench.pace.epochs)
         flops = self._meter.training_flops(attached.memory, step, attached.step)
         if level == 0:
             flops += self.start_flops
@@ -146,6 +165,37 @@ class Levels:
         if level > 0:
             bench.store.forget_tensors(_stage(level - 1))
         return record
+
+    def _level_epochs(self, level: int, before: Sequence[Record], first_step: int) -> int:
+        """As planned; where FLOPs are matched, all levels that are left share what is left of them."""
+        bench, plan, attached = self._bench, self._plan, self.attached
+        if plan.match != "flops" or level == 0:
+            return plan.epochs
+        spent = sum(record.num_samples * record.sample_flops + record.growth_flops for record in before)
+        at = Standing(
+            num_on=attached.masks.num_on, macs=self._meter.macs_now(attached.memory), spent=float(spent), round=level
+        )
+        return self._nearest(at, least=first_step // bench.steps_per_epoch + 1, guess=before[-1].num_epochs)
+
+    def _paced_trainer(self, pace: Pace) -> PacedTrainer:
+        bench = self._bench
+
+        def how_long(attached: Attached) -> int:
+            spent = self.start_flops + self._meter.training_flops(attached.memory, 0, attached.step)
+            macs = self._meter.macs_now(attached.memory)
+            at = Standing(num_on=attached.masks.num_on, macs=macs, spent=float(spent), step=attached.step)
+            done = attached.step // bench.steps_per_epoch
+            return self._nearest(at, least=done + changes_are_due(bench, at), guess=pace.epochs)
+
+        return PacedTrainer(
+            bench.trainer, pace, how_long, steps_per_epoch=bench.steps_per_epoch, batch_size=bench.batch_size
+        )
+
+    def _nearest(self, at: Standing, *, least: int, guess: int) -> int:
+        """The length of trainings, seen from here, that spends the budget."""
+        assert self._plan.budget is not None
+        cost = cost_by_epochs(self._bench, at, flops_price(self._bench, at))
+        return nearest(cost, self._plan.budget, least=least, guess=guess)
 
 
 def _stage(level: int) -> str:

@@ -8,9 +8,8 @@ and goes on has the same notes as an undisturbed one.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -25,25 +24,28 @@ _NOTES = "price"
 
 
 def metered(method: Method, wiring: Wiring) -> Method:
-    """The same method, which also notes the forward multiply-adds of its masks from each step on."""
+    """The same method, which also notes the weights of its masks and their forward multiply-adds from each step on."""
     if method.weights is not None:
         return method  # masks emerge from hidden weights, and every step costs what a dense one does
 
     def remember(net: Net) -> Memory:
         own = method.remember(net) if method.remember is not None else {}
-        return {**own, _NOTES: {"steps": [0], "macs": [forward_macs(wiring, net.masks)]}}
+        return {**own, _NOTES: _noted({}, 0, wiring, net.masks)}
 
     def revise(net: Net, change: Change, progress: Progress, draw: torch.Generator) -> Masks:
         masks = revised_masks(method, net, change, progress, draw)
         # On a step clock the masks change after the backward pass: this step's batch has seen the old ones.
         since = progress.step + (method.clock == "step")
-        notes = net.memory[_NOTES]
-        notes["steps"] = [*notes["steps"], since]
-        notes["macs"] = [*notes["macs"], forward_macs(wiring, masks)]
+        net.memory[_NOTES] = _noted(net.memory[_NOTES], since, wiring, masks)
         return masks
 
     schedule = method.schedule if method.revise is not None else _without_empty(method)
     return dataclasses.replace(method, remember=remember, revise=revise, schedule=schedule)
+
+
+def _noted(before: Mapping[str, list[int]], since: int, wiring: Wiring, masks: Masks) -> dict[str, list[int]]:
+    line = {"steps": since, "macs": forward_macs(wiring, masks), "num_on": masks.num_on}
+    return {name: [*before.get(name, []), value] for name, value in line.items()}
 
 
 def _without_empty(method: Method) -> Callable[[Progress], Change | None]:
@@ -63,21 +65,43 @@ class Meter:
     cost: Cost
     dense_macs: int
     batch_size: int
+    num: int
+    """Of all switchable weights."""
 
     def training_flops(self, memory: Memory, first_step: int, last_step: int) -> int:
         """Of the steps from `first_step` up to, not including, `last_step`."""
-        notes: dict[str, Any] = memory.get(_NOTES, {"steps": [0], "macs": [self.dense_macs]})
-        steps, macs = notes["steps"], notes["macs"]
+        notes = self._notes(memory)
         total = 0
-        for number, (since, here) in enumerate(zip(steps, macs, strict=True)):
-            until = steps[number + 1] if number + 1 < len(steps) else last_step
-            num_steps = max(0, min(until, last_step) - max(since, first_step))
-            total += num_steps * sample_flops(self.cost, here, self.dense_macs)
-            changed_inside = number > 0 and first_step < since <= last_step
+        for number, num_steps in enumerate(_spans(notes["steps"], first_step, last_step)):
+            total += num_steps * sample_flops(self.cost, notes["macs"][number], self.dense_macs)
+            changed_inside = number > 0 and first_step < notes["steps"][number] <= last_step
             if self.cost == "dense_gradient_at_changes" and changed_inside:
                 # The last step before the new masks took weight gradients of all weights.
-                total += 2 * (self.dense_macs - macs[number - 1])
+                total += 2 * (self.dense_macs - notes["macs"][number - 1])
         return total * self.batch_size
+
+    def weight_steps(self, memory: Memory, last_step: int) -> int:
+        """Switchable weights that were on, summed over all steps."""
+        notes = self._notes(memory)
+        spans = _spans(notes["steps"], 0, last_step)
+        return sum(num_steps * num_on for num_steps, num_on in zip(spans, notes["num_on"], strict=True))
+
+    def macs_now(self, memory: Memory) -> int:
+        """Forward multiply-adds of the masks that are there."""
+        return self._notes(memory)["macs"][-1]
+
+    def _notes(self, memory: Memory) -> dict[str, list[int]]:
+        """Without any, all weights are trained from the first step to the last."""
+        notes: dict[str, list[int]] = memory.get(
+            _NOTES, {"steps": [0], "macs": [self.dense_macs], "num_on": [self.num]}
+        )
+        return notes
+
+
+def _spans(since: Sequence[int], first_step: int, last_step: int) -> list[int]:
+    """Steps of each line of the notes that lie between two steps."""
+    ends = [*since[1:], last_step]
+    return [max(0, min(end, last_step) - max(begin, first_step)) for begin, end in zip(since, ends, strict=True)]
 
 
 def sample_flops(cost: Cost, macs: int, dense_macs: int) -> int:

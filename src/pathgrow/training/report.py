@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pathgrow.attach import Attached
@@ -11,6 +12,7 @@ from pathgrow.discovery.stages import Record
 from pathgrow.flops import forward_macs
 from pathgrow.ledger import Ledger
 from pathgrow.training.bench import Bench
+from pathgrow.training.pace import lengths
 from pathgrow.training.plan import Plan
 from pathgrow.version import __version__
 
@@ -18,17 +20,23 @@ FORMAT = 1
 KIND = "train"
 
 
-def report(
-    bench: Bench,
-    plan: Plan,
-    attached: Attached,
-    records: Sequence[Record],
-    ledger: Ledger,
-    test: Score,
-    start_flops: int,
-) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Outcome:
+    """A training that is over."""
+
+    attached: Attached
+    records: Sequence[Record]
+    ledger: Ledger
+    test: Score
+    start_flops: int = 0
+    """Of choosing the first masks; part of the first phase."""
+    epochs_times_parameters: float
+
+
+def report(bench: Bench, plan: Plan, outcome: Outcome) -> dict[str, Any]:
     """What a finished training says; the hash of its weights is added when they are written."""
-    config, network = bench.config, records[-1]
+    config, attached, ledger, test = bench.config, outcome.attached, outcome.ledger, outcome.test
+    network = outcome.records[-1]
     method = bench.make_method(plan.epochs)
     samples_per_epoch = bench.batch_size * bench.steps_per_epoch
     dense_training = config.epochs * samples_per_epoch * 6 * bench.dense_macs
@@ -61,14 +69,30 @@ def report(
             "dense_inference": dense_inference,
             "inference_relative": inference / dense_inference,
         },
-        "phases": [record.row() for record in records],
+        "phases": [record.row() for record in outcome.records],
         "ledger": {
             **ledger.as_dict(),
-            "start_flops": start_flops,
+            "start_flops": outcome.start_flops,
+            "epochs_times_parameters": outcome.epochs_times_parameters,
             "dense_training_flops": dense_training,
             "relative": ledger.training_flops / dense_training,
-            "match": plan.as_dict(),
+            "match": _match(plan, outcome),
         },
         "masks_sha256": attached.masks.digest(),
         "timing": ledger.timing(),
+    }
+
+
+def _match(plan: Plan, outcome: Outcome) -> dict[str, Any]:
+    """What was asked for, what was foreseen, and what was spent; `off` is what was spent beyond the budget, as a share.
+
+    `lengths` has the epochs after which the length of a training was decided, with the length: where weights move that
+    is done on the way.
+    """
+    spent = {"flops": outcome.ledger.training_flops, "parameters": outcome.epochs_times_parameters}.get(plan.match)
+    return {
+        **plan.as_dict(),
+        "spent": spent,
+        "off": None if spent is None or plan.budget is None else spent / plan.budget - 1,
+        "lengths": lengths(outcome.attached.memory),
     }

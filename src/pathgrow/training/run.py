@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from typing import Any
 
-from pathgrow.attach import Attached
-from pathgrow.discovery.phases import Score
-from pathgrow.discovery.stages import Record
 from pathgrow.experiment.carry_out import carry_out
 from pathgrow.ledger import Ledger
 from pathgrow.report.progress import Progress, Silent
@@ -18,8 +14,8 @@ from pathgrow.training.bench import Bench, grows
 from pathgrow.training.config import TrainRun
 from pathgrow.training.growth import grow
 from pathgrow.training.levels import Levels
-from pathgrow.training.plan import plan
-from pathgrow.training.report import report
+from pathgrow.training.plan import Plan, plan
+from pathgrow.training.report import Outcome, report
 
 
 def train(
@@ -47,25 +43,33 @@ def _work(config: TrainRun, folder: RunFolder | None, progress: Progress, team: 
     """Plan, train, examine, write; the folder is there in the first process only."""
     bench = Bench.made(config, folder, progress, team)
     planned = plan(bench)
-    attached, records, ledger, test, start_flops = _trained(bench, planned.epochs)
+    outcome = _trained(bench, planned)
     if folder is None:
         return
     for stage in folder.stages:
         if stage.startswith("partial-"):
             folder.forget_tensors(stage)  # a kill may have come between the end of a stage and its clearing up
-    told = report(bench, planned, attached, records, ledger, test, start_flops)
-    folder.write_curve([{"kind": "phase", **record.row()} for record in records])
-    told["weights_sha256"] = folder.save_network(attached.model, attached.masks)
+    told = report(bench, planned, outcome)
+    folder.write_curve([{"kind": "phase", **record.row()} for record in outcome.records])
+    told["weights_sha256"] = folder.save_network(outcome.attached.model, outcome.attached.masks)
     folder.write_report(told)  # last, since its presence means that the others are there
 
 
-def _trained(bench: Bench, epochs: int) -> tuple[Attached, Sequence[Record], Ledger, Score, int]:
+def _trained(bench: Bench, plan: Plan) -> Outcome:
     """The trained network; everything is decided when the test split is looked at, once."""
     examine = bench.trainer.evaluate(bench.dataset.test)
-    if grows(bench.make_method(epochs)):
-        found = grow(bench, epochs)
-        return found.attached, [*found.rounds, found.network], found.ledger, found.examine(examine)[0], 0
-    levels = Levels(bench, epochs)
+    if grows(bench.make_method(plan.epochs)):
+        found = grow(bench, plan)
+        records = [*found.rounds, found.network]
+        num_dense = bench.num_parameters - bench.scope.num
+        return Outcome(
+            attached=found.attached,
+            records=records,
+            ledger=found.ledger,
+            test=found.examine(examine)[0],
+            epochs_times_parameters=sum(record.num_epochs * (num_dense + record.num_on) for record in records),
+        )
+    levels = Levels(bench, plan)
     records = levels.run()
     test = levels.phases.score(levels.attached, "test", evaluate=examine)
     levels.attached.detach()
@@ -80,4 +84,11 @@ def _trained(bench: Bench, epochs: int) -> tuple[Attached, Sequence[Record], Led
             growth_flops=record.growth_flops,
             seconds=record.seconds,
         )
-    return levels.attached, records, ledger, test, levels.start_flops
+    return Outcome(
+        attached=levels.attached,
+        records=records,
+        ledger=ledger,
+        test=test,
+        start_flops=levels.start_flops,
+        epochs_times_parameters=levels.epochs_times_parameters,
+    )

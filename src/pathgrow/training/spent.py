@@ -31,6 +31,9 @@ def spent(path: str, what: str, config: Mapping[str, Any]) -> float:
     ledger, network = report["ledger"], report["network"]
     if what == "flops":
         return float(ledger["training_flops"])
+    if "epochs_times_parameters" in ledger:
+        return float(ledger["epochs_times_parameters"])
+    # A discovery, whose masks stay within a phase.
     num_parameters = network.get("num_parameters") or _num_parameters(network)
     num_dense = num_parameters - network["num"]
     return float(

@@ -1,0 +1,158 @@
+"""What is left of a training will cost, as far as can be told from where it stands.
+
+The schedule of a method is a pure function of its progress, so it can be played through without a network. What the
+masks of a later moment cost is read off those that are there: each weight that is dropped or grown as the average of
+those that can be. Where weights move between layers that is a guess, and it is made again on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from pathgrow.discovery import Options
+from pathgrow.flops import forward_macs
+from pathgrow.masks import Masks
+from pathgrow.method import Change, Method, Progress
+from pathgrow.methods.schedules import count_at
+from pathgrow.training.bench import Bench, grows
+from pathgrow.training.meter import sample_flops
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """Where a run stands: what a forecast begins from."""
+
+    num_on: int
+    macs: int
+    """Multiply-adds of a sample forward through the masks that are there."""
+    spent: float = 0.0
+    """So far, in the unit of the budget."""
+    step: int = 0
+    """Of a training whose masks change on the way,"""
+    round: int = 0
+    """or the prunings behind a network that is trained once after each of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stretch:
+    """Steps that are trained with one number of weights."""
+
+    num_steps: int
+    num_on: int
+    num_changes: int = 0
+    """Changes on the way that leave the number as it is, and the one at the end."""
+
+
+Price = Callable[[Method, Stretch], float]
+
+
+def flops_price(bench: Bench, at: Standing) -> Price:
+    """Training FLOPs of a stretch."""
+    dense_macs, num = bench.dense_macs, bench.scope.num
+    fixed_macs = forward_macs(bench.wiring, Masks.empty(bench.scope))
+
+    def macs(num_on: int) -> int:
+        if num_on <= at.num_on:
+            return fixed_macs + (at.macs - fixed_macs) * num_on // at.num_on
+        return at.macs + (dense_macs - at.macs) * (num_on - at.num_on) // (num - at.num_on)
+
+    def price(method: Method, stretch: Stretch) -> float:
+        here = macs(stretch.num_on)
+        a_step = sample_flops(method.cost, here, dense_macs)
+        at_changes = 2 * (dense_macs - here) if method.cost == "dense_gradient_at_changes" else 0
+        return float(bench.batch_size * (stretch.num_steps * a_step + stretch.num_changes * at_changes))
+
+    return price
+
+
+def parameters_price(bench: Bench) -> Price:
+    """Epochs times trainable parameters, those that are always dense among them."""
+    num_dense = bench.num_parameters - bench.scope.num
+
+    def price(method: Method, stretch: Stretch) -> float:
+        return stretch.num_steps / bench.steps_per_epoch * (num_dense + stretch.num_on)
+
+    return price
+
+
+def cost_by_epochs(bench: Bench, at: Standing, price: Price) -> Callable[[int], float]:
+    """What the whole run will have cost in the end, by the epochs of a training."""
+
+    @cache
+    def cost(epochs: int) -> float:
+        method = bench.make_method(epochs)
+        return at.spent + sum(price(method, stretch) for stretch in stretches(bench, method, epochs, at))
+
+    return cost
+
+
+def changes_are_due(bench: Bench, at: Standing) -> bool:
+    """Whether the number of weights has still to change in a training that would end with the next epoch."""
+    epochs = at.step // bench.steps_per_epoch + 1
+    *_, last = stretches(bench, bench.make_method(epochs), epochs, at)
+    return last.num_on != at.num_on
+
+
+def nearest(cost: Callable[[int], float], budget: float, *, least: int = 1, guess: int = 1) -> int:
+    """The number of epochs, from `least` up, whose cost is nearest to a budget; costs rise with the number.
+
+    >>> nearest(lambda epochs: 3.0 * epochs, 100.0), nearest(lambda epochs: 3.0 * epochs, 100.0, guess=50)
+    (33, 33)
+    """
+    low = high = max(least, guess)
+    width = 1
+    while cost(high) < budget:
+        low, high, width = high, high + width, 2 * width
+    width = 1
+    while low > least and cost(low) >= budget:
+        low, high, width = max(least, low - width), low, 2 * width
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if cost(middle) < budget else (low, middle)
+    return high if cost(high) - budget < budget - cost(low) else low
+
+
+def stretches(bench: Bench, method: Method, epochs: int, at: Standing) -> Iterator[Stretch]:
+    """What is left of a run of a method, played through; growth is played from its beginning."""
+    num, num_on, per_epoch = bench.scope.num, at.num_on, bench.steps_per_epoch
+    if grows(method):
+        options = Options(budget=epochs)
+        num_wanted = count_at(bench.config.density or 1.0, num)
+        yield Stretch(num_steps=options.num_seed_epochs * per_epoch, num_on=num_on)
+        while num_on < num_wanted and (change := _due(method, num_on, num)) is not None:
+            num_on = min(num_wanted, num_on + change.num_grow)
+            yield Stretch(num_steps=(options.num_rough_epochs or 1) * per_epoch, num_on=num_on)
+        yield Stretch(num_steps=epochs * per_epoch, num_on=num_on)
+    elif method.clock == "step":
+        yield from _by_steps(method, at.step, epochs * per_epoch, num_on, num)
+    else:
+        again = method.rewind_step if method.afterwards == "rewind" else 0
+        round = at.round
+        yield Stretch(num_steps=epochs * per_epoch - (again if round else 0), num_on=num_on)
+        while (change := _due(method, num_on, num, round=round)) is not None:
+            num_on += change.num_grow - change.num_drop
+            round += 1
+            yield Stretch(num_steps=epochs * per_epoch - again, num_on=num_on)
+
+
+def _by_steps(method: Method, began: int, num_steps: int, num_on: int, num: int) -> Iterator[Stretch]:
+    num_changes = 0
+    for step in range(began, num_steps):
+        change = _due(method, num_on, num, step=step)
+        if change is None:
+            continue
+        num_changes += 1
+        if change.num_grow != change.num_drop:
+            yield Stretch(num_steps=step + 1 - began, num_on=num_on, num_changes=num_changes)
+            num_on += change.num_grow - change.num_drop
+            began, num_changes = step + 1, 0
+    yield Stretch(num_steps=max(0, num_steps - began), num_on=num_on, num_changes=num_changes)
+
+
+def _due(method: Method, num_on: int, num: int, *, round: int = 0, step: int = 0) -> Change | None:
+    change = method.schedule(Progress(round=round, step=step, num_on=num_on, num=num))
+    if change is None or (method.revise is None and not change.num_drop and not change.num_grow):
+        return None
+    return change

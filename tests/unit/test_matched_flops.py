@@ -1,0 +1,309 @@
+"""Trainings that are given a budget of FLOPs spend it, wherever their weights move to, also when they are killed."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from pathgrow import methods
+from pathgrow.attach import Attached, attach
+from pathgrow.discovery import partial as halfway
+from pathgrow.discovery import phases
+from pathgrow.discovery.partial import Partial
+from pathgrow.discovery.phases import Job
+from pathgrow.masks import Masks
+from pathgrow.method import Change, Method, Progress
+from pathgrow.methods.picks import at_random
+from pathgrow.methods.schedules import PruneCubically
+from pathgrow.recipes import Recipe
+from pathgrow.runs import MemoryStore, RunFolder
+from pathgrow.training import TrainRun, train
+from pathgrow.training.forecast import nearest
+from pathgrow.training.pace import LOOKS, Pace, PacedRecipe, PacedTrainer, lengths, paced
+from tests.ranks import together
+
+DENSITY = 0.2
+BATCH = 64
+STEPS = 898 // BATCH
+QUICK = {"every": 7, "rewind_step": 4, "num_search_steps": 5, "num_iterations": 3, "threshold": 0.03}
+MOVING = ["snfs", "dsr", "gse", "granet", "gmp"]
+
+
+def config(method: str, **given: Any) -> TrainRun:
+    """A convolutional network, in which it matters where the weights are."""
+    known = methods.defaults(method)
+    options = {name: value for name, value in QUICK.items() if name in known}
+    if "target_density" in known:
+        options |= {"start_density": 0.1, "gamma": 0.5}
+    values: dict[str, Any] = {
+        "method": method,
+        "method_options": options,
+        "epochs": 8 if method.startswith("imp") else 3,  # one for each level at least
+        "scope": "all",
+        "model": "resnet20",
+        "model_options": {"width": 2},
+        "recipe": {"batch_size": BATCH},
+        "threads": 1,
+        "match": "flops",
+    }
+    if {"density", "target_density"} & known.keys():
+        values["density"] = DENSITY
+    return TrainRun.from_dict({**values, **given})
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    @functools.cache
+    def folder(method: str) -> Path:
+        out = tmp_path_factory.mktemp("undisturbed") / method
+        train(config(method), out)
+        return out
+
+    return folder
+
+
+def report(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "report.json").read_text())
+
+
+@pytest.mark.parametrize("method", [*MOVING, "rigl", "snip", "grasp", "imp_c", "imp", "gcg", "str"])
+def test_what_is_spent_is_the_budget_to_half_an_epoch(method: str, trained: Callable[[str], Path]) -> None:
+    told = report(trained(method))
+    match, flops = told["ledger"]["match"], told["flops"]
+    assert match["kind"] == "flops"
+    assert match["budget"] == told["ledger"]["dense_training_flops"]
+    assert match["spent"] == sum(phase["training_flops"] for phase in told["ledger"]["phases"])
+    assert match["off"] == pytest.approx(match["spent"] / match["budget"] - 1)
+    sparse, dense = flops["inference"], flops["dense_inference"]
+    a_sample = {"snfs": 2 * sparse + dense, "str": 3 * dense}.get(method, 3 * sparse)
+    num_changes = STEPS // QUICK["every"] if told["method"]["cost"] == "dense_gradient_at_changes" else 0
+    an_epoch = BATCH * (STEPS * a_sample + num_changes * (dense - sparse))
+    assert abs(match["spent"] - match["budget"]) <= 0.52 * an_epoch
+
+
+@pytest.mark.parametrize("method", ["snfs", "dsr", "granet", "gmp"])
+def test_a_length_that_was_foreseen_wrongly_is_mended_on_the_way(method: str, trained: Callable[[str], Path]) -> None:
+    told = report(trained(method))
+    match = told["ledger"]["match"]
+    assert match["lengths"][0] == [0, match["epochs"]]
+    assert match["lengths"][-1][1] == told["network"]["epochs"] != match["epochs"]
+    assert told["ledger"]["samples"] == told["network"]["epochs"] * STEPS * BATCH
+    assert told["network"]["num_on"] == round(DENSITY * told["network"]["num"])
+
+
+def test_where_nothing_moves_the_length_is_known_beforehand(trained: Callable[[str], Path]) -> None:
+    for method in ("rigl", "snip"):
+        told = report(trained(method))
+        assert told["ledger"]["match"]["planned"] == told["ledger"]["match"]["spent"]
+        assert len(told["ledger"]["match"]["lengths"]) <= 1
+
+
+def test_levels_share_what_is_left(trained: Callable[[str], Path]) -> None:
+    told = report(trained("imp_c"))
+    of_levels = {phase["epochs"] for phase in told["ledger"]["phases"]}
+    assert len(of_levels) > 1
+    assert max(of_levels) - min(of_levels) <= 2
+    assert abs(told["ledger"]["match"]["off"]) < abs(
+        told["ledger"]["match"]["planned"] / told["ledger"]["match"]["budget"] - 1
+    )
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("method", ["snfs", "gmp", "imp_c", "gcg"])
+def test_killed_and_resumed_it_ends_with_the_same_bits(
+    method: str, trained: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = RunFolder.save
+    for after in (23, 29):  # saves: one after every step, and more between trainings
+        num_saves = 0
+
+        def counted(self: RunFolder, stage: str, *stored: Any, until: int = after) -> None:
+            nonlocal num_saves
+            save(self, stage, *stored)
+            num_saves += 1
+            if num_saves == until:
+                raise Killed
+
+        with monkeypatch.context() as patched:
+            patched.setattr(RunFolder, "save", counted)
+            patched.setattr(phases, "Partial", functools.partial(Partial, seconds=0.0))
+            with pytest.raises(Killed):
+                train(config(method), tmp_path)
+    train(config(method), tmp_path)
+    ours, theirs = ({k: v for k, v in report(out).items() if k != "timing"} for out in (tmp_path, trained(method)))
+    assert ours == theirs
+    assert (tmp_path / "network.safetensors").read_bytes() == (trained(method) / "network.safetensors").read_bytes()
+
+
+def as_a_team(out: Path, dies: int | None) -> dict[str, Any]:
+    """A matched training in one folder, stored after every fourth step; killed at one of the saves."""
+    phases.Partial = functools.partial(Partial, seconds=0.0)  # type: ignore[misc, assignment]
+    halfway._STEPS_BETWEEN_QUESTIONS = 4
+    save, num_saves = RunFolder.save, 0
+
+    def counted(self: RunFolder, stage: str, *stored: Any) -> None:
+        nonlocal num_saves
+        save(self, stage, *stored)
+        num_saves += 1
+        if num_saves == dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    RunFolder.save = counted  # type: ignore[method-assign]
+    told = train(config("snfs", ranks=2), out)
+    return {name: part for name, part in told.items() if name != "timing"}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_two_ranks_find_the_same_lengths_and_survive_a_kill(tmp_path: Path) -> None:
+    calm = together(tmp_path / "said", as_a_team, tmp_path / "calm", None)
+    assert [rank.code for rank in calm] == [0, 0], [rank.said for rank in calm]
+    assert calm[0].value == calm[1].value
+    match = calm[0].value["ledger"]["match"]
+    assert len(match["lengths"]) > 1
+    assert abs(match["off"]) < 0.1
+    killed = together(tmp_path / "said", as_a_team, tmp_path / "killed", 12)
+    assert killed[0].code == -signal.SIGKILL
+    assert killed[1].code != 0
+    resumed = together(tmp_path / "said", as_a_team, tmp_path / "killed", None)
+    assert resumed[0].value == resumed[1].value == calm[0].value
+
+
+# The parts
+
+
+@given(
+    prices=st.lists(st.floats(0.01, 100.0), min_size=1, max_size=60),
+    budget=st.floats(0.01, 500.0),
+    least=st.integers(1, 60),
+    guess=st.integers(1, 80),
+)
+def test_the_nearest_number_of_epochs(prices: list[float], budget: float, least: int, guess: int) -> None:
+    def cost(epochs: int) -> float:
+        return sum(prices[:epochs]) + 1.0 * max(0, epochs - len(prices))
+
+    best = min(abs(cost(epochs) - budget) for epochs in range(least, 700))
+    found = nearest(cost, budget, least=least, guess=guess)
+    assert found >= least
+    assert abs(cost(found) - budget) == pytest.approx(best)
+
+
+@given(
+    num_steps=st.integers(4, 300),
+    shorter=st.integers(4, 300),
+    cut=st.floats(0, 1),
+    every=st.integers(1, 40),
+    end=st.floats(0.3, 1.0),
+)
+def test_pruning_reaches_its_density_also_when_its_end_moves(
+    num_steps: int, shorter: int, cut: float, every: int, end: float
+) -> None:
+    num, num_on, length = 1000, 1000, num_steps
+    step = 0
+    while step < length:
+        if step >= cut * num_steps:
+            length = max(shorter, step + 1)
+        schedule = PruneCubically(density=0.1, every=every, num_steps=length, begin=0.1, end=end)
+        change = schedule(Progress(round=0, step=step, num_on=num_on, num=num))
+        num_on -= change.num_drop if change is not None else 0
+        step += 1
+    assert num_on == 100
+
+
+class Trainer:
+    """Makes no steps, but knows what it was asked for and what the learning rate would have been."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.rates: list[float] = []
+
+    def train(self, jobs: list[Job]) -> list[int]:
+        (job,) = jobs
+        for step in range(job.first_step, 4 * job.epochs):
+            self.rates.append(self.recipe.rate(step, -1))
+            job.attached.step += 1
+        return [-1]
+
+
+def job_of(pace: Pace) -> Job:
+    def make(epochs: int) -> Method:
+        def once_at_half(progress: Progress) -> Change | None:
+            return Change(num_drop=1, num_grow=1) if progress.step == 2 * epochs else None
+
+        return Method(name="m", start=at_random, start_density=0.5, schedule=once_at_half, clock="step", grow=at_random)
+
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attached = attach(model, optimizer, paced(make, pace), scope=Masks.full(model))
+    return Job(attached=attached, epochs=pace.epochs, seed=0, progress=Partial(MemoryStore(), "partial"))
+
+
+@given(st.integers(1, 50), st.lists(st.integers(1, 60), min_size=1, max_size=10))
+def test_a_paced_training_ends_where_it_was_said_last_and_its_recipe_with_it(first: int, said: list[int]) -> None:
+    pace = Pace(first)
+    recipe = PacedRecipe.of(Recipe(schedule="step", milestones=(0.5,), warmup=0.0), pace, 4)
+    trainer, job, asked = Trainer(recipe), job_of(pace), []
+
+    def how_long(attached: Attached) -> int:
+        asked.append(attached.step)
+        return said[min(len(asked), len(said)) - 1]
+
+    paced_trainer = PacedTrainer(trainer, pace, how_long, steps_per_epoch=4, batch_size=10)
+    (num_samples,) = paced_trainer.train([job])
+    length = pace.epochs
+    assert num_samples == 10 * len(trainer.rates) == 40 * length
+    found = lengths(job.attached.memory)
+    assert found[0] == [0, first]
+    assert found[-1][1] == length
+    assert all(step % 4 == 0 for step in asked), "asked between epochs"
+    for epoch in range(length):
+        now = next(pair[1] for pair in reversed(found) if pair[0] <= epoch)
+        wanted = [0.1 if step >= round(0.5 * 4 * now) else 1.0 for step in range(4 * epoch, 4 * epoch + 4)]
+        assert trainer.rates[4 * epoch : 4 * epoch + 4] == pytest.approx(wanted)
+    at_half = job.attached.method.schedule(Progress(round=0, step=2 * length, num_on=1, num=4))
+    assert at_half == Change(num_drop=1, num_grow=1), "the method is that of the last length"
+    if len({first, *said}) == 1:
+        assert len(asked) <= LOOKS - 1
+        assert found == [[0, first]]
+    job.attached.detach()
+
+
+def test_parts_of_a_training_are_stored_as_seldom_as_one() -> None:
+    """Parts are shorter than the time between two saves; the clock runs on from one to the next."""
+    pace = Pace(LOOKS)
+    job = job_of(pace)
+    seen: list[bool] = []
+
+    class Asking(Trainer):
+        def train(self, jobs: list[Job]) -> list[int]:
+            (each,) = jobs
+            assert each.progress is not None
+            seen.append(each.progress.is_due(each.first_step, 0.0))
+            if seen[-1]:
+                each.progress.save(each.attached, each.first_step, torch.get_rng_state())
+            return super().train(jobs)
+
+    recipe = PacedRecipe.of(Recipe(), pace, 4)
+    for seconds, wanted in ((-1.0, [True] * LOOKS), (3600.0, [False] * LOOKS)):
+        seen.clear()
+        job.attached.step = 0
+        patient = dataclasses.replace(job, progress=Partial(MemoryStore(), "partial", seconds=seconds))
+        PacedTrainer(Asking(recipe), pace, lambda attached: LOOKS, steps_per_epoch=4, batch_size=1).train([patient])
+        assert seen == wanted
+        job.attached.memory["pace"] |= {"until": 1}
+    job.attached.detach()
