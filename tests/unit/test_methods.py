@@ -43,7 +43,7 @@ class TestTable:
             methods.create("gcq")
         with pytest.raises(UserError, match="unknown method 'gcq': did you mean gcg"):
             methods.entry("gcq")
-        with pytest.raises(UserError, match="unknown option of method gcg 'gama': did you mean gamma"):
+        with pytest.raises(UserError, match="method 'gcg' has no option 'gama', did you mean gamma"):
             methods.create("gcg", gama=0.5)
 
     @pytest.mark.parametrize("option", ["start_density", "target_density"])
@@ -193,11 +193,28 @@ class TestNet:
             loss_gradients(model, ["weight"], squares, [[torch.full((2, 2), float("nan"))]], seed=0)
 
 
-def test_options_of_the_wrong_kind_end_in_one_sentence() -> None:
-    with pytest.raises(
-        UserError, match=r"'rigl' cannot be made with every='abc' \(.*\): give values of the right kind"
-    ):
-        methods.create("rigl", every="abc")
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        (
+            "rigl",
+            {"rate": 0.3, "every": "abc"},
+            "option every='abc' of method 'rigl' was got, a whole number is wanted",
+        ),
+        ("rigl", {"every": 3, "rate": "a"}, "option rate='a' of method 'rigl' was got, a number is wanted"),
+        ("gse", {"gamma": [1, 2]}, "option gamma=[1, 2] of method 'gse' was got, a number is wanted: give for example"),
+        ("itop", {"every": "a", "rate": 0.5}, "method 'itop' cannot be made with every='a' ("),
+        ("set", {"guide": "graest"}, "(its options: "),
+        ("dense", {"every": 3}, "method 'dense' has no option 'every', it has none at all"),
+    ],
+)
+def test_a_wrong_option_is_named_and_no_others_are(name: str, options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError) as caught:
+        methods.create(name, **options)
+    told = str(caught.value)
+    assert sentence in told
+    if "(its options: " in told:
+        assert told.rpartition("(its options: ")[2] == f"{', '.join(sorted(methods.defaults(name)))})"
 
 
 def test_a_method_of_ones_own_has_an_entry_too() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from pathgrow.errors import UserError, unknown_name
@@ -29,6 +29,7 @@ from pathgrow.methods.gse import gse
 from pathgrow.methods.imp import imp, imp_c, lth
 from pathgrow.methods.itop import itop
 from pathgrow.methods.magnitude import magnitude
+from pathgrow.methods.options import parameters, unknown_option, wrong_kind
 from pathgrow.methods.pathgrow_d import pathgrow_d
 from pathgrow.methods.phew import phew
 from pathgrow.methods.random import random
@@ -113,7 +114,7 @@ def defaults(name: str) -> dict[str, Any]:
     >>> defaults("gcg")
     {'gamma': 0.25, 'start_density': None, 'target_density': None}
     """
-    known = _parameters(_maker(name), name)
+    known = parameters(_maker(name), name)
     return {option: parameter.default for option, parameter in known.items() if not _takes_any_number(parameter)}
 
 
@@ -124,11 +125,11 @@ def create(name: str, **options: Any) -> Method:
     0.1
     """
     make = _maker(name)
-    known = _parameters(make, name)
+    known = parameters(make, name)
     if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in known.values()):
         for option in options:
             if option not in known:
-                raise unknown_name(f"option of method {name}", option, known)
+                raise unknown_option(name, option, known)
     if wanting := [key for key, p in known.items() if key not in options and _is_required(p)]:
         raise UserError(
             f"method {name!r} wants a value for {wanting[0]!r}, a function that returns a pathgrow.Method without "
@@ -139,10 +140,7 @@ def create(name: str, **options: Any) -> Method:
     except TypeError as fault:
         if not options:
             raise
-        given = ", ".join(f"{option}={value!r}" for option, value in options.items())
-        raise UserError(
-            f"method {name!r} cannot be made with {given} ({fault}): give values of the right kind"
-        ) from fault
+        raise wrong_kind(name, options, defaults(name), fault) from fault
     if not isinstance(method, Method):
         raise UserError(
             f"{name!r} gave a {type(method).__name__}, a pathgrow.Method is wanted: return one from that function"
@@ -152,13 +150,6 @@ def create(name: str, **options: Any) -> Method:
 
 def _maker(name: str) -> Callable[..., Any]:
     return _imported(name) if ":" in name else entry(name).make
-
-
-def _parameters(make: Callable[..., Any], name: str) -> Mapping[str, inspect.Parameter]:
-    try:
-        return inspect.signature(make).parameters
-    except ValueError as fault:  # some of Python's own functions do not say what they take
-        raise UserError(f"{name!r} is no function that returns a pathgrow.Method: name one that does") from fault
 
 
 def _is_required(parameter: inspect.Parameter) -> bool:
