@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -69,7 +70,7 @@ class TestTable:
                 methods.create(place)
         with pytest.raises(UserError, match="could not be imported"):
             methods.create("no_such_package.at_all:stranger")
-        with pytest.raises(UserError, match="unknown option"):
+        with pytest.raises(UserError, match="has no option 'gamma': choose density"):
             methods.create("their_methods:stranger", gamma=0.1)
 
 
@@ -196,25 +197,19 @@ class TestNet:
 @pytest.mark.parametrize(
     ("name", "options", "sentence"),
     [
-        (
-            "rigl",
-            {"rate": 0.3, "every": "abc"},
-            "option every='abc' of method 'rigl' was got, a whole number is wanted",
-        ),
+        ("rigl", {"rate": 0.3, "every": "a"}, "option every='a' of method 'rigl' was got, a whole number is wanted"),
         ("rigl", {"every": 3, "rate": "a"}, "option rate='a' of method 'rigl' was got, a number is wanted"),
         ("gse", {"gamma": [1, 2]}, "option gamma=[1, 2] of method 'gse' was got, a number is wanted: give for example"),
         ("itop", {"every": "a", "rate": 0.5}, "method 'itop' cannot be made with every='a' ("),
-        ("set", {"guide": "graest"}, "(its options: "),
+        ("rigl", {"evry": 3}, "did you mean every? (its options: allocation, density, end, every, num_steps, rate)"),
+        ("snip", {"gamma": 3}, "method 'snip' has no option 'gamma': choose density"),
         ("dense", {"every": 3}, "method 'dense' has no option 'every', it has none at all"),
     ],
 )
 def test_a_wrong_option_is_named_and_no_others_are(name: str, options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError) as caught:
         methods.create(name, **options)
-    told = str(caught.value)
-    assert sentence in told
-    if "(its options: " in told:
-        assert told.rpartition("(its options: ")[2] == f"{', '.join(sorted(methods.defaults(name)))})"
+    assert sentence in str(caught.value)
 
 
 def test_a_method_of_ones_own_has_an_entry_too() -> None:
