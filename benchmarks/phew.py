@@ -4,15 +4,22 @@
     python -m benchmarks.phew --model resnet20 --density 0.5
 
 The plain loop below is the method as one would write it first: one walker, one `torch.multinomial` per step, on the
-same wiring. It is timed for a few hundred walks and extrapolated to the number that the density takes; it neither
-tracks positions nor fills up to an exact count, so the ratio flatters it.
+same wiring. It is timed for some hundred walks and extrapolated to the number that the density takes; it neither
+tracks positions nor fills up to an exact count, and reading the model is PHEW's time alone, so the ratio flatters it.
+The two take turns, because a machine that others use is faster now and slower then. One thread: the loop has no use
+for more, and threads that wait for a busy core would be all that is measured. `timeit` keeps Python's garbage collector
+out of both: one search through all objects of torch takes as long as a fifth of PHEW.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
+import itertools
+import statistics
+from functools import partial
+from timeit import timeit
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -79,18 +86,26 @@ class PlainLoop:
 
 def num_walks(wiring: Wiring, model: nn.Module, scope: Masks, target: int) -> int:
     """How many walks it takes until `target` weights are marked."""
-    walker, turn, step = Walker(Law(wiring, model)), 0, 512
-    masks = Masks.empty(scope)
-    noise = generator(0, "count")
-    while masks.num_on < target:
-        walks = walker.walk(turn, step, noise)
+    walker, noise, turn, step = Walker(Law(wiring, model)), generator(0, "count"), 0, 1024
+    sizes = [flags.numel() for flags in scope.values()]
+    begins = dict(zip(scope, np.cumsum(sizes) - sizes, strict=True))
+    layers = [layer for layer in wiring.layers if layer.name in scope]
+    visited = np.zeros((0, len(layers)), dtype=np.int64)
+    while True:
+        weights = walker.walk(turn, step, noise).weights
         turn += step
-        for layer in wiring.layers:
-            if layer.name in scope:
-                masks[layer.name].view(-1)[
-                    torch.from_numpy(walks.weights[layer.index][walks.weights[layer.index] >= 0])
-                ] = True
-    return 2 * turn
+        found = [np.where(weights[k.index] < 0, -1, begins[k.name] + weights[k.index]) for k in layers]
+        visited = np.concatenate([visited, np.stack(found, axis=1)])
+        numbers, first_visits = np.unique(visited, return_index=True)
+        first_visits = np.sort(first_visits[numbers >= 0])
+        if len(first_visits) >= target:
+            return int(first_visits[target - 1]) // len(layers) + 1
+
+
+def spread(values: list[float], digits: int) -> str:
+    """The median of some values, and between which they lie."""
+    low, middle, high = (f"{value:.{digits}f}" for value in (min(values), statistics.median(values), max(values)))
+    return f"{middle} ({low} to {high})"
 
 
 def main() -> None:
@@ -98,36 +113,33 @@ def main() -> None:
     parser.add_argument("--model", default="resnet50")
     parser.add_argument("--classes", type=int, default=1000)
     parser.add_argument("--density", type=float, default=0.02)
-    parser.add_argument("--plain-walks", type=int, default=200)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--plain-walks", type=int, default=100, help="walks of the plain loop in each round")
+    parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     model = models.create(given.model, given.classes, seed=0)
     example = model.example_input()
 
-    started = time.perf_counter()
-    read(model, example)
-    print(f"first reading of the process (loads parts of torch): {time.perf_counter() - started:.2f} s")
-    timings = []
-    for seed in range(3):
-        started, used = time.perf_counter(), time.process_time()
-        masks = phew(model, example, given.density, seed=seed)
-        timings.append((time.perf_counter() - started, time.process_time() - used))
-    seconds, busy = min(timings)
-    print(f"phew, reading included, best of 3: {seconds:.2f} s ({busy:.2f} s of CPU time); {masks}")
-
+    first = timeit(partial(read, model, example), number=1)
+    print(f"first reading of the process (loads parts of torch): {first:.2f} s")
     wiring = read(model, example)
     scope = scope_of(model, wiring)
-    loop = PlainLoop(wiring, model, scope, seed=0)
-    started = time.perf_counter()
-    for turn in range(given.plain_walks):
-        loop.walk(turn)
-    per_walk = (time.perf_counter() - started) / given.plain_walks
+    masks = phew(model, example, given.density)
     walks = num_walks(wiring, model, scope, masks.num_on)
-    print(
-        f"one walk at a time, extrapolated from {given.plain_walks} walks: {per_walk * walks:.0f} s "
-        f"({per_walk * 1e3:.1f} ms a walk, {walks:,} walks); ratio {per_walk * walks / seconds:.0f}"
-    )
+    print(f"{masks}: what {walks:,} walks visit")
+
+    loop = PlainLoop(wiring, model, scope, seed=0)
+    turns = itertools.count()
+    ours, theirs = [], []
+    for seed in range(given.rounds):
+        ours.append(timeit(partial(phew, model, example, given.density, seed=seed), number=1))
+        theirs.append(timeit(lambda: loop.walk(next(turns)), number=given.plain_walks) / given.plain_walks)
+    print(f"median of {given.rounds} rounds (lowest to highest), {given.threads} thread(s)")
+    print(f"phew, reading included: {spread(ours, 2)} s")
+    print(f"one walk of the plain loop: {spread([1e3 * each for each in theirs], 2)} ms")
+    print(f"the plain loop, extrapolated: {spread([each * walks for each in theirs], 0)} s")
+    print(f"ratio: {spread([each * walks / own for own, each in zip(ours, theirs, strict=True)], 0)}")
 
 
 if __name__ == "__main__":

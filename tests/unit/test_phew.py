@@ -20,6 +20,7 @@ from pathgrow.rng import generator
 from pathgrow.walks import Law, Walker, isolated_units
 from pathgrow.walks.positions import Positions, live_kernel
 from pathgrow.wiring import Axis, Hop, Layer, Space, Window, Wiring, read
+from pathgrow.wiring.graph import Flags
 
 
 def mlp(*widths: int, seed: int = 0) -> nn.Sequential:
@@ -268,6 +269,12 @@ class TestPositions:
         layer = Layer(0, "w", "conv", 1, 2, (1, 1, taps), 1, window, size_out)
         spaces = (Space(0, 1, True), Space(1, 1), Space(2, 1))
         positions = Positions(Wiring(spaces, (Hop(0, 1),), (layer,), ((2, np.array([0])),), 0, False, False))
+
+        def moved(here: Flags, tap: int, *, forward: bool) -> tuple[Flags, ...]:
+            return positions.sets(
+                positions.along_layer(layer, positions.places((here,)), np.array([tap]), forward=forward)
+            )
+
         for tap in range(taps):
             links = set()
             for near in range(reads):
@@ -276,11 +283,11 @@ class TestPositions:
                     links.add((near, far) if transposed else (far, near))
             for start in range(size_in):
                 here = np.arange(size_in)[None] == start
-                (there,) = positions.along_layer(layer, (here,), np.array([tap]), forward=True)
+                (there,) = moved(here, tap, forward=True)
                 assert set(np.flatnonzero(there)) == {b for a, b in links if a == start}
             for end in range(size_out):
                 here = np.arange(size_out)[None] == end
-                (there,) = positions.along_layer(layer, (here,), np.array([tap]), forward=False)
+                (there,) = moved(here, tap, forward=False)
                 assert set(np.flatnonzero(there)) == {a for a, b in links if b == end}
             assert bool(live_kernel(layer)[tap]) == bool(links)
 

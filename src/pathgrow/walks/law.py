@@ -39,6 +39,37 @@ class Fork:
     hop: npt.NDArray[np.int32]
     unit: npt.NDArray[np.int32]
 
+    @cached_property
+    def hops(self) -> list[int]:
+        """The hops that lead on from here, or `END`."""
+        return [int(number) for number in np.unique(self.hop)]
+
+    @cached_property
+    def _sole(self) -> Units | None:
+        """By unit: its one way on. None: some unit has several."""
+        units = np.ceil(self.edges).astype(np.int64) - 1
+        if (units[1:] == units[:-1]).any():
+            return None
+        sole = np.zeros(units.max(initial=-1) + 1, dtype=np.int64)
+        sole[units] = np.arange(len(units))
+        return sole
+
+    def draw(self, units: Units, uniform: Floats) -> Units:
+        """One entry for each of `units`."""
+        return draw(self.edges, units, units + 1, uniform) if self._sole is None else self._sole[units]
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Entries row by row: row `r` begins behind `starts[r]`, an entry's share of it ends at its running sum."""
+
+    sums: Floats
+    starts: Floats
+
+    def draw(self, rows: Units, uniform: Floats) -> Units:
+        """One entry for each of `rows`, by its number in the whole table."""
+        return draw(self.sums, self.starts[rows], self.starts[rows + 1], uniform)
+
 
 class Law:
     """Transition probabilities of walks on one wiring, in both directions.
@@ -59,7 +90,7 @@ class Law:
         self._weights, self.weighs_zeros = _weights(wiring, model)
         """Magnitudes are taken of these; the flag tells whether some layer holds nothing but zeros."""
         self._sums: dict[int, Tensor] = {}
-        self._tables: dict[tuple[int, bool], Floats] = {}
+        self._tables: dict[tuple[int, bool], Table] = {}
         self._forks: dict[tuple[int, bool], Fork] = {}
         self._num_cached = 0
         self.alive = self._find_alive()
@@ -81,7 +112,8 @@ class Law:
         """The unit on the other side of a layer, one for each of `units`."""
         rows, columns = layer.shape[0] // layer.groups, layer.shape[1]
         mine, other = (columns, rows) if forward else (rows, columns)
-        return units // mine * other + draw(self._table(layer, forward), units, uniform) % other
+        drawn = self._table(layer, forward).draw(units, uniform) - units * other
+        return drawn if layer.groups == 1 else units // mine * other + drawn
 
     def taps(self, layer: Layer, out: Units, into: Units, uniform: Floats) -> Units:
         """One tap of each kernel `[out, into]`, flat within the kernel."""
@@ -89,19 +121,20 @@ class Law:
         if len(live) == 1:
             return np.zeros(len(out), dtype=np.int64)
         kernels = self._weights[layer.index].view(-1, len(live)).numpy()
-        shares = np.abs(kernels[self.weight_number(layer, out, into)]).astype(np.float64)
+        # Taps by rows, `[taps, walkers]`: few long rows are summed and counted twice as fast as many short ones.
+        shares = np.abs(kernels[self.weight_number(layer, out, into)].T.astype(np.float64, order="C"))
         if not live.all():
-            shares[:, ~live] = 0.0
-        sums = np.cumsum(shares, axis=1)
-        empty = sums[:, -1] == 0.0
-        sums[empty] = np.cumsum(live)  # a kernel of zeros has no preference
-        point = np.minimum(uniform * sums[:, -1], np.nextafter(sums[:, -1], 0.0))
-        chosen: Units = np.count_nonzero(sums <= point[:, None], axis=1)
+            shares[~live] = 0.0
+        sums = np.cumsum(shares, axis=0)
+        empty = sums[-1] == 0.0
+        sums[:, empty] = np.cumsum(live)[:, None]  # a kernel of zeros has no preference
+        point = np.minimum(uniform * sums[-1], np.nextafter(sums[-1], 0.0))
+        chosen: Units = (sums <= point).sum(axis=0, dtype=np.int64)
         return chosen
 
     def weight_number(self, layer: Layer, out: Units, into: Units, taps: Units | None = None) -> Units:
         """Flat position of a weight in its layer; without `taps`, of a kernel among the kernels."""
-        kernel = out * layer.shape[1] + into % layer.shape[1]
+        kernel = out * layer.shape[1] + (into if layer.groups == 1 else into % layer.shape[1])
         return kernel if taps is None else kernel * len(self._live[layer.index]) + taps
 
     def _kernel_sums(self, layer: Layer) -> Tensor:
@@ -120,19 +153,20 @@ class Law:
         """Kernel sums with one row per unit on this side; dead units on the other side weigh nothing."""
         blocks = self._kernel_sums(layer).view(layer.groups, -1, layer.shape[1])
         if forward:
-            blocks = blocks.transpose(1, 2).contiguous()  # turned while it is small: three times as fast as in float64
+            # Turned while it is small, three times as fast as in float64; torch has a quick way for matrices only.
+            blocks = blocks[0].t().contiguous()[None] if layer.groups == 1 else blocks.transpose(1, 2).contiguous()
         there = self.alive[layer.target if forward else layer.source]
-        steps = blocks.to(torch.float64, copy=True)
         if not there.all():
-            steps *= torch.from_numpy(there).view(layer.groups, 1, -1)
-        return steps.flatten(0, 1)
+            blocks = blocks * torch.from_numpy(there).view(layer.groups, 1, -1)
+        steps = torch.from_numpy(np.empty(blocks.shape))  # NumPy asks the system for large pages, torch does not
+        return steps.copy_(blocks).flatten(0, 1)
 
-    def _table(self, layer: Layer, forward: bool) -> Floats:
+    def _table(self, layer: Layer, forward: bool) -> Table:
         key = layer.index, forward
         if (table := self._tables.get(key)) is None:
-            table = _cumulative(self._steps(layer, forward))
-            if self._num_cached + len(table) <= _CACHED:
-                self._num_cached += len(table)
+            table = _running_sums(self._steps(layer, forward))
+            if self._num_cached + len(table.sums) <= _CACHED:
+                self._num_cached += len(table.sums)
                 self._tables[key] = table
         return table
 
@@ -249,27 +283,24 @@ class Law:
         return spaces, np.concatenate([units for _, units in living])
 
 
-def draw(table: Floats, rows: Units, uniform: Floats) -> Units:
-    """One entry of each row: row `r` of a table covers `(r, r + 1]`, an entry's share ends at its value.
+def draw(sums: Floats, low: Floats | Units, high: Floats | Units, uniform: Floats) -> Units:
+    """For each row one entry of a table of running sums, of which the row covers `(low, high]`.
 
     An entry without a share is never drawn, whatever the rounding.
     """
-    below = np.nextafter(rows + 1.0, 0.0)
-    entries: Units = np.searchsorted(table, np.minimum(rows + uniform, below), side="right")
+    points = np.minimum(low + uniform * (high - low), np.nextafter(high, 0.0))
+    order = np.argsort(points)  # a large table is searched twice as fast from one end to the other
+    entries: Units = np.empty(len(points), dtype=np.int64)
+    entries[order] = np.searchsorted(sums, points[order], side="right")
     return entries
 
 
-def _cumulative(shares: Tensor) -> Floats:
-    """The table of a matrix of shares, made in place, row by row; the rows need not sum to 1."""
-    sums = torch.cumsum(shares, dim=1, out=shares)
-    total = sums[:, -1:].clone()
-    row = torch.arange(len(sums), dtype=torch.float64)[:, None]
-    if bool((empty := total == 0.0).any()):  # dead units: never drawn from, but the table must not fall
-        row = row + empty.double()
-        total.masked_fill_(empty, 1.0)
-    torch.addcdiv(row, sums, total, out=sums)  # one pass over what may be many millions
-    table: Floats = sums.view(-1).numpy()
-    return table
+def _running_sums(shares: Tensor) -> Table:
+    """The table of a matrix of shares, made in place; the rows need not sum to 1, and dead units have none."""
+    # Rows that weigh alike keep their digits: a running sum would swallow a row far smaller than those before it.
+    shares /= shares.sum(dim=1, keepdim=True).clamp_min_(torch.finfo(torch.float64).tiny)
+    sums: Floats = torch.cumsum(shares.view(-1), dim=0, out=shares.view(-1)).numpy()
+    return Table(sums, np.append(0.0, sums[shares.shape[1] - 1 :: shares.shape[1]]))
 
 
 def _weights(wiring: Wiring, model: nn.Module) -> tuple[dict[int, Tensor], bool]:

@@ -1,8 +1,7 @@
-"""Where on the map a path can be: exact sets of positions, one row per walker, one array per spatial axis.
+"""Where on the map a path can be: exact sets of positions, one per walker and spatial axis.
 
 A chain of taps is a path only if some position survives it: on a small padded map, two taps to the right and the path
 has left the picture. Windows act on each axis alone, so a set of positions is a product of one set per axis.
-An empty tuple of axes means that positions are not tracked here: all of them may be alive.
 """
 
 from __future__ import annotations
@@ -14,18 +13,47 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
+from pathgrow.walks.sets import EMPTY, Catalogue, Moves, Numbers
 from pathgrow.wiring.graph import Axis, Flags, Hop, Layer, Units, Window, Wiring
 
 Sets = tuple[Flags, ...]
-"""Alive positions: `[walkers, size]` per axis."""
+"""Alive positions: `[sets, size]` per axis; (): not tracked, all of them may be alive."""
 Grid = tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """Where walkers can be: the size of every axis, and on it the number of each walker's set.
+
+    Without axes positions are not tracked: all of them may be alive.
+    """
+
+    grid: Grid
+    numbers: tuple[Numbers, ...]
+
+    def alive(self, num_walkers: int) -> Flags:
+        """Walkers that still have a position on every axis."""
+        flags = np.ones(num_walkers, dtype=bool)
+        for numbers in self.numbers:
+            flags &= numbers != EMPTY
+        return flags
+
+
+UNTRACKED = Places((), ())
 
 
 class Positions:
     """Moves sets of positions along the connections of a wiring, with or against the arrows."""
 
     def __init__(self, wiring: Wiring) -> None:
-        self._shape_of_taps = {layer.index: layer.shape[2:] for layer in wiring.layers}
+        self._catalogue = Catalogue()
+        self._moves: dict[tuple[Axis, bool, bool, bool], Moves] = {}
+        self._keeps: dict[tuple[int, int, bool], Moves] = {}
+        self._taps_by_axis = {
+            layer.index: np.unravel_index(np.arange(prod(layer.shape[2:])), layer.shape[2:])
+            for layer in wiring.layers
+            if layer.window.axes
+        }
         self._unfolds: dict[Hop, _Unfold] = {}
         self.grid: dict[int, Grid | None] = {}
         """Per space: the size of the map. None: that of the raw input, whatever it is; (): not tracked."""
@@ -41,34 +69,100 @@ class Positions:
         self._from_input = self._possible(wiring, forward=True)
         self._to_output = self._possible(wiring, forward=False)
 
-    def keeps_on(self, space: int, sets: Sets, *, forward: bool) -> Sets:
+    def places(self, sets: Sets) -> Places:
+        """Sets by their numbers."""
+        return Places(tuple(axis.shape[1] for axis in sets), tuple(self._catalogue.number(axis) for axis in sets))
+
+    def sets(self, places: Places) -> Sets:
+        """The sets behind the numbers."""
+        return tuple(
+            self._catalogue.flags(numbers, size) for size, numbers in zip(places.grid, places.numbers, strict=True)
+        )
+
+    def keeps_on(self, space: int, places: Places, *, forward: bool) -> Places:
         """Without the positions from which no path leads on to the walk's far end, whichever taps it takes."""
         far = (self._to_output if forward else self._from_input)[space]
-        return tuple(here & there for here, there in zip(sets, far, strict=True)) if far else sets
+        if not far:
+            return places
+        return Places(
+            places.grid,
+            tuple(
+                self._kept(space, number, leading, forward)(numbers)
+                for number, (leading, numbers) in enumerate(zip(far, places.numbers, strict=True))
+            ),
+        )
 
-    def everywhere(self, space: int, num_walkers: int) -> Sets:
+    def everywhere(self, space: int, num_walkers: int) -> Places:
         """Every position of a space."""
-        return tuple(np.ones((num_walkers, size), dtype=bool) for size in self.grid[space] or ())
+        grid = self.grid[space] or ()
+        return Places(grid, tuple(self._whole(size, num_walkers) for size in grid))
 
-    def along_layer(self, layer: Layer, sets: Sets, taps: Units, *, forward: bool) -> Sets:
+    def along_layer(self, layer: Layer, places: Places, taps: Units, *, forward: bool) -> Places:
         """Through one tap of a layer's kernel; `taps` are flat within the kernel."""
         if not layer.window.axes:
-            return ()
-        by_axis = np.unravel_index(taps, self._shape_of_taps[layer.index])
-        return _moved(layer.window, sets, by_axis, len(taps), forward=forward)
+            return UNTRACKED
+        return self._through(layer.window, places, len(taps), (taps, self._taps_by_axis[layer.index]), forward=forward)
 
-    def along_hop(self, hop: Hop, sets: Sets, targets: npt.NDArray[np.integer], *, forward: bool) -> Sets:
+    def along_hop(self, hop: Hop, places: Places, targets: npt.NDArray[np.integer], *, forward: bool) -> Places:
         """Through a hop's pools; where the hop unfolds positions into units, the target unit says which position."""
         unfold = self._unfolds.get(hop)
         trail = hop.trail if unfold is None else unfold.trail
         if forward:
             for window in trail:
-                sets = _moved(window, sets, None, len(targets), forward=True)
-            return sets if unfold is None else unfold.entered(sets, targets)
-        sets = sets if unfold is None else unfold.left(targets)
+                places = self._through(window, places, len(targets), None, forward=True)
+            return places if unfold is None else self.places(unfold.entered(self.sets(places), targets))
+        places = places if unfold is None else self.places(unfold.left(targets))
         for window in reversed(trail):
-            sets = _moved(window, sets, None, len(targets), forward=False)
-        return sets
+            places = self._through(window, places, len(targets), None, forward=False)
+        return places
+
+    def _through(
+        self,
+        window: Window,
+        places: Places,
+        num_walkers: int,
+        taps: tuple[Units, tuple[npt.NDArray[np.intp], ...]] | None,
+        *,
+        forward: bool,
+    ) -> Places:
+        """One window on: by one flat tap per walker, with the taps' coordinates beside them, or by all taps."""
+        if len(places.grid) != len(window.axes):
+            places = UNTRACKED
+        grid, moved = [], []
+        for number, axis in enumerate(window.axes):
+            if places.grid and _is_identity(axis):
+                grid.append(places.grid[number])
+                moved.append(places.numbers[number])
+                continue
+            near, far = (axis.size_in, axis.size_out) if forward else (axis.size_out, axis.size_in)
+            if places.grid and places.grid[number] == near:
+                numbers = places.numbers[number]
+            else:
+                numbers = self._whole(near, num_walkers)
+            grid.append(far)
+            moves = self._moved(axis, near, window.transposed, forward, pool=taps is None)
+            moved.append(moves(numbers, None if taps is None else taps[1][number][taps[0]]))
+        return Places(tuple(grid), tuple(moved))
+
+    def _whole(self, size: int, num_walkers: int) -> Numbers:
+        return np.repeat(self._catalogue.number(np.ones((1, size), dtype=bool)), num_walkers)
+
+    def _moved(self, axis: Axis, near: int, transposed: bool, forward: bool, *, pool: bool) -> Moves:
+        key = axis, transposed, forward, pool
+        if key not in self._moves:
+            self._moves[key] = Moves(
+                self._catalogue,
+                near,
+                1 if pool else axis.taps,
+                lambda sets, taps: _moved_along(axis, sets, None if pool else taps, transposed, forward=forward),
+            )
+        return self._moves[key]
+
+    def _kept(self, space: int, number: int, leading: Flags, forward: bool) -> Moves:
+        key = space, number, forward
+        if key not in self._keeps:
+            self._keeps[key] = Moves(self._catalogue, leading.shape[1], 1, lambda sets, _: sets & leading)
+        return self._keeps[key]
 
     def _possible(self, wiring: Wiring, *, forward: bool) -> dict[int, Sets]:
         """Per space: positions that a path from this end can come to; () where it can come to all."""
@@ -79,12 +173,12 @@ class Positions:
                 sets = found[hop.source if forward else hop.target]
                 trail = self._unfolds[hop].trail if hop in self._unfolds else hop.trail
                 for window in trail if forward else reversed(trail):
-                    sets = _moved(window, sets, None, 1, forward=forward)
+                    sets = _pooled(window, sets, forward=forward)
                 arriving.append(() if hop in self._unfolds and forward else sets)
             layer = (wiring.layer_into if forward else wiring.layer_from).get(space.id)
             if layer is not None:
                 near = found[layer.source if forward else layer.target]
-                arriving.append(_moved(layer.window, near, None, 1, forward=forward))
+                arriving.append(_pooled(layer.window, near, forward=forward))
             grid = self.grid[space.id]
             known = arriving and grid and all(tuple(axis.shape[1] for axis in sets) == grid for sets in arriving)
             union = tuple(np.logical_or.reduce(axes) for axes in zip(*arriving, strict=True)) if known else ()
@@ -144,14 +238,6 @@ class _Unfold:
         return tuple(np.arange(size) == coordinate[:, None] for size, coordinate in zip(self.grid, at, strict=True))
 
 
-def alive(sets: Sets, num_walkers: int) -> Flags:
-    """Walkers that still have a position on every axis."""
-    flags = np.ones(num_walkers, dtype=bool)
-    for axis in sets:
-        flags &= axis.any(axis=1)
-    return flags
-
-
 def live_kernel(layer: Layer) -> Flags:
     """Taps of a layer's kernel that connect at least one pair of positions, in the kernel's shape."""
     window, live = layer.window, np.ones(layer.shape[2:], dtype=bool)
@@ -163,30 +249,34 @@ def live_kernel(layer: Layer) -> Flags:
     return live
 
 
-def _moved(
-    window: Window, sets: Sets, taps: tuple[npt.NDArray[np.intp], ...] | None, num_walkers: int, *, forward: bool
-) -> Sets:
-    if not window.axes:
-        return ()
+def _is_identity(axis: Axis) -> bool:
+    return axis.taps == axis.stride == 1 and axis.padding == 0 and axis.size_in == axis.size_out
+
+
+def _pooled(window: Window, sets: Sets, *, forward: bool) -> Sets:
+    """One set per axis, through all taps of a window."""
     if len(sets) != len(window.axes):
         sets = ()
     moved = []
     for number, axis in enumerate(window.axes):
-        if sets and axis.taps == axis.stride == 1 and axis.padding == 0 and axis.size_in == axis.size_out:
+        if sets and _is_identity(axis):
             moved.append(sets[number])
             continue
-        near, far = (axis.size_in, axis.size_out) if forward else (axis.size_out, axis.size_in)
-        table = _sources(axis, near, far, reading=window.transposed != forward)
-        here = np.zeros((num_walkers, near + 1), dtype=bool)  # the last column is "nowhere"
-        here[:, :near] = sets[number] if sets and sets[number].shape[1] == near else True
-        if taps is None:
-            there = here[:, table[0]]
-            for row in table[1:]:
-                there |= here[:, row]
-        else:
-            there = np.take_along_axis(here, table[taps[number]], axis=1)
-        moved.append(there)
+        near = axis.size_in if forward else axis.size_out
+        here = sets[number] if sets and sets[number].shape[1] == near else np.ones((1, near), dtype=bool)
+        moved.append(_moved_along(axis, here, None, window.transposed, forward=forward))
     return tuple(moved)
+
+
+def _moved_along(axis: Axis, sets: Flags, taps: Units | None, transposed: bool, *, forward: bool) -> Flags:
+    """Sets on the far side of one axis, by one tap each, or by all of them."""
+    near, far = (axis.size_in, axis.size_out) if forward else (axis.size_out, axis.size_in)
+    table = _sources(axis, near, far, reading=transposed != forward)
+    here = np.zeros((len(sets), near + 1), dtype=bool)  # the last column is "nowhere"
+    here[:, :near] = sets
+    if taps is not None:
+        return np.take_along_axis(here, table[taps], axis=1)
+    return np.asarray(here[:, table].any(axis=1))
 
 
 @lru_cache(maxsize=1024)

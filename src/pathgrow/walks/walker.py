@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pathgrow.walks.law import END, Floats, Law, draw
-from pathgrow.walks.positions import Positions, Sets, alive
-from pathgrow.wiring.graph import Flags, Hop, Layer, Units
+from pathgrow.walks.law import END, Floats, Law
+from pathgrow.walks.positions import UNTRACKED, Places, Positions
+from pathgrow.wiring.graph import Flags, Layer, Units
 
 T = TypeVar("T", bound=np.generic)
 
@@ -89,37 +89,41 @@ class Walker:
         A walk that leaves the map in spite of redraws is dropped, and the alternation kept: fewer may come back.
         """
         turns = np.arange(first, first + num)
-        found = []
-        for (spaces, units), forward in ((self.law.inputs, True), (self.law.outputs, False)):
+        walks, finished = Walks.blank(self.law, 2 * num), np.zeros((num, 2), dtype=bool)
+        for way, (spaces, units) in enumerate((self.law.inputs, self.law.outputs)):
             turn = turns % len(units)
-            found.append(self._sweep(spaces[turn], units[turn], generator, forward=forward))
-        each = np.arange(min(walks.num for walks in found))
-        return Walks.together(found).take(np.stack([each, each + found[0].num], axis=1).reshape(-1))
+            own = walks.take(slice(way, None, 2))
+            finished[:, way] = self._sweep(own, spaces[turn], units[turn], generator, forward=way == 0)
+        if finished.all():
+            return walks
+        columns = [2 * np.flatnonzero(finished[:, way]) + way for way in range(2)]
+        num_pairs = min(map(len, columns))
+        return walks.take(np.stack([own[:num_pairs] for own in columns], axis=1).reshape(-1))
 
     def real(self, walks: Walks) -> Flags:
         """Which walks have a position to be at, all the way from input to output."""
         wiring, good = self.law.wiring, np.ones(walks.num, dtype=bool)
-        sets = _Sets(self.positions, walks.num, forward=True)
+        places = _Whereabouts(self.positions, walks.num, forward=True)
         for space in wiring.spaces:
             here = np.flatnonzero((walks.units[space.id] >= 0) & good)
             if (layer := wiring.layer_from.get(space.id)) is not None:
                 taps = walks.weights[layer.index, here] % int(np.prod(layer.shape[2:], dtype=np.int64))
-                moved = self.positions.along_layer(layer, sets.at(space.id, here), taps, forward=True)
-                good[here] = sets.put(layer.target, here, moved)
+                moved = self.positions.along_layer(layer, places.at(space.id, here), taps, forward=True)
+                good[here] = places.put(layer.target, here, moved)
                 continue
             leaving = walks.hops[space.id, here]
             for number in np.unique(leaving[leaving >= 0]):
                 hop, who = wiring.hops[number], here[leaving == number]
                 moved = self.positions.along_hop(
-                    hop, sets.at(space.id, who), walks.units[hop.target, who], forward=True
+                    hop, places.at(space.id, who), walks.units[hop.target, who], forward=True
                 )
-                good[who] = sets.put(hop.target, who, moved)
+                good[who] = places.put(hop.target, who, moved)
         return good
 
-    def _sweep(self, spaces: Units, units: Units, generator: torch.Generator, *, forward: bool) -> Walks:
-        wiring, num = self.law.wiring, len(units)
-        walks = Walks.blank(self.law, num)
-        walks.units[spaces, np.arange(num)] = units
+    def _sweep(self, walks: Walks, spaces: Units, units: Units, generator: torch.Generator, *, forward: bool) -> Flags:
+        """Fill in walks from where they begin; tells which of them came to the other end."""
+        wiring = self.law.wiring
+        walks.units[spaces, np.arange(walks.num)] = units
         step = _Step(self, walks, generator, forward)
         layers = wiring.layer_from if forward else wiring.layer_into
         for space in wiring.spaces if forward else reversed(wiring.spaces):
@@ -130,8 +134,8 @@ class Walker:
                     break
                 arrived = step.fork(space.id, here) if layer is None else step.layer(layer, here)
                 here = here[~arrived]
-            step.sets.forget(space.id)
-        return walks.take(step.finished)
+            step.places.forget(space.id)
+        return step.finished
 
 
 class _Step:
@@ -141,7 +145,7 @@ class _Step:
         self.law, self.positions = walker.law, walker.positions
         self.walks, self.generator, self.forward = walks, generator, forward
         self.finished = np.zeros(walks.num, dtype=bool)
-        self.sets = _Sets(walker.positions, walks.num, forward)
+        self.places = _Whereabouts(walker.positions, walks.num, forward)
 
     def layer(self, layer: Layer, here: Units) -> Flags:
         start, end = (layer.source, layer.target) if self.forward else (layer.target, layer.source)
@@ -149,30 +153,40 @@ class _Step:
         drawn = self.law.next_units(layer, units, self._uniform(len(here)), forward=self.forward)
         out, into = (drawn, units) if self.forward else (units, drawn)
         taps = self.law.taps(layer, out, into, self._uniform(len(here)))
-        moved = self.positions.along_layer(layer, self.sets.at(start, here), taps, forward=self.forward)
-        arrived = self.sets.put(end, here, moved)
-        self.walks.units[end, here[arrived]] = drawn[arrived]
-        self.walks.weights[layer.index, here[arrived]] = self.law.weight_number(layer, out, into, taps)[arrived]
+        moved = self.positions.along_layer(layer, self.places.at(start, here), taps, forward=self.forward)
+        arrived = self.places.put(end, here, moved)
+        weights = self.law.weight_number(layer, out, into, taps)
+        if not arrived.all():
+            here, drawn, weights = here[arrived], drawn[arrived], weights[arrived]
+        self.walks.units[end, here] = drawn
+        self.walks.weights[layer.index, here] = weights
         return arrived
 
     def fork(self, space: int, here: Units) -> Flags:
         fork = self.law.fork(space, forward=self.forward)
-        entry = draw(fork.edges, self.walks.units[space, here], self._uniform(len(here)))
-        hops, units = fork.hop[entry], fork.unit[entry]
-        arrived: Flags = hops == END
-        self.finished[here[arrived]] = True
-        for number in np.unique(hops[~arrived]):
+        entry = fork.draw(self.walks.units[space, here], self._uniform(len(here)))
+        units = fork.unit[entry]
+        if len(fork.hops) == 1:  # no fork at all: the common case
+            return self._hop(fork.hops[0], here, units)
+        hops, arrived = fork.hop[entry], np.zeros(len(here), dtype=bool)
+        for number in fork.hops:
             chosen = np.flatnonzero(hops == number)
-            arrived[chosen] = self._hop(self.law.wiring.hops[number], number, here[chosen], units[chosen])
+            arrived[chosen] = self._hop(number, here[chosen], units[chosen])
         return arrived
 
-    def _hop(self, hop: Hop, number: int, who: Units, units: npt.NDArray[np.int32]) -> Flags:
+    def _hop(self, number: int, who: Units, units: npt.NDArray[np.int32]) -> Flags:
+        if number == END:
+            self.finished[who] = True
+            return np.ones(len(who), dtype=bool)
+        hop = self.law.wiring.hops[number]
         start, end = (hop.source, hop.target) if self.forward else (hop.target, hop.source)
         targets = units if self.forward else self.walks.units[start, who]
-        moved = self.positions.along_hop(hop, self.sets.at(start, who), targets, forward=self.forward)
-        arrived = self.sets.put(end, who, moved)
-        self.walks.units[end, who[arrived]] = units[arrived]
-        self.walks.hops[hop.source, who[arrived]] = number
+        moved = self.positions.along_hop(hop, self.places.at(start, who), targets, forward=self.forward)
+        arrived = self.places.put(end, who, moved)
+        if not arrived.all():
+            who, units = who[arrived], units[arrived]
+        self.walks.units[end, who] = units
+        self.walks.hops[hop.source, who] = number
         return arrived
 
     def _uniform(self, num: int) -> Floats:
@@ -180,30 +194,30 @@ class _Step:
         return numbers
 
 
-class _Sets:
+class _Whereabouts:
     """Where on the map the walkers of a sweep can be, for the spaces they stand at."""
 
     def __init__(self, positions: Positions, num: int, forward: bool) -> None:
         self._positions, self._num, self._forward = positions, num, forward
-        self._held: dict[int, Sets] = {}
+        self._held: dict[int, Places] = {}
 
-    def at(self, space: int, who: Units) -> Sets:
-        held = self._held.get(space, ())
-        return held if len(who) == self._num else tuple(axis[who] for axis in held)
+    def at(self, space: int, who: Units) -> Places:
+        held = self._held.get(space, UNTRACKED)
+        return held if len(who) == self._num else Places(held.grid, tuple(numbers[who] for numbers in held.numbers))
 
-    def put(self, space: int, who: Units, moved: Sets) -> Flags:
+    def put(self, space: int, who: Units, moved: Places) -> Flags:
         """Hold the positions of walkers that come to a space; those left without any do not arrive."""
-        if tuple(axis.shape[1] for axis in moved) != self._positions.grid[space]:
-            return alive(moved, len(who))  # not tracked from here on
+        if moved.grid != self._positions.grid[space]:
+            return moved.alive(len(who))  # not tracked from here on
         moved = self._positions.keeps_on(space, moved, forward=self._forward)
-        arrived = alive(moved, len(who))
+        arrived = moved.alive(len(who))
+        if len(who) == self._num and arrived.all():
+            self._held[space] = moved  # no copy: nobody else will come
+            return arrived
         if space not in self._held:
-            if len(who) == self._num:
-                self._held[space] = moved  # no copy: nobody else will come
-                return arrived
             self._held[space] = self._positions.everywhere(space, self._num)
-        for axis, values in zip(self._held[space], moved, strict=True):
-            axis[who] = values
+        for held, numbers in zip(self._held[space].numbers, moved.numbers, strict=True):
+            held[who[arrived]] = numbers[arrived]
         return arrived
 
     def forget(self, space: int) -> None:
