@@ -58,7 +58,12 @@ def finished(
             "test": {"score": test, "loss": 0.3},
         },
         "flops": {"inference_relative": 0.2},
-        "ledger": {"training_flops": flops, "relative": flops / 1000, "phases": []},
+        "ledger": {
+            "training_flops": flops,
+            "relative": flops / 1000,
+            "phases": [],
+            "match": {"kind": other.get("match", "none"), "off": other.get("off")},
+        },
         "timing": {"seconds": other.get("seconds", 5.0)},
     }
     folder.mkdir(parents=True)
@@ -117,6 +122,18 @@ def test_runs_matched_each_to_its_own_seed_are_one_row(tmp_path: Path) -> None:
         for seed in range(2)
     ]
     assert [row.num_seeds for row in compare(folders).rows] == [2, 2]
+
+
+def test_a_run_that_has_not_spent_its_budget_is_named(tmp_path: Path) -> None:
+    folders = [
+        finished(tmp_path / str(seed), seed=seed, match="flops", off=off)
+        for seed, off in enumerate((None, 0.0, 0.0099, -0.0099, 0.031, -0.02))
+    ]
+    found = compare(folders)
+    assert found.rows[0].num_seeds == 6
+    assert len(found.notes) == 2
+    assert found.notes[0].startswith(f"{folders[4]} has spent 3.1% more than the budget of FLOPs")
+    assert found.notes[1].startswith(f"{folders[5]} has spent 2.0% less")
 
 
 def test_trainings_of_different_lengths_are_told_apart(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from pathgrow.method import Change, Method, Progress
 from pathgrow.methods.picks import at_random
 from pathgrow.methods.schedules import PruneCubically
 from pathgrow.recipes import Recipe
+from pathgrow.report.training import findings
 from pathgrow.runs import MemoryStore, RunFolder
 from pathgrow.training import TrainRun, train
 from pathgrow.training.forecast import nearest
@@ -119,6 +120,25 @@ def test_levels_share_what_is_left(trained: Callable[[str], Path]) -> None:
     assert abs(told["ledger"]["match"]["off"]) < abs(
         told["ledger"]["match"]["planned"] / told["ledger"]["match"]["budget"] - 1
     )
+
+
+def test_the_summary_says_how_far_off_it_is(trained: Callable[[str], Path]) -> None:
+    told = report(trained("snfs"))
+    off = told["ledger"]["match"]["off"]
+    assert abs(off) > 0.001
+    sentence = dict(findings(told))["trained"]
+    assert f"a budget of FLOPs allows ({abs(off):.1%} {'more' if off > 0 else 'less'} than it" in sentence
+    assert sentence.startswith(f"{told['network']['epochs']} epochs")
+
+
+@pytest.mark.gpu
+def test_captured_steps_are_paced_too(tmp_path: Path) -> None:
+    told = train(config("snfs", engine={"device": "cuda", "step": "captured", "compile": "off"}), tmp_path)
+    match, flops = told["ledger"]["match"], told["flops"]
+    assert len(match["lengths"]) > 1
+    assert match["lengths"][-1][1] == told["network"]["epochs"]
+    an_epoch = BATCH * STEPS * (2 * flops["inference"] + flops["dense_inference"])
+    assert abs(match["spent"] - match["budget"]) <= 0.52 * an_epoch
 
 
 class Killed(BaseException):

@@ -17,6 +17,8 @@ from pathgrow.runs import RunFolder
 CONFIDENCE = 0.9
 _NO_DIFFERENCE = ("seed", "data_root", "threads", "ranks", "engine")
 """Where data lie and how many threads add up sums: two runs that differ in these too are the same but for rounding."""
+_MATCHED_WITHIN = 0.01
+"""A run that has spent more or less of its budget than this is said to."""
 _SAME_TASK = ("data", "fold", "model", "model_options", "recipe")
 
 
@@ -27,6 +29,8 @@ class Run:
     path: str
     method: str
     match: str
+    match_off: float | None
+    """What was spent beyond the budget that was to be matched, as a share of it."""
     seed: int
     task: str
     """Data, model, recipe and the epochs of a dense training, as a key: only within it are costs compared."""
@@ -79,7 +83,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A table, and a sentence for each folder that is not in it."""
+    """A table, and a sentence for each folder that is not in it or has not spent what it was to match."""
 
     rows: tuple[Row, ...]
     notes: tuple[str, ...]
@@ -108,6 +112,7 @@ def compare(paths: Sequence[str | os.PathLike[str]]) -> Comparison:
             "give the folders named by --out"
         )
     kept = [run for group in groups.values() for run in group]
+    notes += [_missed(run, off) for run in kept if (off := run.match_off) is not None and abs(off) > _MATCHED_WITHIN]
     return Comparison(tuple(_row(group, kept) for group in groups.values()), tuple(notes))
 
 
@@ -126,6 +131,14 @@ def interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[f
     margin = float(t.ppf((1 + confidence) / 2, len(values) - 1)) * spread
     mean = statistics.fmean(values)
     return mean - margin, mean + margin
+
+
+def _missed(run: Run, off: float) -> str:
+    unit = "FLOPs" if run.match == "flops" else "epochs times parameters"
+    return (
+        f"{run.path} has spent {abs(off):.1%} {'more' if off > 0 else 'less'} than the budget of {unit} that it was to "
+        "match: its epochs are whole"
+    )
 
 
 def _row(group: Sequence[Run], everything: Iterable[Run]) -> Row:
@@ -197,6 +210,7 @@ def _run(path: str, report: Mapping[str, Any]) -> Run:
         path=path,
         method=method if is_training else f"{method} (discover)",
         match=config["match"] if is_training else "none",
+        match_off=ledger.get("match", {}).get("off"),
         seed=int(config["seed"]),
         task=json.dumps(task, sort_keys=True),
         group=_group(config),

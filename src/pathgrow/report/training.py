@@ -37,7 +37,7 @@ def findings(report: dict[str, Any]) -> list[tuple[str, str]]:
     val, test = (f"{100 * network[split]['score']:.2f}%" for split in ("val", "test"))
     num_phases, num_epochs = len(ledger["phases"]), sum(phase["epochs"] for phase in ledger["phases"])
     phases = f" in {num_phases} phases" if num_phases > 1 else ""
-    matched = _MATCHED.get(config["match"], "")
+    matched = _MATCHED.get(config["match"], "") + _off(ledger.get("match", {}).get("off"))
     return [
         ("method", printable(config["method"])),
         (
@@ -54,3 +54,10 @@ def findings(report: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         ("inference", f"{report['flops']['inference_relative']:.3g}x the FLOPs of the dense network"),
     ]
+
+
+def _off(share: float | None) -> str:
+    """How far what was spent is from the budget, where a person would call it that."""
+    if share is None or abs(share) < 0.0005:
+        return ""
+    return f" ({abs(share):.1%} {'more' if share > 0 else 'less'} than it, since epochs are whole)"
