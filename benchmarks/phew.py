@@ -121,8 +121,10 @@ def main() -> None:
     model = models.create(given.model, given.classes, seed=0)
     example = model.example_input()
 
-    first = timeit(partial(read, model, example), number=1)
-    print(f"first reading of the process (loads parts of torch): {first:.2f} s")
+    reading = timeit(partial(read, model, example), number=1)
+    calling = timeit(partial(phew, model, example, given.density), number=1)
+    print(f"first reading of the process (loads parts of torch): {reading:.2f} s")
+    print(f"first call of phew (memory new to the process): {calling:.2f} s")
     wiring = read(model, example)
     scope = scope_of(model, wiring)
     masks = phew(model, example, given.density)

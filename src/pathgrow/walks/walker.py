@@ -164,6 +164,7 @@ class _Step:
 
     def fork(self, space: int, here: Units) -> Flags:
         fork = self.law.fork(space, forward=self.forward)
+        # Numbers are taken even where there is one way only: which walks a seed gives does not hang on that shortcut.
         entry = fork.draw(self.walks.units[space, here], self._uniform(len(here)))
         units = fork.unit[entry]
         if len(fork.hops) == 1:  # no fork at all: the common case
