@@ -112,6 +112,15 @@ def test_where_nothing_moves_the_length_is_known_beforehand(trained: Callable[[s
         assert len(told["ledger"]["match"]["lengths"]) <= 1
 
 
+def test_a_training_in_parts_has_the_bits_of_one_that_is_whole(trained: Callable[[str], Path], tmp_path: Path) -> None:
+    """Where the length stays as it was foreseen, looking at it changes nothing."""
+    told = report(trained("rigl"))
+    assert told["ledger"]["match"]["lengths"] == [[0, told["network"]["epochs"]]]
+    whole = train(config("rigl", match="none", epochs=told["network"]["epochs"]), tmp_path)
+    assert whole["weights_sha256"] == told["weights_sha256"]
+    assert whole["network"] == told["network"]
+
+
 def test_levels_share_what_is_left(trained: Callable[[str], Path]) -> None:
     told = report(trained("imp_c"))
     of_levels = {phase["epochs"] for phase in told["ledger"]["phases"]}
