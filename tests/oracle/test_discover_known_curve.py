@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pathgrow.density.placing import NEXT_TO
 from pathgrow.discovery import Discovery, discover
 
 CHANCE = 0.1
@@ -104,5 +105,6 @@ def test_finds_both_known_answers(world: World, reference: str | None, seed: int
     assert found.answer.status == "found"
     assert found.operating_density == pytest.approx(world.delta_density(0.01), rel=0.25)
     assert found.gain_density == pytest.approx(world.gain_density, rel=0.25)
-    assert found.density >= found.operating_density
+    # Without a reference the answer is vague, and a network a little sparser will do.
+    assert found.density >= found.operating_density / (1.0 if reference else NEXT_TO)
     assert found.density <= 1.3 * found.operating_density

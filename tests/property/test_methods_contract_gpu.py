@@ -38,10 +38,11 @@ def trained(name: str, data: Dataset, step: Any) -> Attached:
     options = EngineOptions(device="cuda", precision="fp32", compile="off", deterministic=True, step=step)
     trainer = Trainer(data, PLAN, options)
     model, optimizer = trainer.place(models.create("resnet20", 10, seed=0, width=4, image_size=16))
-    sparse = attach(
-        model, optimizer, small(name), torch.zeros(1, 3, 16, 16, device="cuda"),
-        stop=GoOn(), loss=trainer.loss, batches=trainer.batches, seed=1,
-    )  # fmt: skip
+    with trainer.mode.settings():  # scores that are read from gradients are to be the same twice as well
+        sparse = attach(
+            model, optimizer, small(name), torch.zeros(1, 3, 16, 16, device="cuda"),
+            stop=GoOn(), loss=trainer.loss, batches=trainer.batches, seed=1,
+        )  # fmt: skip
     trainer.train([Job(attached=sparse, epochs=1, seed=7)])
     sparse.advance_()
     trainer.train([Job(attached=sparse, epochs=1, seed=8)])

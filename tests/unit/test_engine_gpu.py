@@ -74,11 +74,13 @@ def test_a_captured_training_has_the_bits_of_an_eager_one(data: Dataset) -> None
     assert_equal(trained(data, step="captured"), trained(data, step="eager"))
 
 
-def test_a_compiled_step_is_close_to_an_eager_one(data: Dataset) -> None:
-    # Two steps: the compiler rounds differently, and training magnifies what differs.
+def test_a_compiled_step_is_close_to_an_eager_one(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Two steps in full float32: the compiler rounds differently, and training magnifies what differs, a hundredfold
+    # here (with convolutions in TF32 the biases of batch norm were 12% apart).
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     two = Split(data.train.images[:64], data.train.labels[:64], data.train.mean, data.train.std)  # type: ignore[union-attr]
     few = Dataset("two steps", 10, two, two, two)
-    assert_close(trained(few, epochs=1, compile="on"), trained(few, epochs=1, step="eager"), 2e-2)
+    assert_close(trained(few, epochs=1, compile="on"), trained(few, epochs=1, step="eager"), 1e-3)
 
 
 def test_the_same_training_twice_gives_the_same_bits(data: Dataset) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
+DENSE = -1
+"""The round of a network that was not grown: all of its weights are there."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
@@ -43,8 +46,12 @@ class Curve:
     """Growth cannot go beyond this density."""
     can_probe: bool = True
     """False in a foreign loop: copies cannot be trained."""
+    can_probe_dense: bool = False
+    """The round `DENSE` may be probed as well: probes are short, and so a dense copy is cheap."""
     num_val: int | None = None
     """Validation examples, where the score is the share of them that are right: a few hundred blur the answer."""
+    epochs_in_full: int | None = None
+    """What the network handed back will have been trained; None: no longer than the probes."""
     at_ceiling: bool = False
     """The trunk stands at the ceiling: `Grow` is no longer possible."""
 
@@ -55,6 +62,8 @@ class Grow:
 
     stop: ClassVar[bool] = False
     reason: str
+    up_to: float | None = None
+    """No further than this density; None: a whole step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +72,7 @@ class Probe:
 
     stop: ClassVar[bool] = False
     rounds: tuple[int, ...]
-    """At least one; each was visited, none was probed before, none stands here twice."""
+    """At least one; each was visited (or is `DENSE`), none was probed before, none stands here twice."""
     reason: str
 
 

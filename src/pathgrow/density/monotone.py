@@ -52,6 +52,8 @@ class Curves:
     """Standard deviation of one observed score."""
     offset: Array
     """A standard normal draw for each curve, for noise outside the points (that of a reference)."""
+    lag: Array
+    """Another one, for how gaps between networks shrink as these are trained longer than the points were."""
 
     def thin(self, num: int) -> Curves:
         """`num` of the curves, evenly chosen: they stand in the order of their shapes."""
@@ -155,7 +157,7 @@ def _draw(lowest: float, num: int, mean_score: float, unit: float, posterior: _P
     weight = posterior.weight
     shape, level = np.unravel_index(_systematic(weight.ravel()), weight.shape)
     mean, sd = posterior.mean_rise[shape, level], posterior.sd_rise[shape, level]
-    u_rise, u_top, u_offset = _even_points()
+    u_rise, u_top, u_offset, u_lag = _even_points()
     # rise: its normal cut off below zero, by inversion (falling points leave only the far tail, an exponential);
     # top: normal around what the points say given that rise.
     z = mean / sd
@@ -172,6 +174,7 @@ def _draw(lowest: float, num: int, mean_score: float, unit: float, posterior: _P
         rise=unit * rise,
         noise=unit * noise,
         offset=ndtri(u_offset),
+        lag=ndtri(u_lag),
     )
 
 
@@ -254,8 +257,8 @@ def _systematic(weight: Array) -> NDArray[np.intp]:
 
 @lru_cache(maxsize=1)
 def _even_points() -> Array:
-    """Evenly spread points of the unit cube (Kronecker sequence of the generalised golden ratio)."""
+    """Evenly spread points of the unit cube (Kronecker sequence of the generalised golden ratio), and a step apart."""
     ratio = 1.2207440846057596
-    steps = ratio ** -np.arange(1, 4)
+    steps = np.append(ratio ** -np.arange(1, 4), 2**-0.5)
     points: Array = (0.5 + np.outer(steps, np.arange(1, NUM_CURVES + 1))) % 1.0
     return points

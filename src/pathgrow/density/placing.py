@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pathgrow.density.curve import Point
+from pathgrow.density.curve import Curve, Point
 from pathgrow.density.monotone import Curves
 from pathgrow.density.separable import Array
 
@@ -16,6 +16,10 @@ BASE_PRICE = 0.05
 WORTHWHILE = 0.03
 """A probe that would take less than this share off the variance is not worth its training."""
 
+NEXT_TO = 1.1
+"""Densities this close are one where probes are short: growth by less is not worth a round and a probe."""
+STEP = 1.25
+"""By how much a step of growth makes a network denser, as a rule."""
 DEEPEST = 3.0
 """How far below its end a curve is believed, in rises over the densities probed."""
 
@@ -50,6 +54,27 @@ def spread(visited: Sequence[Point], ratio: float, num: int) -> list[Point]:
 def nearest(points: Sequence[Point], density: float) -> Point:
     """The network nearest to a density, by ratio."""
     return min(points, key=lambda point: abs(math.log(point.density / density)))
+
+
+def smallest_enough(curve: Curve, density: float) -> Point:
+    """The sparsest of the visited networks that an answer asks for; the densest where none is dense enough.
+
+    Where probes are short, the answer is vague and every network trained costs a part of what is to be saved. Then one
+    that is sparser by a little will do, and one that was probed and is denser by no more than a step of growth goes
+    before one that was not: it has been seen, and has the beginning of its training behind it.
+
+    >>> points = [Point(round=k, density=density, epochs=20, score=0.5) for k, density in enumerate([0.2, 0.25, 0.3])]
+    >>> smallest_enough(Curve(rough=tuple(points)), 0.203).round
+    1
+    >>> brief = Curve(rough=tuple(points), probes=(points[2],), can_probe_dense=True)
+    >>> [smallest_enough(brief, density).round for density in (0.203, 0.23, 0.245)]
+    [0, 1, 2]
+    """
+    visited = sorted(curve.rough, key=lambda point: point.density)
+    little, step = (NEXT_TO, STEP) if curve.can_probe_dense else (1.0, 1.0)
+    enough = [point for point in visited if little * point.density >= density] or visited[-1:]
+    probed = {probe.round for probe in curve.probes}
+    return next((p for p in enough if p.round in probed and p.density <= step * density), enough[0])
 
 
 def most_telling(questions: Sequence[Question], candidates: Sequence[Point], chosen: Sequence[Point]) -> Point | None:

@@ -4,13 +4,14 @@ A network in the middle of growing is behind what its density could reach, and b
 not. So the trajectory only proposes how far to look, and equally trained copies (probes) decide:
 
 1. growth, which is cheap, goes on until the trunk is well beyond where its own trajectory flattens;
-2. a first batch of probes, spread by ratio of densities from the densest network down;
+2. a first batch of probes, spread by ratio of densities from the densest network down, a dense copy among them where
+   probes are short;
 3. then, a batch at a time, the network that would be handed back now (if it stays the answer, its probe is the
    beginning of its final training and costs nothing) and those that tell most about the answers for their price.
 
-Without a reference the whole search has to cost less than the dense training it is to replace: three probes, then the
-answer itself, and one more where that moved it. With one, probes go on until both answers are narrow, and growth until
-they are bracketed with room to spare.
+Without a reference the whole search has to cost less than the dense training it is to replace: three probes, growth as
+far as the answer and no further, its own probe, and one more where that moved it. With one, probes go on until both
+answers are narrow, and growth until they are bracketed with room to spare.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pathgrow.density import words
-from pathgrow.density.curve import Answer, Curve, Grow, Point, Probe, Status, Stop, Verdict
-from pathgrow.density.placing import Question, most_telling, nearest, price, spread
+from pathgrow.density.curve import DENSE, Answer, Curve, Grow, Point, Probe, Status, Stop, Verdict
+from pathgrow.density.placing import NEXT_TO, Question, most_telling, nearest, price, smallest_enough, spread
 from pathgrow.density.reading import LEVEL, MIN_POINTS, Reading, quantiles, read, read_trajectory
 from pathgrow.density.separable import Array, check_delta
 from pathgrow.errors import UserError
@@ -35,6 +36,8 @@ ROOM = 1.5
 """How far beyond an answer the densest probe has to stand."""
 BEYOND = 3.0
 """How far past the point where its trajectory flattens the trunk grows before anything is probed."""
+BESIDE_DENSE = 1.0
+"""The same where a dense copy is probed as well: growth then goes on from there, as far as the answer."""
 MIN_ROUNDS = 6
 """Rough points before the trajectory says anything."""
 NUM_FIRST = 3
@@ -128,8 +131,10 @@ class ProbeRule:
             return Grow(reason=unsettled) if unsettled else self._first(curve)
         open_question = self._still_open(curve, reading)
         here = curve.rough[-1]
+        if open_question and reading.densest.round == DENSE and self._may_probe(curve, here):
+            return Grow(reason=open_question, up_to=_enough(reading))
         # One probe is kept back for the network that will be the answer.
-        if open_question and self._may_probe(curve, here, here):
+        elif open_question and self._may_probe(curve, here, here):
             unseen = all(probe.round != here.round for probe in curve.probes)
             if unseen and (curve.at_ceiling or self._is_due(curve, reading)):
                 return Probe(
@@ -144,12 +149,17 @@ class ProbeRule:
         unprobed = _unprobed(curve)
         if not unprobed:
             return Stop(reason=f"growth cannot go on and only {len(curve.rough)} densities were visited")
-        if curve.reference is None:
-            batch = spread(unprobed, FIRST_RATIO, NUM_FIRST)
-        else:
+        if curve.reference is not None:
             batch = spread(unprobed, self.spacing, max(NUM_FIRST, self._most(curve) // 2 + 1))
+        else:
+            batch = spread(unprobed, FIRST_RATIO, NUM_FIRST)
+        up_to = words.density(batch[0].density)
+        dense = curve.can_probe_dense and not any(p.density == 1.0 for p in (*batch, *curve.probes))
+        if dense:
+            batch = spread(unprobed, FIRST_RATIO, NUM_FIRST - 1)
         return Probe(
-            rounds=_rounds(batch), reason=f"to see what densities up to {words.density(batch[0].density)} can reach"
+            rounds=(*_rounds(batch), *([DENSE] if dense else [])),
+            reason=f"to see what densities up to {up_to} can reach" + (", and a dense network" if dense else ""),
         )
 
     def _most(self, curve: Curve) -> int:
@@ -179,13 +189,16 @@ class ProbeRule:
         """What is not bracketed yet, in words; empty when growth may end."""
         densest = reading.densest.density
         top = words.density(densest)
-        rise_is_small = _sure(reading.curves.rise <= self.delta)
+        rise_is_small = _sure(reading.curves.rise <= reading.allowed)
         if (
             rise_is_small
             and len(curve.probes) > MIN_POINTS
             and (curve.reference is None or _sure(reading.delta_density <= reading.lowest))
         ):
             return ""  # flat: denser networks have nothing to add
+        if reading.densest.round == DENSE:  # whatever the answer is, it lies below that
+            beyond = _enough(reading) > NEXT_TO * curve.rough[-1].density and not curve.at_ceiling
+            return "the delta answer lies beyond the densest network grown" if beyond else ""
         if not _sure(reading.delta_density <= densest) or ROOM * _enough(reading) > densest:
             return f"the delta answer is not yet well below the densest probe ({top})"
         if reading.has_gain and (
@@ -243,9 +256,9 @@ def _still_rising(curve: Curve, delta: float) -> str:
         # Half of the rounds up to the ceiling without a rise is all that can be asked of a flat curve.
         return "" if here**2 >= reading.lowest * curve.ceiling else "the scores do not rise yet"
     estimate = reading.exponential.operating_density()
-    if here >= BEYOND * estimate:
+    if here >= (BESIDE_DENSE if curve.can_probe_dense else BEYOND) * estimate:
         return ""
-    return f"density {words.density(here)} is not yet well beyond the point where the trajectory flattens"
+    return f"density {words.density(here)} is not yet beyond the point where the trajectory flattens"
 
 
 def _why_settled(curve: Curve, reading: Reading, delta: float) -> str:
@@ -280,7 +293,7 @@ def _to_hand_back(curve: Curve, reading: Reading) -> Point:
     sparser = [point for point in curve.rough if point.density < reading.lowest]
     if enough <= reading.lowest and sparser:
         return nearest(sparser, reading.lowest / FIRST_RATIO)
-    return min((p for p in curve.rough if p.density >= enough), key=lambda p: p.density, default=curve.rough[-1])
+    return smallest_enough(curve, enough)
 
 
 def _unprobed(curve: Curve) -> list[Point]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pathgrow.density.curve import Answer, Curve, Point
+from pathgrow.density.placing import smallest_enough
 from pathgrow.density.reading import LEVEL, quantiles, read_points, scatter
 
 NUM_DENSITIES = 61
@@ -27,7 +28,7 @@ def fit_band(curve: Curve) -> dict[str, list[float]] | None:
 
 
 def hand_back(curve: Curve, answer: Answer, by: str = "delta") -> Point:
-    """The visited network to hand back: the smallest no sparser than the answer.
+    """The visited network to hand back: the smallest no sparser than the answer (see `smallest_enough`).
 
     A flat curve needs no more than its sparsest network, and without an answer the densest is the best there is.
     """
@@ -35,4 +36,4 @@ def hand_back(curve: Curve, answer: Answer, by: str = "delta") -> Point:
     wanted = answer.gain_density if by == "gain" else answer.density
     if wanted is None:
         return visited[0] if answer.status == "flat" else visited[-1]
-    return next((point for point in visited if point.density >= wanted), visited[-1])
+    return smallest_enough(curve, wanted)

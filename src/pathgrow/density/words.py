@@ -37,6 +37,8 @@ def reference(value: Reference, where: float | None = None) -> str:
         case "dense":
             return f"the measured dense score {score(value.score)}"
         case "densest":
+            if where == 1.0:
+                return f"a dense network trained as long, fitted at {score(value.score)}"
             at = "" if where is None else f" ({density(where)})"
             return f"the densest network grown{at}, fitted at {score(value.score)}"
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from pathgrow.attach import Attached
+from pathgrow.density.curve import DENSE
 from pathgrow.discovery.phases import Evaluate, Score
 from pathgrow.discovery.site import Site
 from pathgrow.discovery.snapshot import put_back_, take
@@ -55,7 +56,7 @@ def train_out(
     Parameters
     ----------
     stages
-        Name of the stage to the round whose masks it takes.
+        Name of the stage to the round whose masks it takes; `DENSE`: all of them.
     from_probe
         A probe of this very round to go on from, instead of beginning afresh.
     """
@@ -80,11 +81,11 @@ def train_out(
 
 def _copy(site: Site, trunk: Trunk, round: int, from_probe: Record | None) -> tuple[Attached, int]:
     """The network of a round, ready to be trained, and the epochs it has had."""
-    masks = trunk.masks(round)
     if site.options.final == "grown":
         model, optimizer = trunk.copy_at(round)
-        return site.attach(model, optimizer, fixed(masks)), trunk.rounds[round].point.epochs
+        return site.attach(model, optimizer, fixed(trunk.masks(round))), trunk.rounds[round].point.epochs
     model, optimizer = site.copy()
+    masks = Masks.full(model, site.scope) if round == DENSE else trunk.masks(round)
     fresh_(model, optimizer, site.initial, masks, derive(site.seed, "fresh", round), wiring=site.wiring)
     attached = site.attach(model, optimizer, fixed(masks))
     if from_probe is None:

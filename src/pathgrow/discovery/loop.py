@@ -6,13 +6,14 @@ nothing of resuming: it walks through the stages, and a stage that is stored is 
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 from torch import nn
 from torch.optim import Optimizer
 
 from pathgrow.attach_checks import check_whole
-from pathgrow.density.curve import Answer, Curve, Grow, Probe, Reference, Stop
+from pathgrow.density.curve import DENSE, Answer, Curve, Grow, Probe, Reference, Stop
 from pathgrow.density.summary import hand_back
 from pathgrow.discovery.copies import train_dense, train_out
 from pathgrow.discovery.options import Options
@@ -180,8 +181,15 @@ class Loop:
             probes=tuple(record.point for record in self._probes.values()),
             reference=self._reference(),
             num_val=self._options.num_val,
+            epochs_in_full=self._options.budget,
+            can_probe_dense=self._can_probe_dense,
             at_ceiling=self._trunk.is_full,
         )
+
+    @property
+    def _can_probe_dense(self) -> bool:
+        """Where probes are as long as the final training, a dense one costs as much as all that is to be saved."""
+        return self._options.reference is None and self._options.num_probe_epochs < self._options.budget
 
     def _reference(self) -> Reference | None:
         if self._dense is not None:
@@ -201,21 +209,29 @@ class Loop:
                     return verdict.reason
                 case Probe(rounds=rounds):
                     self._check_probes(rounds)
-                    stages = {f"probe-{round:03d}": round for round in rounds}
+                    stages = {"probe-dense" if round == DENSE else f"probe-{round:03d}": round for round in rounds}
                     records = train_out(self._site, self._trunk, stages, self._options.num_probe_epochs)
                     self._probes |= dict(zip(rounds, records, strict=True))
-                case Grow():
+                case Grow(up_to=up_to):
                     if self._trunk.is_full:
                         raise RunFailed(
                             f"rule {self._rule.name!r} asked to grow a network that has all its weights: "
                             "mend the rule, or choose another"
                         )
-                    self._trunk.advance_()
+                    self._trunk.advance_(self._next_size(up_to))
+
+    def _next_size(self, up_to: float | None) -> int:
+        """A whole step of growth, or as much of it as the rule asks for; a weight at least, so that it ends."""
+        whole = self._trunk.next_size()
+        if up_to is None:
+            return whole
+        return min(whole, max(math.ceil(up_to * self._trunk.num), self._trunk.rounds[-1].num_on + 1))
 
     def _check_probes(self, rounds: tuple[int, ...]) -> None:
         """A rule that asks for nothing, or for the same thing again, would go on for ever."""
         num_visited = len(self._trunk.rounds)
-        wrong = [k for k in rounds if k in self._probes or not 0 <= k < num_visited or rounds.count(k) > 1]
+        allowed = {*range(num_visited), *([DENSE] if self._can_probe_dense else [])}
+        wrong = [k for k in rounds if k in self._probes or k not in allowed or rounds.count(k) > 1]
         if wrong or not rounds:
             asked = f"a probe of round {wrong[0]}" if wrong else "probes of no round"
             raise RunFailed(

@@ -8,6 +8,7 @@ from typing import Any
 from pathgrow.attach import Attached
 from pathgrow.density import words
 from pathgrow.density.curve import Answer, Curve, Reference, Rule
+from pathgrow.density.reading import allowed_meanwhile
 from pathgrow.density.summary import fit_band
 from pathgrow.discovery.copies import score_dense
 from pathgrow.discovery.phases import Evaluate, Score
@@ -85,9 +86,11 @@ class Discovery:
             )
         if options.num_probe_epochs >= options.budget:
             return self.answer.words
+        middle, low, high = allowed_meanwhile(self.answer.delta, options.num_probe_epochs, options.budget)
         return (
-            f"{self.answer.words} Networks were compared after {options.num_probe_epochs} of {options.budget} epochs:"
-            " where sparse ones learn more slowly, less density may do once trained out. A reference decides it."
+            f"{self.answer.words} Networks were compared after {options.num_probe_epochs} of {options.budget} epochs,"
+            f" when gaps are larger: {self.answer.delta:.2g} in the end was taken for {middle:.2g} there"
+            f" ({low:.2g} to {high:.2g}). A reference decides it."
         )
 
     @property
