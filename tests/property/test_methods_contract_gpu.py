@@ -38,7 +38,7 @@ def trained(name: str, data: Dataset, step: Any) -> Attached:
     options = EngineOptions(device="cuda", precision="fp32", compile="off", deterministic=True, step=step)
     trainer = Trainer(data, PLAN, options)
     model, optimizer = trainer.place(models.create("resnet20", 10, seed=0, width=4, image_size=16))
-    with trainer.mode.settings():  # scores that are read from gradients are to be the same twice as well
+    with trainer.mode.between_trainings():
         sparse = attach(
             model, optimizer, small(name), torch.zeros(1, 3, 16, 16, device="cuda"),
             stop=GoOn(), loss=trainer.loss, batches=trainer.batches, seed=1,

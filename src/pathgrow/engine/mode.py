@@ -105,6 +105,22 @@ class Mode:
         return SAVED_BY_COMPILING * num_steps * step_seconds > SECONDS_TO_COMPILE * num_layers
 
     @contextmanager
+    def between_trainings(self) -> Iterator[None]:
+        """The switches for what happens around trainings: scores read from gradients choose masks as well.
+
+        In deterministic mode cuDNN's backward passes repeat to the bit. torch is not made to refuse all else that may
+        not: growth has no use for such operations, but a user's loss may.
+        """
+        cudnn = torch.backends.cudnn
+        before = (cudnn.benchmark, cudnn.deterministic)
+        if self.deterministic:
+            cudnn.benchmark, cudnn.deterministic = False, True
+        try:
+            yield
+        finally:
+            cudnn.benchmark, cudnn.deterministic = before
+
+    @contextmanager
     def settings(self) -> Iterator[None]:
         """torch's global switches while the engine works, as they were afterwards."""
         cudnn = torch.backends.cudnn

@@ -38,10 +38,11 @@ def carry_out(
             f"this config is for {config.ranks} processes and {team.size} were started: "
             f"start it with torchrun --nproc-per-node {config.ranks}, or set `ranks` to {team.size}"
         )
-    device = config.engine.resolved().device.type
+    mode = config.engine.resolved()
     with (
         _threads(config.threads),
-        held_by_first(team, lambda: RunFolder.open(out, config.as_dict(), device=device)) as folder,
+        mode.between_trainings(),
+        held_by_first(team, lambda: RunFolder.open(out, config.as_dict(), device=mode.device.type)) as folder,
     ):
         if not team.from_first(lambda: RunFolder(out).finished):
             work(folder, team)
