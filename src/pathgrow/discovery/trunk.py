@@ -21,7 +21,11 @@ from pathgrow.ledger import growth_flops
 from pathgrow.masks import Masks
 from pathgrow.methods import fixed
 from pathgrow.networks import copy_pair, pack_pair, unpack_pair_
-from pathgrow.topology import Topology, measure
+from pathgrow.topology import GLOBAL_LIMIT, Topology, measure
+
+_ROUNDS_BETWEEN_CORES = 3
+"""The tau-core of the whole network takes half as long as a short round trains; with each doubling of density it is
+seen as well as with every round."""
 
 
 class Trunk:
@@ -60,7 +64,7 @@ class Trunk:
         def work() -> Work:
             began = time.perf_counter()
             trained, cost = self._work_(round, stage, num_on)
-            topology = self._site.team.from_first(lambda: self._topology().as_dict())
+            topology = self._site.team.from_first(lambda: self._topology(round).as_dict())
             record = self._site.record(
                 stage,
                 self.attached,
@@ -146,13 +150,14 @@ class Trunk:
         self._stands_at = round
         return trained, cost
 
-    def _topology(self) -> Topology:
+    def _topology(self, round: int) -> Topology:
         """Path measures of the trunk as it is, on the CPU: many small passes in float64, no work for a GPU."""
         model, example = self.attached.model, self._site.example_input
         if any(parameter.device.type != "cpu" for parameter in model.parameters()):
             model = copy_pair(model, self.attached.optimizer)[0].cpu()
             example = tree_map(lambda part: part.cpu() if isinstance(part, Tensor) else part, example)
-        return measure(model, example, self.attached.masks.to("cpu"))
+        limit = GLOBAL_LIMIT if round % _ROUNDS_BETWEEN_CORES == 0 else 0.0
+        return measure(model, example, self.attached.masks.to("cpu"), global_limit=limit)
 
     def _stand_at_(self, round: int) -> None:
         """Bring the model to where a round left it; a round whose weights are gone is worked out again."""
