@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.discovery import crossing, smoothed
 from pathgrow import data as datasets
 from pathgrow import models
 from pathgrow.attach import Attached, attach
@@ -274,6 +275,10 @@ def table(lines: Lines) -> None:
     for (kind, final, epochs, density), rows in sorted(groups.items()):
         val, test = (_spread([row[part][0] for row in rows]) for part in ("val", "test"))
         print(f"{kind:<8}{final:<7}{epochs:4d} epochs{density:6.2f}  val {val}  test {test}")
+    for final in ("fresh", "grown"):
+        for delta in (0.005, 0.01):
+            if (found := truth(lines, final, delta)) is not None:
+                print(f"truth, {final}, within {100 * delta:g} points of dense at {TOTAL} epochs: {found:.3f}")
     for row in lines.rows:
         if row["kind"] == "discover":
             told = row["answer"]
@@ -283,6 +288,21 @@ def table(lines: Lines) -> None:
                 f"handed back {row['density']:.3f}, val {row['val'][0]:.4f}, test {row['test'][0]:.4f}, "
                 f"FLOPs {row['ledger']['relative']:.3f}, wall {row['wall']:.0f} s, {len(row['probes'])} probes"
             )
+
+
+def truth(lines: Lines, final: str, delta: float) -> float | None:
+    """The smallest density within delta of dense, equally trained: all images held out, all seeds, a rising curve."""
+
+    def images(row: dict[str, Any]) -> float:
+        return float(np.average([row["val"][0], row["test"][0]], weights=[5_000, 10_000]))
+
+    dense_rows = [r for r in lines.rows if r["kind"] == "dense" and r["epochs"] == TOTAL]
+    rungs = [r for r in lines.rows if r["kind"] == "ladder" and r["final"] == final]
+    if not dense_rows or len({row["density"] for row in rungs}) < 2:
+        return None
+    level = float(np.mean([images(row) for row in dense_rows]))
+    run = {"density": [row["density"] for row in rungs], "score": [images(row) for row in rungs], "dense": level}
+    return crossing(*smoothed([run]), delta)
 
 
 def _spread(values: list[float]) -> str:
