@@ -52,6 +52,8 @@ class Curve:
     """Validation examples, where the score is the share of them that are right: a few hundred blur the answer."""
     epochs_in_full: int | None = None
     """What the network handed back will have been trained; None: no longer than the probes."""
+    wanted: Literal["delta", "gain"] = "delta"
+    """Which of the two answers chooses that network."""
     at_ceiling: bool = False
     """The trunk stands at the ceiling: `Grow` is no longer possible."""
 
@@ -107,6 +109,8 @@ class Answer:
     reference: Reference | None
     words: str
     """Why it stopped or went on, and where the two answers disagree."""
+    allowed: float | None = None
+    """What delta was taken for where networks were compared after short trainings, when gaps are larger; else None."""
 
 
 class Rule(Protocol):

@@ -185,7 +185,9 @@ def evenly(values: Array, num: int) -> Array:
 
 def fall(density: Array, lowest: float, bend: Array, speed: Array) -> Array:
     """`h`: 1 at the lowest observed density, 0 at density 1."""
-    h: Array = np.expm1(-speed * _box_cox(density, bend)) / np.expm1(-speed * _box_cox(np.asarray(lowest), bend))
+    # Far below the lowest density it rises beyond all numbers; this one is large enough to be told from nothing else.
+    fallen = np.expm1(np.minimum(-speed * _box_cox(density, bend), 500.0))
+    h: Array = fallen / np.expm1(-speed * _box_cox(np.asarray(lowest), bend))
     return h
 
 

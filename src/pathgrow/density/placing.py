@@ -59,9 +59,9 @@ def nearest(points: Sequence[Point], density: float) -> Point:
 def smallest_enough(curve: Curve, density: float) -> Point:
     """The sparsest of the visited networks that an answer asks for; the densest where none is dense enough.
 
-    Where probes are short, the answer is vague and every network trained costs a part of what is to be saved. Then one
-    that is sparser by a little will do, and one that was probed and is denser by no more than a step of growth goes
-    before one that was not: it has been seen, and has the beginning of its training behind it.
+    Where an answer rests on short probes, it is vague and every network trained costs a part of what is to be saved.
+    Then one that is sparser by a little will do, and one that was probed and is denser by no more than a step of growth
+    goes before one that was not: it has been seen, and has the beginning of its training behind it.
 
     >>> points = [Point(round=k, density=density, epochs=20, score=0.5) for k, density in enumerate([0.2, 0.25, 0.3])]
     >>> smallest_enough(Curve(rough=tuple(points)), 0.203).round
@@ -71,7 +71,7 @@ def smallest_enough(curve: Curve, density: float) -> Point:
     [0, 1, 2]
     """
     visited = sorted(curve.rough, key=lambda point: point.density)
-    little, step = (NEXT_TO, STEP) if curve.can_probe_dense else (1.0, 1.0)
+    little, step = (NEXT_TO, STEP) if curve.probes and curve.can_probe_dense else (1.0, 1.0)
     enough = [point for point in visited if little * point.density >= density] or visited[-1:]
     probed = {probe.round for probe in curve.probes}
     return next((p for p in enough if p.round in probed and p.density <= step * density), enough[0])

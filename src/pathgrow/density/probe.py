@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from pathgrow.density import words
 from pathgrow.density.curve import DENSE, Answer, Curve, Grow, Point, Probe, Status, Stop, Verdict
 from pathgrow.density.placing import NEXT_TO, Question, most_telling, nearest, price, smallest_enough, spread
-from pathgrow.density.reading import LEVEL, MIN_POINTS, Reading, quantiles, read, read_trajectory
+from pathgrow.density.reading import LEVEL, MIN_POINTS, Reading, allowed_meanwhile, quantiles, read, read_trajectory
 from pathgrow.density.separable import Array, check_delta
 from pathgrow.errors import UserError
 
@@ -105,6 +105,7 @@ class ProbeRule:
             )
         status, density, interval = _delta_answer(curve, reading)
         gain, gain_interval = _gain_answer(curve, reading)
+        allowed = allowed_meanwhile(self.delta, reading.densest.epochs, curve.epochs_in_full)[0]
         sentences = [
             _delta_words(curve, reading, self.delta, status, density, interval),
             _gain_words(reading, gain, gain_interval),
@@ -121,6 +122,7 @@ class ProbeRule:
             gain_interval=gain_interval,
             reference=reading.reference,
             words=" ".join(sentence for sentence in sentences if sentence),
+            allowed=allowed if allowed > self.delta else None,
         )
 
     def _decide(self, curve: Curve, reading: Reading | None) -> Verdict:
@@ -131,10 +133,11 @@ class ProbeRule:
             return Grow(reason=unsettled) if unsettled else self._first(curve)
         open_question = self._still_open(curve, reading)
         here = curve.rough[-1]
-        if open_question and reading.densest.round == DENSE and self._may_probe(curve, here):
-            return Grow(reason=open_question, up_to=_enough(reading))
+        if open_question and reading.densest.round == DENSE:
+            # Even where no probe is left: the network handed back has to be there.
+            return Grow(reason=open_question, up_to=min(_wanted(curve, reading), curve.ceiling))
         # One probe is kept back for the network that will be the answer.
-        elif open_question and self._may_probe(curve, here, here):
+        if open_question and self._may_probe(curve, here, here):
             unseen = all(probe.round != here.round for probe in curve.probes)
             if unseen and (curve.at_ceiling or self._is_due(curve, reading)):
                 return Probe(
@@ -197,8 +200,8 @@ class ProbeRule:
         ):
             return ""  # flat: denser networks have nothing to add
         if reading.densest.round == DENSE:  # whatever the answer is, it lies below that
-            beyond = _enough(reading) > NEXT_TO * curve.rough[-1].density and not curve.at_ceiling
-            return "the delta answer lies beyond the densest network grown" if beyond else ""
+            beyond = _wanted(curve, reading) > NEXT_TO * curve.rough[-1].density and not curve.at_ceiling
+            return f"the {curve.wanted} answer lies beyond the densest network grown" if beyond else ""
         if not _sure(reading.delta_density <= densest) or ROOM * _enough(reading) > densest:
             return f"the delta answer is not yet well below the densest probe ({top})"
         if reading.has_gain and (
@@ -262,7 +265,7 @@ def _still_rising(curve: Curve, delta: float) -> str:
 
 
 def _why_settled(curve: Curve, reading: Reading, delta: float) -> str:
-    far, top = words.score(delta), words.density(reading.densest.density)
+    far, top = words.score(delta), words.density(min(reading.densest.density, curve.ceiling))
     match _delta_answer(curve, reading)[0]:
         case "flat":
             return f"the curve is flat: every density observed is within {far} of the reference"
@@ -287,9 +290,15 @@ def _enough(reading: Reading) -> float:
     return quantiles(reading.delta_density, (CAUTION,))[0]
 
 
+def _wanted(curve: Curve, reading: Reading) -> float:
+    """The answer that chooses the network."""
+    gain = _gain_answer(curve, reading)[0] if curve.wanted == "gain" else None
+    return _enough(reading) if gain is None else gain
+
+
 def _to_hand_back(curve: Curve, reading: Reading) -> Point:
     """The network the answer would choose now; below all probes, one as far down as it takes to bracket the answer."""
-    enough = _enough(reading)
+    enough = _wanted(curve, reading)
     sparser = [point for point in curve.rough if point.density < reading.lowest]
     if enough <= reading.lowest and sparser:
         return nearest(sparser, reading.lowest / FIRST_RATIO)
@@ -310,7 +319,7 @@ def _delta_answer(curve: Curve, reading: Reading) -> tuple[Status, float | None,
     density = _enough(reading)
     if density <= reading.lowest:
         return "flat", None, (0.0, min(max(high, reading.lowest), curve.ceiling))
-    if density > reading.densest.density:
+    if density > min(reading.densest.density, curve.ceiling):  # a dense copy may stand above the ceiling
         return ("unreached" if curve.at_ceiling else "open"), None, None
     # Beyond what was observed the ends are open, and the words say so; a number there would be invented.
     return "found", density, (max(low, reading.lowest), min(high, curve.ceiling))
@@ -331,8 +340,8 @@ def _delta_words(
     density: float | None,
     interval: tuple[float, float] | None,
 ) -> str:
-    against = words.reference(reading.reference, reading.densest.density)
-    lowest, densest = words.density(reading.lowest), words.density(reading.densest.density)
+    against = words.reference(reading.reference, reading.densest)
+    lowest, densest = (words.density(x) for x in (reading.lowest, min(reading.densest.density, curve.ceiling)))
     far = words.score(delta)
     match status:
         case "flat":

@@ -126,7 +126,7 @@ def read_points(
     )
 
 
-def allowed_meanwhile(delta: float, epochs: int, epochs_in_full: int) -> tuple[float, float, float]:
+def allowed_meanwhile(delta: float, epochs: int, epochs_in_full: int | None) -> tuple[float, float, float]:
     """What a gap of delta in the end is taken for after so many epochs: the middle and a 90% interval.
 
     >>> ["%.4f" % value for value in allowed_meanwhile(0.01, 16, 160)]

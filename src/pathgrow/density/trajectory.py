@@ -54,7 +54,7 @@ class TrajectoryRule:
         ending = f"{'Stopped' if isinstance(verdict, Stop) else 'Growth goes on'}: {verdict.reason}."
         if reading is None:
             return self._nothing(curve, "open", f"Too few rounds to read an answer from. {ending}")
-        against = words.reference(reading.reference, reading.densest.density)
+        against = words.reference(reading.reference, reading.densest)
         caveat = (
             " Networks were observed while still in training, so this may be off by a factor of two either way"
             " (the interval holds that doubt)."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathgrow.density.curve import Reference
+from pathgrow.density.curve import DENSE, Point, Reference
 
 
 def density(value: float) -> str:
@@ -29,17 +29,17 @@ def span(interval: tuple[float, float]) -> str:
     return f"{density(interval[0])} to {density(interval[1])}"
 
 
-def reference(value: Reference, where: float | None = None) -> str:
-    """What the answer is read against."""
+def reference(value: Reference, densest: Point | None = None) -> str:
+    """What the answer is read against; `densest`: the network that it is, where it is one of those observed."""
     match value.kind:
         case "given":
             return f"the given dense score {score(value.score)}"
         case "dense":
             return f"the measured dense score {score(value.score)}"
         case "densest":
-            if where == 1.0:
+            if densest is not None and densest.round == DENSE:
                 return f"a dense network trained as long, fitted at {score(value.score)}"
-            at = "" if where is None else f" ({density(where)})"
+            at = "" if densest is None else f" ({density(densest.density)})"
             return f"the densest network grown{at}, fitted at {score(value.score)}"
 
 

@@ -63,7 +63,8 @@ def discover(
     delta : float
         How far below the reference the found network may stay.
     reference : float or "dense", optional
-        The score of the dense network, if it is known; "dense": train it; None: the densest network grown.
+        The score of the dense network, if it is known; "dense": train it. None: a dense copy trained as long as the
+        probes, a tenth of the budget (the densest network grown, where probes have all of it, as with `final="grown"`).
     budget : int
         Epochs of the usual dense training, from which the lengths of all phases follow.
     seed : int
@@ -169,7 +170,7 @@ class Loop:
             attached=self._trunk.attached,
             network=network,
             rounds=tuple(self._trunk.rounds),
-            probes=tuple(sorted(self._probes.values(), key=lambda record: record.point.round)),
+            probes=tuple(sorted(self._probes.values(), key=lambda record: record.point.density)),
             dense=self._dense,
             ledger=self._ledger([network] if trained_anew else []),
             site=self._site,
@@ -182,6 +183,7 @@ class Loop:
             reference=self._reference(),
             num_val=self._options.num_val,
             epochs_in_full=self._options.budget,
+            wanted=self._options.answer,
             can_probe_dense=self._can_probe_dense,
             at_ceiling=self._trunk.is_full,
         )
@@ -225,7 +227,7 @@ class Loop:
         whole = self._trunk.next_size()
         if up_to is None:
             return whole
-        return min(whole, max(math.ceil(up_to * self._trunk.num), self._trunk.rounds[-1].num_on + 1))
+        return min(whole, max(math.ceil(min(up_to, 1.0) * self._trunk.num), self._trunk.rounds[-1].num_on + 1))
 
     def _check_probes(self, rounds: tuple[int, ...]) -> None:
         """A rule that asks for nothing, or for the same thing again, would go on for ever."""

@@ -43,7 +43,8 @@ class Options:
     delta: float = 0.01
     """How far below the reference a network may stay; in units of the score."""
     reference: float | Literal["dense"] | None = None
-    """The dense score if it is known, "dense" to train one, None to read against the densest network grown."""
+    """The dense score if it is known, "dense" to train one; None to read against a dense copy trained as long as the
+    probes, or against the densest network grown where probes have the whole budget (`final="grown"`)."""
     budget: int = 160
     """Epochs of the usual dense training."""
     start_density: float | None = None

@@ -7,7 +7,7 @@ from typing import Any
 
 from pathgrow.attach import Attached
 from pathgrow.density import words
-from pathgrow.density.curve import Answer, Curve, Reference, Rule
+from pathgrow.density.curve import DENSE, Answer, Curve, Reference, Rule
 from pathgrow.density.reading import allowed_meanwhile
 from pathgrow.density.summary import fit_band
 from pathgrow.discovery.copies import score_dense
@@ -84,7 +84,7 @@ class Discovery:
                 f"{options.num_probe_epochs} epochs) scores below the growing one ({words.score(growing)}): its"
                 " training is too short to compare densities by. Give a larger budget, or a larger probe_fraction."
             )
-        if options.num_probe_epochs >= options.budget:
+        if self.answer.allowed is None:
             return self.answer.words
         middle, low, high = allowed_meanwhile(self.answer.delta, options.num_probe_epochs, options.budget)
         return (
@@ -119,7 +119,9 @@ class Discovery:
         return self.attached.masks
 
     def masks_at(self, round: int) -> Masks:
-        """Of the trunk in a visited round; 0 is the seed network."""
+        """Of the trunk in a visited round; 0 is the seed network, `DENSE` a dense copy."""
+        if round == DENSE:
+            return Masks.full(self.attached.model, self.site.scope)
         return self.site.masks_of(self.rounds[round])
 
     @property
@@ -152,6 +154,7 @@ class Discovery:
                 "gain_density": answer.gain_density,
                 "gain_interval": _pair(answer.gain_interval),
                 "delta": answer.delta,
+                "allowed": answer.delta if answer.allowed is None else answer.allowed,
                 "status": answer.status,
                 "rule": answer.rule,
                 "reason": self.reason,
