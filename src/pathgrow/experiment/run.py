@@ -21,7 +21,7 @@ from pathgrow.report.progress import Progress, Silent
 from pathgrow.runs import MemoryStore, RunFolder
 from pathgrow.team import Team
 
-_USUAL_PROBES = 8
+_USUAL_PROBES = {"with a reference": 8, "without": 5}
 
 
 def run(
@@ -59,7 +59,8 @@ def expected_epochs(config: Experiment, out: str | os.PathLike[str]) -> int:
     num_rounds = math.ceil(math.log(max(span, 1.0)) / math.log1p(config.gamma))
     expected = options.num_seed_epochs + num_rounds * (options.num_rough_epochs or Phases.longest)
     if config.target_density is None:
-        expected += _USUAL_PROBES * options.num_probe_epochs
+        usual = _USUAL_PROBES["without" if config.reference is None else "with a reference"]
+        expected += usual * options.num_probe_epochs
     if config.target_density is not None or options.num_probe_epochs < config.budget:
         expected += config.budget
     if config.reference == "dense":

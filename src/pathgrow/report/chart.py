@@ -11,7 +11,7 @@ from typing import Any
 from rich.text import Text
 
 from pathgrow.report.frame import Frame, ends, threshold
-from pathgrow.report.wording import Scores, percent
+from pathgrow.report.wording import Scores, below_reference, percent
 
 # dot (column, row) of a cell -> bit of the braille pattern
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
@@ -160,7 +160,7 @@ def _labels(frame: Frame, width: int) -> str:
 
 
 def _legend(report: dict[str, Any]) -> Text:
-    curve, answer, scores = report["curve"], report["answer"], Scores.of(report)
+    curve, answer = report["curve"], report["answer"]
     entries = []
     if curve["probes"]:
         entries.append((PROBE, "trained out"))
@@ -170,7 +170,7 @@ def _legend(report: dict[str, Any]) -> Text:
         entries.append((BAND, "fit (90%)"))
     if report.get("reference"):
         entries.append((REFERENCE, "reference"))
-        entries.append((GOAL, f"less {scores.difference(answer['delta'])}"))
+        entries.append((GOAL, below_reference(report)))
     if answer["operating_density"] is not None:
         entries.append((ANSWER, "answer"))
     parts = [Text.assemble((glyph, _STYLES[glyph]), f" {meaning}") for glyph, meaning in entries]

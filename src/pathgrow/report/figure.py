@@ -80,10 +80,10 @@ def _draw_reference(axes: Axes, report: dict[str, Any], frame: Frame, scores: Sc
     goal = threshold(report)
     if goal is None:
         return
-    reference, delta = report["reference"]["score"], report["answer"]["delta"]
+    reference = report["reference"]["score"]
     axes.axhline(reference, color=INK, linewidth=1.0, zorder=2)
     axes.axhline(goal, color=INK, linewidth=1.0, linestyle=(0, (4, 3)), zorder=2)
-    words = ((reference, f"reference {scores(reference)}", 3), (goal, f"less {scores.difference(delta)}", -10))
+    words = ((reference, f"reference {scores(reference)}", 3), (goal, wording.below_reference(report), -10))
     for score, text, points_above in words:
         axes.annotate(text, (frame.densities[0], score), (5, points_above), textcoords="offset points", fontsize=8.5,
                       color=INK, zorder=6)  # fmt: skip

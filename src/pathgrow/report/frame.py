@@ -100,6 +100,12 @@ def ends(interval: Sequence[float | None] | None) -> tuple[float, float] | None:
 
 
 def threshold(report: dict[str, Any]) -> float | None:
-    """The score a network must reach: the reference less delta."""
+    """The score a network must reach: the reference less what is allowed."""
     reference = report.get("reference")
-    return None if reference is None else float(reference["score"] - report["answer"]["delta"])
+    return None if reference is None else float(reference["score"] - allowed(report))
+
+
+def allowed(report: dict[str, Any]) -> float:
+    """How far below the reference the points may stay: delta, or more of it where they were trained only shortly."""
+    answer = report["answer"]
+    return float(answer.get("allowed") or answer["delta"])

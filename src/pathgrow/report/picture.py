@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pathgrow.report.frame import Frame, ends, threshold
-from pathgrow.report.wording import Scores, counted, percent
+from pathgrow.report.wording import Scores, below_reference, counted, in_round, percent
 
 Mark = tuple[float, float, str]
 """x, y, and what it says when pointed at."""
@@ -59,8 +59,8 @@ class Picture:
                 (
                     x(row["density"]),
                     y(row["score"]),
-                    f"round {row['round']}: density {percent(row['density'])}, {scores.name} {scores(row['score'])}, "
-                    f"{counted(row['epochs'], 'epoch')}",
+                    f"{in_round(row['round'])}: density {percent(row['density'])}, "
+                    f"{scores.name} {scores(row['score'])}, {counted(row['epochs'], 'epoch')}",
                 )
                 for row in rows
             ]
@@ -81,7 +81,7 @@ class Picture:
             fit=_points(line),
             band=_points((x(d), y(s)) for d, s in edges),
             reference=(y(reference["score"]), f"reference {scores(reference['score'])}") if reference else None,
-            goal=(y(goal), f"less {scores.difference(answer['delta'])}") if goal is not None else None,
+            goal=(y(goal), below_reference(report)) if goal is not None else None,
             answer=None
             if density is None
             else (x(density), y(goal) if goal is not None else float(cls.top), percent(density)),

@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from pathgrow.report.wording import counted, duration, percent, percent_range, printable
+from pathgrow.report.wording import counted, duration, in_round, percent, percent_range, printable
 
 
 class Progress(Protocol):
@@ -145,7 +145,7 @@ class LineProgress:
 
     def observed(self, round: int, density: float, score: float, stage: str = "") -> None:
         name = printable(stage) or self._stage  # of several stages trained together the last was told
-        self._say(f"{f'{name}: ' if name else ''}round {round}, density {percent(density)}, score {score:.4g}")
+        self._say(f"{f'{name}: ' if name else ''}{in_round(round)}, density {percent(density)}, score {score:.4g}")
 
     def estimate(self, density: float | None, interval: tuple[float, float] | None = None) -> None:
         text = _estimate_words(density, interval)
@@ -194,7 +194,7 @@ class LiveProgress:
             self._done, self._of, self._loss = done, of, loss
 
     def observed(self, round: int, density: float, score: float, stage: str = "") -> None:
-        self._observed = f"round {round}, density {percent(density)}, score {score:.4g}"
+        self._observed = f"{in_round(round)}, density {percent(density)}, score {score:.4g}"
 
     def estimate(self, density: float | None, interval: tuple[float, float] | None = None) -> None:
         self._estimate = _estimate_words(density, interval)

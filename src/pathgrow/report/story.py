@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from pathgrow.report.wording import (
+    DENSE,
     Scores,
     asked_for,
     count,
@@ -47,19 +48,27 @@ def paragraphs(report: dict[str, Any]) -> list[str]:
         )
         told.append(f"{planted} {grown}" if len(rough) > 1 else f"{planted} It did not grow.")
     if probes := curve["probes"]:
-        epochs = sorted({row["epochs"] for row in probes})
-        length = f"{epochs[0]} to {epochs[-1]} epochs" if len(epochs) > 1 else counted(epochs[0], "epoch")
-        told.append(
-            f"{len(probes)} {'copy was' if len(probes) == 1 else 'copies were'} taken along the way, at densities from "
-            f"{percent(min(row['density'] for row in probes))} to {percent(max(row['density'] for row in probes))}, "
-            f"and trained out to {length} each. The answer is read from these, against a reference of "
-            f"{scores(report['reference']['score']) if report.get('reference') else 'the densest of them'}."
-        )
+        against = scores(report["reference"]["score"]) if report.get("reference") else "the densest of them"
+        told.append(f"{_copies(probes)} The answer is read from these, against a reference of {against}.")
     told.append(explanation(report))
     reason = printable(answer["reason"] or "").rstrip(".")
     if reason not in told[-1] and asked_for(report) is None:  # most rules say it themselves
         told.append(f"Growth ended because {reason}.")
     return told
+
+
+def _copies(probes: list[dict[str, Any]]) -> str:
+    """Which copies were trained out, and for how long."""
+    epochs = sorted({row["epochs"] for row in probes})
+    length = f"{epochs[0]} to {epochs[-1]} epochs" if len(epochs) > 1 else counted(epochs[0], "epoch")
+    grown = [row["density"] for row in probes if row["round"] != DENSE]
+    if not grown:
+        return f"A dense copy was trained for {length}."
+    taken = (
+        f"{len(grown)} {'copy was' if len(grown) == 1 else 'copies were'} taken along the way, at densities from "
+        f"{percent(min(grown))} to {percent(max(grown))}, and trained out to {length} each"
+    )
+    return f"{taken}." if len(grown) == len(probes) else f"{taken}; one more of the same length was dense."
 
 
 def cost_by_kind(report: dict[str, Any]) -> Table:
@@ -84,7 +93,7 @@ def cost_by_phase(report: dict[str, Any]) -> Table:
 
 
 def rounds(report: dict[str, Any]) -> Table:
-    """The trunk round by round, and the copies that were trained out."""
+    """The trunk round by round, and the copies that were trained out; a dense one, which is of no round, comes last."""
     scores = Scores.of(report)
     probes = {row["round"]: row for row in report["curve"]["probes"]}
     rows = []
@@ -102,6 +111,9 @@ def rounds(report: dict[str, Any]) -> Table:
                 str(probe["epochs"]) if probe else "",
             ]
         )
+    if dense := probes.get(DENSE):
+        of_dense = [percent_column(dense["density"]), percent_column(dense["density_model"])]
+        rows.append(["dense", *of_dense, "", "", "", scores(dense["score"]), str(dense["epochs"])])
     return ["round", "density", "of model", "epochs", scores.name, "loss", "trained out", "epochs"], rows
 
 

@@ -6,7 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pathgrow.report.frame import ends
+from pathgrow.report.frame import allowed, ends
+
+DENSE = -1
+"""The round that a report gives to a copy which was not grown: all of its weights are there."""
 
 _REFERENCES = {
     "given": "given by the user",
@@ -73,6 +76,15 @@ def duration(seconds: float) -> str:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def in_round(round: int) -> str:
+    """Where a network comes from; one that was not grown is of no round.
+
+    >>> in_round(7), in_round(DENSE)
+    ('round 7', 'dense copy')
+    """
+    return "dense copy" if round == DENSE else f"round {round}"
 
 
 def printable(text: object) -> str:
@@ -142,6 +154,13 @@ def headline(report: dict[str, Any]) -> str:
     return f"Too little was observed to say how dense a network {within} must be."
 
 
+def below_reference(report: dict[str, Any]) -> str:
+    """How far below the reference the goal is drawn, and what that is in the end where trainings were short."""
+    scores, here, delta = Scores.of(report), allowed(report), report["answer"]["delta"]
+    in_the_end = "" if here == delta else f" ({scores.difference(delta).split()[0]} in the end)"
+    return f"less {scores.difference(here)}{in_the_end}"
+
+
 def explanation(report: dict[str, Any]) -> str:
     """What the headline rests on: the words of the density rule, where it was asked."""
     if asked_for(report) is not None and report["answer"]["status"] != "found":
@@ -184,6 +203,8 @@ def findings(report: dict[str, Any]) -> list[tuple[str, str]]:
         trained = reference.get("epochs") and reference["kind"] != "given"
         epochs = f", {counted(reference['epochs'], 'epoch')}" if trained else ""
         kind = _REFERENCES.get(reference["kind"], printable(reference["kind"]))
+        if reference["kind"] == "densest" and any(row["round"] == DENSE for row in report["curve"]["probes"]):
+            kind = "a dense copy, trained like the others"
         found.append(("reference", f"{scores(reference['score'])}: {kind}{epochs}"))
     if answer["gain_density"] is not None:
         spread = f" (90% interval {percent_range(answer['gain_interval'])})" if answer["gain_interval"] else ""

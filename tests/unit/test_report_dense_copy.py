@@ -1,0 +1,152 @@
+"""A run without a reference as people see it: the dense copy has a name and a place in every table and picture."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from pathgrow.density import curve
+from pathgrow.experiment import Experiment, expected_epochs
+from pathgrow.experiment import run as run_experiment
+from pathgrow.report import curve_png, page, progress, story, summary, wording
+from pathgrow.report.chart import PROBE, curve_chart
+from pathgrow.report.comparison import compare
+from pathgrow.report.frame import Frame, threshold
+from pathgrow.report.picture import Picture
+
+
+@pytest.fixture
+def brief(sample_report: dict[str, Any]) -> dict[str, Any]:
+    """Probes of 16 epochs, one of them dense; one point in the end was taken for 1.38 points."""
+    report = sample_report
+    for row in report["curve"]["probes"]:
+        row["epochs"] = 16
+    dense = {"round": curve.DENSE, "density": 1.0, "density_model": 1.0, "epochs": 16, "score": 0.976, "loss": 0.08}
+    report["curve"]["probes"].append(dense)
+    phase = {
+        "phase": "probe-dense",
+        "epochs": 16,
+        "samples": 14_400,
+        "density": 1.0,
+        "training_flops": 14_400 * 245_000,
+    }
+    report["ledger"]["phases"].append(phase)
+    report["reference"] = {"score": 0.976, "kind": "densest", "epochs": 16}
+    report["answer"]["allowed"] = 0.0138
+    return report
+
+
+def terminal(report: dict[str, Any], width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(summary(report, width))
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_reports_round_is_that_of_the_rule() -> None:
+    """Reports know nothing of the method, so the number stands in both."""
+    assert wording.DENSE == curve.DENSE
+
+
+def test_tables_of_rounds_end_with_a_row_named_dense(brief: dict[str, Any]) -> None:
+    headings, rows = story.rounds(brief)
+    assert rows[-1] == ["dense", "100.00%", "100.00%", "", "", "", "97.6%", "16"]
+    assert {len(row) for row in rows} == {len(headings)}
+    assert [row[0] for row in rows[:-1]] == [str(row["round"]) for row in brief["curve"]["rough"]]
+    lines = [line.split() for line in terminal(brief).splitlines()]
+    assert ["dense", "100.00%", "100.00%", "97.6%", "16"] in lines
+    last_round = next(k for k, line in enumerate(lines) if line[:1] == ["13"])
+    assert lines[last_round + 1][0] == "dense"
+    brief["curve"]["probes"].pop()
+    assert story.rounds(brief)[1] == rows[:-1]
+    assert "dense" not in terminal(brief).split("Rounds")[1]
+
+
+def test_the_story_says_that_one_of_the_copies_was_dense(brief: dict[str, Any]) -> None:
+    told = " ".join(story.paragraphs(brief))
+    assert (
+        "5 copies were taken along the way, at densities from 2.5% to 36.4%, and trained out to 16 epochs each; one "
+        "more of the same length was dense. The answer is read from these, against a reference of 97.6%."
+    ) in told
+    brief["curve"]["probes"] = brief["curve"]["probes"][-1:]
+    assert "A dense copy was trained for 16 epochs. The answer" in " ".join(story.paragraphs(brief))
+
+
+def test_the_reference_is_told_by_what_it_is(brief: dict[str, Any]) -> None:
+    assert dict(wording.findings(brief))["reference"] == "97.6%: a dense copy, trained like the others, 16 epochs"
+    brief["curve"]["probes"].pop()
+    assert "the densest network grown" in dict(wording.findings(brief))["reference"]
+
+
+def test_its_price_stands_apart(brief: dict[str, Any]) -> None:
+    kinds = {row[0]: row for row in story.cost_by_kind(brief)[1]}
+    assert kinds["probe-dense"][1:6] == ["1", "16", "14,400", "3.53 G", "20.0%"]
+    assert kinds["probe"][1] == "5"
+    assert story.cost_by_phase(brief)[1][-1][:2] == ["probe-dense", "100.00%"]
+
+
+def test_the_goal_is_drawn_where_the_answer_was_read(brief: dict[str, Any]) -> None:
+    """And says what it stands for in the end; a report that says nothing of it is read as before."""
+    assert threshold(brief) == pytest.approx(0.976 - 0.0138)
+    assert "┄ less 1.38 points (1 in the end)" in curve_chart(brief, 120).plain
+    assert Picture.of(brief).goal[1] == "less 1.38 points (1 in the end)"  # type: ignore[index]
+    for same in ({"allowed": 0.01}, {}):
+        brief["answer"].pop("allowed", None)
+        brief["answer"] |= same
+        assert threshold(brief) == pytest.approx(0.966)
+        assert "┄ less 1 point  " in curve_chart(brief, 120).plain
+
+
+def test_pictures_hold_it_at_full_density(brief: dict[str, Any]) -> None:
+    frame = Frame.of(brief)
+    assert frame.densities[1] > 1.0
+    lines = curve_chart(brief, 78, 16).plain.splitlines()
+    left = lines[17].index("└") + 1
+    column = left + round(frame.x(1.0) * (78 - left - 1))
+    assert lines[1 + round((1 - frame.y(0.976)) * 15)][column] == PROBE
+    x, _, words = Picture.of(brief).probes[-1]
+    assert x == max(mark[0] for mark in Picture.of(brief).probes)
+    assert words == "dense copy: density 100%, accuracy 97.6%, 16 epochs"
+    text = page(brief)
+    assert "<title>trained out, dense copy: density 100%" in text
+    assert re.search(r'<tr><th scope="row">dense</th>', text), "a row that is not marked as the chosen one"
+    assert not re.search(r"round -1|>-1<", text)
+    assert curve_png(brief).startswith(b"\x89PNG")
+
+
+def test_progress_names_it() -> None:
+    console = Console(file=io.StringIO(), width=100)
+    lines = progress.LineProgress(console)
+    lines.observed(curve.DENSE, 1.0, 0.98, "probe-dense")
+    assert "probe-dense: dense copy, density 100%, score 0.98" in console.file.getvalue()  # type: ignore[attr-defined]
+    live = progress.LiveProgress(Console(file=io.StringIO(), force_terminal=True, width=100), 50)
+    live.observed(curve.DENSE, 1.0, 0.98)
+    console.print(live.render())
+    live.close()
+    assert "observed  dense copy, density 100%" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_real_run_tells_of_it_in_every_file(tmp_path: Path) -> None:
+    config = Experiment.from_dict(
+        {"model_options": {"widths": [12]}, "threads": 1, "budget": 10, "start_density": 0.05, "delta": 0.05}
+    )
+    # An eighth of the budget, a step of 25% a round from 5% to all, five probes of three epochs, and the network.
+    rounds = math.ceil(math.log(20) / math.log(1.25))
+    assert expected_epochs(config, tmp_path / "run") == 1 + rounds + 5 * 3 + 10
+    report = run_experiment(config, tmp_path / "run")
+    assert [row["round"] for row in report["curve"]["probes"]][-1] == curve.DENSE
+    with (tmp_path / "run" / "curve.csv").open() as file:
+        last = list(csv.DictReader(file))[-1]
+    assert (last["kind"], last["round"], last["density"], last["epochs"]) == ("probe", "-1", "1.0", "3")
+    assert (tmp_path / "run" / "stages" / "probe-dense.json").exists()
+    assert 'scope="row">dense</th>' in (tmp_path / "run" / "report.html").read_text()
+    [row] = compare([tmp_path / "run"]).rows
+    # The output layer is dense: 120 of 888 multiply-adds, and 768 switchable ones.
+    assert row.inference_relative == pytest.approx((120 + report["network"]["num_on"]) / 888)
+    assert row.training_relative == report["ledger"]["relative"]
