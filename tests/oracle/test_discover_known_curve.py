@@ -108,3 +108,9 @@ def test_finds_both_known_answers(world: World, reference: str | None, seed: int
     # Without a reference the answer is vague, and a network a little sparser will do.
     assert found.density >= found.operating_density / (1.0 if reference else NEXT_TO)
     assert found.density <= 1.3 * found.operating_density
+    if reference is None:
+        dense = found.probes[-1]
+        assert (dense.stage, dense.point.density) == ("probe-dense", 1.0)
+        assert dense.point.score == pytest.approx(
+            world.floor + RISE - (world.floor + RISE - CHANCE) * math.exp(-dense.point.epochs / LAG), abs=0.01
+        )
