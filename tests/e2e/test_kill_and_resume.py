@@ -17,6 +17,9 @@ import pytest
 from pathgrow import cli
 
 COMMAND = "discover --quiet --budget 8 --model-option widths=16,16 --start-density 0.05 --reference dense --seed 1"
+WITH_A_DENSE_COPY = (
+    "discover --quiet --budget 20 --model-option widths=16,16 --start-density 0.05 --delta 0.03 --seed 1"
+)
 ONE_LONG_STAGE = "discover --quiet --budget 12 --start-density 0.05 --target-density 0.06 --observe average --seed 1"
 NUM_KILLS = 5
 IMPATIENT = """
@@ -71,19 +74,21 @@ def assert_same(disturbed: Path, undisturbed: Path) -> None:
     assert [name for name in wanted if got[name] != wanted[name]] == []
 
 
-def test_killed_at_random_moments_and_resumed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", [COMMAND, WITH_A_DENSE_COPY], ids=["dense reference", "dense copy"])
+def test_killed_at_random_moments_and_resumed(command: str, tmp_path: Path) -> None:
     undisturbed, disturbed = tmp_path / "undisturbed", tmp_path / "disturbed"
-    assert start(undisturbed).wait(timeout=300) == 0
+    assert start(undisturbed, command).wait(timeout=300) == 0
+    assert ("probe-dense" in stages(undisturbed)) == (command == WITH_A_DENSE_COPY)
     total = len(stages(undisturbed))
     draw = random.Random(0)
     # Random moments of random stages: somewhere in the work, in a save, or between two.
     num_killed = 0
     for num_before in sorted(draw.sample(range(total - 1), NUM_KILLS)):
-        process = start(disturbed)
+        process = start(disturbed, command)
         num_killed += kill_when(process, lambda n=num_before: len(stages(disturbed)) >= n, draw.uniform(0, 0.03))
         assert not (disturbed / "report.json").exists() or process.returncode == 0
     assert num_killed >= NUM_KILLS - 1
-    assert start(disturbed).wait(timeout=300) == 0
+    assert start(disturbed, command).wait(timeout=300) == 0
     assert_same(disturbed, undisturbed)
 
 

@@ -11,8 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pathgrow.density import rules
-from pathgrow.density.curve import Curve, Grow, Point, Probe, Reference, Stop
+from pathgrow.density.curve import DENSE, Curve, Grow, Point, Probe, Reference, Stop
+from pathgrow.density.placing import NEXT_TO
+from pathgrow.density.probe import ProbeRule
 from pathgrow.density.saturation import fit_saturation
+from pathgrow.density.summary import hand_back
+from tests.growing import follow
 
 rates = st.floats(2.0, 60.0)
 seeds = st.integers(0, 10_000)
@@ -113,3 +117,68 @@ def test_any_scores_whatever_lead_to_an_end(scores: list[float], reference: floa
         if answer.density is not None:
             seen = probes if name == "probe" else rough
             assert answer.density <= max(point.density for point in seen)
+
+
+shapes = st.one_of(
+    st.floats(1.0, 80.0).map(lambda rate: lambda x: 0.5 + 0.4 * (1 - math.exp(-rate * x))),
+    st.floats(0.01, 0.6).map(lambda exponent: lambda x: 1.0 - 0.07 * x**-exponent),
+    st.just(lambda x: 0.9),
+    st.floats(0.0, 0.3).map(lambda slope: lambda x: 0.9 - slope * x),
+)
+
+
+@given(
+    trunk=shapes,
+    trained=shapes,
+    seed=seeds,
+    noise=st.sampled_from([0.0, 0.002, 0.02, 0.3]),
+    rule=st.builds(
+        ProbeRule,
+        delta=st.sampled_from([1e-4, 0.005, 0.01, 0.1]),
+        max_probes=st.sampled_from([None, 4, 7, 12]),
+        max_price=st.sampled_from([1.0, 3.0, None]),
+    ),
+    options=st.fixed_dictionaries(
+        {
+            "start": st.sampled_from([0.005, 0.03, 0.3, 1.0]),
+            "gamma": st.sampled_from([0.1, 0.25, 1.0, 9.0]),
+            "num": st.sampled_from([200, 10_000]),
+            "probe_epochs": st.sampled_from([1, 16, 159, 160]),
+            "num_val": st.sampled_from([None, 1, 50, 5000]),
+            "wanted": st.sampled_from(["delta", "gain"]),
+            "ceiling": st.sampled_from([1.0, 1.0, 1.0, 0.4]),
+        }
+    ),
+)
+@settings(max_examples=60, deadline=None)
+def test_beside_a_dense_copy_any_curve_leads_to_an_end_within_the_limits(
+    trunk, trained, seed: int, noise: float, rule: ProbeRule, options: dict
+) -> None:
+    """`follow` refuses whatever no loop could do: rounds not visited or asked for twice, growth beyond the ceiling."""
+    rng = np.random.default_rng(seed)
+    options["start"] = min(options["start"], options["ceiling"])
+    seen = follow(
+        rule,
+        lambda _, density: float(trunk(density) + rng.normal(0, noise)),
+        lambda _, density: float(trained(density) + rng.normal(0, noise)),
+        **options,
+    )
+    brief = options["probe_epochs"] < 160
+    assert len(seen.curve.probes) <= (rule.max_probes or 5)
+    asked = [k for batch in seen.batches for k in batch]
+    assert (DENSE in asked) <= brief
+    assert DENSE not in asked[3:], "at once or not at all"
+    assert all(len(batch) <= 2 for batch in seen.batches[1:] if len(seen.curve.probes) > 3)
+    for verdict in seen.verdicts:
+        if isinstance(verdict, Grow) and verdict.up_to is not None:
+            assert 0 < verdict.up_to <= options["ceiling"]
+    answer = seen.answer
+    assert answer.words
+    assert (answer.density is not None) == (answer.status == "found")
+    chosen = hand_back(seen.curve, answer, by=options["wanted"])
+    assert chosen in seen.curve.rough
+    if answer.density is not None:
+        assert answer.interval[0] <= answer.density <= answer.interval[1] <= options["ceiling"]
+        asked_for = answer.gain_density if options["wanted"] == "gain" else answer.density
+        if DENSE in asked and asked_for is not None:
+            assert NEXT_TO * chosen.density >= min(asked_for, options["ceiling"]) - 1e-9

@@ -125,6 +125,7 @@ def discovered(build: Any, method: str, recipe: Recipe = RECIPE, **options: Any)
                 "masks": found.masks.digest(),
                 "rounds": [(r.num_on, r.num_samples, r.growth_flops) for r in found.rounds],
                 "scores": [(r.point.score, r.point.loss) for r in found.rounds],
+                "probes": [(r.stage, r.num_on, r.num_samples) for r in found.probes],
                 "changes": changes,
                 "told": told.stages,
                 "test": found.examine(trainer.evaluate(dataset.test))[0].score,
@@ -138,7 +139,7 @@ def agreeing(ranks: list[Rank]) -> dict[str, Any]:
     assert [rank.code for rank in ranks] == [0, 0], [rank.said for rank in ranks]
     first, second = (rank.value for rank in ranks)
     assert same(first["weights"], second["weights"])
-    for name in ("masks", "rounds", "scores", "changes", "test"):
+    for name in ("masks", "rounds", "probes", "scores", "changes", "test"):
         assert first[name] == second[name], name
     assert second["told"] == []  # one rank tells
     return first
@@ -161,6 +162,15 @@ def test_two_ranks_are_one_process_with_the_joined_batch(method: str, tmp_path: 
         torch.testing.assert_close(tensor, wanted, rtol=1e-3, atol=1e-5)
     for tensor, wanted in zip(ranks["weights"].values(), alone["weights"].values(), strict=True):
         torch.testing.assert_close(tensor, wanted, rtol=1e-3, atol=1e-5)
+
+
+def test_ranks_that_are_asked_how_dense_train_the_same_copies(tmp_path: Path) -> None:
+    """The rule decides in each of them, from scores of the first: one that decided otherwise would wait for ever."""
+    options = {"target_density": None, "budget": 8, "delta": 0.05}
+    ranks = agreeing(together(tmp_path, partial(discovered, **options), perceptron, "gcg"))
+    *_, (stage, num_on, _) = ranks["probes"]
+    assert (stage, num_on) == ("probe-dense", 64 * 24 + 24 * 16)
+    assert len({num_samples for _, _, num_samples in ranks["probes"]}) == 1
 
 
 @pytest.mark.parametrize(
