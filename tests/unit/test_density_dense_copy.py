@@ -171,6 +171,10 @@ def test_growth_follows_the_answer_that_chooses_the_network() -> None:
     chosen = hand_back(by_gain.curve, by_gain.answer, by="gain")
     assert chosen.density >= by_gain.answer.gain_density / 1.1
     assert chosen.round in {probe.round for probe in by_gain.curve.probes}, "and it is probed"
+    straight = followed(lambda density: 0.5 + 0.4 * density, trunk=EARLY, rule=rule, wanted="gain")
+    assert straight.answer.gain_density is None
+    assert "does not saturate" in straight.answer.words
+    assert hand_back(straight.curve, straight.answer, by="gain").density == 1.0
 
 
 def test_a_ceiling_below_the_answer_leaves_it_unreached_whatever_a_dense_copy_does() -> None:

@@ -291,9 +291,11 @@ def _enough(reading: Reading) -> float:
 
 
 def _wanted(curve: Curve, reading: Reading) -> float:
-    """The answer that chooses the network."""
-    gain = _gain_answer(curve, reading)[0] if curve.wanted == "gain" else None
-    return _enough(reading) if gain is None else gain
+    """The answer that chooses the network; a gain that goes on to the end wants all there is."""
+    if curve.wanted == "delta" or not reading.has_gain:
+        return _enough(reading)
+    gain = _gain_answer(curve, reading)[0]
+    return curve.ceiling if gain is None else gain
 
 
 def _to_hand_back(curve: Curve, reading: Reading) -> Point:
