@@ -39,6 +39,7 @@ from pathgrow.rng import derive
 from pathgrow.runs import MemoryStore, Store
 from pathgrow.runs.stages import StageFiles
 from pathgrow.scope import scope
+from pathgrow.training import TrainRun, train
 from pathgrow.wiring import read
 
 RUNGS = (0.2, 0.3, 0.25, 0.4, 0.15, 0.5, 0.1, 0.7, 0.05)
@@ -266,6 +267,21 @@ def discoveries(bench: Bench, *, budget: int, delta: float, reference: float | N
         )
 
 
+def alone(bench: Bench) -> None:
+    """`pathgrow train --method dense`, by itself: what the wall time of a discovery is compared with."""
+    key = {"kind": "dense, alone", "epochs": 2 * TOTAL, "seed": bench.seeds[0]}
+    if bench.lines.has(**key):
+        return
+    given = {"data": bench.data_name, "data_root": bench.data_root, "model": bench.model_name, "method": "dense"}
+    config = TrainRun.from_dict({**given, "epochs": key["epochs"], "seed": key["seed"]})
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        report = train(config, folder)
+    wall = time.perf_counter() - began
+    scores = {part: [report["network"][part]["score"], report["network"][part]["loss"]] for part in ("val", "test")}
+    bench.lines.add(**key, **scores, ledger=report["ledger"], timing=report["timing"], wall=wall)
+
+
 def table(lines: Lines) -> None:
     """Means over seeds, with the standard error where there are several."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
@@ -279,6 +295,7 @@ def table(lines: Lines) -> None:
         for delta in (0.005, 0.01):
             if (found := truth(lines, final, delta)) is not None:
                 print(f"truth, {final}, within {100 * delta:g} points of dense at {TOTAL} epochs: {found:.3f}")
+    usual = [row["wall"] for row in lines.rows if row["kind"] == "dense, alone"]
     for row in lines.rows:
         if row["kind"] == "discover":
             told = row["answer"]
@@ -286,8 +303,13 @@ def table(lines: Lines) -> None:
                 f"discover, budget {row['budget']}, delta {row['delta']}, reference {row['reference']}, "
                 f"seed {row['seed']}: {told['operating_density']} {told['interval']}, gain {told['gain_density']}, "
                 f"handed back {row['density']:.3f}, val {row['val'][0]:.4f}, test {row['test'][0]:.4f}, "
-                f"FLOPs {row['ledger']['relative']:.3f}, wall {row['wall']:.0f} s, {len(row['probes'])} probes"
+                f"FLOPs {row['ledger']['relative']:.3f}, wall {row['wall']:.0f} s{_of(row, usual)}, "
+                f"{len(row['probes'])} probes"
             )
+
+
+def _of(row: dict[str, Any], usual: list[float]) -> str:
+    return f" ({row['wall'] / usual[0]:.2f} of dense, alone)" if usual and row["budget"] == 2 * TOTAL else ""
 
 
 def truth(lines: Lines, final: str, delta: float) -> float | None:
@@ -313,7 +335,7 @@ def _spread(values: list[float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "jobs", nargs="+", choices=["dense", "dense-long", "ladder", "grown", "discover", "reference", "table"]
+        "jobs", nargs="+", choices=["dense", "dense-long", "ladder", "grown", "alone", "discover", "reference", "table"]
     )
     parser.add_argument("--data", default="cifar10")
     parser.add_argument("--data-root", default=None)
@@ -340,11 +362,13 @@ def main() -> None:
         asked = {"fresh": ("ladder", chosen.rungs), "grown": ("grown", chosen.grown_rungs)}
         ladder(bench, {final: list(rungs) for final, (job, rungs) in asked.items() if job in chosen.jobs})
     bench.work()
+    if "alone" in chosen.jobs:
+        alone(bench)
+    if "discover" in chosen.jobs:
+        discoveries(bench, budget=2 * TOTAL, delta=0.01, reference=None)
     if "reference" in chosen.jobs:
         known = [row["val"][0] for row in bench.lines.rows if row["kind"] == "dense" and row["epochs"] == TOTAL]
         discoveries(bench, budget=TOTAL, delta=chosen.delta, reference=round(float(np.mean(known)), 4))
-    if "discover" in chosen.jobs:
-        discoveries(bench, budget=2 * TOTAL, delta=0.01, reference=None)
     table(bench.lines)
 
 
