@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import os
@@ -24,16 +23,16 @@ from pathgrow.discovery import partial as halfway
 from pathgrow.discovery import phases
 from pathgrow.discovery.partial import Partial
 from pathgrow.discovery.phases import Job
+from pathgrow.errors import RunFailed
 from pathgrow.masks import Masks
 from pathgrow.method import Change, Method, Progress
 from pathgrow.methods.picks import at_random
 from pathgrow.methods.schedules import PruneCubically
-from pathgrow.recipes import Recipe
 from pathgrow.report.training import findings
-from pathgrow.runs import MemoryStore, RunFolder
+from pathgrow.runs import RunFolder
 from pathgrow.training import TrainRun, train
 from pathgrow.training.forecast import nearest
-from pathgrow.training.pace import LOOKS, Pace, PacedRecipe, PacedTrainer, lengths, paced
+from pathgrow.training.pace import LOOKS, Pace, PacedTrainer, lengths, paced
 from tests.ranks import together
 
 DENSITY = 0.2
@@ -112,7 +111,9 @@ def test_where_nothing_moves_the_length_is_known_beforehand(trained: Callable[[s
         assert len(told["ledger"]["match"]["lengths"]) <= 1
 
 
-def test_a_training_in_parts_has_the_bits_of_one_that_is_whole(trained: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_training_that_is_looked_at_has_the_bits_of_one_that_is_not(
+    trained: Callable[[str], Path], tmp_path: Path
+) -> None:
     """Where the length stays as it was foreseen, looking at it changes nothing."""
     told = report(trained("rigl"))
     assert told["ledger"]["match"]["lengths"] == [[0, told["network"]["epochs"]]]
@@ -159,7 +160,7 @@ def test_killed_and_resumed_it_ends_with_the_same_bits(
     method: str, trained: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save = RunFolder.save
-    for after in (23, 29):  # saves: one after every step, and more between trainings
+    for after in (23, 29):  # saves: one after every step, and more between stages
         num_saves = 0
 
         def counted(self: RunFolder, stage: str, *stored: Any, until: int = after) -> None:
@@ -255,18 +256,14 @@ def test_pruning_reaches_its_density_also_when_its_end_moves(
 
 
 class Trainer:
-    """Makes no steps, but knows what it was asked for and what the learning rate would have been."""
-
-    def __init__(self, recipe: Recipe) -> None:
-        self.recipe = recipe
-        self.rates: list[float] = []
+    """Makes no steps, but asks for the length as an engine does."""
 
     def train(self, jobs: list[Job]) -> list[int]:
         (job,) = jobs
-        for step in range(job.first_step, 4 * job.epochs):
-            self.rates.append(self.recipe.rate(step, -1))
-            job.attached.step += 1
-        return [-1]
+        assert job.length is not None
+        while job.attached.step < 4 * job.length(job.attached.step // 4):
+            job.attached.step += 4
+        return [10 * job.attached.step]
 
 
 def job_of(pace: Pace) -> Job:
@@ -279,60 +276,40 @@ def job_of(pace: Pace) -> Job:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     attached = attach(model, optimizer, paced(make, pace), scope=Masks.full(model))
-    return Job(attached=attached, epochs=pace.epochs, seed=0, progress=Partial(MemoryStore(), "partial"))
+    return Job(attached=attached, epochs=pace.epochs, seed=0)
 
 
 @given(st.integers(1, 50), st.lists(st.integers(1, 60), min_size=1, max_size=10))
-def test_a_paced_training_ends_where_it_was_said_last_and_its_recipe_with_it(first: int, said: list[int]) -> None:
+def test_a_paced_training_ends_where_it_was_said_last_and_its_method_with_it(first: int, said: list[int]) -> None:
     pace = Pace(first)
-    recipe = PacedRecipe.of(Recipe(schedule="step", milestones=(0.5,), warmup=0.0), pace, 4)
-    trainer, job, asked = Trainer(recipe), job_of(pace), []
+    job, asked, thought = job_of(pace), [], []
 
-    def how_long(attached: Attached) -> int:
+    def how_long(attached: Attached, before: int) -> int:
         asked.append(attached.step)
+        thought.append(before)
         return said[min(len(asked), len(said)) - 1]
 
-    paced_trainer = PacedTrainer(trainer, pace, how_long, steps_per_epoch=4, batch_size=10)
-    (num_samples,) = paced_trainer.train([job])
+    (num_samples,) = PacedTrainer(Trainer(), pace, how_long).train([job])  # type: ignore[arg-type]
     length = pace.epochs
-    assert num_samples == 10 * len(trainer.rates) == 40 * length
+    assert num_samples == 40 * length
     found = lengths(job.attached.memory)
     assert found[0] == [0, first]
     assert found[-1][1] == length
-    assert all(step % 4 == 0 for step in asked), "asked between epochs"
-    for epoch in range(length):
-        now = next(pair[1] for pair in reversed(found) if pair[0] <= epoch)
-        wanted = [0.1 if step >= round(0.5 * 4 * now) else 1.0 for step in range(4 * epoch, 4 * epoch + 4)]
-        assert trainer.rates[4 * epoch : 4 * epoch + 4] == pytest.approx(wanted)
+    for step, before in zip(asked, thought, strict=True):
+        assert before == next(pair[1] for pair in reversed(found) if pair[0] < step // 4)
     at_half = job.attached.method.schedule(Progress(round=0, step=2 * length, num_on=1, num=4))
     assert at_half == Change(num_drop=1, num_grow=1), "the method is that of the last length"
     if len({first, *said}) == 1:
-        assert len(asked) <= LOOKS - 1
+        looks = {-(-part * first // LOOKS) for part in range(1, LOOKS)} - {first}
+        assert asked == [4 * epoch for epoch in sorted(looks)]
         assert found == [[0, first]]
     job.attached.detach()
 
 
-def test_parts_of_a_training_are_stored_as_seldom_as_one() -> None:
-    """Parts are shorter than the time between two saves; the clock runs on from one to the next."""
-    pace = Pace(LOOKS)
+def test_a_training_of_an_older_version_is_not_gone_on_with() -> None:
+    pace = Pace(3)
     job = job_of(pace)
-    seen: list[bool] = []
-
-    class Asking(Trainer):
-        def train(self, jobs: list[Job]) -> list[int]:
-            (each,) = jobs
-            assert each.progress is not None
-            seen.append(each.progress.is_due(each.first_step, 0.0))
-            if seen[-1]:
-                each.progress.save(each.attached, each.first_step, torch.get_rng_state())
-            return super().train(jobs)
-
-    recipe = PacedRecipe.of(Recipe(), pace, 4)
-    for seconds, wanted in ((-1.0, [True] * LOOKS), (3600.0, [False] * LOOKS)):
-        seen.clear()
-        job.attached.step = 0
-        patient = dataclasses.replace(job, progress=Partial(MemoryStore(), "partial", seconds=seconds))
-        PacedTrainer(Asking(recipe), pace, lambda attached: LOOKS, steps_per_epoch=4, batch_size=1).train([patient])
-        assert seen == wanted
-        job.attached.memory["pace"] |= {"until": 1}
+    del job.attached.memory["pace"]
+    with pytest.raises(RunFailed, match="fixed its length beforehand: resume with that version"):
+        PacedTrainer(Trainer(), pace, lambda attached, before: before).train([job])  # type: ignore[arg-type]
     job.attached.detach()

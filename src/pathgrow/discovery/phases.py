@@ -35,6 +35,11 @@ class Job:
 
     attached: Attached
     epochs: int
+    """In all; where `length` is there, as far as is known when the training begins."""
+    length: Callable[[int], int] | None = None
+    """Given the number of epochs done, how many there are to be in all: asked before each and at the end, and the
+    learning rate goes on at its place in a schedule of the length said last. A training that goes on in the middle of
+    an epoch asks once more, so whoever answers by looking at the network remembers it in `Attached.memory`."""
     seed: int
     """Everything random about the training follows from it."""
     first_step: int = 0

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -59,6 +60,7 @@ class Training:
         self._captured = captured
         self._on_epoch = on_epoch
         self._team = team
+        self._length = job.epochs
         self._losses: list[_Told] = []
         self._began = self._saved_at = time.monotonic()
         self._done = found[0] if found is not None else job.first_step
@@ -66,8 +68,8 @@ class Training:
 
     @property
     def num_samples(self) -> int:
-        """Of the whole job, those before a resumption included."""
-        return self._job.epochs * self._feed.num_samples - self._job.first_step * self._feed.batch_size
+        """Of the job so far, those before a resumption included."""
+        return (self._done - self._job.first_step) * self._feed.batch_size
 
     def steps(self) -> Iterator[None]:
         """Train; stops after each step, with all that was asked of the device still under way."""
@@ -78,9 +80,14 @@ class Training:
         peaks = [group["lr"] for group in self._job.attached.optimizer.param_groups]
         first_epoch, first_step = divmod(self._done, self._feed.num_steps)
         noise = self._noise_then if first_step else None
-        for epoch in range(first_epoch, self._job.epochs):
+        for epoch in count(first_epoch):
             start = first_step if epoch == first_epoch else 0
             with self._stream():
+                if self._job.length is not None:
+                    self._length = self._job.length(epoch)
+                if epoch >= self._length:
+                    break
+                self._feed.retarget_(seed=self._job.seed, num_epochs=self._length)
                 self._feed.fill_(epoch)
                 if self._captured is not None:
                     self._captured.rewind_(start)
@@ -180,7 +187,7 @@ class Training:
             if not math.isfinite(loss):
                 rate = self._job.attached.optimizer.param_groups[0]["lr"]
                 raise RunFailed(
-                    f"the training loss became {loss} in epoch {told.epoch + 1} of {self._job.epochs}: "
+                    f"the training loss became {loss} in epoch {told.epoch + 1} of {self._length}: "
                     f"lower the learning rate ({float(rate):g} was used)"
                 )
-            self._on_epoch(told.epoch + 1, self._job.epochs, loss)
+            self._on_epoch(told.epoch + 1, self._length, loss)

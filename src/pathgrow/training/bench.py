@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -24,7 +23,6 @@ from pathgrow.runs import MemoryStore, RunFolder, SharedStore, Store
 from pathgrow.scope import scope_of
 from pathgrow.team import Team
 from pathgrow.training.config import EVERYTHING, TrainRun
-from pathgrow.training.pace import Pace, PacedRecipe
 from pathgrow.wiring import Wiring, read
 
 
@@ -45,21 +43,18 @@ class Bench:
     team: Team
     batch_size: int
     steps_per_epoch: int
-    pace: Pace | None
-    """There where the length of the training is decided on the way."""
 
     @classmethod
     def made(cls, config: TrainRun, folder: RunFolder | None, progress: Progress, team: Team) -> Bench:
         """From a config; `folder` is there in the first process of a team only."""
         dataset = datasets.load(config.data, config.data_root, 0, config.fold)
         batch_size, steps_per_epoch = batches_of(len(dataset.train), config.recipe)
-        pace = Pace(config.epochs) if config.match == "flops" and _moves(config.make_method(1)) else None
         trainer = Trainer(
             dataset,
-            config.recipe if pace is None else PacedRecipe.of(config.recipe, pace, steps_per_epoch),
+            config.recipe,
             config.engine,
             num_epochs=config.epochs,
-            on_epoch=progress.epoch if pace is None else partial(_told, progress, pace),
+            on_epoch=progress.epoch,
             team=team,
         )
         device = trainer.mode.device
@@ -85,7 +80,6 @@ class Bench:
             team=team,
             batch_size=batch_size,
             steps_per_epoch=steps_per_epoch,
-            pace=pace,
         )
 
     @property
@@ -111,11 +105,6 @@ def grows(method: Method) -> bool:
     return method.grow is not None and method.clock == "round"
 
 
-def _moves(method: Method) -> bool:
+def moves(method: Method) -> bool:
     """Whether masks change within a training, and its price with them; hidden weights always train dense."""
     return method.clock == "step" and method.weights is None
-
-
-def _told(progress: Progress, pace: Pace, done: int, of: int, loss: float) -> None:
-    """Whoever watches is told how long the whole training is to be, not the part of it that is under way."""
-    progress.epoch(done, pace.epochs, loss)

@@ -23,7 +23,7 @@ from pathgrow.method import Method
 from pathgrow.methods import fixed
 from pathgrow.runs.store import Stage
 from pathgrow.scope import whole_model_density
-from pathgrow.training.bench import Bench
+from pathgrow.training.bench import Bench, moves
 from pathgrow.training.forecast import Standing, changes_are_due, cost_by_epochs, flops_price, nearest
 from pathgrow.training.meter import Meter, metered
 from pathgrow.training.pace import Pace, PacedTrainer, paced
@@ -38,9 +38,10 @@ class Levels:
     def __init__(self, bench: Bench, plan: Plan) -> None:
         self._bench = bench
         self._plan = plan
-        if bench.pace is not None:
-            bench.pace.epochs = plan.epochs
-        method = bench.make_method(plan.epochs) if bench.pace is None else paced(bench.make_method, bench.pace)
+        method = bench.make_method(plan.epochs)
+        self._pace = Pace(plan.epochs) if plan.match == "flops" and moves(method) else None
+        if self._pace is not None:
+            method = paced(bench.make_method, self._pace)
         num_steps = plan.epochs * bench.steps_per_epoch
         if method.afterwards == "rewind" and method.rewind_step >= num_steps:
             raise UserError(
@@ -51,7 +52,7 @@ class Levels:
             cost=method.cost, dense_macs=bench.dense_macs, batch_size=bench.batch_size, num=bench.scope.num
         )
         self.phases = Phases(
-            bench.trainer if bench.pace is None else self._paced_trainer(bench.pace),
+            bench.trainer if self._pace is None else PacedTrainer(bench.trainer, self._pace, self._how_long),
             bench.trainer.evaluate(bench.dataset.val),
             bench.optimizer,
             seed=bench.config.seed,
@@ -134,8 +135,8 @@ class Levels:
         epochs = self._level_epochs(level, before, first_step)
         bench.observer.stage_begins(stage, epochs=epochs, density=attached.density)
         trained = self.phases.train_(attached, stage, epochs, first_step)
-        if bench.pace is not None:
-            trained = dataclasses.replace(trained, num_epochs=bench.pace.epochs)
+        if self._pace is not None:
+            trained = dataclasses.replace(trained, num_epochs=self._pace.epochs)
         flops = self._meter.training_flops(attached.memory, step, attached.step)
         if level == 0:
             flops += self.start_flops
@@ -177,19 +178,14 @@ class Levels:
         )
         return self._nearest(at, least=first_step // bench.steps_per_epoch + 1, guess=before[-1].num_epochs)
 
-    def _paced_trainer(self, pace: Pace) -> PacedTrainer:
+    def _how_long(self, attached: Attached, before: int) -> int:
+        """The length of a training that spends the budget, seen from where it stands; `before` this was thought."""
         bench = self._bench
-
-        def how_long(attached: Attached) -> int:
-            spent = self.start_flops + self._meter.training_flops(attached.memory, 0, attached.step)
-            macs = self._meter.macs_now(attached.memory)
-            at = Standing(num_on=attached.masks.num_on, macs=macs, spent=float(spent), step=attached.step)
-            done = attached.step // bench.steps_per_epoch
-            return self._nearest(at, least=done + changes_are_due(bench, at), guess=pace.epochs)
-
-        return PacedTrainer(
-            bench.trainer, pace, how_long, steps_per_epoch=bench.steps_per_epoch, batch_size=bench.batch_size
-        )
+        spent = self.start_flops + self._meter.training_flops(attached.memory, 0, attached.step)
+        macs = self._meter.macs_now(attached.memory)
+        at = Standing(num_on=attached.masks.num_on, macs=macs, spent=float(spent), step=attached.step)
+        done = attached.step // bench.steps_per_epoch
+        return self._nearest(at, least=done + changes_are_due(bench, at), guess=before)
 
     def _nearest(self, at: Standing, *, least: int, guess: int) -> int:
         """The length of trainings, seen from here, that spends the budget."""

@@ -10,25 +10,22 @@ training that is killed goes on with the one it had.
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from pathgrow.attach import Attached
-from pathgrow.discovery.partial import Partial
 from pathgrow.discovery.phases import Job
 from pathgrow.engine import Trainer
 from pathgrow.errors import RunFailed
 from pathgrow.masks import Masks
 from pathgrow.method import Change, Memory, Method, Progress
 from pathgrow.net import Net
-from pathgrow.recipes import Recipe
 
 LOOKS = 16
 """A training is looked at again after each such part of it."""
@@ -37,34 +34,9 @@ _NOTES = "pace"
 
 @dataclass
 class Pace:
-    """How long a training is, as far as is known now; shared by all that is stretched over it."""
+    """How long a training is, as far as is known now: said by its trainer, read by its method."""
 
     epochs: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class PacedRecipe(Recipe):
-    """A recipe whose schedule is stretched over the length of the pace, wherever the part of it ends that is trained.
-
-    >>> pace = Pace(2)
-    >>> recipe = PacedRecipe.of(Recipe(schedule="step", warmup=0.0), pace, 4)
-    >>> recipe.rate(4, 4), recipe.rate(3, 4)
-    (0.1, 1.0)
-    >>> pace.epochs = 3
-    >>> recipe.rate(4, 4)
-    1.0
-    """
-
-    pace: Pace
-    steps_per_epoch: int
-
-    @classmethod
-    def of(cls, recipe: Recipe, pace: Pace, steps_per_epoch: int) -> PacedRecipe:
-        values = {each.name: getattr(recipe, each.name) for each in dataclasses.fields(recipe)}
-        return cls(**values, pace=pace, steps_per_epoch=steps_per_epoch)
-
-    def rate(self, step: int, num_steps: int) -> float:
-        return super().rate(step, self.pace.epochs * self.steps_per_epoch)
 
 
 def paced(make: Callable[[int], Method], pace: Pace) -> Method:
@@ -104,90 +76,40 @@ def _notes(length: int, done: int, before: Sequence[Sequence[int]]) -> dict[str,
 
 
 class PacedTrainer:
-    """Trains part by part, and asks `how_long` between them; a `discovery.phases.Trainer`.
+    """Trains as another trainer does, and asks between epochs how long it is to go on; a `discovery.phases.Trainer`.
 
     Parameters
     ----------
-    trainer
-        Whose recipe is stretched by `pace`.
+    pace
+        Is told every length that is decided.
     how_long
-        The epochs that the training is to have in all, seen from where its network stands.
+        The epochs that the training is to have in all, by its network as it stands and the number thought of before.
     """
 
-    def __init__(
-        self,
-        trainer: Trainer,
-        pace: Pace,
-        how_long: Callable[[Attached], int],
-        *,
-        steps_per_epoch: int,
-        batch_size: int,
-    ) -> None:
+    def __init__(self, trainer: Trainer, pace: Pace, how_long: Callable[[Attached, int], int]) -> None:
         self._trainer = trainer
         self._pace = pace
         self._how_long = how_long
-        self._steps_per_epoch = steps_per_epoch
-        self._batch_size = batch_size
 
     def __call__(self, model: nn.Module, optimizer: Optimizer, epochs: int) -> None:
         self._trainer(model, optimizer, epochs)
 
     def train(self, jobs: Sequence[Job]) -> list[int]:
         """Train every job to the end that is found for it; the samples that each took."""
-        return [self._train(job) for job in jobs]
+        counts = []
+        for job in jobs:  # one after the other, since they share the pace
+            counts += self._trainer.train([dataclasses.replace(job, length=partial(self._length, job.attached))])
+        return counts
 
-    def _train(self, job: Job) -> int:
-        assert job.progress is not None and job.first_step == 0
-        attached = job.attached
-        progress = _Unbroken.of(job.progress)
-        found = job.progress.load(attached)
-        if found is not None:
-            progress.found.append(found)
+    def _length(self, attached: Attached, done: int) -> int:
         if _NOTES not in attached.memory:
             raise RunFailed(
                 "this training was begun by a version that fixed its length beforehand: "
                 "resume with that version, or choose another --out"
             )
-        done = 0 if found is None else found[0]
-        while True:
-            notes: dict[str, Any] = attached.memory[_NOTES]
-            self._pace.epochs = notes["length"]
-            self._trainer.train([dataclasses.replace(job, epochs=notes["until"], first_step=done, progress=progress)])
-            done = int(notes["until"]) * self._steps_per_epoch
-            if notes["until"] == notes["length"]:
-                return done * self._batch_size
-            length = self._how_long(attached)
-            attached.memory[_NOTES] = _notes(length, notes["until"], notes["lengths"])
-
-
-class _Clock:
-    """When a training was stored last."""
-
-    def __init__(self) -> None:
-        self.began = time.monotonic()
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self.began
-
-
-@dataclass(frozen=True)
-class _Unbroken(Partial):
-    """Where all parts of a training leave their state: stored as seldom, and found once, as if they were one."""
-
-    clock: _Clock = field(default_factory=_Clock)
-    found: list[tuple[int, Tensor]] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, progress: Partial) -> _Unbroken:
-        return cls(progress.store, progress.name, progress.seconds, progress.team)
-
-    def is_worth(self, seconds: float) -> bool:
-        return super().is_worth(self.clock.seconds)
-
-    def save(self, attached: Attached, step: int, noise: Tensor) -> None:
-        super().save(attached, step, noise)
-        self.clock.began = time.monotonic()
-
-    def load(self, attached: Attached) -> tuple[int, Tensor] | None:
-        return self.found.pop() if self.found else None
+        notes: dict[str, Any] = attached.memory[_NOTES]
+        if done == notes["until"] != notes["length"]:
+            notes = _notes(self._how_long(attached, notes["length"]), done, notes["lengths"])
+            attached.memory[_NOTES] = notes
+        self._pace.epochs = notes["length"]
+        return self._pace.epochs
