@@ -17,7 +17,7 @@ from pathgrow.density.curve import DENSE, Answer, Curve, Grow, Probe, Reference,
 from pathgrow.density.summary import hand_back
 from pathgrow.discovery.copies import train_dense, train_out
 from pathgrow.discovery.options import Options
-from pathgrow.discovery.phases import Evaluate, Fit, check_calls
+from pathgrow.discovery.phases import Evaluate, Fit, check_call, check_calls
 from pathgrow.discovery.result import Discovery
 from pathgrow.discovery.site import Site
 from pathgrow.discovery.stages import Record
@@ -131,6 +131,8 @@ def discover(
     )
     chosen = chosen.among(fit)
     check_calls(fit, evaluate)
+    if callable(chosen.final_epochs):
+        check_call(chosen.final_epochs, "final_epochs", "records")
     check_whole(model)
     with chosen.opened_store(seed) as store:
         site = Site(model, optimizer, fit, evaluate, example_input, scope=scope, seed=seed, options=chosen, store=store)
@@ -258,11 +260,13 @@ class Loop:
 
     def _hand_over(self, round: int) -> tuple[Record, bool]:
         """Put the trained-out network of a round into the user's model; whether it had to be trained for that."""
+        # Records have seconds in them, which each process of a team has its own of.
+        epochs = self._site.team.from_first(lambda: self._options.num_final_epochs(self._trained))
         record = probe = self._probes.get(round)
-        trained_anew = record is None or record.point.epochs < self._options.budget
+        trained_anew = record is None or record.point.epochs < epochs
         if record is None or trained_anew:
             ahead = probe if self._options.head_start and self._options.final == "fresh" else None
-            [record] = train_out(self._site, self._trunk, {"final": round}, self._options.budget, from_probe=ahead)
+            [record] = train_out(self._site, self._trunk, {"final": round}, epochs, from_probe=ahead)
             for other in self._probes.values():
                 self._site.store.forget_tensors(other.stage)
         found = self._site.stages.tensors(record.stage)
@@ -270,11 +274,16 @@ class Loop:
         self._trunk.hand_over_(self._trunk.masks(round), *found)
         return record, trained_anew
 
-    def _ledger(self, extra: list[Record]) -> Ledger:
-        ledger = Ledger(dense_flops=self._site.dense_flops, budget=self._options.budget)
+    @property
+    def _trained(self) -> list[Record]:
+        """All that was trained to find the answer."""
         dense = [self._dense] if self._dense is not None else []
         rounds, probes = self._trunk.rounds, list(self._probes.values())
-        for record in [*rounds[:1], *dense, *rounds[1:], *probes, *extra]:
+        return [*rounds[:1], *dense, *rounds[1:], *probes]
+
+    def _ledger(self, extra: list[Record]) -> Ledger:
+        ledger = Ledger(dense_flops=self._site.dense_flops, budget=self._options.budget)
+        for record in [*self._trained, *extra]:
             ledger.add(
                 record.stage,
                 epochs=record.num_epochs,

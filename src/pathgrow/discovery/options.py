@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -14,6 +14,7 @@ from pathgrow import methods
 from pathgrow.density import rules
 from pathgrow.density.curve import Rule
 from pathgrow.discovery.observer import Observer
+from pathgrow.discovery.stages import Record
 from pathgrow.errors import UserError, unknown_name
 from pathgrow.method import Method
 from pathgrow.net import Batches, Loss
@@ -63,6 +64,9 @@ class Options:
     """A round's training: epochs (int), a share of the budget (float), or until the val loss rests for 3 epochs."""
     final: Final = "fresh"
     """Probes and the final network start from a fresh initialisation of the found mask, or from the grown weights."""
+    final_epochs: int | Callable[[Sequence[Record]], int] | None = None
+    """Epochs of the network handed back; None: the budget. A function is given the records of all that was trained
+    before. A probe that has had as many is handed back as it is."""
     probe_fraction: float | None = None
     """Without a reference: length of a probe as a share of the budget; None: a tenth, but at least 16 epochs, or 0.3 of
     the budget if that is less. With a reference a probe has the whole budget."""
@@ -109,6 +113,11 @@ class Options:
             "rough", self.rough, 'epochs (an int), a share of the budget in (0, 1] (a float) or "adaptive"', "4",
         )  # fmt: skip
         _want(
+            self.final_epochs is None or callable(self.final_epochs)
+            or (_whole(self.final_epochs) and self.final_epochs >= 1),
+            "final_epochs", self.final_epochs, "a whole number of epochs from 1 up, or a function that gives it", "160",
+        )  # fmt: skip
+        _want(
             self.probe_fraction is None or (_number(self.probe_fraction) and 0 < self.probe_fraction <= 1),
             "probe_fraction", self.probe_fraction, "a share of the budget in (0, 1]", "0.1",
         )  # fmt: skip
@@ -148,8 +157,10 @@ class Options:
         return cls(**given)
 
     def as_dict(self) -> dict[str, Any]:
-        """What was chosen, as JSON values; methods and rules by name."""
-        objects = ("store", "observer", "loss", "batches", "method", "rule", "team")
+        """What was chosen, as JSON values; methods and rules by name, functions not at all."""
+        objects = ["store", "observer", "loss", "batches", "method", "rule", "team"]
+        if callable(self.final_epochs):
+            objects.append("final_epochs")
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in objects}
         return {**values, "method": self.the_method().name, "rule": self.the_rule().name}
 
@@ -193,6 +204,20 @@ class Options:
         if isinstance(self.rough, str):
             return None
         return self.rough if isinstance(self.rough, int) else max(1, round(self.rough * self.budget))
+
+    def num_final_epochs(self, before: Sequence[Record]) -> int:
+        """Of the network handed back, after all that was trained `before`."""
+        if self.final_epochs is None:
+            return self.budget
+        if not callable(self.final_epochs):
+            return self.final_epochs
+        found = self.final_epochs(before)
+        if not _whole(found) or found < 1:
+            raise UserError(
+                f"final_epochs gave {found!r} for the records of {len(before)} stages, a whole number of epochs from 1 "
+                "up is wanted: mend the function and go on, what was trained is kept where there is a store"
+            )
+        return found
 
     @property
     def num_probe_epochs(self) -> int:

@@ -60,18 +60,23 @@ class Trainer(Protocol):
 
 def check_calls(fit: Any, evaluate: Any) -> None:
     """Both functions can be called as they will be; asked before anything is trained."""
-    for function, name, wanted in ((fit, "fit", ("model", "optimizer", "epochs")), (evaluate, "evaluate", ("model",))):
-        call = f"{name}({', '.join(wanted)})"
-        if not callable(function):
-            raise UserError(f"{name} is a {type(function).__name__}, a function is wanted: give one that takes {call}")
-        try:
-            signature = inspect.signature(function)
-        except (TypeError, ValueError):
-            continue  # functions written in C need not have one
-        try:
-            signature.bind(*wanted)
-        except TypeError as fault:
-            raise UserError(f"{name} takes {signature}, but it will be called as {call} ({fault})") from fault
+    check_call(fit, "fit", "model", "optimizer", "epochs")
+    check_call(evaluate, "evaluate", "model")
+
+
+def check_call(function: Any, name: str, *wanted: str) -> None:
+    """A function that somebody gave under this name can be called with what is wanted."""
+    call = f"{name}({', '.join(wanted)})"
+    if not callable(function):
+        raise UserError(f"{name} is a {type(function).__name__}, a function is wanted: give one that takes {call}")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # functions written in C need not have one
+    try:
+        signature.bind(*wanted)
+    except TypeError as fault:
+        raise UserError(f"{name} takes {signature}, but it will be called as {call} ({fault})") from fault
 
 
 @contextmanager

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
-from pathgrow.discovery import Discovery, Observer, Record, discover
+from pathgrow.discovery import Discovery, Record, discover
 from pathgrow.discovery.options import Options
 from pathgrow.training.bench import Bench
 from pathgrow.training.plan import Plan
@@ -16,24 +16,14 @@ def grow(bench: Bench, plan: Plan) -> Discovery:
     Where FLOPs are matched, the last training is as long as what growth has left of them: masks no longer change in it,
     so its price is known.
     """
-    if plan.match != "flops":
-        return _discovered(bench, plan, bench.observer, budget=plan.epochs)
-    assert plan.budget is not None
-    usual = Options(budget=plan.epochs)
-    lengths = {"seed_epochs": usual.num_seed_epochs, "rough": usual.num_rough_epochs}
-    watching = _UpToTheLast(bench.observer)
-    try:
-        return _discovered(bench, plan, watching, budget=plan.epochs, **lengths)  # the last training was stored
-    except _Grown:
-        # A discovery that was broken off goes on from its stages, and what is not there yet may be of another length.
-        spent = sum(record.num_samples * record.sample_flops + record.growth_flops for record in watching.records)
-        an_epoch = watching.records[-1].sample_flops * bench.batch_size * bench.steps_per_epoch
-        epochs = max(1, round((plan.budget - spent) / an_epoch))
-        return _discovered(bench, plan, bench.observer, budget=epochs, **lengths)
-
-
-def _discovered(bench: Bench, plan: Plan, observer: Observer, **options: Any) -> Discovery:
     config, trainer = bench.config, bench.trainer
+
+    def for_what_is_left(records: Sequence[Record]) -> int:
+        assert plan.budget is not None
+        spent = sum(record.num_samples * record.sample_flops + record.growth_flops for record in records)
+        an_epoch = records[-1].sample_flops * bench.batch_size * bench.steps_per_epoch
+        return max(1, round((plan.budget - spent) / an_epoch))
+
     return discover(
         bench.model,
         bench.optimizer,
@@ -42,34 +32,14 @@ def _discovered(bench: Bench, plan: Plan, observer: Observer, **options: Any) ->
         bench.example_input,
         scope=bench.scope,
         seed=config.seed,
+        budget=plan.epochs,
+        final_epochs=for_what_is_left if plan.match == "flops" else None,
         target_density=config.density,
         method=bench.make_method(plan.epochs),
         gamma=config.method_options.get("gamma", Options.gamma),
         store=bench.store,
-        observer=observer,
+        observer=bench.observer,
         loss=trainer.loss,
         batches=trainer.batches,
         team=bench.team,
-        **options,
     )
-
-
-class _Grown(Exception):
-    """The network has the density that was asked for."""
-
-
-class _UpToTheLast(Observer):
-    """Tells another observer, and breaks off before the network is trained out."""
-
-    def __init__(self, other: Observer) -> None:
-        self._other = other
-        self.records: list[Record] = []
-
-    def stage_begins(self, stage: str, *, epochs: int | None, density: float) -> None:
-        if stage == "final":
-            raise _Grown
-        self._other.stage_begins(stage, epochs=epochs, density=density)
-
-    def stage_ends(self, record: Record, *, resumed: bool) -> None:
-        self.records.append(record)
-        self._other.stage_ends(record, resumed=resumed)
