@@ -128,6 +128,21 @@ def test_str_is_autograd_through_the_soft_threshold(settings: dict[str, Any], st
     assert sparse.masks == Masks({n: (sparse.model.get_parameter(n) != 0) | ~partial[n] for n in partial}, partial)
 
 
+@pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.03), (0.9, 0.003)])
+def test_thresholds_wake_half_way_on_the_course_of_their_decay(momentum: float, decay: float) -> None:
+    num_steps = 2000
+    sparse = attached("str", lambda p: SGD(p, lr=0.1, momentum=momentum, weight_decay=decay), num_steps=num_steps)
+    start = float(sparse.memory["s"]["0.weight"])
+    assert start < -10
+    for step in range(num_steps):  # a schedule that averages half of its peak, and no gradient but that of decay
+        sparse.optimizer.param_groups[0]["lr"] = 0.1 * (1 - step / num_steps)
+        sparse.optimizer.zero_grad()
+        (0.0 * sparse.model(torch.ones(1, 5, dtype=torch.float64)).sum()).backward()
+        sparse.optimizer.step()
+    # As far above -5 in the end as it began below, by ratio.
+    assert float(sparse.memory["s"]["0.weight"]) == pytest.approx(25 / start, rel=0.1)
+
+
 def test_thresholds_have_their_own_decay() -> None:
     sparse = attached("str", lambda p: SGD(p, lr=0.1, weight_decay=0.5), start=-3200.0, decay=0.01)
     trained(sparse.model, sparse.optimizer)

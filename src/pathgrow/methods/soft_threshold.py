@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,29 +13,39 @@ from pathgrow.errors import UserError
 from pathgrow.masks import Masks
 from pathgrow.method import Memory, Method
 from pathgrow.methods.picks import everything
+from pathgrow.methods.schedules import require_steps
 from pathgrow.net import Net
 
+AWAKE = -5.0
+"""An s from which on its gradient counts: the threshold is 0.007, a few percent of a usual weight."""
 
-def soft_threshold(*, start: float = -3200.0, decay: float | None = None) -> Method:
+
+def soft_threshold(*, start: float | None = None, decay: float | None = None, num_steps: int = 10_000) -> Method:
     """STR (Kusupati et al. 2020, Soft Threshold Weight Reparameterization for Learnable Sparsity).
 
     Rule: the network computes with sign(W) relu(|W| - sigmoid(s)), one s for each weight tensor; the loss gradient
     moves W and s. A very negative s is no threshold and has no gradient: weight decay pulls it up. The density is
     nowhere given: it emerges from `start`, the decay and the length of training, and is reported.
 
-    Differences: the optimizer moves W, whichever it is. Each s moves by SGD with the learning rate, momentum and weight
-    decay that the optimizer has for its tensor, and takes no part in gradient clipping.
+    Differences: `start` follows the length of the training unless it is given: decay alone then brings every s to -5
+    half-way on its whole course, so that thresholds wake in a minute's training as in a long one (the paper's ResNet-50
+    would begin at -1,600; its own -3,200 stays asleep in anything much shorter). The optimizer moves W, whichever it
+    is. Each s moves by SGD with the learning rate, momentum and weight decay that the optimizer has for its tensor, and
+    takes no part in gradient clipping.
 
     Parameters
     ----------
-    start : float
-        Of every s. The default is the paper's for ResNet-50; short trainings want it nearer to zero.
+    start : float, optional
+        Of every s; None: by the length of the training. Nearer to zero leaves fewer weights.
     decay : float, optional
         Weight decay of every s; None: that of its tensor. More decay leaves fewer weights.
+    num_steps : int
+        Steps of the training.
     """
+    require_steps(1, num_steps)
     if decay is not None and not decay >= 0:
         raise UserError(f"decay {decay!r} was got, a weight decay from 0 up is wanted: give for example 1e-4")
-    weights = SoftThreshold(start, decay)
+    weights = SoftThreshold(start, decay, num_steps)
     return Method(
         name="str",
         start=everything,
@@ -50,19 +61,32 @@ def soft_threshold(*, start: float = -3200.0, decay: float | None = None) -> Met
 class SoftThreshold:
     """Hidden weights W, and for each tensor of them an s with its momentum."""
 
-    start: float
+    start: float | None
     decay: float | None
+    num_steps: int
 
     def __call__(self, net: Net) -> Memory:
         """What is remembered at first."""
-        weights = net.weights()
+        weights, groups = net.weights(), _groups(net)
         # One number decays over the whole training: it needs more digits than a weight in half precision has.
         numbers = {n: w.new_zeros((), dtype=torch.promote_types(w.dtype, torch.float32)) for n, w in weights.items()}
         return {
             "hidden": {name: weight.clone() for name, weight in weights.items()},
-            "s": {name: torch.full_like(zero, self.start) for name, zero in numbers.items()},
+            "s": {name: torch.full_like(zero, self._start(groups.get(name))) for name, zero in numbers.items()},
             "momentum": numbers,
         }
+
+    def _start(self, group: dict[str, Any] | None) -> float:
+        """Where an s begins that decay brings to `AWAKE` half-way; a schedule is taken to average half of its peak."""
+        if self.start is not None:
+            return self.start
+        if group is None:
+            return AWAKE  # it is not trained and never moves
+        rate = group["lr"] * self._decay(group) / (1 - group.get("momentum", 0.0))
+        return AWAKE * math.exp(min(float(rate) * self.num_steps / 2 / 2, 20.0))
+
+    def _decay(self, group: dict[str, Any]) -> float:
+        return float(group.get("weight_decay", 0.0) if self.decay is None else self.decay)
 
     @torch.no_grad()
     def reveal_(self, net: Net) -> None:
@@ -77,7 +101,7 @@ class SoftThreshold:
             weights[name].copy_(hidden)
 
     def _move_(self, s: Tensor, momentum: Tensor, slope: Tensor, group: dict[str, Any]) -> None:
-        slope = slope + (group.get("weight_decay", 0.0) if self.decay is None else self.decay) * s
+        slope = slope + self._decay(group) * s
         inertia = group.get("momentum", 0.0)
         momentum.mul_(inertia).add_(slope)
         s.sub_(group["lr"] * (slope + inertia * momentum if group.get("nesterov") else momentum))
