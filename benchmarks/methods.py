@@ -53,7 +53,8 @@ def row(runs: list[dict[str, Any]]) -> str:
     """The runs of one method as a line."""
     test, density, flops = ([run[name] for run in runs] for name in ("test", "density", "relative_flops"))
     error = stdev(test) / len(test) ** 0.5 if len(test) > 1 else float("nan")
-    return f"| {runs[0]['method']} | {100 * mean(test):.2f} +- {100 * error:.2f} | {mean(density):.3f} | {mean(flops):.2f} |"
+    accuracy = f"{100 * mean(test):.2f} +- {100 * error:.2f}"
+    return f"| {runs[0]['method']} | {accuracy} | {mean(density):.3f} | {mean(flops):.2f} |"
 
 
 def main() -> None:
