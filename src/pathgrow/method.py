@@ -86,7 +86,9 @@ class Method:
     start: Pick
     """Chooses the first masks among all switchable weights."""
     start_density: float | None = None
-    """None: the smallest of 1, 2, 3, 5% that leaves at most 5% of the units isolated."""
+    """None: the smallest of 1, 2, 3, 5% that leaves at most 5% of the units isolated, or a lower `target_density`."""
+    target_density: float | None = None
+    """Where growth ends, if that is known; the schedule sees to it, this to a start that is not above."""
     grow: Pick | None = None
     drop: Pick | None = None
     schedule: Schedule = never
@@ -116,4 +118,10 @@ class Method:
             raise UserError(
                 f"start_density {self.start_density!r} was got, a density in (0, 1] is wanted: "
                 "give for example 0.05, or None to have one chosen"
+            )
+        start, target = self.start_density, self.target_density
+        if start is not None and target is not None and start > target:
+            raise UserError(
+                f"start_density {start:g} is above the density to grow to, {target:g}, "
+                "but growth only adds weights: start lower"
             )

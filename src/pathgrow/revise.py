@@ -33,6 +33,8 @@ def start_masks(
     density = method.start_density
     if density is None:
         density, _ = start_density(model, example_input, scope=scope, seed=draw.initial_seed())
+        if method.target_density is not None:
+            density = min(density, method.target_density)
     empty = Masks.empty(scope)
     gradients = None
     if loss is not None and batches is not None:

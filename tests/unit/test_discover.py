@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
+from pathgrow import methods
 from pathgrow.density.curve import Answer, Curve, Grow, Probe, Stop, Verdict
 from pathgrow.discovery import Discovery, Observer, Options, Record, discover
 from pathgrow.discovery.phases import Job
@@ -315,6 +316,30 @@ def test_a_target_density_is_hit_exactly_by_a_smaller_last_step() -> None:
     assert found.masks.num_on == 96
     assert "asked for" in found.reason
     assert world.fits[-1].epochs == 16
+
+
+@pytest.mark.parametrize("target", [0.04, 0.012, 0.0055])
+def test_a_target_below_the_automatic_start_is_the_start(target: float) -> None:
+    """Of 384 weights the automatic start takes 19 (5%); a target of fewer is met to one weight, without growth."""
+    assert World().discover(start_density=None, target_density=0.05).masks.num_on == 19
+    store = MemoryStore()
+    found = World().discover(start_density=None, target_density=target, store=store)
+    assert [record.num_on for record in found.rounds] == [round(target * 384)]
+    assert found.masks.num_on == round(target * 384)
+    again = World().discover(start_density=None, target_density=target, store=store)
+    assert without_timing(again) == without_timing(found), "the stored start, a fraction of a weight above, is taken"
+
+
+def test_a_target_of_less_than_a_path_is_refused_before_anything_is_trained() -> None:
+    world = World()
+    with pytest.raises(UserError, match="keeps 1 of 384 weights, fewer than one path"):
+        world.discover(start_density=None, target_density=0.0001)
+    assert world.fits == []
+
+
+def test_a_method_that_starts_above_the_target_is_refused() -> None:
+    with pytest.raises(UserError, match=r"start_density 0.2 is above the density to grow to, 0.1, .* start lower"):
+        World().discover(start_density=None, target_density=0.1, method=methods.gcg(start_density=0.2))
 
 
 def test_gradient_growth_uses_the_loss_it_was_given() -> None:

@@ -340,6 +340,8 @@ def leave(*arguments: str) -> int:
         ("--method rigl --density much", "'much' was got, a number is wanted"),
         ("--method dense --density 0.1", "method 'dense' takes none"),
         ("--method gcg", "was told no density to grow to"),
+        ("--method gcg --density 0.1 --method-option start_density=0.2", "above the density to grow to, 0.1"),
+        ("--method gcg --density 0.0001", "keeps 1 of 8192 weights, fewer than one path"),
         ("--method rigl --method-option evry=3", "did you mean every"),
         ("--method rigl --method-option density=0.1", "give --density 0.1 instead"),
         ("--method rigl --method-option every", "NAME=VALUE is wanted"),
@@ -361,6 +363,18 @@ def test_what_is_wrong_is_said_in_one_sentence(
     assert sentence in told
     assert told.count("\n") == 1
     assert "Traceback" not in told
+
+
+@pytest.mark.parametrize("match", ["none", "flops"])
+@pytest.mark.parametrize("method", ["gcg", "gradient_growth", "pathgrow_d", "random_growth", "trace_growth"])
+def test_growth_to_less_than_the_automatic_start_keeps_the_density_asked_for(
+    method: str, match: str, tmp_path: Path
+) -> None:
+    """Of 1184 weights the automatic start would take at least 12 (1%)."""
+    asked = config(method, density=0.008, match=match, method_options={"start_density": None})
+    train(asked, tmp_path / "run")
+    masks = Masks.load(tmp_path / "run" / "network_masks.safetensors")
+    assert (masks.num, masks.num_on) == (1184, 9)
 
 
 def test_a_run_of_another_model_is_no_budget(trained: Callable[[str], Path]) -> None:

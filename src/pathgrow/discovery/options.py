@@ -49,7 +49,7 @@ class Options:
     budget: int = 160
     """Epochs of the usual dense training."""
     start_density: float | None = None
-    """Density of the seed network; None: the smallest of 1, 2, 3, 5% that isolates few units."""
+    """Density of the seed network; None: the smallest of 1, 2, 3, 5% that isolates few units, or a lower target."""
     target_density: float | None = None
     """Grow to exactly this density and train the network out: no probes, no question asked."""
     method: str | Method = "gcg"
@@ -137,15 +137,8 @@ class Options:
         for name, allowed in (("final", Final), ("answer", Choice), ("observe", Observe)):
             if getattr(self, name) not in get_args(allowed):
                 raise unknown_name(f"value of {name}", str(getattr(self, name)), get_args(allowed))
-        if (
-            self.start_density is not None
-            and self.target_density is not None
-            and self.start_density > self.target_density
-        ):
-            raise UserError(
-                f"start_density {self.start_density:g} is above target_density {self.target_density:g}, "
-                "but growth only adds weights: start lower"
-            )
+        if None not in (self.start_density, self.target_density):
+            self.the_method()  # which refuses a start above the target
 
     @classmethod
     def checked(cls, given: Mapping[str, Any]) -> Options:
@@ -170,7 +163,7 @@ class Options:
         if method.grow is None:
             raise UserError(f"method {method.name!r} does not grow, but discovery adds weights: choose a growth method")
         start = self.start_density if self.start_density is not None else method.start_density
-        return dataclasses.replace(method, start_density=start)
+        return dataclasses.replace(method, start_density=start, target_density=self.target_density)
 
     def the_rule(self) -> Rule:
         """The density rule as a value."""

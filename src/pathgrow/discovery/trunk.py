@@ -124,7 +124,9 @@ class Trunk:
                 "begin from the same model and seed, or choose another store"
             )
         start = fixed(self._site.as_masks(found.tensors))
-        return site.attach(model, optimizer, replace(site.method, start=start.start, start_density=start.start_density))
+        # The target is left out: masks of a whole number of weights may be a fraction of one above it.
+        method = replace(site.method, start=start.start, start_density=start.start_density, target_density=None)
+        return site.attach(model, optimizer, method)
 
     def _work_(self, round: int, stage: str, num_on: int) -> tuple[Trained, int]:
         """Grow from the round before and train; what was trained, and the FLOPs of looking where to grow."""

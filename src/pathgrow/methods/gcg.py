@@ -32,6 +32,7 @@ def gcg(*, gamma: float = 0.25, start_density: float | None = None, target_densi
         name="gcg",
         start=by_walks,
         start_density=start_density,
+        target_density=target_density,
         grow=ByScore(Net.path_scores, sample_proportional),
         schedule=GrowEachRound(gamma=gamma, target_density=target_density),
         needs=frozenset({"paths"}),

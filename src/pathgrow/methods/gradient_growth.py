@@ -24,6 +24,7 @@ def gradient_growth(
         name="gradient_growth",
         start=by_walks,
         start_density=start_density,
+        target_density=target_density,
         grow=ByScore(Net.gradients, top_k),
         schedule=GrowEachRound(gamma=gamma, target_density=target_density),
         needs=frozenset({"paths", "gradients"}),

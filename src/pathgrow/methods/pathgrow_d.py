@@ -23,6 +23,7 @@ def pathgrow_d(
         name="pathgrow_d",
         start=by_walks,
         start_density=start_density,
+        target_density=target_density,
         grow=ByScore(Net.path_scores, top_k),
         schedule=GrowEachRound(gamma=gamma, target_density=target_density),
         needs=frozenset({"paths"}),

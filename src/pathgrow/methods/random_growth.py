@@ -21,6 +21,7 @@ def random_growth(
         name="random_growth",
         start=by_walks,
         start_density=start_density,
+        target_density=target_density,
         grow=at_random,
         schedule=GrowEachRound(gamma=gamma, target_density=target_density),
         needs=frozenset({"paths"}),

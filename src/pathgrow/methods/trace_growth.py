@@ -24,6 +24,7 @@ def trace_growth(
         name="trace_growth",
         start=by_walks,
         start_density=start_density,
+        target_density=target_density,
         grow=ByScore(Net.trace_gains, sample_proportional),
         schedule=GrowEachRound(gamma=gamma, target_density=target_density),
         needs=frozenset({"paths"}),
