@@ -53,7 +53,9 @@ def test_answers_do_not_depend_on_the_unit_of_the_score(rate: float, seed: int, 
     assert plain.status == other.status
     if plain.density is not None:
         assert other.density == pytest.approx(plain.density, rel=0.01)
-        assert other.interval == pytest.approx(plain.interval, rel=0.02)
+        # Just below the lowest probe an end is open, so rounding may open one of the two.
+        pairs = [(max(answer.interval[0], points[0].density), answer.interval[1]) for answer in (plain, other)]
+        assert pairs[0] == pytest.approx(pairs[1], rel=0.02)
     if plain.gain_density is not None:
         assert other.gain_density == pytest.approx(plain.gain_density, rel=1e-4)
 

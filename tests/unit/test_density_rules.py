@@ -7,11 +7,13 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import pytest
 
 from pathgrow.density import rules
 from pathgrow.density.curve import Answer, Curve, Grow, Point, Probe, Reference, Stop
 from pathgrow.density.probe import ProbeRule
+from pathgrow.density.reading import read
 from pathgrow.density.summary import fit_band, hand_back
 from pathgrow.errors import UserError
 
@@ -399,3 +401,34 @@ def test_the_reason_to_stop_tells_what_was_found(score, reference, status: str, 
     assert answer.density is None
     assert told in verdict.reason
     assert verdict.stop
+
+
+def test_an_interval_that_reaches_below_every_probe_is_open_there() -> None:
+    """A slow rise, delta nearly as large as it: many of the possible curves need less than was trained out."""
+    noise = (0.004, -0.003, 0.002, -0.004, 0.003)
+    points = tuple(
+        Point(round=k, density=x, epochs=80, score=0.9 + 0.02 * math.log10(x) + off)
+        for k, (x, off) in enumerate(zip((0.1, 0.2, 0.4, 0.7, 1.0), noise, strict=True))
+    )
+    rule = ProbeRule(delta=0.012)
+    curve = Curve(rough=points, probes=points, at_ceiling=True)
+    answer = rule.answer(curve)
+    below = float(np.mean(read(curve, rule.delta).delta_density <= 0.1))
+    assert below > 0.05
+    assert answer.status == "found"
+    assert answer.interval[0] == 0.0
+    assert answer.interval[1] > answer.density > 0.1
+    end, share = 100 * answer.interval[1], f"{below:.0%}"
+    told = f"(90% interval up to {end:.0f}%; {share} that it lies below 10%, the lowest density trained out"
+    assert told in answer.words
+    assert (
+        f"networks stay within 0.012 of {answer.reference.score:.5g}, the score fitted for the densest" in answer.words
+    )
+    sharp = rule.answer(Curve(rough=points, probes=tuple(saturated(points)), at_ceiling=True))
+    assert sharp.interval[0] > 0.1
+    assert "lies below" not in sharp.words
+
+
+def saturated(points: Sequence[Point]) -> list[Point]:
+    """The same densities, on a curve that crosses far above the lowest of them."""
+    return [dataclasses.replace(point, score=0.9 * (1 - math.exp(-8.0 * point.density))) for point in points]

@@ -102,7 +102,8 @@ class Answer:
     density: float | None
     """The delta answer: the smallest density whose network stays within delta of the reference."""
     interval: tuple[float, float] | None
-    """90% interval of the delta answer; from 0 on when the curve is flat, None when there is no answer to bound."""
+    """90% interval of the delta answer; from 0 on where its lower end lies below everything trained out, None when
+    there is no answer to bound."""
     gain_density: float | None
     """The paper's answer: where the exponential fit reaches 95% of its gain."""
     gain_interval: tuple[float, float] | None

@@ -265,7 +265,7 @@ def _still_rising(curve: Curve, delta: float) -> str:
 
 
 def _why_settled(curve: Curve, reading: Reading, delta: float) -> str:
-    far, top = words.score(delta), words.density(min(reading.densest.density, curve.ceiling))
+    far, top = _far(curve, reading, delta), words.density(min(reading.densest.density, curve.ceiling))
     match _delta_answer(curve, reading)[0]:
         case "flat":
             return f"the curve is flat: every density observed is within {far} of the reference"
@@ -323,8 +323,8 @@ def _delta_answer(curve: Curve, reading: Reading) -> tuple[Status, float | None,
         return "flat", None, (0.0, min(max(high, reading.lowest), curve.ceiling))
     if density > min(reading.densest.density, curve.ceiling):  # a dense copy may stand above the ceiling
         return ("unreached" if curve.at_ceiling else "open"), None, None
-    # Beyond what was observed the ends are open, and the words say so; a number there would be invented.
-    return "found", density, (max(low, reading.lowest), min(high, curve.ceiling))
+    # Below what was trained out the lower end is open, and the words say so; a number there would be invented.
+    return "found", density, (low if low > reading.lowest else 0.0, min(high, curve.ceiling))
 
 
 def _gain_answer(curve: Curve, reading: Reading) -> tuple[float | None, tuple[float, float] | None]:
@@ -332,6 +332,12 @@ def _gain_answer(curve: Curve, reading: Reading) -> tuple[float | None, tuple[fl
     if not reading.has_gain or low > curve.ceiling:
         return None, None
     return min(reading.exponential.operating_density(), curve.ceiling), (low, min(high, curve.ceiling))
+
+
+def _far(curve: Curve, reading: Reading, delta: float) -> str:
+    """How far below the reference a network trained out may stay: delta, or what that was taken for after so long."""
+    allowed = allowed_meanwhile(delta, reading.densest.epochs, curve.epochs_in_full)[0]
+    return words.score(delta) if allowed == delta else f"{allowed:.2g}"
 
 
 def _delta_words(
@@ -344,16 +350,16 @@ def _delta_words(
 ) -> str:
     against = words.reference(reading.reference, reading.densest)
     lowest, densest = (words.density(x) for x in (reading.lowest, min(reading.densest.density, curve.ceiling)))
-    far = words.score(delta)
+    far = _far(curve, reading, delta)
     match status:
         case "flat":
             return (
-                f"Every density observed, from {lowest} on, is within {far} of {against}: the smallest one needed lies"
-                " below what was tried."
+                f"Every density trained out, from {lowest} on, is within {far} of {against}. The smallest one needed"
+                " lies below those."
             )
         case "unreached":
             return (
-                f"No density up to {densest} comes within {far} of {against}: the trained-out networks end at"
+                f"No density up to {densest} comes within {far} of {against}. The trained-out networks end at"
                 f" {words.score(float(np.median(reading.curves.at(reading.densest.density))))}."
             )
         case "open":
@@ -361,15 +367,15 @@ def _delta_words(
         case "found":
             assert density is not None
             assert interval is not None
-            text = (
-                f"Within {far} of {against} from density {words.density(density)} on"
-                f" (90% interval {words.span(interval)})."
-            )
+            beyond = ""
             if reading.share_below > 0.05:
-                text += f" The chance that it lies below the lowest density tried is {reading.share_below:.0%}."
+                beyond += f"; {reading.share_below:.0%} that it lies below {lowest}, the lowest density trained out"
             if reading.share_above > 0.05:
-                text += f" The chance that it lies above the densest tried or nowhere is {reading.share_above:.0%}."
-            return text
+                beyond += f"; {reading.share_above:.0%} that it lies above the densest network trained out, or nowhere"
+            return (
+                f"From density {words.density(density)} on (90% interval {words.span(interval)}{beyond}) networks stay"
+                f" within {far} of {against}."
+            )
 
 
 def _gain_words(reading: Reading, gain: float | None, interval: tuple[float, float] | None) -> str:

@@ -82,8 +82,8 @@ class TrajectoryRule:
                     f" (90% interval {words.span(gain_interval)})."
                 )
         text = (
-            f"Within {words.score(self.delta)} of {against} from density {words.density(density)} on"
-            f" (90% interval {words.span(interval)}).{caveat} {gain_text}"
+            f"From density {words.density(density)} on (90% interval {words.span(interval)}) networks stay within"
+            f" {words.score(self.delta)} of {against}.{caveat} {gain_text}"
         )
         apart = words.disagreement(density, gain, self.delta) if gain else ""
         return Answer(

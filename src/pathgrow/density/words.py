@@ -24,9 +24,23 @@ def score(value: float) -> str:
     return f"{value:.5g}"
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "epoch"), counted(16, "epoch")
+    ('1 epoch', '16 epochs')
+    """
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def span(interval: tuple[float, float]) -> str:
-    """An interval of densities."""
-    return f"{density(interval[0])} to {density(interval[1])}"
+    """An interval of densities; from 0 on its lower end is open.
+
+    >>> span((0.12, 0.47)), span((0.0, 0.47))
+    ('12% to 47%', 'up to 47%')
+    """
+    low, high = interval
+    return f"{density(low)} to {density(high)}" if low > 0 else f"up to {density(high)}"
 
 
 def reference(value: Reference, densest: Point | None = None) -> str:
@@ -38,9 +52,9 @@ def reference(value: Reference, densest: Point | None = None) -> str:
             return f"the measured dense score {score(value.score)}"
         case "densest":
             if densest is not None and densest.round == DENSE:
-                return f"a dense network trained as long, fitted at {score(value.score)}"
+                return f"{score(value.score)}, the score fitted for a dense network trained as long"
             at = "" if densest is None else f" ({density(densest.density)})"
-            return f"the densest network grown{at}, fitted at {score(value.score)}"
+            return f"{score(value.score)}, the score fitted for the densest network grown{at}"
 
 
 def disagreement(delta_density: float, gain_density: float, delta: float) -> str:

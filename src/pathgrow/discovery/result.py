@@ -68,7 +68,7 @@ class Discovery:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """90% interval of the operating density."""
+        """90% interval of the operating density; from 0 on where its lower end lies below everything trained out."""
         return self.answer.interval
 
     @property
@@ -81,16 +81,18 @@ class Discovery:
         if best + self.answer.delta < growing:
             return (
                 f"{self.answer.words} But the best network trained out ({words.score(best)} after "
-                f"{options.num_probe_epochs} epochs) scores below the growing one ({words.score(growing)}): its"
-                " training is too short to compare densities by. Give a larger budget, or a larger probe_fraction."
+                f"{words.counted(options.num_probe_epochs, 'epoch')}) scores below the growing one"
+                f" ({words.score(growing)}): its training is too short to compare densities by. Give a larger budget,"
+                " or a larger probe_fraction."
             )
         if self.answer.allowed is None:
             return self.answer.words
         middle, low, high = allowed_meanwhile(self.answer.delta, options.num_probe_epochs, options.budget)
         return (
-            f"{self.answer.words} Networks were compared after {options.num_probe_epochs} of {options.budget} epochs,"
-            f" when gaps are larger: {self.answer.delta:.2g} in the end was taken for {middle:.2g} there"
-            f" ({low:.2g} to {high:.2g}). A reference decides it."
+            f"{self.answer.words} The networks compared were trained {options.num_probe_epochs} of"
+            f" {words.counted(options.budget, 'epoch')}. Gaps to dense shrink in longer training, so {middle:.2g}"
+            f" ({low:.2g} to {high:.2g}) was allowed there for {self.answer.delta:.2g} in the end; for certainty give a"
+            " reference."
         )
 
     @property
