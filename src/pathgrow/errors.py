@@ -26,6 +26,19 @@ class PeerFailed(RunFailed):
         self.exit_code = exit_code
 
 
+def nearest_names(got: str, known: Iterable[str], *, most: int) -> list[str]:
+    """Names that somebody who wrote `got` may have meant, the nearest first; capitals do not matter.
+
+    >>> nearest_names("STR", ["set", "str"], most=1)
+    ['str']
+    """
+    by_lower: dict[str, list[str]] = {}
+    for name in known:
+        by_lower.setdefault(name.lower(), []).append(name)
+    near = difflib.get_close_matches(got.lower(), by_lower, n=most, cutoff=0.5)
+    return [name for lower in near for name in by_lower[lower]][:most]
+
+
 def unknown_name(kind: str, got: str, known: Iterable[str]) -> UserError:
     """An error for a name that is not in a table, with the nearest ones first.
 
@@ -35,6 +48,6 @@ def unknown_name(kind: str, got: str, known: Iterable[str]) -> UserError:
     "unknown data set 'cifar10' (known: digits)"
     """
     names = sorted(known)
-    near = difflib.get_close_matches(got, names, n=3, cutoff=0.5)
+    near = nearest_names(got, names, most=3)
     hint = f": did you mean {', '.join(near)}?" if near else ""
     return UserError(f"unknown {kind} {got!r}{hint} (known: {', '.join(names)})")

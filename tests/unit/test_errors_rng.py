@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from pathgrow.errors import RunFailed, UserError, unknown_name
@@ -18,6 +19,14 @@ def test_an_unknown_name_lists_the_nearest_first_and_all_known() -> None:
     assert isinstance(error, UserError)
     assert str(error).startswith("unknown model 'resnet23': did you mean resnet")
     assert str(error).endswith("(known: resnet20, resnet32, vit)")
+
+
+@pytest.mark.parametrize(
+    ("got", "near"), [("STR", "str"), ("Resnet32", "ResNet32"), ("SeT", "set"), ("RESNET23", "ResNet32")]
+)
+def test_capitals_do_not_keep_a_name_from_being_found(got: str, near: str) -> None:
+    error = unknown_name("method", got, ["str", "ResNet32", "set", "gcg"])
+    assert str(error).startswith(f"unknown method {got!r}: did you mean {near}")
 
 
 def test_an_unknown_name_like_nothing_known_makes_no_guess() -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from pathgrow.errors import UserError
+from pathgrow.errors import UserError, nearest_names
 
 _KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
     (bool, "true or false"),
@@ -29,7 +28,7 @@ def unknown_option(method: str, got: str, known: Collection[str]) -> UserError:
     if not known:
         return UserError(f"method {method!r} has no option {got!r}, it has none at all: leave it out")
     names = sorted(known)
-    near = difflib.get_close_matches(got, names, n=1, cutoff=0.5)
+    near = nearest_names(got, names, most=1)
     hint = f", did you mean {near[0]}? (its options: {', '.join(names)})" if near else f": choose {', '.join(names)}"
     return UserError(f"method {method!r} has no option {got!r}{hint}")
 
