@@ -37,6 +37,8 @@ def leave(*arguments: str) -> int:
         (["discover", "--model", "resnet21"], "resnet20"),
         (["discover", "--rule", "prob"], "did you mean probe"),
         (["discover", "--method", "gcq"], "did you mean gcg"),
+        (["discover", "--method", "GCG"], "did you mean gcg"),
+        (["methods", "STR"], "unknown method 'STR': did you mean str"),
         (["discover", "--budget", "0"], "budget 0 was got"),
         (["discover", "--budget", "many"], "Invalid value for '--budget': 'many' was got, a whole number is wanted"),
         (["discover", "--delta", "-0.1"], "delta -0.1 was got"),
@@ -86,6 +88,13 @@ def leave(*arguments: str) -> int:
         (["discover", "--method", ":gcg"], "names no module"),
         (["discover", "--method", "..os:getcwd"], "names no module"),
         (["discover", "--reference", "97"], "an accuracy from 0 to 1 is wanted: give for example 0.97"),
+        (["discover", "--reference", "1.2"], "an accuracy from 0 to 1 is wanted: give for example 0.93"),
+        (
+            ["discover", "--delta", "1.5"],
+            "delta 1.5 was got, a loss of accuracy below 1 is wanted: give for example 0.01",
+        ),
+        (["discover", "--delta", "1"], "delta 1 was got, a loss of accuracy below 1 is wanted"),
+        (["discover", "--delta", "inf"], "inf was got"),
         (["discover", "--reference", "-0.5"], "an accuracy from 0 to 1 is wanted: give for example 0.93"),
         (["discover", "--no-such-option"], "no-such-option"),
         (["discver"], "discver"),
@@ -412,11 +421,11 @@ def test_a_finished_run_says_which_of_its_files_are_there(tmp_path: Path, capsys
 
 
 def test_a_tolerance_that_every_density_meets_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = Experiment.from_dict({"budget": 4, "model_options": {"widths": [12]}, "delta": 1.0})
+    config = Experiment.from_dict({"budget": 4, "model_options": {"widths": [12]}, "delta": 0.99})
     report = run_experiment(config, tmp_path / "run")
     assert (report["answer"]["status"], report["answer"]["interval"][0]) == ("flat", 0.0)
     assert leave("show", str(tmp_path / "run")) == 0
-    assert "the least density tried, lies within 100 points" in " ".join(capsys.readouterr().out.split())
+    assert "the least density tried, lies within 99 points" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_thread_count_of_a_run_is_kept_when_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

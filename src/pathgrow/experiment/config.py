@@ -71,9 +71,13 @@ class Experiment(Setup):
         if ":" not in self.method and self.method not in methods.names():
             raise unknown_name("method", self.method, methods.names())
         if isinstance(self.reference, float) and not 0 <= self.reference <= 1:
-            example = self.reference / 100 if 1 < self.reference <= 100 else 0.93
+            example = self.reference / 100 if _looks_like_percent(self.reference) else 0.93
             raise UserError(
                 f"reference {self.reference:g} was got, an accuracy from 0 to 1 is wanted: give for example {example:g}"
+            )
+        if isinstance(self.delta, float) and self.delta >= 1:
+            raise UserError(
+                f"delta {self.delta:g} was got, a loss of accuracy below 1 is wanted: give for example 0.01"
             )
         options = Options(**self.discovery())
         options.the_method()
@@ -91,3 +95,8 @@ class Experiment(Setup):
     def discovery(self) -> dict[str, Any]:
         """The options that go to `discover` as they are."""
         return {name: getattr(self, name) for name in _FOR_DISCOVERY}
+
+
+def _looks_like_percent(accuracy: float) -> bool:
+    """Somebody meant a hundredth of it; what is a little above 1 was meant otherwise, and nobody knows how."""
+    return 10 <= accuracy <= 100
