@@ -34,7 +34,7 @@ from pathgrow.density.curve import Answer, Curve, Grow, Point, Probe, Rule, Stop
 from pathgrow.errors import UserError
 from pathgrow.live import Live
 from pathgrow.masks import Masks
-from pathgrow.method import Change, Method
+from pathgrow.method import Change, Method, never
 from pathgrow.net import Batches, Loss
 from pathgrow.revise import decided, start_masks
 from pathgrow.scope import scope as default_scope
@@ -294,17 +294,30 @@ class Attached(Live):
             _MASKED.pop(parameter, None)
 
     def _decide(self, curve: Curve, due: Change | None) -> Verdict:
-        if self.method.clock == "round" and self.method.grow is None and due is not None:
-            return Grow(reason=f"the schedule of method {self.method.name!r} goes on")  # no density to be found
+        if (without_growth := self._verdict_without_growth(due)) is not None:
+            return without_growth
         verdict = self._rule.decide(curve)
         if isinstance(verdict, Probe):
             raise UserError(
                 f"rule {self._rule.name!r} asks for trained copies, which somebody else's loop cannot give: "
                 "choose stop='trajectory', or use pathgrow.discover"
             )
-        if isinstance(verdict, Grow) and (due is None or self.method.clock != "round"):
+        if isinstance(verdict, Grow) and due is None:
             return Stop(reason=f"method {self.method.name!r} has nothing to change here at density {self.density:.4g}")
         return verdict
+
+    def _verdict_without_growth(self, due: Change | None) -> Verdict | None:
+        """What is said where no density is to be found, since the method does not grow at observations."""
+        method, name = self.method, f"method {self.method.name!r}"
+        if method.clock == "step" or method.weights is not None:
+            return Stop(reason=f"{name} changes its masks within training and not here: train on")
+        if method.grow is not None:
+            return None
+        if due is not None:
+            return Grow(reason=f"the schedule of {name} goes on")
+        if method.schedule is never:
+            return Stop(reason=f"{name} does not grow, it keeps the masks it began with: train on")
+        return Stop(reason=f"the schedule of {name} has come to its end, its masks stay: train on")
 
     def _check_state(self, state: Any) -> None:
         keys = {"format", "method", "seed", "scope", "masks", "round", "step", "points", "stopped", "memory", "average"}

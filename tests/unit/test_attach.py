@@ -392,9 +392,33 @@ class TestClock:
         sparse.detach()
         kept = attach(model, optimizer, fixed(found), stop=ALWAYS)
         assert kept.masks == found
-        assert "nothing to change" in kept.observe(0.5).reason
+        assert "does not grow, it keeps the masks it began with" in kept.observe(0.5).reason
         with pytest.raises(UserError, match="has no `grow`"):
             kept.grow_(1)
+
+    @pytest.mark.parametrize("stop", [None, "probe", ALWAYS])
+    @pytest.mark.parametrize(
+        ("name", "said"),
+        [
+            ("random", "method 'random' does not grow, it keeps the masks it began with: train on"),
+            ("rigl", "method 'rigl' changes its masks within training and not here: train on"),
+            ("edge_popup", "method 'edge_popup' changes its masks within training and not here: train on"),
+        ],
+    )
+    def test_methods_without_growth_do_not_speak_of_it(self, name: str, said: str, stop: object) -> None:
+        sparse = sparse_mlp(method=methods.create(name), stop=stop)[2]
+        verdict = sparse.observe(0.5)
+        assert isinstance(verdict, Stop)
+        assert verdict.reason == said
+
+    def test_pruning_goes_on_until_its_schedule_ends(self) -> None:
+        sparse = sparse_mlp(method=methods.create("lth", density=0.7), stop=None)[2]
+        assert sparse.observe(0.5) == Grow(reason="the schedule of method 'lth' goes on")
+        assert sparse.observe(0.5) == Grow(reason="the schedule of method 'lth' goes on")
+        assert sparse.masks.num_on == 98  # 0.7 of 140
+        assert (
+            sparse.observe(0.5).reason == "the schedule of method 'lth' has come to its end, its masks stay: train on"
+        )
 
     def test_growing_by_hand_is_exact_and_ends_at_the_last_weight(self) -> None:
         sparse = sparse_mlp()[2]
