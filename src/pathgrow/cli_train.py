@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -159,7 +160,7 @@ def list_methods(
     for each in methods.names() if name is None else [name]:
         entry, made = methods.entry(each), methods.create(each)
         about = inspect.getdoc(entry.make) or ""
-        options = ", ".join(f"{option}={value}" for option, value in methods.defaults(each).items())
+        options = _options(methods.defaults(each))
         if name is None:
             # The first line of what is written about a method names its paper.
             line = f"{each:<17}{_COSTS[made.cost]}; needs {_needs(made)}; {options or 'no options'}; "
@@ -170,6 +171,13 @@ def list_methods(
         for clause, reason in entry.exceptions.items():
             typer.echo(f"  except   {clause}: {reason}")
         typer.echo(f"\n{about}")
+
+
+def _options(defaults: Mapping[str, Any]) -> str:
+    """By the names of the command line, where every method has its density from --density; that of growth is a must."""
+    grown = {"density": "D"} if "target_density" in defaults else {}
+    rest = {option: value for option, value in defaults.items() if option != "target_density"}
+    return ", ".join(f"{option}={value}" for option, value in {**grown, **rest}.items())
 
 
 def _needs(method: Method) -> str:

@@ -425,7 +425,7 @@ def test_a_tolerance_that_every_density_meets_is_shown(tmp_path: Path, capsys: p
     report = run_experiment(config, tmp_path / "run")
     assert (report["answer"]["status"], report["answer"]["interval"][0]) == ("flat", 0.0)
     assert leave("show", str(tmp_path / "run")) == 0
-    assert "the least density tried, lies within 99 points" in " ".join(capsys.readouterr().out.split())
+    assert "lies within 99 points of dense" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_thread_count_of_a_run_is_kept_when_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -403,6 +403,10 @@ def test_methods_are_listed_with_all_that_one_wants_to_know(capsys: pytest.Captu
     assert "Evci" in lines["rigl"]
     assert "needs data before training" in lines["snip"]
     assert "3 f_D; needs dense training" in lines["dense"]
+    for growth in ("gcg", "gradient_growth", "pathgrow_d", "random_growth", "trace_growth"):
+        assert "; density=D, gamma=0.25, start_density=None; " in lines[growth]
+    assert leave("methods", "gcg") == 0
+    assert "  options  density=D, gamma=0.25, start_density=None\n" in capsys.readouterr().out
     assert leave("methods", "str") == 0
     told = capsys.readouterr().out
     assert "thresholds are learned" in told

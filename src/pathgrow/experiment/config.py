@@ -75,11 +75,11 @@ class Experiment(Setup):
             raise UserError(
                 f"reference {self.reference:g} was got, an accuracy from 0 to 1 is wanted: give for example {example:g}"
             )
-        if isinstance(self.delta, float) and self.delta >= 1:
+        options = Options(**self.discovery())
+        if self.delta >= 1:
             raise UserError(
                 f"delta {self.delta:g} was got, a loss of accuracy below 1 is wanted: give for example 0.01"
             )
-        options = Options(**self.discovery())
         options.the_method()
         options.the_rule()
 

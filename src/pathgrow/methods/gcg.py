@@ -26,7 +26,7 @@ def gcg(*, gamma: float = 0.25, start_density: float | None = None, target_densi
     start_density : float, optional
         Of the seed network.
     target_density : float, optional
-        Growth ends exactly there; None: at the last switchable weight.
+        Growth ends exactly there, see `--density` of `pathgrow train`; None: at the last switchable weight.
     """
     return Method(
         name="gcg",
