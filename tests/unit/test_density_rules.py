@@ -419,7 +419,7 @@ def test_an_interval_that_reaches_below_every_probe_is_open_there() -> None:
     assert answer.interval[0] == 0.0
     assert answer.interval[1] > answer.density > 0.1
     end, share = 100 * answer.interval[1], f"{below:.0%}"
-    told = f"(90% interval up to {end:.0f}%; {share} that it lies below 10%, the lowest density trained out"
+    told = f"(90% interval up to {end:.0f}%; with a chance of {share} it lies below 10%, the lowest density trained out"
     assert told in answer.words
     assert (
         f"networks stay within 0.012 of {answer.reference.score:.5g}, the score fitted for the densest" in answer.words

@@ -368,10 +368,11 @@ def _delta_words(
             assert density is not None
             assert interval is not None
             beyond = ""
-            if reading.share_below > 0.05:
-                beyond += f"; {reading.share_below:.0%} that it lies below {lowest}, the lowest density trained out"
-            if reading.share_above > 0.05:
-                beyond += f"; {reading.share_above:.0%} that it lies above the densest network trained out, or nowhere"
+            for share, where in (
+                (reading.share_below, f"below {lowest}, the lowest density trained out"),
+                (reading.share_above, "above the densest network trained out, or nowhere"),
+            ):
+                beyond += f"; with a chance of {share:.0%} it lies {where}" if share > 0.05 else ""
             return (
                 f"From density {words.density(density)} on (90% interval {words.span(interval)}{beyond}) networks stay"
                 f" within {far} of {against}."
