@@ -80,8 +80,8 @@ def test_axis_labels_stand_under_their_ticks(sample_report):
 @pytest.mark.parametrize(
     ("status", "density", "words"),
     [
-        ("flat", None, "Even 2%, the least density tried, lies within 1 point of the reference on the curve."),
-        ("unreached", None, "No density tried, up to 36.4%, comes within 1 point of the reference."),
+        ("flat", None, "Even 2.5%, the least density trained out, lies within 1 point of the reference on the curve."),
+        ("unreached", None, "No density trained out, up to 36.4%, comes within 1 point of the reference."),
         ("open", None, "Too little was observed"),
     ],
 )

@@ -36,7 +36,7 @@ def draw(axes: Axes, report: dict[str, Any]) -> None:
     """Put the curve into axes of the caller's own figure."""
     frame, scores = Frame.of(report), Scores.of(report)
     _dress(axes, report, frame, scores)
-    _draw_reference(axes, report, frame, scores)
+    _draw_reference(axes, report, frame)
     _draw_points(axes, report, frame)
     _draw_fit(axes, report)
     _draw_answer(axes, report, frame)
@@ -76,14 +76,17 @@ def _dress(axes: Axes, report: dict[str, Any], frame: Frame, scores: Scores) -> 
     )
 
 
-def _draw_reference(axes: Axes, report: dict[str, Any], frame: Frame, scores: Scores) -> None:
+def _draw_reference(axes: Axes, report: dict[str, Any], frame: Frame) -> None:
     goal = threshold(report)
     if goal is None:
         return
     reference = report["reference"]["score"]
     axes.axhline(reference, color=INK, linewidth=1.0, zorder=2)
     axes.axhline(goal, color=INK, linewidth=1.0, linestyle=(0, (4, 3)), zorder=2)
-    words = ((reference, f"reference {scores(reference)}", 3), (goal, wording.below_reference(report), -10))
+    words = (
+        (reference, f"reference {wording.reference_score(report)}", 3),
+        (goal, wording.below_reference(report), -10),
+    )
     for score, text, points_above in words:
         axes.annotate(text, (frame.densities[0], score), (5, points_above), textcoords="offset points", fontsize=8.5,
                       color=INK, zorder=6)  # fmt: skip

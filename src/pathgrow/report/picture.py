@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pathgrow.report.frame import Frame, ends, threshold
-from pathgrow.report.wording import Scores, below_reference, counted, in_round, percent
+from pathgrow.report.wording import Scores, below_reference, counted, in_round, percent, reference_score
 
 Mark = tuple[float, float, str]
 """x, y, and what it says when pointed at."""
@@ -80,7 +80,7 @@ class Picture:
             probes=marks(curve["probes"]),
             fit=_points(line),
             band=_points((x(d), y(s)) for d, s in edges),
-            reference=(y(reference["score"]), f"reference {scores(reference['score'])}") if reference else None,
+            reference=(y(reference["score"]), f"reference {reference_score(report)}") if reference else None,
             goal=(y(goal), below_reference(report)) if goal is not None else None,
             answer=None
             if density is None

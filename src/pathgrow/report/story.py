@@ -12,11 +12,13 @@ from pathgrow.report.wording import (
     asked_for,
     count,
     counted,
+    dense_row,
     duration,
     explanation,
     percent,
     percent_column,
     printable,
+    reference_score,
 )
 
 Table = tuple[list[str], list[list[str]]]
@@ -34,7 +36,7 @@ _SERIES = {
 
 def paragraphs(report: dict[str, Any]) -> list[str]:
     """The run told in the order it happened."""
-    curve, answer, scores = report["curve"], report["answer"], Scores.of(report)
+    curve, answer = report["curve"], report["answer"]
     told = []
     if rough := curve["rough"]:
         planted = (
@@ -48,7 +50,7 @@ def paragraphs(report: dict[str, Any]) -> list[str]:
         )
         told.append(f"{planted} {grown}" if len(rough) > 1 else f"{planted} It did not grow.")
     if probes := curve["probes"]:
-        against = scores(report["reference"]["score"]) if report.get("reference") else "the densest of them"
+        against = reference_score(report) if report.get("reference") else "the densest of them"
         told.append(f"{_copies(probes)} The answer is read from these, against a reference of {against}.")
     told.append(explanation(report))
     reason = printable(answer["reason"] or "").rstrip(".")
@@ -93,7 +95,7 @@ def cost_by_phase(report: dict[str, Any]) -> Table:
 
 
 def rounds(report: dict[str, Any]) -> Table:
-    """The trunk round by round, and the copies that were trained out; a dense one, which is of no round, comes last."""
+    """The trunk round by round, and the copies trained out; the dense one, which is of no round, comes last."""
     scores = Scores.of(report)
     probes = {row["round"]: row for row in report["curve"]["probes"]}
     rows = []
@@ -111,9 +113,9 @@ def rounds(report: dict[str, Any]) -> Table:
                 str(probe["epochs"]) if probe else "",
             ]
         )
-    if dense := probes.get(DENSE):
+    if dense := dense_row(report):
         of_dense = [percent_column(dense["density"]), percent_column(dense["density_model"])]
-        rows.append(["dense", *of_dense, "", "", "", scores(dense["score"]), str(dense["epochs"])])
+        rows.append(["dense", *of_dense, "", "", "", scores(dense["score"]), str(dense["epochs"] or "")])
     return ["round", "density", "of model", "epochs", scores.name, "loss", "trained out", "epochs"], rows
 
 

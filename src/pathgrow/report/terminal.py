@@ -15,7 +15,7 @@ from pathgrow.report import wording
 from pathgrow.report.chart import curve_chart
 from pathgrow.report.reading import Unfinished, is_training, read
 from pathgrow.report.training import training_summary
-from pathgrow.report.wording import DENSE, Scores, counted, percent, percent_column, printable
+from pathgrow.report.wording import Scores, counted, percent, percent_column, printable
 
 
 def show(path: str | os.PathLike[str], console: Console | None = None) -> None:
@@ -61,7 +61,7 @@ def _findings(report: dict[str, Any]) -> Table:
 def _rounds(report: dict[str, Any]) -> Table:
     """One line a round: the trunk as it grew, and beside it the copy that was trained out, where there is one.
 
-    A dense copy, which is of no round, stands below them.
+    A dense network, which is of no round, stands below them.
     """
     scores = Scores.of(report)
     probes = {row["round"]: row for row in report["curve"]["probes"]}
@@ -82,9 +82,9 @@ def _rounds(report: dict[str, Any]) -> Table:
             scores(probe["score"]) if probe else "",
             str(probe["epochs"]) if probe else "",
         )
-    if dense := probes.get(DENSE):  # a copy that was not grown: it has no place in the trunk
+    if dense := wording.dense_row(report):  # it was not grown: it has no place in the trunk
         of_dense = (percent_column(dense["density"]), percent_column(dense["density_model"]))
-        table.add_row("dense", *of_dense, "", "", "", scores(dense["score"]), str(dense["epochs"]))
+        table.add_row("dense", *of_dense, "", "", "", scores(dense["score"]), str(dense["epochs"] or ""))
     if chosen is not None:
         table.caption, table.caption_justify = "> the network handed back", "left"
     return table

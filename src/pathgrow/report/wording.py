@@ -11,12 +11,6 @@ from pathgrow.report.frame import allowed, ends
 DENSE = -1
 """The round that a report gives to a copy which was not grown: all of its weights are there."""
 
-_REFERENCES = {
-    "given": "given by the user",
-    "dense": "the dense network, trained in this run",
-    "densest": "the densest network grown, trained like the others",
-}
-
 
 def percent(density: float) -> str:
     """A density in percent, three digits.
@@ -143,15 +137,48 @@ def headline(report: dict[str, Any]) -> str:
             f"The density asked for, {percent(network['density'])} of the switchable weights, reaches a validation "
             f"{scores.name} of {scores(network['val']['score'])}."
         )
-    within = f"within {scores.difference(answer['delta'])} of the reference"
-    tried = [row["density"] for row in (*report["curve"]["probes"], *report["curve"]["rough"])]
+    brief = judged_briefly(report)
+    against = "the reference" if brief is None else "dense" if _dense_probe(report) else "the densest network grown"
+    within = f"within {scores.difference(answer['delta'])} of {against}"
+    judged = "" if brief is None else f", judged by trainings of {counted(brief, 'epoch')}"
+    trained_out = [row["density"] for row in report["curve"]["probes"] if row["round"] != DENSE]
+    seen, how = (
+        (trained_out, "trained out") if trained_out else ([r["density"] for r in report["curve"]["rough"]], "grown")
+    )
     if answer["status"] == "found" and answer["operating_density"] is not None:
-        return f"{percent(answer['operating_density'])} of the switchable weights keep the {scores.name} {within}."
-    if answer["status"] == "flat" and tried:
-        return f"Even {percent(min(tried))}, the least density tried, lies {within} on the curve."
-    if answer["status"] == "unreached" and tried:
-        return f"No density tried, up to {percent(max(tried))}, comes {within}."
+        keep = f"{'keep' if brief is None else 'should keep'} the {scores.name}"
+        return f"{percent(answer['operating_density'])} of the switchable weights {keep} {within}{judged}."
+    if answer["status"] == "flat" and seen:
+        return f"Even {percent(min(seen))}, the least density {how}, lies {within} on the curve{judged}."
+    if answer["status"] == "unreached" and seen:
+        return f"No density {how}, up to {percent(max(seen))}, comes {within}{judged}."
     return f"Too little was observed to say how dense a network {within} must be."
+
+
+def judged_briefly(report: dict[str, Any]) -> int | None:
+    """The epochs of the networks compared, where there is no other reference and the one handed back had more."""
+    reference = report.get("reference") or {}
+    if reference.get("kind") != "densest" or not report["curve"]["probes"]:
+        return None
+    epochs: int | None = reference.get("epochs")
+    return epochs if epochs is not None and epochs < report["network"]["epochs"] else None
+
+
+def dense_row(report: dict[str, Any]) -> dict[str, Any] | None:
+    """The dense network that the others are compared with, as a row beside the rounds, where one was trained."""
+    if (probe := _dense_probe(report)) is not None:
+        return probe
+    trained, reference = report.get("dense"), report.get("reference") or {}
+    if not trained or not trained.get("val"):
+        return None
+    whole = {"round": DENSE, "density": 1.0, "density_model": 1.0, "epochs": reference.get("epochs")}
+    return {**whole, "score": trained["val"]["score"]}
+
+
+def reference_score(report: dict[str, Any]) -> str:
+    """The score that the goal is counted from; one of the networks compared counts by the curve through all of them."""
+    fitted = " (fitted)" if report["reference"]["kind"] == "densest" else ""
+    return f"{Scores.of(report)(report['reference']['score'])}{fitted}"
 
 
 def below_reference(report: dict[str, Any]) -> str:
@@ -191,6 +218,8 @@ def findings(report: dict[str, Any]) -> list[tuple[str, str]]:
     found = []
     if answer["interval"]:
         found.append(("90% interval", f"{percent_range(answer['interval'])} of the switchable weights"))
+    if answer.get("rule") == "probe" and answer["operating_density"] is not None and asked_for(report) is None:
+        found.append(("answer", _caution(report)))
     found.append(
         (
             "network",
@@ -199,13 +228,8 @@ def findings(report: dict[str, Any]) -> list[tuple[str, str]]:
         )
     )
     found.append((scores.name, _tested(scores, network, report.get("dense"))))
-    if reference := report.get("reference"):
-        trained = reference.get("epochs") and reference["kind"] != "given"
-        epochs = f", {counted(reference['epochs'], 'epoch')}" if trained else ""
-        kind = _REFERENCES.get(reference["kind"], printable(reference["kind"]))
-        if reference["kind"] == "densest" and any(row["round"] == DENSE for row in report["curve"]["probes"]):
-            kind = "a dense copy, trained like the others"
-        found.append(("reference", f"{scores(reference['score'])}: {kind}{epochs}"))
+    if report.get("reference"):
+        found.append(("reference", _reference(report)))
     if answer["gain_density"] is not None:
         spread = f" (90% interval {percent_range(answer['gain_interval'])})" if answer["gain_interval"] else ""
         found.append(("gain answer", f"{percent(answer['gain_density'])}{spread} has 95% of the gain that was fitted"))
@@ -215,6 +239,42 @@ def findings(report: dict[str, Any]) -> list[tuple[str, str]]:
     seconds = (report.get("timing") or {}).get("seconds")
     found.append(("price", price + (f", {duration(seconds)}" if seconds else "")))
     return found
+
+
+def _caution(report: dict[str, Any]) -> str:
+    """Why the answer stands where it does, and how far from it the network handed back may be."""
+    sentence = (
+        f"{percent(report['answer']['operating_density'])}: enough on two thirds of the possible curves, so as a rule "
+        "right of where the fitted one crosses the goal line"
+    )
+    if (report.get("config") or {}).get("answer") == "gain":
+        return f"{sentence}; the network handed back was chosen by the gain answer"
+    if judged_briefly(report) is None:
+        return f"{sentence}; the network handed back is the sparsest grown one that has no less"
+    return f"{sentence}; the network handed back is a grown one near it, at most a tenth sparser"
+
+
+def _reference(report: dict[str, Any]) -> str:
+    """Its score, what it is and how long that was trained."""
+    scores, reference = Scores.of(report), report["reference"]
+    score, kind, epochs = scores(reference["score"]), reference["kind"], reference.get("epochs")
+    trained = f" {counted(epochs, 'epoch')}" if epochs else ""
+    if kind == "given":
+        return f"{score}: given by the user"
+    if kind == "dense":
+        return f"{score}: the dense network, trained{trained} in this run"
+    if kind != "densest" or not report["curve"]["probes"]:
+        return f"{score}: {'the densest network grown' if kind == 'densest' else printable(kind)}"
+    densest = max(report["curve"]["probes"], key=lambda row: float(row["density"]))
+    name = "a dense copy" if densest["round"] == DENSE else "the densest network grown"
+    longer = "" if judged_briefly(report) is None else f" (the network: {report['network']['epochs']:,})"
+    return (
+        f"{score} fitted, {scores(densest['score'])} measured: {name}, trained{trained} like the other copies{longer}"
+    )
+
+
+def _dense_probe(report: dict[str, Any]) -> dict[str, Any] | None:
+    return next((row for row in report["curve"]["probes"] if row["round"] == DENSE), None)
 
 
 def _tested(scores: Scores, network: dict[str, Any], dense: dict[str, Any] | None) -> str:
