@@ -15,7 +15,7 @@ import typer
 
 from pathgrow.cli_data import data_app
 from pathgrow.cli_options import as_number, pairs, parse_real, real, text, whole, without_none
-from pathgrow.cli_train import compare, list_methods, train
+from pathgrow.cli_train import compare, list_methods, say_what_is_missing, train
 from pathgrow.errors import PeerFailed, RunFailed, UserError
 from pathgrow.version import __version__
 
@@ -229,10 +229,7 @@ def _say_where(folder: RunFolder) -> None:
     told = ("report.html", "curve.png", "network.safetensors", "report.json")
     there = ", ".join(name for name in told if (folder.path / name).is_file())
     typer.echo(f"Written to {folder.path}: {there} and more. See it again with: pathgrow show {folder.path}")
-    if folder.missing:
-        taken = " and ".join(folder.missing)
-        again = f"to have it written anew delete {folder.path / 'report.json'} and give the same command again"
-        _say(f"note: {taken} of this run is no longer there: {again}", 0)
+    say_what_is_missing(folder)
 
 
 def _reference(text: str | None) -> float | str | None:
@@ -259,8 +256,10 @@ def _rough(text: str | None) -> int | float | str | None:
 def show(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.")]) -> None:
     """Show a run, finished or not."""
     from pathgrow.report import terminal
+    from pathgrow.runs import RunFolder
 
     terminal.show(folder)
+    say_what_is_missing(RunFolder(folder))
 
 
 @app.command("models")

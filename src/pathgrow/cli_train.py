@@ -14,6 +14,7 @@ from pathgrow.cli_options import pairs, parse_real, real, text, whole, without_n
 
 if TYPE_CHECKING:
     from pathgrow.method import Method
+    from pathgrow.runs import RunFolder
     from pathgrow.team import Team
 
 _COSTS = {
@@ -128,6 +129,20 @@ def _train(team: Team, given: dict[str, Any], out: Path | None, *, quiet: bool) 
         terminal.show(folder)
         typer.echo(f"Written to {folder}: network.safetensors, report.json and more.")
         typer.echo(f"See it again with: pathgrow show {folder}; beside others with: pathgrow compare {folder} ...")
+        say_what_is_missing(RunFolder(folder))
+
+
+def say_what_is_missing(folder: RunFolder) -> None:
+    """Name files that were taken from a finished run, and what brings them back."""
+    missing = folder.missing
+    for_good = [name for name in missing if name == "metrics.jsonl"]  # rows are written while a stage is trained
+    if taken := [name for name in missing if name not in for_good]:
+        told = " and ".join(taken) if len(taken) <= 2 else f"{taken[0]} and {len(taken) - 1} other files"
+        again = f"to have them written anew delete {folder.path / 'report.json'} and give the same command again"
+        typer.echo(f"pathgrow: note: {told} of this run can no longer be found: {again}", err=True)
+    if for_good:
+        again = "only the same command with another --out writes it again, nothing else needs it"
+        typer.echo(f"pathgrow: note: {for_good[0]} of this run can no longer be found: {again}", err=True)
 
 
 def compare(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -411,13 +412,27 @@ def test_a_finished_run_says_which_of_its_files_are_there(tmp_path: Path, capsys
     assert leave(*command) == 0
     said = capsys.readouterr()
     assert "network.safetensors" not in said.out.splitlines()[-1]
-    assert "network.safetensors of this run is no longer there" in said.err
+    assert "network.safetensors of this run can no longer be found" in said.err
     assert f"delete {out / 'report.json'} and give the same command again" in said.err
 
     (out / "report.json").unlink()  # as advised
     assert leave(*command) == 0
-    assert "no longer there" not in capsys.readouterr().err
+    assert capsys.readouterr().err == ""
     assert (out / "network.safetensors").read_bytes() == network
+
+    masks = (out / "masks" / "round_000.safetensors").read_bytes()
+    shutil.rmtree(out / "masks")
+    (out / "metrics.jsonl").unlink()
+    for again in (command, ["show", str(out)]):
+        assert leave(*again) == 0
+        notes = capsys.readouterr().err.splitlines()
+        assert len(notes) == 2
+        assert "masks/round_000.safetensors of this run can no longer be found: to have them written anew" in notes[0]
+        assert "metrics.jsonl of this run can no longer be found: only the same command with another --out" in notes[1]
+    (out / "report.json").unlink()
+    assert leave(*command) == 0
+    assert "masks" not in capsys.readouterr().err
+    assert (out / "masks" / "round_000.safetensors").read_bytes() == masks
 
 
 def test_a_tolerance_that_every_density_meets_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from pathgrow.errors import RunFailed, UserError
+from pathgrow.masks import Masks
 from pathgrow.runs import RunFolder, strict_json
 from pathgrow.runs.folder import EnvironmentChangedWarning
 from pathgrow.runs.stages import DamagedStageWarning
@@ -294,7 +295,23 @@ def test_files_that_were_taken_from_a_finished_run_are_named(folder):
     assert folder.missing == []  # nothing was promised yet
     folder.write_report({})
     (folder.path / "network.safetensors").write_bytes(b"")
-    assert folder.missing == ["curve.csv", "network_masks.safetensors"]
+    assert folder.missing == ["metrics.jsonl", "curve.csv", "network_masks.safetensors"]
+
+
+def test_masks_and_metrics_that_were_taken_are_named(folder):
+    masks = Masks({"0.weight": torch.tensor([[True, False]])})
+    for round in range(3):
+        folder.save_masks(round, masks)
+    for name in ("curve.csv", "network.safetensors", "network_masks.safetensors"):
+        (folder.path / name).write_bytes(b"")
+    folder.log("seed", epoch=1)
+    folder.write_report({"curve": {"rough": [{"round": round} for round in range(3)]}})
+    assert folder.missing == []
+    (folder.path / "masks" / "round_001.safetensors").unlink()
+    assert folder.missing == ["masks/round_001.safetensors"]
+    shutil.rmtree(folder.path / "masks")
+    (folder.path / "metrics.jsonl").unlink()
+    assert folder.missing == ["metrics.jsonl", *(f"masks/round_{round:03d}.safetensors" for round in range(3))]
 
 
 def test_another_environment_is_said_and_the_first_one_kept(folder):

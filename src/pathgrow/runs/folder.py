@@ -32,7 +32,8 @@ from pathgrow.runs.metrics import Metrics
 from pathgrow.runs.stages import StageFiles
 from pathgrow.runs.store import Facts, Stage
 
-_LEFT_BEHIND = ("curve.csv", "network.safetensors", "network_masks.safetensors")
+_METRICS = "metrics.jsonl"
+_LEFT_BEHIND = (_METRICS, "curve.csv", "network.safetensors", "network_masks.safetensors")
 """What a finished run has written before its report."""
 
 
@@ -58,7 +59,7 @@ class RunFolder:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self._stages = StageFiles(self.path / "stages")
-        self._metrics = Metrics(self.path / "metrics.jsonl")
+        self._metrics = Metrics(self.path / _METRICS)
         self._lock: locks.Lock | None = None
 
     @classmethod
@@ -154,7 +155,12 @@ class RunFolder:
     @property
     def missing(self) -> list[str]:
         """Files that a finished run had written and that are no longer there."""
-        return [name for name in _LEFT_BEHIND if self.finished and not (self.path / name).is_file()]
+        if not self.finished:
+            return []
+        # The report of a discovery has a row for each round it visited; a training keeps no masks but its last.
+        curve = self.report().get("curve") or {}
+        masks = [_masks_of(round) for round in range(len(curve.get("rough", ())))]
+        return [name for name in (*_LEFT_BEHIND, *masks) if not (self.path / name).is_file()]
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -182,7 +188,7 @@ class RunFolder:
 
     def save_masks(self, round: int, masks: Masks) -> Path:
         """The masks of a round as masks/round_004.safetensors."""
-        path = self.path / "masks" / f"round_{round:03d}.safetensors"
+        path = self.path / _masks_of(round)
         path.parent.mkdir(exist_ok=True)
         masks.save(path)
         return path
@@ -252,6 +258,10 @@ class RunFolder:
                 EnvironmentChangedWarning,
                 stacklevel=4,
             )
+
+
+def _masks_of(round: int) -> str:
+    return f"masks/round_{round:03d}.safetensors"
 
 
 def _read_object(path: Path, mend: str) -> dict[str, Any]:
