@@ -142,7 +142,7 @@ def test_showing_an_unfinished_run_says_where_it_is(tmp_path):
     show(folder.path, console)
     running, stopped = console.file.getvalue().split("an unfinished run", 2)[1:]
     assert "in stage round-001" in running
-    assert "2 stages finished; being worked on by another process (pid" in running
+    assert "1 stage finished; being worked on by another process (pid" in running, "as many as are listed"
     assert "seed" in running
     assert "0.81" in running
     assert "not running; give its command again to resume it" in stopped

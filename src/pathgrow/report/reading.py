@@ -30,7 +30,7 @@ class Unfinished:
     """A run that has not come to its end."""
 
     stages: tuple[str, ...]
-    """Finished ones, oldest first."""
+    """All that is stored, oldest first: what stages observed, and what is only kept to go on from."""
     current: str | None
     """The stage it is in, as far as its metrics tell."""
     worker: str | None
@@ -48,7 +48,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any] | Unfinished:
         return checked(folder.report(), str(folder.path / "report.json"))
     if folder.config is None:
         raise UserError(f"{folder.path} holds no run (no config.json): give the folder named by --out")
-    return _progress_of(folder)
+    return progress_of(folder)
 
 
 def read_finished(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -84,7 +84,8 @@ def checked(report: dict[str, Any], where: str) -> dict[str, Any]:
     return report
 
 
-def _progress_of(folder: RunFolder) -> Unfinished:
+def progress_of(folder: RunFolder) -> Unfinished:
+    """How far the run in a folder has come."""
     stages = tuple(folder.stages)
     begun = [str(row["stage"]) for row in folder.metrics]
     points = []

@@ -99,7 +99,7 @@ def _unfinished(run: Unfinished, path: str | os.PathLike[str]) -> RenderableType
     where = f"in stage {run.current}" if run.current else "between stages" if run.stages else "before its first stage"
     lines = [
         Text(f"{printable(os.fspath(path))}: an unfinished run, {where}.", "bold"),
-        Text(f"{counted(len(run.stages), 'stage')} finished; {state}."),
+        Text(f"{counted(len(run.points), 'stage')} finished; {state}."),
     ]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("stage", "density", "score"):
