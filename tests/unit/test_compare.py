@@ -108,6 +108,25 @@ def test_what_makes_another_run_and_what_does_not(tmp_path: Path) -> None:
     assert [row.num_seeds for row in compare([*same, *others]).rows] == [2, 1, 1, 1, 1]
 
 
+def test_rows_that_look_alike_are_told_apart_by_their_settings(tmp_path: Path) -> None:
+    names = ("plain", "other", "set", "denser")
+    one, other, alone, denser = (finished(tmp_path / name, method="set" if name == "set" else "rigl") for name in names)
+    for folder, changed in ((other, {"recipe": {"lr": 0.3}, "reference": "dense"}), (denser, {"density": 0.3})):
+        report = json.loads((folder / "report.json").read_text())
+        report["config"] |= changed
+        (folder / "report.json").write_text(json.dumps(report))
+    found = compare([one, other, alone])
+    assert [row.settings for row in found.rows] == [
+        "recipe.lr 0.1, reference none",
+        "recipe.lr 0.3, reference dense",
+        "",
+    ]
+    assert "recipe.lr 0.3, reference dense" in write(found, "table")
+    assert "settings" in write(found, "markdown").splitlines()[0]
+    assert "settings" not in write(compare([one, alone]), "markdown"), "nothing to tell apart"
+    assert "settings" not in write(compare([one, denser]), "markdown"), "the density has a column of its own"
+
+
 def test_runs_matched_each_to_its_own_seed_are_one_row(tmp_path: Path) -> None:
     folders = [
         finished(

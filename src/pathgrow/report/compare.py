@@ -43,7 +43,7 @@ def as_table(rows: Sequence[Row]) -> Table:
     return table
 
 
-_WORDS = ("method", "runs on", "matched")
+_WORDS = ("method", "runs on", "matched", "settings")
 
 
 def _cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
@@ -52,6 +52,8 @@ def _cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
         columns["runs on"] = lambda row: printable(row.subject)
     if any(row.match != "none" for row in rows):
         columns["matched"] = lambda row: row.match
+    if any(row.settings for row in rows):
+        columns["settings"] = lambda row: printable(row.settings)
     if len({row.epochs for row in rows}) > 1:
         columns["epochs"] = lambda row: str(row.epochs)
     columns |= {

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pathgrow.errors import UserError
+from pathgrow.report.reading import progress_of
+from pathgrow.report.story import config_rows
 from pathgrow.report.wording import counted
 from pathgrow.runs import RunFolder
 
@@ -19,6 +21,8 @@ _NO_DIFFERENCE = ("seed", "data_root", "threads", "ranks", "engine")
 """Where data lie and how many threads add up sums: two runs that differ in these too are the same but for rounding."""
 _MATCHED_WITHIN = 0.01
 """A run that has spent more or less of its budget than this is said to."""
+_TOLD_ANYWAY = ("density", "match_run", "match_budget")
+"""Entries of a config that columns of the table, or of another run in it, say already."""
 _SAME_TASK = ("data", "fold", "model", "model_options", "recipe")
 
 
@@ -36,6 +40,8 @@ class Run:
     """Data, model, recipe and the epochs of a dense training, as a key: only within it are costs compared."""
     group: str
     """All of the config that makes a difference, as a key."""
+    settings: Mapping[str, str]
+    """The same, entry by entry, with dotted names."""
     subject: str
     """Data and model, for people."""
     epochs: int
@@ -61,6 +67,8 @@ class Row:
     method: str
     subject: str
     match: str
+    settings: str
+    """What tells this row from others of the same method, subject, match and epochs; empty where nothing has to."""
     epochs: int
     """Of the training that this one is compared with."""
     density: float
@@ -113,7 +121,8 @@ def compare(paths: Sequence[str | os.PathLike[str]]) -> Comparison:
         )
     kept = [run for group in groups.values() for run in group]
     notes += [_missed(run, off) for run in kept if (off := run.match_off) is not None and abs(off) > _MATCHED_WITHIN]
-    return Comparison(tuple(_row(group, kept) for group in groups.values()), tuple(notes))
+    firsts = [group[0] for group in groups.values()]
+    return Comparison(tuple(_row(group, kept, firsts) for group in groups.values()), tuple(notes))
 
 
 def interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float] | None:
@@ -141,7 +150,20 @@ def _missed(run: Run, off: float) -> str:
     )
 
 
-def _row(group: Sequence[Run], everything: Iterable[Run]) -> Row:
+def _apart(run: Run, others: Iterable[Run]) -> str:
+    """The settings of a run that those of the same name do not share."""
+    alike = [other.settings for other in others if _name(other) == _name(run)]
+    names = sorted({name for settings in alike for name in settings}.difference(_TOLD_ANYWAY))
+    differing = [name for name in names if any(other.get(name) != run.settings.get(name) for other in alike)]
+    said = {name: run.settings.get(name, "null") for name in differing}
+    return ", ".join(f"{name} {'none' if value == 'null' else value}" for name, value in said.items())
+
+
+def _name(run: Run) -> tuple[str, str, str, int]:
+    return run.method, run.subject, run.match, run.epochs
+
+
+def _row(group: Sequence[Run], everything: Iterable[Run], firsts: Iterable[Run]) -> Row:
     first = group[0]
     dense = [run for run in everything if run.is_dense and run.task == first.task]
     dense_flops = statistics.fmean(run.training_flops for run in dense) if dense else None
@@ -154,6 +176,7 @@ def _row(group: Sequence[Run], everything: Iterable[Run]) -> Row:
         method=first.method,
         subject=first.subject,
         match=first.match,
+        settings=_apart(first, firsts),
         epochs=first.epochs,
         density=statistics.fmean(run.density for run in group),
         density_model=statistics.fmean(run.density_model for run in group),
@@ -189,7 +212,7 @@ def _read(path: str) -> Run:
     if folder.config is None:
         raise UserError(f"{path} is left out: it holds no run of pathgrow")
     if not folder.finished:
-        stages = counted(len(folder.stages), "stage")
+        stages = counted(len(progress_of(folder).points), "stage")
         raise UserError(f"{path} is left out: its run is not finished ({stages} so far)")
     try:
         return _run(path, folder.report())
@@ -204,6 +227,7 @@ def _run(path: str, report: Mapping[str, Any]) -> Run:
     is_training = report.get("kind") == "train"
     method = str(config["method"])
     test = network["test"]
+    settings = _settings(config)
     task = {name: config.get(name) for name in _SAME_TASK}
     task["epochs"] = config["epochs"] if is_training else config["budget"]
     return Run(
@@ -213,7 +237,8 @@ def _run(path: str, report: Mapping[str, Any]) -> Run:
         match_off=ledger.get("match", {}).get("off"),
         seed=int(config["seed"]),
         task=json.dumps(task, sort_keys=True),
-        group=_group(config),
+        group=json.dumps(settings, sort_keys=True),
+        settings=dict(config_rows(settings)),
         subject=" ".join(str(config[name]) for name in ("data", "model") if name in config),
         epochs=int(task["epochs"]),
         density=float(network["density"]),
@@ -227,12 +252,12 @@ def _run(path: str, report: Mapping[str, Any]) -> Run:
     )
 
 
-def _group(config: Mapping[str, Any]) -> str:
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     left = {name: value for name, value in config.items() if name not in _NO_DIFFERENCE}
     if left.get("match_like") is not None:
         # Each seed is matched to the run of its own seed: what counts is that those runs are alike.
         left = {name: value for name, value in left.items() if name not in ("match_run", "match_budget")}
-    return json.dumps(left, sort_keys=True)
+    return left
 
 
 def _inference(report: Mapping[str, Any]) -> float | None:
