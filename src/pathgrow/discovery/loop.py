@@ -7,6 +7,7 @@ nothing of resuming: it walks through the stages, and a stage that is stored is 
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any, Literal
 
 from torch import nn
@@ -19,6 +20,7 @@ from pathgrow.discovery.copies import train_dense, train_out
 from pathgrow.discovery.options import Options
 from pathgrow.discovery.phases import Evaluate, Fit, check_call, check_calls
 from pathgrow.discovery.result import Discovery
+from pathgrow.discovery.scale import check_reference, doubt_about_delta
 from pathgrow.discovery.site import Site
 from pathgrow.discovery.stages import Record
 from pathgrow.discovery.trunk import Trunk
@@ -204,8 +206,10 @@ class Loop:
 
     def _ask_the_rule(self) -> str:
         """Do as the rule says until it says stop; its reason."""
+        self._doubt_delta()
         while True:
             curve = self._curve()
+            check_reference(curve)
             verdict = self._rule.decide(curve)
             self._options.observer.decided(verdict, self._rule.answer(curve))
             match verdict:
@@ -223,6 +227,12 @@ class Loop:
                             "mend the rule, or choose another"
                         )
                     self._trunk.advance_(self._next_size(up_to))
+
+    def _doubt_delta(self) -> None:
+        """Warn of a delta that is out of all proportion to the first score, where the rule was made with it."""
+        doubt = doubt_about_delta(self._trunk.rounds[0].point.score, self._options.delta, Options.delta)
+        if doubt is not None and isinstance(self._options.rule, str) and self._site.team.rank == 0:
+            warnings.warn(doubt, stacklevel=5)  # at whoever called `discover`
 
     def _next_size(self, up_to: float | None) -> int:
         """A whole step of growth, or as much of it as the rule asks for; a weight at least, so that it ends."""

@@ -1,0 +1,57 @@
+"""Numbers that were meant in another unit than the scores have: percent beside shares of one.
+
+Scores may be anything, so little is refused: only what no two scores of one kind can well be.
+"""
+
+from __future__ import annotations
+
+from pathgrow.density.curve import Curve
+from pathgrow.errors import RunFailed
+
+_SHARE = 1.0
+_BEYOND_A_SHARE = 1.5
+_APART = 20.0
+"""Percent are a hundred times a share; a network trained out is not this far from dense by being sparse."""
+_ROUNDS = 5
+_ABOUT = (0.5, 1.2)
+"""Growing networks may score next to nothing, whatever the unit: it takes so many rounds, and a best score that would
+be this much of the reference if it were percent."""
+
+
+def check_reference(curve: Curve) -> None:
+    """Refuse a reference that was given as percent where scores are shares of one, or the other way round.
+
+    Asked again after every stage, so what stands in the store by then is kept.
+    """
+    if curve.reference is None or curve.reference.kind != "given":
+        return
+    best, wanted = max(point.score for point in (*curve.rough, *curve.probes)), curve.reference.score
+    small, large = sorted((best, wanted))
+    if not (0 < small <= _SHARE and large > _BEYOND_A_SHARE and large > _APART * small):
+        return
+    is_about_percent = len(curve.rough) >= _ROUNDS and _ABOUT[0] * wanted < 100 * best < _ABOUT[1] * wanted
+    if best < wanted and not curve.probes and not is_about_percent:
+        return  # it may still rise
+    raise RunFailed(
+        f"the reference is {wanted:g} and the best score so far {best:.4g}, both in one unit are wanted (not percent "
+        "and shares of one): give as reference what evaluate returns for the dense network; what was trained is kept "
+        "where there is a store"
+    )
+
+
+def doubt_about_delta(score: float, delta: float, default: float) -> str | None:
+    """What to say of a first score that is no share of one, where delta was left at a value for those; else None.
+
+    Scores below zero, as losses with a minus sign, may well be told apart by a hundredth.
+
+    >>> doubt_about_delta(87.5, delta=0.01, default=0.01)
+    'the first score is 87.5 and delta is 0.01, the default for scores from 0 to 1: ...'
+    >>> doubt_about_delta(87.5, delta=1.0, default=0.01), doubt_about_delta(-2.3, delta=0.01, default=0.01)
+    (None, None)
+    """
+    if score <= _BEYOND_A_SHARE or delta != default:
+        return None
+    return (
+        f"the first score is {score:.4g} and delta is {delta:g}, the default for scores from 0 to 1: "
+        "if scores are percent, give delta=1 for one point"
+    )

@@ -1,0 +1,129 @@
+"""Percent beside shares of one: what is refused, what is only doubted, and that no other scores raise an alarm."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from pathgrow.density.curve import Curve, Point, Reference
+from pathgrow.discovery import Discovery, discover
+from pathgrow.discovery.scale import check_reference
+from pathgrow.errors import RunFailed
+from pathgrow.runs.store import MemoryStore
+from tests.toy import INPUTS, Script, World
+
+
+def curve(reference: float, rough: list[float], probes: list[float], kind: str = "given") -> Curve:
+    def points(scores: list[float]) -> tuple[Point, ...]:
+        return tuple(
+            Point(round=k, density=0.01 * 1.25**k, epochs=8, score=score, loss=None) for k, score in enumerate(scores)
+        )
+
+    told = Reference(score=reference, kind=kind, epochs=8)  # type: ignore[arg-type]
+    return Curve(rough=points(rough), probes=points(probes), reference=told)
+
+
+@pytest.mark.parametrize(
+    ("reference", "rough", "probes"),
+    [
+        (93, [0.1, 0.5, 0.6, 0.7, 0.8], []),
+        (93, [0.1], [0.11]),
+        (76, [0.0, 0.0], [0.4, 0.6]),
+        (0.93, [87.5], []),
+        (0.93, [10.0, 12.0, 15.0, 60.0], []),
+    ],
+)
+def test_a_reference_in_another_unit_is_refused(reference: float, rough: list[float], probes: list[float]) -> None:
+    with pytest.raises(RunFailed, match=r"the reference is .* both in one unit are wanted"):
+        check_reference(curve(reference, rough, probes))
+
+
+@pytest.mark.parametrize(
+    ("reference", "rough", "probes"),
+    [
+        (93, [0.1, 0.5, 0.6, 0.8], []),  # percent of a network that has hardly begun to learn: wait
+        (27, [0.0, 0.0, 0.0, 0.01, 0.02, 0.05], []),  # BLEU of very sparse networks
+        (27, [0.1, 0.3, 0.8, 2.0, 4.0], [9.0]),
+        (30, [0.2, 0.4, 0.6, 0.8, 0.9], []),  # a reward
+        (-1.2, [-6.0, -4.0, -3.0, -2.5, -2.0], [-1.4]),  # losses with a minus sign
+        (-0.05, [-2.3, -1.0, -0.4, -0.2, -0.1], [-0.06]),
+        (18.0, [-21.0, -20.0, 0.5, 2.0, 5.0], [17.0]),
+        (0.5, [-3.0, -1.0, 0.1, 0.2, 0.3], [0.45]),  # R2
+        (2.0, [0.3, 0.5, 0.7, 0.9, 0.95], [0.99]),
+        (0.93, [10.0], []),
+        (0.0, [0.1, 0.2, 0.3, 0.4, 50.0], []),
+    ],
+)
+def test_scores_of_any_kind_are_not_refused(reference: float, rough: list[float], probes: list[float]) -> None:
+    check_reference(curve(reference, rough, probes))
+
+
+def test_a_reference_that_was_trained_is_never_refused() -> None:
+    check_reference(curve(93, [0.1] * 5, [0.5], kind="dense"))
+
+
+@given(st.floats(1e-6, 1e6), st.lists(st.floats(0.05, 2.0), min_size=1, max_size=8), st.booleans())
+def test_scores_within_a_factor_of_20_of_the_reference_are_never_refused(
+    reference: float, shares: list[float], negative: bool
+) -> None:
+    sign = -1 if negative else 1
+    scores = [sign * reference * share for share in [*shares, 0.06]]
+    check_reference(curve(sign * reference, scores, scores))
+
+
+def in_percent(world: World, factor: float = 100, **options: object) -> Discovery:
+    def evaluate(model: nn.Module) -> tuple[float, float]:
+        score, loss = world.evaluate(model)
+        return factor * score, loss
+
+    settings = {"start_density": 0.1, "budget": 16, "seed_epochs": 2, **options}
+    return discover(world.model, world.optimizer, world.fit, evaluate, INPUTS[:1], **settings)  # type: ignore[arg-type]
+
+
+def test_a_discovery_ends_before_its_answer_and_what_it_trained_is_used_again() -> None:
+    store, world = MemoryStore(), World()
+    script = Script(probe=(0,), last=9)
+    with pytest.raises(RunFailed, match="the reference is 93 and the best score so far 0"):
+        in_percent(world, 1, reference=93, rule=script, store=store)
+    assert [call.epochs for call in world.fits] == [2, 16]
+    again = World()
+    found = in_percent(again, 1, reference=0.93, rule=script, store=store)
+    assert len(found.rounds) == 10
+    assert [call.epochs for call in again.fits] == [*[1] * 9, 16]
+
+
+def test_a_target_needs_no_reference_and_asks_nothing() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        in_percent(World(), reference=0.93, rule="probe", target_density=0.2)
+
+
+def test_percent_with_the_default_delta_are_doubted_once() -> None:
+    with pytest.warns(UserWarning, match=r"delta is 0\.01, .* give delta=1 for one point") as told:
+        in_percent(World(), rule="exponential")
+    assert len(told) == 1
+    assert told[0].filename == __file__, "it points at whoever called"
+
+
+@pytest.mark.parametrize(
+    ("factor", "options"),
+    [(100, {"delta": 1.0, "rule": "exponential"}), (1, {"rule": "exponential"}), (100, {"rule": Script()})],
+)
+def test_other_deltas_and_scores_are_not_doubted(factor: float, options: dict[str, object]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        in_percent(World(), factor, **options)
+
+
+def test_losses_with_a_minus_sign_are_not_doubted() -> None:
+    world = World()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        discover(
+            world.model, world.optimizer, world.fit, lambda model: -3 - world.evaluate(model)[1], INPUTS[:1],
+            start_density=0.1, budget=16, seed_epochs=2, rule="exponential",
+        )  # fmt: skip
