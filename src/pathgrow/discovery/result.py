@@ -91,8 +91,8 @@ class Discovery:
         return (
             f"{self.answer.words} The networks compared were trained {options.num_probe_epochs} of"
             f" {words.counted(options.budget, 'epoch')}. Gaps to dense shrink in longer training, so {middle:.2g}"
-            f" ({low:.2g} to {high:.2g}) was allowed there for {self.answer.delta:.2g} in the end; for certainty give a"
-            " reference."
+            f" ({low:.2g} to {high:.2g}) was allowed there for {self.answer.delta:.2g} in the end; a reference makes"
+            " it surer."
         )
 
     @property
