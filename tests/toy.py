@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -131,3 +132,17 @@ class MortalStore(MemoryStore):
         super().save(stage, facts, tensors)  # type: ignore[arg-type]
         if self.left == 0:
             raise Killed
+
+
+def killed_at_every_save(saves_the_last: bool, **options: Any) -> int:
+    """Break a discovery off at each of its saves and resume it: it must end as if undisturbed. The number of saves."""
+    undisturbed = without_timing(World().discover(**options))
+    for num_saves in range(1, 100):
+        store = MortalStore(num_saves, saves_the_last)
+        try:
+            World().discover(store=store, **options)
+        except Killed:
+            assert without_timing(World().discover(store=store, **options)) == undisturbed
+        else:
+            return num_saves - 1
+    raise AssertionError("a discovery of a hundred saves")

@@ -21,7 +21,18 @@ from pathgrow.discovery.phases import Job
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.masks import Masks
 from pathgrow.runs.store import MemoryStore
-from tests.toy import INPUTS, TARGETS, Killed, MortalStore, Script, World, network, stage_lengths, without_timing
+from tests.toy import (
+    INPUTS,
+    TARGETS,
+    Killed,
+    MortalStore,
+    Script,
+    World,
+    killed_at_every_save,
+    network,
+    stage_lengths,
+    without_timing,
+)
 
 # Stages and their lengths.
 
@@ -508,19 +519,9 @@ def test_the_observer_hears_of_every_stage() -> None:
 @pytest.mark.parametrize("final", ["fresh", "grown"])
 @pytest.mark.parametrize("saves_the_last", [True, False])
 def test_killed_anywhere_and_resumed_ends_with_the_same_bits(final: str, saves_the_last: bool) -> None:
-    options = {"final": final, "reference": "dense", "rule": Script(probe=(0, 1), last=2)}
-    undisturbed = without_timing(World().discover(**options))
-    num_saves = 0
-    for num_saves in range(1, 100):
-        store = MortalStore(num_saves, saves_the_last)
-        try:
-            World().discover(store=store, **options)
-        except Killed:
-            assert without_timing(World().discover(store=store, **options)) == undisturbed
-        else:
-            break
+    rule = Script(probe=(0, 1), last=2)
     # start, seed with its weights, dense, two rounds with theirs, two probes, and the final network
-    assert num_saves - 1 == 11
+    assert killed_at_every_save(saves_the_last, final=final, reference="dense", rule=rule) == 11
 
 
 @pytest.mark.parametrize("kind", [str, Path])

@@ -12,7 +12,7 @@ from pathgrow.density.curve import DENSE, Answer, Curve, Grow, Probe, Stop, Verd
 from pathgrow.discovery import Discovery
 from pathgrow.errors import RunFailed
 from pathgrow.masks import Masks
-from tests.toy import Killed, MortalStore, Script, World, stage_lengths, without_timing
+from tests.toy import Script, World, killed_at_every_save, stage_lengths
 
 NUM = 8 * 16 + 16 * 16
 """Switchable weights of the world's network."""
@@ -98,18 +98,9 @@ def test_nothing_else_is_changed_by_it(found: Discovery) -> None:
 
 @pytest.mark.parametrize("saves_the_last", [True, False])
 def test_killed_anywhere_and_resumed_ends_with_the_same_bits(saves_the_last: bool) -> None:
-    options = {"rule": Beside(probe=(1, DENSE), last=1, up_to=(0.13, 0.14)), "budget": 20}
-    undisturbed = without_timing(World().discover(**options))
-    for num_saves in range(1, 100):
-        store = MortalStore(num_saves, saves_the_last)
-        try:
-            World().discover(store=store, **options)
-        except Killed:
-            assert without_timing(World().discover(store=store, **options)) == undisturbed
-        else:
-            break
+    rule = Beside(probe=(1, DENSE), last=1, up_to=(0.13, 0.14))
     # start, four rounds with their weights, two probes, and the final network
-    assert num_saves - 1 == 1 + 2 * 4 + 2 + 1
+    assert killed_at_every_save(saves_the_last, rule=rule, budget=20) == 1 + 2 * 4 + 2 + 1
 
 
 # Growth that ends where it is asked to.

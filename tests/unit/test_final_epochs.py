@@ -14,7 +14,7 @@ from pathgrow.discovery import Record
 from pathgrow.discovery.options import Options
 from pathgrow.errors import UserError
 from pathgrow.runs import MemoryStore
-from tests.toy import Killed, MortalStore, Script, World, stage_lengths, without_timing
+from tests.toy import Script, World, killed_at_every_save, stage_lengths, without_timing
 
 PROBED = Script(probe=(0, 3), density=0.19)
 """The network of the third round is handed back, and was probed."""
@@ -133,14 +133,5 @@ def test_a_folder_belongs_to_one_way_of_choosing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("saves_the_last", [True, False])
 def test_killed_anywhere_and_resumed_it_is_as_long(saves_the_last: bool) -> None:
-    options: dict[str, Any] = {"rule": Script(probe=(1,), last=2, density=0.15), "final_epochs": as_long_as_all_before}
-    undisturbed = without_timing(World().discover(**options))
-    for num_saves in range(1, 100):
-        store = MortalStore(num_saves, saves_the_last)
-        try:
-            World().discover(store=store, **options)
-        except Killed:
-            assert without_timing(World().discover(store=store, **options)) == undisturbed
-        else:
-            break
-    assert num_saves > 5
+    rule = Script(probe=(1,), last=2, density=0.15)
+    assert killed_at_every_save(saves_the_last, rule=rule, final_epochs=as_long_as_all_before) > 5

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import signal
 import sys
@@ -34,6 +33,7 @@ from pathgrow.training import TrainRun, train
 from pathgrow.training.forecast import nearest
 from pathgrow.training.pace import LOOKS, Pace, PacedTrainer, lengths, paced
 from tests.ranks import together
+from tests.trainings import report, trained_once
 
 DENSITY = 0.2
 BATCH = 64
@@ -66,17 +66,7 @@ def config(method: str, **given: Any) -> TrainRun:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    @functools.cache
-    def folder(method: str) -> Path:
-        out = tmp_path_factory.mktemp("undisturbed") / method
-        train(config(method), out)
-        return out
-
-    return folder
-
-
-def report(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "report.json").read_text())
+    return trained_once(tmp_path_factory, config)
 
 
 @pytest.mark.parametrize("method", [*MOVING, "rigl", "snip", "grasp", "imp_c", "imp", "gcg", "str"])

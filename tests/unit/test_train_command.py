@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -30,6 +29,7 @@ from pathgrow.runs import RunFolder
 from pathgrow.training import TrainRun, train
 from pathgrow.training.meter import sample_flops
 from pathgrow.wiring import read
+from tests.trainings import report, trained_once
 
 DENSITY = 0.25
 EPOCHS = 2
@@ -59,19 +59,7 @@ def config(method: str, **given: Any) -> TrainRun:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of an undisturbed run of a method, trained once."""
-
-    @functools.cache
-    def folder(method: str) -> Path:
-        out = tmp_path_factory.mktemp("undisturbed") / method
-        train(config(method), out)
-        return out
-
-    return folder
-
-
-def report(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "report.json").read_text())
+    return trained_once(tmp_path_factory, config)
 
 
 def without_clock(folder: Path) -> dict[str, Any]:

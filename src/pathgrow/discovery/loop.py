@@ -294,13 +294,5 @@ class Loop:
     def _ledger(self, extra: list[Record]) -> Ledger:
         ledger = Ledger(dense_flops=self._site.dense_flops, budget=self._options.budget)
         for record in [*self._trained, *extra]:
-            ledger.add(
-                record.stage,
-                epochs=record.num_epochs,
-                samples=record.num_samples,
-                density=record.point.density,
-                sample_flops=record.sample_flops,
-                growth_flops=record.growth_flops,
-                seconds=record.seconds,
-            )
+            record.enter(ledger)
         return ledger

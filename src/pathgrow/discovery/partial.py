@@ -8,12 +8,21 @@ from torch import Tensor
 
 from pathgrow.attach import Attached
 from pathgrow.discovery.snapshot import put_back_, take
-from pathgrow.runs.store import Store
+from pathgrow.runs import RunFolder, Store
 from pathgrow.team import ALONE, Team
 
+PREFIX = "partial-"
+"""Of the names under which trainings half done are stored."""
 _NOISE = "noise/"
 _STEPS_BETWEEN_QUESTIONS = 64
 """Processes that train together have to agree on when to save, which would hold them up if asked at every step."""
+
+
+def clear_partials(folder: RunFolder) -> None:
+    """Free what a finished run left half done: a kill may have come between the end of a stage and its clearing up."""
+    for stage in folder.stages:
+        if stage.startswith(PREFIX):
+            folder.forget_tensors(stage)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pathgrow.attach import Attached
-from pathgrow.discovery.partial import Partial
+from pathgrow.discovery.partial import PREFIX, Partial
 from pathgrow.discovery.snapshot import digest
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.ledger import counting
@@ -274,7 +274,7 @@ class Phases:
         jobs = []
         for attached, stage, epochs, part, first_step in asked:
             self.settings.restore_(attached.optimizer)
-            partial = Partial(self._store, f"partial-{stage}-{part}", team=self._team)
+            partial = Partial(self._store, f"{PREFIX}{stage}-{part}", team=self._team)
             self._partials.setdefault(stage, []).append(partial)
             seed = derive(self._seed, stage, "fit", part)
             jobs.append(Job(attached=attached, epochs=epochs, seed=seed, first_step=first_step, progress=partial))

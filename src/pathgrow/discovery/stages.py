@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pathgrow.density.curve import Point
 from pathgrow.discovery.observer import Observer
+from pathgrow.ledger import Ledger
 from pathgrow.runs.store import Store
 
 
@@ -49,6 +50,18 @@ class Record:
         """All of it but the stage's name."""
         rest = {name: getattr(self, name) for name in _BESIDE_THE_POINT}
         return {**self.row(), **rest}
+
+    def enter(self, ledger: Ledger) -> None:
+        """Write what this stage cost into a ledger."""
+        ledger.add(
+            self.stage,
+            epochs=self.num_epochs,
+            samples=self.num_samples,
+            density=self.point.density,
+            sample_flops=self.sample_flops,
+            growth_flops=self.growth_flops,
+            seconds=self.seconds,
+        )
 
     @classmethod
     def from_facts(cls, stage: str, facts: Mapping[str, Any]) -> Record:

@@ -10,6 +10,7 @@ from typing import Any
 from pathgrow import data as datasets
 from pathgrow import models
 from pathgrow.discovery import Discovery, Observer, Options, discover
+from pathgrow.discovery.partial import clear_partials
 from pathgrow.discovery.phases import Phases, Score
 from pathgrow.engine import Trainer
 from pathgrow.experiment.carry_out import carry_out
@@ -115,9 +116,7 @@ def _write(
     dense: Score | None,
 ) -> None:
     """All files of a finished run; the report goes last, since its presence means that the others are there."""
-    for stage in folder.stages:
-        if stage.startswith("partial-"):
-            folder.forget_tensors(stage)  # a kill may have come between the end of a stage and its clearing up
+    clear_partials(folder)
     for round, grown in enumerate(masks):
         folder.save_masks(round, grown)
     observed = [("rough", found.rounds), ("probe", found.probes)]

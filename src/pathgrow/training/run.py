@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from pathgrow.discovery.partial import clear_partials
 from pathgrow.experiment.carry_out import carry_out
 from pathgrow.ledger import Ledger
 from pathgrow.report.progress import Progress, Silent
@@ -46,9 +47,7 @@ def _work(config: TrainRun, folder: RunFolder | None, progress: Progress, team: 
     outcome = _trained(bench, planned)
     if folder is None:
         return
-    for stage in folder.stages:
-        if stage.startswith("partial-"):
-            folder.forget_tensors(stage)  # a kill may have come between the end of a stage and its clearing up
+    clear_partials(folder)
     told = report(bench, planned, outcome)
     folder.write_curve([{"kind": "phase", **record.row()} for record in outcome.records])
     told["weights_sha256"] = folder.save_network(outcome.attached.model, outcome.attached.masks)
@@ -75,15 +74,7 @@ def _trained(bench: Bench, plan: Plan) -> Outcome:
     levels.attached.detach()
     ledger = Ledger(dense_flops=6 * bench.dense_macs, budget=bench.config.epochs)
     for record in records:
-        ledger.add(
-            record.stage,
-            epochs=record.num_epochs,
-            samples=record.num_samples,
-            density=record.point.density,
-            sample_flops=record.sample_flops,
-            growth_flops=record.growth_flops,
-            seconds=record.seconds,
-        )
+        record.enter(ledger)
     return Outcome(
         attached=levels.attached,
         records=records,
