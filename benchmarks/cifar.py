@@ -295,21 +295,34 @@ def table(lines: Lines) -> None:
         for delta in (0.005, 0.01):
             if (found := truth(lines, final, delta)) is not None:
                 print(f"truth, {final}, within {100 * delta:g} points of dense at {TOTAL} epochs: {found:.3f}")
-    usual = [row["wall"] for row in lines.rows if row["kind"] == "dense, alone"]
+    found_by: dict[tuple[int, float, float | None], list[dict[str, Any]]] = {}
     for row in lines.rows:
         if row["kind"] == "discover":
+            found_by.setdefault((row["budget"], row["delta"], row["reference"]), []).append(row)
+    for (budget, delta, reference), rows in found_by.items():
+        print(f"discover, budget {budget}, delta {delta}, reference {reference}")
+        for row in rows:
             told = row["answer"]
+            low, high = told["interval"]
             print(
-                f"discover, budget {row['budget']}, delta {row['delta']}, reference {row['reference']}, "
-                f"seed {row['seed']}: {told['operating_density']} {told['interval']}, gain {told['gain_density']}, "
+                f"  seed {row['seed']}: answer {told['operating_density']:.3f} [{low:.3f}, {high:.3f}], "
+                f"gain answer {told['gain_density']:.3f}, {len(row['probes'])} probes, "
                 f"handed back {row['density']:.3f}, val {row['val'][0]:.4f}, test {row['test'][0]:.4f}, "
-                f"FLOPs {row['ledger']['relative']:.3f}, wall {row['wall']:.0f} s{_of(row, usual)}, "
-                f"{len(row['probes'])} probes"
+                f"FLOPs {row['ledger']['relative']:.3f}, wall {row['wall']:.0f} s"
             )
+        _print_means(lines, budget, rows)
 
 
-def _of(row: dict[str, Any], usual: list[float]) -> str:
-    return f" ({row['wall'] / usual[0]:.2f} of dense, alone)" if usual and row["budget"] == 2 * TOTAL else ""
+def _print_means(lines: Lines, budget: int, rows: list[dict[str, Any]]) -> None:
+    """Of discoveries asked alike, beside dense trainings of that budget and the wall time of one of them alone."""
+    level = [row["test"][0] for row in lines.rows if row["kind"] == "dense" and row["epochs"] == budget]
+    usual = [row["wall"] for row in lines.rows if row["kind"] == "dense, alone" and row["epochs"] == budget]
+    wall = f", wall {np.mean([row['wall'] for row in rows]) / usual[0]:.2f} of dense, alone" if usual else ""
+    print(
+        f"  mean: answer {np.mean([row['answer']['operating_density'] for row in rows]):.3f}, "
+        f"test {_spread([row['test'][0] for row in rows])}, dense {_spread(level)}, "
+        f"FLOPs {np.mean([row['ledger']['relative'] for row in rows]):.3f}{wall}"
+    )
 
 
 def truth(lines: Lines, final: str, delta: float) -> float | None:
