@@ -8,14 +8,16 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO, cast
 
 import typer
 
+from pathgrow import cli_shared as shared
 from pathgrow.cli_data import data_app
-from pathgrow.cli_options import as_number, pairs, parse_real, real, text, whole, without_none
-from pathgrow.cli_train import compare, list_methods, say_what_is_missing, train
+from pathgrow.cli_options import as_number, pairs, real, text, whole, without_none
+from pathgrow.cli_train import compare, list_methods, train
 from pathgrow.errors import PeerFailed, RunFailed, UserError
 from pathgrow.version import __version__
 
@@ -111,14 +113,12 @@ def _everything(
 
 @app.command()
 def discover(
-    data: Annotated[str | None, text("NAME", "Data set, see `pathgrow data` [digits].")] = None,
-    data_root: Annotated[str | None, text("DIR", "Folder of downloaded data.")] = None,
-    fold: Annotated[int | None, whole("N", "Which samples are val and test [0].")] = None,
-    model: Annotated[str | None, text("NAME", "Network, see `pathgrow models` [mlp].")] = None,
-    model_option: Annotated[
-        list[str] | None, text("NAME=VALUE", "As width=8, or a list as widths=8,8; repeatable.")
-    ] = None,
-    recipe: Annotated[str | None, text("NAME", "Training recipe, see `pathgrow recipes` [by data set].")] = None,
+    data: shared.Data = None,
+    data_root: shared.DataRoot = None,
+    fold: shared.Fold = None,
+    model: shared.Model = None,
+    model_option: shared.ModelOptions = None,
+    recipe: shared.RecipeName = None,
     budget: Annotated[int | None, whole("EPOCHS", "Epochs of a dense training [the recipe's].")] = None,
     delta: Annotated[float | None, real("D", "Tolerated loss of accuracy [0.01].")] = None,
     reference: Annotated[str | None, text("SCORE|dense", "Dense accuracy, or `dense` to train for it.")] = None,
@@ -138,21 +138,18 @@ def discover(
     observe: Annotated[
         str | None, text("annealed|average", "Weights that are scored: as they are, or averaged.")
     ] = None,
-    lr: Annotated[
-        float | None,
-        typer.Option("--lr", metavar="RATE", help="Learning rate of the recipe.", parser=parse_real),
-    ] = None,
-    batch_size: Annotated[int | None, whole("N", "Batch size of the recipe.")] = None,
-    weight_decay: Annotated[float | None, real("WD", "Weight decay of the recipe.")] = None,
-    device: Annotated[str | None, text("cpu|cuda", "Where to train [a GPU if there is one].")] = None,
-    precision: Annotated[str | None, text("fp32|bf16", "Of forward passes in training [bf16 on GPUs].")] = None,
-    step: Annotated[str | None, text("captured|eager", "How a step is run [captured on GPUs].")] = None,
-    compile: Annotated[str | None, text("on|off", "Compile the network [where it wins its time back].")] = None,
-    deterministic: Annotated[bool, typer.Option("--deterministic", help="Same bits in every run on a GPU.")] = False,
-    seed: Annotated[int | None, whole("N", "Of weights, masks and sample order [0].")] = None,
-    threads: Annotated[int | None, whole("N", "CPU threads [by the size of the network].")] = None,
-    out: Annotated[Path | None, text("DIR", "Run folder [runs/<what>-seed<N>].")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show nothing but errors.")] = False,
+    lr: shared.LearningRate = None,
+    batch_size: shared.BatchSize = None,
+    weight_decay: shared.WeightDecay = None,
+    device: shared.Device = None,
+    precision: shared.Precision = None,
+    step: shared.Step = None,
+    compile: shared.Compile = None,
+    deterministic: shared.Deterministic = False,
+    seed: shared.Seed = None,
+    threads: shared.Threads = None,
+    out: shared.Out = None,
+    quiet: shared.Quiet = False,
 ) -> None:
     """Find the smallest density that keeps the accuracy, and train that network.
 
@@ -160,45 +157,39 @@ def discover(
     again resumes an unfinished run, and only shows a finished one. Several processes train together under torchrun:
     `torchrun --nproc-per-node 4 -m pathgrow discover ...`.
     """
-    given = {
-        "data": data,
-        "data_root": data_root,
-        "fold": fold,
-        "model": model,
-        "model_options": pairs(model_option or [], "--model-option", "width=8"),
-        "budget": budget,
-        "delta": delta,
-        "reference": _reference(reference),
-        "rule": rule,
-        "method": method,
-        "gamma": gamma,
-        "start_density": start_density,
-        "target_density": target_density,
-        "seed_epochs": seed_epochs,
-        "rough": _rough(rough),
-        "final": final,
-        "probe_fraction": probe_fraction,
-        "head_start": False if no_head_start else None,
-        "answer": answer,
-        "observe": observe,
-        "recipe_name": recipe,
-        "recipe": without_none({"lr": lr, "batch_size": batch_size, "weight_decay": weight_decay}),
-        "engine": without_none(
-            {
-                "device": device,
-                "precision": precision,
-                "step": step,
-                "compile": compile,
-                "deterministic": deterministic or None,
-            }
+    given = without_none(
+        data=data,
+        data_root=data_root,
+        fold=fold,
+        model=model,
+        model_options=pairs(model_option or [], "--model-option", "width=8"),
+        budget=budget,
+        delta=delta,
+        reference=_reference(reference),
+        rule=rule,
+        method=method,
+        gamma=gamma,
+        start_density=start_density,
+        target_density=target_density,
+        seed_epochs=seed_epochs,
+        rough=_rough(rough),
+        final=final,
+        probe_fraction=probe_fraction,
+        head_start=False if no_head_start else None,
+        answer=answer,
+        observe=observe,
+        recipe_name=recipe,
+        recipe=without_none(lr=lr, batch_size=batch_size, weight_decay=weight_decay),
+        engine=without_none(
+            device=device, precision=precision, step=step, compile=compile, deterministic=deterministic or None
         ),
-        "seed": seed,
-        "threads": threads,
-    }
+        seed=seed,
+        threads=threads,
+    )
     from pathgrow.engine.distributed import joined
 
     with joined(device or "auto") as team:
-        _discover(team, without_none(given), out, quiet=quiet)
+        _discover(team, given, out, quiet=quiet)
 
 
 def _discover(team: Team, given: dict[str, Any], out: Path | None, *, quiet: bool) -> None:
@@ -206,20 +197,11 @@ def _discover(team: Team, given: dict[str, Any], out: Path | None, *, quiet: boo
     from pathgrow.report import progress, terminal
     from pathgrow.runs import RunFolder
 
-    def resolved() -> Experiment:
-        # The count that a run began with is part of its config, whatever machine it goes on with.
-        before = (RunFolder(out).config or {}) if out is not None else {}
-        kept = {"threads": before["threads"]} if "threads" in before else {}
-        return Experiment.from_dict({**kept, "ranks": team.size, **given})
-
-    config = team.from_first(resolved)
-    folder = out if out is not None else Path("runs") / config.name
+    config, folder = shared.in_full(Experiment.from_dict, given, out, team)
     quiet = quiet or team.rank > 0
-    watching = progress.Silent() if quiet else progress.create(total_epochs=expected_epochs(config, folder))
-    try:
-        run(config, folder, watching, team)
-    finally:
-        watching.close()
+    shown = progress.Silent() if quiet else progress.create(total_epochs=expected_epochs(config, folder))
+    with closing(shown):
+        run(config, folder, shown, team)
     if not quiet:
         terminal.show(folder)
         _say_where(RunFolder(folder))
@@ -229,7 +211,7 @@ def _say_where(folder: RunFolder) -> None:
     told = ("report.html", "curve.png", "network.safetensors", "report.json")
     there = ", ".join(name for name in told if (folder.path / name).is_file())
     typer.echo(f"Written to {folder.path}: {there} and more. See it again with: pathgrow show {folder.path}")
-    say_what_is_missing(folder)
+    shared.say_what_is_missing(folder)
 
 
 def _reference(text: str | None) -> float | str | None:
@@ -259,7 +241,7 @@ def show(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a
     from pathgrow.runs import RunFolder
 
     terminal.show(folder)
-    say_what_is_missing(RunFolder(folder))
+    shared.say_what_is_missing(RunFolder(folder))
 
 
 @app.command("models")

@@ -6,16 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pathgrow import cli_shared as shared
+
 if TYPE_CHECKING:
     from pathgrow.data.check import Finding
 
 data_app = typer.Typer(help="List, get and check the data sets.", rich_markup_mode=None)
 
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="Data set, see `pathgrow data`.")]
-_Root = Annotated[
-    str | None,
-    typer.Option(metavar="DIR", help="Folder of downloaded data [$PATHGROW_DATA, else data]."),
-]
 
 _ABOUT = {
     "digits": "handwritten digits, 8 x 8 grey, 10 classes; comes with the installation",
@@ -44,7 +42,7 @@ def list_data() -> None:
 
 
 @data_app.command("get")
-def get_data(name: _Name, data_root: _Root = None) -> None:
+def get_data(name: _Name, data_root: shared.DataRoot = None) -> None:
     """Download a published data set, verify and unpack it; an archive that lies in DIR already is used."""
     from pathgrow import data
     from pathgrow.data import download, image_folder, places
@@ -64,7 +62,7 @@ def get_data(name: _Name, data_root: _Root = None) -> None:
 
 
 @data_app.command("check")
-def check_data(name: _Name, data_root: _Root = None) -> None:
+def check_data(name: _Name, data_root: shared.DataRoot = None) -> None:
     """Read a data set (of a streamed one the names), and say what is there and whether it is the official one."""
     from pathgrow.data.check import check
 

@@ -14,12 +14,12 @@ _WORDS = {"true": True, "false": False, "none": None}
 
 def whole(metavar: str, help: str) -> Any:
     """A whole number."""
-    return typer.Option(metavar=metavar, help=help, parser=parse_whole)
+    return typer.Option(metavar=metavar, help=help, parser=_parse_whole)
 
 
 def real(metavar: str, help: str) -> Any:
     """A number."""
-    return typer.Option(metavar=metavar, help=help, parser=parse_real)
+    return typer.Option(metavar=metavar, help=help, parser=_parse_real)
 
 
 def text(metavar: str, help: str) -> Any:
@@ -28,7 +28,7 @@ def text(metavar: str, help: str) -> Any:
 
 
 # Parsed here: typer's own messages do not say what was got.
-def parse_whole(text: str) -> int:
+def _parse_whole(text: str) -> int:
     """The whole number that was written, or what is wrong with it."""
     try:
         return int(text)
@@ -36,7 +36,7 @@ def parse_whole(text: str) -> int:
         raise typer.BadParameter(f"{text!r} was got, a whole number is wanted") from None
 
 
-def parse_real(text: str) -> float:
+def _parse_real(text: str) -> float:
     """The number that was written, or what is wrong with it."""
     try:
         return float(text)
@@ -44,7 +44,7 @@ def parse_real(text: str) -> float:
         raise typer.BadParameter(f"{text!r} was got, a number is wanted") from None
 
 
-def without_none(values: dict[str, Any]) -> dict[str, Any]:
+def without_none(**values: Any) -> dict[str, Any]:
     """What was given; the rest keeps its default."""
     return {name: value for name, value in values.items() if value is not None}
 
