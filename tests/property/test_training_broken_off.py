@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from functools import cache
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from pathgrow.discovery import phases as phases_module
 from pathgrow.discovery.partial import Partial
 from pathgrow.discovery.phases import Job
 from pathgrow.engine import EngineOptions, Trainer
+from pathgrow.engine.step import EagerStep
 from pathgrow.masks import Masks
 from pathgrow.method import Change, Method, Progress
 from pathgrow.methods.picks import ByScore, at_random
@@ -157,6 +159,27 @@ def test_broken_off_after_any_step_and_taken_up_again(
     begun = max((step for step in saves if step <= max(kills)), default=0)
     assert last.asked == [*range(begun + 1, NUM_STEPS + 1), NUM_STEPS]
     assert told == undisturbed(recipe, method)[1][begun // STEPS_PER_EPOCH :]
+
+
+def test_the_time_since_the_last_save_decides_about_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that ticks once a step: a training that counted from its beginning would soon do nothing but save."""
+    saved: list[int] = []
+    num_steps = 0
+
+    class Every4(Partial):
+        def save(self, attached: Attached, step: int, noise: Tensor) -> None:
+            saved.append(step)
+
+    def step_counted(self: EagerStep, step: int) -> None:
+        nonlocal num_steps
+        num_steps += 1
+        train_step(self, step)
+
+    train_step = EagerStep.__call__
+    monkeypatch.setattr(EagerStep, "__call__", step_counted)
+    monkeypatch.setattr(time, "monotonic", lambda: float(num_steps))
+    train("sgd", "growing", Every4(MemoryStore(), "partial-test-0", seconds=3.5))
+    assert saved == [4, 8, 12, NUM_STEPS], "and what is done is kept"
 
 
 def test_the_cases_tell_states_apart() -> None:

@@ -305,10 +305,15 @@ def small_rigl() -> Method:
     )  # fmt: skip
 
 
-def test_a_method_with_a_step_clock_gets_its_dense_gradients() -> None:
+@pytest.mark.parametrize(
+    "method",
+    [small_rigl(), methods.create("snfs", density=0.3, num_steps=6, every=2)],
+    ids=["looks when it changes", "watches every step"],
+)
+def test_a_method_with_a_step_clock_gets_its_dense_gradients(method: Method) -> None:
     """The same masks and bits as in a plain loop, where the hooks see every step."""
     engine = Trainer(made(), PLAIN, CPU)
-    attached, plain = (sparse(engine, method=small_rigl(), average=Averaging(every=1)) for _ in range(2))
+    attached, plain = (sparse(engine, method=method, average=Averaging(every=1)) for _ in range(2))
     before = attached.masks.clone()
     engine.train([Job(attached=attached, epochs=2, seed=5)])
     for step, (images, labels) in enumerate(batches(PLAIN, seed=5, epochs=2)):
@@ -537,24 +542,29 @@ def test_groups_keep_the_ratio_of_their_rates() -> None:
     assert not torch.equal(attached.model[1].bias, start[1].bias)
 
 
-def test_epochs_are_told_with_their_last_loss() -> None:
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_epochs_are_told_with_their_last_loss(parts: int) -> None:
     told: list[tuple[int, int, float]] = []
-    engine = Trainer(made(), PLAIN, CPU, on_epoch=lambda *values: told.append(values))
+    recipe = PLAIN.changed({"accumulate": parts})
+    engine = Trainer(made(), recipe, CPU, on_epoch=lambda *values: told.append(values))
     attached = sparse(engine)
-    losses = []
-    attached.model.register_forward_hook(lambda module, given, out: losses.append(out.detach()))
+    given: list[Tensor] = []
+    attached.model.register_forward_hook(lambda module, images, out: given.append(out.detach()))
     engine.train([Job(attached=attached, epochs=2, seed=5)])
-    labels = [labels for _, labels in batches(PLAIN, seed=5, epochs=2)]
-    expected = [float(functional.cross_entropy(losses[at], labels[at])) for at in (2, 5)]
+    logits = torch.cat(given).split(recipe.batch_size)
+    labels = [labels for _, labels in batches(recipe, seed=5, epochs=2)]
+    expected = [float(functional.cross_entropy(logits[at], labels[at])) for at in (2, 5)]
     assert told == [(1, 2, pytest.approx(expected[0])), (2, 2, pytest.approx(expected[1]))]
 
 
-def test_a_diverging_loss_ends_in_one_sentence() -> None:
+@pytest.mark.parametrize(("bias", "loss"), [(math.nan, "nan"), (-3e38, "inf")])
+def test_a_diverging_loss_ends_in_one_sentence(bias: float, loss: str) -> None:
     engine = Trainer(made(), PLAIN, CPU)
     attached = sparse(engine)
     with torch.no_grad():
-        next(attached.model.parameters()).fill_(math.nan)
-    with pytest.raises(RunFailed, match=r"became nan in epoch 1 of 3: lower the learning rate \(0.1 was used\)$"):
+        attached.model[3].bias.copy_(torch.tensor([bias, 3e38, 0.0]))  # -3e38 is finite, its distance from 3e38 is not
+    wanted = rf"became {loss} in epoch 1 of 3: lower the learning rate \(0.1 was used\)$"
+    with pytest.raises(RunFailed, match=wanted):
         engine.train([Job(attached=attached, epochs=3, seed=5)])
 
 
