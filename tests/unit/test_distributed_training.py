@@ -6,7 +6,7 @@ import hashlib
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -126,6 +126,7 @@ def discovered(build: Any, method: str, recipe: Recipe = RECIPE, **options: Any)
                 "rounds": [(r.num_on, r.num_samples, r.growth_flops) for r in found.rounds],
                 "scores": [(r.point.score, r.point.loss) for r in found.rounds],
                 "probes": [(r.stage, r.num_on, r.num_samples) for r in found.probes],
+                "last": (found.network.stage, found.network.num_epochs, found.network.point.epochs),
                 "changes": changes,
                 "told": told.stages,
                 "test": found.examine(trainer.evaluate(dataset.test))[0].score,
@@ -139,7 +140,7 @@ def agreeing(ranks: list[Rank]) -> dict[str, Any]:
     assert [rank.code for rank in ranks] == [0, 0], [rank.said for rank in ranks]
     first, second = (rank.value for rank in ranks)
     assert same(first["weights"], second["weights"])
-    for name in ("masks", "rounds", "probes", "scores", "changes", "test"):
+    for name in ("masks", "rounds", "probes", "last", "scores", "changes", "test"):
         assert first[name] == second[name], name
     assert second["told"] == []  # one rank tells
     return first
@@ -171,6 +172,32 @@ def test_ranks_that_are_asked_how_dense_train_the_same_copies(tmp_path: Path) ->
     *_, (stage, num_on, _) = ranks["probes"]
     assert (stage, num_on) == ("probe-dense", 64 * 24 + 24 * 16)
     assert len({num_samples for _, _, num_samples in ranks["probes"]}) == 1
+
+
+def longer_on_later_ranks(records: Sequence[Record]) -> int:
+    """As where it follows from the seconds of records, which each process has its own of."""
+    return len(records) + 3 * int(os.environ.get("RANK", "0"))
+
+
+@pytest.mark.parametrize(
+    ("options", "goes_on"),
+    [({}, False), ({"target_density": None, "budget": 8, "delta": 0.05}, True)],
+    ids=["to a target", "asked how dense"],
+)
+def test_the_last_training_is_as_long_as_the_first_rank_says(
+    options: dict[str, Any], goes_on: bool, tmp_path: Path
+) -> None:
+    options = {**options, "final_epochs": longer_on_later_ranks}
+    ranks = agreeing(together(tmp_path, partial(discovered, **options), perceptron, "gcg"))
+    num_before = len(ranks["rounds"]) + len(ranks["probes"])
+    stage, num_trained, num_in_all = ranks["last"]
+    assert (stage, num_in_all) == ("final", num_before)
+    assert (num_trained < num_in_all) == goes_on, "a network that was probed has some of its epochs behind it"
+    alone = discovered(perceptron, "gcg", **options)
+    for name in ("masks", "rounds", "probes", "last", "test"):
+        assert ranks[name] == alone[name], name
+    for tensor, wanted in zip(ranks["weights"].values(), alone["weights"].values(), strict=True):
+        torch.testing.assert_close(tensor, wanted, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize(
