@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pathgrow.density.monotone import BENDS, SPEEDS, fall, fit_curves
-from pathgrow.density.reading import quantiles
+from pathgrow.density.reading import LEVEL, quantiles
 
 RHO = 0.03 * 1.25 ** np.array([0, 3, 6, 9, 12, 15])
 
@@ -81,17 +81,42 @@ def monte_carlo(rho: np.ndarray, score: np.ndarray, noise_hint: float, delta: fl
     inside = np.maximum(1 + safe[keep] * at, 0)
     density = np.where(bend[keep] == 0, np.exp(at), inside ** (1 / safe[keep]))
     weight = np.exp(log_weight[keep] - log_weight.max())
-    order = np.argsort(density)
-    total = np.cumsum(weight[order]) / weight.sum()
-    return [float(density[order][np.searchsorted(total, share)]) for share in (0.05, 0.5, 0.95)]
+
+    def spread(values: np.ndarray) -> list[float]:
+        order = np.argsort(values)
+        total = np.cumsum(weight[order]) / weight.sum()
+        return [float(values[order][np.searchsorted(total, share)]) for share in LEVEL]
+
+    return {"density": spread(density), "top": spread(top[keep]), "rise": spread(rise[keep])}
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_quadrature_agrees_with_monte_carlo(seed: int) -> None:
+    """Closely: a term left out of the noise's posterior moves the lower end by 4%."""
     score = 0.9 - 0.4 * np.exp(-((RHO / 0.05) ** 0.5)) + np.random.default_rng(seed).normal(0, 0.004, len(RHO))
     curves = fit_curves(RHO, score, noise_hint=0.004)
-    got = quantiles(curves.reach(curves.top - 0.02), (0.05, 0.5, 0.95))
-    assert got == pytest.approx(monte_carlo(RHO, score, 0.004, 0.02), rel=0.06)
+    known = monte_carlo(RHO, score, 0.004, 0.02)
+    assert quantiles(curves.reach(curves.top - 0.02), LEVEL) == pytest.approx(known["density"], rel=0.02)
+    assert quantiles(curves.rise, LEVEL) == pytest.approx(known["rise"], rel=0.005)
+    assert quantiles(curves.top, LEVEL) == pytest.approx(known["top"], abs=0.0005)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_quadrature_agrees_with_monte_carlo_where_nothing_rises(seed: int) -> None:
+    """Here the bound at zero decides: half of the possible rises are cut off."""
+    score = 0.9 + np.random.default_rng(seed).normal(0, 0.004, len(RHO))
+    curves = fit_curves(RHO, score, noise_hint=0.004)
+    known = monte_carlo(RHO, score, 0.004, 0.02)
+    assert quantiles(curves.rise, LEVEL)[1:] == pytest.approx(known["rise"][1:], rel=0.05)
+    assert quantiles(curves.top, LEVEL) == pytest.approx(known["top"], abs=0.0005)
+
+
+def test_points_that_clearly_fall_are_noise_about_a_flat_curve() -> None:
+    """A curve that rises is the only one thought of, so all of their spread has to be noise."""
+    rho = np.geomspace(0.03, 1.0, 12)
+    score = 0.9 - 0.3 * rho
+    curves = fit_curves(rho, score, noise_hint=0.02)
+    assert float(np.median(curves.noise)) == pytest.approx(float(np.std(score)), rel=0.25)
 
 
 def test_the_posterior_is_the_same_every_time() -> None:

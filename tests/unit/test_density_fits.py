@@ -53,8 +53,14 @@ def test_the_interval_covers_as_often_as_it_says() -> None:
     assert 170 <= num_covered <= 192
 
 
+ROUNDED = [0.3] * 3 + [0.1 + 0.2] * 3
+"""They rise by the last bit of one addition."""
+
+
 @pytest.mark.parametrize("fit", [fit_saturation, fit_logistic])
-@pytest.mark.parametrize("scores", [[0.5] * 6, [0.9, 0.8, 0.7, 0.6, 0.5, 0.4]], ids=["constant", "falling"])
+@pytest.mark.parametrize(
+    "scores", [[0.5] * 6, [0.9, 0.8, 0.7, 0.6, 0.5, 0.4], ROUNDED], ids=["constant", "falling", "rounded"]
+)
 def test_points_that_do_not_rise_have_no_operating_density(fit, scores) -> None:
     flat = fit([0.05, 0.1, 0.2, 0.3, 0.5, 0.9], scores)
     assert flat.flat
@@ -63,6 +69,20 @@ def test_points_that_do_not_rise_have_no_operating_density(fit, scores) -> None:
     assert flat.within(0.01) == 0.0
     assert flat.interval() == (0.0, math.inf)
     assert flat.predict(0.3) == pytest.approx(np.mean(scores))
+
+
+def test_a_rise_that_is_lost_again_is_fitted_by_the_best_curve_that_rises() -> None:
+    """Falling curves would fit better and are not asked for; all rates tried one by one."""
+    rho, score = np.array([0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.0]), np.array([0.6, 0.8, 0.78, 0.76, 0.7, 0.6, 0.55])
+    left: dict[bool, float] = {True: math.inf, False: math.inf}
+    for rate in np.geomspace(0.05, 500, 500):
+        design = np.stack([np.ones_like(rho), 1 - np.exp(-rate * rho)], axis=1)
+        p0, gain = np.linalg.lstsq(design, score)[0]
+        left[gain > 0] = min(left[gain > 0], float(np.sum((score - design @ [p0, gain]) ** 2)))
+    assert left[False] < left[True]
+    fit = fit_saturation(rho, score)
+    assert not fit.flat
+    assert float(np.sum((score - fit.predict(rho)) ** 2)) == pytest.approx(left[True], rel=1e-3)
 
 
 def test_a_straight_line_has_not_saturated() -> None:
@@ -78,10 +98,13 @@ def test_three_points_leave_the_interval_open() -> None:
     assert fit.interval() == (0.0, math.inf)
 
 
-def test_the_order_of_points_does_not_matter() -> None:
-    shuffled = np.random.default_rng(0).permutation(len(RHO))
-    noisy = exponential(RHO) + np.random.default_rng(1).normal(0, 0.01, len(RHO))
-    assert fit_saturation(RHO[shuffled], noisy[shuffled]).rate == pytest.approx(fit_saturation(RHO, noisy).rate)
+@pytest.mark.parametrize("fit", [fit_saturation, fit_logistic])
+def test_the_order_of_points_does_not_matter(fit) -> None:
+    """The rates to look at follow from the lowest and the highest density, wherever they stand."""
+    noisy = exponential(RHO, rate=60.0) + np.random.default_rng(1).normal(0, 0.01, len(RHO))
+    sorted_fit = fit(RHO, noisy)
+    for order in (np.arange(len(RHO))[::-1], np.random.default_rng(0).permutation(len(RHO))):
+        assert fit(RHO[order], noisy[order]) == sorted_fit
 
 
 def test_logistic_recovers_its_own_curve() -> None:
@@ -99,6 +122,29 @@ def test_logistic_interval_holds_its_estimate() -> None:
     fit = fit_logistic(RHO, exponential(RHO) + np.random.default_rng(0).normal(0, 0.01, len(RHO)))
     low, high = fit.interval()
     assert low < fit.operating_density() < high
+
+
+@pytest.mark.parametrize("level", [0.95, 0.7])
+def test_logistic_interval_agrees_with_general_least_squares(level: float) -> None:
+    """Written with the density that makes `level` of the gain for a parameter: its variance is then in the fit's."""
+
+    def step(rho: np.ndarray, p0: float, gain: float, density: float, rate: float) -> np.ndarray:
+        # Of (e(x) - e(0)) / (1 - e(0)) with e(x) = 1 / (1 + exp(a - rate x)): it is `level` at `density`, hence
+        # level exp(a) + 1 = (1 - level) exp(rate density).
+        a = math.log(((1 - level) * math.exp(rate * density) - 1) / level)
+        e, e0 = expit(rate * rho - a), expit(-a)
+        return p0 + gain * (e - e0) / (1 - e0)
+
+    rho = np.linspace(0.02, 0.8, 7)
+    known = math.log((level * math.exp(3) + 1) / (1 - level)) / 15  # a step around density 0.2
+    noisy = step(rho, 0.3, 0.5, known, 15.0) + np.random.default_rng(0).normal(0, 0.001, len(rho))
+    fit = fit_logistic(rho, noisy)
+    (_, _, density, _), covariance = curve_fit(step, rho, noisy, p0=[0.3, 0.5, known, 15.0])
+    assert fit.operating_density(level) == pytest.approx(density, rel=1e-4)
+    low, high = fit.interval(0.9, level)
+    # Student's t of 90% with 7 points and 4 parameters.
+    assert (high - low) / 2 == pytest.approx(2.353 * math.sqrt(covariance[2, 2]), rel=0.15)
+    assert low < density < high
 
 
 @pytest.mark.parametrize(

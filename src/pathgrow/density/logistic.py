@@ -14,7 +14,7 @@ from typing import overload
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.optimize import minimize
+from scipy.optimize import minimize, minimize_scalar
 from scipy.special import expit, logit
 
 from pathgrow.density.saturation import ROUNDING, fastest, slowest
@@ -68,11 +68,20 @@ class LogisticFit:
         if self.flat:
             return 0.0, math.inf
         rho, score = np.asarray(self.densities), np.asarray(self.performances)
-        anchors = np.append(ANCHORS, self.rate * self.midpoint)
+        anchors = np.sort(np.append(ANCHORS, self.rate * self.midpoint))
         reach = np.array([_reach(1.0 - level, anchor) for anchor in anchors])
 
         def residual_at(density: float) -> float:
-            return float(project(_shape(rho, reach / density, anchors), score).residual.min())
+            coarse = project(_shape(rho, reach / density, anchors), score).residual
+            near = int(np.argmin(coarse))
+            # The best anchor moves along with the density: held to the grid, it would make the interval too narrow.
+            fine = minimize_scalar(
+                lambda anchor: _residual(rho, score, _reach(1.0 - level, anchor) / density, anchor),
+                bounds=(float(anchors[max(near - 1, 0)]), float(anchors[min(near + 1, len(anchors) - 1)])),
+                method="bounded",
+                options={"xatol": 1e-6},
+            )
+            return min(float(coarse[near]), float(fine.fun))
 
         best = self.operating_density(level)
         return profile_interval(
@@ -110,7 +119,8 @@ def fit_logistic(densities: Sequence[float], performances: Sequence[float]) -> L
         return np.clip(np.exp(point[:1]), slowest(rho), 10 * fastest(rho)), np.abs(point[1:])
 
     def residual(point: Array) -> float:
-        return float(project(_shape(rho, *one(point)), score).residual[0])
+        rate, anchor = one(point)
+        return _residual(rho, score, float(rate[0]), float(anchor[0]))
 
     found = minimize(
         residual,
@@ -145,6 +155,11 @@ def _shape(rho: Array, rate: Array, anchor: Array) -> Array:
     """(shapes, points) of a step with `rate * midpoint = anchor`, 0 at density 0, tending to 1."""
     low = expit(-anchor)[:, None]
     return (expit(rate[:, None] * rho[None, :] - anchor[:, None]) - low) / (1.0 - low)
+
+
+def _residual(rho: Array, score: Array, rate: float, anchor: float) -> float:
+    """What the best step of this shape leaves unexplained."""
+    return float(project(_shape(rho, np.array([rate]), np.array([anchor])), score).residual[0])
 
 
 def _reach(missing: float, anchor: float) -> float:
