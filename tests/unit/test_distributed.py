@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -121,6 +122,7 @@ def shares() -> dict[str, object]:
         return {
             "from_first": team.from_first(lambda: {"rank": team.rank}),
             "only_first": team.only_first(lambda: team.rank),
+            "held": team.only_first(threading.Lock) is not None,  # which could not travel
             "gathered": team.gather(team.rank),
             "total": total.tolist(),
             "spread": (everybody.tolist(), everybody.is_contiguous(), flags.tolist(), count.item()),
@@ -131,6 +133,7 @@ def shares() -> dict[str, object]:
 def test_the_first_decides_and_all_take_part(tmp_path: Path) -> None:
     first, second = (rank.value for rank in together(tmp_path, shares))
     assert (first.pop("only_first"), second.pop("only_first")) == (0, None)
+    assert (first.pop("held"), second.pop("held")) == (True, False)
     assert first == second
     assert first["from_first"] == {"rank": 0}
     assert first["gathered"] == [0, 1]
@@ -168,6 +171,24 @@ def test_a_rank_with_other_masks_is_found_and_named(where: str, tmp_path: Path) 
     ranks = together(tmp_path, tampered, where)
     assert [rank.value[0] for rank in ranks] == ["found", "found"]
     assert all("masks of rank 1 are not those of rank 0" in rank.value[1] for rank in ranks)
+
+
+def odd_ones() -> list[str]:
+    """What is said where one of three differs, whatever its digest is."""
+    with joined("cpu") as team:
+        found = []
+        for digests in ("bbb", "bba", "bab", "cbd"):
+            try:
+                team.check_same("masks", lambda digests=digests: digests[team.rank])  # type: ignore[misc]
+                found.append("")
+            except RunFailed as error:
+                found.append(str(error).partition(" are not")[0])
+        return found
+
+
+def test_every_odd_rank_is_named_in_all_of_them(tmp_path: Path) -> None:
+    wanted = ["", "the masks of rank 2", "the masks of rank 1", "the masks of rank 1, 2"]
+    assert [rank.value for rank in together(tmp_path, odd_ones, num=3)] == [wanted] * 3
 
 
 # How it ends

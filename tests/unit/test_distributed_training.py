@@ -165,6 +165,43 @@ def test_two_ranks_are_one_process_with_the_joined_batch(method: str, tmp_path: 
         torch.testing.assert_close(tensor, wanted, rtol=1e-3, atol=1e-5)
 
 
+class Hissing(nn.Module):
+    """A linear classifier that also draws noise, and notes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+        self.noise: list[list[float]] = []
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.training:
+            self.noise.append(torch.rand(4).tolist())
+        logits: Tensor = self.layer(images.flatten(1))
+        return logits
+
+
+def tells() -> tuple[list[tuple[int, int, float]], list[list[float]]]:
+    """What this rank says of two epochs, and the noise that it trained with."""
+    epochs: list[tuple[int, int, float]] = []
+    with joined("cpu"):
+        torch.manual_seed(3)
+        trainer = Trainer(digits(), RECIPE, EngineOptions(device="cpu"), on_epoch=lambda *epoch: epochs.append(epoch))
+        model, optimizer = trainer.place(Hissing())
+        trainer(model, optimizer, 2)
+        assert isinstance(model, Hissing)
+        return epochs, model.noise
+
+
+def test_one_rank_tells_the_loss_of_the_joined_batch_and_each_has_its_own_noise(tmp_path: Path) -> None:
+    first, second = (rank.value for rank in together(tmp_path, tells))
+    epochs, noise = tells()
+    assert [epoch[:2] for epoch in epochs] == [(1, 2), (2, 2)]
+    assert first[0] == [(done, of, pytest.approx(loss, rel=1e-5)) for done, of, loss in epochs]
+    assert second[0] == []
+    assert first[1] == noise
+    assert len({tuple(drawn) for drawn in first[1] + second[1]}) == 2 * len(noise) == 2 * 2 * 8 * 2
+
+
 def test_ranks_that_are_asked_how_dense_train_the_same_copies(tmp_path: Path) -> None:
     """The rule decides in each of them, from scores of the first: one that decided otherwise would wait for ever."""
     options = {"target_density": None, "budget": 8, "delta": 0.05}

@@ -446,6 +446,31 @@ def test_global_generators_and_switches_are_left_alone() -> None:
     assert before[1:] == (np.random.get_state()[1].tolist(), random.getstate())
 
 
+def test_repeatable_algorithms_are_asked_for_in_trainings_and_between_them_and_only_there() -> None:
+    cudnn = torch.backends.cudnn
+
+    def switches() -> tuple[bool, bool]:
+        return cudnn.benchmark, cudnn.deterministic
+
+    repeatable = EngineOptions(device="cpu", deterministic=True).resolved()
+    fast = CPU.resolved()
+    before = switches()
+    try:
+        for set_before in (before, (True, False), (False, True)):
+            cudnn.benchmark, cudnn.deterministic = set_before
+            with repeatable.settings():
+                assert (*switches(), torch.are_deterministic_algorithms_enabled()) == (False, True, True)
+            with repeatable.between_trainings():
+                assert switches() == (False, True)
+            with fast.settings():
+                assert (*switches(), torch.are_deterministic_algorithms_enabled()) == (True, False, False)
+            with fast.between_trainings():
+                assert switches() == set_before
+            assert (*switches(), torch.are_deterministic_algorithms_enabled()) == (*set_before, False)
+    finally:
+        cudnn.benchmark, cudnn.deterministic = before
+
+
 def test_data_too_large_to_be_kept_normalised_are_trained_and_scored_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = trained(PLAIN, convolutions)
     score = Trainer(made(), PLAIN, CPU).evaluate(made().val)(kept.model)
