@@ -509,6 +509,28 @@ def test_several_jobs_get_the_bits_that_each_gets_alone() -> None:
     assert engine.train([]) == []
 
 
+def test_a_network_that_comes_in_evaluation_mode_is_trained_like_any_other() -> None:
+    engine = Trainer(made(), PLAIN, CPU)
+    attached, twin = sparse(engine, convolutions), sparse(engine, convolutions)
+    attached.model.eval()
+    for one in (attached, twin):
+        engine.train([Job(attached=one, epochs=1, seed=5)])
+    assert_same_bits(attached, twin)
+    assert attached.model.training
+
+
+def test_a_network_set_back_to_a_step_has_the_rest_of_the_training() -> None:
+    """Six batches an epoch: from the third batch of the second epoch on, at the rates of these steps."""
+    engine = Trainer(numbered(), PLAIN.changed({"lr": 1e-6}), CPU)
+    attached = sparse(engine, Spy)
+    rates: list[float] = []
+    attached.optimizer.register_step_pre_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"]))
+    assert engine.train([Job(attached=attached, epochs=3, seed=1, first_step=8)]) == [10 * 8]
+    whole = [batch for epoch in orders(seed=1, epochs=3) for batch in epoch]
+    assert attached.model.fed == whole[8:]
+    assert rates == pytest.approx([1e-6 * rate_by_hand(PLAIN, step, 18) for step in range(8, 18)])
+
+
 def test_a_training_goes_on_where_the_network_stands() -> None:
     """Growth between two trainings is seen by the second, which starts at the peak of its own schedule."""
     engine = Trainer(made(), PLAIN, CPU)
