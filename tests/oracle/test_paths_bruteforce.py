@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -157,6 +158,66 @@ def test_max_pool_counts_as_average_and_flatten_keeps_positions() -> None:
         for o in range(2):
             graph.setdefault(("h", c, y, x), []).append((("y", o), ("4.weight", o * 2 + c), 0.25))
     check(model, torch.randn(1, 1, 3, 3), graph, [("x", 0, y, x) for y in range(3) for x in range(3)])
+
+
+MAP = (2, 5, 4)
+"""Channels, rows and columns."""
+
+
+class Between(nn.Module):
+    """A fixed linear map between two layers; the model may run another function than the one it is taken for."""
+
+    def __init__(self, taken_for: Callable[[Tensor], Tensor], runs: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 2, 1, bias=False)
+        self.last = nn.Linear(taken_for(torch.zeros(1, *MAP)).numel(), 2, bias=False)
+        self.taken_for, self.runs = taken_for, runs
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.runs(self.first(x)).flatten(1))
+
+    def graph(self) -> Graph:
+        """Its coefficients, read off by sending ones through it, one after another."""
+        num, places = math.prod(MAP), MAP[1] * MAP[2]
+        ones = torch.cat([torch.zeros(1, num), torch.eye(num)]).double().view(num + 1, *MAP)
+        outputs = self.taken_for(ones).reshape(num + 1, -1)
+        coefficients = (outputs[1:] - outputs[0]).abs()  # less what constants give
+        found: Graph = {}
+        for k in range(num):
+            found.setdefault(("x", k % places), []).append((("h", k), ("first.weight", k // places), 1.0))
+        for k, g in coefficients.nonzero().tolist():
+            found.setdefault(("h", k), []).append((("g", g), None, float(coefficients[k, g])))
+        connect(found, "last", "last.weight", [("g", g) for g in range(outputs.shape[1])], [("y", 0), ("y", 1)])
+        return found
+
+
+AVERAGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "whole windows": lambda x: F.avg_pool2d(x, 2),
+    "a border that counts": lambda x: F.avg_pool2d(x, 3, 2, 1),
+    "a border that does not": lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
+    "windows beyond the border": lambda x: F.avg_pool2d(x, (3, 2), 2, (1, 0), ceil_mode=True),
+    "another divisor": lambda x: F.avg_pool2d(x, 3, 2, 1, divisor_override=5),
+    "uneven windows": lambda x: F.adaptive_avg_pool2d(x, (2, 3)),
+    "one axis": lambda x: F.avg_pool1d(x.flatten(2), 3, 2, 1, count_include_pad=False),
+    "a scaled summand": lambda x: torch.add(x, x.flip(-1), alpha=0.5),
+    "one less": lambda x: torch.sub(1.0, x, alpha=3),
+    "scaled beside a constant": lambda x: torch.add(torch.ones(1, *MAP), x, alpha=-2),
+    "less a multiple": lambda x: torch.rsub(x, x.roll(1, -1), alpha=0.25),
+}
+MAXIMA: dict[str, Callable[[Tensor], Tensor]] = {
+    "a border that does not": lambda x: F.max_pool2d(x, 3, 2, 1),
+    "uneven windows": lambda x: F.adaptive_max_pool2d(x, (2, 3)),
+    "one axis": lambda x: F.max_pool1d(x.flatten(2), 3, 2, 1),
+}
+
+
+@pytest.mark.parametrize(("name", "runs"), [*AVERAGES.items(), *MAXIMA.items()])
+def test_fixed_coefficients_are_those_of_the_function(name: str, runs: Callable[[Tensor], Tensor]) -> None:
+    """Squared too, where weights are: near a border a window has fewer places, and each of them counts more."""
+    model = Between(AVERAGES[name], runs).double()
+    sparsified(model, 1, keep=0.8)
+    starts = [("x", place) for place in range(MAP[1] * MAP[2])]
+    check(model, torch.randn(1, 1, *MAP[1:], dtype=torch.float64), model.graph(), starts)
 
 
 class Attention(nn.Module):

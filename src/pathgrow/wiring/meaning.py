@@ -149,8 +149,9 @@ def _batch_norm(call: Call) -> Any:
 def _add(call: Call) -> Any:
     """Paths add up; biases, position embeddings and other constants vanish."""
     a, b = call.args[0], call.get(1, "other")
+    a, b = (b, a) if call.name == "rsub" else (a, b)
     wa, wb = wire_of(a), wire_of(b)
-    factor = abs(float(call.kwargs.get("alpha", 1)))
+    factor = abs(float(call.kwargs.get("alpha", 1))) ** call.reader.power
     if wa is not None and wb is not None:
         if call.name in ("sub", "subtract") and wb.statistic:
             return _pass(call)
@@ -158,6 +159,7 @@ def _add(call: Call) -> Any:
         return call.reader.join(a, b)
     x, wire, other = (a, wa, b) if wa is not None else (b, wb, a)
     assert wire is not None
+    x = x if factor == 1 or x is a else x * factor
     gate = wire.gate + abs(other) if isinstance(other, (int, float)) and wire.strength else wire.gate
     x = x.expand(torch.broadcast_shapes(x.shape, other.shape)) if isinstance(other, Tensor) else x
     return call.reader.same(x, replace(wire, units=aligned(wire.units, x.ndim), gate=gate))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -57,11 +58,10 @@ def pool(call: Call) -> Any:
     axes = int(call.name[-2])
     if any(size != 1 for size in wire.units.shape[-axes:]):
         raise UserError(f"paths cannot be followed through {call.name}: it pools over units, not over positions")
-    power = call.reader.power
     if call.name.startswith("adaptive"):
         pooled = _POOLS[f"adaptive_avg_pool{axes}d"](x, call.get(1, "output_size"))
         maps = list(zip(x.shape[-axes:], pooled.shape[-axes:], strict=True))
-        count, window = prod(i / o for i, o in maps), Window()
+        shares, window = [1.0 / _adaptive_counts(i, o) for i, o in maps], Window()
         if all(i % o == 0 for i, o in maps) and any(o > 1 for _, o in maps):
             window = Window(tuple(Axis(i // o, i // o, 0, 1, i, o) for i, o in maps), pool=True)
     else:
@@ -71,12 +71,18 @@ def pool(call: Call) -> Any:
         average = call.name.startswith("avg")
         ceil = call.get(4 if average else 5, "ceil_mode", False)
         include = call.get(5, "count_include_pad", True) if average else False
+        how = {"ceil_mode": ceil, "count_include_pad": include}
+        divisor = call.get(6, "divisor_override") if average else None
+        how |= {"divisor_override": divisor} if divisor is not None else {}  # which there is not for one axis
         scalar = (kernel[0], stride[0], padding[0]) if axes == 1 else (kernel, stride, padding)
-        pooled = _POOLS[f"avg_pool{axes}d"](x, *scalar, ceil_mode=ceil, count_include_pad=include)
-        count = prod(kernel)
-        sizes = zip(kernel, stride, padding, x.shape[-axes:], pooled.shape[-axes:], strict=True)
+        pooled = _POOLS[f"avg_pool{axes}d"](x, *scalar, **how)
+        sizes = list(zip(kernel, stride, padding, x.shape[-axes:], pooled.shape[-axes:], strict=True))
+        shares = [1.0 / _window_counts(*size, include=include) for size in sizes]
+        if divisor is not None:
+            shares = [torch.tensor(1.0 / divisor, dtype=torch.float64)]
         window = Window(tuple(Axis(k, s, p, 1, i, o) for k, s, p, i, o in sizes), pool=True)
-    pooled = pooled * (1.0 / count) ** (power - 1) if power != 1 else pooled
+    if call.reader.power != 1:
+        pooled = _scaled(pooled, [share ** (call.reader.power - 1) for share in shares])
     out = put(pooled, replace(wire.plain(), trail=(*wire.trail, window)))
     if call.kwargs.get("return_indices"):
         raise UserError(f"paths cannot be followed through {call.name} with return_indices=True")
@@ -91,6 +97,26 @@ _POOLS: dict[str, Callable[..., Tensor]] = {
     "adaptive_avg_pool2d": F.adaptive_avg_pool2d,
     "adaptive_avg_pool3d": F.adaptive_avg_pool3d,
 }
+
+
+def _window_counts(kernel: int, stride: int, padding: int, size_in: int, size_out: int, *, include: bool) -> Tensor:
+    """By output position, what a sum over one axis of a window is divided by; near a border that may be less."""
+    start = torch.arange(size_out, dtype=torch.float64) * stride - padding
+    end = (start + kernel).clamp(max=size_in + padding)  # a last window of `ceil_mode` may reach beyond
+    return end - start if include else end.clamp(max=size_in) - start.clamp(min=0)
+
+
+def _adaptive_counts(size_in: int, size_out: int) -> Tensor:
+    """The same where windows are as even as they can be: they overlap where sizes do not divide."""
+    place = torch.arange(size_out)
+    return (-((place + 1) * size_in // -size_out) - place * size_in // size_out).double()
+
+
+def _scaled(pooled: Tensor, factors: Sequence[Tensor]) -> Tensor:
+    """Every output position times the product of its factors along the last axes."""
+    for number, factor in enumerate(reversed(factors)):
+        pooled = pooled * factor.to(pooled).view(-1, *[1] * number)
+    return pooled
 
 
 def _each(value: int | Sequence[int], axes: int) -> tuple[int, ...]:
