@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 
 import pytest
@@ -11,7 +12,7 @@ from torch import nn
 
 from pathgrow.density.curve import Curve, Point, Reference
 from pathgrow.discovery import Discovery, discover
-from pathgrow.discovery.scale import check_reference
+from pathgrow.discovery.scale import check_reference, doubt_about_reference
 from pathgrow.errors import RunFailed
 from pathgrow.runs.store import MemoryStore
 from tests.toy import INPUTS, Script, World
@@ -73,6 +74,49 @@ def test_scores_within_a_factor_of_20_of_the_reference_are_never_refused(
     sign = -1 if negative else 1
     scores = [sign * reference * share for share in [*shares, 0.06]]
     check_reference(curve(sign * reference, scores, scores))
+
+
+@pytest.mark.parametrize(
+    ("reference", "rough", "probes", "doubt"),
+    [
+        (7.3, [0.3, 0.6], [0.9, 0.92], r"7\.3 and the best score so far 0\.92: if scores are accuracies"),  # an error
+        (2.1, [0.0, 0.01], [0.3], r"2\.1 and the best score so far 0\.3: if scores are accuracies"),  # a loss
+        (1.2, [-6.0, -3.0], [-1.4], r"1\.2 and the best score so far -1\.4: if scores are losses with a minus sign"),
+        (0.25, [-2.0, -0.9], [-0.3], "if scores are losses with a minus sign"),
+    ],
+)
+def test_a_reference_that_looks_like_an_error_or_a_loss_is_doubted(
+    reference: float, rough: list[float], probes: list[float], doubt: str
+) -> None:
+    check_reference(curve(reference, rough, probes))
+    assert re.search(doubt, doubt_about_reference(curve(reference, rough, probes)) or "")
+    assert doubt_about_reference(curve(reference, rough, [])) is None, "scores of networks trained out are waited for"
+    assert doubt_about_reference(curve(reference, rough, probes, kind="dense")) is None
+
+
+@pytest.mark.parametrize(
+    ("reference", "probes"),
+    [
+        (0.93, [0.1]),
+        (0.93, [0.95]),
+        (1.0, [0.2]),
+        (93, [45.0, 91.0]),
+        (15.0, [0.9, 1.2]),  # a reward
+        (-1.2, [-6.0, -1.4]),
+        (0.8, [-0.3]),  # R2
+        (18.0, [-3.0]),
+        (0.0, [0.5]),
+    ],
+)
+def test_references_that_may_well_be_scores_are_not_doubted(reference: float, probes: list[float]) -> None:
+    assert doubt_about_reference(curve(reference, probes[:1], probes)) is None
+
+
+def test_a_discovery_doubts_its_reference_once_and_goes_on() -> None:
+    with pytest.warns(UserWarning, match=r"the reference is 7\.3 and .*, not its error or loss") as told:
+        found = World().discover(reference=7.3, rule=Script(probe=(0, 1, 2)))
+    assert len(found.probes) == 3
+    assert len(told) == 1
 
 
 def in_percent(world: World, factor: float = 100, **options: object) -> Discovery:

@@ -20,7 +20,7 @@ from pathgrow.discovery.copies import train_dense, train_out
 from pathgrow.discovery.options import Options
 from pathgrow.discovery.phases import Evaluate, Fit, check_call, check_calls
 from pathgrow.discovery.result import Discovery
-from pathgrow.discovery.scale import check_reference, doubt_about_delta
+from pathgrow.discovery.scale import check_reference, doubt_about_delta, doubt_about_reference
 from pathgrow.discovery.site import Site
 from pathgrow.discovery.stages import Record
 from pathgrow.discovery.trunk import Trunk
@@ -206,10 +206,15 @@ class Loop:
 
     def _ask_the_rule(self) -> str:
         """Do as the rule says until it says stop; its reason."""
-        self._doubt_delta()
+        if isinstance(self._options.rule, str):  # which is made with this delta
+            self._warn(doubt_about_delta(self._trunk.rounds[0].point.score, self._options.delta, Options.delta))
+        num_probed = 0
         while True:
             curve = self._curve()
             check_reference(curve)
+            if not num_probed:  # said once, when there are probes
+                self._warn(doubt_about_reference(curve))
+            num_probed = len(curve.probes)
             verdict = self._rule.decide(curve)
             self._options.observer.decided(verdict, self._rule.answer(curve))
             match verdict:
@@ -228,10 +233,8 @@ class Loop:
                         )
                     self._trunk.advance_(self._next_size(up_to))
 
-    def _doubt_delta(self) -> None:
-        """Warn of a delta that is out of all proportion to the first score, where the rule was made with it."""
-        doubt = doubt_about_delta(self._trunk.rounds[0].point.score, self._options.delta, Options.delta)
-        if doubt is not None and isinstance(self._options.rule, str) and self._site.team.rank == 0:
+    def _warn(self, doubt: str | None) -> None:
+        if doubt is not None and self._site.team.rank == 0:
             warnings.warn(doubt, stacklevel=5)  # at whoever called `discover`
 
     def _next_size(self, up_to: float | None) -> int:

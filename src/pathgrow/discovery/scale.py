@@ -1,6 +1,7 @@
-"""Numbers that were meant in another unit than the scores have: percent beside shares of one.
+"""Numbers that were meant in another unit than the scores have: percent beside shares of one, losses beside scores.
 
-Scores may be anything, so little is refused: only what no two scores of one kind can well be.
+Scores may be anything, so little is refused: only what no two scores of one kind can well be. Of the rest is warned
+where it would cost trainings to find out.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def check_reference(curve: Curve) -> None:
     """
     if curve.reference is None or curve.reference.kind != "given":
         return
-    best, wanted = max(point.score for point in (*curve.rough, *curve.probes)), curve.reference.score
+    best, wanted = _best(curve), curve.reference.score
     small, large = sorted((best, wanted))
     if not (0 < small <= _SHARE and large > _BEYOND_A_SHARE and large > _APART * small):
         return
@@ -37,6 +38,29 @@ def check_reference(curve: Curve) -> None:
         "and shares of one): give as reference what evaluate returns for the dense network; what was trained is kept "
         "where there is a store"
     )
+
+
+def doubt_about_reference(curve: Curve) -> str | None:
+    """What to say of a given reference that looks like an error or a loss beside the scores of probes; else None.
+
+    A reward of 15 beside networks that come to 0.9 looks the same, so this is no reason to end a run.
+    """
+    if curve.reference is None or curve.reference.kind != "given" or not curve.probes:
+        return None
+    best, wanted = _best(curve), curve.reference.score
+    found = f"the reference is {wanted:g} and the best score so far {best:.4g}"
+    if 0 < best <= _SHARE and wanted > _BEYOND_A_SHARE:
+        return (
+            f"{found}: if scores are accuracies as shares of one, none can reach it, so give what evaluate returns for "
+            "the dense network, not its error or loss"
+        )
+    if wanted > 0 and best < -_ABOUT[0] * wanted:
+        return f"{found}: if scores are losses with a minus sign, give the reference one too"
+    return None
+
+
+def _best(curve: Curve) -> float:
+    return max(point.score for point in (*curve.rough, *curve.probes))
 
 
 def doubt_about_delta(score: float, delta: float, default: float) -> str | None:
