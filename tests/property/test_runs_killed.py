@@ -4,6 +4,7 @@ import contextlib
 import os
 import random
 import signal
+import stat
 import time
 import warnings
 from collections.abc import Callable
@@ -181,6 +182,88 @@ def test_every_kill_point_of_a_script_with_every_kind_of_step(tmp_path):
 def test_a_full_disk_at_any_operation_is_a_sentence_and_loses_nothing(tmp_path):
     ended = [killed_at(tmp_path / str(at), SCRIPT, at, 0.4, disk_is_full) for at in range(1, 45)]
     assert sum(ended) > 35  # a file that cannot be removed is no reason to stop
+
+
+class Disk:
+    """What a power cut leaves of a run folder: bytes that were synced, under names that were synced or not.
+
+    Only os.fsync brings anything here. A name may reach the disk earlier, by the system's own choice: both are looked
+    at. Folders are taken to be there.
+    """
+
+    def __init__(self, run: Path, looks: Callable[[Path], None]) -> None:
+        self.run, self.looks = run, looks
+        self.bytes: dict[int, bytes] = {}
+        self.names: dict[int, dict[str, int]] = {}
+        self.num_cuts = 0
+        for place in (run, run / "stages"):
+            place.mkdir(exist_ok=True)
+            self.names[place.stat().st_ino] = self._listed(place)
+        for file in filter(Path.is_file, run.iterdir()):
+            self.bytes[file.stat().st_ino] = file.read_bytes()
+
+    def patched(self) -> contextlib.ExitStack:
+        stack = contextlib.ExitStack()
+        stack.enter_context(_replaced(os, "fsync", self._fsync))
+        stack.enter_context(_replaced(atomic_module, "_fill", self._fill))
+        return stack
+
+    def cut(self) -> None:
+        """The power goes now; `looks` sees what comes up again, with the names of before and with those of now."""
+        self.num_cuts += 1
+        for is_new in (False, True):
+            left = self.run.with_name(f"left_{self.num_cuts}_{is_new}")
+            for place in (self.run, self.run / "stages"):
+                target = left / place.relative_to(self.run)
+                target.mkdir(parents=True)
+                listed = self._listed(place) if is_new else self.names[place.stat().st_ino]
+                for name, number in listed.items():
+                    (target / name).write_bytes(self.bytes.get(number, b""))
+            with _replaced(os, "fsync", lambda descriptor: None), _replaced(atomic_module, "_fill", Path.write_bytes):
+                self.looks(left)
+
+    def _fsync(self, descriptor: int) -> None:
+        self.cut()
+        about = os.fstat(descriptor)
+        if stat.S_ISDIR(about.st_mode):
+            self.names[about.st_ino] = self._listed(descriptor)
+        else:
+            self.bytes[about.st_ino] = os.pread(descriptor, about.st_size, 0)
+        self.cut()
+
+    def _fill(self, path: Path, data: bytes) -> None:
+        path.write_bytes(data)
+        self.bytes.pop(path.stat().st_ino, None)  # of a file that is gone, whose number was given away again
+
+    @staticmethod
+    def _listed(place: Path | int) -> dict[str, int]:
+        with os.scandir(place) as entries:
+            return {entry.name: entry.inode() for entry in entries if entry.is_file()}
+
+
+def test_a_power_cut_leaves_the_old_stage_or_the_new_one_and_every_stage_that_was_saved(tmp_path):
+    told = MemoryStore()
+    allowed: list[dict] = []
+    rows: list[str] = []
+
+    def look(left: Path) -> None:
+        with warnings.catch_warnings(action="error"), RunFolder.open(left, CONFIG) as resumed:
+            found = {stage: value_of(resumed.load(stage)) for stage in STAGES}
+            assert all(any(found[stage] == may[stage] for may in allowed) for stage in STAGES)
+            assert [row["stage"] for row in resumed.metrics] == [stage for stage in rows if found[stage] is not None]
+
+    with RunFolder.open(tmp_path / "run", CONFIG) as folder:
+        disk = Disk(folder.path, look)
+        with disk.patched():
+            for step in SCRIPT:
+                allowed = [{stage: value_of(told.load(stage)) for stage in STAGES}]
+                do(told, step, log=False)
+                allowed.append({stage: value_of(told.load(stage)) for stage in STAGES})
+                rows += [step[1]] * (step[0] == "log")
+                do(folder, step, log=True)
+                del allowed[0]  # now it is there for good
+                disk.cut()
+    assert disk.num_cuts > 2 * 4 * len(SCRIPT)
 
 
 @settings(max_examples=100, deadline=None)
