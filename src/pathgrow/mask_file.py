@@ -9,7 +9,6 @@ import errno
 import hashlib
 import json
 import math
-import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +20,7 @@ import torch
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
+from pathgrow import atomic
 from pathgrow.errors import RunFailed, UserError
 
 _KIND = "pathgrow.masks"
@@ -122,31 +122,18 @@ def _unpacked(file: Any, stored: set[str], key: str, shape: list[int]) -> Tensor
 
 
 def _write_atomically(path: Path, content: bytes) -> None:
-    """A temporary file beside the target, synced, then renamed: a crash leaves the old file or the new one."""
+    """A crash leaves the old file or the new one."""
+    # Anybody may write here, several processes at once: under a temporary name of its own each.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         try:
-            with temporary.open("xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
+            temporary.write_bytes(content)
+            atomic.install(temporary, path)
         finally:
-            temporary.unlink(missing_ok=True)
-        _sync_folder(path.parent)
+            atomic.discard(temporary)
     except OSError as error:
         # A wrong path is the caller's to mend; a full or failing disk is not.
         kind = RunFailed if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EIO} else UserError
         raise kind(
             f"cannot write masks to {str(path)!r} ({error.strerror or error}): choose a writable folder with space"
         ) from error
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name == "nt":  # Windows cannot be asked to
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

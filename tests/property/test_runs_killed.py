@@ -15,9 +15,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pathgrow import atomic as atomic_module
 from pathgrow.errors import RunFailed
 from pathgrow.runs import MemoryStore, RunFolder
-from pathgrow.runs import atomic as atomic_module
 
 CONFIG = {"seed": 0}
 STAGES = ("seed", "round_001", "probe_1")

@@ -21,8 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
+from pathgrow.atomic import writing
 from pathgrow.errors import UserError
-from pathgrow.runs.atomic import writing
 
 MAX_MEMBERS = 500_000
 _BLOCK = 2**20

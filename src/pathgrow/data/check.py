@@ -6,11 +6,10 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from pathgrow import data
+from pathgrow import atomic, data
 from pathgrow.data import decoded, places
 from pathgrow.data.dataset import Dataset, Split
 from pathgrow.data.official import OFFICIAL, Official
-from pathgrow.runs import atomic
 
 OFFICIAL_BYTES = "official"
 OTHER_BYTES = "reads well, other bytes than the official file"

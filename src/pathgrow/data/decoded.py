@@ -19,11 +19,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from pathgrow import atomic
 from pathgrow.data.dataset import Paths
 from pathgrow.data.decode import read_many
 from pathgrow.data.waiting import turn
 from pathgrow.errors import UserError
-from pathgrow.runs import atomic
 
 FILE = ".pathgrow-images.safetensors"
 _LOCK = ".pathgrow-images.lock"
@@ -91,9 +91,7 @@ def _store(path: Path, pixels: Tensor, fingerprint: str) -> None:
         try:
             save_file({"images": pixels}, temporary, metadata=facts)
             os.chmod(temporary, 0o644)  # others who read the data may read this too
-            atomic.sync(temporary)
-            os.replace(temporary, path)
-            atomic.sync_folder(path.parent)
+            atomic.install(temporary, path)
         finally:
             atomic.discard(temporary)
     except (OSError, SafetensorError) as error:

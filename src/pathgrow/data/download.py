@@ -12,11 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+from pathgrow import atomic
 from pathgrow.data.archives import unpack
 from pathgrow.data.official import OFFICIAL, Official
 from pathgrow.data.waiting import turn
 from pathgrow.errors import UserError
-from pathgrow.runs import atomic
 
 _BLOCK = 2**20
 _TIMEOUT_S = 30
@@ -76,9 +76,7 @@ def _download(name: str, official: Official, archive: Path, tell: Tell) -> None:
             "and was thrown away: try again, or get the file elsewhere"
         )
     with atomic.writing(archive):
-        atomic.sync(piece)
-        os.replace(piece, archive)
-        atomic.sync_folder(archive.parent)
+        atomic.install(piece, archive)
 
 
 def _fetch(official: Official, piece: Path, tell: Tell) -> None:

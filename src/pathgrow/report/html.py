@@ -15,11 +15,11 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from pathgrow import atomic
 from pathgrow.report import story, wording
 from pathgrow.report.figure import curve_png
 from pathgrow.report.picture import Picture, Spark
 from pathgrow.report.reading import read_finished
-from pathgrow.runs import atomic
 
 
 def page(report: dict[str, Any]) -> str:

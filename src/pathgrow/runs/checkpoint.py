@@ -10,8 +10,8 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from pathgrow import atomic
 from pathgrow.errors import UserError
-from pathgrow.runs import atomic
 from pathgrow.runs.stages import serialize
 
 

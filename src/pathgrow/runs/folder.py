@@ -24,9 +24,10 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
+from pathgrow import atomic
 from pathgrow.errors import UserError
 from pathgrow.masks import Masks
-from pathgrow.runs import atomic, checkpoint, env, strict_json
+from pathgrow.runs import checkpoint, env, strict_json
 from pathgrow.runs import lock as locks
 from pathgrow.runs.metrics import Metrics
 from pathgrow.runs.stages import StageFiles

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pathgrow.runs import atomic, strict_json
+from pathgrow import atomic
+from pathgrow.runs import strict_json
 
 
 class Metrics:

@@ -18,8 +18,9 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from pathgrow import atomic
 from pathgrow.errors import RunFailed, UserError
-from pathgrow.runs import atomic, strict_json
+from pathgrow.runs import strict_json
 from pathgrow.runs.store import Facts, Stage
 
 FORMAT = 1

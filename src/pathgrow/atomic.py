@@ -34,9 +34,7 @@ def write_bytes(path: Path, data: bytes) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             _fill(temporary, data)
-            sync(temporary)
-            os.replace(temporary, path)
-            sync_folder(path.parent)
+            install(temporary, path)
         except OSError:
             discard(temporary)  # a half-written file takes space that is wanted
             raise
@@ -47,20 +45,26 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
+def install(temporary: Path, path: Path) -> None:
+    """Let a file that was written in full, in the same folder, take its place at `path`."""
+    sync(temporary)
+    os.replace(temporary, path)
+    sync_folder(path.parent)
+
+
 def sync(path: Path) -> None:
     """Wait until the content of a file is on the disk."""
-    descriptor = os.open(path, os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    _sync(path, os.O_RDWR)
 
 
 def sync_folder(path: Path) -> None:
     """Wait until the names in a folder are on the disk (Windows cannot be asked to)."""
-    if os.name == "nt":
-        return
-    descriptor = os.open(path, os.O_RDONLY)
+    if os.name != "nt":
+        _sync(path, os.O_RDONLY)
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
     try:
         os.fsync(descriptor)
     finally:
