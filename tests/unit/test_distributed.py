@@ -24,7 +24,7 @@ from pathgrow.errors import PeerFailed, RunFailed, UserError
 from pathgrow.masks import Masks
 from pathgrow.methods import random_growth
 from pathgrow.runs import MemoryStore, SharedStore
-from pathgrow.team import ALONE, Alone
+from pathgrow.team import ALONE, Alone, Team
 from tests.ranks import together
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
@@ -124,14 +124,28 @@ def shares() -> dict[str, object]:
             "only_first": team.only_first(lambda: team.rank),
             "held": team.only_first(threading.Lock) is not None,  # which could not travel
             "gathered": team.gather(team.rank),
+            "failed": [_failed_by_first(team, fault) for fault in (UserError("no"), RunFailed("over"), KeyError("k"))],
             "total": total.tolist(),
             "spread": (everybody.tolist(), everybody.is_contiguous(), flags.tolist(), count.item()),
             "stored": (missing, found.facts, found.tensors["w"].tolist(), dict(forgotten.tensors)),
         }
 
 
+def _failed_by_first(team: Team, fault: Exception) -> str:
+    def work() -> None:
+        raise fault
+
+    try:
+        team.from_first(work)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
 def test_the_first_decides_and_all_take_part(tmp_path: Path) -> None:
     first, second = (rank.value for rank in together(tmp_path, shares))
+    assert first.pop("failed") == ["UserError: no", "RunFailed: over", "KeyError: 'k'"]
+    assert second.pop("failed") == ["UserError: no", "RunFailed: over", "RunFailed: KeyError: 'k'"]
     assert (first.pop("only_first"), second.pop("only_first")) == (0, None)
     assert (first.pop("held"), second.pop("held")) == (True, False)
     assert first == second

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import nn
 
 from pathgrow.attach import Attached, attach
 from pathgrow.augment import Augment
-from pathgrow.data.dataset import Dataset, StreamedSplit
+from pathgrow.data.dataset import Dataset, Split, StreamedSplit
 from pathgrow.data.streaming import StreamLoader
 from pathgrow.discovery.partial import Partial
 from pathgrow.discovery.phases import Job
@@ -22,6 +23,7 @@ from pathgrow.engine import EngineOptions, Trainer
 from pathgrow.engine.feed import StreamedFeed
 from pathgrow.recipes import Recipe
 from pathgrow.runs import MemoryStore
+from pathgrow.team import Alone
 
 PLAN = Recipe(batch_size=8, lr=0.05, warmup=0.0)
 MEAN, STD = (100.0,) * 3, (50.0,) * 3
@@ -121,6 +123,40 @@ def test_it_learns_and_is_scored_like_a_plain_loop(data: Dataset) -> None:
     scores = torch.cat(logits).double()
     assert accuracy == float((scores.argmax(1) == data.val.labels).double().mean()) > 0.9
     assert loss == pytest.approx(float(nn.functional.cross_entropy(scores, data.val.labels)), rel=1e-5)
+
+
+class OneOfTwo(Alone):
+    """A rank whose sums stay its own, and whose first has this model."""
+
+    size = 2
+
+    def __init__(self, rank: int, first: nn.Module) -> None:
+        self.rank, self._first = rank, first
+
+    def spread_(self, tensors: Iterable[torch.Tensor]) -> None:
+        for mine, theirs in zip(tensors, self._first.buffers(), strict=True):
+            mine.copy_(theirs)
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_two_ranks_score_a_part_each_by_the_statistics_of_the_first(in_memory: bool, data: Dataset) -> None:
+    split = data.val
+    if in_memory:
+        (images, _), *_ = StreamLoader(split, 12, train=False, seed=0, workers=0).epoch(0)  # type: ignore[arg-type]
+        split = Split(images, split.labels, MEAN, STD)
+    split = dataclasses.replace(split, labels=torch.arange(12) % 3 % 2)  # as many right as wrong, in every part
+    models = [network(trainer(data)).model for _ in range(2)]
+    for scale, model in enumerate(models, start=1):
+        model[1].running_var.fill_(float(scale))
+    accuracy, loss = trainer(data).evaluate(split)(models[0])
+    options = EngineOptions(device="cpu")
+    scores = [
+        Trainer(data, PLAN, options, workers=0, team=OneOfTwo(rank, models[0])).evaluate(split)(models[rank])
+        for rank in range(2)
+    ]
+    assert 0 < scores[0][0] < accuracy < 1
+    assert accuracy == pytest.approx(scores[0][0] + scores[1][0])
+    assert loss == pytest.approx(scores[0][1] + scores[1][1], rel=1e-6)
 
 
 def test_workers_are_gone_when_a_training_is_over(data: Dataset) -> None:
