@@ -208,10 +208,14 @@ def test_every_odd_rank_is_named_in_all_of_them(tmp_path: Path) -> None:
 # How it ends
 
 
-def fails(how: str) -> tuple[str, float]:
-    """What this rank is told, and how long that took."""
+def fails(how: str) -> tuple[str, int | None, float]:
+    """What this rank is told, the exit code that it is to end with where it is another's, and how long that took."""
     began = time.monotonic()
-    return told(_waits, how), time.monotonic() - began
+    try:
+        return _waits(how), None, time.monotonic() - began
+    except (UserError, RunFailed) as error:
+        code = error.exit_code if isinstance(error, PeerFailed) else None
+        return f"{type(error).__name__}: {error}", code, time.monotonic() - began
 
 
 def _waits(how: str) -> str:
@@ -229,21 +233,27 @@ def _fail(how: str, rank: int) -> None:
         raise UserError("there are no data here: put them there")
     if how == "fault" and rank == 1:
         raise ZeroDivisionError("an accident")
+    if how == "stopped" and rank == 1:
+        raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize(
-    ("how", "first_told", "codes"),
+    ("how", "first_told", "exit_code", "codes"),
     [
-        ("wrong", "PeerFailed: rank 1 failed: there are no data here: put them there", [0, 0]),
-        ("fault", "PeerFailed: rank 1 failed: ZeroDivisionError: an accident", [0, 1]),
-        ("killed", "RunFailed: another process of this run ended or fell silent", [0, -signal.SIGKILL]),
+        ("wrong", "PeerFailed: rank 1 failed: there are no data here: put them there", 2, [0, 0]),
+        ("fault", "PeerFailed: rank 1 failed: ZeroDivisionError: an accident", 1, [0, 1]),
+        ("stopped", "PeerFailed: rank 1 failed: interrupted", 130, [0, 1]),
+        ("killed", "RunFailed: another process of this run ended or fell silent", None, [0, -signal.SIGKILL]),
     ],
 )
-def test_one_that_fails_ends_all(how: str, first_told: str, codes: list[int], tmp_path: Path) -> None:
+def test_one_that_fails_ends_all(
+    how: str, first_told: str, exit_code: int | None, codes: list[int], tmp_path: Path
+) -> None:
     ranks = together(tmp_path, fails, how)
     assert [rank.code for rank in ranks] == codes
-    told, seconds = ranks[0].value
+    told, code, seconds = ranks[0].value
     assert told.startswith(first_told)
+    assert code == exit_code
     assert seconds < 20
 
 
