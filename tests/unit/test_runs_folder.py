@@ -165,6 +165,14 @@ def test_a_missing_tensor_file_is_damage(folder):
         assert folder.load("seed") is None
 
 
+def test_a_record_under_the_name_of_another_stage_is_damage(folder):
+    folder.save("seed", {"score": 0.5}, tensors())
+    shutil.copy(folder.path / "stages" / "seed.json", folder.path / "stages" / "final.json")
+    with pytest.warns(DamagedStageWarning, match=r"final\.json holds stage 'seed'"):
+        assert folder.load("final") is None
+    assert folder.load("seed").facts == {"score": 0.5}
+
+
 def test_a_reader_leaves_a_damaged_stage_where_it_is(folder):
     folder.save("seed", {})
     path = folder.path / "stages" / "seed.json"
