@@ -196,6 +196,54 @@ def test_candidates_are_off_and_follow_the_estimates(guide: str) -> None:
         assert stats.chisquare([counts[place] for place in off]).pvalue < 1e-6
 
 
+def grown_by(guide: str, masks: Masks, pull: dict[str, Tensor], **options: Any) -> Masks:
+    """What a change at step 0 switches on, in a network of linear layers."""
+    layers = [nn.Linear(*mask.shape[::-1], bias=False).double() for mask in masks.values()]
+    model = nn.Sequential(*layers)
+    masks.apply_(model)
+    x = torch.randn(6, layers[0].in_features, generator=torch.Generator().manual_seed(1)).double()
+    net = Net(model, masks, Masks.select(Masks.full(model)), gradients=lambda: (pull, 0), loss=cube, batches=[x])
+    progress = Progress(round=0, step=0, num_on=masks.num_on, num=masks.num)
+    after = methods.create("gse", guide=guide, **options).revise(net, Change(), progress, generator(0, "draw"))
+    assert after.num_on == masks.num_on
+    return after - masks
+
+
+@pytest.mark.parametrize("guide", ["uniform", "grabo", "graest"])
+def test_a_layer_has_gamma_candidates_per_weight_or_all_where_half_are_on(guide: str) -> None:
+    """With more moves than candidates, all of these grow."""
+    sparse, half = torch.arange(80).view(8, 10) < 12, torch.arange(48).view(6, 8) < 24
+    for other, num_new in ((half, 24), (torch.arange(48).view(6, 8) < 23, 11)):
+        masks = Masks({"0.weight": sparse.clone(), "1.weight": other.clone()})
+        new = grown_by(guide, masks, ones(masks), gamma=0.5, rate=0.99)
+        assert [int(flags.sum()) for flags in new.values()] == [6, num_new]
+
+
+def ones(masks: Masks) -> dict[str, Tensor]:
+    return {name: torch.ones(mask.shape).double() for name, mask in masks.items()}
+
+
+def test_graest_never_draws_what_cancels_and_grabo_does() -> None:
+    """Two samples, two inputs and two outputs, equal or opposite in them: half of the gradients are sums of +1 and -1.
+
+    Under any signs one of the inputs cancels, and with it the output that is like it does not.
+    """
+    model = nn.Sequential(nn.Linear(2, 2, bias=False)).double()
+    masks = Masks({"0.weight": torch.zeros(2, 2, dtype=torch.bool)})
+    like = torch.tensor([[1.0, 1.0], [1.0, -1.0]]).double()  # by sample
+    net = Net(
+        model, masks, Masks.select(Masks.full(model)), gradients=lambda: (ones(masks), 0),
+        loss=lambda model, x: (model(x) * like).sum(), batches=[like],
+    )  # fmt: skip
+    drawn = {}
+    for guide in ("grabo", "graest"):
+        revise = methods.create("gse", guide=guide, gamma=1.0).revise
+        drawn[guide] = sum(revise._candidates(net, generator(seed, "draw"))["0.weight"].int() for seed in range(40))
+    assert (drawn["grabo"] > 0).all()
+    assert drawn["graest"].fill_diagonal_(0).sum() == 0
+    assert sum(int(total.sum()) for total in drawn.values()) >= 40
+
+
 def test_no_data_no_guide() -> None:
     model, masks = chain()
     with pytest.raises(UserError, match="loss"):

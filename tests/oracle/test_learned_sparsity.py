@@ -197,6 +197,9 @@ def test_edge_popup_starts_from_signed_constants_and_uniform_scores() -> None:
     assert abs(float(scores.mean())) < 4 * math.sqrt(1 / 600 / scores.numel())
     assert torch.equal(scored(5)[2], scores)
     assert not torch.equal(scored(6)[2], scores)
+    twins = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    drawn_for = attach(twins, SGD(twins.parameters(), lr=0.1), "edge_popup", scope=Masks.full(twins)).memory["scores"]
+    assert not torch.equal(drawn_for["0.weight"], drawn_for["2.weight"])
 
 
 def test_what_is_outside_the_scope_of_edge_popup_is_trained_as_ever() -> None:

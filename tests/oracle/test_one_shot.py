@@ -20,6 +20,7 @@ from pathgrow.masks import Masks
 from pathgrow.method import Method
 from pathgrow.methods.allocation import allocated
 from pathgrow.methods.path_counts import PathCounts
+from pathgrow.net import Net
 from pathgrow.paths import signals
 from pathgrow.rng import generator
 from pathgrow.wiring import read
@@ -190,6 +191,29 @@ class TestGraSP:
         assert not same(found, best_of_all({n: -s for n, s in scores.items()}, EVERYWHERE, 21))
         assert not same(found, best_of_all(magnitudes(scores), EVERYWHERE, 21))
 
+    def test_both_passes_drop_the_same_units(self) -> None:
+        """One weight w per unit and loss sum(d w)^2 / 2 over kept units d in {0, 2}: g = 4w there, Hg = 16w, else 0."""
+
+        class Dropped(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.weight = nn.Parameter(torch.linspace(1, 2, 200, dtype=torch.float64).view(1, 200))
+                self.dropout = nn.Dropout(0.5)
+
+            def forward(self, x: Tensor) -> Tensor:
+                return self.dropout(x * self.weight)
+
+        model = Dropped()
+        full = Masks.full(model, {"weight": torch.ones(1, 200, dtype=torch.bool)})
+        net = Net(
+            model, full, Masks.select(full), loss=lambda net, x: net(x).square().sum() / 2,
+            batches=[torch.ones(1, 1, dtype=torch.float64)],
+        )  # fmt: skip
+        scores = methods.create("grasp", temperature=1.0).start.scores(net, seed=0)["weight"]
+        kept = scores > 0
+        assert 70 < int(kept.sum()) < 130
+        torch.testing.assert_close(scores, 16 * model.weight.detach() ** 2 * kept)
+
     def test_leaves_the_network_as_it_was(self) -> None:
         model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3)).double()
         before, noise = copy.deepcopy(model.state_dict()), torch.get_rng_state()
@@ -261,6 +285,23 @@ class TestSynFlow:
             assert num_on(masks) == 20
             assert same(masks, self.by_hand(model, density, num))
         assert not same(found[1], found[4])  # or iterating would prove nothing
+
+    def test_what_has_gone_does_not_come_back(self) -> None:
+        """Of 46 weights 19, 7 and 3 are kept.
+
+        By hand, at the second: six inputs of the first unit score 10 x 0.02 each, its ten outputs that are left
+        6 x 0.02, a lone input of the second unit 0.2 x 0.8 = 0.16. It goes, and so do all these outputs, whereupon the
+        six inputs score nothing. At the third it would score 0.16 if it were still there.
+        """
+        model = nn.Sequential(nn.Linear(8, 2, bias=False), nn.Linear(2, 15, bias=False)).double()
+        with torch.no_grad():
+            model[0].weight.copy_(torch.tensor([[1.0] * 6 + [0, 0], [0] * 6 + [5, 0.2]]))
+            model[1].weight.copy_(torch.tensor([[0.02, 0]] * 14 + [[0, 0.8]]))
+        method = methods.create("synflow", density=3 / 46, num_iterations=3)
+        masks = attach(model, SGD(model.parameters(), lr=0.1), method, torch.ones(1, 8), scope=Masks.full(model)).masks
+        assert masks.num_on == 3
+        assert bool(masks["1.weight"][14, 1])
+        assert masks["0.weight"][1].tolist() == [False] * 6 + [True, False]
 
     def test_no_depth_and_no_scale_overflows(self) -> None:
         def deep(scale: float) -> nn.Sequential:
@@ -345,6 +386,21 @@ class TestPathCounts:
         for name, score in truth.scores():
             torch.testing.assert_close(found[name], score)
 
+    @pytest.mark.parametrize("size", [1, 2])
+    def test_taps_of_a_transposed_convolution_that_reach_nothing(self, size: int) -> None:
+        """From one pixel every tap of three reaches an output; with a border cut off, the middle one alone."""
+        for padding, stride in ((0, 1), (1, 1), (1, 2)):
+            layer = nn.ConvTranspose2d(2, 3, 3, padding=padding, stride=stride).double()
+            counted = PathCounts(read(layer, torch.ones(1, 2, size, size).double()), torch.device("cpu"))({})
+            moved = torch.zeros(3, 3, dtype=torch.bool)
+            for tap in np.ndindex(3, 3):
+                with torch.no_grad():
+                    layer.weight.zero_()[0, 0][tap] = 1.0
+                    moved[tap] = bool(nn.functional.conv_transpose2d(
+                        torch.ones(1, 2, size, size).double(), layer.weight, None, stride, padding
+                    ).any())  # fmt: skip
+            assert torch.equal((counted.gradients[0] > 0)[0, 0], moved)
+
     def test_depth_does_not_overflow(self) -> None:
         model = nn.Sequential(*(nn.Linear(10, 10, bias=False) for _ in range(400)))
         counted = PathCounts(read(model, torch.ones(1, 10)), torch.device("cpu"))({})
@@ -362,18 +418,27 @@ class TestDPaI:
         }
 
     @staticmethod
-    def chosen(scores: Arrays, counts: dict[str, int]) -> Arrays:
-        return {name: best(scores[name], EVERYWHERE[name], counts[name]) for name in NAMES}
+    def chosen(scores: Arrays, counts: dict[str, int], able: Arrays) -> Arrays:
+        return {name: best(scores[name], able[name], counts[name]) for name in NAMES}
 
-    @pytest.mark.parametrize(("alpha", "beta"), [(0.0, 0.0), (0.99, 0.5), (0.5, 0.0), (0.5, 1.0)])
-    def test_a_few_steps_by_hand(self, alpha: float, beta: float) -> None:
+    @pytest.mark.parametrize("partly", [False, True])
+    @pytest.mark.parametrize(
+        ("alpha", "beta"), [(0.0, 0.0), (0.99, 0.5), (0.5, 0.0), (0.5, 1.0), (1.0, 0.0), (1.0, 1.0)]
+    )
+    def test_a_few_steps_by_hand(self, alpha: float, beta: float, partly: bool) -> None:
+        """Adam hardly sees the size of a slope: with alpha 1 some slopes are zero, which it does see."""
         model, rate, num = fresh(), 0.2, 4
-        counts = allocated(Masks.full(model), 0.25, "erk")
-        scores = self.noise(0)
+        inside = {name: torch.ones_like(mask) for name, mask in Masks.full(model).items()}
+        if partly:
+            inside["2.weight"][:, ::2] = False
+        scope = Masks.select(inside, inside)
+        able = {name: mask.numpy() for name, mask in inside.items()}
+        counts = allocated(scope, 0.25, "erk")
+        scores = {name: np.where(able[name], noise, -1.0) for name, noise in self.noise(0).items()}
         first, second = ({name: np.zeros_like(score) for name, score in scores.items()} for _ in range(2))
         for step in range(1, num + 1):
-            on = {name: mask.astype(np.float64) for name, mask in self.chosen(scores, counts).items()}
-            total, through, others = path_sums(on)
+            chosen = self.chosen(scores, counts, able)
+            total, through, others = path_sums({name: (chosen[name] | ~able[name]).astype(float) for name in NAMES})
             assert total > 0
             for name in NAMES:
                 slope = others[name] / total
@@ -384,11 +449,40 @@ class TestDPaI:
                 second[name] = 0.999 * second[name] + 0.001 * slope**2
                 size = np.sqrt(second[name] / (1 - 0.999**step)) + 1e-8
                 scores[name] = scores[name] + rate * first[name] / (1 - 0.9**step) / size
-        found = masks_of(
-            "dpai", model, density=0.25, alpha=alpha, beta=beta, num_search_steps=num, search_rate=rate
+        method = methods.create(
+            "dpai", density=0.25, alpha=alpha, beta=beta, num_search_steps=num, search_rate=rate
         )  # fmt: skip
-        assert same(found, self.chosen(scores, counts))
-        assert not same(found, self.chosen(self.noise(0), counts))
+        found = attach(model, SGD(model.parameters(), lr=0.1), method, EXAMPLE, scope=scope).masks
+        assert same(flags(found.present()), self.chosen(scores, counts, able))
+        assert not same(flags(found.present()), self.chosen(self.noise(0), counts, able))
+
+    @pytest.mark.parametrize(("alpha", "beta"), [(0.0, 0.0), (0.9, 0.0), (0.9, 1.0), (0.7, 0.3)])
+    def test_units_and_kernels_of_convolutions(self, alpha: float, beta: float) -> None:
+        """A kernel without a used weight, and a unit without a used kernel, pull all of their weights."""
+        model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 5, 3, padding=1))
+        paths = PathCounts(read(model, torch.ones(1, 3, 6, 6)), torch.device("cpu"))
+        draw = torch.Generator().manual_seed(2)
+        kept = {name: torch.rand(mask.shape, generator=draw) < 0.05 for name, mask in Masks.full(model).items()}
+        kept["0.weight"][1] = False
+        counted = paths({name: mask.double() for name, mask in kept.items()})
+        found = methods.create("dpai", alpha=alpha, beta=beta).start.ascent(paths, kept)
+        kinds = set()
+        for name, gradient in zip(kept, counted.gradients, strict=True):
+            used = (gradient > 0) & kept[name]
+            for out, into in np.ndindex(*used.shape[:2]):
+                lone_unit, lone_kernel = not used[out].any(), not used[out, into].any()
+                kinds.add((lone_unit, lone_kernel))
+                factor = (1 - alpha) + alpha * ((1 - beta) * lone_unit + beta * lone_kernel)
+                torch.testing.assert_close(found[name][out, into], gradient[out, into] * factor)
+        assert kinds == {(False, False), (False, True), (True, True)}
+
+    def test_layer_densities_of_convolutions_are_those_of_erk(self) -> None:
+        model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 5, 1))
+        method = methods.create("dpai", density=0.25, num_search_steps=2)
+        scope = Masks.full(model)
+        masks = attach(model, SGD(model.parameters(), lr=0.1), method, torch.ones(1, 3, 6, 6), scope=scope).masks
+        # 13/108 and 11/20 of 108 and 20 weights: 32 are shared out as 13 to 11. ER would leave the second 9.6.
+        assert [int(mask.sum()) for mask in masks.values()] == [17, 15]
 
     def test_search_finds_paths_and_units(self) -> None:
         """At a density where chance leaves most weights on no path, and over seeds where it leaves none at all."""

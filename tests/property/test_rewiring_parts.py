@@ -81,3 +81,7 @@ def test_without_limits_every_number_is_a_rounded_quota(total: int, shares: list
     counts = apportioned(total, named, dict.fromkeys(named, 1000))
     for name, share in named.items():
         assert abs(counts[name] - total * share / sum(shares)) < 1 + 1e-5
+
+
+def test_where_no_share_is_left_room_is_the_share() -> None:
+    assert apportioned(8, {"a": 1.0, "b": 0.0, "c": 0.0}, {"a": 2, "b": 10, "c": 2}) == {"a": 2, "b": 5, "c": 1}

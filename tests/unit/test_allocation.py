@@ -100,6 +100,19 @@ def test_uniform_keeps_the_first_dense_where_it_is_small() -> None:
     }
     # A first layer with most of the weights would leave nothing to the others.
     assert allocated(scope_of_shapes((20, 20), (10, 10)), 0.1, "uniform") == {"layer0": 40, "layer1": 10}
+    # 10 of 100 beside 90: at 0.16 its density takes 10 of 16 and leaves the others under half of their 14.4; at 0.2 it
+    # leaves them 10 of 18.
+    first = scope_of_shapes((5, 2), (9, 10))
+    assert allocated(first, 0.16, "uniform") == {"layer0": 2, "layer1": 14}
+    assert allocated(first, 0.2, "uniform") == {"layer0": 10, "layer1": 10}
+
+
+def test_the_smallest_layer_keeps_a_weight() -> None:
+    assert allocated(scope_of_shapes((30, 30), (1, 2), (30, 30)), 0.01, "uniform") == {
+        "layer0": 9,
+        "layer1": 1,
+        "layer2": 8,
+    }
 
 
 @given(sizes=shapes, density=st.floats(1e-4, 1.0), law=laws)

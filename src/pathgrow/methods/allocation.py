@@ -119,7 +119,7 @@ def _quotas(sizes: sampling.Array, raw: sampling.Array, count: int) -> sampling.
         if not free.any():
             return sizes.astype(np.float64)
         epsilon = (count - sizes[dense].sum()) / (raw * sizes)[free].sum()
-        # The densest goes first, since the others' share shrinks with it: one that was above may be below then.
+        # What does not fit into the densest goes to the others, so that one more of them may be above then.
         highest = raw[free].max()
         if epsilon * highest <= 1:
             quotas: sampling.Array = np.where(dense, sizes, epsilon * raw * sizes)

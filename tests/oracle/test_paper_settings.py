@@ -1,0 +1,83 @@
+"""What papers and their code fix in numbers: defaults, when masks change for the last time, where drop rates end."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from pathgrow import methods
+from pathgrow.method import Method, Progress
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "gcg": {"gamma": 0.25},  # undoes a step of pruning by a fifth
+    "rigl": {"allocation": "erk", "every": 100, "rate": 0.3, "end": 0.75},
+    "set": {"allocation": "erk", "every": 100, "rate": 0.3, "end": 0.75, "anneal": "cosine"},  # in RigL's comparison
+    "snfs": {"rate": 0.5},
+    "dsr": {"threshold": 1e-3, "end": 95 / 100},
+    "gse": {"allocation": "er", "every": 1000, "rate": 0.2, "end": 120 / 200, "gamma": 1.0},
+    "granet": {"allocation": "erk", "start_density": 0.5, "every": 1000, "rate": 0.5, "end": 110 / 160},
+    "itop": {"allocation": "erk", "rate": 0.5, "criterion": "gradient"},
+    "gmp": {"begin": 0.2, "end": 0.75},  # 20 and 75 of 98 thousand steps
+    "imp": {"share": 0.2},
+    "lth": {"share": 0.2},
+    "imp_c": {"share": 0.2},
+    "grasp": {"temperature": 200.0},
+    "synflow": {"num_iterations": 100},
+    "dpai": {"alpha": 0.99, "beta": 0.5},
+    "edge_popup": {"constant": True},
+}
+
+
+@pytest.mark.parametrize(("name", "papers"), DEFAULTS.items())
+def test_defaults_are_the_papers(name: str, papers: dict[str, Any]) -> None:
+    ours = methods.defaults(name)
+    assert {option: ours[option] for option in papers} == papers
+
+
+def test_dpai_searches_as_far_as_its_script() -> None:
+    ours = methods.defaults("dpai")
+    assert ours["num_search_steps"] * ours["search_rate"] == pytest.approx(3000 * 0.005)
+
+
+def changes(method: Method, num_steps: int) -> list[int]:
+    """The steps at which masks may move."""
+    due = ((step, method.schedule(Progress(round=0, step=step, num_on=5, num=9))) for step in range(num_steps))
+    return [step for step, change in due if change is not None]
+
+
+@pytest.mark.parametrize(
+    ("name", "end", "wanted"),
+    [
+        ("rigl", 0.5, range(0, 51, 5)),  # the step at the end is one of them, although nothing is dropped there
+        ("set", 0.5, range(0, 51, 5)),
+        ("gse", 0.5, range(5, 51, 5)),
+        ("dsr", 0.6, [5, 10, 15, 20, 30, 40, 60]),  # intervals of 5, 10, 20 and 40 in the quarters
+        ("snfs", None, range(5, 120, 5)),
+        ("itop", None, range(5, 120, 5)),
+    ],
+)
+def test_masks_move_up_to_the_end_and_not_beyond(name: str, end: float | None, wanted: range | list[int]) -> None:
+    options = {} if end is None else {"end": end}
+    assert changes(methods.create(name, every=5, num_steps=100, **options), 120) == list(wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "rate_of", "end", "last"),
+    [
+        ("rigl", lambda revise: revise.rate, 0.5, 0.0),
+        ("set", lambda revise: revise.rate, 0.5, 0.0),
+        ("gse", lambda revise: revise.rate, 0.5, 0.0),
+        ("snfs", lambda revise: revise.rate, None, 0.004),
+        ("granet", lambda revise: revise.layers.rate, None, 0.004),
+        ("itop", lambda revise: revise.layers.rate, None, 0.004),
+    ],
+)
+def test_drop_rates_fall_along_a_cosine_and_stay(name: str, rate_of: Any, end: float | None, last: float) -> None:
+    options = {} if end is None else {"end": end}
+    rate = rate_of(methods.create(name, rate=0.4, num_steps=100, **options).revise)
+    length = 100 * (end or 1.0)
+    for step in (0, 10, 25, 50, 99, 100, 1000):
+        x = min(step / length, 1.0)
+        assert rate(step) == pytest.approx(last + (0.4 - last) * (1 + math.cos(math.pi * x)) / 2)
