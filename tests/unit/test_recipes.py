@@ -85,6 +85,36 @@ def test_published_schedules_change_where_they_were_published_to(
     assert plan.rate(num_steps - 1, num_steps) == pytest.approx(before)
 
 
+@pytest.mark.parametrize(
+    ("name", "epochs", "batch_size", "optimizer", "lr", "last_lr", "weight_decay", "label_smoothing"),
+    [
+        ("cifar-step", 160, 128, "sgd", 0.1, 1e-3, 1e-4, 0.0),
+        ("cifar-he", 182, 128, "sgd", 0.1, 1e-3, 1e-4, 0.0),
+        ("wrn-rigl", 250, 128, "sgd", 0.1, 8e-4, 5e-4, 0.0),
+        ("tiny-resnet", 200, 256, "sgd", 0.2, 2e-3, 1e-4, 0.0),
+        ("tiny-resnet-long", 400, 100, "sgd", 0.2, 0.0, 1e-4, 0.0),
+        ("tiny-vit", 300, 128, "adamw", 1e-3, 1e-6, 0.05, 0.1),
+        ("cifar-vit", 300, 128, "adamw", 1e-3, 1e-6, 0.05, 0.1),
+        ("imagenet", 100, 4096, "sgd", 1.6, 1.6e-3, 1e-4, 0.1),
+    ],
+)
+def test_numbers_are_those_that_were_published(
+    name: str,
+    epochs: int,
+    batch_size: int,
+    optimizer: str,
+    lr: float,
+    last_lr: float,
+    weight_decay: float,
+    label_smoothing: float,
+) -> None:
+    plan = recipe(name)
+    assert (plan.epochs, plan.batch_size, plan.optimizer) == (epochs, batch_size, optimizer)
+    assert (plan.lr, plan.weight_decay, plan.label_smoothing) == (lr, weight_decay, label_smoothing)
+    assert (plan.momentum, plan.second_beta, plan.decay_all) == (0.9, 0.999, optimizer == "sgd")
+    assert plan.lr * plan.rate(999_999, 1_000_000) == pytest.approx(last_lr, rel=1e-4, abs=1e-9)
+
+
 # Optimizers.
 
 

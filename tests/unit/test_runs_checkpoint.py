@@ -64,6 +64,13 @@ def test_another_model_is_refused_by_its_first_wrong_tensor_and_left_alone(folde
     assert all(tensor.equal(before[name]) for name, tensor in other.state_dict().items())
 
 
+def test_masks_of_another_model_are_refused(folder):
+    folder.save_network(model(), masks_of(model()))
+    masks_of(model(width=5)).save(folder.path / "network_masks.safetensors")
+    with pytest.raises(UserError, match=r"mask of '0\.weight' is \(5, 3\) but the parameter of Sequential is \(4, 3\)"):
+        folder.load_network_(model())
+
+
 def test_missing_and_extra_tensors_are_named():
     one, two = torch.zeros(1), torch.zeros(2)
     assert mismatch({"a": one}, {"a": one, "b": two}) == "tensor 'b' of shape (2,) is wanted and missing"

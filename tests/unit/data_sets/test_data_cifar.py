@@ -29,8 +29,9 @@ def test_pixels_labels_and_constants_are_the_official_ones(layouts: Any) -> None
     assert sorted(held_out) == sorted(rows(*train))
     assert found.train.images.dtype == torch.uint8
     assert found.train.labels.dtype == torch.int64
-    assert found.test.mean == pytest.approx((125.307, 122.961, 113.8575))
-    assert found.train.std == pytest.approx((62.985, 62.0925, 66.708))
+    for split in (found.train, found.val, found.test):
+        assert split.mean == pytest.approx((125.307, 122.961, 113.8575))
+        assert split.std == pytest.approx((62.985, 62.0925, 66.708))
 
 
 def test_fine_labels_of_cifar100(layouts: Any) -> None:
@@ -38,7 +39,9 @@ def test_fine_labels_of_cifar100(layouts: Any) -> None:
     found = data.load("cifar100", layouts.root)
     assert (found.classes, len(found.train), len(found.val), len(found.test)) == (100, 180, 20, 100)
     assert found.test.labels.tolist() == test.labels.tolist()
-    assert found.train.mean == pytest.approx((129.3105, 124.0575, 112.4295))
+    for split in (found.train, found.val, found.test):
+        assert split.mean == pytest.approx((129.3105, 124.0575, 112.4295))
+        assert split.std == pytest.approx((68.1615, 65.382, 70.431))
 
 
 def test_folds_hold_out_every_sample_once_and_every_class_alike(layouts: Any) -> None:

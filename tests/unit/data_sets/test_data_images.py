@@ -60,8 +60,9 @@ def test_tiny_imagenet_is_what_pillow_decodes_under_sorted_classes(layouts: Any)
         name, wnid = line.split("\t")[:2]
         np.testing.assert_array_equal(image, by_pillow(folder / "val" / "images" / name))
         assert label == classes.index(wnid)
-    assert found.train.mean == pytest.approx((122.451, 114.2655, 101.3625))
-    assert found.train.std == pytest.approx((70.635, 68.6205, 71.9355))
+    for split in (found.train, found.val, found.test):
+        assert split.mean == pytest.approx((122.451, 114.2655, 101.3625))
+        assert split.std == pytest.approx((70.635, 68.6205, 71.9355))
 
 
 def test_val_sorted_into_class_folders_gives_the_same_test_set(layouts: Any) -> None:
@@ -271,8 +272,9 @@ def test_a_folder_by_class_is_split_in_tenths(layouts: Any) -> None:
 def test_constants_are_those_of_the_training_images(layouts: Any) -> None:
     found = load("folder", layouts.by_class("cat", "dog"))
     images = found.train.images.numpy().astype(np.float64)
-    assert found.test.mean == pytest.approx(tuple(images.mean(axis=(0, 2, 3))))
-    assert found.test.std == pytest.approx(tuple(images.std(axis=(0, 2, 3))))
+    for split in (found.train, found.val, found.test):
+        assert split.mean == pytest.approx(tuple(images.mean(axis=(0, 2, 3))))
+        assert split.std == pytest.approx(tuple(images.std(axis=(0, 2, 3))))
     assert found.example_input().shape == (1, 3, 6, 5)
 
 
@@ -396,7 +398,9 @@ def test_imagenet_is_streamed_and_its_val_is_test(inside: str, layouts: Any) -> 
     assert not {*found.train.paths} & {*found.val.paths}
     assert [path.parts[-3:-1] for path in found.test.paths] == [("val", "n01")] * 3 + [("val", "n02")] * 3
     assert found.test.labels.tolist() == [0, 0, 0, 1, 1, 1]
-    assert found.train.mean == pytest.approx((123.675, 116.28, 103.53))
+    for split in (found.train, found.val, found.test):
+        assert split.mean == pytest.approx((123.675, 116.28, 103.53))
+        assert split.std == pytest.approx((58.395, 57.12, 57.375))
     assert found.example_input().shape == (1, 3, 224, 224)
 
 
