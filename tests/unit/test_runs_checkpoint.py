@@ -76,6 +76,7 @@ def test_missing_and_extra_tensors_are_named():
     assert mismatch({"a": one}, {"a": one, "b": two}) == "tensor 'b' of shape (2,) is wanted and missing"
     assert mismatch({"a": one, "b": two}, {"a": one}) == "tensor 'b' of shape (2,) is not in the model"
     assert mismatch({"a": one}, {"a": torch.ones(1)}) is None
+    assert mismatch({"a": torch.zeros(2, 3)}, {"a": torch.zeros(3, 2)}) == "tensor 'a' has shape (2, 3), wanted (3, 2)"
 
 
 @pytest.mark.parametrize("content", [None, b"", b"not a safetensors file"])

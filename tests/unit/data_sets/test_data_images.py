@@ -8,7 +8,7 @@ import os
 import shutil
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -267,6 +267,42 @@ def test_a_folder_by_class_is_split_in_tenths(layouts: Any) -> None:
     other = load("folder", root, fold=1)
     assert content(other.val) == content(found.test)
     assert content(load("folder", root, seed=1).val) != content(found.val)
+
+
+class Entries:
+    """What os.scandir gives, in an order of our own."""
+
+    def __init__(self, entries: list[Any]) -> None:
+        self._left = iter(entries)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._left)
+
+
+def test_the_order_in_which_a_file_system_lists_is_no_matter(layouts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = layouts.by_class("emu", "cat/black", "cat/white", "dog", num=10)
+    scandir = os.scandir
+    found = []
+    for backwards in (False, True):
+
+        def listed(place: Any = ".", backwards: bool = backwards) -> Entries:
+            with scandir(place) as entries:
+                return Entries(sorted(entries, key=lambda entry: entry.name, reverse=backwards))
+
+        monkeypatch.setattr(os, "scandir", listed)
+        found.append(load("folder", root))
+    for part in ("train", "val", "test"):
+        one, other = (getattr(splits, part) for splits in found)
+        assert torch.equal(one.images, other.images)
+        assert torch.equal(one.labels, other.labels)
 
 
 def test_constants_are_those_of_the_training_images(layouts: Any) -> None:
