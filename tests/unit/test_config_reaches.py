@@ -1,0 +1,153 @@
+"""Every value of a config reaches what is trained: seed and fold at the first training, all options in `discover`."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from pathgrow import attach, data, methods, models
+from pathgrow.discovery import Options
+from pathgrow.discovery.phases import Job
+from pathgrow.engine import Trainer
+from pathgrow.experiment import Experiment
+from pathgrow.experiment import run as run_experiment
+from pathgrow.masks import Masks
+from pathgrow.rng import derive
+from pathgrow.runs import RunFolder
+from pathgrow.training import TrainRun, train
+
+SHARED: dict[str, Any] = {"model_options": {"widths": [16]}, "threads": 1, "seed": 5, "fold": 3}
+
+
+class Enough(BaseException):
+    """Nothing need be trained."""
+
+
+@pytest.fixture
+def begin(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], tuple[Trainer, Job, nn.Module]]:
+    """The first training of a run, as it would begin: its trainer, its job, and a model that was not touched."""
+
+    def first(run: Callable[[], Any]) -> tuple[Trainer, Job, nn.Module]:
+        seen: list[tuple[Trainer, Job, dict[str, Tensor]]] = []
+
+        def stop(self: Trainer, jobs: Sequence[Job]) -> list[int]:
+            (job,) = jobs
+            # Copied: a run that is broken off gives the model back as it came.
+            seen.append((self, job, {name: w.detach().clone() for name, w in job.attached.model.named_parameters()}))
+            raise Enough
+
+        monkeypatch.setattr(Trainer, "train", stop)
+        with pytest.raises(Enough):
+            run()
+        ((trainer, job, weights),) = seen
+        model = models.create("mlp", 10, seed=5, inputs=64, widths=[16])
+        for name, weight in model.named_parameters():
+            on = job.attached.masks[name] if name in job.attached.masks else torch.ones_like(weight, dtype=torch.bool)
+            assert torch.equal(weights[name], weight.detach() * on), "the weights of this seed, under the masks"
+        wanted, other = data.load("digits", None, 0, 3), data.load("digits", None, 0, 0)
+        for split in ("train", "val", "test"):
+            assert torch.equal(getattr(trainer.data, split).labels, getattr(wanted, split).labels)
+        assert not torch.equal(wanted.val.labels, other.val.labels), "folds differ"
+        return trainer, job, model
+
+    return first
+
+
+def test_seed_and_fold_reach_a_training(begin: Callable[..., Any], tmp_path: Path) -> None:
+    config = TrainRun.from_dict({**SHARED, "method": "random", "density": 0.3, "epochs": 2})
+    trainer, job, model = begin(lambda: train(config, tmp_path / "run"))
+    assert job.seed == derive(5, "level-000", "fit", 0)
+    example = trainer.data.example_input()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    expected = attach(model, optimizer, methods.create("random", density=0.3), example, seed=5)
+    assert job.attached.masks == expected.masks
+
+
+@pytest.mark.parametrize("what", ["train", "discover"])
+def test_seed_and_fold_reach_growth(what: str, begin: Callable[..., Any], tmp_path: Path) -> None:
+    if what == "train":
+        grown = TrainRun.from_dict({**SHARED, "method": "gcg", "density": 0.4, "epochs": 2})
+        trainer, job, model = begin(lambda: train(grown, tmp_path / "run"))
+    else:
+        searched = Experiment.from_dict({**SHARED, "budget": 4})
+        trainer, job, model = begin(lambda: run_experiment(searched, tmp_path / "run"))
+    assert job.seed == derive(5, "seed", "fit", 0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    expected = attach(model, optimizer, methods.create("gcg"), trainer.data.example_input(), seed=5)
+    assert job.attached.masks == expected.masks
+
+
+OTHER: dict[str, Any] = {
+    "budget": 7, "delta": 0.03, "reference": 0.5, "rule": "exponential", "method": "gradient_growth", "gamma": 0.7,
+    "start_density": 0.11, "target_density": 0.6, "seed_epochs": 2, "rough": 3, "final": "grown",
+    "probe_fraction": 0.4, "head_start": False, "answer": "gain", "observe": "average",
+}  # fmt: skip
+"""Another value than the default for everything that a config and `discover` have in common."""
+
+
+def test_all_options_of_a_discovery_reach_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = {field.name for field in dataclasses.fields(Experiment)}
+    common = {field.name for field in dataclasses.fields(Options)} & own
+    assert set(OTHER) == common, "a new option needs a value here"
+    seen: dict[str, Any] = {}
+
+    def stop(*arguments: Any, **options: Any) -> None:
+        seen.update(options)
+        raise Enough
+
+    monkeypatch.setattr(importlib.import_module("pathgrow.experiment.run"), "discover", stop)
+    config = Experiment.from_dict({**SHARED, **OTHER})
+    assert all(OTHER[name] != getattr(Experiment, name) for name in OTHER)
+    with pytest.raises(Enough):
+        run_experiment(config, tmp_path / "run")
+    assert {name: seen[name] for name in OTHER} == OTHER
+    assert seen["seed"] == 5
+    # Methods that read gradients have what to read them from.
+    batch = next(iter(seen["batches"]()))
+    model = models.create("mlp", 10, seed=5, inputs=64, widths=[16])
+    assert float(seen["loss"](model, batch).detach()) > 0
+
+
+def test_test_scores_are_those_of_the_test_split_and_of_their_own_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the network as it is written, scored here; the dense reference is told apart by its number of weights."""
+    plain = Trainer.evaluate
+    seen: dict[int, tuple[float, float]] = {}
+
+    def watched(self: Trainer, split: Any) -> Callable[[nn.Module], Any]:
+        score = plain(self, split)
+
+        def scored(model: nn.Module) -> Any:
+            found = score(model)
+            if split is self.data.test:
+                seen[sum(int(weight.count_nonzero()) for weight in model.parameters() if weight.dim() > 1)] = found
+            return found
+
+        return scored
+
+    monkeypatch.setattr(Trainer, "evaluate", watched)
+    small = {**SHARED, "budget": 2, "start_density": 0.2, "target_density": 0.3, "reference": "dense"}
+    report = run_experiment(Experiment.from_dict(small), tmp_path / "run")
+    sparse, dense = sorted(seen)
+    assert dense == 64 * 16 + 16 * 10
+    assert sparse < dense / 2
+    assert (report["network"]["test"]["score"], report["network"]["test"]["loss"]) == tuple(seen[sparse])
+    assert (report["dense"]["test"]["score"], report["dense"]["test"]["loss"]) == tuple(seen[dense])
+    # The same by hand, from the files.
+    folder, test = RunFolder(tmp_path / "run"), data.load("digits", None, 0, 3).test
+    model = models.create("mlp", 10, seed=0, inputs=64, widths=[16])
+    model.load_state_dict(load_file(folder.path / "network.safetensors"))
+    masks = Masks.load(folder.path / "network_masks.safetensors")
+    assert masks.num_on == report["network"]["num_on"] == round(0.3 * masks.num)
+    with torch.no_grad():
+        right = float((model.eval()(test.normalised()).argmax(1) == test.labels).double().mean())
+    assert right == pytest.approx(report["network"]["test"]["score"], abs=1e-6)
