@@ -12,12 +12,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
-from torch.optim import Adagrad, Optimizer
+from torch.optim import Optimizer
 
 from pathgrow.errors import UserError
 from pathgrow.ledger import SampleCounter
 from pathgrow.masks import Masks
 from pathgrow.nested import Flat, put_together, take_apart
+from pathgrow.remembered import empty_slots_
 from pathgrow.rng import generator
 from pathgrow.wiring import Wiring
 
@@ -90,7 +91,7 @@ def fresh_(
         weight[switchable] = values[order.to(values.device)]
         weight.mul_(scales[name].to(weight))
     masks.apply_(model)
-    _empty_slots_(optimizer)
+    empty_slots_(optimizer)
 
 
 def pack_pair(model: nn.Module, optimizer: Optimizer, masks: Masks | None = None) -> Flat:
@@ -151,15 +152,6 @@ def _copy_optimizer(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
     twin = type(optimizer).__new__(type(optimizer))
     twin.__setstate__({key: copy.deepcopy(value, memo) for key, value in vars(optimizer).items() if key not in left})
     return twin
-
-
-def _empty_slots_(optimizer: Optimizer) -> None:
-    optimizer.state.clear()
-    if isinstance(optimizer, Adagrad):
-        # The one optimizer of torch that makes its state when it is built, and misses it later.
-        for parameter, group in _owned(optimizer):
-            total = torch.full_like(parameter, group["initial_accumulator_value"])
-            optimizer.state[parameter] = {"step": torch.tensor(0.0), "sum": total}
 
 
 def _fan_in_scales(masks: Masks, wiring: Wiring) -> dict[str, Tensor]:

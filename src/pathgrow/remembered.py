@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, Optimizer
+from torch.optim import SGD, Adagrad, Adam, Optimizer
 
 from pathgrow.method import Memory
 from pathgrow.nested import put_together, take_apart
@@ -25,12 +25,23 @@ def weights_and_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def forget_slots_(optimizer: Optimizer) -> None:
     """As new. In place where zero is what a new optimizer has, since a captured step holds these very tensors."""
     if not isinstance(optimizer, SGD | Adam):
-        optimizer.state.clear()
+        empty_slots_(optimizer)
         return
     for slots in optimizer.state.values():
         for value in slots.values():
             if isinstance(value, Tensor):
                 value.zero_()
+
+
+def empty_slots_(optimizer: Optimizer) -> None:
+    """As new, with no state but what an optimizer has before its first step."""
+    optimizer.state.clear()
+    if isinstance(optimizer, Adagrad):
+        # The one optimizer of torch that makes its state when it is built, and in older versions misses it later.
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                total = torch.full_like(parameter, group["initial_accumulator_value"])
+                optimizer.state[parameter] = {"step": torch.tensor(0.0), "sum": total}
 
 
 def held(optimizer: Optimizer) -> Callable[[], None]:

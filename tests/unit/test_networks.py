@@ -24,6 +24,7 @@ from pathgrow.methods.fixed import fixed
 from pathgrow.methods.picks import at_random
 from pathgrow.nested import put_together, take_apart
 from pathgrow.networks import copy_pair, fresh_, initial_state, pack_pair, unpack_pair_
+from pathgrow.remembered import empty_slots_, forget_slots_
 from pathgrow.wiring import read
 
 OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
@@ -258,6 +259,41 @@ class TestFresh:
         for pair in ((model, optimizer), (twin, twin_optimizer)):
             train(*pair, 2)
         assert_same(model, optimizer, twin, twin_optimizer)
+
+    @pytest.mark.parametrize("forget", [empty_slots_, forget_slots_])
+    @pytest.mark.parametrize("make", [SGD, Adam, AdamW, Adagrad, RMSprop])
+    def test_an_optimizer_that_has_forgotten_steps_as_a_new_one(
+        self, make: type[Optimizer], forget: Callable[[Optimizer], None]
+    ) -> None:
+        options = {"lr": 0.1} | ({"momentum": 0.9} if make in (SGD, RMSprop) else {})
+        options |= {"initial_accumulator_value": 0.5} if make is Adagrad else {}
+        model = mlp()
+        optimizer = make(model.parameters(), **options)
+        train(model, optimizer, 3)
+        forget(optimizer)
+        twin = copy.deepcopy(model)
+        new = make(twin.parameters(), **options)
+        if make is Adagrad:  # which has a state before its first step
+            torch.testing.assert_close(optimizer.state_dict()["state"], new.state_dict()["state"], rtol=0, atol=0)
+        for pair in ((model, optimizer), (twin, new)):
+            train(*pair, 2)
+        assert_same(model, optimizer, twin, new)
+
+    def test_a_weight_that_is_used_in_two_ways_is_scaled_for_the_first(self) -> None:
+        class Tied(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.weight = nn.Parameter(torch.ones(3, 4))
+
+            def forward(self, x: Tensor) -> Tensor:
+                return torch.relu(x @ self.weight.T) @ self.weight
+
+        model = Tied()
+        mask = torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0], [1, 0, 0, 0]], dtype=torch.bool)
+        masks, wiring = Masks({"weight": mask}), read(model, torch.ones(1, 4))
+        fresh_(model, SGD(model.parameters(), lr=0.1), initial_state(model), masks, seed=0, wiring=wiring)
+        expected = mask * torch.tensor([[1.0], [2.0], [2.0]])
+        torch.testing.assert_close(model.weight.detach(), expected)
 
     def test_initial_values_of_another_model_are_refused(self) -> None:
         model = mlp()
