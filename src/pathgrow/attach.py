@@ -18,11 +18,12 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
-from pathgrow import enforce, methods, remembered
+from pathgrow import enforce, remembered
 from pathgrow.attach_checks import (
     Metric,
     check_needs,
     check_whole,
+    checked_method,
     checked_metric,
     checked_parameters,
     checked_scope,
@@ -37,7 +38,7 @@ from pathgrow.masks import Masks
 from pathgrow.method import Change, Method, never
 from pathgrow.net import Batches, Loss
 from pathgrow.revise import decided, start_masks
-from pathgrow.scope import scope as default_scope
+from pathgrow.scope import trained_scope
 from pathgrow.team import ALONE, Team
 
 _FORMAT = 2
@@ -74,7 +75,7 @@ def attach(
     example_input : optional
         One input of the model, for methods that read its paths; None: guessed where the model says what it takes.
     scope : Masks or mapping of name to bool tensor, optional
-        True where a weight may be switched; None: `pathgrow.scope(model)`.
+        True where a weight may be switched; None: `pathgrow.scope(model)` without frozen weights.
     stop : Rule or str, optional
         The density rule that `observe` asks; None: "trajectory", which needs nothing but the observations.
     loss, batches : optional
@@ -103,12 +104,12 @@ def attach(
     To resume a run: build and attach as at first, then load the states of the model, of the optimizer and of this
     object, in any order. A model that was loaded *before* it is attached would lose its grown weights.
     """
-    method = methods.create(method) if isinstance(method, str) else method
+    method = checked_method(method)
     optimizer = unwrapped(optimizer)
     check_whole(model)
     if optimizer in _IN_USE:
         raise UserError("this optimizer is already attached: call detach() on the first attachment before another")
-    switchable = checked_scope(model, default_scope(model, "auto", example_input) if scope is None else scope)
+    switchable = checked_scope(model, trained_scope(model, example_input) if scope is None else scope)
     parameters = checked_parameters(model, optimizer, switchable)
     if taken := next((name for name, parameter in parameters.items() if parameter in _MASKED), None):
         raise UserError(

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from pathgrow import methods
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.masks import Masks
 from pathgrow.method import Method
@@ -32,6 +33,13 @@ def unwrapped(optimizer: Any) -> Optimizer:
 
 def check_whole(model: nn.Module) -> None:
     """Every weight lies here in one piece: path scores and picks over all layers look at whole tensors."""
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model is a {type(model).__name__}, a torch.nn.Module is wanted: pass the one the loop trains")
+    if bodiless := next((name for name, p in model.named_parameters() if p.is_meta), None):
+        raise UserError(
+            f"{bodiless!r} is on the meta device and holds no values, weights to train are wanted: "
+            "call to_empty(device=...) and initialise or load the model before it is attached"
+        )
     # By the attribute, since torch.distributed takes time to import and most never need it.
     if sharded := next((name for name, p in model.named_parameters() if hasattr(p, "device_mesh")), None):
         raise UserError(
@@ -64,6 +72,18 @@ def checked_parameters(model: nn.Module, optimizer: Optimizer, scope: Masks) -> 
             "make it from model.parameters() of this very model"
         )
     return parameters
+
+
+def checked_method(method: Any) -> Method:
+    """The method as a value."""
+    if isinstance(method, str):
+        return methods.create(method)
+    if not isinstance(method, Method):
+        raise UserError(
+            f"method is a {type(method).__name__}, a name or a pathgrow.Method is wanted: "
+            "give for example 'gcg', or methods.create('rigl', density=0.1)"
+        )
+    return method
 
 
 def check_needs(method: Method, loss: Loss | None, batches: Batches | None) -> None:

@@ -55,6 +55,19 @@ def scope(
     return scope_of(model, wiring, preset, only=only)
 
 
+def trained_scope(model: nn.Module, example_input: Any = None) -> Masks:
+    """The default of trainings: `scope(model)` without frozen weights, which can be lost but not learned."""
+    parameters = dict(model.named_parameters())
+    whole = scope(model, "auto", example_input)
+    trained = {name: inside for name, inside in whole.items() if parameters[name].requires_grad}
+    if not trained:
+        raise UserError(
+            f"nothing to sparsify in {type(model).__name__}: all weights that could be are frozen (requires_grad is "
+            "False); call requires_grad_(True) on what is to be trained, or pass a scope of your own"
+        )
+    return Masks.select(trained, trained)
+
+
 def scope_of(model: nn.Module, wiring: Wiring, preset: str = "auto", *, only: NameFilter | None = None) -> Masks:
     """The same for a wiring that was already read."""
     if preset == "auto":

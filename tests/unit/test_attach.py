@@ -248,12 +248,6 @@ class TestEnforcement:
         assert bool((model[3].weight[off(sparse, "3.weight")] == 0).all())
         assert model[0].weight not in optimizer.state
 
-    def test_frozen_weights_are_masked_as_well(self) -> None:
-        model = mlp()
-        model[0].weight.requires_grad_(False)
-        sparse = attach(model, SGD(model.parameters(), lr=0.1), growing())
-        assert bool((model[0].weight[off(sparse, "0.weight")] == 0).all())
-
     def test_a_wrapper_is_looked_through(self) -> None:
         model = mlp()
         inner = SGD(model.parameters(), lr=0.1)

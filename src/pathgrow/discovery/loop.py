@@ -59,7 +59,7 @@ def discover(
     example_input
         One input of the model.
     scope : Masks, optional
-        True where a weight may be switched; None: `pathgrow.scope(model)`.
+        True where a weight may be switched; None: `pathgrow.scope(model)` without frozen weights.
     start_density : float, optional
         Of the seed network; None: the smallest of 1, 2, 3, 5% that isolates few units.
     delta : float

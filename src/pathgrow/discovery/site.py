@@ -20,7 +20,7 @@ from pathgrow.masks import Masks
 from pathgrow.method import Method
 from pathgrow.networks import copy_pair
 from pathgrow.runs import Store
-from pathgrow.scope import scope as default_scope
+from pathgrow.scope import trained_scope
 from pathgrow.team import ALONE
 from pathgrow.wiring import read
 
@@ -56,7 +56,7 @@ class Site:
         self._pristine = copy_pair(model, optimizer)
         self.wiring = read(model, example_input)
         self.dense_flops = step_flops(self.wiring)
-        self.scope = default_scope(model, "auto", example_input) if scope is None else scope
+        self.scope = trained_scope(model, example_input) if scope is None else scope
 
     @property
     def initial(self) -> Mapping[str, Tensor]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pathgrow.errors import UserError
+from pathgrow.wiring.looking import check_shaped, looked_at
 
 OUTPUT_KEYS = ("logits", "last_hidden_state", "pooler_output")
 """Which entry of a dict-like output is read, in this order; without any of them, every float tensor."""
@@ -56,6 +57,7 @@ def guess_example_input(model: nn.Module) -> Any:
         named = {name: value for name, value in dummy.items() if name in wanted and isinstance(value, Tensor)}
         if named:
             return named
+    check_shaped(model)  # a guess, tried on a lazy layer, would give it a shape for good
     for guess in _guesses(model):
         if _runs_on(model, guess):
             return guess
@@ -80,16 +82,11 @@ def _guesses(model: nn.Module) -> Iterator[Tensor]:
 
 
 def _runs_on(model: nn.Module, guess: Tensor) -> bool:
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
     try:
-        with torch.no_grad():
+        with looked_at(model), torch.no_grad():
             model(guess)
     except (RuntimeError, ValueError, TypeError, IndexError):
         return False
-    finally:
-        for module, training in modes:
-            module.training = training
     return True
 
 

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from pathgrow.errors import UserError
 from pathgrow.wiring.graph import Hop, Layer, Space, Window, Wiring
 from pathgrow.wiring.inputs import one_sample, read_outputs
+from pathgrow.wiring.looking import check_shaped, looked_at
 from pathgrow.wiring.wire import ATTENTION, Wire, aligned, along, compact, put, relation, wire_of
 
 BatchNorm = Literal["identity", "scale"]
@@ -76,6 +77,7 @@ class Reader(TorchFunctionMode):
         gradients: bool = False,
     ) -> None:
         super().__init__()
+        check_shaped(model)
         self.model = model
         self.dtype = dtype
         self.masks = masks or {}
@@ -101,12 +103,10 @@ class Reader(TorchFunctionMode):
     def run(self, example_input: Any) -> Reading:
         """One pass over one sample of ones."""
         args, kwargs = one_sample(example_input)
-        modes = [(module, module.training) for module in self.model.modules()]
-        self.model.eval()
         try:
             args = tuple(self._enter(value) for value in args)
             kwargs = {name: self._enter(value) for name, value in kwargs.items()}
-            with torch.set_grad_enabled(self.gradients), self:
+            with looked_at(self.model), torch.set_grad_enabled(self.gradients), self:
                 output = self.model(*args, **kwargs)
         except UserError:
             raise
@@ -115,9 +115,6 @@ class Reader(TorchFunctionMode):
             raise UserError(
                 f"the model could not be run on example_input: {said}; give what {type(self.model).__name__} takes"
             ) from fault
-        finally:
-            for module, training in modes:
-                module.training = training
         outputs = [current(tensor) for tensor in read_outputs(output)]
         followed = [tensor for tensor in outputs if wire_of(tensor) is not None]
         if not followed:
