@@ -124,6 +124,10 @@ def test_a_dense_reference_is_a_row_beside_the_rounds(sample_report: dict[str, A
     sample_report["reference"] = {"score": 0.981, "kind": "dense", "epochs": 80}
     assert story.rounds(sample_report)[1][-1] == ["dense", "100.00%", "100.00%", "", "", "", "98.1%", "80"]
     assert ["dense", "100.00%", "100.00%", "98.1%", "80"] in [s.split() for s in terminal(sample_report).splitlines()]
+    assert dict(wording.findings(sample_report))["accuracy"] == "96.8% validation, 96.5% test (dense: 98.1%)"
+    sample_report["dense"]["test"] = {"score": 0.973, "loss": 0.2}
+    assert dict(wording.findings(sample_report))["accuracy"].endswith("96.5% test (dense: 98.1%, 97.3% test)")
+    assert story.rounds(sample_report)[1][-1][6] == "98.1%"
 
 
 def test_its_price_stands_apart(brief: dict[str, Any]) -> None:

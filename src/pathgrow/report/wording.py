@@ -41,9 +41,10 @@ def percent_column(density: float) -> str:
 def count(number: float) -> str:
     """A large number with three digits and a prefix.
 
-    >>> count(48_000), count(1.234e12), count(950)
-    ('48.0 k', '1.23 T', '950')
+    >>> count(48_000), count(1.234e12), count(950), count(999_950)
+    ('48.0 k', '1.23 T', '950', '1.00 M')
     """
+    number = float(f"{number:.3g}")  # first: rounding may need the next prefix
     for size, prefix in ((1e18, " E"), (1e15, " P"), (1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
         if abs(number) >= size:
             value = number / size
