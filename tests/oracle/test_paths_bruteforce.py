@@ -53,6 +53,27 @@ def check(model: nn.Module, example: Tensor, graph: Graph, starts: list[tuple]) 
         assert signals(model, example, squared=power == 2).total == pytest.approx(total, rel=1e-9)
         for name, score in found.items():
             torch.testing.assert_close(score * total, expected[name], rtol=1e-9, atol=0.0)
+    check_centralities(model, example, graph, starts)
+
+
+def check_centralities(model: nn.Module, example: Tensor, graph: Graph, starts: list[tuple]) -> None:
+    """The share of all path weight through each unit, position by position and added up."""
+    parameters = {n: p.detach().double().abs() for n, p in model.named_parameters()}
+    through = {name: torch.zeros(weight.shape[0]).double() for name, weight in parameters.items() if weight.ndim > 1}
+    total = 0.0
+    for start in starts:
+        for edges, factor in enumerate_paths(graph, start):
+            used = [edge for edge in edges if edge is not None]
+            product = factor * math.prod(float(parameters[name].flatten()[index]) for name, index in used)
+            total += product
+            for name, index in used:
+                through[name][index // parameters[name][0].numel()] += product
+    found = signals(model, example)
+    for layer in found.wiring.layers:
+        if layer.where is None and layer.name is not None:
+            torch.testing.assert_close(
+                found.units[layer.index].centrality, through[layer.name] / total, rtol=1e-9, atol=0
+            )
 
 
 def sparsified(model: nn.Module, seed: int, keep: float = 0.6) -> nn.Module:
@@ -202,6 +223,8 @@ AVERAGES: dict[str, Callable[[Tensor], Tensor]] = {
     "a scaled summand": lambda x: torch.add(x, x.flip(-1), alpha=0.5),
     "one less": lambda x: torch.sub(1.0, x, alpha=3),
     "scaled beside a constant": lambda x: torch.add(torch.ones(1, *MAP), x, alpha=-2),
+    "a multiple": lambda x: -0.5 * x / -3,
+    "channels and places scaled": lambda x: x * torch.linspace(-1, 1, 40).view(1, *MAP),
     "less a multiple": lambda x: torch.rsub(x, x.roll(1, -1), alpha=0.25),
 }
 MAXIMA: dict[str, Callable[[Tensor], Tensor]] = {
@@ -344,3 +367,10 @@ def test_paper_fixture() -> None:
     assert [float(gains[f"{n}.weight"][o, i]) for n, o, i in missing] == [9, 5, 45, 45, 9, 9]
     trace = sum(float(gains[f"{n}.weight"][layer.weight != 0].sum()) for n, layer in enumerate(model))  # type: ignore[union-attr]
     assert trace == 216
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2.0**70)  # activations are rescaled on the way, and what is told of units is not
+    large = signals(model, torch.ones(1, 2)).units
+    for i in range(3):
+        assert torch.equal(large[i].complexity, found.units[i].complexity * 2.0 ** (70 * (i + 1)))
+        assert torch.equal(large[i].generality, found.units[i].generality * 2.0 ** (70 * (2 - i)))

@@ -18,6 +18,8 @@ from pathgrow.method import Change, Method, Progress, never
 from pathgrow.methods.picks import at_random
 from pathgrow.methods.schedules import GrowEachRound, count_at
 from pathgrow.net import Net, Reading, loss_gradients
+from pathgrow.revise import revised_masks
+from pathgrow.rng import generator
 
 
 def stranger(*, density: float = 0.5) -> Method:
@@ -214,3 +216,38 @@ def test_a_wrong_option_is_named_and_no_others_are(name: str, options: dict[str,
 
 def test_a_method_of_ones_own_has_an_entry_too() -> None:
     assert methods.entry("pathgrow.methods.rigl:rigl").make(density=0.3).start_density == 0.3
+
+
+class TestPicks:
+    """What anybody's picks give is checked; what a method drops it may take back in the same change."""
+
+    @staticmethod
+    def net(masks: Masks) -> Net:
+        model = nn.Sequential(nn.Linear(3, 2, bias=False))
+        return Net(model, masks, Masks.select(Masks.full(model)))
+
+    @staticmethod
+    def revised(method: Method, masks: Masks, change: Change) -> Masks:
+        progress = Progress(round=0, step=0, num_on=masks.num_on, num=masks.num)
+        return revised_masks(method, TestPicks.net(masks), change, progress, generator(0, "draw"))
+
+    def test_what_was_dropped_can_grow_again(self) -> None:
+        full = Masks({"0.weight": torch.ones(2, 3, dtype=torch.bool)})
+        method = Method(name="both", start=at_random, drop=at_random, grow=at_random)
+        assert self.revised(method, full, Change(num_drop=2, num_grow=2)) == full
+
+    def test_a_pick_of_what_is_no_candidate_is_refused(self) -> None:
+        half = Masks({"0.weight": torch.tensor([[True, True, True], [False, False, False]])})
+
+        def present(net: Net, candidates: Masks, count: int, draw: torch.Generator) -> Masks:
+            return at_random(net, net.masks.present(), count, draw)
+
+        method = Method(name="odd", start=at_random, grow=present)
+        with pytest.raises(UserError, match="picked 2 weights, 2 of them no candidates"):
+            self.revised(method, half, Change(num_grow=2))
+
+    def test_a_revision_with_another_number_is_refused(self) -> None:
+        half = Masks({"0.weight": torch.tensor([[True, True, True], [False, False, False]])})
+        method = Method(name="odd", start=at_random, revise=lambda net, change, progress, draw: net.masks)
+        with pytest.raises(UserError, match="left 3 weights on, exactly 4 are wanted"):
+            self.revised(method, half, Change(num_grow=1))

@@ -162,6 +162,16 @@ def test_masks_that_cut_every_path_are_an_error() -> None:
         path_scores(model, torch.ones(1, 4), {"0.weight": torch.zeros(5, 4, dtype=torch.bool)})
 
 
+def test_a_zero_layer_counts_as_ones_only_where_nothing_can_be_switched() -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    nn.init.zeros_(model[2].weight)  # type: ignore[arg-type]
+    kept = {name: torch.ones_like(model.get_parameter(name)).bool() for name in ("0.weight", "2.weight")}
+    with pytest.raises(UserError, match=r"no non-zero weight: 2\.weight"):
+        path_scores(model, torch.ones(1, 4), kept)
+    del kept["2.weight"]
+    assert bool((path_scores(model, torch.ones(1, 4), kept)["2.weight"] > 0).all())
+
+
 def test_nan_weights_are_an_error() -> None:
     model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
     nn.init.constant_(model[0].weight, float("nan"))  # type: ignore[arg-type]
