@@ -185,8 +185,9 @@ class ProbeRule:
         here = curve.rough[-1].density
         densest = reading.densest.density
         wanted = ROOM * max(_enough(reading), reading.exponential.operating_density() if reading.has_gain else 0.0)
-        # Close below the ceiling the ceiling itself will tell more.
-        return here >= wanted > 1.2 * densest or (here >= self.spacing * densest and here * ROOM < curve.ceiling)
+        # Close above the densest probe little is to be learned; close below the ceiling the ceiling itself tells more.
+        is_bracket = wanted > densest and here >= max(wanted, 1.2 * densest)
+        return is_bracket or (here >= self.spacing * densest and here * ROOM < curve.ceiling)
 
     def _still_open(self, curve: Curve, reading: Reading) -> str:
         """What is not bracketed yet, in words; empty when growth may end."""
