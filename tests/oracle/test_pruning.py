@@ -158,6 +158,15 @@ class TestLevels:
         assert sparse.masks == other.masks
         assert same(weights(sparse.model), weights(other.model))
 
+    def test_a_state_from_before_the_rewind_step_has_nowhere_to_go_back_to(self) -> None:
+        sparse = attached(methods.create("imp", rewind_step=2), chain()[0])
+        train(sparse, 0)
+        early = sparse.state_dict()
+        for step in range(1, 4):
+            train(sparse, step)
+        sparse.load_state_dict(early)
+        assert (sparse.step, sparse.memory) == (1, {})
+
     def test_a_level_that_ends_before_there_is_where_to_go_back_to(self) -> None:
         sparse = attached(methods.create("imp", rewind_step=9), chain()[0])
         train(sparse, 0)
