@@ -216,7 +216,7 @@ AVERAGES: dict[str, Callable[[Tensor], Tensor]] = {
     "whole windows": lambda x: F.avg_pool2d(x, 2),
     "a border that counts": lambda x: F.avg_pool2d(x, 3, 2, 1),
     "a border that does not": lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
-    "windows beyond the border": lambda x: F.avg_pool2d(x, (3, 2), 2, (1, 0), ceil_mode=True),
+    "windows beyond the border": lambda x: F.avg_pool2d(x, (2, 3), 2, (0, 1), ceil_mode=True),
     "another divisor": lambda x: F.avg_pool2d(x, 3, 2, 1, divisor_override=5),
     "uneven windows": lambda x: F.adaptive_avg_pool2d(x, (2, 3)),
     "one axis": lambda x: F.avg_pool1d(x.flatten(2), 3, 2, 1, count_include_pad=False),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -136,6 +137,38 @@ def test_scaling_does_not_change_scores() -> None:
         torch.testing.assert_close(score * 2.0**100, plain[name], rtol=1e-12, atol=0.0)
 
 
+@pytest.mark.parametrize("meet", ["cat", "add", "where"])
+def test_branches_that_were_rescaled_meet_in_proportion(meet: str) -> None:
+    class Branches(nn.Module):
+        """One branch reaches 2**70 on its way, and both are about 2**30 where they meet."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(2, 3, bias=False), nn.Linear(3, 4, bias=False)
+            self.plain = nn.Linear(2, 4, bias=False)
+            self.head = nn.Linear(8 if meet == "cat" else 4, 2, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            a, b = self.down(self.up(x)), self.plain(x)
+            if meet == "cat":
+                return self.head(torch.cat([b, a], 1))
+            return self.head(b + a if meet == "add" else torch.where(torch.ones(4).bool(), b, a))
+
+    model = Branches().double()
+    with torch.no_grad():
+        for layer, power in ((model.up, 70), (model.down, -40), (model.plain, 30)):
+            layer.weight.mul_(2.0**power)
+    up, down, plain, head = (p.detach().abs().numpy() for p in model.parameters())
+    a, b = down @ up @ np.ones(2), plain @ np.ones(2)
+    read_off = np.concatenate([b, a]) if meet == "cat" else a + b
+    total = (head @ read_off).sum()
+    assert signals(model, torch.ones(1, 2).double()).total == pytest.approx(total, rel=1e-12)
+    scores = path_scores(model, torch.ones(1, 2).double())
+    np.testing.assert_allclose(scores["head.weight"].numpy() * total, np.stack([read_off] * 2), rtol=1e-12)
+    further = head.sum(0)[:4]
+    np.testing.assert_allclose(scores["plain.weight"].numpy() * total, np.stack([further] * 2, axis=1), rtol=1e-12)
+
+
 def test_batch_norm_by_its_scale() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 1, bias=False), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(2, 1, bias=False))
     norm = model[1]
@@ -230,14 +263,15 @@ def test_multihead_attention_module_matches_its_parts() -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             mixed, _ = self.attention(x, x, x)
-            return self.head(mixed.mean((0, 1)))
+            return self.head((x + mixed).mean((0, 1)))  # beside the shortcut, the size of what was mixed tells
 
     for batch_first in (True, False):
         model = Block(batch_first)
         example = torch.ones(1, 3, 4) if batch_first else torch.ones(3, 1, 4)
         parameters = {name: value.detach().double().abs() for name, value in model.named_parameters()}
         value, out = parameters["attention.in_proj_weight"][8:], parameters["attention.out_proj.weight"]
-        total = (parameters["head.weight"] @ out @ value @ torch.ones(4, dtype=torch.float64)).sum()
+        both = torch.eye(4, dtype=torch.float64) + out @ value
+        total = (parameters["head.weight"] @ both @ torch.ones(4, dtype=torch.float64)).sum()
         scores = path_scores(model, example)
         assert bool((scores["attention.in_proj_weight"][:8] == 0).all())
         expected = torch.outer((parameters["head.weight"] @ out).sum(0), torch.ones(4, dtype=torch.float64))
