@@ -319,3 +319,35 @@ def test_masks_of_another_model_are_refused() -> None:
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
     with pytest.raises(UserError, match=r"'0.weight' has shape \(2, 2\)"):
         path_scores(model, torch.ones(1, 4), {"0.weight": torch.ones(2, 2, dtype=torch.bool)})
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv1d(1, 1, 3, stride=2, padding=1),
+        nn.Conv1d(1, 1, 3, padding="same", dilation=2),
+        nn.Conv1d(1, 1, 4, padding="same"),
+        nn.Conv1d(1, 1, 2, padding="valid"),
+        nn.ConvTranspose1d(1, 1, 3, stride=2, padding=1, output_padding=1),
+        nn.ConvTranspose1d(1, 1, 2, stride=3, dilation=2),
+    ],
+    ids=repr,
+)
+def test_windows_connect_the_positions_that_convolutions_do(layer: nn.Conv1d | nn.ConvTranspose1d) -> None:
+    """One tap at a time, ones are sent through the layer from one position at a time."""
+    size = 7
+    window = read(layer, torch.ones(1, 1, size)).layers[0].window
+    (axis,) = window.axes
+    for tap in range(axis.taps):
+        with torch.no_grad():
+            layer.weight.zero_()[0, 0, tap] = 1.0
+            layer.bias.zero_()  # type: ignore[union-attr]
+            sent = layer(torch.eye(size).view(size, 1, size))[:, 0]
+        shift = tap * axis.dilation - axis.padding
+        if window.transposed:
+            pairs = {(i, i * axis.stride + shift) for i in range(axis.size_in)}
+        else:
+            pairs = {(o * axis.stride + shift, o) for o in range(axis.size_out)}
+        on_the_map = {(i, o) for i, o in pairs if 0 <= i < axis.size_in and 0 <= o < axis.size_out}
+        assert (axis.size_in, axis.size_out) == sent.shape
+        assert {(i, o) for i, o in sent.nonzero().tolist()} == on_the_map
