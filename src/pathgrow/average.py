@@ -58,6 +58,10 @@ class WeightAverage:
             mean.lerp_(self._live[name].to(mean.dtype), 1 - decay)
         self._num_updates += 1
 
+    def restart_(self) -> None:
+        """Forget what was seen: the model begins anew from other weights."""
+        self._num_updates = 0
+
     def mask_(self, masks: Mapping[str, Tensor]) -> None:
         """Zero the average at weights that are off."""
         for name, mask in masks.items():

@@ -227,6 +227,8 @@ class Live:
             with torch.no_grad():
                 for name, tensor in remembered.weights_and_buffers(self.model):
                     tensor.copy_(weights[name])
+            if self._average is not None:
+                self._average.restart_()
         if self.method.afterwards != "keep":
             remembered.forget_slots_(self.optimizer)
             self._enforce_()

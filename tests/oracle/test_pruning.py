@@ -13,11 +13,13 @@ from torch.optim import SGD, Adam
 
 from pathgrow import methods
 from pathgrow.attach import Attached, attach
+from pathgrow.average import Averaging
 from pathgrow.errors import UserError
 from pathgrow.masks import Masks
 from pathgrow.method import Progress
 from tests.chain import (
     NAMES,
+    Arrays,
     attached,
     best,
     best_of_all,
@@ -130,6 +132,26 @@ class TestLevels:
                 assert all(not bool(value.any()) for value in slots.values() if isinstance(value, torch.Tensor))
             for _ in range(3):
                 step()
+
+    @pytest.mark.parametrize("name", ["lth", "imp_c"])
+    def test_an_average_begins_anew_where_weights_do(self, name: str) -> None:
+        """Going back to the start it is one of the new level alone; where training goes on, so does it."""
+        sparse = attached(methods.create(name), chain()[0], average=Averaging(decay=0.99, every=1))
+
+        def averaged() -> Arrays:
+            with sparse.averaged():
+                return weights(sparse.model)
+
+        for step in range(4):
+            train(sparse, step)
+        sparse.advance_()
+        assert same(averaged(), weights(sparse.model)) == (name == "lth")
+        seen = []
+        for step in range(4, 7):
+            train(sparse, step)
+            seen.append(weights(sparse.model))
+        means = {n: np.mean([arrays[n] for arrays in seen], axis=0) for n in NAMES}
+        assert all(np.allclose(averaged()[n], means[n]) == (name == "lth") for n in NAMES)
 
     def test_continued_training_keeps_weights_and_empties_the_optimizer(self) -> None:
         sparse = normed(SGD, "imp_c")
