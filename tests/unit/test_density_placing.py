@@ -80,6 +80,7 @@ def test_the_most_telling_is_worth_most_for_its_price(question: tuple[Curves, np
             assert not worth
             continue
         num_found += 1
+        assert value[best] > 0.025
         assert value[best] / (best.density + 0.05) > 0.9 * max(worth)
     assert num_found >= 2
     sure = (question[0], np.full_like(question[1], math.log(0.3)))

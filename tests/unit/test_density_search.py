@@ -9,8 +9,9 @@ from itertools import pairwise
 import pytest
 
 from pathgrow.density import rules
-from pathgrow.density.curve import Curve, Point, Probe, Reference
+from pathgrow.density.curve import Curve, Grow, Point, Probe, Reference
 from pathgrow.density.probe import ProbeRule
+from pathgrow.density.reading import quantiles, read
 from pathgrow.density.summary import fit_band, hand_back
 from tests.growing import Followed, follow
 
@@ -148,3 +149,19 @@ def test_without_copies_the_band_goes_through_the_trajectory() -> None:
 def test_a_search_without_dense_copies_never_asks_for_one() -> None:
     seen = search(saturating(10.0), EARLY)
     assert all(min(verdict.rounds) >= 0 for verdict in seen.verdicts if isinstance(verdict, Probe))
+
+
+@pytest.mark.parametrize("noise", [0.012, 0.016])
+def test_growth_goes_on_while_a_bracket_holds_with_less_than_ninety_percent(noise: float) -> None:
+    """The answer lies well below the densest probe, but a reference this high may as well be out of reach."""
+    rough = tuple(
+        Point(round=k, density=x, epochs=80, score=saturating(20.0)(x) + noise * WIGGLE[k])
+        for k, x in enumerate([0.03 * 1.25**k for k in range(13)])
+    )
+    probes = tuple(rough[k] for k in (0, 3, 6, 8, 10, 12))
+    curve = Curve(rough=rough, probes=probes, reference=Reference(score=0.906, kind="given", epochs=160))
+    reading = read(curve, 0.01)
+    assert reading is not None
+    assert 0.12 < reading.share_above < 0.45
+    assert 1.5 * quantiles(reading.delta_density, (2 / 3,))[0] < probes[-1].density
+    assert isinstance(ProbeRule(delta=0.01).decide(curve), Grow)

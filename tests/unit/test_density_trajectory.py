@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import re
 
+import numpy as np
+
 from pathgrow.density import rules
-from pathgrow.density.curve import Curve, Grow, Point, Stop
+from pathgrow.density.curve import Curve, Grow, Point, Reference, Stop
 
 
 def test_trajectory_says_no_more_than_is_true_of_where_it_stops() -> None:
@@ -26,3 +28,35 @@ def test_trajectory_says_no_more_than_is_true_of_where_it_stops() -> None:
     capped = rule.decide(Curve(rough=short, ceiling=short[-1].density))
     assert isinstance(capped, Stop)
     assert capped.reason.startswith("density 7.5% is as far as growth may go; ")
+
+
+def test_a_reference_is_never_the_end_of_a_rough_curve() -> None:
+    """Whether its length is told or not: no network still in training has had as much."""
+    points = tuple(
+        Point(round=k, density=0.03 * 1.25**k, epochs=20 + k, score=0.5 + 0.4 * (1 - math.exp(-12 * 0.03 * 1.25**k)))
+        for k in range(15)
+    )
+    answers = [
+        rules.create("trajectory").answer(
+            Curve(rough=points, can_probe=False, reference=Reference(score=0.88, kind="given", epochs=epochs))
+        )
+        for epochs in (None, 160)
+    ]
+    assert answers[0].status == "found"
+    assert (answers[0].density, answers[0].interval) == (answers[1].density, answers[1].interval)
+
+
+def test_a_density_that_was_not_visited_is_never_found() -> None:
+    """Rises about as large as delta: for some of these curves all that was seen is near enough, and that is flat."""
+    rng = np.random.default_rng(0)
+    seen = set()
+    for _ in range(60):
+        points = tuple(
+            Point(round=k, density=x, epochs=20, score=float(0.9 + 0.012 * math.log10(x) + rng.normal(0, 0.003)))
+            for k, x in enumerate([0.03 * 1.4**k for k in range(10)])
+        )
+        answer = rules.create("trajectory", delta=0.016).answer(Curve(rough=points, can_probe=False))
+        seen.add(answer.status)
+        if answer.density is not None:
+            assert points[0].density < answer.density <= points[-1].density
+    assert seen == {"flat", "found"}
