@@ -11,7 +11,7 @@ from PIL import Image
 from rich.console import Console
 
 from pathgrow.errors import UserError
-from pathgrow.report import curve_png, page, summary, write_all
+from pathgrow.report import curve_png, page, story, summary, write_all
 from pathgrow.report.figure import BLUE, GREEN, VERMILLION
 from pathgrow.report.picture import Picture
 from pathgrow.runs import RunFolder
@@ -126,6 +126,17 @@ def test_the_network_handed_back_is_marked_among_the_rounds(sample_report, round
     sample_report["network"]["round"] = round
     marked = re.findall(r'<tr class="chosen"><th scope="row">(\d+)</th>', page(sample_report))
     assert marked == [str(round)]
+
+
+def test_layers_are_those_of_the_network_handed_back(sample_report):
+    """Which was grown to 9.54% in round 7; by the synthetic rows, layers have 1.7, 0.8 and 0.85 times that."""
+    density = 0.02 * 1.25**7
+    assert [value for _, value in story.layer_densities(sample_report)] == pytest.approx(
+        [1.7 * density, 0.8 * density, 0.85 * density]
+    )
+    assert "<td>16.2%</td>" in page(sample_report)
+    sample_report["topology"] = [row for row in sample_report["topology"] if row["round"] != 7]
+    assert story.layer_densities(sample_report) == [], "those of another round are not its own"
 
 
 def test_the_page_can_be_read_without_seeing_it(sample_report):

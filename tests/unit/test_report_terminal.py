@@ -4,6 +4,7 @@ import io
 import math
 import re
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from rich.console import Console
 
 from pathgrow.errors import UserError
 from pathgrow.report import wording
-from pathgrow.report.chart import ANSWER, PROBE, curve_chart
+from pathgrow.report.chart import ANSWER, BAND, PROBE, curve_chart
 from pathgrow.report.frame import Frame
 from pathgrow.report.terminal import show, summary
 from pathgrow.runs import RunFolder
@@ -36,7 +37,7 @@ def test_the_summary_says_everything_a_person_asks_for(sample_report):
         "10.5% (90% interval 8.1% to 13.9%)",  # the gain answer
         "0.90 times a dense training (15.9 GFLOP), 48 s",
         "stricter wish than one point",  # the rule's own words
-        ">7 9.54% 13.09% 24 95.4%",  # the round of the network handed back
+        ">7 9.54% 13.09% 24 95.4% 0.138 96.8% 80 8 11.92%",  # the round of the network handed back, with its copy
     ):
         assert wanted in text
 
@@ -64,6 +65,14 @@ def test_marks_stand_where_the_numbers_say(sample_report):
         column = left + round(frame.x(probe["density"]) * (cells - 1))
         row = round((1 - frame.y(probe["score"])) * (height - 1))
         assert body[row][column] == PROBE
+    fit = sample_report["curve"]["fit"]
+    columns = [frame.x(density) * (cells - 1) for density in fit["density"]]
+    for column in range(math.ceil(columns[0]), math.floor(columns[-1]) + 1):
+        low, high = (frame.y(np.interp(column, columns, fit[edge])) for edge in ("low", "high"))
+        for row in range(height):
+            is_inside = low <= 1 - row / (height - 1) <= high
+            glyph = body[row][left + column]
+            assert glyph != " " if is_inside else glyph != BAND  # other marks may cover it
     # The first rough point lies far below: it is drawn at the bottom, as such.
     assert body[-1][left + round(frame.x(0.02) * (cells - 1))] == "▾"
 

@@ -120,10 +120,9 @@ def rounds(report: dict[str, Any]) -> Table:
 
 
 def layer_densities(report: dict[str, Any]) -> list[tuple[str, float]]:
-    """Of the network handed back, layer by layer, as far as its topology was recorded."""
-    rows = report.get("topology") or []
+    """Of the network handed back, layer by layer, where the topology of its round was recorded."""
     at = report["network"].get("round")
-    row = next((row for row in rows if row.get("round") == at), rows[-1] if rows else {})
+    row = next((row for row in report.get("topology") or [] if row.get("round") == at), {})
     found = row.get("layer_densities")
     if not isinstance(found, dict):
         return []

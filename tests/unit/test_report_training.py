@@ -1,0 +1,58 @@
+"""A training on the terminal: every number from its own place, by a report in which no two are alike."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from pathgrow.report.training import findings
+
+REPORT: dict[str, Any] = {
+    "kind": "train",
+    "config": {"method": "rigl", "match": "none", "epochs": 40, "seed": 3, "data": "digits", "model": "mlp"},
+    "network": {
+        "density": 0.1234,
+        "density_model": 0.2345,
+        "num_on": 1_234,
+        "num": 10_000,
+        "epochs": 57,
+        "val": {"score": 0.9111, "loss": 0.3},
+        "test": {"score": 0.8222, "loss": 0.4},
+    },
+    "flops": {"inference_relative": 0.345},
+    "ledger": {
+        "phases": [{"epochs": 57, "training_flops": 4_560_000_000, "samples": 1}],
+        "training_flops": 4_560_000_000,
+        "relative": 0.678,
+    },
+    "timing": {"seconds": 83.0},
+}
+
+
+def test_every_number_is_said_where_it_belongs() -> None:
+    assert findings(REPORT) == [
+        ("method", "rigl"),
+        ("density", "12.3% of the switchable weights (1,234 of 10,000), 23.4% of all parameters"),
+        ("accuracy", "82.22% test, 91.11% val"),
+        ("trained", "57 epochs"),
+        ("cost", "4.56 G training FLOPs, 0.678x those of training dense for 40 epochs; 1 min 23 s"),
+        ("inference", "0.345x the FLOPs of the dense network"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("match", "off", "said"),
+    [
+        ("flops", 0.0216, ", as many as a budget of FLOPs allows (2.2% more than it, since epochs are whole)"),
+        ("flops", -0.0216, ", as many as a budget of FLOPs allows (2.2% less than it, since epochs are whole)"),
+        ("parameters", 0.0004, ", as many as a budget of epochs times parameters allows"),
+    ],
+)
+def test_what_was_matched_and_missed_is_said(match: str, off: float, said: str) -> None:
+    report = copy.deepcopy(REPORT)
+    report["config"]["match"] = match
+    report["ledger"]["match"] = {"off": off}
+    report["ledger"]["phases"] = [{"epochs": 20}, {"epochs": 37}]
+    assert dict(findings(report))["trained"] == f"57 epochs in 2 phases{said}"
