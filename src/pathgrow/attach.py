@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, SupportsIndex
 from weakref import WeakSet
 
 import torch
@@ -26,11 +26,12 @@ from pathgrow.attach_checks import (
     checked_method,
     checked_metric,
     checked_parameters,
+    checked_rule,
     checked_scope,
     unwrapped,
 )
 from pathgrow.average import Averaging
-from pathgrow.density import rules, words
+from pathgrow.density import words
 from pathgrow.density.curve import Answer, Curve, Grow, Point, Probe, Rule, Stop, Verdict
 from pathgrow.errors import UserError
 from pathgrow.live import Live
@@ -117,7 +118,7 @@ def attach(
             "call detach() on the first attachment before another"
         )
     check_needs(method, loss, batches)
-    rule = rules.create(stop or "trajectory") if stop is None or isinstance(stop, str) else stop
+    rule = checked_rule(stop)
     masks, reading = decided(
         team, switchable, lambda: start_masks(model, method, switchable, example_input, seed, loss, batches)
     )
@@ -162,6 +163,15 @@ class Attached(Live):
             f"Attached({self.method.name}: {self._num_on} of {self._num} switchable weights on, density "
             f"{words.density(self.density)}, round {self.round}, step {self.step}{state})"
         )
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
+        if self._handles:
+            # Hooks stay behind, so the copy would look attached while nobody enforced its masks.
+            raise UserError(
+                "an attachment was to be copied or pickled, its state_dict() is wanted: save or copy the model, and "
+                "attach that one and load the state into it"
+            )
+        return super().__reduce_ex__(protocol)
 
     @property
     def density(self) -> float:

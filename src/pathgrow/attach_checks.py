@@ -12,6 +12,8 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from pathgrow import methods
+from pathgrow.density import rules
+from pathgrow.density.curve import Rule
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.masks import Masks
 from pathgrow.method import Method
@@ -50,6 +52,11 @@ def check_whole(model: nn.Module) -> None:
 
 def checked_scope(model: nn.Module, scope: Mapping[str, Tensor]) -> Masks:
     """The scope as a selection of itself, beside the weights it speaks of."""
+    if not isinstance(scope, Mapping):
+        raise UserError(
+            f"scope is a {type(scope).__name__}, Masks or a mapping of name to bool tensor is wanted: "
+            "make one with pathgrow.scope(model, ...) or Masks.full(model)"
+        )
     device = next((p.device for name, p in model.named_parameters() if name in scope), torch.device("cpu"))
     selection = Masks.select(scope, scope).to(device)
     selection.check(model)
@@ -84,6 +91,15 @@ def checked_method(method: Any) -> Method:
             "give for example 'gcg', or methods.create('rigl', density=0.1)"
         )
     return method
+
+
+def checked_rule(stop: Any) -> Rule:
+    """The density rule as a value."""
+    if stop is None or isinstance(stop, str):
+        return rules.create(stop or "trajectory")
+    if isinstance(stop, type) or not (hasattr(stop, "decide") and hasattr(stop, "answer")):
+        raise UserError(f"stop {stop!r} was got, a density rule is wanted: give its name, for example 'trajectory'")
+    return stop  # type: ignore[no-any-return]
 
 
 def check_needs(method: Method, loss: Loss | None, batches: Batches | None) -> None:

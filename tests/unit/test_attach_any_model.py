@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 
 import pytest
@@ -135,3 +137,27 @@ class TestRefusals:
             attach(model, optimizer, None, torch.zeros(1, 6))  # type: ignore[arg-type]
         with pytest.raises(UserError, match=r"model is a SGD, a torch\.nn\.Module is wanted"):
             attach(optimizer, optimizer, "gcg", torch.zeros(1, 6))  # type: ignore[arg-type]
+
+    def test_a_scope_or_a_rule_that_is_none(self) -> None:
+        model = mlp()
+        optimizer = SGD(model.parameters(), lr=0.1)
+        with pytest.raises(UserError, match=r"scope is a str, Masks .* wanted: make one with pathgrow\.scope"):
+            attach(model, optimizer, "gcg", torch.zeros(1, 6), scope="resnet")  # type: ignore[arg-type]
+        with pytest.raises(UserError, match="stop 3 was got, a density rule is wanted"):
+            attach(model, optimizer, "gcg", torch.zeros(1, 6), stop=3)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(("name", "value"), [("optimizer", None), ("method", None), ("model", "resnet18")])
+    def test_a_discovery_of_other_things(self, name: str, value: object) -> None:
+        model = mlp()
+        given = {"model": model, "optimizer": SGD(model.parameters(), lr=0.1), name: value}
+        with pytest.raises(UserError, match=f"^{name} is a {type(value).__name__}, .* wanted: "):
+            discover(fit=lambda *_: None, evaluate=lambda _: 0.5, example_input=torch.zeros(1, 6), **given)
+
+    @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+    def test_a_copy_of_an_attachment_would_enforce_nothing(self, duplicate: Callable[[object], object]) -> None:
+        model = mlp()
+        sparse = attach(model, SGD(model.parameters(), lr=0.1), "random")
+        with pytest.raises(UserError, match=r"copied or pickled, its state_dict\(\) is wanted"):
+            duplicate(sparse)
+        sparse.detach()
+        duplicate(sparse)  # a record of what was, like any other value

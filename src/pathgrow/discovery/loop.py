@@ -13,7 +13,7 @@ from typing import Any, Literal
 from torch import nn
 from torch.optim import Optimizer
 
-from pathgrow.attach_checks import check_whole
+from pathgrow.attach_checks import check_whole, unwrapped
 from pathgrow.density.curve import DENSE, Answer, Curve, Grow, Probe, Reference, Stop
 from pathgrow.density.summary import hand_back
 from pathgrow.discovery.copies import train_dense, train_out
@@ -136,6 +136,7 @@ def discover(
     if callable(chosen.final_epochs):
         check_call(chosen.final_epochs, "final_epochs", "records")
     check_whole(model)
+    optimizer = unwrapped(optimizer)
     with chosen.opened_store(seed) as store:
         site = Site(model, optimizer, fit, evaluate, example_input, scope=scope, seed=seed, options=chosen, store=store)
         trunk = Trunk(site, model, optimizer)

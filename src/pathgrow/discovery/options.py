@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from pathgrow import methods
+from pathgrow.attach_checks import checked_method
 from pathgrow.density import rules
 from pathgrow.density.curve import Rule
 from pathgrow.discovery.observer import Observer
@@ -159,7 +159,7 @@ class Options:
 
     def the_method(self) -> Method:
         """The growth method as a value, starting where it was asked to."""
-        method = methods.create(self.method) if isinstance(self.method, str) else self.method
+        method = checked_method(self.method)
         if method.grow is None:
             raise UserError(f"method {method.name!r} does not grow, but discovery adds weights: choose a growth method")
         start = self.start_density if self.start_density is not None else method.start_density
