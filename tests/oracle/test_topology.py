@@ -166,6 +166,16 @@ class Skips(nn.Module):
         return [(nodes, weight * float(heads[u])) for nodes, weight, u in starts]
 
 
+def fewest_of_a_layer(paths: list[tuple[tuple[Node, ...], float]], name: str, tau: float) -> int:
+    through: dict[Node, float] = defaultdict(float)
+    for nodes, weight in paths:
+        for node in nodes:
+            if node[0] == name:
+                through[node] += weight
+    goal, sizes = tau * sum(through.values()) * (1 - 1e-9), sorted(through.values(), reverse=True)
+    return next(num for num in range(1, len(sizes) + 1) if sum(sizes[:num]) >= goal)
+
+
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("tau", [0.6, 0.9, 1.0])
 def test_global_core_with_shortcuts(seed: int, tau: float) -> None:
@@ -173,6 +183,8 @@ def test_global_core_with_shortcuts(seed: int, tau: float) -> None:
     paths = model.paths()
     core = tau_core(model, torch.ones(1, 3), Masks.full(model), tau)
     assert core.size == greedy_size(paths, tau)
+    # A layer's own core is a share of what runs through the layer, which shortcuts pass by.
+    assert core.layer_sizes == {f"{name}.weight": fewest_of_a_layer(paths, name, tau) for name in "abcde"}
     assert measure(model, torch.ones(1, 3), Masks.full(model)).total == pytest.approx(
         sum(weight for _, weight in paths)
     )

@@ -49,6 +49,22 @@ def test_only_switchable_hidden_layers_have_a_ratio() -> None:
     assert list(tau_core(net, example, some).layer_ratios) == ["1.weight"]
 
 
+def test_units_that_the_dense_network_does_not_read_are_not_part_of_a_width() -> None:
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.head = nn.Linear(3, 6, bias=False), nn.Linear(4, 2, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.stem(x)[:, :4])
+
+    model = Half()
+    nn.init.ones_(model.stem.weight)
+    nn.init.ones_(model.head.weight)
+    masks = Masks({"stem.weight": torch.ones(6, 3, dtype=torch.bool)})
+    assert tau_core(model, torch.ones(1, 3), masks, tau=0.75).layer_ratios == {"stem.weight": 3 / 4}
+
+
 def test_a_core_inside_one_layer_takes_no_second_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Units of one layer share no path, so their centralities stay as they are when one of them joins."""
     net, example, masks = wide_chain()
