@@ -7,12 +7,14 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 from rich.console import Console
 
 from pathgrow.errors import UserError
 from pathgrow.report import curve_png, page, story, summary, write_all
-from pathgrow.report.figure import BLUE, GREEN, VERMILLION
+from pathgrow.report.figure import BLUE, GREEN, VERMILLION, draw
+from pathgrow.report.frame import Frame
 from pathgrow.report.picture import Picture
 from pathgrow.runs import RunFolder
 
@@ -70,6 +72,27 @@ def test_the_picture_shows_probes_answer_and_gain(sample_report):
     _, colors = pixels(curve_png(sample_report))
     assert rgb(VERMILLION) not in colors
     assert rgb(GREEN) not in colors
+
+
+def test_lines_and_bands_of_the_picture_are_those_of_the_numbers(sample_report):
+    """In the PNG, and in the picture of the page."""
+    axes = Figure().add_subplot()
+    draw(axes, sample_report)
+    fit, reference = sample_report["curve"]["fit"], sample_report["reference"]["score"]
+    low, high = ([*zip(fit["density"], fit[edge], strict=True)] for edge in ("low", "high"))
+    (band,) = axes.collections
+    assert {tuple(corner) for corner in band.get_paths()[0].vertices.tolist()} == {*low, *high}
+    level = {line.get_ydata()[0] for line in axes.lines if [*line.get_xdata()] == [0, 1]}
+    assert level == {reference, reference - 0.01}
+
+    picture, frame = Picture.of(sample_report), Frame.of(sample_report)
+    edge = picture.band.split()
+    wanted = [
+        (picture.left + frame.x(x) * (picture.right - picture.left),
+         picture.bottom - frame.y(y) * (picture.bottom - picture.top))
+        for x, y in [*high, *low[::-1]]  # once around
+    ]  # fmt: skip
+    assert np.allclose([[float(number) for number in corner.split(",")] for corner in edge], wanted, atol=0.06)
 
 
 def test_the_picture_is_the_same_every_time_and_leaves_pyplot_alone(sample_report):
