@@ -86,7 +86,7 @@ MOVING = ["gmp", "rigl", "set", "granet", "snfs"]
 ALL = [*MOVING, "random", "dense", "imp", "imp_c", "gcg"]
 
 
-@pytest.mark.parametrize("epochs", [1, 3, 20])
+@pytest.mark.parametrize("epochs", [1, 3, 20, 300])
 @pytest.mark.parametrize("method", ALL)
 def test_a_run_foreseen_costs_what_its_steps_do(method: str, epochs: int) -> None:
     made = bench(method)
@@ -193,3 +193,17 @@ def test_runs_are_alike_that_differ_in_their_seed_alone(tmp_path: Path) -> None:
         told["config"] |= change
         Path(second, "report.json").write_text(json.dumps(told))
         assert (like(first) == like(second)) is alike
+
+
+@pytest.mark.parametrize(("match", "budget"), [("flops", 12345), ("parameters", 3 * (100 + 45) + 10 * (100 + 90))])
+def test_the_budget_of_another_run_is_what_it_has_spent_of_the_same_kind(
+    tmp_path: Path, match: str, budget: float
+) -> None:
+    path = finished(tmp_path / "run")
+    told = json.loads(Path(path, "report.json").read_text())
+    told["config"] |= {"model_options": {"inputs": 64, "widths": [8]}}
+    Path(path, "report.json").write_text(json.dumps(told))
+    given = {"method": "random", "density": 0.25, "fold": 1, "model_options": {"widths": [8]}, "threads": 1}
+    config = TrainRun.from_dict({**given, "match": match, "match_run": path})
+    assert config.match_budget == budget
+    assert config.match_like == like(path)
