@@ -106,7 +106,7 @@ def start_density(
             continue  # not one whole path
         masks = _seed(walker, marks, density, generator(seed, "phew"), model, example_input)
         num_isolated, num_hidden = count_isolated(wiring, masks)
-        if last or num_isolated <= ISOLATED_SHARE * num_hidden:
+        if num_isolated <= ISOLATED_SHARE * num_hidden:
             break
     return density, masks
 

@@ -131,6 +131,53 @@ def test_vit_query_and_key_rows_are_left_alone() -> None:
     assert num_off_path(model, example, masks) == 0
 
 
+SPLICED: dict[str, tuple[list[nn.Module], Tensor]] = {
+    "groups": (
+        [nn.Conv2d(2, 24, 1), nn.Conv2d(24, 24, 1, groups=6), nn.Conv2d(24, 3, 1)],
+        torch.ones(1, 2, 2, 2),
+    ),
+    "a map of two by two": (
+        [nn.Conv2d(1, 10, 3, padding=1), nn.Conv2d(10, 10, 3, padding=1), nn.Conv2d(10, 2, 3, padding=1)],
+        torch.ones(1, 1, 2, 2),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SPLICED)
+def test_weights_that_join_two_walks_are_on_a_path(kind: str) -> None:
+    """Heads of walks fit to few tails: those of the same group, and those that stay on the map."""
+    layers, example = SPLICED[kind]
+    model = nn.Sequential(*layers)
+    for seed, density in itertools.product(range(12), (0.08, 0.1, 0.12)):
+        draw = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for name in Masks.full(model):
+                weight = model.get_parameter(name)
+                weight.copy_(torch.randn(weight.shape, generator=draw))
+        assert num_off_path(model, example, phew(model, example, density, Masks.full(model), seed)) == 0
+
+
+def test_branches_of_a_fork_are_equally_likely_however_many_ways_each_has() -> None:
+    class Fork(nn.Module):
+        """Every channel goes on as four positions, and as their mean."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.places, self.mean = nn.Conv2d(2, 3, 1), nn.Linear(12, 2), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x)
+            return self.places(x.flatten(1)) + self.mean(x.mean((2, 3)))
+
+    model = Fork()
+    law = Law(read(model, torch.ones(1, 2, 2, 2)), model)
+    walks = Walker(law).walk(0, 2000, generator(0))
+    forward = walks.weights[:, ::2] >= 0
+    by_name = {layer.name: forward[layer.index].mean() for layer in law.wiring.layers}
+    assert by_name["places.weight"] + by_name["mean.weight"] == pytest.approx(1)
+    assert abs(by_name["mean.weight"] - 0.5) < 0.05  # more than four standard deviations
+
+
 class TestShortcuts:
     def test_an_identity_shortcut_is_not_walked(self) -> None:
         model = Block()
@@ -228,6 +275,7 @@ class TestStartDensity:
         density, masks = start_density(model, example)
         wiring = read(model, example)
         shares = {}
+        assert START_DENSITIES == (0.01, 0.02, 0.03, 0.05)
         for candidate in START_DENSITIES:
             num_isolated, num_hidden = count_isolated(wiring, phew(model, example, candidate))
             shares[candidate] = num_isolated / num_hidden

@@ -169,6 +169,29 @@ def test_branches_that_were_rescaled_meet_in_proportion(meet: str) -> None:
     np.testing.assert_allclose(scores["plain.weight"].numpy() * total, np.stack([further] * 2, axis=1), rtol=1e-12)
 
 
+@pytest.mark.parametrize("squared", [False, True])
+def test_a_sum_with_a_product_counts_its_factors(squared: bool) -> None:
+    class Sum(nn.Module):
+        def __init__(self, combine: object) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.stem, self.weight, self.combine = nn.Linear(3, 4), nn.Parameter(torch.randn(3, 4)), combine
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.combine(self.stem(x), x, self.weight)
+
+    example = torch.ones(1, 3)
+    plainly = signals(Sum(lambda h, x, w: 0.5 * h - 3 * (x @ w)), example, squared=squared)
+    at_once = signals(Sum(lambda h, x, w: torch.addmm(h, x, w, beta=0.5, alpha=-3)), example, squared=squared)
+    without = signals(
+        Sum(lambda h, x, w: torch.addmm(torch.ones(4), x, w, beta=0.5, alpha=-3)), example, squared=squared
+    )
+    assert at_once.total == pytest.approx(plainly.total)
+    assert without.total == pytest.approx(float((3 * Sum(None).weight.detach().abs()).pow(2 if squared else 1).sum()))
+    for name, score in plainly.scores():
+        torch.testing.assert_close(dict(at_once.scores())[name], score)
+
+
 def test_batch_norm_by_its_scale() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 1, bias=False), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(2, 1, bias=False))
     norm = model[1]

@@ -198,12 +198,21 @@ def rmatmul(reader: Reader, input: Any, other: Any) -> Tensor:
 mm = bmm = matmul
 
 
-def addmm(reader: Reader, input: Any, mat1: Any, mat2: Any, **scales: Any) -> Tensor:
-    out = matmul(reader, mat1, mat2)
-    return reader.join(out, input) if wire_of(input) is not None else out
+def addmm(
+    reader: Reader, input: Any, mat1: Any, mat2: Any, *, beta: float = 1, alpha: float = 1, out: Any = None
+) -> Tensor:
+    """`beta * input + alpha * (mat1 @ mat2)`."""
+
+    def times(x: Tensor, factor: float) -> Tensor:
+        scaled: Tensor = x if factor == 1 else reader.__torch_function__(torch.mul, (), (x, factor))
+        return scaled
+
+    product = times(matmul(reader, mat1, mat2), alpha)
+    return reader.join(product, times(input, beta)) if wire_of(input) is not None else product
 
 
-baddbmm = addmm
+def baddbmm(reader: Reader, input: Any, batch1: Any, batch2: Any, **scales: Any) -> Tensor:
+    return addmm(reader, input, batch1, batch2, **scales)
 
 
 def _mixed(reader: Reader, mixing: Tensor, values: Tensor) -> Tensor:
