@@ -14,15 +14,21 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from pathgrow import attach, data, methods, models
-from pathgrow.discovery import Options
+from pathgrow.density.curve import Point
+from pathgrow.discovery import Options, Record
 from pathgrow.discovery.phases import Job
 from pathgrow.engine import Trainer
 from pathgrow.experiment import Experiment
 from pathgrow.experiment import run as run_experiment
 from pathgrow.masks import Masks
+from pathgrow.report.progress import Silent
 from pathgrow.rng import derive
 from pathgrow.runs import RunFolder
+from pathgrow.team import ALONE
 from pathgrow.training import TrainRun, train
+from pathgrow.training.bench import Bench
+from pathgrow.training.growth import grow
+from pathgrow.training.plan import Plan
 
 SHARED: dict[str, Any] = {"model_options": {"widths": [16]}, "threads": 1, "seed": 5, "fold": 3}
 
@@ -114,6 +120,35 @@ def test_all_options_of_a_discovery_reach_it(tmp_path: Path, monkeypatch: pytest
     batch = next(iter(seen["batches"]()))
     model = models.create("mlp", 10, seed=5, inputs=64, widths=[16])
     assert float(seen["loss"](model, batch).detach()) > 0
+
+
+def test_growth_to_a_density_is_a_discovery_as_long_as_its_budget_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left for the last training: the budget less all that was trained, and looked at, before."""
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(
+        importlib.import_module("pathgrow.training.growth"), "discover", lambda *given, **options: seen.update(options)
+    )
+    given = {**SHARED, "method": "gcg", "density": 0.4, "epochs": 9, "match": "flops", "recipe": {"batch_size": 64}}
+    config = TrainRun.from_dict({**given, "method_options": {"gamma": 0.8, "start_density": 0.1}})
+    bench = Bench.made(config, None, Silent(), ALONE)
+    an_epoch = 14 * 64 * 100
+    grow(bench, Plan(epochs=21, match="flops", budget=30.0 * an_epoch))
+    assert (seen["budget"], seen["gamma"], seen["target_density"], seen["seed"]) == (21, 0.8, 0.4, 5)
+    assert (seen["method"].start_density, seen["scope"]) == (0.1, bench.scope)
+
+    def record(num_samples: int, sample_flops: int, growth_flops: int) -> Record:
+        point = Point(round=0, density=0.1, epochs=1, score=0.5)
+        return Record(
+            stage="round-001", point=point, density_model=0.1, num_on=9, num_epochs=1, num_samples=num_samples,
+            sample_flops=sample_flops, growth_flops=growth_flops, seconds=0.0,
+        )  # fmt: skip
+
+    # Four epochs' worth of training at half the price, seven of looking: nineteen of thirty are left.
+    before = [record(8 * 14 * 64, 50, 0), record(14 * 64 * 0, 100, 7 * an_epoch)]
+    assert seen["final_epochs"](before) == 30 - 4 - 7
+    assert seen["final_epochs"]([record(40 * 14 * 64, 100, 0)]) == 1, "one at least"
+    grow(bench, Plan(epochs=21, match="none"))
+    assert seen["final_epochs"] is None
 
 
 def test_test_scores_are_those_of_the_test_split_and_of_their_own_network(

@@ -78,7 +78,6 @@ class Levels:
             self._bench.observer.stage_ends(record, resumed=True)
         if done:
             put_back_(self.attached, done[-1].tensors, done[-1].facts["state"])
-            self.phases.settings.restore_(self.attached.optimizer)
         for level in count(len(done)):
             began, step = time.perf_counter(), self.attached.step
             if level > 0 and not self.attached.advance_():
