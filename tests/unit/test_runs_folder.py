@@ -14,7 +14,7 @@ import torch
 
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.masks import Masks
-from pathgrow.runs import RunFolder, strict_json
+from pathgrow.runs import RunFolder, env, lock, strict_json
 from pathgrow.runs.folder import EnvironmentChangedWarning
 from pathgrow.runs.stages import DamagedStageWarning
 
@@ -333,6 +333,23 @@ def test_another_environment_is_said_and_the_first_one_kept(folder):
 
 
 # One process at a time
+
+
+def test_everything_that_bits_depend_on_is_compared():
+    now = env.describe()
+    differing = {key for key in now if env.changes({**now, key: "another"}, now)}
+    assert differing == {"python", "torch", "numpy", "machine", "torch_threads", "device", "device_name"}
+
+
+def test_a_reader_who_asks_at_this_moment_does_not_keep_a_run_from_opening(folder, monkeypatch):
+    fcntl = pytest.importorskip("fcntl")
+    folder.close()
+    reader = os.open(folder.path / ".lock", os.O_RDONLY)
+    fcntl.flock(reader, fcntl.LOCK_SH)
+    monkeypatch.setattr(lock.time, "sleep", lambda seconds: fcntl.flock(reader, fcntl.LOCK_UN))
+    with RunFolder.open(folder.path, CONFIG):
+        assert RunFolder(folder.path).worker is not None
+    os.close(reader)
 
 
 def test_a_second_opening_is_refused_and_names_the_process(folder):
