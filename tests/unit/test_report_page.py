@@ -126,6 +126,7 @@ def test_the_page_tells_everything_once_it_is_opened_from_disk(sample_report):
     for wanted in (
         "8.48% of the switchable weights keep the accuracy within 1 point of the reference.",
         "How the answer was found",
+        "was planted and trained for 10 epochs. It then grew in 13 rounds to 36.4%, with a little training after each.",
         "5 copies were taken along the way, at densities from 2.5% to 36.4%, and trained out to 80 epochs each.",
         "stricter wish than one point",
         "no longer shrinks",

@@ -91,6 +91,15 @@ def test_logs_get_one_line_per_fact_and_no_control_codes(clock):
     ]
 
 
+def test_an_answer_that_stays_is_not_told_again(clock):
+    console = Console(file=io.StringIO(), width=80)
+    lines = progress.LineProgress(console, clock)
+    for density in (0.05, 0.05, None, 0.05, 0.06, 0.05):
+        lines.estimate(density)
+    told = [line.split("] ")[1] for line in console.file.getvalue().splitlines()]
+    assert told == ["answer so far 5%", "answer so far 6%", "answer so far 5%"]
+
+
 def test_the_kind_follows_the_console():
     assert isinstance(progress.create(Console(file=io.StringIO())), progress.LineProgress)
     live = progress.create(Console(file=io.StringIO(), force_terminal=True))

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from pathgrow.errors import UserError
 from pathgrow.report import wording
-from pathgrow.report.chart import ANSWER, BAND, PROBE, curve_chart
+from pathgrow.report.chart import ANSWER, BAND, GOAL, PROBE, REFERENCE, curve_chart
 from pathgrow.report.frame import Frame
 from pathgrow.report.terminal import show, summary
 from pathgrow.runs import RunFolder
@@ -65,6 +65,10 @@ def test_marks_stand_where_the_numbers_say(sample_report):
         column = left + round(frame.x(probe["density"]) * (cells - 1))
         row = round((1 - frame.y(probe["score"])) * (height - 1))
         assert body[row][column] == PROBE
+    reference = sample_report["reference"]["score"]
+    for score, glyph in ((reference, REFERENCE), (reference - 0.01, GOAL)):
+        row = round((1 - frame.y(score)) * (height - 1))
+        assert [number for number, line in enumerate(body) if glyph in line] == [row]
     fit = sample_report["curve"]["fit"]
     columns = [frame.x(density) * (cells - 1) for density in fit["density"]]
     for column in range(math.ceil(columns[0]), math.floor(columns[-1]) + 1):
