@@ -121,3 +121,19 @@ def test_walks_fit_as_counted_one_by_one(seed: int, target: int) -> None:
             break
         expected += 1
     assert seeding._num_fit(numbers) == expected
+
+
+@pytest.mark.parametrize(
+    ("net", "size"),
+    [
+        (nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 4, 1, stride=2)), 2),
+        (nn.Sequential(nn.ConvTranspose2d(1, 4, 1, stride=2, output_padding=1), nn.Conv2d(4, 3, 2)), 1),
+    ],
+    ids=["forward", "backward"],
+)
+def test_no_walk_strays_where_nothing_leads_on(net: nn.Sequential, size: int) -> None:
+    """One layer reads, or writes, one corner of a map; taps of the other that lead elsewhere are not taken."""
+    walker = Walker(Law(read(net, torch.ones(1, 1, size, size)), net))
+    walks = walker.walk(0, 200, generator(0))
+    assert walks.num == 400
+    assert walker.real(walks).all()

@@ -143,9 +143,25 @@ SPLICED: dict[str, tuple[list[nn.Module], Tensor]] = {
 }
 
 
+class Mirror(nn.Module):
+    """Moves positions in a way that the reader does not follow."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flip(-1)
+
+
+SPLICED["a pool of places that were lost from sight"] = (
+    [
+        nn.Conv2d(1, 6, (1, 7), padding=(0, 3)), Mirror(), nn.AvgPool2d((1, 2)),
+        nn.Conv2d(6, 6, (1, 3), padding=(0, 1)), nn.Conv2d(6, 2, 1),
+    ],
+    torch.ones(1, 1, 1, 4),
+)  # fmt: skip
+
+
 @pytest.mark.parametrize("kind", SPLICED)
 def test_weights_that_join_two_walks_are_on_a_path(kind: str) -> None:
-    """Heads of walks fit to few tails: those of the same group, and those that stay on the map."""
+    """Heads of walks fit to few tails: those of the same group, and those that stay on the map, seen or not."""
     layers, example = SPLICED[kind]
     model = nn.Sequential(*layers)
     for seed, density in itertools.product(range(12), (0.08, 0.1, 0.12)):

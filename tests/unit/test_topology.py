@@ -63,6 +63,8 @@ def test_units_that_the_dense_network_does_not_read_are_not_part_of_a_width() ->
     nn.init.ones_(model.head.weight)
     masks = Masks({"stem.weight": torch.ones(6, 3, dtype=torch.bool)})
     assert tau_core(model, torch.ones(1, 3), masks, tau=0.75).layer_ratios == {"stem.weight": 3 / 4}
+    masks["stem.weight"][1] = False
+    assert measure(model, torch.ones(1, 3), masks).dead == {"stem.weight": 1}
 
 
 def test_a_core_inside_one_layer_takes_no_second_pass(monkeypatch: pytest.MonkeyPatch) -> None:
