@@ -10,7 +10,11 @@ from typing import Any
 
 import pytest
 
+from pathgrow import methods
+from pathgrow.report.progress import Silent
+from pathgrow.team import ALONE
 from pathgrow.training import TrainRun, train
+from pathgrow.training.bench import Bench
 
 
 def trained_once(tmp_path_factory: pytest.TempPathFactory, config: Callable[[str], TrainRun]) -> Callable[[str], Path]:
@@ -28,3 +32,22 @@ def trained_once(tmp_path_factory: pytest.TempPathFactory, config: Callable[[str
 def report(folder: Path) -> dict[str, Any]:
     """What a finished run has written last."""
     return json.loads((folder / "report.json").read_text())
+
+
+def bench(method: str, **given: Any) -> Bench:
+    """A training that is not begun, of linear layers where a weight is a multiply-add; the output layer stays dense."""
+    known = methods.defaults(method)
+    options = {name: value for name, value in {"every": 7, "rewind_step": 4}.items() if name in known}
+    if "target_density" in known:
+        options |= {"start_density": 0.1, "gamma": 0.5}
+    values = {
+        "method": method,
+        "method_options": options,
+        "epochs": 3,
+        "model_options": {"widths": [16, 12]},
+        "recipe": {"batch_size": 64},
+        "threads": 1,
+    }
+    if {"density", "target_density"} & known.keys():
+        values["density"] = 0.25
+    return Bench.made(TrainRun.from_dict({**values, **given}), None, Silent(), ALONE)

@@ -179,6 +179,15 @@ def test_lengths_follow_from_the_budget(budget: int, seed: int, rough: int, prob
     assert Options(budget=budget, probe_fraction=0.47).num_probe_epochs == max(1, round(0.47 * budget))
 
 
+@pytest.mark.parametrize(("rule", "goes_on"), [("probe", False), ("exponential", True), ("trajectory", True)])
+def test_the_seed_goes_on_to_its_plateau_only_for_rules_that_read_its_score(rule: str, goes_on: bool) -> None:
+    """An eighth of 32 epochs; half of it more at a time, where the score rises."""
+    world, scores = World(), iter(range(1000))
+    world.evaluate = lambda model: 0.001 * next(scores)  # type: ignore[method-assign, assignment, return-value]
+    found = world.discover(rule=rule, seed_epochs=None, budget=32, start_density=0.8, gamma=0.1, delta=0.001)
+    assert found.rounds[0].num_epochs == (8 if goes_on else 4)
+
+
 def test_an_adaptive_round_reads_the_score_where_there_is_no_loss() -> None:
     """It rests when the score has not risen for three epochs: an equal one is no rise."""
     scores = iter([0.5, 0.6, 0.7, 0.7, 0.65, 0.7, 0.9, 0.9])

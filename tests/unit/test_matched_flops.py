@@ -303,3 +303,18 @@ def test_a_training_of_an_older_version_is_not_gone_on_with() -> None:
     with pytest.raises(RunFailed, match="fixed its length beforehand: resume with that version"):
         PacedTrainer(Trainer(), pace, lambda attached, before: before).train([job])  # type: ignore[arg-type]
     job.attached.detach()
+
+
+def test_a_paced_method_moves_weights_as_one_of_its_present_length_does() -> None:
+    """How many are moved falls over the training, so it is asked for by the length that was said last."""
+
+    def make(epochs: int) -> Method:
+        return Method(
+            name="m", start=at_random, start_density=0.5, schedule=lambda progress: None, clock="step",
+            revise=lambda net, change, progress, draw: epochs,  # type: ignore[arg-type, return-value]
+        )  # fmt: skip
+
+    pace = Pace(3)
+    method = paced(make, pace)
+    for pace.epochs in (3, 7, 5):
+        assert method.revise(None, None, None, None) == pace.epochs  # type: ignore[misc, arg-type]

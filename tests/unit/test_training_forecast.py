@@ -8,39 +8,16 @@ from typing import Any
 
 import pytest
 
-from pathgrow import methods
 from pathgrow.errors import UserError
 from pathgrow.method import Progress
-from pathgrow.report.progress import Silent
-from pathgrow.team import ALONE
 from pathgrow.training import TrainRun
 from pathgrow.training.bench import Bench
 from pathgrow.training.forecast import Standing, changes_are_due, cost_by_epochs, flops_price, parameters_price
 from pathgrow.training.plan import plan
 from pathgrow.training.spent import like, spent
+from tests.trainings import bench
 
 BATCH, STEPS = 64, 898 // 64
-QUICK = {"every": 7, "rewind_step": 4}
-
-
-def bench(method: str, **given: Any) -> Bench:
-    """A network of linear layers, where a weight is a multiply-add; its output layer is always dense."""
-    known = methods.defaults(method)
-    options = {name: value for name, value in QUICK.items() if name in known}
-    if "target_density" in known:
-        options |= {"start_density": 0.1, "gamma": 0.5}
-    values = {
-        "method": method,
-        "method_options": options,
-        "epochs": 3,
-        "model_options": {"widths": [16, 12]},
-        "recipe": {"batch_size": BATCH},
-        "threads": 1,
-    }
-    if {"density", "target_density"} & known.keys():
-        values["density"] = 0.25
-    return Bench.made(TrainRun.from_dict({**values, **given}), None, Silent(), ALONE)
-
 
 NUM = 64 * 16 + 16 * 12
 OUTPUT = 12 * 10

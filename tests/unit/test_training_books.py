@@ -1,0 +1,57 @@
+"""What a training writes of itself: epochs of all levels, parameters that were trained, one network on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pathgrow.training import TrainRun, train
+from pathgrow.training.levels import Levels
+from pathgrow.training.plan import plan
+from tests.trainings import bench
+
+EPOCHS, STEPS = 2, 898 // 64
+NUM, DENSE = 64 * 16 + 16 * 10, 26
+
+
+def trained(out: Path, method: str, **given: Any) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "method": method,
+        "density": 0.25,
+        "epochs": EPOCHS,
+        "scope": "all",
+        "model_options": {"widths": [16]},
+        "recipe": {"batch_size": 64},
+        "threads": 1,
+    }
+    return train(TrainRun.from_dict({**values, **given}), out)
+
+
+def test_levels_add_up_and_leave_one_network_on_disk(tmp_path: Path) -> None:
+    told = trained(tmp_path, "imp_c")
+    assert len(told["phases"]) == 8
+    assert [phase["epochs"] for phase in told["phases"]] == [EPOCHS * level for level in range(1, 9)]
+    assert told["network"]["epochs"] == 8 * EPOCHS
+    kept = sorted(path.stem for path in (tmp_path / "stages").glob("*.safetensors"))
+    assert kept == ["level-007", "start"], "of a level that is over its network is enough"
+
+
+@pytest.mark.parametrize("method", ["random", "edge_popup"])
+def test_parameters_that_are_trained_are_counted_not_those_that_are_left(method: str, tmp_path: Path) -> None:
+    """Hidden weights are trained whether a mask shows them or not."""
+    told = trained(tmp_path, method)
+    num = NUM if method == "edge_popup" else told["network"]["num_on"]
+    assert told["network"]["num_on"] == round(0.25 * NUM)
+    assert told["ledger"]["epochs_times_parameters"] == EPOCHS * (num + DENSE)
+
+
+def test_a_level_is_never_shorter_than_what_it_is_set_back_to() -> None:
+    """All of the budget is spent already; what is left to train has to go beyond the step it begins at all the same."""
+    made = bench("imp", match="flops", method_options={"rewind_step": STEPS + 3}, epochs=30)
+    levels = Levels(made, plan(made))
+    spent = [levels._train_(0, [], 0, 0.0)]
+    levels.attached.advance_()
+    assert levels._level_epochs(1, spent * 1000, STEPS + 3) == 2
+    levels.attached.detach()
