@@ -137,3 +137,17 @@ def test_no_walk_strays_where_nothing_leads_on(net: nn.Sequential, size: int) ->
     walks = walker.walk(0, 200, generator(0))
     assert walks.num == 400
     assert walker.real(walks).all()
+
+
+def test_taps_that_read_nothing_are_not_drawn_and_do_not_repel() -> None:
+    """Over one pixel the middle tap alone counts, however large its neighbours: units are 1 to 3, not 10 to 3."""
+    net = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1, bias=False), nn.Conv2d(2, 1, 1))
+    with torch.no_grad():
+        net[0].weight.fill_(9.0)[:, 0, 1, 1] = torch.tensor([1.0, 3.0])
+        net[0].weight[1, 0, 0] = net[0].weight[1, 0, 2] = 0.0
+    law = Law(read(net, torch.ones(1, 1, 1, 1)), net)
+    uniform = (np.arange(1000) + 0.5) / 1000
+    zeros = np.zeros(1000, dtype=np.int64)
+    assert set(law.taps(law.wiring.layers[0], zeros, zeros, uniform)) == {4}
+    units = Walker(law).walk(0, 2000, generator(0)).units[law.wiring.layers[0].target, ::2]
+    assert abs((units == 1).mean() - 0.75) < 0.05  # five standard deviations
