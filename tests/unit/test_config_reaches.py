@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from pathgrow.density.curve import Point
 from pathgrow.discovery import Options, Record
 from pathgrow.discovery.phases import Job
 from pathgrow.engine import Trainer
+from pathgrow.errors import UserError
 from pathgrow.experiment import Experiment
 from pathgrow.experiment import run as run_experiment
 from pathgrow.masks import Masks
@@ -75,6 +77,31 @@ def test_seed_and_fold_reach_a_training(begin: Callable[..., Any], tmp_path: Pat
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     expected = attach(model, optimizer, methods.create("random", density=0.3), example, seed=5)
     assert job.attached.masks == expected.masks
+
+
+def test_threads_are_those_of_the_config_for_as_long_as_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    def stop(self: Trainer, jobs: Sequence[Job]) -> list[int]:
+        seen.append(torch.get_num_threads())
+        raise Enough
+
+    monkeypatch.setattr(Trainer, "train", stop)
+    before = torch.get_num_threads()
+    config = TrainRun.from_dict({**SHARED, "method": "random", "density": 0.3, "epochs": 2, "threads": before + 1})
+    with pytest.raises(Enough):
+        train(config, tmp_path / "run")
+    assert seen == [before + 1]
+    assert torch.get_num_threads() == before
+
+
+def test_a_config_for_several_processes_is_not_run_by_one(tmp_path: Path) -> None:
+    config = TrainRun.from_dict({**SHARED, "method": "random", "density": 0.3, "epochs": 2, "ranks": 2})
+    with pytest.raises(UserError, match="this config is for 2 processes and 1 were started"):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("what", ["train", "discover"])
@@ -178,6 +205,7 @@ def test_test_scores_are_those_of_the_test_split_and_of_their_own_network(
     assert (report["network"]["test"]["score"], report["network"]["test"]["loss"]) == tuple(seen[sparse])
     assert (report["dense"]["test"]["score"], report["dense"]["test"]["loss"]) == tuple(seen[dense])
     # The same by hand, from the files.
+    assert report["weights_sha256"] == sha256((tmp_path / "run" / "network.safetensors").read_bytes()).hexdigest()
     folder, test = RunFolder(tmp_path / "run"), data.load("digits", None, 0, 3).test
     model = models.create("mlp", 10, seed=0, inputs=64, widths=[16])
     model.load_state_dict(load_file(folder.path / "network.safetensors"))

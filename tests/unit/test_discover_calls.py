@@ -150,6 +150,21 @@ def test_every_phase_begins_with_the_settings_that_came_and_no_others() -> None:
     assert {name: value for name, value in world.optimizer.param_groups[0].items() if name != "params"} == came
 
 
+def test_an_evaluation_that_changes_settings_changes_no_later_phase() -> None:
+    """As a schedule does that is told the score there."""
+    world = World()
+    evaluate = world.evaluate
+
+    def meddling(model: nn.Module) -> tuple[float, float]:
+        world.optimizer.param_groups[0]["lr"] *= 0.1
+        return evaluate(model)
+
+    world.evaluate = meddling  # type: ignore[method-assign]
+    world.discover(final="grown")
+    assert {call.lr for call in world.fits} == {0.1}
+    assert world.optimizer.param_groups[0]["lr"] == 0.1
+
+
 def test_settings_that_are_tensors_keep_their_place() -> None:
     """A captured step reads the tensor it was captured with, so values are written into it; what is kept is a copy."""
     weight = nn.Parameter(torch.ones(3))

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from pathgrow.experiment import Experiment
+from pathgrow.experiment import run as run_experiment
+from pathgrow.experiment.setup import Setup
+from pathgrow.runs import RunFolder
 from pathgrow.training import TrainRun, train
 from pathgrow.training.levels import Levels
 from pathgrow.training.plan import plan
@@ -45,6 +51,34 @@ def test_parameters_that_are_trained_are_counted_not_those_that_are_left(method:
     num = NUM if method == "edge_popup" else told["network"]["num_on"]
     assert told["network"]["num_on"] == round(0.25 * NUM)
     assert told["ledger"]["epochs_times_parameters"] == EPOCHS * (num + DENSE)
+
+
+def test_what_training_dense_would_cost_does_not_hang_on_where_levels_begin(tmp_path: Path) -> None:
+    """Levels that are set back to a step have fewer samples in as many epochs; a dense training has not."""
+    ledger = trained(tmp_path, "imp", method_options={"rewind_step": 9})["ledger"]
+    dense = EPOCHS * STEPS * 64 * 6 * NUM
+    assert ledger["samples"] < 8 * EPOCHS * STEPS * 64
+    assert ledger["dense_training_flops"] == dense
+    assert ledger["relative"] == pytest.approx(ledger["training_flops"] / dense)
+
+
+@pytest.mark.parametrize("what", ["train", "discover"])
+def test_a_training_left_half_done_is_cleared_when_its_run_is_over(what: str, tmp_path: Path) -> None:
+    """A kill may come between the end of a stage and its clearing up; then nobody asks for the half of it again."""
+    shared: dict[str, Any] = {"model_options": {"widths": [16]}, "threads": 1}
+    if what == "train":
+        config: Setup = TrainRun.from_dict({**shared, "method": "random", "density": 0.3, "epochs": 1})
+        run = partial(train, config, tmp_path / "run")
+    else:
+        config = Experiment.from_dict({**shared, "budget": 1, "start_density": 0.2, "target_density": 0.2})
+        run = partial(run_experiment, config, tmp_path / "run")
+    first = run()
+    (tmp_path / "run" / "report.json").unlink()
+    with RunFolder.open(tmp_path / "run", config.as_dict(), device="cpu") as folder:
+        folder.save("partial-level-000-0", {"step": 3}, {"weights": torch.zeros(3)})
+    again = run()
+    assert {**again, "timing": None} == {**first, "timing": None}
+    assert list((tmp_path / "run" / "stages").glob("partial-*.safetensors")) == []
 
 
 def test_a_level_is_never_shorter_than_what_it_is_set_back_to() -> None:
