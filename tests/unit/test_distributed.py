@@ -111,7 +111,8 @@ def shares() -> dict[str, object]:
         flags, count = torch.tensor([team.rank == 0, True]), torch.tensor(7 * mine)
         team.sum_([total])
         team.spread_([everybody, flags, count])
-        store = SharedStore(team, MemoryStore())
+        own = MemoryStore()
+        store = SharedStore(team, own)
         missing = store.load("seed")
         store.save("seed", {"score": 0.5 * mine}, {"w": torch.full((2,), float(mine))})
         found = store.load("seed")
@@ -122,6 +123,7 @@ def shares() -> dict[str, object]:
         return {
             "from_first": team.from_first(lambda: {"rank": team.rank}),
             "only_first": team.only_first(lambda: team.rank),
+            "kept": own.load("seed") is not None,
             "held": team.only_first(threading.Lock) is not None,  # which could not travel
             "gathered": team.gather(team.rank),
             "failed": [_failed_by_first(team, fault) for fault in (UserError("no"), RunFailed("over"), KeyError("k"))],
@@ -148,6 +150,7 @@ def test_the_first_decides_and_all_take_part(tmp_path: Path) -> None:
     assert second.pop("failed") == ["UserError: no", "RunFailed: over", "RunFailed: KeyError: 'k'"]
     assert (first.pop("only_first"), second.pop("only_first")) == (0, None)
     assert (first.pop("held"), second.pop("held")) == (True, False)
+    assert (first.pop("kept"), second.pop("kept")) == (True, False), "the first alone stores"
     assert first == second
     assert first["from_first"] == {"rank": 0}
     assert first["gathered"] == [0, 1]

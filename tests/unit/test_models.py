@@ -100,6 +100,14 @@ def test_resnets_compute_what_torchvision_computes(name):
         torch.testing.assert_close(ours(x), theirs(x))
 
 
+@pytest.mark.parametrize("name", ["resnet20", "resnet18", "resnet50", "wrn22_2"])
+def test_batch_norms_follow_the_data_as_in_the_literature(name):
+    """A tenth of every batch (in other words: decay 0.9), epsilon 1e-5."""
+    norms = [module for module in models.create(name, 10, seed=0).modules() if isinstance(module, nn.BatchNorm2d)]
+    assert len(norms) > 15
+    assert {(norm.momentum, norm.eps, norm.affine) for norm in norms} == {(0.1, 1e-5, True)}
+
+
 def test_vit_computes_what_timm_computes():
     timm = pytest.importorskip("timm.models.vision_transformer")
     theirs = timm.VisionTransformer(

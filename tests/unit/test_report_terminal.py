@@ -167,9 +167,10 @@ def test_showing_what_is_no_run_is_a_sentence(tmp_path, sample_report):
     with pytest.raises(UserError, match="holds no run"):
         show(tmp_path)
     with RunFolder.open(tmp_path / "run", {}) as folder:
-        folder.write_report({**sample_report, "format": 7})
-        with pytest.raises(UserError, match="format 7, wanted 1"):
-            show(folder.path)
+        for other in (0, 7):
+            folder.write_report({**sample_report, "format": other})
+            with pytest.raises(UserError, match=f"format {other}, wanted 1"):
+                show(folder.path)
         folder.write_report({"format": 7})
         with pytest.raises(UserError, match=r"that wrote it$"):
             show(folder.path)

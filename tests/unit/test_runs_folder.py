@@ -236,6 +236,13 @@ def test_another_config_is_refused_with_the_keys_that_differ(folder):
     RunFolder.open(folder.path, CONFIG).close()
 
 
+@pytest.mark.parametrize(("before", "now"), [(1, True), (0, False), (1, 1.0), (2.0, 2)])
+def test_values_that_python_takes_for_equal_are_different_configs(tmp_path, before, now):
+    RunFolder.open(tmp_path, {"x": before}).close()
+    with pytest.raises(UserError, match=f"x was {json.dumps(before)}, now {json.dumps(now)}"):
+        RunFolder.open(tmp_path, {"x": now})
+
+
 def test_things_that_are_no_run_folder_are_refused(tmp_path):
     file = tmp_path / "file"
     file.write_text("mine")
