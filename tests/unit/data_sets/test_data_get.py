@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import http.server
 import io
 import multiprocessing
+import os
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -18,7 +20,7 @@ import pytest
 from pathgrow import cli, data
 from pathgrow.data import download
 from pathgrow.data.official import OFFICIAL
-from pathgrow.errors import UserError
+from pathgrow.errors import RunFailed, UserError
 
 
 class Server:
@@ -136,6 +138,22 @@ def test_other_content_is_never_unpacked(change: bytes | None, server: Server, t
     with pytest.raises(UserError, match=wanted):
         download.get("cifar10", tmp_path, quiet)
     assert names(tmp_path) == [".pathgrow-get.lock"]
+
+
+def test_a_set_appears_whole_or_not_at_all(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever stops it before its last step, a rename, leaves no folder that looks like the set."""
+    replace = os.replace
+
+    def stopped(source: Path, target: Path) -> None:
+        if Path(target).name == "cifar-10-batches-py":
+            assert len(list(Path(source).iterdir())) > 5
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", stopped)
+    with pytest.raises(RunFailed, match="No space left"):
+        download.get("cifar10", tmp_path, quiet)
+    assert names(tmp_path) == [".pathgrow-get.lock", "cifar-10-python.tar.gz"]
 
 
 def test_an_archive_that_is_there_is_used_if_it_is_the_official_one(server: Server, tmp_path: Path) -> None:
