@@ -66,7 +66,7 @@ class Setup:
         for name in given:
             if name not in known:
                 raise unknown_name("config key", name, known)
-        values = {name: _as_written(value) for name, value in given.items()}
+        values = {name: _as_written(value, name) for name, value in given.items()}
         data, model = values.get("data", cls.data), values.get("model", cls.model)
         if data not in datasets.names():
             raise unknown_name("data set", str(data), datasets.names())
@@ -106,14 +106,14 @@ def _want_whole(name: str, value: object, least: int) -> None:
         raise UserError(f"{name} {value!r} was got, a whole number from {least} up is wanted: leave it out")
 
 
-def _as_written(value: Any) -> Any:
+def _as_written(value: Any, name: str) -> Any:
     """Values as JSON gives them back, so that a config equals itself after reading."""
     if isinstance(value, float) and not math.isfinite(value):
-        raise UserError(f"{value} was got in a config, finite numbers are wanted: leave the value out")
+        raise UserError(f"{name} {value} was got, finite numbers are wanted: leave it out, or give a finite one")
     if isinstance(value, tuple | list):
-        return [_as_written(item) for item in value]
+        return [_as_written(item, name) for item in value]
     if isinstance(value, Mapping):
-        return {str(key): _as_written(item) for key, item in value.items()}
+        return {str(key): _as_written(item, f"{name}.{key}") for key, item in value.items()}
     return value
 
 
@@ -154,7 +154,7 @@ def _model_options(model: Any, data: str, values: Mapping[str, Any]) -> dict[str
     channels, height, width = datasets.load(data, root, 0, fold).shape
     needed = {"inputs": channels * height * width, "in_channels": channels, "image_size": height}
     filled = {name: needed.get(name, default) for name, default in defaults.items()}
-    return _as_written({**filled, **given})  # type: ignore[no-any-return]
+    return _as_written({**filled, **given}, "model_options")  # type: ignore[no-any-return]
 
 
 def _tried(config: Setup) -> int:
