@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
-import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from pathgrow import cli
+from tests.command import assert_same, kill_when, start
 
 COMMAND = "discover --quiet --budget 8 --model-option widths=16,16 --start-density 0.05 --reference dense --seed 1"
 WITH_A_DENSE_COPY = (
@@ -22,56 +17,11 @@ WITH_A_DENSE_COPY = (
 )
 ONE_LONG_STAGE = "discover --quiet --budget 12 --start-density 0.05 --target-density 0.06 --observe average --seed 1"
 NUM_KILLS = 5
-IMPATIENT = """
-import functools, sys
-from pathgrow import cli
-from pathgrow.discovery import phases
-phases.Partial = functools.partial(phases.Partial, seconds=0.0)
-cli.main(sys.argv[1:])
-"""
-"""The same command, but for one thing: trainings are stored after every step, and not after every minute."""
-
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL")
-
-
-def start(out: Path, command: str = COMMAND, *, impatient: bool = False) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])}
-    program = ["-c", IMPATIENT] if impatient else ["-m", "pathgrow"]
-    return subprocess.Popen([sys.executable, *program, *command.split(), "--out", str(out)], env=environment)
 
 
 def stages(out: Path) -> list[str]:
     return sorted(path.stem for path in (out / "stages").glob("*.json"))
-
-
-def kill_when(process: subprocess.Popen[bytes], is_time: Callable[[], bool], delay: float) -> bool:
-    """Wait, kill; whether it was still alive."""
-    while process.poll() is None and not is_time():
-        time.sleep(0.001)
-    time.sleep(delay)
-    process.send_signal(signal.SIGKILL)
-    return process.wait() == -signal.SIGKILL
-
-
-def everything(out: Path) -> dict[str, object]:
-    """What must be equal: the report without its clock, and the bytes of every file but those that hold one."""
-    report = json.loads((out / "report.json").read_text())
-    del report["timing"]
-    files = ["curve.csv", "network.safetensors", "network_masks.safetensors", "config.json"]
-    files += [f"masks/{path.name}" for path in sorted((out / "masks").iterdir())]
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    # Stages that are trained together begin together, unless a kill came between their ends: each has its own rows.
-    metrics: dict[str, list[object]] = {}
-    for row in rows:
-        metrics.setdefault(row["stage"], []).append({key: value for key, value in row.items() if key != "time"})
-    parts = {f"report.{name}": part for name, part in report.items()}
-    return {**parts, "metrics": metrics, **{name: (out / name).read_bytes() for name in files}}
-
-
-def assert_same(disturbed: Path, undisturbed: Path) -> None:
-    got, wanted = everything(disturbed), everything(undisturbed)
-    assert got.keys() == wanted.keys()
-    assert [name for name in wanted if got[name] != wanted[name]] == []
 
 
 @pytest.mark.parametrize("command", [COMMAND, WITH_A_DENSE_COPY], ids=["dense reference", "dense copy"])

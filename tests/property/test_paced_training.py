@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import cache
 from typing import Any
 
@@ -19,7 +18,7 @@ from pathgrow.discovery.phases import Job
 from pathgrow.discovery.snapshot import digest
 from pathgrow.engine import EngineOptions, Trainer
 from pathgrow.masks import Masks
-from pathgrow.method import Change, Method, Progress
+from pathgrow.method import Method
 from pathgrow.runs import MemoryStore
 from pathgrow.training.pace import Pace, PacedTrainer, lengths, paced
 from tests.property.test_training_broken_off import (
@@ -29,8 +28,8 @@ from tests.property.test_training_broken_off import (
     Mortal,
     data,
     network,
-    swapping,
 )
+from tests.swapping import swapping
 
 RECIPE = CASES["sgd"]
 BATCH = 8
@@ -39,11 +38,7 @@ FIRST = 6
 
 def make(epochs: int) -> Method:
     """Swaps weights at every `epochs`-th step, so that each length of a training is a method of its own."""
-
-    def seldom(progress: Progress) -> Change | None:
-        return Change(num_drop=4, num_grow=4) if progress.step % epochs == epochs - 1 else None
-
-    return dataclasses.replace(swapping(), schedule=seldom)
+    return swapping(density=0.3, every=epochs, num=4)
 
 
 class Run:

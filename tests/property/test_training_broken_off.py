@@ -24,12 +24,10 @@ from pathgrow.discovery.phases import Job
 from pathgrow.engine import EngineOptions, Trainer
 from pathgrow.engine.step import EagerStep
 from pathgrow.masks import Masks
-from pathgrow.method import Change, Method, Progress
-from pathgrow.methods.picks import ByScore, at_random
-from pathgrow.net import Net
+from pathgrow.methods.picks import at_random
 from pathgrow.recipes import Recipe
 from pathgrow.runs import MemoryStore, RunFolder, Store
-from pathgrow.sampling import top_k
+from tests.swapping import swapping
 
 EPOCHS, STEPS_PER_EPOCH = 3, 5
 NUM_STEPS = EPOCHS * STEPS_PER_EPOCH
@@ -58,23 +56,8 @@ def network() -> nn.Module:
         )  # fmt: skip
 
 
-def swapping() -> Method:
-    """Masks that change in the middle of a training, by dense gradients: every fourth step."""
-
-    def lowest(net: Net) -> dict[str, Tensor]:
-        return {name: -weight.abs() for name, weight in net.weights().items()}
-
-    def every_fourth(progress: Progress) -> Change | None:
-        return Change(num_drop=4, num_grow=4) if progress.step % 4 == 3 else None
-
-    return Method(
-        name="swapping", start=at_random, start_density=0.3, clock="step", schedule=every_fourth,
-        drop=ByScore(lowest, top_k), grow=ByScore(Net.gradients, top_k), needs=frozenset({"gradients"}),
-    )  # fmt: skip
-
-
 GROWING = dataclasses.replace(methods.create("random_growth", start_density=0.4), start=at_random)
-METHODS = {"growing": GROWING, "swapping": swapping()}
+METHODS = {"growing": GROWING, "swapping": swapping(density=0.3, every=4, num=4)}
 
 
 class Killed(BaseException):

@@ -23,11 +23,10 @@ from pathgrow.average import Averaging
 from pathgrow.density.curve import Answer, Curve, Grow, Probe, Stop, Verdict
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.masks import Masks
-from pathgrow.method import Change, Method, Progress
+from pathgrow.method import Method
 from pathgrow.methods.fixed import fixed
-from pathgrow.methods.picks import ByScore, at_random
-from pathgrow.net import Net
-from pathgrow.sampling import top_k
+from pathgrow.methods.picks import at_random
+from tests.swapping import swapping
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,21 +59,6 @@ def growing(density: float = 0.2, **options: object) -> Method:
     """Random start and growth: nothing here depends on paths."""
     method = methods.create("random_growth", start_density=density, **options)
     return dataclasses.replace(method, start=at_random)
-
-
-def swapping() -> Method:
-    """A small RigL: every second step, drop the 3 smallest magnitudes, grow the 3 largest dense gradients."""
-
-    def lowest(net: Net) -> dict[str, Tensor]:
-        return {name: -weight.abs() for name, weight in net.weights().items()}
-
-    def every_second(progress: Progress) -> Change | None:
-        return Change(num_drop=3, num_grow=3) if progress.step % 2 == 1 else None
-
-    return Method(
-        name="small_rigl", start=at_random, start_density=0.2, clock="step", schedule=every_second,
-        drop=ByScore(lowest, top_k), grow=ByScore(Net.gradients, top_k), needs=frozenset({"gradients"}),
-    )  # fmt: skip
 
 
 def train(model: nn.Module, optimizer: Optimizer, steps: int = 3, seed: int = 0) -> None:
@@ -431,7 +415,7 @@ class TestClock:
         assert sparse.masks.num_on in {round(share * sparse.masks.num) for share in (0.01, 0.02, 0.03, 0.05)}
 
     def test_a_step_clock_sees_the_dense_gradient_and_may_swap(self) -> None:
-        model, optimizer, sparse = sparse_mlp(method=swapping(), average=Averaging(every=1))
+        model, optimizer, sparse = sparse_mlp(method=swapping(density=0.2), average=Averaging(every=1))
         x = torch.randn(16, 6)
         for step in range(4):
             optimizer.zero_grad()
@@ -543,7 +527,7 @@ class TestDriven:
                 sparse.mask_weights_()
             sparse.stepped_()
 
-    @pytest.mark.parametrize("method", [growing(), swapping()], ids=["round clock", "step clock"])
+    @pytest.mark.parametrize("method", [growing(), swapping(density=0.2)], ids=["round clock", "step clock"])
     @pytest.mark.parametrize("make", [lambda p: SGD(p, lr=0.1, momentum=0.9), lambda p: Adam(p, lr=0.1)])
     def test_driven_steps_have_the_bits_of_hooked_ones(self, method: Method, make: Callable[..., Optimizer]) -> None:
         ends = []
@@ -597,7 +581,7 @@ class TestDriven:
         assert sparse.step == 1
 
     def test_a_change_is_due_when_the_schedule_says_so_and_made_once(self) -> None:
-        model, optimizer, sparse = sparse_mlp(method=swapping())
+        model, optimizer, sparse = sparse_mlp(method=swapping(density=0.2))
         due = []
         for _ in range(4):
             due.append(sparse.change_is_due)

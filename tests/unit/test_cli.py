@@ -20,15 +20,9 @@ from pathgrow.experiment import run as run_experiment
 from pathgrow.recipes import Recipe
 from pathgrow.runs import RunFolder
 from pathgrow.version import __version__
+from tests.command import leave
 
 SMALL = {"budget": 4, "model_options": {"widths": [12]}, "start_density": 0.2, "rule": "exponential"}
-
-
-def leave(*arguments: str) -> int:
-    """The exit code of a command."""
-    with pytest.raises(SystemExit) as exit:
-        cli.main(list(arguments))
-    return int(exit.value.code or 0)
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from pathgrow import cli
 from pathgrow.errors import UserError
 from pathgrow.experiment import Experiment
 from pathgrow.experiment import run as run_experiment
 from pathgrow.report.compare import write
 from pathgrow.report.comparison import compare
 from pathgrow.training import TrainRun, train
+from tests.command import leave
 
 T_95 = {1: 6.3138, 2: 2.9200, 3: 2.3534}
 """95% quantiles of Student's t by degrees of freedom, from a printed table."""
@@ -194,9 +194,7 @@ def test_folders_that_cannot_be_used_are_named_and_do_not_stop_the_rest(
     foreign.mkdir()
     twin = finished(tmp_path / "twin")
     bad = [unfinished, damaged, poor, odd, foreign, tmp_path / "nowhere", twin]
-    with pytest.raises(SystemExit) as exit:
-        cli.main(["compare", *map(str, [bad[0], good, *bad[1:]])])
-    assert not exit.value.code
+    assert leave("compare", *map(str, [bad[0], good, *bad[1:]])) == 0
     told = capsys.readouterr()
     assert "90.00%" in told.out
     notes = told.err.splitlines()

@@ -30,12 +30,13 @@ from pathgrow.engine.distributed import joined
 from pathgrow.engine.step import EagerStep
 from pathgrow.errors import RunFailed
 from pathgrow.masks import Masks
-from pathgrow.method import Change, Method, Progress
+from pathgrow.method import Method
 from pathgrow.methods import create
 from pathgrow.net import Net
 from pathgrow.recipes import Recipe
 from pathgrow.sampling import top_k
 from tests.ranks import Rank, together
+from tests.swapping import swapping
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
 
@@ -304,35 +305,12 @@ def test_a_rank_that_is_killed_in_a_training_ends_the_other(tmp_path: Path) -> N
     assert first.value.startswith("another process of this run ended or fell silent")
 
 
-def every_fourth(progress: Progress) -> Change | None:
-    due = progress.step and progress.step % 4 == 0
-    return Change(num_drop=20, num_grow=20) if due else None
-
-
-def smallest(net: Net, candidates: Masks, count: int, draw: torch.Generator) -> Masks:
-    return top_k({name: -weight.abs() for name, weight in net.weights().items()}, candidates, count, draw)
-
-
-def steepest(net: Net, candidates: Masks, count: int, draw: torch.Generator) -> Masks:
-    return top_k(net.gradients(), candidates, count, draw)
-
-
 def rewired() -> tuple[dict[str, Tensor], str]:
     """A network whose masks follow its dense gradients every fourth step."""
     with joined("cpu") as team:
         trainer = Trainer(digits(), RECIPE, EngineOptions(device="cpu"))
         model, optimizer = trainer.place(perceptron(0))
-        start = create("random_growth", start_density=0.2).start
-        method = Method(
-            name="rewiring",
-            start=start,
-            start_density=0.2,
-            drop=smallest,
-            grow=steepest,
-            schedule=every_fourth,
-            clock="step",
-            needs=frozenset({"gradients"}),
-        )
+        method = swapping(density=0.2, every=4, num=20)
         sparse = attach(model, optimizer, method, trainer.data.example_input(), team=team)
         before = sparse.masks.digest()
         trainer.train([Job(attached=sparse, epochs=3, seed=5)])

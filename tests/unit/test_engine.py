@@ -23,12 +23,11 @@ from pathgrow.engine import EngineOptions, Trainer, feed, trainer
 from pathgrow.engine import step as steps
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.masks import Masks
-from pathgrow.method import Change, Method, Progress
-from pathgrow.methods.picks import ByScore, at_random
-from pathgrow.net import Net
+from pathgrow.method import Method
+from pathgrow.methods.picks import at_random
 from pathgrow.recipes import Recipe, make_optimizer
 from pathgrow.rng import generator
-from pathgrow.sampling import top_k
+from tests.swapping import swapping
 
 CPU = EngineOptions(device="cpu")
 CLASSES = 3
@@ -290,24 +289,9 @@ def test_optimizers_that_move_every_weight_are_held_back() -> None:
         assert torch.equal(optimizer.state[model.get_parameter(name)]["sum"], 6.0 * mask)
 
 
-def small_rigl() -> Method:
-    """Every second step, drop the 3 smallest magnitudes and grow the 3 largest dense gradients."""
-
-    def lowest(net: Net) -> dict[str, Tensor]:
-        return {name: -weight.abs() for name, weight in net.weights().items()}
-
-    def every_second(progress: Progress) -> Change | None:
-        return Change(num_drop=3, num_grow=3) if progress.step % 2 == 1 else None
-
-    return Method(
-        name="small_rigl", start=at_random, start_density=0.3, clock="step", schedule=every_second,
-        drop=ByScore(lowest, top_k), grow=ByScore(Net.gradients, top_k), needs=frozenset({"gradients"}),
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize(
     "method",
-    [small_rigl(), methods.create("snfs", density=0.3, num_steps=6, every=2)],
+    [swapping(density=0.3), methods.create("snfs", density=0.3, num_steps=6, every=2)],
     ids=["looks when it changes", "watches every step"],
 )
 def test_a_method_with_a_step_clock_gets_its_dense_gradients(method: Method) -> None:
@@ -331,7 +315,7 @@ def test_a_method_with_a_step_clock_gets_its_dense_gradients(method: Method) -> 
 def test_gradients_are_clipped_at_steps_that_change_masks_too() -> None:
     """By the norm over the weights that are on after the change."""
     engine = Trainer(made(), PLAIN.changed({"clip_norm": 0.01}), CPU)
-    attached = sparse(engine, method=small_rigl())
+    attached = sparse(engine, method=swapping(density=0.3))
     norms = []
 
     def note(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:

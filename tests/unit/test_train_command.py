@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from pathgrow import attach, cli, data, methods, recipes
+from pathgrow import attach, data, methods, recipes
 from pathgrow.discovery import phases
 from pathgrow.discovery.partial import Partial
 from pathgrow.discovery.phases import Job
@@ -29,6 +29,7 @@ from pathgrow.runs import RunFolder
 from pathgrow.training import TrainRun, train
 from pathgrow.training.meter import sample_flops
 from pathgrow.wiring import read
+from tests.command import leave
 from tests.trainings import report, trained_once
 
 DENSITY = 0.25
@@ -310,12 +311,6 @@ def test_a_config_is_resolved_in_full_and_equal_after_reading() -> None:
     assert TrainRun.from_dict({"method": "rigl", "threads": 1}).density == methods.defaults("rigl")["density"]
     other_seed = TrainRun.from_dict({**resolved.as_dict(), "seed": 3})
     assert other_seed.name == resolved.name.replace("seed0", "seed3")
-
-
-def leave(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as exit:
-        cli.main(list(arguments))
-    return int(exit.value.code or 0)
 
 
 @pytest.mark.parametrize(
