@@ -7,8 +7,6 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from pathgrow import data as datasets
-from pathgrow import models
 from pathgrow.discovery import Discovery, Observer, Options, discover
 from pathgrow.discovery.partial import clear_partials
 from pathgrow.discovery.phases import Phases, Score
@@ -73,7 +71,7 @@ def expected_epochs(config: Experiment, out: str | os.PathLike[str]) -> int:
 
 def _work(config: Experiment, folder: RunFolder | None, progress: Progress, team: Team) -> None:
     """Discover, examine, write; the folder is there in the first process only."""
-    dataset = datasets.load(config.data, config.data_root, 0, config.fold)
+    dataset = config.load_data()
     trainer = Trainer(
         dataset,
         config.recipe,
@@ -82,9 +80,7 @@ def _work(config: Experiment, folder: RunFolder | None, progress: Progress, team
         on_epoch=progress.epoch,
         team=team,
     )
-    model, optimizer = trainer.place(
-        models.create(config.model, dataset.classes, seed=config.seed, **config.model_options)
-    )
+    model, optimizer = trainer.place(config.new_model(dataset.classes))
     # Not told how many validation examples there are (`num_val`), which would make answers more careful still: the rule
     # was tuned without, and its intervals cover the truth without, see docs/design/train_and_compare.md.
     found = discover(

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
+from torch import nn
 
 from pathgrow import data as datasets
 from pathgrow import models, recipes
+from pathgrow.data.dataset import Dataset
 from pathgrow.engine import EngineOptions
 from pathgrow.engine.distributed import check_shares
 from pathgrow.errors import UserError, unknown_name
@@ -88,6 +90,14 @@ class Setup:
         """JSON values; `from_dict` gives an equal config back."""
         return json.loads(json.dumps(dataclasses.asdict(self)))  # type: ignore[no-any-return]
 
+    def load_data(self) -> Dataset:
+        """The data set; its splits depend on `fold` alone."""
+        return datasets.load(self.data, self.data_root, 0, self.fold)
+
+    def new_model(self, num_classes: int) -> nn.Module:
+        """The network, with weights drawn from `seed`."""
+        return models.create(self.model, num_classes, seed=self.seed, **self.model_options)
+
     @property
     def title(self) -> str:
         """What a run folder is called after."""
@@ -159,8 +169,8 @@ def _model_options(model: Any, data: str, values: Mapping[str, Any]) -> dict[str
 
 def _tried(config: Setup) -> int:
     """The multiply-adds of one sample, and with them the proof that the network takes one."""
-    dataset = datasets.load(config.data, config.data_root, 0, config.fold)
-    model = models.create(config.model, dataset.classes, seed=0, **config.model_options).eval()
+    dataset = config.load_data()
+    model = config.new_model(dataset.classes).eval()
     sample = dataset.example_input()
     try:
         with torch.no_grad():

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pathgrow import data as datasets
-from pathgrow import models
 from pathgrow.data.dataset import Dataset
 from pathgrow.discovery import Observer
 from pathgrow.engine import Trainer
@@ -47,7 +45,7 @@ class Bench:
     @classmethod
     def made(cls, config: TrainRun, folder: RunFolder | None, progress: Progress, team: Team) -> Bench:
         """From a config; `folder` is there in the first process of a team only."""
-        dataset = datasets.load(config.data, config.data_root, 0, config.fold)
+        dataset = config.load_data()
         batch_size, steps_per_epoch = batches_of(len(dataset.train), config.recipe)
         trainer = Trainer(
             dataset,
@@ -58,9 +56,7 @@ class Bench:
             team=team,
         )
         device = trainer.mode.device
-        model, optimizer = trainer.place(
-            models.create(config.model, dataset.classes, seed=config.seed, **config.model_options)
-        )
+        model, optimizer = trainer.place(config.new_model(dataset.classes))
         team.spread_([*model.parameters(), *model.buffers()])
         example_input = dataset.example_input().to(device)
         wiring = read(model, example_input)
