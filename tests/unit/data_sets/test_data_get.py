@@ -17,10 +17,11 @@ from typing import Any
 
 import pytest
 
-from pathgrow import cli, data
+from pathgrow import data
 from pathgrow.data import download
 from pathgrow.data.official import OFFICIAL
 from pathgrow.errors import RunFailed, UserError
+from tests import command
 
 
 class Server:
@@ -194,9 +195,7 @@ def test_official_pins() -> None:
 
 def leave(*arguments: str) -> int:
     data._from_disk.cache_clear()
-    with pytest.raises(SystemExit) as exit:
-        cli.main(["data", *arguments])
-    return int(exit.value.code or 0)
+    return command.leave("data", *arguments)
 
 
 def test_without_a_network_it_says_what_to_put_where(
