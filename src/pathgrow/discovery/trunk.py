@@ -97,8 +97,7 @@ class Trunk:
         self.attached.detach()
         self._stands_at = None
         self.attached = self._site.attach(model, optimizer, fixed(masks))
-        put_back_(self.attached, tensors, facts)
-        self._site.phases.settings.restore_(optimizer)
+        put_back_(self.attached, tensors, facts)  # settings of the optimizer too, stored as they came
         return self.attached
 
     def give_back_(self) -> None:
