@@ -161,3 +161,21 @@ class TestRefusals:
             duplicate(sparse)
         sparse.detach()
         duplicate(sparse)  # a record of what was, like any other value
+
+    def test_a_layer_that_no_path_can_be_followed_through_and_the_way_around_it(self) -> None:
+        class Recurrent(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.cell, self.hidden, self.head = nn.GRU(6, 5), nn.Linear(5, 4), nn.Linear(4, 2)
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return self.head(self.hidden(self.cell(x)[0]).relu())  # type: ignore[no-any-return]
+
+        model = Recurrent()
+        optimizer = SGD(model.parameters(), lr=0.1)
+        with pytest.raises(UserError, match=r"'gru' in Recurrent: .* a scope of your own and a method"):
+            attach(model, optimizer, "rigl", torch.zeros(1, 6))
+        sparse = attach(model, optimizer, "rigl", scope=Masks.full(model))
+        steps(model, optimizer)
+        assert set(sparse.masks) == {"hidden.weight", "head.weight"}
+        assert bool((model.hidden.weight[~sparse.masks["hidden.weight"]] == 0).all())

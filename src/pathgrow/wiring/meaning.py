@@ -38,7 +38,7 @@ def follow(reader: Reader, func: Callable[..., Any], args: tuple[Any, ...], kwar
         if any(tensor.is_floating_point() for tensor in tensors_in(result)):
             raise UserError(
                 f"paths cannot be followed through torch function {name!r} in {type(reader.model).__name__}: "
-                "keep the layers around it out of the model that is read, or express it with known functions"
+                "express it with known functions, or give attach a scope of your own and a method that reads no paths"
             )
         return result
     result = meaning(call)
