@@ -122,8 +122,8 @@ def rounds(report: dict[str, Any]) -> Table:
 def layer_densities(report: dict[str, Any]) -> list[tuple[str, float]]:
     """Of the network handed back, layer by layer, where the topology of its round was recorded."""
     at = report["network"].get("round")
-    row = next((row for row in report.get("topology") or [] if row.get("round") == at), {})
-    found = row.get("layer_densities")
+    rows: list[dict[str, Any]] = report.get("topology") or []
+    found = next((row.get("layer_densities") for row in rows if row.get("round") == at), None)
     if not isinstance(found, dict):
         return []
     return [(printable(name), float(value)) for name, value in found.items() if isinstance(value, int | float)]
