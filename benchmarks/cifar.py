@@ -303,10 +303,10 @@ def table(lines: Lines) -> None:
         print(f"discover, budget {budget}, delta {delta}, reference {reference}")
         for row in rows:
             told = row["answer"]
-            low, high = told["interval"]
             print(
-                f"  seed {row['seed']}: answer {told['operating_density']:.3f} [{low:.3f}, {high:.3f}], "
-                f"gain answer {told['gain_density']:.3f}, {len(row['probes'])} probes, "
+                f"  seed {row['seed']}: answer {_density(told['operating_density'])} {told['status']}, "
+                f"interval {' to '.join(map(_density, told['interval'] or [None]))}, "
+                f"gain answer {_density(told['gain_density'])}, {len(row['probes'])} probes, "
                 f"handed back {row['density']:.3f}, val {row['val'][0]:.4f}, test {row['test'][0]:.4f}, "
                 f"FLOPs {row['ledger']['relative']:.3f}, wall {row['wall']:.0f} s"
             )
@@ -318,11 +318,17 @@ def _print_means(lines: Lines, budget: int, rows: list[dict[str, Any]]) -> None:
     level = [row["test"][0] for row in lines.rows if row["kind"] == "dense" and row["epochs"] == budget]
     usual = [row["wall"] for row in lines.rows if row["kind"] == "dense, alone" and row["epochs"] == budget]
     wall = f", wall {np.mean([row['wall'] for row in rows]) / usual[0]:.2f} of dense, alone" if usual else ""
+    answers = [found for row in rows if (found := row["answer"]["operating_density"]) is not None]
     print(
-        f"  mean: answer {np.mean([row['answer']['operating_density'] for row in rows]):.3f}, "
+        f"  mean: answer {_density(float(np.mean(answers)) if answers else None)} ({len(answers)} of {len(rows)}), "
         f"test {_spread([row['test'][0] for row in rows])}, dense {_spread(level)}, "
         f"FLOPs {np.mean([row['ledger']['relative'] for row in rows]):.3f}{wall}"
     )
+
+
+def _density(value: float | None) -> str:
+    """An answer may be missing: flat curves and those that do not reach the reference have none."""
+    return "none" if value is None else f"{value:.3f}"
 
 
 def truth(lines: Lines, final: str, delta: float) -> float | None:
