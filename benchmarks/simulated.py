@@ -5,8 +5,9 @@
 A score is a known function of density, of the epochs trained and of a lag after each growth, plus noise; gaps between
 networks are larger while the training is short, by a power of its length that is drawn for each discovery. Printed for
 each setting: the median answer over the known one, the share of answers within 25%, how often the 90% interval covers,
-how wide it is, how often the network handed back had been probed (a head start for its final training), and the price
-of the whole discovery as a share of one dense training, in FLOPs and in time: median and 90th percentile.
+how wide it is, how far the network handed back truly stays below the dense one, in deltas (mean and 90th percentile),
+how often it had been probed (a head start for its final training), and the price of the whole discovery as a share of
+one dense training, in FLOPs and in time: median and 90th percentile.
 """
 
 from __future__ import annotations
@@ -246,6 +247,7 @@ class Outcome:
     widths: list[float] = field(default_factory=list)
     gain_ratios: list[float] = field(default_factory=list)
     gain_covered: list[bool] = field(default_factory=list)
+    lost: list[float] = field(default_factory=list)
     ahead: list[bool] = field(default_factory=list)
     num_probes: list[int] = field(default_factory=list)
     flops: list[float] = field(default_factory=list)
@@ -282,6 +284,7 @@ class Outcome:
             flops, time = price.of(run, setting.flops)
             result.flops.append(flops)
             result.times.append(time)
+            result.lost.append((setting.shape(1.0) - setting.shape(hand_back(curve, answer).density)) / setting.delta)
             result.ahead.append(is_ahead(run))
             result.num_probes.append(len(curve.probes))
             result.densest.append(top)
@@ -315,9 +318,10 @@ class Outcome:
             f"{self.num - len(self.ratios)}",
             f"{mean(self.densest):.0%}",
             f"{mean(self.num_probes):.1f}",
+            _summary(mean(self.lost), self.lost),
             _share(self.ahead),
-            _middle_and_high(self.flops),
-            _middle_and_high(self.times),
+            _summary(median(self.flops), self.flops),
+            _summary(median(self.times), self.times),
         ]
         return " | ".join(cells)
 
@@ -330,8 +334,8 @@ def _share(values: Iterable[bool]) -> str:
     return f"{mean(map(float, values)):.0%}"
 
 
-def _middle_and_high(values: Sequence[float]) -> str:
-    return f"{median(values):.2f} ({float(np.quantile(values, 0.9)):.2f})"
+def _summary(middle: float, values: Sequence[float]) -> str:
+    return f"{middle:.2f} ({float(np.quantile(values, 0.9)):.2f})"
 
 
 def main() -> None:
@@ -357,9 +361,10 @@ def main() -> None:
     options = {} if chosen.max_probes is None else {"max_probes": chosen.max_probes}
     print(
         "| curve | known | noise | reference | answer / known | within 25% | covered | width"
-        " | gain / known | within 25% | covered | no answer | densest | probes | head start | FLOPs | time |"
+        " | gain / known | within 25% | covered | no answer | densest | probes | lost / delta"
+        " | head start | FLOPs | time |"
     )
-    print("|" + "---|" * 17)
+    print("|" + "---|" * 18)
     for name in chosen.shapes:
         for noise in chosen.noises:
             for reference in chosen.references:
