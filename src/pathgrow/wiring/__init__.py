@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pathgrow.wiring.graph import Axis, Hop, Layer, Space, Window, Wiring, live_taps
+from pathgrow.wiring.graph import Axis, Hop, Layer, Space, Window, Wiring
 from pathgrow.wiring.inputs import guess_example_input
 from pathgrow.wiring.reader import Reader
 
@@ -34,4 +34,4 @@ def read(model: nn.Module, example_input: Any = None) -> Wiring:
     return Reader(model, dtype=torch.float32).run(example_input).wiring
 
 
-__all__ = ["Axis", "Hop", "Layer", "Space", "Window", "Wiring", "guess_example_input", "live_taps", "read"]
+__all__ = ["Axis", "Hop", "Layer", "Space", "Window", "Wiring", "guess_example_input", "read"]

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from pathgrow.wiring.reader import Reader
-from pathgrow.wiring.wire import Wire, wire_of
+from pathgrow.wiring.wire import wire_of
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,3 @@ class Call:
         values = [*self.args, *self.kwargs.values()]
         flat = [item for v in values for item in (v if isinstance(v, (tuple, list)) else [v])]
         return [value for value in flat if wire_of(value) is not None]
-
-
-def note(tensor: Tensor) -> Wire:
-    """The note on a tensor that is known to be followed."""
-    wire = wire_of(tensor)
-    assert wire is not None
-    return wire

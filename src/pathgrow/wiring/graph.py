@@ -9,6 +9,7 @@ residual stream after an addition. Two kinds of connection lead from a space to 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -196,6 +197,16 @@ def _through(layer: Layer, flags: Flags, kernels: dict[int, Flags] | None, *, fo
     return result
 
 
+def per_axis(value: int | Sequence[int], num_axes: int) -> tuple[int, ...]:
+    """A stride, padding or size for each spatial axis; torch takes a single number for all of them.
+
+    >>> per_axis(2, 3), per_axis([2], 3), per_axis((1, 2), 2)
+    ((2, 2, 2), (2, 2, 2), (1, 2))
+    """
+    values = (value,) if isinstance(value, int) else tuple(value)
+    return values * num_axes if len(values) == 1 else values
+
+
 def live_taps(window: Window) -> tuple[Flags, ...]:
     """Per axis: taps that read at least one real position (3 taps over one padded pixel: only the middle one)."""
     found: list[Flags] = []
@@ -206,4 +217,4 @@ def live_taps(window: Window) -> tuple[Flags, ...]:
     return tuple(found)
 
 
-__all__ = ["Axis", "Flags", "Hop", "Layer", "Space", "Units", "Window", "Wiring", "live_taps"]
+__all__ = ["Axis", "Flags", "Hop", "Layer", "Space", "Units", "Window", "Wiring", "live_taps", "per_axis"]

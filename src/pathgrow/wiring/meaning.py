@@ -16,11 +16,22 @@ from torch import Tensor
 
 from pathgrow.errors import UserError
 from pathgrow.wiring import products, spatial
-from pathgrow.wiring.call import Call, note
+from pathgrow.wiring.call import Call
 from pathgrow.wiring.graph import Axis, Window
 from pathgrow.wiring.inputs import tensors_in
 from pathgrow.wiring.reader import ALIAS, FROM_PARAMETER, TOKENS, Reader
-from pathgrow.wiring.wire import ACTIVATED, ATTENTION, GATE, SQUASHED, Wire, aligned, compact, put, wire_of
+from pathgrow.wiring.wire import (
+    ACTIVATED,
+    ATTENTION,
+    GATE,
+    SQUASHED,
+    Wire,
+    aligned,
+    compact,
+    followed_wire,
+    put,
+    wire_of,
+)
 
 
 def follow(reader: Reader, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -66,7 +77,7 @@ def constant(reader: Reader, func: Callable[..., Any], args: tuple[Any, ...], kw
         return first
     result = func(*args, **kwargs)
     if origin.name is not None and MEANING.get(name) in (_shape, _pass):
-        where = origin.where if origin.where is not None else torch.arange(first.numel()).view(first.shape)
+        where = origin.positions
         moved = where if MEANING[name] is _pass else func(where, *args[1:], **kwargs)
         for tensor, positions in zip(tensors_in(result), tensors_in(moved), strict=True):
             if id(tensor) not in reader.names:
@@ -112,16 +123,14 @@ def _embedded(reader: Reader, tokens: Tensor, weight: Tensor) -> Tensor:
 def _pass(call: Call) -> Any:
     """Norms, dropout, casts, sign, roots: the identity."""
     x = call.followed[0]
-    wire = wire_of(x)
-    assert wire is not None
+    wire = followed_wire(x)
     return call.reader.same(x, wire)
 
 
 def _as(strength: int) -> Callable[[Call], Any]:
     def meaning(call: Call) -> Any:
         x = call.followed[0]
-        wire = wire_of(x)
-        assert wire is not None
+        wire = followed_wire(x)
         gate = 1.0
         if call.name in ("softmax", "softmin"):
             axis = call.get(1, "dim", -1)
@@ -134,8 +143,7 @@ def _as(strength: int) -> Callable[[Call], Any]:
 def _batch_norm(call: Call) -> Any:
     """The identity, or the scale of a trained batch norm: |gamma| / sqrt(var + eps)."""
     x, variance, gamma = call.args[0], call.get(2, "running_var"), call.get(3, "weight")
-    wire = wire_of(x)
-    assert wire is not None
+    wire = followed_wire(x)
     if call.reader.batch_norm == "identity" or variance is None:
         return call.reader.same(x, wire)
     eps = call.get(7, "eps", 1e-5)
@@ -194,17 +202,12 @@ def _div(call: Call) -> Any:
     return _mul(replace(call, args=(a, inverse), kwargs={}))
 
 
-def _rdiv(call: Call) -> Any:
-    return _as(GATE)(call)
-
-
 def _where(call: Call) -> Any:
     a, b = call.args[1], call.args[2]
     if wire_of(a) is not None and wire_of(b) is not None:
         return call.reader.join(a, b)
     x = call.followed[0]
-    wire = wire_of(x)
-    assert wire is not None
+    wire = followed_wire(x)
     shape = torch.broadcast_shapes(*(v.shape for v in call.args if isinstance(v, Tensor)))
     return put(x.expand(shape), replace(wire, units=aligned(wire.units, len(shape))))
 
@@ -229,8 +232,7 @@ def _product(reader: Reader, a: Any, b: Any) -> Any:
 def _shape(call: Call) -> Any:
     """Anything that only moves elements: do the same to the labels."""
     x = call.followed[0]
-    wire = wire_of(x)
-    assert wire is not None
+    wire = followed_wire(x)
     if call.name in _COPYING:  # our activations may lie in memory unlike the model's own
         call = replace(call, func=_COPYING[call.name])
     result = call.func(*call.args, **call.kwargs)
@@ -255,10 +257,10 @@ _COPYING: dict[str, Callable[..., Any]] = {"view": Tensor.reshape, "view_as": Te
 def _pad(call: Call) -> Any:
     """A border of constants around a map carries no path; it only shifts positions."""
     x, pads = call.args[0], list(call.get(1, "pad"))
-    wire = note(x)
-    spatial = max(x.ndim - 2, 0)
-    pads += [0] * (2 * spatial - len(pads))
-    on_map = spatial > 0 and len(pads) == 2 * spatial and all(size == 1 for size in wire.units.shape[2:])
+    wire = followed_wire(x)
+    num_axes = max(x.ndim - 2, 0)
+    pads += [0] * (2 * num_axes - len(pads))
+    on_map = num_axes > 0 and len(pads) == 2 * num_axes and all(size == 1 for size in wire.units.shape[2:])
     if call.get(2, "mode", "constant") != "constant" or not on_map:
         return _shape(call)
     out = F.pad(x, pads)
@@ -283,7 +285,7 @@ def _cat(call: Call) -> Any:
     for piece in pieces:
         wire = wire_of(piece)
         if wire is None:
-            values.append(torch.zeros(piece.shape, dtype=reader.dtype, device=wires_device(call)))
+            values.append(torch.zeros(piece.shape, dtype=reader.dtype, device=call.followed[0].device))
             labels.append(torch.full(piece.shape, -1))
             continue
         values.append(piece * 2.0 ** (wire.exponent - top) if wire.exponent != top else piece)
@@ -304,11 +306,6 @@ def _cat(call: Call) -> Any:
         size = reader.spaces[space].size
         reader.hop(replace(wire, units=torch.arange(size)), target, torch.arange(size) + offsets[space])
     return put(out, Wire(target, units, (), top))
-
-
-def wires_device(call: Call) -> torch.device:
-    """Where the followed activations live."""
-    return call.followed[0].device
 
 
 def _reduced(call: Call) -> Any:
@@ -347,13 +344,12 @@ MEANING: dict[str, Callable[[Call], Any]] = {
         "logsigmoid tanhshrink softshrink hardshrink threshold clamp clamp_min clamp_max clip",
     ),
     **_table(_as(SQUASHED), "tanh erf"),
-    **_table(_as(GATE), "sigmoid hardsigmoid rsqrt reciprocal special_expit expit"),
+    **_table(_as(GATE), "sigmoid hardsigmoid rsqrt reciprocal rdiv special_expit expit"),
     **_table(_as(ATTENTION), "softmax softmin"),
     **_table(_batch_norm, "batch_norm"),
     **_table(_add, "add radd sub rsub subtract"),
     **_table(_mul, "mul rmul multiply"),
     **_table(_div, "div divide true_divide"),
-    **_table(_rdiv, "rdiv"),
     **_table(_where, "where"),
     **_table(_addcmul, "addcmul"),
     **_table(

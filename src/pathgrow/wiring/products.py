@@ -6,26 +6,17 @@ import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from math import prod
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from pathgrow.errors import UserError
-from pathgrow.wiring.graph import Axis, Window
-from pathgrow.wiring.reader import Weight
-from pathgrow.wiring.wire import PLAIN, Wire, aligned, put, wire_of
-
-if TYPE_CHECKING:
-    from pathgrow.wiring.reader import Reader
-
-
-def _note(tensor: Tensor) -> Wire:
-    wire = wire_of(tensor)
-    assert wire is not None
-    return wire
-
+from pathgrow.wiring.graph import Axis, Window, per_axis
+from pathgrow.wiring.reader import Reader
+from pathgrow.wiring.wire import PLAIN, aligned, followed_wire, put, wire_of
 
 # -- layers ---------------------------------------------------------------------------------------------------------
 
@@ -40,12 +31,7 @@ def linear(reader: Reader, input: Tensor, weight: Tensor, bias: Tensor | None = 
 
 def _linear_transposed(reader: Reader, x: Tensor, weight: Tensor) -> Tensor:
     """`y = x W` with a weight laid out `[in, out]`."""
-    used = reader.weight(weight)
-    where = used.where
-    if used.name is not None and where is None:
-        where = torch.arange(weight.numel()).view(weight.shape)
-    turned = Weight(used.values.t(), used.name, None if where is None else where.t().contiguous())
-    return reader.layer(x, turned, F.linear, kind="linear", unit_axis=x.ndim - 1)
+    return reader.layer(x, reader.weight(weight).moved(Tensor.t), F.linear, kind="linear", unit_axis=x.ndim - 1)
 
 
 def _conv(
@@ -60,14 +46,14 @@ def _conv(
     groups: int = 1,
 ) -> Tensor:
     x = input
-    stride, dilation = _each(stride, axes), _each(dilation, axes)
+    stride, dilation = per_axis(stride, axes), per_axis(dilation, axes)
     kernel = weight.shape[2:]
     if padding == "same":  # torch pads the odd element behind
         pads = tuple(d * (k - 1) // 2 for d, k in zip(dilation, kernel, strict=True))
     elif padding == "valid":
         pads = (0,) * axes
     else:
-        padding = pads = _each(padding, axes)
+        padding = pads = per_axis(padding, axes)
     convolve: Callable[..., Tensor] = (F.conv1d, F.conv2d, F.conv3d)[axes - 1]
 
     def compute(x: Tensor, w: Tensor) -> Tensor:
@@ -114,26 +100,20 @@ def _conv_transpose(
     def back(w: Tensor) -> Tensor:
         return w.reshape(groups, rows, num_in // groups, *kernel).transpose(1, 2).reshape(num_in, rows, *kernel)
 
-    used = reader.weight(weight)
-    where = used.where
-    if used.name is not None and where is None:
-        where = torch.arange(weight.numel()).view(weight.shape)
-    turned = Weight(turn(used.values), used.name, None if where is None else turn(where).contiguous())
     convolve: Callable[..., Tensor] = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[axes - 1]
 
     def compute(x: Tensor, w: Tensor) -> Tensor:
         return convolve(x, back(w), None, stride, padding, output_padding, groups, dilation)
 
-    each = [_each(value, axes) for value in (stride, padding, dilation, output_padding)]
+    each = [per_axis(value, axes) for value in (stride, padding, dilation, output_padding)]
     axes_found = [
         Axis(k, s, p, d, size, (size - 1) * s - 2 * p + d * (k - 1) + extra + 1)
         for k, s, p, d, extra, size in zip(kernel, *each, x.shape[-axes:], strict=True)
     ]
     window = Window(tuple(axes_found), transposed=True)
-    positions = int(torch.tensor(x.shape[-axes:]).prod())
     return reader.layer(
-        x, turned, compute, kind="conv", unit_axis=x.ndim - axes - 1, groups=groups,
-        window=window, positions=positions,
+        x, reader.weight(weight).moved(turn), compute, kind="conv", unit_axis=x.ndim - axes - 1, groups=groups,
+        window=window, positions=prod(x.shape[-axes:]),
     )  # fmt: skip
 
 
@@ -141,17 +121,12 @@ conv1d, conv2d, conv3d = (partial(_conv, axes) for axes in (1, 2, 3))
 conv_transpose1d, conv_transpose2d, conv_transpose3d = (partial(_conv_transpose, axes) for axes in (1, 2, 3))
 
 
-def _each(value: Any, axes: int) -> tuple[int, ...]:
-    values = (value,) * axes if isinstance(value, int) else tuple(value)
-    return values * axes if len(values) == 1 else values
-
-
 # -- two activations ------------------------------------------------------------------------------------------------
 
 
 def gated(reader: Reader, a: Tensor, b: Tensor) -> Tensor:
     """An elementwise product: paths run through the operand that is less of a gate; through both if neither is one."""
-    wa, wb = _note(a), _note(b)
+    wa, wb = followed_wire(a), followed_wire(b)
     if wa.strength == wb.strength:
         if wa.strength == PLAIN or wa.space != wb.space:
             return a if a is b else reader.join(a, b)
@@ -217,7 +192,7 @@ def baddbmm(reader: Reader, input: Any, batch1: Any, batch2: Any, **scales: Any)
 
 def _mixed(reader: Reader, mixing: Tensor, values: Tensor) -> Tensor:
     """Positions mixed by fixed coefficients: `mixing @ values`."""
-    wire = reader.reduced(_note(values).plain(), [values.ndim - 2])
+    wire = reader.reduced(followed_wire(values).plain(), [values.ndim - 2])
     if reader.gradients:
         out = mixing @ values
     else:
@@ -227,7 +202,7 @@ def _mixed(reader: Reader, mixing: Tensor, values: Tensor) -> Tensor:
 
 
 def _activations_matmul(reader: Reader, a: Tensor, b: Tensor) -> Tensor:
-    wa, wb = _note(a), _note(b)
+    wa, wb = followed_wire(a), followed_wire(b)
     reader.product_macs += (
         a.shape[-1] * torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]).numel() * a.shape[-2] * b.shape[-1]
     )
@@ -259,8 +234,8 @@ def einsum(reader: Reader, equation: str, *operands: Any) -> Tensor:
     wb = wire_of(b)
     if wb is not None:
         sizes = dict(zip(left + right, (*a.shape, *b.shape), strict=True))
-        reader.product_macs += int(torch.tensor([sizes[letter] for letter in set(left + right)]).prod())
-        wa = _note(a)
+        reader.product_macs += prod(sizes[letter] for letter in set(left + right))
+        wa = followed_wire(a)
         if wa.strength > wb.strength:
             a, b, left, right, wa, wb = b, a, right, left, wb, wa
         gate = wb.gate if wb.strength > wa.strength else 1.0
@@ -294,7 +269,7 @@ def _letters(equation: str, *ndims: int) -> tuple[list[str], str]:
 def _contracted(reader: Reader, x: Tensor, own: str, factor: Tensor, other: str, out: str) -> Tensor:
     """`einsum` of a followed activation with fixed coefficients."""
     gone = [axis for axis, letter in enumerate(own) if letter not in out]
-    wire = reader.reduced(_note(x).plain(), gone)
+    wire = reader.reduced(followed_wire(x).plain(), gone)
     value = torch.einsum(f"{own},{other}->{out}", x, factor)
     kept = [letter for letter in own if letter in out]
     units = wire.units
@@ -321,7 +296,7 @@ def _einsum_layer(
     x = call(torch.flatten, x, len(rest), -1)
     matrix = call(torch.permute, weight, [other.index(letter) for letter in [*new, *shared]])
     sizes = [weight.shape[other.index(letter)] for letter in new]
-    matrix = call(torch.reshape, matrix, (int(torch.tensor(sizes).prod()), -1))
+    matrix = call(torch.reshape, matrix, (prod(sizes), -1))
     y = linear(reader, x, matrix)
     y = call(torch.unflatten, y, -1, sizes)
     have = [*rest, *new]
@@ -342,7 +317,7 @@ def scaled_dot_product_attention(
     if enable_gqa and value.shape[-3] != query.shape[-3]:
         times = query.shape[-3] // value.shape[-3]
         value = reader.__torch_function__(torch.repeat_interleave, (), (value, times, -3))
-    wire = reader.reduced(_note(value).plain(), [value.ndim - 2])
+    wire = reader.reduced(followed_wire(value).plain(), [value.ndim - 2])
     mean = value.sum(-2, keepdim=True) * (1.0 / keys) ** reader.power
     return put(mean.expand(*mean.shape[:-2], length, mean.shape[-1]), wire)
 
@@ -362,16 +337,14 @@ def multi_head_attention_forward(reader: Reader, *args: Any, **kwargs: Any) -> t
         weights = call(torch.chunk, given["in_proj_weight"], 3)
     sides = (given["query"], given["key"], given["value"])
     query, key, value = (call(F.linear, x, w) for x, w in zip(sides, weights, strict=True))
-    batched = query.ndim == 3
-    axis = 0
-    length, keys = query.shape[axis], key.shape[axis]
+    length, keys = query.shape[0], key.shape[0]  # positions come first here, whatever `batch_first` says
     reader.product_macs += length * keys * (query.shape[-1] + value.shape[-1])
     reader.attention = True
-    wire = reader.reduced(_note(value).plain(), [axis])
-    mean = value.sum(axis, keepdim=True) * (1.0 / keys) ** reader.power
+    wire = reader.reduced(followed_wire(value).plain(), [0])
+    mean = value.sum(0, keepdim=True) * (1.0 / keys) ** reader.power
     mixed = put(mean.expand(length, *mean.shape[1:]), wire)
     out = call(F.linear, mixed, given["out_proj_weight"])
     if not given["need_weights"]:
         return out, None
-    shape = (query.shape[1], length, keys) if batched else (length, keys)
+    shape = (query.shape[1], length, keys) if query.ndim == 3 else (length, keys)
     return out, torch.full(shape, 1.0 / keys, dtype=reader.dtype, device=out.device)

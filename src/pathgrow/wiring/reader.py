@@ -21,7 +21,7 @@ from pathgrow.errors import UserError
 from pathgrow.wiring.graph import Hop, Layer, Space, Window, Wiring
 from pathgrow.wiring.inputs import one_sample, read_outputs
 from pathgrow.wiring.looking import check_shaped, looked_at
-from pathgrow.wiring.wire import ATTENTION, Wire, aligned, along, compact, put, relation, wire_of
+from pathgrow.wiring.wire import ATTENTION, Wire, aligned, along, compact, followed_wire, put, relation, wire_of
 
 BatchNorm = Literal["identity", "scale"]
 TOKENS = "_pathgrow_tokens"
@@ -59,6 +59,18 @@ class Weight:
     values: Tensor
     name: str | None
     where: Tensor | None
+
+    @property
+    def positions(self) -> Tensor | None:
+        """For each value its flat position in the parameter, spelled out; None for a computed weight."""
+        if self.name is None or self.where is not None:
+            return self.where
+        return torch.arange(self.values.numel()).view(self.values.shape)
+
+    def moved(self, move: Callable[[Tensor], Tensor]) -> Weight:
+        """The same weight in another layout: values and positions are moved alike."""
+        positions = self.positions
+        return Weight(move(self.values), self.name, None if positions is None else move(positions).contiguous())
 
 
 class Reader(TorchFunctionMode):
@@ -198,13 +210,12 @@ class Reader(TorchFunctionMode):
         return put(values, Wire(space, along(values.shape[axis], axis, values.ndim)))
 
     def same(self, tensor: Tensor, wire: Wire) -> Tensor:
-        """The same values under another note: a new tensor object, so the old note stays on the old one."""
+        """The same values on another wire: a new tensor object, so that the old one keeps its own wire."""
         return put(tensor.view(tensor.shape), wire)
 
     def aligned_pair(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, int]:
         """Two followed activations in one common scale."""
-        wa, wb = wire_of(a), wire_of(b)
-        assert wa is not None and wb is not None
+        wa, wb = followed_wire(a), followed_wire(b)
         top = max(wa.exponent, wb.exponent)
         a = a if wa.exponent == top else a * 2.0 ** (wa.exponent - top)
         b = b if wb.exponent == top else b * 2.0 ** (wb.exponent - top)
@@ -212,8 +223,7 @@ class Reader(TorchFunctionMode):
 
     def join(self, a: Tensor, b: Tensor) -> Tensor:
         """The sum of two followed activations; units that meet become units of a new space."""
-        wa, wb = wire_of(a), wire_of(b)
-        assert wa is not None and wb is not None
+        wa, wb = followed_wire(a), followed_wire(b)
         left, right, exponent = self.aligned_pair(a, b)
         out = left + right
         ua, ub = aligned(wa.units, out.ndim), aligned(wb.units, out.ndim)
@@ -238,7 +248,7 @@ class Reader(TorchFunctionMode):
         return put(out, Wire(target, compact(units), (), exponent))
 
     def reduced(self, wire: Wire, axes: Sequence[int]) -> Wire:
-        """The note after positions along `axes` were summed or mixed; the axes stay, with size 1."""
+        """The wire after positions along `axes` were summed or mixed; the axes stay, with size 1."""
         units, trail = wire.units, (*wire.trail, Window())
         if all(units.shape[axis] == 1 for axis in axes):
             return replace(wire, units=units, trail=trail)
@@ -277,8 +287,7 @@ class Reader(TorchFunctionMode):
         positions: int | None = None,
     ) -> Tensor:
         """Run and record one use of a weight laid out `[out, in / groups, *kernel]`."""
-        wire = wire_of(x)
-        assert wire is not None
+        wire = followed_wire(x)
         index = len(self.uses)
         used = self._used_values(weight, index)
         num_in, num_out = used.shape[1] * groups, used.shape[0]

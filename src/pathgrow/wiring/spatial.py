@@ -12,15 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pathgrow.errors import UserError
-from pathgrow.wiring.call import Call, note
-from pathgrow.wiring.graph import Axis, Window
-from pathgrow.wiring.wire import GATE, put
+from pathgrow.wiring.call import Call
+from pathgrow.wiring.graph import Axis, Window, per_axis
+from pathgrow.wiring.wire import GATE, followed_wire, put
 
 
 def reduce(call: Call) -> Any:
     """Sums and means over positions; a maximum counts as the mean."""
     x = call.args[0]
-    wire = note(x)
+    wire = followed_wire(x)
     axes = call.get(1, "dim", call.kwargs.get("axis"))
     keep = call.get(2, "keepdim", False)
     keep = keep if isinstance(keep, bool) else False
@@ -47,14 +47,14 @@ def reduce(call: Call) -> Any:
 def var_mean(call: Call) -> Any:
     """Normalisation statistics: the variance is a normaliser, the mean is subtracted."""
     mean = reduce(replace(call, name="mean"))
-    variance = call.reader.same(mean, replace(note(mean), strength=GATE))
+    variance = call.reader.same(mean, replace(followed_wire(mean), strength=GATE))
     return variance, mean
 
 
 def pool(call: Call) -> Any:
     """Pooling over space; a maximum counts as the average of the same window."""
     x = call.args[0]
-    wire = note(x)
+    wire = followed_wire(x)
     axes = int(call.name[-2])
     if any(size != 1 for size in wire.units.shape[-axes:]):
         raise UserError(f"paths cannot be followed through {call.name}: it pools over units, not over positions")
@@ -65,9 +65,9 @@ def pool(call: Call) -> Any:
         if all(i % o == 0 for i, o in maps) and any(o > 1 for _, o in maps):
             window = Window(tuple(Axis(i // o, i // o, 0, 1, i, o) for i, o in maps), pool=True)
     else:
-        kernel = _each(call.get(1, "kernel_size"), axes)
-        stride = _each(call.get(2, "stride") or kernel, axes)
-        padding = _each(call.get(3, "padding", 0), axes)
+        kernel = per_axis(call.get(1, "kernel_size"), axes)
+        stride = per_axis(call.get(2, "stride") or kernel, axes)
+        padding = per_axis(call.get(3, "padding", 0), axes)
         average = call.name.startswith("avg")
         ceil = call.get(4 if average else 5, "ceil_mode", False)
         include = call.get(5, "count_include_pad", True) if average else False
@@ -119,15 +119,10 @@ def _scaled(pooled: Tensor, factors: Sequence[Tensor]) -> Tensor:
     return pooled
 
 
-def _each(value: int | Sequence[int], axes: int) -> tuple[int, ...]:
-    values = (value,) * axes if isinstance(value, int) else tuple(value)
-    return values * axes if len(values) == 1 else values
-
-
 def interpolate(call: Call) -> Any:
     """Resampling, as the nearest neighbour: weights of other modes may be negative."""
     x = call.args[0]
-    wire = note(x)
+    wire = followed_wire(x)
     if any(size != 1 for size in wire.units.shape[2:]):
         raise UserError("paths cannot be followed through interpolate over units")
     real = call.func(*call.args, **call.kwargs)

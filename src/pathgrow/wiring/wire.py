@@ -24,7 +24,7 @@ A softmax stays one through a layer (heads that talk to each other); any other a
 
 @dataclass(frozen=True, eq=False)
 class Wire:
-    """The reader's note on one tensor; its true value is `tensor * 2**exponent`."""
+    """What is known of one followed tensor, whose true value is `tensor * 2**exponent`."""
 
     space: int
     units: Tensor
@@ -44,12 +44,19 @@ class Wire:
 
 
 def wire_of(value: object) -> Wire | None:
-    """The note on a value, if it is a followed activation."""
+    """The wire of a value; None if it is not a followed activation."""
     return value.__dict__.get(ATTRIBUTE) if isinstance(value, Tensor) else None
 
 
+def followed_wire(tensor: Tensor) -> Wire:
+    """The wire of a tensor that is known to be a followed activation."""
+    wire = wire_of(tensor)
+    assert wire is not None
+    return wire
+
+
 def put(tensor: Tensor, wire: Wire) -> Tensor:
-    """Attach a note and hand the tensor back."""
+    """Put a wire on a tensor and hand the tensor back."""
     assert wire.units.ndim == tensor.ndim, f"labels {tuple(wire.units.shape)} for {tuple(tensor.shape)}"
     setattr(tensor, ATTRIBUTE, wire)
     return tensor
