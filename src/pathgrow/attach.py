@@ -1,6 +1,6 @@
-"""Sparse training in anybody's loop: masks on, observations in, growth out, states saved and loaded.
+"""Sparse training in anybody's loop: put masks on a model, grow them by what is observed, save and load the state.
 
-What happens at each step stands in `live`. Nothing is wrapped, renamed or replaced; `detach()` leaves no trace but
+`live` says what happens at each step. Nothing is wrapped, renamed or replaced, and `detach()` leaves nothing behind but
 zeros.
 """
 
@@ -62,9 +62,9 @@ def attach(
     average: Averaging | None = None,
     team: Team = ALONE,
 ) -> Attached:
-    """Make a model sparse and keep it so while its own loop trains it.
+    """Make a model sparse and keep it sparse while your own loop trains it.
 
-    Weights that are off, and all optimizer state that belongs to them, are exactly zero from here on and after every
+    From here on, weights that are off and the optimizer state that belongs to them are exactly zero, also after every
     `optimizer.step()`, whatever the optimizer.
 
     Parameters
@@ -74,21 +74,21 @@ def attach(
     method : Method or str
         From `pathgrow.methods`, or a `Method` of your own.
     example_input : optional
-        One input of the model, for methods that read its paths; None: guessed where the model says what it takes.
+        One input of the model, for methods that read its paths; None: guessed, for models that say what they take.
     scope : Masks or mapping of name to bool tensor, optional
         True where a weight may be switched; None: `pathgrow.scope(model)` without frozen weights.
     stop : Rule or str, optional
         The density rule that `observe` asks; None: "trajectory", which needs nothing but the observations.
     loss, batches : optional
-        `loss(model, batch)` gives the training loss, `batches` is a loader, a list, or a function that returns an
-        iterator; for methods that read gradients.
+        For methods that read gradients: `loss(model, batch)` returns the training loss, and `batches` is a loader, a
+        list, or a function that returns an iterator.
     seed : int
-        All random choices follow from it.
+        Decides all random choices.
     average : Averaging, optional
         Keep a running average of the weights for evaluation, see `Attached.averaged`.
     team : Team, optional
-        Where several processes train this model together: `pathgrow.engine.distributed.current_team()`. Masks are then
-        decided by the first and equal everywhere; all processes attach, observe and load alike.
+        Where several processes train this model together: `pathgrow.engine.distributed.current_team()`. The first then
+        decides on the masks for all of them; all processes have to attach, observe and load alike.
 
     Examples
     --------
@@ -102,8 +102,8 @@ def attach(
     >>> sparse.observe(0.5).reason
     '...'
 
-    To resume a run: build and attach as at first, then load the states of the model, of the optimizer and of this
-    object, in any order. A model that was loaded *before* it is attached would lose its grown weights.
+    To resume a run, build and attach as you did at first, then load the states of the model, of the optimizer and of
+    this object, in any order. Attach *before* loading: attaching zeroes every weight that the start masks leave out.
     """
     method = checked_method(method)
     optimizer = unwrapped(optimizer)
@@ -119,21 +119,34 @@ def attach(
         )
     check_needs(method, loss, batches)
     rule = checked_rule(stop)
-    masks, reading = decided(
+    masks, cost = decided(
         team, switchable, lambda: start_masks(model, method, switchable, example_input, seed, loss, batches)
     )
     attached = Attached(
-        model, optimizer, method, example_input, masks, switchable, parameters, rule, loss, batches, seed, average, team
+        model=model,
+        optimizer=optimizer,
+        method=method,
+        example_input=example_input,
+        masks=masks,
+        scope=switchable,
+        parameters=parameters,
+        rule=rule,
+        loss=loss,
+        batches=batches,
+        seed=seed,
+        average=average,
+        team=team,
     )
-    attached.last_reading = reading
+    attached.last_reading_cost = cost
     return attached
 
 
 class Attached(Live):
-    """A sparse model in training. Made by `attach`."""
+    """A sparse model in training; made by `attach`."""
 
     def __init__(
         self,
+        *,
         model: nn.Module,
         optimizer: Optimizer,
         method: Method,
@@ -149,7 +162,18 @@ class Attached(Live):
         team: Team,
     ) -> None:
         super().__init__(
-            model, optimizer, method, example_input, masks, scope, parameters, loss, batches, seed, average, team
+            model=model,
+            optimizer=optimizer,
+            method=method,
+            example_input=example_input,
+            masks=masks,
+            scope=scope,
+            parameters=parameters,
+            loss=loss,
+            batches=batches,
+            seed=seed,
+            average=average,
+            team=team,
         )
         self._rule = rule
         self._points: list[Point] = []
@@ -166,7 +190,7 @@ class Attached(Live):
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         if self._handles:
-            # Hooks stay behind, so the copy would look attached while nobody enforced its masks.
+            # Hooks are not copied: the copy would look attached while nothing enforced its masks.
             raise UserError(
                 "an attachment was to be copied or pickled, its state_dict() is wanted: save or copy the model, and "
                 "attach that one and load the state into it"
@@ -175,8 +199,8 @@ class Attached(Live):
 
     @property
     def density(self) -> float:
-        """Share of the switchable weights that is on."""
-        self._look_under_()
+        """Share of the switchable weights that are on."""
+        self._read_hidden_masks_()
         return self.masks.density
 
     @property
@@ -189,18 +213,18 @@ class Attached(Live):
         return self._rule.answer(self.curve)
 
     def observe(self, metric: Metric) -> Verdict:
-        """Tell how well the network does on validation data; it grows here, when the density rule says so.
+        """Report how well the network does on validation data; it grows here if the density rule says so.
 
         Parameters
         ----------
         metric : float or (float, float)
-            A score, higher is better, or a score and a loss.
+            A score, higher is better, or a pair of score and loss.
 
         Returns
         -------
         Verdict
-            `Grow`: the masks have grown by one step of the method's schedule, train on. `Stop`: the density is settled;
-            the masks stay from now on and training may go on as long as it pays. `reason` says why.
+            `Grow`: the masks have grown by one step of the method's schedule; train on. `Stop`: the density is settled
+            and the masks stay as they are, but training may go on for as long as it pays. `reason` says why.
         """
         self._refuse_average("observed")
         score, loss = self._team.from_first(lambda: checked_metric(metric))
@@ -214,14 +238,14 @@ class Attached(Live):
         else:
             assert due is not None
             self._grow_round_(due)
-        # Last: an observation that could not be acted on can be made again.
+        # Kept last: an observation that could not be acted on can be repeated.
         self._points.append(point)
         return verdict
 
     def advance_(self) -> bool:
-        """Make the change that the method's schedule has for this round; False: there is none (any more).
+        """Make the change that the method's schedule has for this round; returns whether there was one.
 
-        For methods that prune between trainings (IMP), where `observe` has no density rule to ask.
+        For methods that prune between trainings (IMP), where no density rule decides.
         """
         due = self._due() if self.method.clock == "round" else None
         if due is None:
@@ -230,9 +254,9 @@ class Attached(Live):
         return True
 
     def grow_(self, num: int) -> int:
-        """Add `num` weights by the method's growth rule, all that are missing if there are fewer; returns how many.
+        """Add `num` weights by the method's growth rule, or all that are missing if those are fewer; returns how many.
 
-        New weights are zero, so the network computes what it did before.
+        New weights are zero, so the network still computes what it did before.
         """
         if num < 0:
             raise UserError(f"grow_({num}) was asked for, a number of weights from 0 up is wanted")
@@ -243,20 +267,23 @@ class Attached(Live):
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Inside the block the model holds its running average; before the first update, its own weights."""
+        """Inside the block the model holds the running average of its weights (before the first update, its own)."""
         if self._average is None:
             yield
         else:
             with self._average.swapped_in():
                 if self.method.weights is not None:
-                    # Nobody took weights out of the average when they went off under hidden ones.
-                    self._look_under_()
+                    # Hidden weights went off without being taken out of the average.
+                    self._read_hidden_masks_()
                     self.masks.apply_(self.model)
                 yield
 
     def state_dict(self) -> dict[str, Any]:
-        """Masks, clock, memory, observations, average: tensors and JSON. Weights and slots have their own states."""
-        self._look_under_()
+        """Masks, clock, memory, observations and average, as tensors and JSON values.
+
+        Weights and optimizer slots are in the states of the model and of the optimizer.
+        """
+        self._read_hidden_masks_()
         return {
             "format": _FORMAT,
             "method": self.method.name,
@@ -272,7 +299,7 @@ class Attached(Live):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken. The state of another model or method is refused and changes nothing."""
+        """Go on from where `state_dict` was taken; the state of another model or method is refused untouched."""
         self._refuse_average("loaded")
         self._check_state(state)
         masks = Masks(state["masks"], self.masks.scope)
@@ -288,12 +315,12 @@ class Attached(Live):
         self._enforce_()
 
     def detach(self) -> None:
-        """Take all hooks off. Masks can still be read; nobody enforces them any more."""
+        """Take all hooks off. The masks can still be read, but nothing enforces them any more."""
         if not self._handles:
             return  # the optimizer may be somebody else's by now
-        self._look_under_()
+        self._read_hidden_masks_()
         if self.method.weights is not None:
-            # The state that is there belongs to what was hidden; the weights that are left start without.
+            # The optimizer's state belongs to the hidden weights; those that are left start without any.
             nothing = {name: torch.zeros_like(ones) for name, ones in self._keep.items()}
             enforce.mask_slots_(self.optimizer, self._parameters, nothing)
         for handle in self._handles:
@@ -318,7 +345,7 @@ class Attached(Live):
         return verdict
 
     def _verdict_without_growth(self, due: Change | None) -> Verdict | None:
-        """What is said where no density is to be found, since the method does not grow at observations."""
+        """The verdict for a method that does not grow at observations, so that there is no density to find."""
         method, name = self.method, f"method {self.method.name!r}"
         if method.clock == "step" or method.weights is not None:
             return Stop(reason=f"{name} changes its masks within training and not here: train on")

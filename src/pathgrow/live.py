@@ -1,7 +1,7 @@
 """A network whose masks are enforced at every step: the only writer of live weights, masks and optimizer slots.
 
-What is written stands in `enforce`, when it is written stands here: through the optimizer's own step hooks, or by an
-engine that makes the same calls itself; and at each change of the masks.
+`enforce` says what is written; this module says when: at each change of the masks and around each optimizer step,
+through the optimizer's own hooks or by an engine that makes the same calls itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathgrow.average import Averaging, WeightAverage
 from pathgrow.errors import UserError
 from pathgrow.masks import Masks
 from pathgrow.method import Change, Memory, Method, Progress
-from pathgrow.net import Batches, Loss, Net, Reading, loss_gradients, mean_gradients
+from pathgrow.net import Batches, Loss, Net, ReadingCost, loss_gradients, mean_gradients
 from pathgrow.revise import decided, revised_masks
 from pathgrow.rng import derive, generator
 from pathgrow.team import Team
@@ -33,6 +33,7 @@ class Live:
 
     def __init__(
         self,
+        *,
         model: nn.Module,
         optimizer: Optimizer,
         method: Method,
@@ -56,10 +57,10 @@ class Live:
         """Growth steps so far."""
         self.step = 0
         """Optimizer steps so far."""
-        self.last_reading = Reading()
-        """What the last change of the masks had to look at; before the first, what their start had to."""
+        self.last_reading_cost = ReadingCost()
+        """Of the last change of the masks; before the first change, of choosing the masks to start with."""
         self.companions: dict[str, Any] = {}
-        """What an engine made for this attachment (a captured step), kept as long as it: gone at `detach`."""
+        """What an engine made for this attachment, such as a captured step; kept until `detach`."""
         self._example_input = example_input
         self._parameters = parameters
         self._loss = loss
@@ -85,7 +86,7 @@ class Live:
         self._handles = self._hooked()
         if method.weights is not None:
             method.weights.cover_(self._net())
-            self._look_under_()
+            self._read_hidden_masks_()
 
     def _hooked(self) -> list[RemovableHandle]:
         handles = [
@@ -93,7 +94,7 @@ class Live:
             self.optimizer.register_step_post_hook(self._after_step),
         ]
         if self.method.clock == "round" and self.method.watch is None and self.method.weights is None:
-            # Nobody needs dense gradients here, and whoever clips their norm must see those that count.
+            # This method needs no dense gradients, and clipping must see the norm of those that count.
             handles += [
                 parameter.register_post_accumulate_grad_hook(partial(self._mask_gradient_, keep=self._keep[name]))
                 for name, parameter in self._parameters.items()
@@ -112,7 +113,7 @@ class Live:
         self._refuse_average("trained")
         self.watch_()
         if self.change_if_due_():
-            # A hook cannot keep an optimizer from stepping, but it can see to it that nothing is left of the step.
+            # A hook cannot keep an optimizer from stepping, but the step can be taken back afterwards.
             self._undo = remembered.held(self.optimizer)
         self.mask_gradients_()
 
@@ -129,7 +130,7 @@ class Live:
 
     @contextmanager
     def driven(self) -> Iterator[None]:
-        """Inside the block the hooks rest, and whoever drives the optimizer calls the methods below itself."""
+        """Inside the block the hooks do nothing, and whoever drives the optimizer calls the methods below itself."""
         self._refuse_average("trained")
         before, self._driven = self._driven, True
         try:
@@ -138,14 +139,14 @@ class Live:
             self._driven = before
 
     def watch_(self) -> None:
-        """Show the dense gradients to a method that wants to see those of every step. Can be captured."""
+        """Show the dense gradients to a method that watches those of every step. Can be captured."""
         if self.method.watch is not None:
             self.method.watch(self._net(self._gradients_now))
 
     def change_if_due_(self) -> bool:
-        """Let a method with a step clock change masks by the dense gradients: after the backward pass. Not captured.
+        """Let a method with a step clock change the masks, which may read the dense gradients of the backward pass.
 
-        True: the change takes the place of the optimizer's step.
+        Returns whether the change takes the place of the optimizer's step. Cannot be captured.
         """
         if self.method.clock != "step" or (due := self._due()) is None:
             return False
@@ -153,14 +154,14 @@ class Live:
         return self.method.instead_of_step
 
     def mask_gradients_(self) -> None:
-        """Zero the gradients of weights that are off: after the backward pass, before clipping. Can be captured."""
+        """Zero the gradients of weights that are off; after the backward pass, before clipping. Can be captured."""
         if self.method.weights is not None:
             self.method.weights.reveal_(self._net(self._gradients_now))
         else:
             enforce.mask_gradients_(self._parameters, self._keep)
 
     def mask_weights_(self) -> None:
-        """Zero weights and optimizer state that are off: after the optimizer's step. Can be captured."""
+        """Zero the weights that are off and their optimizer state; after the optimizer's step. Can be captured."""
         if self.method.weights is not None:
             self.method.weights.cover_(self._net())
         else:
@@ -168,7 +169,7 @@ class Live:
             enforce.mask_slots_(self.optimizer, self._parameters, self._keep)
 
     def stepped_(self) -> None:
-        """A step was made: the clock goes on and the average takes the weights in. Not to be captured."""
+        """Advance the clock after a step and update the running average. Cannot be captured."""
         self.step += 1
         if self.method.afterwards == "rewind" and self.step == self.method.rewind_step:
             self._remember_weights_()
@@ -177,11 +178,11 @@ class Live:
 
     @property
     def change_is_due(self) -> bool:
-        """The method wants to change masks at the next step, which no captured step can do."""
+        """Whether the method changes its masks at the next step, which a captured step cannot do."""
         return self.method.clock == "step" and self._due() is not None
 
     def _due(self) -> Change | None:
-        """The change that the schedule asks for now."""
+        """The change that the schedule asks for now; None where it asks for none."""
         change = self.method.schedule(self._progress)
         if change is None or (self.method.revise is None and not change.num_drop and not change.num_grow):
             return None
@@ -192,7 +193,7 @@ class Live:
         return Progress(round=self.round, step=self.step, num_on=self._num_on, num=self._num)
 
     def _net(self, gradients: Callable[[], tuple[Mapping[str, Tensor], int]] | None = None) -> Net:
-        # A team sums gradients, which all take part in: a pick that asked for them unannounced would wait for ever.
+        # In a team all processes sum gradients together: one whose pick asked unannounced would wait for ever.
         announced = self._team.size == 1 or "gradients" in self.method.needs
         if gradients is None and announced and self._loss is not None and self._batches is not None:
             seed = derive(self._seed, "batch", self.round)
@@ -234,17 +235,17 @@ class Live:
             self._enforce_()
 
     def _remember_weights_(self) -> None:
-        """Of this moment, to come back to."""
+        """Keep the weights of this moment to come back to."""
         weights = remembered.weights_and_buffers(self.model)
         self.memory["rewind"] = {name: tensor.detach().clone() for name, tensor in weights}
-        # Statistics of batch norm are each process's own: all come back to those of the first, which are saved.
+        # Batch-norm statistics differ between processes: all come back to those of the first, which are saved.
         self._team.spread_(self.memory["rewind"][name] for name, _ in self.model.named_buffers())
 
-    def _look_under_(self) -> None:
-        """Where weights are hidden, nobody told the masks what became of them."""
+    def _read_hidden_masks_(self) -> None:
+        """Bring the masks up to date where weights are hidden: training moves those without touching the masks."""
         if self.method.weights is not None and self._handles:
             # Not compared within a team: one process alone may ask for the density, or print this object.
-            self._put_masks_(self.method.weights.masks(self._net()))
+            self._copy_masks_(self.method.weights.masks(self._net()))
 
     def _change_(self, change: Change, net: Net, draw: torch.Generator) -> None:
         self._refuse_average("grown")
@@ -254,27 +255,27 @@ class Live:
         self._enforce_()
         self._check_masks()
         if self._team.size > 1 and "gradients" in self.method.needs:
-            net.gradients()  # all take part, although the first alone decides
+            net.gradients()  # all processes take part in the sum, although the first alone decides
 
-        def decide() -> tuple[Masks, Reading]:
-            return revised_masks(self.method, net, change, self._progress, draw), net.reading
+        def decide() -> tuple[Masks, ReadingCost]:
+            return revised_masks(self.method, net, change, self._progress, draw), net.reading_cost
 
         with remembered.shared_(self.memory, self._team):
-            masks, self.last_reading = decided(self._team, self.scope, decide)
+            masks, self.last_reading_cost = decided(self._team, self.scope, decide)
         self._set_masks_(masks)
         self._enforce_()
 
     def _set_masks_(self, masks: Masks) -> None:
-        self._put_masks_(masks)
+        self._copy_masks_(masks)
         self._check_masks()
 
-    def _put_masks_(self, masks: Masks) -> None:
+    def _copy_masks_(self, masks: Masks) -> None:
         self.masks.copy_(masks)
         enforce.set_keep_(self._keep, self.masks)
         self._num_on = self.masks.num_on
 
     def _check_masks(self) -> None:
-        """Around every change: ranks with different masks would train different networks without a sign of it."""
+        """Called around every change: ranks with different masks would silently train different networks."""
         self._team.check_same("masks", self.masks.digest)
 
     def _enforce_(self) -> None:

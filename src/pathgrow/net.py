@@ -24,15 +24,15 @@ Batches = Iterable[Any] | Callable[[], Iterator[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
-    """What it took to look at a network: the price of deciding, see `ledger.growth_flops`."""
+class ReadingCost:
+    """What it took to read a network before deciding on its masks; `ledger.growth_flops` turns it into FLOPs."""
 
     num_path_passes: int = 0
-    """One sample forward and backward each."""
+    """Passes of one sample, forward and backward, for path scores."""
     num_gradient_samples: int = 0
     """Samples that loss gradients were taken over."""
     num_hessian_samples: int = 0
-    """Samples whose gradients were themselves gone back through, for a product with the Hessian."""
+    """Samples whose gradients were themselves differentiated, for a product with the Hessian."""
 
 
 class Net:
@@ -49,15 +49,16 @@ class Net:
     example_input : optional
         A sample input, for readings of paths.
     gradients : callable, optional
-        Gives the dense loss gradients by name, and the number of samples they took, when they are asked for.
+        Called when gradients are first asked for; returns the dense loss gradients by name and the number of samples
+        they took.
     seed : int
-        Of the run, for noise that is drawn while no generator is passed (`Method.remember`).
+        The seed of the run, for noise that is drawn where no generator is passed (`Method.remember`).
     memory : dict, optional
         What the method remembers; the one thing here that it may write.
     optimizer : Optimizer, optional
         To read learning rates and momentum from.
     loss, batches : optional
-        `loss(model, batch)` and training batches, for what gradients alone do not tell.
+        `loss(model, batch)` and training batches, for picks that need more than gradients.
     """
 
     def __init__(
@@ -89,16 +90,16 @@ class Net:
         self._num_hessian_samples = 0
 
     @property
-    def reading(self) -> Reading:
-        """What was looked at so far."""
-        return Reading(
+    def reading_cost(self) -> ReadingCost:
+        """What was read so far."""
+        return ReadingCost(
             num_path_passes=self._num_path_passes,
             num_gradient_samples=self._num_gradient_samples,
             num_hessian_samples=self._num_hessian_samples,
         )
 
     def looked(self, *, path_passes: int = 0, gradient_samples: int = 0, hessian_samples: int = 0) -> None:
-        """Add what a pick has looked at by itself, past the readings below, to the price of its decision."""
+        """Charge a pick for what it has read by itself, without the methods below."""
         self._num_path_passes += path_passes
         self._num_gradient_samples += gradient_samples
         self._num_hessian_samples += hessian_samples
@@ -116,8 +117,28 @@ class Net:
         return self._trace_gains
 
     def gradients(self) -> Mapping[str, Tensor]:
-        """|loss gradient| of every position, present or missing."""
+        """Magnitude of the loss gradient at every position, present or missing."""
         return self._gradients
+
+    def signed_gradients(self) -> Mapping[str, Tensor]:
+        """The loss gradient itself at every position, present or missing."""
+        return self._signed_gradients
+
+    def probe_gradients(self, seed: int) -> Mapping[str, Tensor]:
+        """Loss gradients over a batch of `batches`, for picks that watch layers (with hooks) while they are taken.
+
+        The batch is drawn for this alone, not that of the step being made; it is counted in `reading_cost`.
+        """
+        if self.loss is None or self.batches is None:
+            raise UserError(
+                "this method looks into layers while a batch runs through them: give attach(loss=..., batches=...), "
+                "and name 'data' in the `needs` of a method of your own"
+            )
+        gradients, num_samples = loss_gradients(self.model, list(self.masks), self.loss, self.batches, seed)
+        self._num_gradient_samples += num_samples
+        return gradients
+
+    # Each is read once, when a pick first asks, and paid for then.
 
     @cached_property
     def _path_scores(self) -> Mapping[str, Tensor]:
@@ -128,10 +149,6 @@ class Net:
     def _trace_gains(self) -> Mapping[str, Tensor]:
         self._num_path_passes += 1
         return paths.trace_gains(self.model, self.example_input, self.masks)
-
-    def signed_gradients(self) -> Mapping[str, Tensor]:
-        """The loss gradient itself of every position, present or missing."""
-        return self._signed_gradients
 
     @cached_property
     def _gradients(self) -> Mapping[str, Tensor]:
@@ -148,28 +165,14 @@ class Net:
         self._num_gradient_samples += num_samples
         return gradients
 
-    def probe_gradients(self, seed: int) -> Mapping[str, Tensor]:
-        """Loss gradients over a batch of `batches`, for whoever watches layers (with hooks) while they are taken.
-
-        A batch of its own, whatever the step that is being made has seen; counted in `reading`.
-        """
-        if self.loss is None or self.batches is None:
-            raise UserError(
-                "this method looks into layers while a batch runs through them: give attach(loss=..., batches=...), "
-                "and name 'data' in the `needs` of a method of your own"
-            )
-        gradients, num_samples = loss_gradients(self.model, list(self.masks), self.loss, self.batches, seed)
-        self._num_gradient_samples += num_samples
-        return gradients
-
 
 def loss_gradients(
     model: nn.Module, names: Iterable[str], loss: Loss, batches: Batches, seed: int
 ) -> tuple[dict[str, Tensor], int]:
     """Loss gradients of the named parameters over one batch, and the number of samples it took.
 
-    The network runs in training mode; its running statistics, modes and `.grad` are afterwards as before. A loader that
-    shuffles and dropout that drops draw from `seed`, and the global generators do not move.
+    The network runs in training mode; afterwards its running statistics, modes and `.grad` are as they were. Shuffling
+    loaders and dropout draw from `seed`, and the global generators do not move.
     """
     parameters = dict(model.named_parameters())
     wanted = {name: parameters[name] for name in names if parameters[name].requires_grad}
@@ -187,7 +190,7 @@ def loss_gradients(
 def mean_gradients(
     team: Team, read: Callable[[], tuple[Mapping[str, Tensor], int]]
 ) -> tuple[Mapping[str, Tensor], int]:
-    """Gradients as the whole team sees them, each process with a batch of its own, and all samples that they took."""
+    """Gradients averaged over the team, in which each process reads a batch of its own, and the samples of them all."""
     gradients, num_samples = read()
     if team.size == 1:
         return gradients, num_samples
@@ -196,7 +199,10 @@ def mean_gradients(
 
 
 def first_batches(batches: Batches, num: int) -> list[Any]:
-    """From a fresh pass over the data each time: a resumed run must not depend on how far an iterator had gone."""
+    """The first `num` batches of a new pass over the data.
+
+    Never those of a pass begun earlier: a resumed run must not depend on how far an iterator had gone.
+    """
     found = list(itertools.islice(batches() if callable(batches) else iter(batches), num))
     if len(found) < num:
         raise UserError(
@@ -208,9 +214,9 @@ def first_batches(batches: Batches, num: int) -> list[Any]:
 
 @contextmanager
 def probing(model: nn.Module, seed: int) -> Iterator[None]:
-    """Inside the block the network runs in training mode, with gradients, and draws from `seed`; nothing stays of it.
+    """Inside the block the network runs in training mode, with gradients, and draws from `seed`.
 
-    Running statistics, modes and the global generators are afterwards as before.
+    Nothing of it stays: running statistics, modes and the global generators are afterwards as they were.
     """
     with _seeded(seed, model.parameters()), _undisturbed(model), torch.enable_grad():
         model.train()
@@ -218,7 +224,7 @@ def probing(model: nn.Module, seed: int) -> Iterator[None]:
 
 
 def checked_loss(value: object) -> Tensor:
-    """The loss that somebody's function gave, as a number with gradients."""
+    """What a user's loss function returned, checked to be one finite number with gradients."""
     if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
         raise UserError(
             f"loss(model, batch) gave {type(value).__name__}, a tensor of one number with gradients is wanted: "
@@ -245,7 +251,7 @@ def _undisturbed(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _seeded(seed: int, tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Seeded global generators inside the block, the old ones after it."""
+    """Inside the block the global generators are seeded; after it they have their old states."""
     devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
     with torch.random.fork_rng(devices=sorted(devices, key=str)):
         torch.manual_seed(seed)

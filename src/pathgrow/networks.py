@@ -18,7 +18,7 @@ from pathgrow.errors import UserError
 from pathgrow.ledger import SampleCounter
 from pathgrow.masks import Masks
 from pathgrow.nested import Flat, put_together, take_apart
-from pathgrow.remembered import empty_slots_
+from pathgrow.remembered import empty_slots_, weights_and_buffers
 from pathgrow.rng import generator
 from pathgrow.wiring import Wiring
 
@@ -51,7 +51,7 @@ def copy_pair(model: _Model, optimizer: Optimizer) -> tuple[_Model, Optimizer]:
 
 def initial_state(model: nn.Module) -> dict[str, Tensor]:
     """All parameters and buffers as they are now; to be taken before `attach` zeroes anything."""
-    return {name: tensor.detach().clone() for name, tensor in _tensors(model)}
+    return {name: tensor.detach().clone() for name, tensor in weights_and_buffers(model)}
 
 
 @torch.no_grad()
@@ -79,7 +79,7 @@ def fresh_(
         used in several ways the first counts, and one that is not used is not scaled.
     """
     _require_same_model(model, initial)
-    for name, tensor in _tensors(model):
+    for name, tensor in weights_and_buffers(model):
         tensor.copy_(initial[name])
     scales = _fan_in_scales(masks, wiring)
     parameters = dict(model.named_parameters(remove_duplicate=False))
@@ -97,7 +97,7 @@ def fresh_(
 def pack_pair(model: nn.Module, optimizer: Optimizer, masks: Masks | None = None) -> Flat:
     """(tensors, facts) of everything that training changes: flat tensors by name, and JSON values."""
     stored: dict[str, Any] = {
-        "model": {name: tensor.detach() for name, tensor in _tensors(model)},
+        "model": {name: tensor.detach() for name, tensor in weights_and_buffers(model)},
         "groups": [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups],
         "slots": {
             index: dict(optimizer.state[parameter])
@@ -124,7 +124,7 @@ def unpack_pair_(
             f"the stored optimizer has {len(stored['groups'])} parameter groups and this one "
             f"{len(optimizer.param_groups)}: build it as it was built when the run began"
         )
-    for name, tensor in _tensors(model):
+    for name, tensor in weights_and_buffers(model):
         tensor.copy_(stored["model"][name])
     # Not Optimizer.load_state_dict: it casts state to the weight's dtype, which is not exact for half precision.
     optimizer.state.clear()
@@ -182,7 +182,7 @@ def _placed(value: Any, parameter: Parameter, group: Mapping[str, Any]) -> Any:
 
 
 def _require_same_model(model: nn.Module, stored: Mapping[str, Tensor]) -> None:
-    here = {name: tuple(tensor.shape) for name, tensor in _tensors(model)}
+    here = {name: tuple(tensor.shape) for name, tensor in weights_and_buffers(model)}
     there = {name: tuple(tensor.shape) for name, tensor in stored.items()}
     if here != there:
         name = min(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
@@ -190,11 +190,6 @@ def _require_same_model(model: nn.Module, stored: Mapping[str, Tensor]) -> None:
             f"this is the state of another model: {name!r} is {there.get(name, 'absent')} there and "
             f"{here.get(name, 'absent')} in {type(model).__name__}: build the model as it was built when it was saved"
         )
-
-
-def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from model.named_parameters()
-    yield from model.named_buffers()
 
 
 def _owned(optimizer: Optimizer) -> Iterator[tuple[Parameter, dict[str, Any]]]:

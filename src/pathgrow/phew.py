@@ -1,8 +1,8 @@
 """The PHEW seed (Patil & Dovrolis 2021): a sparse start made of whole input-output paths.
 
-Walks from the inputs and from the outputs alternate, drawn in proportion to weight magnitudes (`walks`), and every
-weight they use is kept until the density is reached. Where the next whole walk does not fit, the rest is made up of
-single weights that lie between units of walks already kept, so every weight is on a path at every density.
+Walks start in turn from the inputs and from the outputs and choose their way in proportion to weight magnitudes
+(`walks`). Every weight they use is kept, until the density is reached. Where the next whole walk does not fit, single
+weights between units of kept walks make up the rest, so that every kept weight is on a path at every density.
 """
 
 from __future__ import annotations
@@ -31,17 +31,20 @@ START_DENSITIES = (0.01, 0.02, 0.03, 0.05)
 ISOLATED_SHARE = 0.05
 """At most this share of the hidden units may be without a kept way in or out at the start density."""
 
-_CELLS = 2**22
+_MAX_CELLS = 2**22
 """Spaces times walkers that move in one sweep: bounds the memory of a batch."""
-_PATIENCE = 1 / 2
+_MIN_WALKERS = 64
+"""Each way in one sweep: fewer would cost as much."""
+_MIN_FINDS = 1 / 2
 """Walks go on while at least this share of their steps finds a new weight ..."""
-_STEPS = 2**21
-_ROUNDS = 4
-"""... or while they have made fewer steps than this in all, and than this per weight."""
-_SMALLEST = 64
+_MIN_STEPS = 2**21
+_MIN_STEPS_PER_WEIGHT = 4
+"""... and before that share counts, until they have made this many steps in all, or this many per weight."""
 _POOL = 2048
-_SPLICES = 256
-_DRY = 4
+"""Marked walks that are kept for splicing."""
+_TRIES = 256
+"""Splices, or walks that have to fit, drawn in one batch."""
+_MAX_DRY = 4
 """Batches in a row without a find before another way is tried."""
 
 
@@ -62,13 +65,15 @@ def phew(
     density
         Kept share of the switchable weights, in (0, 1].
     scope
-        True where a weight may be switched; None: `pathgrow.scope(model)`. Other weights are walked but never marked.
+        True where a weight may be switched; None: `pathgrow.scope(model)`. Walks use other weights too, but these are
+        no part of the masks.
     seed
-        The masks are a function of the model's weights, the scope, the density and this number.
+        The masks depend on the model's weights, the scope, the density and this number, and on nothing else.
     identity_shortcuts
-        Walk identity shortcuts as one branch of their fork; by default only where a unit has no other way on.
+        Whether identity shortcuts are a branch like any other. By default walks take them only where a unit has no
+        other way on.
     wiring
-        A reading of the model, if there is one already.
+        What `wiring.read` gave for this model, if it was read already.
 
     Examples
     --------
@@ -81,7 +86,7 @@ def phew(
         raise UserError(f"phew got density {density!r}: give the kept share of the switchable weights, in (0, 1]")
     wiring, scope, example_input = _prepared(model, example_input, scope, wiring)
     law = Law(wiring, model, identity_shortcuts=identity_shortcuts)
-    return _seed(Walker(law), _Marks(wiring, scope), density, generator(seed, "phew"), model, example_input)
+    return _walked_masks(Walker(law), _Marks(wiring, scope), density, generator(seed, "phew"), model, example_input)
 
 
 def start_density(
@@ -93,9 +98,17 @@ def start_density(
     identity_shortcuts: bool = False,
     wiring: Wiring | None = None,
 ) -> tuple[float, Masks]:
-    """The smallest of 1, 2, 3 and 5% whose PHEW masks isolate at most 5% of the hidden units; 5% at most.
+    """The smallest of 1, 2, 3 and 5% whose PHEW masks isolate at most 5% of the hidden units, else 5%; and its masks.
 
-    A hidden unit is isolated if no kept weight comes in or no kept way leads out; units of layers in the scope count.
+    A hidden unit is isolated if no kept weight leads into it or no kept way leads out of it. Units of layers in the
+    scope are counted.
+
+    Examples
+    --------
+    >>> net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+    >>> density, masks = start_density(net, torch.ones(1, 64))
+    >>> density in START_DENSITIES, masks.num_on == round(density * masks.num)
+    (True, True)
     """
     wiring, scope, example_input = _prepared(model, example_input, scope, wiring)
     walker = Walker(Law(wiring, model, identity_shortcuts=identity_shortcuts))
@@ -104,7 +117,7 @@ def start_density(
         last = density == START_DENSITIES[-1]
         if not last and marks.num_at(density) < len({layer.index for layer in marks.layers}):
             continue  # not one whole path
-        masks = _seed(walker, marks, density, generator(seed, "phew"), model, example_input)
+        masks = _walked_masks(walker, marks, density, generator(seed, "phew"), model, example_input)
         num_isolated, num_hidden = count_isolated(wiring, masks)
         if num_isolated <= ISOLATED_SHARE * num_hidden:
             break
@@ -112,7 +125,7 @@ def start_density(
 
 
 def count_isolated(wiring: Wiring, masks: Masks) -> tuple[int, int]:
-    """Isolated units, and all units, of hidden layers with switchable weights; only units on dense paths count."""
+    """How many hidden units of switchable layers are isolated, and how many there are; both on dense paths only."""
     isolated, dense, outputs = isolated_units(wiring, masks), alive_units(wiring), set(output_layers(wiring))
     hidden = [layer for layer in wiring.layers if layer.name in masks and layer.index not in outputs]
     return (
@@ -138,7 +151,7 @@ def _prepared(
     return wiring, scope, example_input
 
 
-def _seed(
+def _walked_masks(
     walker: Walker, marks: _Marks, density: float, noise: torch.Generator, model: nn.Module, example_input: Any
 ) -> Masks:
     target = marks.num_at(density)
@@ -232,7 +245,7 @@ class _Seeding:
         self.model, self.example_input = model, example_input
         self.turn = 0
         self.pool: Walks | None = None
-        """Walks whose weights are all marked; not all of them, a few thousand are plenty to splice."""
+        """Some of the walks whose weights are all marked; a few thousand are plenty to splice."""
 
     @property
     def remaining(self) -> int:
@@ -240,7 +253,7 @@ class _Seeding:
         return self.target - self.marks.num_on
 
     def add_walks(self) -> None:
-        """Whole walks in turn until the next does not fit, or until walks hardly find new weights any more."""
+        """Add whole walks until the next does not fit, or until they hardly find new weights any more."""
         per_walk, steps = float(len(self.marks.layers)), 0
         while before := self.remaining:
             walks = self._walk(math.ceil(1.05 * before / per_walk / 2))
@@ -250,18 +263,18 @@ class _Seeding:
             if num_fit < walks.num:
                 break
             num_steps, num_new = int(np.count_nonzero(numbers >= 0)), before - self.remaining
-            steps, per_walk = steps + num_steps, max(_PATIENCE, num_new / walks.num)
-            if num_new < _PATIENCE * num_steps and steps > min(_STEPS, _ROUNDS * self.marks.num):
+            steps, per_walk = steps + num_steps, max(_MIN_FINDS, num_new / walks.num)
+            if num_new < _MIN_FINDS * num_steps and steps > min(_MIN_STEPS, _MIN_STEPS_PER_WEIGHT * self.marks.num):
                 break
         self._drop_off_path()
 
     def add_splices(self) -> int:
-        """Single weights that join the head of one marked walk to the tail of another."""
+        """Add single weights that join the head of one marked walk to the tail of another; returns how many."""
         if self.pool is None or self.remaining > 4 * len(self.marks.layers):
             return 0
         before, dry, visits = self.remaining, 0, self.marks.of_walks(self.pool) >= 0
-        while self.remaining and dry < _DRY:
-            heads = self._integers(self.pool.num, _SPLICES)
+        while self.remaining and dry < _MAX_DRY:
+            heads = self._integers(self.pool.num, _TRIES)
             lots = torch.rand(len(heads), visits.shape[1], generator=self.noise).numpy()
             crossed = (lots * visits[heads]).argmax(axis=1)
             found = [self._crossings(k, heads[crossed == k], visits[:, k]) for k in np.unique(crossed)]
@@ -287,7 +300,7 @@ class _Seeding:
         return pool.splice(heads[new], tails[new], layer, weights[new]), numbers[new]
 
     def add_by_scores(self) -> int:
-        """Single weights with a positive path score, in proportion to how often walks would come by."""
+        """Add single weights with a positive path score, in proportion to how often walks would use them."""
         masks, on_a_path = self.marks.masks(), self._on_a_path()
         candidates = Masks.select(
             {name: flags & on_a_path[name].to(flags.device) for name, flags in masks.missing().items()},
@@ -309,10 +322,10 @@ class _Seeding:
         return {name: rate.clamp_min_(torch.finfo(torch.float64).tiny) for name, rate in rates.items()}
 
     def add_walks_that_fit(self) -> int:
-        """Walks that share so much with marked ones that they fit into the rest."""
+        """Add walks that share so much with marked ones that they fit into what remains."""
         before = self.remaining
-        for _ in range(_DRY):
-            walks = self._walk(_SPLICES)
+        for _ in range(_MAX_DRY):
+            walks = self._walk(_TRIES)
             for column, numbers in enumerate(self.marks.of_walks(walks)):
                 new = np.unique(numbers[self.marks.is_new(numbers)])
                 if 0 < len(new) <= self.remaining:
@@ -331,7 +344,7 @@ class _Seeding:
             return {name: torch.zeros_like(kept) for name, kept in masks.items()}
 
     def _drop_off_path(self) -> None:
-        """Where the reader lost positions from sight, walks may have left the map unseen: ask the path scores."""
+        """Unmark weights off every path: where positions could not be tracked, walks may have left the map unseen."""
         if not self.walker.positions.exact:
             on_a_path = self._on_a_path()
             self.marks.keep_only({name: on_a_path[name] for name in self.marks.scope})
@@ -339,8 +352,8 @@ class _Seeding:
 
     def _walk(self, num: int) -> Walks:
         """About `num` walks each way, at least a few, at most what memory allows."""
-        num = min(max(num, _SMALLEST), max(_CELLS // len(self.walker.law.wiring.spaces), _SMALLEST))
-        for _ in range(_DRY):
+        num = min(max(num, _MIN_WALKERS), max(_MAX_CELLS // len(self.walker.law.wiring.spaces), _MIN_WALKERS))
+        for _ in range(_MAX_DRY):
             walks = self.walker.walk(self.turn, num, self.noise)
             self.turn += num
             if walks.num:
@@ -351,7 +364,7 @@ class _Seeding:
         )
 
     def _num_fit(self, numbers: Units) -> int:
-        """How many walks can be marked, one after the other, until the next would be too much."""
+        """How many walks can be marked, one after the other, before one needs more weights than remain."""
         flat = numbers.reshape(-1)
         new = np.flatnonzero(self.marks.is_new(flat))
         if len(new) <= self.remaining:  # whether or not they share weights

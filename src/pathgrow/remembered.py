@@ -16,7 +16,7 @@ from pathgrow.team import Team
 
 
 def weights_and_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """All that is put back where a training begins again from an earlier moment."""
+    """All tensors that make up the state of a model, by name."""
     yield from model.named_parameters()
     yield from model.named_buffers()
 

@@ -13,7 +13,7 @@ from pathgrow.errors import UserError
 from pathgrow.masks import Masks
 from pathgrow.method import Change, Method, Pick, Progress
 from pathgrow.methods.schedules import count_at
-from pathgrow.net import Batches, Loss, Net, Reading, loss_gradients
+from pathgrow.net import Batches, Loss, Net, ReadingCost, loss_gradients
 from pathgrow.phew import start_density
 from pathgrow.rng import derive, generator
 from pathgrow.team import Team
@@ -27,8 +27,8 @@ def start_masks(
     seed: int,
     loss: Loss | None = None,
     batches: Batches | None = None,
-) -> tuple[Masks, Reading]:
-    """The first masks, of as many weights as the start density stands for, by `method.start`; what that looked at."""
+) -> tuple[Masks, ReadingCost]:
+    """The first masks, chosen by `method.start` at its start density, and what choosing them cost."""
     draw = generator(seed, "start")
     density = method.start_density
     if density is None:
@@ -41,7 +41,7 @@ def start_masks(
         gradients = partial(loss_gradients, model, list(scope), loss, batches, derive(seed, "batch", "start"))
     net = Net(model, empty, scope, example_input, gradients, loss=loss, batches=batches)
     masks = empty | _picked(method, "start", method.start, net, scope, count_at(density, scope.num), draw)
-    return masks, net.reading
+    return masks, net.reading_cost
 
 
 def revised_masks(method: Method, net: Net, change: Change, progress: Progress, draw: torch.Generator) -> Masks:
@@ -66,17 +66,17 @@ def revised_masks(method: Method, net: Net, change: Change, progress: Progress, 
     return masks
 
 
-def decided(team: Team, scope: Masks, decide: Callable[[], tuple[Masks, Reading]]) -> tuple[Masks, Reading]:
-    """Masks that the first of a team decides on and all take over, with what it had to look at."""
+def decided(team: Team, scope: Masks, decide: Callable[[], tuple[Masks, ReadingCost]]) -> tuple[Masks, ReadingCost]:
+    """Masks that the first of a team decides on and all take over, with what the decision cost it."""
     if team.size == 1:
         return decide()
 
-    def sent() -> tuple[dict[str, Tensor], Reading]:
-        masks, reading = decide()
-        return {name: mask.cpu() for name, mask in masks.items()}, reading
+    def sent() -> tuple[dict[str, Tensor], ReadingCost]:
+        masks, cost = decide()
+        return {name: mask.cpu() for name, mask in masks.items()}, cost
 
-    tensors, reading = team.from_first(sent)
-    return Masks({name: tensors[name].to(inside.device) for name, inside in scope.items()}, scope), reading
+    tensors, cost = team.from_first(sent)
+    return Masks({name: tensors[name].to(inside.device) for name, inside in scope.items()}, scope), cost
 
 
 def _picked(

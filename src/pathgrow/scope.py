@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -167,4 +166,4 @@ def _as_filter(only: NameFilter | None) -> Callable[[str], bool]:
 def whole_model_density(model: nn.Module, masks: Masks) -> float:
     """Kept share of all parameters of a model: switchable weights that are on, and everything that is always dense."""
     total = sum(parameter.numel() for parameter in model.parameters())
-    return float(np.float64(total - (masks.num - masks.num_on)) / total)
+    return (total - masks.num + masks.num_on) / total

@@ -79,7 +79,7 @@ def read(kind: str, estimate: str) -> tuple[Array, Array, Array, Array]:
     full = Masks.full(model)
     net = Net(model, full, Masks.select(full), loss=cube, batches=[x])
     found = gradient_estimates(net, estimate, generator(0, "draw"))["layer.weight"].numpy()
-    assert net.reading.num_gradient_samples == shape[0]
+    assert net.reading_cost.num_gradient_samples == shape[0]
     cube(model, x).backward()
     back, true = model.output.grad.numpy(), model.layer.weight.grad.abs().numpy()
     if isinstance(model.layer, nn.Linear):

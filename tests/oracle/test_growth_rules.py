@@ -16,7 +16,7 @@ from torch.optim import SGD
 from pathgrow import methods
 from pathgrow.attach import Attached, attach
 from pathgrow.masks import Masks
-from pathgrow.net import Net, Reading
+from pathgrow.net import Net, ReadingCost
 from pathgrow.rng import generator
 
 Array = npt.NDArray[np.float64]
@@ -171,5 +171,5 @@ def test_gradient_growth_takes_the_largest_gradients_of_all_layers() -> None:
         sparse = attached("gradient_growth", masks, model, loss=loss, batches=batches)
         sparse.grow_(num)
         assert positions(sparse.masks - masks) == set(ranked[:num])
-        assert sparse.last_reading == Reading(num_gradient_samples=50)
+        assert sparse.last_reading_cost == ReadingCost(num_gradient_samples=50)
         sparse.detach()

@@ -16,7 +16,7 @@ from pathgrow import methods
 from pathgrow.density.probe import ProbeRule
 from pathgrow.discovery import Options
 from pathgrow.discovery.partial import Partial
-from pathgrow.discovery.phases import Hyperparameters
+from pathgrow.discovery.phases import OptimizerSettings
 from pathgrow.runs.store import MemoryStore
 from tests.toy import INPUTS, TARGETS, Script, World
 
@@ -169,7 +169,7 @@ def test_settings_that_are_tensors_keep_their_place() -> None:
     """A captured step reads the tensor it was captured with, so values are written into it; what is kept is a copy."""
     weight = nn.Parameter(torch.ones(3))
     optimizer = Adam([weight], lr=torch.tensor(0.1), capturable=True)
-    settings, place = Hyperparameters(optimizer), optimizer.param_groups[0]["lr"]
+    settings, place = OptimizerSettings(optimizer), optimizer.param_groups[0]["lr"]
     for _ in range(2):
         place.fill_(0.007)
         settings.restore_(optimizer)

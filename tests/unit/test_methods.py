@@ -17,7 +17,7 @@ from pathgrow.masks import Masks
 from pathgrow.method import Change, Method, Progress, never
 from pathgrow.methods.picks import at_random
 from pathgrow.methods.schedules import GrowEachRound, count_at
-from pathgrow.net import Net, Reading, loss_gradients
+from pathgrow.net import Net, ReadingCost, loss_gradients
 from pathgrow.revise import revised_masks
 from pathgrow.rng import generator
 
@@ -137,12 +137,12 @@ class TestNet:
             return {name: -torch.ones_like(mask, dtype=torch.float32) for name, mask in masks.items()}, 9
 
         net = Net(model, masks, masks, torch.ones(1, 4), gradients)
-        assert net.reading == Reading()
+        assert net.reading_cost == ReadingCost()
         assert net.path_scores() is net.path_scores()
         assert net.gradients() is net.gradients()
         assert float(net.gradients()["0.weight"].min()) == 1.0
         assert calls == [1]
-        assert net.reading == Reading(num_path_passes=1, num_gradient_samples=9)
+        assert net.reading_cost == ReadingCost(num_path_passes=1, num_gradient_samples=9)
         assert set(net.weights()) == {"0.weight", "2.weight"}
         assert not net.weights()["0.weight"].requires_grad
 

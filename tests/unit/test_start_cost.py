@@ -13,11 +13,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from pathgrow import attach, methods
 from pathgrow.ledger import start_flops
 from pathgrow.masks import Masks
-from pathgrow.net import Reading
+from pathgrow.net import ReadingCost
 from pathgrow.wiring import read
 
 MACS = 4 * 3 + 3 * 2
-NO_DATA = Reading()
+NO_DATA = ReadingCost()
 
 
 def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -29,7 +29,7 @@ def batches(num: int, size: int, width: int) -> list[tuple[Tensor, Tensor]]:
     return [(torch.randn(size, width, generator=draw), torch.arange(size) % 2) for _ in range(num)]
 
 
-def looked(model: nn.Module, width: int, method: str, size: int, **options: Any) -> Reading:
+def looked(model: nn.Module, width: int, method: str, size: int, **options: Any) -> ReadingCost:
     made = methods.create(method, **({"density": 0.5} | options))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     sparse = attach(
@@ -41,7 +41,7 @@ def looked(model: nn.Module, width: int, method: str, size: int, **options: Any)
         loss=loss,
         batches=batches(3, size, width),
     )
-    found = sparse.last_reading
+    found = sparse.last_reading_cost
     sparse.detach()
     return found
 
@@ -85,6 +85,6 @@ def test_a_change_of_the_masks_tells_its_own_reading() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     made = dataclasses.replace(methods.create("imp_c"), start=methods.create("snip").start, start_density=0.9)
     sparse = attach(model, optimizer, made, scope=Masks.full(model), loss=loss, batches=batches(1, 5, 4))
-    assert sparse.last_reading == Reading(num_gradient_samples=5)
+    assert sparse.last_reading_cost == ReadingCost(num_gradient_samples=5)
     assert sparse.advance_()
-    assert sparse.last_reading == NO_DATA
+    assert sparse.last_reading_cost == NO_DATA

@@ -9,6 +9,10 @@ DENSE = -1
 """The round of a network that was not grown: all of its weights are there."""
 
 
+AnswerKind = Literal["delta", "gain"]
+"""Which of a rule's two answers chooses the network that is handed back."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Point:
     """One observed network. `score`: higher is better; `epochs`: all the training this network has had."""
@@ -52,7 +56,7 @@ class Curve:
     """Validation examples, where the score is the share of them that are right: a few hundred blur the answer."""
     epochs_in_full: int | None = None
     """What the network handed back will have been trained; None: no longer than the probes."""
-    wanted: Literal["delta", "gain"] = "delta"
+    wanted: AnswerKind = "delta"
     """Which of the two answers chooses that network."""
     at_ceiling: bool = False
     """The trunk stands at the ceiling: `Grow` is no longer possible."""

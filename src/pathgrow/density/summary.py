@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pathgrow.density.curve import Answer, Curve, Point
+from pathgrow.density.curve import Answer, AnswerKind, Curve, Point
 from pathgrow.density.placing import smallest_enough
 from pathgrow.density.reading import LEVEL, quantiles, read_points, scatter
 
@@ -27,7 +27,7 @@ def fit_band(curve: Curve) -> dict[str, list[float]] | None:
     return {"density": densities.tolist(), "score": score, "low": low, "high": high}
 
 
-def hand_back(curve: Curve, answer: Answer, by: str = "delta") -> Point:
+def hand_back(curve: Curve, answer: Answer, by: AnswerKind = "delta") -> Point:
     """The visited network to hand back: the smallest no sparser than the answer (see `smallest_enough`).
 
     A flat curve needs no more than its sparsest network, and without an answer the densest is the best there is.

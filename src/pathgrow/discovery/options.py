@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from pathgrow.attach_checks import checked_method
 from pathgrow.density import rules
-from pathgrow.density.curve import Rule
+from pathgrow.density.curve import AnswerKind, Rule
 from pathgrow.discovery.observer import Observer
 from pathgrow.discovery.stages import Record
 from pathgrow.errors import UserError, unknown_name
@@ -22,9 +22,7 @@ from pathgrow.runs import MemoryStore, RunFolder, SharedStore, Store, strict_jso
 from pathgrow.team import ALONE, Team, held_by_first
 
 Final = Literal["fresh", "grown"]
-Choice = Literal["delta", "gain"]
 Observe = Literal["annealed", "average"]
-
 
 _LEAST_PROBE = 16
 """Epochs of a probe, where the budget is so small that its share would be fewer,"""
@@ -72,7 +70,7 @@ class Options:
     the budget if that is less. With a reference a probe has the whole budget."""
     head_start: bool = True
     """A short probe of the round that is handed back is trained on, its epochs counting; False: all of them anew."""
-    answer: Choice = "delta"
+    answer: AnswerKind = "delta"
     """Which answer chooses the network that is handed back."""
     observe: Observe = "annealed"
     """Score the weights as they are after an annealed phase, or their running average."""
@@ -134,7 +132,7 @@ class Options:
             "observer", self.observer, "a pathgrow.discovery.Observer", "an instance of a subclass of it",
         )  # fmt: skip
         _want(isinstance(self.head_start, bool), "head_start", self.head_start, "true or false", "true")
-        for name, allowed in (("final", Final), ("answer", Choice), ("observe", Observe)):
+        for name, allowed in (("final", Final), ("answer", AnswerKind), ("observe", Observe)):
             if getattr(self, name) not in get_args(allowed):
                 raise unknown_name(f"value of {name}", str(getattr(self, name)), get_args(allowed))
         if None not in (self.start_density, self.target_density):

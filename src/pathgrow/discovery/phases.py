@@ -99,7 +99,7 @@ def seeded(seed: int, *name: str | int) -> Iterator[None]:
             np.random.set_state(arrays)
 
 
-class Hyperparameters:
+class OptimizerSettings:
     """The learning rates (and all else in the parameter groups) that the user set, to begin every phase with.
 
     A schedule inside `fit` may leave them anywhere; without this a second phase would begin where the first ended.
@@ -205,7 +205,7 @@ class Phases:
         self._team = team
         self._partials: dict[str, list[Partial]] = {}
         self._evaluate = evaluate
-        self.settings = Hyperparameters(optimizer)
+        self.settings = OptimizerSettings(optimizer)
         self._seed = seed
         self._average = average
 

@@ -19,8 +19,9 @@ from pathgrow.flops import step_flops
 from pathgrow.masks import Masks
 from pathgrow.method import Method
 from pathgrow.networks import copy_pair
+from pathgrow.remembered import weights_and_buffers
 from pathgrow.runs import Store
-from pathgrow.scope import trained_scope
+from pathgrow.scope import trained_scope, whole_model_density
 from pathgrow.team import ALONE
 from pathgrow.wiring import read
 
@@ -61,8 +62,7 @@ class Site:
     @property
     def initial(self) -> Mapping[str, Tensor]:
         """All parameters and buffers that the user's model came with."""
-        model = self._pristine[0]
-        return {name: tensor.detach() for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+        return {name: tensor.detach() for name, tensor in weights_and_buffers(self._pristine[0])}
 
     def copy(self) -> tuple[nn.Module, Optimizer]:
         """The user's model and optimizer as they came."""
@@ -131,7 +131,6 @@ class Site:
     ) -> Record:
         """What is written down of a network that was just trained."""
         masks = attached.masks
-        num_parameters = sum(parameter.numel() for parameter in attached.model.parameters())
         point = Point(
             round=round,
             density=masks.density,
@@ -142,7 +141,7 @@ class Site:
         return Record(
             stage=stage,
             point=point,
-            density_model=(num_parameters - masks.num + masks.num_on) / num_parameters,
+            density_model=whole_model_density(attached.model, masks),
             num_on=masks.num_on,
             num_epochs=trained.num_epochs,
             num_samples=trained.num_samples,

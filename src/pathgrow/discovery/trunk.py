@@ -135,7 +135,7 @@ class Trunk:
         if round > 0:
             before = self.attached.masks.clone()
             self.attached.grow_(num_on - before.num_on)
-            looked = self.attached.last_reading
+            looked = self.attached.last_reading_cost
             cost = growth_flops(
                 self._site.wiring,
                 before,

@@ -111,7 +111,7 @@ class Levels:
         )
         if found is not None:
             return attached, int(found.facts.get("start_flops", 0))  # none in a run that an older version began
-        price = start_flops(bench.wiring, **dataclasses.asdict(attached.last_reading))
+        price = start_flops(bench.wiring, **dataclasses.asdict(attached.last_reading_cost))
         bench.store.save(_START, {"weights": fingerprint, "start_flops": price}, dict(attached.masks))
         return attached, price
 
