@@ -2,12 +2,12 @@
 
 Every function writes in place and does nothing else: no branch depends on a value in a tensor, nothing waits for the
 device, no memory is rebound. A training step captured in a CUDA graph, which runs no Python hooks, can therefore hold
-these very calls, while the clock that decides on changes (`attach`) stays outside and edits `keep` between replays.
+these very calls, while the clock that decides on changes (`live`) stays outside and edits `keep` between replays.
 
-`keep` is the mask as ones and zeros, integers as wide as the weight's numbers; the bits of what is masked are
-multiplied by it as integers. That leaves a true zero even where a gradient overflowed (0 * inf is NaN, and would stay
-for good), does not touch what is on, and, unlike filling under a mask (7 times as long on a CPU), can be done for all
-tensors of a network in one launch on a GPU; the price is one more copy of the weights.
+`keep` is the mask as ones and zeros, in integers as wide as the numbers of the weight, and the bits of what is masked
+are multiplied by it as integers. This gives a true zero even where a gradient overflowed (0 * inf is NaN, and would
+stay NaN), and does not touch what is on. Filling under a mask takes four times as long on a CPU, and on a GPU it cannot
+be done for all tensors in one launch. The price is the memory of one more copy of the weights.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def keep_tensors(parameters: Parameters, masks: Tensors) -> dict[str, Tensor]:
 
 
 def set_keep_(keep: Tensors, masks: Tensors) -> None:
-    """Other masks into the same memory."""
+    """Write other masks into the same memory."""
     for name, ones in keep.items():
         ones.copy_(masks[name])
 
@@ -60,16 +60,16 @@ def mask_weights_(parameters: Parameters, keep: Tensors) -> None:
 def mask_slots_(optimizer: Optimizer, parameters: Parameters, keep: Tensors) -> None:
     """Zero the optimizer's state at weights that are off.
 
-    Masked gradients alone leave it at zero in SGD, Adam and most others, but not in all (Adamax adds an epsilon, Rprop
-    keeps a step size), nor after somebody loaded a dense checkpoint. Counters such as Adam's `step` belong to the
-    tensor, not to its entries, and stay.
+    In SGD, Adam and most others masked gradients are enough to keep it at zero, but not in all (Adamax adds an epsilon,
+    Rprop keeps a step size), and not after a dense checkpoint was loaded. Counters such as Adam's `step` belong to the
+    tensor as a whole and stay.
     """
     _mask_all_((slot, ones) for name, ones in keep.items() for slot in _slots(optimizer, parameters[name]))
 
 
 @torch.no_grad()
 def _mask_all_(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Mask many tensors: on a GPU in one launch, since a launch for each would cost some percent of a small step."""
+    """Mask many tensors; on a GPU in one launch, since one for each would cost several percent of a small step."""
     together: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
     for tensor, keep in pairs:
         if tensor.is_cuda and tensor.itemsize == keep.itemsize:
