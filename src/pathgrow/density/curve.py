@@ -1,4 +1,4 @@
-"""What a density rule sees and says. Plain values: no tensors, no files, no training."""
+"""What a density rule sees and says, as plain values: no tensors, no files, no training."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
 DENSE = -1
-"""The round of a network that was not grown: all of its weights are there."""
+"""Stands for the round of a network that was not grown but has all its weights."""
 
 
 AnswerKind = Literal["delta", "gain"]
@@ -15,7 +15,7 @@ AnswerKind = Literal["delta", "gain"]
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One observed network. `score`: higher is better; `epochs`: all the training this network has had."""
+    """One observed network. In `score` higher is better; `epochs` is all the training this network has had."""
 
     round: int
     density: float
@@ -26,7 +26,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """The score the answer is read against, and where it comes from."""
+    """The score that the answer is read against, and where it comes from."""
 
     score: float
     kind: Literal["given", "dense", "densest"]
@@ -45,21 +45,22 @@ class Curve:
     probes: tuple[Point, ...] = ()
     """Copies trained out to one common total of epochs."""
     reference: Reference | None = None
-    """Given by the user, or measured by a dense training; None: read against the densest probe."""
+    """Given by the user, or measured by a dense training; None: the densest probe is the reference."""
     ceiling: float = 1.0
-    """Growth cannot go beyond this density."""
+    """The density that growth cannot exceed."""
     can_probe: bool = True
-    """False in a foreign loop: copies cannot be trained."""
+    """False where copies cannot be trained, because the loop is the user's own."""
     can_probe_dense: bool = False
-    """The round `DENSE` may be probed as well: probes are short, and so a dense copy is cheap."""
+    """Whether the round `DENSE` may be probed as well: where probes are short, a dense copy is cheap."""
     num_val: int | None = None
-    """Validation examples, where the score is the share of them that are right: a few hundred blur the answer."""
+    """How many validation examples there are, where the score is the share of them that are right. A few hundred make
+    the answer less certain."""
     epochs_in_full: int | None = None
-    """What the network handed back will have been trained; None: no longer than the probes."""
+    """How long the network handed back will have been trained; None: no longer than the probes."""
     wanted: AnswerKind = "delta"
     """Which of the two answers chooses that network."""
     at_ceiling: bool = False
-    """The trunk stands at the ceiling: `Grow` is no longer possible."""
+    """Whether the trunk has reached the ceiling, so that `Grow` is no longer possible."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +70,7 @@ class Grow:
     stop: ClassVar[bool] = False
     reason: str
     up_to: float | None = None
-    """No further than this density; None: a whole step."""
+    """Grow no further than this density; None: a whole step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +79,7 @@ class Probe:
 
     stop: ClassVar[bool] = False
     rounds: tuple[int, ...]
-    """At least one; each was visited (or is `DENSE`), none was probed before, none stands here twice."""
+    """At least one. Each was visited (or is `DENSE`), was not probed before, and is listed once."""
     reason: str
 
 
@@ -106,7 +107,7 @@ class Answer:
     density: float | None
     """The delta answer: the smallest density whose network stays within delta of the reference."""
     interval: tuple[float, float] | None
-    """90% interval of the delta answer; from 0 on where its lower end lies below everything trained out, None when
+    """90% interval of the delta answer. Its lower end is 0 where that lies below everything trained out; None where
     there is no answer to bound."""
     gain_density: float | None
     """The paper's answer: where the exponential fit reaches 95% of its gain."""
@@ -115,7 +116,25 @@ class Answer:
     words: str
     """Why it stopped or went on, and where the two answers disagree."""
     allowed: float | None = None
-    """What delta was taken for where networks were compared after short trainings, when gaps are larger; else None."""
+    """The gap that stood for delta where networks were compared after short trainings, when gaps are larger; else
+    None."""
+
+    @classmethod
+    def without_density(
+        cls, *, rule: str, delta: float, status: Status, reference: Reference | None, words: str
+    ) -> Answer:
+        """An answer that gives no density, only words for why there is none."""
+        return cls(
+            rule=rule,
+            delta=delta,
+            status=status,
+            density=None,
+            interval=None,
+            gain_density=None,
+            gain_interval=None,
+            reference=reference,
+            words=words,
+        )
 
 
 class Rule(Protocol):

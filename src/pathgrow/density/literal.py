@@ -1,7 +1,7 @@
-"""The paper's rule and its predecessor's, coded as written: fit the rough points, stop at the first density past 95%.
+"""The paper's rule and its predecessor's as published: fit the rough points, stop at the first density past 95%.
 
-Kept to compare with. A rough trajectory is a training curve (a round without growth gains as much as one with it), so
-the estimate moves with the length of a round; prefer the `probe` rule.
+They are kept for comparison. A rough trajectory is a training curve (a round without growth gains as much as one with
+it), so the estimate depends on the length of a round; prefer the `probe` rule.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Fit(Protocol):
 class LiteralRule:
     """Fit all rough points from the `min_points`-th on; stop at the first density no smaller than the estimate.
 
-    Its answer is the density of the paper's question, `level` of the fitted gain, for both fields of the `Answer`: the
-    paper has no delta, and the network it hands back is the one at which it stopped.
+    The paper asks for a density with `level` of the fitted gain and has no delta, so that density is both the delta and
+    the gain answer; the network handed back is the one at which growth stopped.
     """
 
     name: str
@@ -64,15 +64,13 @@ class LiteralRule:
         return Grow(reason=f"the estimate {words.density(estimate)} has not been passed yet")
 
     def answer(self, curve: Curve) -> Answer:
-        """The estimate, bracketed by an observed density or not given at all."""
+        """The estimate, if an observed density has passed it; otherwise no answer."""
         estimate = self._estimate(curve)
-        verdict = self.decide(curve)
-        passed = estimate is not None and curve.rough[-1].density >= estimate
         interval: tuple[float, float] | None = None
         gain: float | None = None
         status: Status = "unreached" if curve.at_ceiling else "open"
         text = ""
-        if passed and estimate is not None:
+        if estimate is not None and curve.rough[-1].density >= estimate:
             fit = self._fit(curve)
             low, high = fit.interval(0.9, self.level)
             interval = (min(low, 1.0), min(high, 1.0))
@@ -92,7 +90,7 @@ class LiteralRule:
             gain_density=gain,
             gain_interval=interval,
             reference=curve.reference,
-            words=f"{text}{'Stopped' if isinstance(verdict, Stop) else 'Growth goes on'}: {verdict.reason}.",
+            words=f"{text}{words.verdict(self.decide(curve))}",
         )
 
     def _fit(self, curve: Curve) -> Fit:

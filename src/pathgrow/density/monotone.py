@@ -5,12 +5,12 @@ density 1 along a Box-Cox clock,
 
     h(density) proportional to exp(-speed * B(density)) - 1,   B(density) = (density**bend - 1) / bend.
 
-`bend = 1` is the paper's exponential, `bend = 0` (the limit) a power law, between them lie stretched exponentials,
-below zero longer tails still, and a slow `speed` gives a plain root or logarithm. One family holds every shape seen in
-measurements, so the tail is inferred instead of assumed.
+`bend = 1` is the paper's exponential, `bend = 0` (the limit) a power law; stretched exponentials lie between them and
+longer tails still below zero, and a slow `speed` gives a plain root or logarithm. This one family holds every shape
+seen in measurements, so the tail is inferred instead of assumed.
 
-`top` and `rise` are linear and integrated exactly; `bend`, `speed` and the noise run over a grid. The posterior comes
-as a fixed set of equally likely curves: no random numbers, the same points give the same answer.
+`top` and `rise` are linear and integrated exactly; `bend`, `speed` and the noise run over a grid. The posterior is
+returned as a set of equally likely curves, drawn without random numbers: the same points give the same answer.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from pathgrow.density.separable import Array, check_points
 BENDS = tuple(i / 10 for i in range(-4, 14))
 """Grid of tail shapes, equally likely beforehand."""
 SPEEDS = (0.05, 200.0)
-"""In units of the time from the lowest density to 1: nearly straight, or over right after the lowest density."""
+"""Slowest and fastest, in units of the clock from the lowest density to 1: nearly straight, or over at once."""
 WIDEST_RISE = 10.0
-"""In spans of the observed scores: a weak bound where the points say nothing about the rise beyond them."""
+"""In units of the span of the observed scores: a weak bound where the points say nothing about the rise."""
 NUM_SPEEDS = 40
 NUM_NOISES = 14
 NUM_ZOOMS = 2
@@ -39,7 +39,7 @@ NUM_CURVES = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Curves:
-    """Equally likely curves through the points; every field but `lowest` has one entry a curve."""
+    """Equally likely curves through the points; every field but `lowest` has one entry for each curve."""
 
     lowest: float
     bend: Array
@@ -53,10 +53,10 @@ class Curves:
     offset: Array
     """A standard normal draw for each curve, for noise outside the points (that of a reference)."""
     lag: Array
-    """Another one, for how gaps between networks shrink as these are trained longer than the points were."""
+    """Another such draw, for how much gaps between networks shrink in trainings longer than those of the points."""
 
     def thin(self, num: int) -> Curves:
-        """`num` of the curves, evenly chosen: they stand in the order of their shapes."""
+        """`num` of the curves, evenly chosen; they are ordered by shape."""
         return Curves(lowest=self.lowest, **{name: evenly(getattr(self, name), num) for name in _PER_CURVE})
 
     def __add__(self, other: Curves) -> Curves:
@@ -92,7 +92,7 @@ def fit_curves(
     ----------
     densities, scores : at least two different densities.
     bends : the tails to consider; `(1.0,)` is the exponential alone.
-    noise_hint : a scatter seen elsewhere (along the rough trajectory), as a first guess of the noise of one score.
+    noise_hint : the scatter of other scores (along the rough trajectory), as a first guess of the noise of one score.
     """
     rho, score = check_points(densities, scores, 2)
     lowest = float(rho[0])
@@ -109,7 +109,7 @@ def fit_curves(
 
 @dataclass(frozen=True)
 class _Prior:
-    """What is believed of the noise before the points, as a share of their span: a guess, and doubt about it."""
+    """The prior of the noise, as a share of the span of the points: a guess, and the doubt about it."""
 
     log_noise: float
     doubt: float
@@ -185,7 +185,7 @@ def evenly(values: Array, num: int) -> Array:
 
 def fall(density: Array, lowest: float, bend: Array, speed: Array) -> Array:
     """`h`: 1 at the lowest observed density, 0 at density 1."""
-    # Far below the lowest density it rises beyond all numbers; this one is large enough to be told from nothing else.
+    # Far below the lowest density it would overflow; beyond this limit no caller can tell two values apart.
     fallen = np.expm1(np.minimum(-speed * _box_cox(density, bend), 500.0))
     h: Array = fallen / np.expm1(-speed * _box_cox(np.asarray(lowest), bend))
     return h
@@ -251,7 +251,7 @@ def _clock(lowest: float, bend: Array) -> Array:
 
 
 def _systematic(weight: Array) -> NDArray[np.intp]:
-    """`NUM_CURVES` cells in proportion to their weights, without chance."""
+    """`NUM_CURVES` cells in proportion to their weights, chosen systematically instead of at random."""
     cumulative = np.cumsum(weight)
     cells: NDArray[np.intp] = np.searchsorted(cumulative, (np.arange(NUM_CURVES) + 0.5) / NUM_CURVES * cumulative[-1])
     return cells
@@ -259,7 +259,8 @@ def _systematic(weight: Array) -> NDArray[np.intp]:
 
 @lru_cache(maxsize=1)
 def _even_points() -> Array:
-    """Evenly spread points of the unit cube (Kronecker sequence of the generalised golden ratio), and a step apart."""
+    """Evenly spread points: three coordinates are a Kronecker sequence of the generalised golden ratio, the fourth one
+    has a step of its own."""
     ratio = 1.2207440846057596
     steps = np.append(ratio ** -np.arange(1, 4), 2**-0.5)
     points: Array = (0.5 + np.outer(steps, np.arange(1, NUM_CURVES + 1))) % 1.0

@@ -14,14 +14,14 @@ from pathgrow.density.separable import Array
 BASE_PRICE = 0.05
 """What a probe costs beyond its density, in dense trainings: reading data, dense layers, launch."""
 WORTHWHILE = 0.03
-"""A probe that would take less than this share off the variance is not worth its training."""
+"""A probe that would reduce the variance by less than this share is not worth its training."""
 
 NEXT_TO = 1.1
-"""Densities this close are one where probes are short: growth by less is not worth a round and a probe."""
+"""Where probes are short, densities within this factor count as one: less growth is not worth a round and a probe."""
 STEP = 1.25
-"""By how much a step of growth makes a network denser, as a rule."""
+"""The factor by which a step of growth usually makes a network denser."""
 DEEPEST = 3.0
-"""How far below its end a curve is believed, in rises over the densities probed."""
+"""How far below its end a curve is trusted, in units of its rise over the densities probed."""
 
 Question = tuple[Curves, Array]
 """The curves that are possible, and the logarithm of the answer on each of them."""
@@ -33,9 +33,9 @@ def price(points: Sequence[Point]) -> float:
 
 
 def spread(visited: Sequence[Point], ratio: float, num: int) -> list[Point]:
-    """`num` of the networks, the densest first and each the next one sparser by about `ratio`.
+    """`num` of the networks, the densest first and each next one sparser by about `ratio`.
 
-    The ratio shrinks where the range is too short for it, and the list where there are too few networks.
+    The ratio is smaller where the range is too short for it, and the list is shorter where there are too few networks.
 
     >>> points = [Point(round=k, density=0.03 * 1.25**k, epochs=20, score=0.5) for k in range(15)]
     >>> [point.round for point in spread(points, 3.0, 3)]
@@ -57,11 +57,11 @@ def nearest(points: Sequence[Point], density: float) -> Point:
 
 
 def smallest_enough(curve: Curve, density: float) -> Point:
-    """The sparsest of the visited networks that an answer asks for; the densest where none is dense enough.
+    """The sparsest visited network that is dense enough for an answer; the densest where none is.
 
-    Where an answer rests on short probes, it is vague and every network trained costs a part of what is to be saved.
-    Then one that is sparser by a little will do, and one that was probed and is denser by no more than a step of growth
-    goes before one that was not: it has been seen, and has the beginning of its training behind it.
+    An answer that rests on short probes is vague, and every further network trained costs part of what is to be saved.
+    So a network that is a little too sparse will do then, and a probed one is preferred to an unprobed one that is
+    sparser by up to a step of growth: it has been seen, and the first part of its training is done.
 
     >>> points = [Point(round=k, density=density, epochs=20, score=0.5) for k, density in enumerate([0.2, 0.25, 0.3])]
     >>> smallest_enough(Curve(rough=tuple(points)), 0.203).round
@@ -78,9 +78,9 @@ def smallest_enough(curve: Curve, density: float) -> Point:
 
 
 def most_telling(questions: Sequence[Question], candidates: Sequence[Point], chosen: Sequence[Point]) -> Point | None:
-    """The candidate that takes most off the variance of the answers for its price, on top of those chosen already.
+    """The candidate that reduces the variance of the answers most for its price, beyond what those chosen already do.
 
-    By straight-line statistics over the possible curves; None where nothing is worth its training.
+    Estimated by linear regression over the possible curves; None where no candidate is worth its training.
     """
     best, most = None, 0.0
     taken = [point.density for point in chosen]
@@ -93,10 +93,10 @@ def most_telling(questions: Sequence[Question], candidates: Sequence[Point], cho
 
 
 def _explained(curves: Curves, answer: Array, densities: Sequence[float]) -> float:
-    """The share of the answer's variance that scores at these densities would take away."""
+    """The share of the answer's variance that scores at these densities would explain."""
     if not densities or np.var(answer) == 0.0:
         return 0.0
-    # Below the probes a curve may fall without end; further than this it says nothing any more.
+    # Below the probes a curve may fall without end; that far down it says nothing any more.
     values = np.stack([np.maximum(curves.at(density), curves.top - DEEPEST * curves.rise) for density in densities])
     values -= values.mean(axis=1, keepdims=True)
     centred = answer - answer.mean()

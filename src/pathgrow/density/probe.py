@@ -1,17 +1,17 @@
 """The default rule: train copies out at a few visited densities and read the answer from those.
 
-A network in the middle of growing is behind what its density could reach, and by an unknown lag; a copy trained out is
-not. So the trajectory only proposes how far to look, and equally trained copies (probes) decide:
+A network that is still growing lags behind what its density could reach, by an unknown amount; a copy that was trained
+out does not. So the trajectory only proposes how far to look, and equally trained copies (probes) decide:
 
-1. growth, which is cheap, goes on until the trunk is well beyond where its own trajectory flattens;
-2. a first batch of probes, spread by ratio of densities from the densest network down, a dense copy among them where
-   probes are short;
-3. then, a batch at a time, the network that would be handed back now (if it stays the answer, its probe is the
-   beginning of its final training and costs nothing) and those that tell most about the answers for their price.
+1. Growth, which is cheap, goes on until the trunk is well beyond the point where its own trajectory flattens.
+2. A first batch of probes is spread by ratio of densities, from the densest network down; where probes are short, a
+   dense copy is among them.
+3. Then batches of one or two: the network that would be handed back now (if it stays the answer, its probe is the
+   beginning of its final training and costs nothing), and those that tell most about the answers for their price.
 
-Without a reference the whole search has to cost less than the dense training it is to replace: three probes, growth as
-far as the answer and no further, its own probe, and one more where that moved it. With one, probes go on until both
-answers are narrow, and growth until they are bracketed with room to spare.
+Without a reference the whole search has to cost less than the dense training it replaces: three probes, growth up to
+the answer and no further, a probe of the answer itself, and one more if that moved it. With a reference, probes go on
+until both answers are narrow, and growth goes on until they are bracketed with room to spare.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ from pathgrow.errors import UserError
 SURE = 0.9
 """How likely a bracket has to hold before growth may end."""
 CAUTION = 2 / 3
-"""How likely the answer is dense enough: a network too sparse breaks the promise, one too dense costs a few weights."""
+"""How likely the answer has to be dense enough: too sparse a network breaks the promise, too dense a one only costs
+some weights."""
 ROOM = 1.5
 """How far beyond an answer the densest probe has to stand."""
 BEYOND = 3.0
 """How far past the point where its trajectory flattens the trunk grows before anything is probed."""
 BESIDE_DENSE = 1.0
-"""The same where a dense copy is probed as well: growth then goes on from there, as far as the answer."""
+"""The same where a dense copy is probed as well; growth can then go on from there, up to the answer."""
 MIN_ROUNDS = 6
-"""Rough points before the trajectory says anything."""
+"""Rough points that are needed before the trajectory is read."""
 NUM_FIRST = 3
-"""Probes of the first batch without a reference: wide apart, three of them place the answer as six close ones do."""
+"""Probes of the first batch without a reference: three wide apart place the answer as well as six close ones."""
 FIRST_RATIO = 3.0
 """Ratio of densities between them."""
 BATCH = 2
@@ -55,12 +56,12 @@ class ProbeRule:
     delta: float = 0.01
     """How far below the reference a score may stay."""
     max_probes: int | None = None
-    """How many probes there may be; None: 10 with a reference, 5 without, and no more of those than are needed."""
+    """How many probes there may be. None: 10 with a reference; 5 without, and then no more than are needed."""
     max_price: float | None = 3.0
-    """Without a reference: beyond the first batch, probes end before all of them together cost more than this, in dense
-    trainings of a probe's length. None: no limit."""
+    """Without a reference, after the first batch: a limit on the price of all probes together, in dense trainings of a
+    probe's length. None: no limit."""
     spacing: float = 1.9
-    """With a reference: ratio of densities in the first batch, every third round at 25% growth."""
+    """With a reference: ratio of densities in the first batch; 1.9 is every third round at 25% growth."""
     narrow: float = 1.4
     """The delta answer's interval is narrow enough when its ends differ by this factor,"""
     narrow_gain: float = 1.6
@@ -92,14 +93,10 @@ class ProbeRule:
         reading = read(curve, self.delta)
         if reading is None:
             num = len(curve.probes)
-            return Answer(
+            return Answer.without_density(
                 rule=self.name,
                 delta=self.delta,
                 status="open",
-                density=None,
-                interval=None,
-                gain_density=None,
-                gain_interval=None,
                 reference=curve.reference,
                 words=f"{num} trained-out networks are too few to read an answer from; {MIN_POINTS} are wanted.",
             )
@@ -110,7 +107,7 @@ class ProbeRule:
             _delta_words(curve, reading, self.delta, status, density, interval),
             _gain_words(reading, gain, gain_interval),
             words.disagreement(density, gain, self.delta) if density and gain else "",
-            _verdict_words(self._decide(curve, reading)),
+            words.verdict(self._decide(curve, reading)),
         ]
         return Answer(
             rule=self.name,
@@ -134,7 +131,7 @@ class ProbeRule:
         open_question = self._still_open(curve, reading)
         here = curve.rough[-1]
         if open_question and reading.densest.round == DENSE:
-            # Even where no probe is left: the network handed back has to be there.
+            # Grow even if no probe is left: the network to hand back has to exist.
             return Grow(reason=open_question, up_to=min(_wanted(curve, reading), curve.ceiling))
         # One probe is kept back for the network that will be the answer.
         if open_question and self._may_probe(curve, here, here):
@@ -148,7 +145,7 @@ class ProbeRule:
         return self._refine(curve, reading)
 
     def _first(self, curve: Curve) -> Verdict:
-        """The first batch; what is left of it where an earlier one gave too few different densities."""
+        """The first batch of probes, or more of it if an earlier one gave too few different densities."""
         unprobed = _unprobed(curve)
         if not unprobed:
             return Stop(reason=f"growth cannot go on and only {len(curve.rough)} densities were visited")
@@ -181,11 +178,11 @@ class ProbeRule:
         return limit is None or price([*curve.probes, *points]) <= limit
 
     def _is_due(self, curve: Curve, reading: Reading) -> bool:
-        """Growth went on beyond the first batch: a probe where the answers would be bracketed if they hold."""
+        """Whether to probe the trunk here, beyond the first batch: the answers, if they hold, would be bracketed."""
         here = curve.rough[-1].density
         densest = reading.densest.density
         wanted = ROOM * max(_enough(reading), reading.exponential.operating_density() if reading.has_gain else 0.0)
-        # Close above the densest probe little is to be learned; close below the ceiling the ceiling itself tells more.
+        # Just above the densest probe there is little to learn; just below the ceiling, the ceiling itself tells more.
         is_bracket = wanted > densest and here >= max(wanted, 1.2 * densest)
         return is_bracket or (here >= self.spacing * densest and here * ROOM < curve.ceiling)
 
@@ -200,7 +197,7 @@ class ProbeRule:
             and (curve.reference is None or _sure(reading.delta_density <= reading.lowest))
         ):
             return ""  # flat: denser networks have nothing to add
-        if reading.densest.round == DENSE:  # whatever the answer is, it lies below that
+        if reading.densest.round == DENSE:  # any answer is bracketed from above
             beyond = _wanted(curve, reading) > NEXT_TO * curve.rough[-1].density and not curve.at_ceiling
             return f"the {curve.wanted} answer lies beyond the densest network grown" if beyond else ""
         if not _sure(reading.delta_density <= densest) or ROOM * _enough(reading) > densest:
@@ -212,10 +209,10 @@ class ProbeRule:
         return ""
 
     def _refine(self, curve: Curve, reading: Reading) -> Verdict:
-        """Probe what would be handed back, and where the two wide answers learn most for the price."""
+        """Probe what would be handed back now, and where an answer that is still wide would gain most for the price."""
         questions: list[Question] = []
         reach = (reading.lowest / 2, 2 * curve.ceiling)
-        few = len(curve.probes) <= MIN_POINTS  # nothing is left to show how wrong they are
+        few = len(curve.probes) <= MIN_POINTS  # too few to show how wrong they are
         if few or _width(reading.delta_density, reading.lowest, curve.ceiling) > self.narrow:
             questions.append((reading.curves, np.log(np.clip(reading.delta_density, *reach))))
         if reading.has_gain and _width(reading.gain_density, reading.lowest, curve.ceiling) > self.narrow_gain:
@@ -245,7 +242,7 @@ class ProbeRule:
         return self._end(curve, reading, "probes at the densities visited would hardly narrow the interval any more")
 
     def _end(self, curve: Curve, reading: Reading, reason: str) -> Stop:
-        """The reason is that of an answer that was found; where there is none, that is the reason."""
+        """Stop with this reason if an answer was found; otherwise the reason is that there is none."""
         is_found = _delta_answer(curve, reading)[0] == "found"
         return Stop(reason=reason if is_found else _why_settled(curve, reading, self.delta))
 
@@ -257,7 +254,7 @@ def _still_rising(curve: Curve, delta: float) -> str:
     if reading is None:
         return f"{MIN_ROUNDS} rounds are wanted before the trajectory says how far to look"
     if not reading.has_gain:
-        # Half of the rounds up to the ceiling without a rise is all that can be asked of a flat curve.
+        # A flat curve has shown enough when half of the rounds up to the ceiling brought no rise.
         return "" if here**2 >= reading.lowest * curve.ceiling else "the scores do not rise yet"
     estimate = reading.exponential.operating_density()
     if here >= (BESIDE_DENSE if curve.can_probe_dense else BEYOND) * estimate:
@@ -287,12 +284,12 @@ def _sure(holds: NDArray[np.bool_]) -> bool:
 
 
 def _enough(reading: Reading) -> float:
-    """The delta answer, before it is asked whether it lies within what was observed."""
+    """The delta answer, whether or not it lies within what was observed."""
     return quantiles(reading.delta_density, (CAUTION,))[0]
 
 
 def _wanted(curve: Curve, reading: Reading) -> float:
-    """The answer that chooses the network; a gain that goes on to the end wants all there is."""
+    """The density that chooses the network; where the gain does not end, all there is."""
     if curve.wanted == "delta" or not reading.has_gain:
         return _enough(reading)
     gain = _gain_answer(curve, reading)[0]
@@ -300,7 +297,7 @@ def _wanted(curve: Curve, reading: Reading) -> float:
 
 
 def _to_hand_back(curve: Curve, reading: Reading) -> Point:
-    """The network the answer would choose now; below all probes, one as far down as it takes to bracket the answer."""
+    """The network that the answer would choose now; below all probes, one sparse enough to bracket the answer."""
     enough = _wanted(curve, reading)
     sparser = [point for point in curve.rough if point.density < reading.lowest]
     if enough <= reading.lowest and sparser:
@@ -322,9 +319,9 @@ def _delta_answer(curve: Curve, reading: Reading) -> tuple[Status, float | None,
     density = _enough(reading)
     if density <= reading.lowest:
         return "flat", None, (0.0, min(max(high, reading.lowest), curve.ceiling))
-    if density > min(reading.densest.density, curve.ceiling):  # a dense copy may stand above the ceiling
+    if density > min(reading.densest.density, curve.ceiling):  # a dense copy may lie above the ceiling
         return ("unreached" if curve.at_ceiling else "open"), None, None
-    # Below what was trained out the lower end is open, and the words say so; a number there would be invented.
+    # Below everything trained out the lower end is open: a number there would be invented.
     return "found", density, (low if low > reading.lowest else 0.0, min(high, curve.ceiling))
 
 
@@ -336,7 +333,7 @@ def _gain_answer(curve: Curve, reading: Reading) -> tuple[float | None, tuple[fl
 
 
 def _far(curve: Curve, reading: Reading, delta: float) -> str:
-    """How far below the reference a network trained out may stay: delta, or what that was taken for after so long."""
+    """How far below the reference a probe may stay: delta, or the gap that stands for it after a short training."""
     allowed = allowed_meanwhile(delta, reading.densest.epochs, curve.epochs_in_full)[0]
     return words.score(delta) if allowed == delta else f"{allowed:.2g}"
 
@@ -386,13 +383,3 @@ def _gain_words(reading: Reading, gain: float | None, interval: tuple[float, flo
             return "The scores do not rise with density by more than their noise, so there is no gain to take 95% of."
         return "The rise does not saturate: the exponential fit makes 95% of its gain only beyond density 100%."
     return f"95% of the fitted gain is made by density {words.density(gain)} (90% interval {words.span(interval)})."
-
-
-def _verdict_words(verdict: Verdict) -> str:
-    match verdict:
-        case Stop(reason=reason):
-            return f"Stopped: {reason}."
-        case Grow(reason=reason):
-            return f"Growth goes on: {reason}."
-        case Probe(reason=reason):
-            return f"Another probe is due: {reason}."

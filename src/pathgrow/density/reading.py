@@ -16,11 +16,13 @@ from pathgrow.density.separable import Array
 
 LOG20 = math.log(20.0)
 MIN_POINTS = 3
-"""Two numbers for the height, one for the shape; how wrong they may be is a belief until there are more."""
+"""A curve has two numbers for its height and one for its shape. With no more points than these, the size of their error
+is a prior belief."""
 SAMPLING = 0.5
-"""Measured on digits: images differ in how much more often the denser network has them right, by 0.4 sqrt(delta)."""
+"""Standard deviation over images, in units of sqrt(delta), of how much more often the denser of two networks gets an
+image right. Measured on digits: 0.4."""
 SHRINKING = (0.2, 0.1)
-"""Gaps between networks shrink as the training gets longer, by this power of its length (and doubt about it)."""
+"""Gaps between networks shrink with this power of the length of training; and the standard deviation of that power."""
 LEVEL = (0.05, 0.5, 0.95)
 """A 90% interval and its middle."""
 
@@ -38,11 +40,11 @@ class Reading:
     """The paper's fit: the gain answer itself."""
     reference: Reference
     level: Array
-    """The reference's true score, as far as known; one entry a curve."""
+    """The true score of the reference, one entry for each curve."""
     allowed: Array
-    """How far below it a point may stay: delta in the end, more of it while the training is short."""
+    """How far below it a point may stay: delta after the full training, more after a short one."""
     delta_density: Array
-    """One entry a curve; 0: at every density; infinity: not even at density 1."""
+    """One entry for each curve; 0: within reach at every density; infinity: not even at density 1."""
     gain_density: Array
     """One entry for each of the `exponentials`."""
 
@@ -53,7 +55,7 @@ class Reading:
 
     @property
     def share_above(self) -> float:
-        """How likely it lies above everything observed, or nowhere."""
+        """How likely the delta answer lies above everything observed, or nowhere."""
         return float(np.mean(self.delta_density > self.densest.density))
 
     @property
@@ -63,7 +65,7 @@ class Reading:
         return not self.exponential.flat and rise > 1.0
 
 
-@lru_cache(maxsize=4)  # a decision and its answer are asked for one after the other, of the same curve
+@lru_cache(maxsize=4)  # a verdict and an answer are asked for one after the other, about the same curve
 def read(curve: Curve, delta: float) -> Reading | None:
     """Read the probes; None while there are too few of them."""
     return read_points(
@@ -78,7 +80,7 @@ def read(curve: Curve, delta: float) -> Reading | None:
 
 @lru_cache(maxsize=4)
 def read_trajectory(rough: tuple[Point, ...], delta: float) -> Reading | None:
-    """Read the trunk as if its rounds were trained equally: a proposal, never an answer."""
+    """Read the trunk as if its rounds were trained equally, which gives a proposal and never an answer."""
     return read_points(rough, delta, None, noise_hint=scatter(rough))
 
 
@@ -91,9 +93,9 @@ def read_points(
     num_val: int | None = None,
     epochs_in_full: int | None = None,
 ) -> Reading | None:
-    """Read any points as if they were trained equally. Without a reference: against the densest of them.
+    """Read any points as if they were trained equally, against a reference or else against the densest of them.
 
-    `epochs_in_full`: how long the networks asked about are trained, where the points had less.
+    `epochs_in_full` is how long the networks in question will be trained, where the points were trained for less.
     """
     points = sorted(points, key=lambda point: point.density)
     densities = [point.density for point in points]
@@ -102,11 +104,11 @@ def read_points(
     scores = [point.score for point in points]
     curves = fit_curves(densities, scores, noise_hint=noise_hint)
     exponentials = fit_curves(densities, scores, bends=(1.0,), noise_hint=noise_hint)
-    # All networks are scored on the same examples. What those favour is no noise among the points, yet other examples
-    # would have put the two networks compared, delta apart, this much closer or farther.
+    # All networks are scored on the same examples, so the choice of examples is no noise among the points. Yet with
+    # other examples, two networks that are delta apart would have come out this much closer or farther apart.
     blur = 0.0 if num_val is None else SAMPLING * math.sqrt(delta / num_val)
     if reference is None:
-        # The fitted value, not the raw score: the points below the densest know more of it than one draw of noise does.
+        # The fitted value, not the raw score: the other points say more about it than one noisy measurement does.
         level = curves.at(points[-1].density) + blur * curves.offset
         reference = Reference(score=float(np.median(level)), kind="densest", epochs=points[-1].epochs)
     else:
@@ -127,7 +129,7 @@ def read_points(
 
 
 def allowed_meanwhile(delta: float, epochs: int, epochs_in_full: int | None) -> tuple[float, float, float]:
-    """What a gap of delta in the end is taken for after so many epochs: the middle and a 90% interval.
+    """The gap after so many epochs that stands for a gap of delta after the full training: middle and 90% interval.
 
     >>> ["%.4f" % value for value in allowed_meanwhile(0.01, 16, 160)]
     ['0.0158', '0.0109', '0.0231']
@@ -137,12 +139,12 @@ def allowed_meanwhile(delta: float, epochs: int, epochs_in_full: int | None) -> 
 
 
 def _shrinks(epochs: int, epochs_in_full: int | None, doubt: Array) -> Array:
-    """How many times larger gaps are after `epochs` than in the end.
+    """How many times larger gaps are after `epochs` than after the full training.
 
-    Errors fall with training, and those of sparse and dense networks by about the same share: on CIFAR-10 the error of
-    a ResNet-32 is that of the dense one times density^-0.13 after 16 epochs as after 80. The dense error falls with
-    the 0.21st power of the epochs there; on digits powers of 0.2 to 0.4 bring the answers of short and long probes
-    together. Without this a short probe asks for up to half as much density again as is needed.
+    Errors fall with training, and those of sparse and dense networks fall by about the same share: on CIFAR-10 the
+    error of a ResNet-32 is that of the dense one times density^-0.13, after 16 epochs as well as after 80. The dense
+    error falls with the 0.21st power of the epochs there; on digits, powers of 0.2 to 0.4 make short and long probes
+    agree on the answer. Without this factor, short probes ask for up to half as much density again as is needed.
     """
     if epochs_in_full is None or epochs_in_full <= epochs:
         return np.ones_like(doubt)
@@ -154,11 +156,11 @@ def _shrinks(epochs: int, epochs_in_full: int | None, doubt: Array) -> Array:
 def _weigh(
     reference: Reference, points: Sequence[Point], apart: Curves, noise_hint: float | None, blur: float
 ) -> tuple[Curves, Array]:
-    """The possible curves in the light of a dense score, and what that score truly is for each of them.
+    """The possible curves given a dense score, and for each curve what that score truly is.
 
-    A dense score is one training's outcome, as noisy as a probe's. Either it is the curve's own end at density 1, and
-    then it and the probes sharpen each other; or it stands apart (another recipe, a penalty that growth left in the
-    weights) by something like half of the observed rise. How well each foretells the score decides their shares.
+    A dense score is the outcome of one training, as noisy as a probe. Either it is the end of the curve at density 1,
+    and then it and the probes sharpen each other; or it stands apart (another recipe, a penalty that growth left in the
+    weights) by something like half of the observed rise. How well each hypothesis predicts the score decides its share.
     """
     own_level = reference.score + np.hypot(apart.noise, blur) * apart.offset
     if reference.epochs is not None and reference.epochs != points[-1].epochs:
@@ -167,11 +169,11 @@ def _weigh(
     joined = fit_curves([*(point.density for point in points), 1.0], [*scores, reference.score], noise_hint=noise_hint)
     gap = reference.score - apart.top
 
-    def foretold(spread: Array) -> float:
+    def likelihood(spread: Array) -> float:
         return float(np.mean(np.exp(-0.5 * (gap / spread) ** 2) / spread))
 
-    as_end = foretold(apart.noise)
-    as_apart = foretold(np.hypot(apart.noise, 0.5 * float(np.ptp(scores))))
+    as_end = likelihood(apart.noise)
+    as_apart = likelihood(np.hypot(apart.noise, 0.5 * float(np.ptp(scores))))
     share = as_end / (as_end + as_apart) if as_end > 0 else 0.0
     num_joined = round(share * len(gap))
     curves = joined.thin(num_joined) + apart.thin(len(gap) - num_joined)
@@ -186,7 +188,7 @@ def quantiles(values: Array, shares: Sequence[float]) -> list[float]:
 
 
 def scatter(rough: Sequence[Point]) -> float | None:
-    """The noise of one score as the trajectory shows it: third differences, which leave a smooth rise out.
+    """The noise of one score, estimated from third differences of the trajectory, which cancel a smooth rise.
 
     The median makes a single jump harmless. None while there are too few rounds to tell.
     """

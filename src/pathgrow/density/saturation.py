@@ -22,7 +22,7 @@ from pathgrow.density.separable import (
 
 NUM_PARAMETERS = 3
 ROUNDING = 1e-12
-"""A rise over the points below this share of the scores' size is no rise."""
+"""A rise over the points that is below this share of the scores themselves counts as none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +38,9 @@ class SaturationFit:
     p0: float
     """The curve's value at density 0."""
     gain: float
-    """What density adds to it in the end; 0 when the points do not rise."""
+    """What density adds to `p0` in the end; 0 when the points do not rise."""
     rate: float
-    """How fast; NaN when the points do not rise."""
+    """How fast the gain is made; NaN when the points do not rise."""
     densities: tuple[float, ...]
     performances: tuple[float, ...]
 
@@ -109,6 +109,12 @@ def fit_saturation(densities: Sequence[float], performances: Sequence[float]) ->
     Returns
     -------
     A `SaturationFit`. Points that do not rise give `gain == 0` and no operating density, not an invented one.
+
+    Examples
+    --------
+    >>> fit = fit_saturation([0.02, 0.05, 0.1, 0.2, 0.4], [0.42, 0.64, 0.8, 0.89, 0.9])
+    >>> round(fit.operating_density(), 2), [round(end, 2) for end in fit.interval()]
+    (0.15, [0.14, 0.16])
     """
     rho, score = check_points(densities, performances, NUM_PARAMETERS)
     grid = np.geomspace(slowest(rho), fastest(rho), 400)
@@ -134,10 +140,10 @@ def _shape(rho: Array, rates: Array) -> Array:
 
 
 def slowest(rho: Array) -> float:
-    """A smaller rate is a straight line over these points."""
+    """The smallest rate to consider: below it the curve is a straight line over these points."""
     return 0.03 / float(rho[-1])
 
 
 def fastest(rho: Array) -> float:
-    """A larger rate has saturated before the first point."""
+    """The largest rate to consider: above it the curve has saturated before the first point."""
     return 20.0 / float(rho[rho > 0][0])

@@ -1,8 +1,8 @@
 """Least squares for curves that are linear in two numbers once their shape is fixed.
 
 Every saturating curve here is `p0 + gain * g(density)` with a shape `g` of one or two parameters. The two linear
-numbers are solved exactly for each shape (variable projection), so the search runs over the shape alone and cannot
-be lost to a bad start.
+numbers are solved exactly for each shape (variable projection), so the search runs over the shape alone and does not
+depend on a starting point.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Array = NDArray[np.float64]
 
 
 class Projection(NamedTuple):
-    """The best `p0` and non-negative `gain` for each row of shape values, and what they leave unexplained."""
+    """The best `p0` and non-negative `gain` for each row of shape values, and the residual they leave."""
 
     p0: Array
     gain: Array
@@ -43,7 +43,7 @@ def project(shape_values: Array, scores: Array) -> Projection:
 
 
 def check_points(densities: Sequence[float], performances: Sequence[float], num_wanted: int) -> tuple[Array, Array]:
-    """The points as arrays, in order of density, or one sentence about what is wrong with them."""
+    """The points as arrays in order of density; a `UserError` if something is wrong with them."""
     rho = np.asarray(densities, dtype=np.float64)
     score = np.asarray(performances, dtype=np.float64)
     if rho.ndim != 1 or score.ndim != 1 or rho.size != score.size:
@@ -68,13 +68,13 @@ def check_points(densities: Sequence[float], performances: Sequence[float], num_
 
 
 def check_level(level: float) -> None:
-    """A share of a gain."""
+    """Refuse what is no share of a gain."""
     if not 0.0 <= level < 1.0:
         raise UserError(f"got level {level:g}: give the share of the gain to reach, at least 0 and below 1")
 
 
 def check_delta(delta: float) -> None:
-    """A distance from a score."""
+    """Refuse what is no distance between scores."""
     if not (delta > 0 and math.isfinite(delta)):
         raise UserError(f"got delta {delta:g}: give a positive distance in units of the score, such as 0.01")
 
@@ -88,9 +88,9 @@ def profile_interval(
     confidence: float,
     exact: float,
 ) -> tuple[float, float]:
-    """The values around `best` that the data do not speak against: likelihood profiled over all other parameters.
+    """The values around `best` that the data allow, by a likelihood profiled over all other parameters.
 
-    An end that the data leave open comes back as 0 or infinity. `exact`: a residual that is only rounding.
+    An end that the data leave open is returned as 0 or infinity. A residual up to `exact` counts as mere rounding.
     """
     if not 0.0 < confidence < 1.0:
         raise UserError(f"got confidence {confidence:g}: give a number between 0 and 1, such as 0.9")

@@ -1,4 +1,4 @@
-"""Plain lists for charts and reports."""
+"""What reports and the loop take from a finished curve: the fitted band, and the network to hand back."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ NUM_DENSITIES = 61
 def fit_band(curve: Curve) -> dict[str, list[float]] | None:
     """The fitted curve through the probes with its 90% band, from the lowest to the densest of them.
 
-    Lists `density`, `score`, `low`, `high` of equal length; None while there are too few probes. Without probes (a loop
-    that cannot train copies) the band goes through the rough points.
+    Lists `density`, `score`, `low` and `high` of equal length; None while there are too few probes. In a loop that
+    cannot train copies the band goes through the rough points.
     """
     points = curve.probes if curve.can_probe else curve.rough
     reading = read_points(points, 1.0, curve.reference, noise_hint=scatter(curve.rough))
@@ -28,9 +28,9 @@ def fit_band(curve: Curve) -> dict[str, list[float]] | None:
 
 
 def hand_back(curve: Curve, answer: Answer, by: AnswerKind = "delta") -> Point:
-    """The visited network to hand back: the smallest no sparser than the answer (see `smallest_enough`).
+    """The visited network to hand back: the sparsest that is dense enough for the answer (see `smallest_enough`).
 
-    A flat curve needs no more than its sparsest network, and without an answer the densest is the best there is.
+    On a flat curve that is the sparsest of all, and without an answer the densest.
     """
     visited = sorted(curve.rough, key=lambda point: point.density)
     wanted = answer.gain_density if by == "gain" else answer.density

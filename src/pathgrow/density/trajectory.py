@@ -1,8 +1,8 @@
-"""A rule for loops that cannot train copies: from the trajectory alone, with room and with doubt.
+"""A rule for loops that cannot train copies: it reads the trajectory alone, with room to spare and a wide interval.
 
-A rough network lags behind what its density would reach, so its scores say little about a reference that was trained
-out, and the estimate wanders while growth goes on. What held up on recorded runs is to look further: on to twice the
-estimate. What is left is a spread of about a factor of two, and the interval says so.
+A rough network lags behind what its density could reach, so its scores say little about a reference that was trained
+out, and the estimate wanders while growth goes on. What held up on recorded runs is to look further, on to twice the
+estimate. A spread of about a factor of two remains, and the interval says so.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class TrajectoryRule:
             raise UserError(f"got min_points={self.min_points}: the fit wants at least 5 rough points")
 
     def decide(self, curve: Curve) -> Verdict:
-        """Grow or stop; never probe. A stop states the answer with its wide interval: nobody else will."""
+        """Grow or stop, never probe. The reason of a stop includes the answer: a user's loop hears of it nowhere else."""
         verdict = self._decide(curve, self._read(curve))
         answer = self.answer(curve) if verdict.stop else None
         if answer is None or answer.density is None or answer.interval is None:
@@ -51,7 +51,7 @@ class TrajectoryRule:
         """Both answers with wide intervals, or in words why there is none."""
         reading = self._read(curve)
         verdict = self._decide(curve, reading)
-        ending = f"{'Stopped' if isinstance(verdict, Stop) else 'Growth goes on'}: {verdict.reason}."
+        ending = words.verdict(verdict)
         if reading is None:
             return self._nothing(curve, "open", f"Too few rounds to read an answer from. {ending}")
         against = words.reference(reading.reference, reading.densest)
@@ -103,7 +103,7 @@ class TrajectoryRule:
             return None
         hint = scatter(curve.rough)
         if curve.reference is not None:
-            # A rough network that already comes within delta settles it: more training only helps.
+            # A rough network that already comes within delta is enough: more training only helps.
             reference = _incomparable(curve.reference)
             reading = read_points(curve.rough, self.delta, reference, noise_hint=hint, num_val=curve.num_val)
             if reading is not None and reading.share_above < 0.5:
@@ -117,7 +117,7 @@ class TrajectoryRule:
             return Grow(reason=f"{self.min_points} rounds are wanted for an estimate")
         here = words.density(reading.densest.density)
         if not reading.has_gain:
-            # Half of the rounds up to the ceiling without a rise is all that can be asked of a flat curve.
+            # A flat curve has shown enough when half of the rounds up to the ceiling brought no rise.
             if reading.densest.density**2 >= reading.lowest * curve.ceiling:
                 return Stop(reason=f"the scores have not risen from {words.density(reading.lowest)} to {here}")
             return Grow(reason="the scores do not rise yet")
@@ -131,21 +131,14 @@ class TrajectoryRule:
         return Grow(reason=f"density {here} is not yet {self.beyond:g} times the estimate {words.density(estimate)}")
 
     def _nothing(self, curve: Curve, status: Status, text: str, reference: Reference | None = None) -> Answer:
-        return Answer(
-            rule=self.name,
-            delta=self.delta,
-            status=status,
-            density=None,
-            interval=None,
-            gain_density=None,
-            gain_interval=None,
-            reference=reference or curve.reference,
-            words=text,
+        return Answer.without_density(
+            rule=self.name, delta=self.delta, status=status, reference=reference or curve.reference, words=text
         )
 
 
 def _incomparable(reference: Reference) -> Reference:
-    """The same score, never taken for the end of the rough curve: no rough network has its training."""
+    """The same score, marked so that it is never taken for the end of the rough curve, whose networks had less
+    training."""
     return Reference(score=reference.score, kind=reference.kind, epochs=reference.epochs or -1)
 
 

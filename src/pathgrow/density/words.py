@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathgrow.density.curve import DENSE, Point, Reference
+from pathgrow.density.curve import DENSE, Grow, Point, Probe, Reference, Stop, Verdict
 
 
 def density(value: float) -> str:
@@ -16,7 +16,7 @@ def density(value: float) -> str:
 
 
 def score(value: float) -> str:
-    """Five figures tell all scores apart that differ by more than noise.
+    """A score in five figures, which tell apart all scores that differ by more than noise.
 
     >>> score(0.98611), score(-2.3456789), score(76.0)
     ('0.98611', '-2.3457', '76')
@@ -34,7 +34,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def span(interval: tuple[float, float]) -> str:
-    """An interval of densities; from 0 on its lower end is open.
+    """An interval of densities; one that begins at 0 has an open lower end.
 
     >>> span((0.12, 0.47)), span((0.0, 0.47))
     ('12% to 47%', 'up to 47%')
@@ -44,7 +44,7 @@ def span(interval: tuple[float, float]) -> str:
 
 
 def reference(value: Reference, densest: Point | None = None) -> str:
-    """What the answer is read against; `densest`: the network that it is, where it is one of those observed."""
+    """What the answer is read against; `densest` is that network, where the reference is one of those observed."""
     match value.kind:
         case "given":
             return f"the given dense score {score(value.score)}"
@@ -57,8 +57,23 @@ def reference(value: Reference, densest: Point | None = None) -> str:
             return f"{score(value.score)}, the score fitted for the densest network grown{at}"
 
 
+def verdict(said: Verdict) -> str:
+    """What a rule said, and why.
+
+    >>> verdict(Grow(reason="the scores do not rise yet"))
+    'Growth goes on: the scores do not rise yet.'
+    """
+    match said:
+        case Stop():
+            return f"Stopped: {said.reason}."
+        case Grow():
+            return f"Growth goes on: {said.reason}."
+        case Probe():
+            return f"Another probe is due: {said.reason}."
+
+
 def disagreement(delta_density: float, gain_density: float, delta: float) -> str:
-    """Where and why the two answers part; empty when they agree to a quarter."""
+    """How and why the two answers differ; empty where they agree to within a quarter."""
     ratio = gain_density / delta_density
     if 0.8 <= ratio <= 1.25:
         return ""
