@@ -39,7 +39,7 @@ class TrajectoryRule:
             raise UserError(f"got min_points={self.min_points}: the fit wants at least 5 rough points")
 
     def decide(self, curve: Curve) -> Verdict:
-        """Grow or stop, never probe. The reason of a stop includes the answer: a user's loop hears of it nowhere else."""
+        """Grow or stop, never probe. The reason of a stop includes the answer: nothing else tells it to the loop."""
         verdict = self._decide(curve, self._read(curve))
         answer = self.answer(curve) if verdict.stop else None
         if answer is None or answer.density is None or answer.interval is None:
