@@ -49,6 +49,37 @@ class TestTable:
         with pytest.raises(UserError, match="method 'gcg' has no option 'gama', did you mean gamma"):
             methods.create("gcg", gama=0.5)
 
+    @pytest.mark.parametrize(
+        ("name", "option", "value", "wanted"),
+        [
+            ("rigl", "allocation", 1, "a name is wanted"),
+            ("rigl", "density", None, "a number is wanted"),  # not the automatic start density of growth
+            ("rigl", "every", 1.5, "a whole number is wanted"),
+            ("rigl", "num_steps", float("inf"), "a whole number is wanted"),
+            ("erk", "density", True, "a number is wanted"),
+            ("set", "anneal", 0, "a name is wanted"),
+            ("set", "by_sign", 1, "true or false is wanted"),
+            ("itop", "criterion", None, "a name is wanted"),
+            ("itop", "every", float("nan"), "a whole number of steps"),
+            ("gse", "guide", 2, "a name is wanted"),
+            ("gse", "gamma", float("inf"), "candidates per weight"),
+            ("dsr", "end", float("nan"), "above 0 is wanted"),
+            ("dsr", "end", "late", "a number is wanted"),
+            ("imp", "rewind_step", 0.5, "a whole number is wanted"),
+            ("grasp", "num_batches", 1.5, "a whole number is wanted"),
+            ("synflow", "num_iterations", float("nan"), "a whole number is wanted"),
+            ("str", "start", float("nan"), "a finite number is wanted"),
+            ("str", "start", "low", "give values of the right kind"),
+            ("str", "decay", float("inf"), "from 0 up is wanted"),
+        ],
+    )
+    def test_values_of_another_kind(self, name: str, option: str, value: object, wanted: str) -> None:
+        with pytest.raises(UserError, match=f"{option}.*{wanted}"):
+            methods.create(name, **{option: value})
+
+    def test_a_whole_number_in_another_notation(self) -> None:
+        assert methods.create("grasp", num_batches=2e0) == methods.create("grasp", num_batches=2)
+
     @pytest.mark.parametrize("option", ["start_density", "target_density"])
     @pytest.mark.parametrize("value", [0.0, -0.1, 1.1, float("nan")])
     def test_densities_outside_their_range(self, option: str, value: float) -> None:

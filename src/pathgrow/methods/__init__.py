@@ -29,7 +29,7 @@ from pathgrow.methods.gse import gse
 from pathgrow.methods.imp import imp, imp_c, lth
 from pathgrow.methods.itop import itop
 from pathgrow.methods.magnitude import magnitude
-from pathgrow.methods.options import parameters, unknown_option, wrong_kind
+from pathgrow.methods.options import cannot_be_made, of_their_kinds, parameters, unknown_option
 from pathgrow.methods.pathgrow_d import pathgrow_d
 from pathgrow.methods.phew import phew
 from pathgrow.methods.random import random
@@ -135,12 +135,15 @@ def create(name: str, **options: Any) -> Method:
             f"method {name!r} wants a value for {wanting[0]!r}, a function that returns a pathgrow.Method without "
             "being told anything is wanted: give its parameters defaults"
         )
+    if name in _METHODS:  # a function of somebody else may take what is no like of its default
+        options = of_their_kinds(name, options, defaults(name))
     try:
         method: Any = make(**options)
     except TypeError as fault:
         if not options:
             raise
-        raise wrong_kind(name, options, defaults(name), fault) from fault
+        of_their_kinds(name, options, defaults(name))
+        raise cannot_be_made(name, options, defaults(name), fault) from fault
     if not isinstance(method, Method):
         raise UserError(
             f"{name!r} gave a {type(method).__name__}, a pathgrow.Method is wanted: return one from that function"

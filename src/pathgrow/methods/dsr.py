@@ -13,7 +13,7 @@ from pathgrow.masks import Masks
 from pathgrow.method import Change, Memory, Method, Progress
 from pathgrow.methods.allocation import RandomByLaw
 from pathgrow.methods.rewiring import any_of, apportioned, count, largest, magnitudes, present, with_present
-from pathgrow.methods.schedules import require_steps
+from pathgrow.methods.schedules import require_end, require_steps
 from pathgrow.net import Net
 from pathgrow.sampling import top_k
 
@@ -81,6 +81,7 @@ class _SeldomerAndSeldomer:
 
     def __post_init__(self) -> None:
         require_steps(self.every, self.num_steps)
+        require_end(self.end)
 
     def __call__(self, progress: Progress) -> Change | None:
         quarter = min(4 * progress.step // self.num_steps, 3)

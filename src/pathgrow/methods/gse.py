@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass
 from typing import Literal
@@ -61,7 +62,7 @@ def gse(
     """
     if guide not in _GUIDES:
         raise unknown_name("guide", guide, _GUIDES)
-    if not gamma > 0:
+    if not 0 < gamma < math.inf:
         raise UserError(f"gamma {gamma!r} was got, a number of candidates per weight above 0 is wanted: give 1.0")
     return Method(
         name="gse",

@@ -33,28 +33,46 @@ def unknown_option(method: str, got: str, known: Collection[str]) -> UserError:
     return UserError(f"method {method!r} has no option {got!r}{hint}")
 
 
-def wrong_kind(method: str, given: Mapping[str, Any], defaults: Mapping[str, Any], fault: TypeError) -> UserError:
-    """An error for values that a method could not be made with: names the one that is of another kind than its default.
+def of_their_kinds(method: str, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The options as a method takes them; one that is of another kind than its default is refused.
 
-    >>> str(wrong_kind("rigl", {"rate": 0.3, "every": "often"}, {"rate": 0.3, "every": 100}, TypeError("no")))
-    "option every='often' of method 'rigl' was got, a whole number is wanted: give for example every=100"
+    A whole number may be written as 1e4. Options whose default is None may be of any kind.
+
+    >>> of_their_kinds("rigl", {"rate": 0, "every": 1e2}, {"rate": 0.3, "every": 100})
+    {'rate': 0, 'every': 100}
+    >>> of_their_kinds("rigl", {"every": "often"}, {"rate": 0.3, "every": 100})
+    Traceback (most recent call last):
+    pathgrow.errors.UserError: option every='often' of method 'rigl' was got, a whole number is wanted: ...
     """
+    taken = {}
     for name, value in given.items():
         default = defaults.get(name)
+        if _is_whole(default) and isinstance(value, float) and value.is_integer():
+            value = int(value)
         wanted = next((words for kind, words in _KINDS if isinstance(default, kind)), None)
         if wanted is not None and not _is_like(value, default):
-            return UserError(
+            raise UserError(
                 f"option {name}={value!r} of method {method!r} was got, {wanted} is wanted: "
                 f"give for example {name}={default}"
             )
-    told = ", ".join(f"{name}={value!r}" for name, value in given.items() if value != defaults.get(name))
-    return UserError(f"method {method!r} cannot be made with {told} ({fault}): give values of the right kind")
+        taken[name] = value
+    return taken
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_like(value: Any, default: Any) -> bool:
     if isinstance(default, bool) or isinstance(value, bool):
         return isinstance(value, bool) and isinstance(default, bool)
     return isinstance(value, int | float if isinstance(default, float) else type(default))
+
+
+def cannot_be_made(method: str, given: Mapping[str, Any], defaults: Mapping[str, Any], fault: TypeError) -> UserError:
+    """An error for values that a function could not make its method with."""
+    told = ", ".join(f"{name}={value!r}" for name, value in given.items() if value != defaults.get(name))
+    return UserError(f"method {method!r} cannot be made with {told} ({fault}): give values of the right kind")
 
 
 def parameters(make: Any, name: str) -> Mapping[str, inspect.Parameter]:

@@ -136,8 +136,7 @@ class RewireEvery:
 
     def __post_init__(self) -> None:
         require_steps(self.every, self.num_steps)
-        if not self.end > 0:
-            raise UserError(f"end {self.end!r} was got, a share of the training above 0 is wanted: give 0.75")
+        require_end(self.end)
 
     def __call__(self, progress: Progress) -> Change | None:
         due = progress.step >= self.first and progress.step % self.every == 0
@@ -207,5 +206,11 @@ def require_density(name: str, density: float) -> None:
 def require_steps(every: int, num_steps: int) -> None:
     """Refuse a clock that cannot tick."""
     for name, value in (("every", every), ("num_steps", num_steps)):
-        if value < 1 or value != int(value):
+        if not 1 <= value < math.inf or value != int(value):
             raise UserError(f"{name} {value!r} was got, a whole number of steps from 1 up is wanted: give one")
+
+
+def require_end(end: float) -> None:
+    """Refuse what is no share of a training after which masks stay."""
+    if not end > 0:
+        raise UserError(f"end {end!r} was got, a share of the training above 0 is wanted: give 0.75")

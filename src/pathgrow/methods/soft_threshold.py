@@ -43,7 +43,9 @@ def soft_threshold(*, start: float | None = None, decay: float | None = None, nu
         Steps of the training.
     """
     require_steps(1, num_steps)
-    if decay is not None and not decay >= 0:
+    if start is not None and not math.isfinite(start):
+        raise UserError(f"start {start!r} was got, a finite number is wanted: give for example -5.0")
+    if decay is not None and not 0 <= decay < math.inf:
         raise UserError(f"decay {decay!r} was got, a weight decay from 0 up is wanted: give for example 1e-4")
     weights = SoftThreshold(start, decay, num_steps)
     return Method(
