@@ -37,7 +37,8 @@ def dsr(
 
     Differences: the paper wants a fixed number of weights to go (10 to 20% of those on, in its networks); here that is
     `share` of them. Where more go than there is room for elsewhere, the largest stay. The paper leaves stem and
-    shortcuts dense, which is a matter of the scope. Uniform allocation here leaves the first layer dense.
+    shortcuts dense, which is a matter of the scope. Uniform allocation here leaves the first layer dense. New weights
+    have no momentum, where the reference code lets them inherit it. The change comes before the optimizer's step.
 
     Parameters
     ----------

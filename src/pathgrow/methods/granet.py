@@ -32,7 +32,8 @@ def granet(
     the share `rate`, falling along a cosine to a hundredth over the whole training, of its smallest |weight| and grows
     as many by |gradient|. Rewiring goes on after the pruning has ended.
 
-    Differences: counts are exact. What is dropped and grown again in one change keeps its weight.
+    Differences: counts are exact. What is dropped and grown again in one change keeps its weight. The change comes
+    before the optimizer's step, which is made. `start_density=1.0` is the paper's pruning from a dense network.
     """
     return Method(
         name="granet",

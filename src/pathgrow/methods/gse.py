@@ -48,8 +48,9 @@ def gse(
     Differences: the reference code draws candidates with replacement, some of them already on, and reads only the first
     row of a convolution's output gradient; here they are distinct, off, and read everywhere. Counts are exact where it
     uses Bernoulli masks and clips layer densities above one. Signs are drawn, not hashed. Input and output are read on
-    one batch of `batches`, while candidates are ranked by the gradient of the step. ER is that of channels. Weights
-    that no linear or convolution layer uses as its own are drawn uniformly.
+    one batch of `batches`, while candidates are ranked by the gradient of the step. ER is that of channels; the
+    reference counts every tap of a kernel as an input. Weights that no linear or convolution layer uses as its own are
+    drawn uniformly.
 
     Parameters
     ----------

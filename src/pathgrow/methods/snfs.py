@@ -38,7 +38,8 @@ def snfs(
     Differences: the total is exact, so the reference code's correction of past deviations has nothing to do, and
     a layer can be filled to the last weight, not to 99%; it keeps at least one. New weights start with zero momentum in
     the optimizer, as everywhere here, while the reference lets them inherit it. The momentum aside is that of plain
-    gradients (0.9), whatever the optimizer. Uniform allocation here leaves the first layer dense.
+    gradients (0.9), without weight decay and whatever the optimizer. Uniform allocation here leaves the first layer
+    dense, where the reference treats all alike. The change comes before the optimizer's step.
     """
     return Method(
         name="snfs",
