@@ -84,7 +84,7 @@ class Masks(Mapping[str, Tensor]):
 
     @classmethod
     def empty(cls, scope: Mapping[str, Tensor]) -> Masks:
-        """Every weight that may be switched is off; outside the scope all stay."""
+        """Every weight that may be switched is off; those outside the scope stay."""
         return cls({name: ~inside for name, inside in _bool_tensors(scope, "a scope").items()}, scope)
 
     @classmethod
@@ -110,14 +110,14 @@ class Masks(Mapping[str, Tensor]):
 
     @property
     def scope(self) -> dict[str, Tensor]:
-        """The positions that may be switched, by name; to be read, not edited."""
+        """The positions that may be switched, by name; not to be edited."""
         return {name: self._inside(name) for name in self._tensors}
 
     def _inside(self, name: str) -> Tensor:
         if name in self._partial:
             return self._partial[name]
         tensor = self._tensors[name]
-        # A single True seen under every index: a scope of everything costs no memory.
+        # One True, expanded to the whole shape: a scope of everything costs no memory.
         return torch.ones((), dtype=torch.bool, device=tensor.device).expand(tensor.shape)
 
     # Counting.
@@ -141,7 +141,7 @@ class Masks(Mapping[str, Tensor]):
 
     @property
     def density(self) -> float:
-        """The True share of the positions that may be switched."""
+        """Share of the positions that may be switched and are True."""
         num = self.num
         if num == 0:
             raise UserError("density is undefined for masks without a switchable weight: widen the scope")
@@ -234,7 +234,7 @@ class Masks(Mapping[str, Tensor]):
         return Masks._unchecked(tensors, partial)
 
     def copy_(self, other: Masks) -> Masks:
-        """Take over the values of `other` in place; returns itself."""
+        """Copy the values of `other` in place; returns itself."""
         self._require_like(other)
         for name, inside in self._partial.items():
             if not torch.equal(self._tensors[name] | inside, other[name].to(inside.device) | inside):
@@ -249,7 +249,7 @@ class Masks(Mapping[str, Tensor]):
     # The model.
 
     def check(self, model: nn.Module) -> None:
-        """Raise a UserError unless every mask has a parameter of its name and shape in `model`."""
+        """Raise a `UserError` unless every mask has a parameter of its name and shape in `model`."""
         parameters = dict(model.named_parameters(remove_duplicate=False))
         for name, tensor in self._tensors.items():
             if name not in parameters:
@@ -280,12 +280,12 @@ class Masks(Mapping[str, Tensor]):
         return mask_file.digest(self._tensors, self._partial)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one safetensors file, eight positions to a byte; it is there in full or not at all."""
+        """Write one safetensors file, eight positions to a byte, atomically."""
         mask_file.write(Path(path), self._tensors, self._partial)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Masks:
-        """Read what `save` wrote, on the CPU; a damaged or foreign file is a UserError."""
+        """Read what `save` wrote, onto the CPU; a damaged or foreign file is a `UserError`."""
         tensors, partial = mask_file.read(Path(path))
         on_outside = any(bool((tensors[name] & ~inside).any()) for name, inside in partial.items())
         scope = {name: partial.get(name, torch.ones_like(tensor)) for name, tensor in tensors.items()}
@@ -304,7 +304,7 @@ def _bool_tensors(tensors: Mapping[str, object], what: str) -> dict[str, Tensor]
 
 
 def _partial_scope(tensors: Mapping[str, Tensor], scope: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-    """Own copies of the scope's tensors, less those that are True everywhere: they say nothing."""
+    """Copies of the scope's tensors, without those that are True everywhere, which restrict nothing."""
     if scope is None:
         return {}
     inside = _bool_tensors(scope, "a scope")
@@ -329,7 +329,7 @@ def _true_everywhere(flags: Tensor) -> bool:
 
 
 def _layer_weights(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The weights of linear and convolution layers, a tied one once, under the name `named_parameters` gives it."""
+    """The weights of linear and convolution layers by name; a tied weight once, as in `named_parameters`."""
     layers = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
     weights = {id(module.weight) for module in model.modules() if isinstance(module, layers)}
     found = {name: parameter for name, parameter in model.named_parameters() if id(parameter) in weights}

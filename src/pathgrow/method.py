@@ -1,9 +1,9 @@
 """What a sparse-training method is: a frozen value made of picks, a schedule, and where needed a memory.
 
 A *pick* takes exactly `count` positions from `candidates`. Starting masks, growth, pruning and rewiring differ only in
-what they pick from and when; adding a method is a matter of composing these. A method that moves weights between
-layers, or ranks within them, gives the next masks as a whole (`revise`) instead; how many weights it leaves on is
-checked either way. What it remembers lies in `Net.memory`, which is saved with the attachment.
+what they pick from and when, so a new method is composed of picks and a schedule. A method that moves weights between
+layers, or ranks them within layers, returns the next masks as a whole (`revise`) instead; either way, the number of
+weights it leaves on is checked. What a method remembers lies in `Net.memory`, which is saved with the attachment.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Need = Literal["paths", "gradients", "data", "dense"]
 """Paths of the network; its dense loss gradients at a change; data before training; a dense training."""
 Pick = Callable[["Net", "Masks", int, "torch.Generator"], "Masks"]
 Revision = Callable[["Net", "Change", "Progress", "torch.Generator"], "Masks"]
-"""The next masks, read off a network; as many weights are on in them as the change says."""
+"""Returns the next masks, in which as many weights are on as the change says."""
 Memory = dict[str, Any]
 """Tensors, JSON values, and mappings of these."""
 Afterwards = Literal["keep", "forget_slots", "rewind"]
@@ -43,10 +43,10 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """How many weights to switch off and on; exact counts.
+    """Exactly how many weights to switch off and on.
 
-    For a method with `revise` they are what is to be fewer or more in the end, beside what is moved: rewiring at a
-    constant density is `Change()`.
+    For a method with `revise` these count only the net loss and gain, not the weights it moves: rewiring at a constant
+    density is `Change()`.
     """
 
     num_drop: int = 0
@@ -62,12 +62,12 @@ def never(progress: Progress) -> Change | None:
 
 
 class HiddenWeights(Protocol):
-    """Training moves weights that the network never computes with as they are.
+    """Weights that training moves but that the network does not compute with; it uses effective weights made from them.
 
     Between steps the model holds the effective weights. Before the optimizer steps, `reveal_` puts the hidden ones in
-    their place and turns the gradients into theirs; afterwards `cover_` stores them in `Net.memory` and puts effective
-    ones back. All in place, without a branch on values. The first hidden ones are what `Method.remember` leaves in the
-    model; they are covered at once.
+    their place and turns the gradients into theirs; afterwards `cover_` stores them in `Net.memory` and puts the
+    effective ones back. Both work in place and without a branch on values. The first hidden weights are those that
+    `Method.remember` leaves in the model, and they are covered at once.
     """
 
     def reveal_(self, net: Net) -> None: ...
@@ -80,7 +80,21 @@ class HiddenWeights(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """A sparse-training method as a value; `pathgrow.attach` runs it in anybody's loop."""
+    """A sparse-training method as a value; `pathgrow.attach` runs it in anybody's loop.
+
+    Examples
+    --------
+    A method that keeps a tenth of the weights, drawn at random:
+
+    >>> import torch, pathgrow
+    >>> from pathgrow.sampling import uniform
+    >>> def at_random(net, candidates, count, generator):
+    ...     return uniform(candidates, count, generator)
+    >>> tenth = pathgrow.Method(name="tenth", start=at_random, start_density=0.1)
+    >>> model = pathgrow.models.create("mlp", classes=10)
+    >>> pathgrow.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), tenth)
+    Attached(tenth: 819 of 8192 switchable weights on, density 10%, round 0, step 0)
+    """
 
     name: str
     start: Pick
@@ -88,7 +102,7 @@ class Method:
     start_density: float | None = None
     """None: the smallest of 1, 2, 3, 5% that leaves at most 5% of the units isolated, or a lower `target_density`."""
     target_density: float | None = None
-    """Where growth ends, if that is known; the schedule sees to it, this to a start that is not above."""
+    """Where growth ends, if that is known. The schedule sees to that; the field keeps the start from lying above."""
     grow: Pick | None = None
     drop: Pick | None = None
     schedule: Schedule = never
@@ -97,21 +111,22 @@ class Method:
     revise: Revision | None = None
     """Gives the next masks as a whole, instead of `drop` and `grow`."""
     remember: Callable[[Net], Memory] | None = None
-    """What it remembers at first; asked when the start masks are on."""
+    """Returns what the method remembers at first; called once the start masks are on."""
     watch: Callable[[Net], None] | None = None
-    """Sees the dense gradients of every step, before they are masked, and writes into tensors of `Net.memory` in place:
-    no branch on values, nothing rebound, so that it can be captured."""
+    """Sees the dense gradients of every step before they are masked, and writes to tensors of `Net.memory` in place. So
+    that it can be captured, it may neither branch on values nor rebind anything."""
     weights: HiddenWeights | None = None
-    """Weights that training moves, where the network computes with others made from them."""
+    """For methods that train hidden weights, from which those of the network are made."""
     instead_of_step: bool = False
     """A change takes the place of the optimizer's step."""
     afterwards: Afterwards = "keep"
-    """After a change at an observation: train on; with empty optimizer state; or from the weights of `rewind_step`."""
+    """After a change at an observation: train on, train on with empty optimizer state, or go back to the weights of
+    `rewind_step`."""
     rewind_step: int = 0
     needs: frozenset[Need] = frozenset()
-    """What its picks read of the network; `attach` says what is missing before anything starts."""
+    """What its picks read; `attach` refuses to start without it."""
     cost: Cost = "sparse"
-    """What a training sample takes, see `flops.training_flops_per_sample`."""
+    """What a training sample costs, see `flops.training_flops_per_sample`."""
 
     def __post_init__(self) -> None:
         if self.start_density is not None and not 0 < self.start_density <= 1:

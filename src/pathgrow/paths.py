@@ -1,9 +1,10 @@
-"""Path signals: the sums of path products that PathGrow, the topology measures and the trace gain read.
+"""Path signals: sums of products of weights along paths, for PathGrow, the topology measures and the trace gain.
 
-With every weight replaced by its magnitude, the total over all input-output paths of the product of weights is the
-network's output for an all-ones input (R, the total PWMP). The score of a weight is dR/d|w|: the sum over the paths
-through its position of the product of the *other* weights, for present and missing weights alike (Yao & Dovrolis,
-"Gradual Capacity Growth", eq. 4). One forward and one backward pass of one sample give all of them.
+Replace every weight by its magnitude. The sum, over all paths from input to output, of the product of the weights on
+the path is then the network's output for an all-ones input (R, the total PWMP). The score of a weight is dR/d|w|: the
+same sum over the paths through its position, of the product of the *other* weights, for present and missing weights
+alike (Yao & Dovrolis, "Gradual Capacity Growth", eq. 4). One forward and one backward pass of one sample give all
+scores.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pathgrow.wiring.reader import BatchNorm, Reader, Reading, Use
 
 @dataclass(frozen=True, eq=False)
 class UnitSignals:
-    """What arrives at and leaves from each output unit of one layer; over several positions, the sum over them."""
+    """What arrives at each output unit of one layer and what leaves from it, summed over positions."""
 
     complexity: Tensor
     """Sum over paths from the input to the unit of the product of weights."""
@@ -36,7 +37,7 @@ class UnitSignals:
 
 @dataclass(frozen=True, eq=False)
 class Signals:
-    """One forward and backward pass over the path network. Scores are made tensor by tensor when asked for."""
+    """One forward and backward pass over the path network. Scores are computed on request, tensor by tensor."""
 
     reading: Reading
     generalities: tuple[Tensor, ...]
@@ -116,7 +117,7 @@ def signals(
     blocked
         By layer index: output units to take out of the network.
     opened
-        Layers whose all-zero weights count as ones (indices); None: found out where every path would be zero.
+        Indices of layers whose all-zero weights count as ones; None: chosen here where otherwise every path is zero.
     """
     if example_input is None:
         example_input = guess_example_input(model)
@@ -128,11 +129,11 @@ def signals(
         )  # fmt: skip
         return reader.run(example_input)
 
-    found_out = opened is None and not blocked
+    may_open = opened is None and not blocked
     opened = opened or frozenset()
     reading = read(opened)
-    if float(reading.total.detach()) == 0.0 and found_out:
-        # A zero-initialised head (or branch) says nothing about where paths should go: count its weights as equal.
+    if float(reading.total.detach()) == 0.0 and may_open:
+        # A zero-initialised head (or branch) has no preference among paths: count its weights as equal.
         empty = frozenset(u.layer.index for u in reading.uses if not bool(u.weight.detach().any()))
         switchable = frozenset(u.layer.index for u in reading.uses if u.layer.name in (masks or {}))
         opened = empty - switchable
@@ -163,8 +164,8 @@ def path_scores(
 ) -> dict[str, Tensor]:
     """PWMP score of every position, present or missing, of every conv and linear weight (float64).
 
-    Scores are exact up to one common positive factor. A weight that no path reaches (query and key projections, the
-    layers of a multiplicative gate) scores zero.
+    Scores are divided by the total over all paths. A weight that no path reaches (query and key projections, the layers
+    of a multiplicative gate) scores zero.
 
     Examples
     --------

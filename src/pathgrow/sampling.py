@@ -3,9 +3,9 @@
 Everything streams: scores are read in pieces and no sampler ever holds all keys at once, so 1e8 scores need little
 memory beyond the result.
 
-Noise is drawn on the CPU, for the candidates alone, in the order of the mapping and of each tensor's logical index: the
-same generator gives the same masks on every device, for every memory layout and every size of the pieces. A sampler
-takes one seed from the caller's generator and can therefore repeat its noise in a second pass.
+Noise is drawn on the CPU, for the candidates alone, in the order of the mapping and of each tensor's logical index. So
+the same generator gives the same masks on every device, for every memory layout and every size of the pieces. A sampler
+takes one seed from the caller's generator, so that it can repeat its noise in a second pass.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Array = np.ndarray[Any, Any]
 Seed = list[int]
 
 Piece = tuple[Array, Array, Array]
-"""Flags of a part of the result (writable), the places of the candidates in them, and one value for each of these."""
+"""Writable flags of a part of the result, the places of the candidates in them, and one value for each candidate."""
 Pass = Callable[[], Iterator[Piece]]
 """Begins a pass over all candidates."""
 
@@ -46,20 +46,20 @@ def sample_proportional(
 ) -> Masks:
     """Draw `count` candidates one after another without replacement, each in proportion to its score.
 
-    The law is exactly that of sequential sampling (Plackett-Luce): with `E` standard exponential noise, the `count`
-    candidates with the smallest `E / score` follow it. Scores may span all of float64.
+    The law is exactly that of sequential sampling (Plackett-Luce), which the `count` candidates with the smallest
+    `E / score` follow if `E` is standard exponential noise. Scores may span all of float64.
 
     Parameters
     ----------
     scores : mapping of name to float tensor
-        Finite and not negative, for every name in `candidates`; only those of candidates are looked at. A score of
-        zero is drawn only when no positive one is left; such draws are uniform and come with a warning.
+        Finite and not negative, for every name in `candidates`; other scores are not looked at. A candidate with score
+        zero is drawn only when none with a positive score is left; such draws are uniform and give a warning.
     candidates : Masks
-        The True positions inside its scope, for example `masks.missing()`.
+        The True positions inside its scope are the candidates, for example `masks.missing()`.
     count : int
-        Exactly so many are drawn.
+        How many to draw, exactly.
     generator : torch.Generator
-        Advanced by two integers, whatever the other arguments are.
+        Always advanced by two integers, whatever the other arguments are.
 
     Examples
     --------
@@ -82,7 +82,16 @@ def sample_proportional(
 
 
 def uniform(candidates: Masks, count: int, generator: torch.Generator) -> Masks:
-    """Draw `count` candidates, every set of them equally likely; the rest as in `sample_proportional`."""
+    """Draw `count` candidates, every set of them equally likely.
+
+    Parameters are those of `sample_proportional`.
+
+    Examples
+    --------
+    >>> masks = Masks({"w": torch.tensor([True, False, False, False])})
+    >>> uniform(masks.missing(), 2, torch.Generator().manual_seed(0)).num_on
+    2
+    """
     count = _checked(None, candidates, count)
     result = _nothing(candidates)
     _smallest_keys_(lambda: _pieces(result, candidates, None), count, _seed(generator))
@@ -90,9 +99,16 @@ def uniform(candidates: Masks, count: int, generator: torch.Generator) -> Masks:
 
 
 def top_k(scores: Mapping[str, Tensor], candidates: Masks, count: int, generator: torch.Generator) -> Masks:
-    """Take the `count` candidates with the largest scores; equal scores at the border are drawn uniformly.
+    """Take the `count` candidates with the largest scores; ties at the border are broken at random, uniformly.
 
-    Scores are finite and may be negative; the rest as in `sample_proportional`.
+    Parameters are those of `sample_proportional`, except that scores may be negative.
+
+    Examples
+    --------
+    >>> masks = Masks({"w": torch.tensor([True, False, False, False])})
+    >>> scores = {"w": torch.tensor([9.0, -1.0, 1.0, -2.0])}
+    >>> top_k(scores, masks.missing(), 2, torch.Generator().manual_seed(0))["w"].tolist()
+    [False, True, True, False]
     """
     count = _checked(scores, candidates, count)
     result = _nothing(candidates)
@@ -113,9 +129,9 @@ def top_k(scores: Mapping[str, Tensor], candidates: Masks, count: int, generator
 
 # Proportional sampling: exponential keys, never all at once.
 #
-# A key is the float64 quotient noise / score written as an integer, exponent above mantissa, which orders like the
-# number itself. The exponent has room to spare there, so that no pair of float64 scores can overflow, and scores of
-# zero get an exponent of their own: smaller than that of any positive score by more than the noise can make up for.
+# A key is the float64 quotient noise / score as an integer, exponent above mantissa, which orders like the number
+# itself. The integer has room for larger exponents than float64, so that no score can make it overflow, and a score of
+# zero gets an exponent of its own, smaller than that of any positive score by more than the noise can make up for.
 
 _MANTISSA = 52
 _ZERO_SCORE_EXPONENT = -1300  # float64 reaches down to 2**-1074
@@ -147,7 +163,7 @@ def _keys(scores: Array, noise: Array) -> Array:
 
 
 def _with_noise(pieces: Iterator[Piece], seed: Seed) -> Iterator[tuple[Piece, Array]]:
-    """Each piece with its noise, which a second thread draws while the piece before is worked on.
+    """Each piece with its noise, which a second thread draws while the piece before it is worked on.
 
     Two buffers take turns, so an array of noise (and the keys made in its place) is valid for one step only.
     """
@@ -172,8 +188,8 @@ def _with_noise(pieces: Iterator[Piece], seed: Seed) -> Iterator[tuple[Piece, Ar
 def _smallest_keys_(pieces: Pass, count: int, seed: Seed) -> int:
     """Flag the `count` candidates with the smallest keys; return how many have a positive score.
 
-    The first pass counts keys in bins, the second draws the same noise again, flags whole bins and keeps the keys of
-    the one bin on the border, which are then selected exactly.
+    The first pass counts keys in bins. The second draws the same noise again, flags whole bins and collects the keys of
+    the one bin on the border, among which the smallest are then selected exactly.
     """
 
     def keyed() -> Iterator[Piece]:
@@ -210,7 +226,7 @@ def _smallest_keys_(pieces: Pass, count: int, seed: Seed) -> int:
 
 # The largest: scores as integers that order the same way, narrowed down 16 bits a pass.
 
-_FEW = 1 << 22  # so many candidates (64 MiB of places and ranks) are kept rather than read again
+_FEW = 1 << 22  # up to so many candidates (64 MiB of places and ranks) are kept instead of being read again
 
 
 def _ranks(values: Array) -> Array:
@@ -244,7 +260,7 @@ def _beginning_with(ranked: Pass, prefix: int, shift: int) -> Iterator[Piece]:
 
 
 def _count_in_(counts: Array, bins: Array, origin: int = 0) -> None:
-    """Add the numbers of each bin to `counts`, which begins at bin `origin`. Writes over the bins."""
+    """Count the bins into `counts`, whose first entry is bin `origin`. Writes over `bins`."""
     lowest = int(bins.min())
     bins -= lowest
     here = np.bincount(bins)

@@ -2,8 +2,9 @@
 
 Presets (Yao & Dovrolis, section 5):
 
-- `default`: every conv and linear weight that path signals reach, except the output layer. Query and key projections
-  (also as rows of a fused QKV weight) and the layers of multiplicative gates are not reached; embeddings are no layers.
+- `default`: every conv and linear weight that path signals reach, except the output layer. They do not reach query and
+  key projections (also as rows of a fused QKV weight) or the layers of multiplicative gates. Embeddings do not count as
+  layers.
 - `resnet`: the default without projection shortcuts.
 - `vit`: the default without the layers that embed the raw input.
 - `auto`: `vit` where there is attention, else `resnet` (which is the default where nothing is projected).
@@ -55,7 +56,7 @@ def scope(
 
 
 def trained_scope(model: nn.Module, example_input: Any = None) -> Masks:
-    """The default of trainings: `scope(model)` without frozen weights, which can be lost but not learned."""
+    """The default scope of training: `scope(model)` without frozen weights, which could be lost but never regrown."""
     parameters = dict(model.named_parameters())
     whole = scope(model, "auto", example_input)
     trained = {name: inside for name, inside in whole.items() if parameters[name].requires_grad}
@@ -68,7 +69,7 @@ def trained_scope(model: nn.Module, example_input: Any = None) -> Masks:
 
 
 def scope_of(model: nn.Module, wiring: Wiring, preset: str = "auto", *, only: NameFilter | None = None) -> Masks:
-    """The same for a wiring that was already read."""
+    """The scope of a model whose wiring was read already."""
     if preset == "auto":
         preset = "vit" if wiring.attention else "resnet"
     dense = set(output_layers(wiring))
@@ -103,7 +104,7 @@ def scope_of(model: nn.Module, wiring: Wiring, preset: str = "auto", *, only: Na
 
 
 def output_layers(wiring: Wiring) -> list[int]:
-    """Layers that give an output alone: nothing else is added to what they compute, and no weight comes after them."""
+    """Layers whose result is an output as it is: nothing is added to it and no weight follows."""
     found = []
     for space, _ in wiring.outputs:
         while space not in wiring.layer_into and len(wiring.hops_into[space]) == 1:
@@ -114,14 +115,14 @@ def output_layers(wiring: Wiring) -> list[int]:
 
 
 def input_layers(wiring: Wiring) -> list[int]:
-    """Layers that read the raw input (patch embeddings); token embeddings are no layers."""
+    """Layers that read the raw input (patch embeddings); none where it is tokens, since embeddings are no layers."""
     if wiring.tokens_in:
         return []
     return [layer.index for layer in wiring.layers if wiring.spaces[_feeding(wiring, layer)].input]
 
 
 def projection_shortcuts(wiring: Wiring) -> list[int]:
-    """Layers that stand alone beside a deeper branch between the same fork and the same addition."""
+    """Layers that are, by themselves, one of two branches from a fork to an addition, beside a deeper one."""
     ancestors = _ancestors(wiring)
     found = []
     for space in wiring.spaces:

@@ -1,7 +1,7 @@
 """What the wiring of a sparse network looks like: path weight, tau-core, dead units, layer densities.
 
-The tau-core (Batta et al. 2021) is a small set of units that the paths carrying a share `tau` of all path weight run
-through. A small core is a bottleneck. A node is an output unit (channel) of a layer; over a map, positions add up.
+The tau-core (Batta et al. 2021) is a small set of units such that the paths through them carry a share `tau` of all
+path weight. A small core is a bottleneck. A unit is an output channel of a layer, summed over the positions of its map.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from pathgrow.wiring import Layer, Wiring
 Floats = npt.NDArray[np.float64]
 
 GLOBAL_LIMIT = 5e9
-"""Multiply-adds that `measure` may spend on the global core: about a second or two on two CPU cores."""
+"""Multiply-adds that `measure` may spend on the global core: one or two seconds on two CPU cores."""
 _PASS_OVERHEAD = 5e7
-"""What following one more pass through the model costs besides, in multiply-adds."""
+"""What each pass through the model costs in addition, as multiply-adds."""
 _ROUNDING = 1e-12
 
 
@@ -39,9 +39,9 @@ class TauCore:
 
     tau: float
     size: int
-    """Hidden units chosen greedily until the paths through them carry `tau` of all path weight."""
+    """Number of hidden units, chosen greedily until the paths through them carry `tau` of all path weight."""
     coverage: float
-    """The share they carry; below `tau` only where paths run past every hidden unit."""
+    """The share they carry; below `tau` only where some paths avoid every hidden unit."""
     layer_sizes: dict[str, int]
     """Per layer: the fewest units that carry `tau` of what runs through the layer."""
     layer_ratios: dict[str, float]
@@ -55,7 +55,7 @@ class TauCore:
 
 @dataclass(frozen=True)
 class Topology:
-    """One look at a sparse network; everything in it is JSON-able by `as_dict`."""
+    """One look at a sparse network; `as_dict` gives it as JSON values."""
 
     density: float
     num_on: int
@@ -85,8 +85,8 @@ class Topology:
 def tau_core(model: nn.Module, example_input: Any, masks: Masks | None, tau: float = 0.9) -> TauCore:
     """The tau-core of a masked network, global and per layer.
 
-    The global core is greedy: the unit with the most path weight joins, all its paths are taken away, and so on. Layers
-    are those with switchable weights; the output layer is not among them, and its units are in no core.
+    The global core is greedy: the unit with the most path weight joins, all its paths are removed, and so on. Each layer
+    with switchable weights has a core of its own. The units of the output layer are in no core.
 
     Examples
     --------
@@ -111,6 +111,13 @@ def path_kernel_trace(model: nn.Module, example_input: Any, masks: Masks | None 
 
     Present is what the masks keep, and everything that no mask covers, zero or not. Meant for small nets: it is `inf`
     beyond the range of a float. Assumes that no path uses a weight twice (no tied layers in series).
+
+    Examples
+    --------
+    >>> net = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
+    >>> _ = net[0].weight.data.fill_(2.0), net[1].weight.data.fill_(3.0)
+    >>> path_kernel_trace(net, torch.ones(1, 1))  # one path, two weights: 3 squared plus 2 squared
+    13.0
     """
     found = signals(model, example_input, masks, squared=True)
     share = 0.0
@@ -123,7 +130,7 @@ def path_kernel_trace(model: nn.Module, example_input: Any, masks: Masks | None 
 def measure(
     model: nn.Module, example_input: Any, masks: Masks, *, tau: float = 0.9, global_limit: float = GLOBAL_LIMIT
 ) -> Topology:
-    """Everything that is recorded of a network's topology in a round.
+    """Everything that is recorded about a network's topology in a round.
 
     Parameters
     ----------
@@ -191,9 +198,10 @@ def _global_core(
 ) -> tuple[int, float]:
     """Greedy core size and its coverage.
 
-    A pass gives every unit's centrality exactly, and centralities only fall as units join. So the largest one known is
-    the next to join whenever it cannot have fallen since the last pass: when no unit that joined since then has a path
-    in common with it. Units of one layer never have, and a network's core mostly sits in few layers.
+    A pass gives every unit's centrality exactly, and centralities only fall as units join. So the unit with the largest
+    known centrality is the next to join whenever that value cannot have fallen since the last pass, that is, when no
+    unit that joined since then shares a path with it. Units of one layer never share a path, and the core of a network
+    mostly sits in few layers.
     """
     wiring = found.wiring
     hidden = _hidden(wiring)
@@ -225,7 +233,7 @@ def _global_core(
 
 
 def _related(wiring: Wiring) -> dict[int, set[int]]:
-    """By layer index: layers that some path passes before or after."""
+    """By layer index: the layers that share a path with it."""
     before: dict[int, set[int]] = {}
     for space in wiring.spaces:
         found = set().union(*(before[hop.source] for hop in wiring.hops_into[space.id]))
@@ -240,7 +248,7 @@ def _related(wiring: Wiring) -> dict[int, set[int]]:
 
 
 def _estimated_cost(found: Signals, tau: float) -> float:
-    """Multiply-adds of the global core: passes, at most one per unit, as many as the smallest cut of one layer has."""
+    """Multiply-adds of the global core, estimated from above: a pass per unit of the smallest core of one layer."""
     hidden = _hidden(found.wiring)
     shares = [_array(found.units[layer.index].centrality) for layer in hidden]
     cuts = [_fewest(share, tau) for share in shares if share.sum() >= tau]
@@ -258,7 +266,7 @@ def _hidden(wiring: Wiring) -> list[Layer]:
 
 
 def _keyed(layers: list[Layer]) -> list[tuple[str, Layer]]:
-    """Layers with distinct names: a weight used again is marked with the number of the use."""
+    """Layers with distinct names; a weight that is used again has the number of the use in its name."""
     uses: dict[str, int] = {}
     found = []
     for layer in layers:
