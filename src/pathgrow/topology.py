@@ -85,8 +85,8 @@ class Topology:
 def tau_core(model: nn.Module, example_input: Any, masks: Masks | None, tau: float = 0.9) -> TauCore:
     """The tau-core of a masked network, global and per layer.
 
-    The global core is greedy: the unit with the most path weight joins, all its paths are removed, and so on. Each layer
-    with switchable weights has a core of its own. The units of the output layer are in no core.
+    The global core is greedy: the unit with the most path weight joins, all its paths are removed, and so on. Layers
+    with switchable weights each have a core of their own. The units of the output layer are in no core.
 
     Examples
     --------

@@ -23,7 +23,7 @@ def kept_kernels(wiring: Wiring, masks: Mapping[str, Tensor]) -> dict[int, Flags
 
 
 def alive_units(wiring: Wiring, kernels: dict[int, Flags] | None = None) -> dict[int, Flags]:
-    """By space: units on some path from input to output, through the given kernels only."""
+    """By space: units on some path from input to output, through the given kernels only (None: all)."""
     reached, reaching = wiring.reached(kernels), wiring.reaching(kernels)
     return {space.id: reached[space.id] & reaching[space.id] for space in wiring.spaces}
 

@@ -2,7 +2,8 @@
 
 - Through a layer, the next unit is drawn in proportion to the kernel's summed magnitude, then one tap of that kernel in
   proportion to its magnitude. A layer of zeros counts as a layer of ones: it has no preference yet.
-- At a fork, each branch that leads on is equally likely; identity shortcuts are no branch while there is another.
+- At a fork, each branch that leads on is equally likely. Identity shortcuts count as a branch only where there is no
+  other.
 - Only units on some path from input to output are entered.
 """
 
@@ -28,12 +29,15 @@ Floats = npt.NDArray[np.float64]
 END = -1
 """In place of a hop's number: the walk has arrived."""
 _CACHED = 2**26
-"""Table entries kept between sweeps (half a GiB); a larger model rebuilds the rest at each sweep."""
+"""Table entries kept between sweeps (half a GiB); what does not fit is rebuilt at each sweep."""
 
 
 @dataclass(frozen=True, eq=False)
 class Fork:
-    """Ways on from one space: entry `k` leads by `hop[k]` to `unit[k]`, its share ends at `edges[k]`."""
+    """Ways on from one space: entry `k` leads by `hop[k]` to `unit[k]`.
+
+    The entries of unit `u` divide the interval from `u` to `u + 1` among them; that of entry `k` ends at `edges[k]`.
+    """
 
     edges: Floats
     hop: npt.NDArray[np.int32]
@@ -61,7 +65,7 @@ class Fork:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Entries row by row: row `r` begins behind `starts[r]`, an entry's share of it ends at its running sum."""
+    """Running sums over all entries, row by row: row `r` covers `starts[r]` to `starts[r + 1]`."""
 
     sums: Floats
     starts: Floats
@@ -94,7 +98,7 @@ class Law:
         self._forks: dict[tuple[int, bool], Fork] = {}
         self._num_cached = 0
         self.alive = self._find_alive()
-        """Per space: units on some path from input to output; no walk enters another."""
+        """Per space: units on some path from input to output; walks enter no others."""
 
     @cached_property
     def inputs(self) -> tuple[Units, Units]:
@@ -153,7 +157,7 @@ class Law:
         """Kernel sums with one row per unit on this side; dead units on the other side weigh nothing."""
         blocks = self._kernel_sums(layer).view(layer.groups, -1, layer.shape[1])
         if forward:
-            # Turned while it is small, three times as fast as in float64; torch has a quick way for matrices only.
+            # Transposed before the cast to float64: three times as fast. Torch has a fast path for matrices only.
             blocks = blocks[0].t().contiguous()[None] if layer.groups == 1 else blocks.transpose(1, 2).contiguous()
         there = self.alive[layer.target if forward else layer.source]
         if not there.all():
@@ -204,13 +208,13 @@ class Law:
         inside = (np.cumsum(share) - (np.cumsum(total) - total)[unit]) / total[unit]
         last = np.ones(len(unit), dtype=bool)
         last[:-1] = unit[1:] != unit[:-1]
-        inside[last] = 1.0  # rounding must leave no gap behind a unit's last way
+        inside[last] = 1.0  # rounding must leave no gap after a unit's last entry
         return Fork(unit + inside, number[kept].astype(np.int32), following[kept].astype(np.int32))
 
     # -- over all walks ------------------------------------------------------------------------------------------
 
     def visit_rates(self) -> dict[int, Tensor]:
-        """Expected visits of every weight by one pair of walks (one each way), by layer index, positions ignored."""
+        """By layer index: expected visits of every weight by one pair of walks (one each way), ignoring positions."""
         rates = {layer.index: torch.zeros(layer.shape, dtype=torch.float64) for layer in self.wiring.layers}
         for forward in (True, False):
             flow = {space.id: np.zeros(space.size) for space in self.wiring.spaces}
@@ -268,7 +272,7 @@ class Law:
             kernels = {layer.index: (self._kernel_sums(layer) > 0).numpy() for layer in self.wiring.layers}
         found = alive_units(self.wiring, kernels)
         if not any(found[space][units].any() for space, units in self.wiring.outputs):
-            # Zeros cut every path: walk on the bare wiring, as if all weights were alike.
+            # Zeros cut every path: walk on the bare wiring, as if all weights were equal.
             self._weights = {layer.index: _ones(layer) for layer in self.wiring.layers}
             self._sums.clear()
             self.weighs_zeros = True
@@ -284,20 +288,20 @@ class Law:
 
 
 def draw(sums: Floats, low: Floats | Units, high: Floats | Units, uniform: Floats) -> Units:
-    """For each row one entry of a table of running sums, of which the row covers `(low, high]`.
+    """Draw one entry for each row of a table of running sums; a row covers `(low, high]` of it.
 
     An entry without a share is never drawn, whatever the rounding.
     """
     points = np.minimum(low + uniform * (high - low), np.nextafter(high, 0.0))
-    order = np.argsort(points)  # a large table is searched twice as fast from one end to the other
+    order = np.argsort(points)  # searching a large table in order is twice as fast
     entries: Units = np.empty(len(points), dtype=np.int64)
     entries[order] = np.searchsorted(sums, points[order], side="right")
     return entries
 
 
 def _running_sums(shares: Tensor) -> Table:
-    """The table of a matrix of shares, made in place; the rows need not sum to 1, and dead units have none."""
-    # Rows that weigh alike keep their digits: a running sum would swallow a row far smaller than those before it.
+    """The table of a matrix of shares, made in place; rows need not sum to 1, and those of dead units are all zero."""
+    # Scaled so that rows weigh alike: a running sum would swallow a row far smaller than those before it.
     shares /= shares.sum(dim=1, keepdim=True).clamp_min_(torch.finfo(torch.float64).tiny)
     sums: Floats = torch.cumsum(shares.view(-1), dim=0, out=shares.view(-1)).numpy()
     return Table(sums, np.append(0.0, sums[shares.shape[1] - 1 :: shares.shape[1]]))

@@ -1,7 +1,7 @@
 """Where on the map a path can be: exact sets of positions, one per walker and spatial axis.
 
-A chain of taps is a path only if some position survives it: on a small padded map, two taps to the right and the path
-has left the picture. Windows act on each axis alone, so a set of positions is a product of one set per axis.
+A chain of taps is a path only if some position survives it: on a small padded map, two taps to the right may take it
+off the map. Windows act on each axis alone, so a set of positions is a product of one set per axis.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Positions:
         self.grid: dict[int, Grid | None] = {}
         """Per space: the size of the map. None: that of the raw input, whatever it is; (): not tracked."""
         self.exact = True
-        """Whether no window reads positions that were lost from sight before it."""
+        """False where some window reads positions that could no longer be tracked."""
         for space in wiring.spaces:
             layer = wiring.layer_into.get(space.id)
             grids = [self._grid_after(hop) for hop in wiring.hops_into[space.id]]
@@ -70,7 +70,7 @@ class Positions:
         self._to_output = self._possible(wiring, forward=False)
 
     def places(self, sets: Sets) -> Places:
-        """Sets by their numbers."""
+        """These sets, by their numbers."""
         return Places(tuple(axis.shape[1] for axis in sets), tuple(self._catalogue.number(axis) for axis in sets))
 
     def sets(self, places: Places) -> Sets:
@@ -80,7 +80,7 @@ class Positions:
         )
 
     def keeps_on(self, space: int, places: Places, *, forward: bool) -> Places:
-        """Without the positions from which no path leads on to the walk's far end, whichever taps it takes."""
+        """The same places without positions from which no choice of taps leads on to the far end of the walk."""
         far = (self._to_output if forward else self._from_input)[space]
         if not far:
             return places
@@ -104,7 +104,7 @@ class Positions:
         return self._through(layer.window, places, len(taps), (taps, self._taps_by_axis[layer.index]), forward=forward)
 
     def along_hop(self, hop: Hop, places: Places, targets: npt.NDArray[np.integer], *, forward: bool) -> Places:
-        """Through a hop's pools; where the hop unfolds positions into units, the target unit says which position."""
+        """Through a hop's pools; where the hop flattens positions into units, the target unit tells the position."""
         unfold = self._unfolds.get(hop)
         trail = hop.trail if unfold is None else unfold.trail
         if forward:
@@ -125,7 +125,7 @@ class Positions:
         *,
         forward: bool,
     ) -> Places:
-        """One window on: by one flat tap per walker, with the taps' coordinates beside them, or by all taps."""
+        """Through one window: by one tap per walker (`taps`: flat, and the coordinates of all taps), or by all taps."""
         if len(places.grid) != len(window.axes):
             places = UNTRACKED
         grid, moved = [], []
@@ -165,7 +165,7 @@ class Positions:
         return self._keeps[key]
 
     def _possible(self, wiring: Wiring, *, forward: bool) -> dict[int, Sets]:
-        """Per space: positions that a path from this end can come to; () where it can come to all."""
+        """Per space: positions that a path from this end can reach; () where it can reach all."""
         found: dict[int, Sets] = {}
         for space in wiring.spaces if forward else reversed(wiring.spaces):
             arriving = []
@@ -192,7 +192,7 @@ class Positions:
         return tuple(axis.size_out for axis in axes)
 
     def _grid_after(self, hop: Hop) -> Grid | None:
-        """The map on which a hop arrives; notes on the way whether the hop unfolds it."""
+        """The map on which a hop arrives; also records a hop that flattens it, and positions lost on the way."""
         trail = hop.trail
         while trail and not trail[-1].axes:
             trail = trail[:-1]
@@ -226,7 +226,7 @@ class _Unfold:
     """The pools before the flattening."""
 
     def entered(self, sets: Sets, targets: npt.NDArray[np.integer]) -> Sets:
-        """A single flag per walker: whether its position is alive. Behind it there is no map any more."""
+        """A single flag per walker: whether its position is alive. After a flattening there is no map any more."""
         reached = np.ones(len(targets), dtype=bool)
         for here, there in zip(sets, self.left(targets), strict=False):
             reached &= (here & there).any(axis=1)

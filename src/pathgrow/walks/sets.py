@@ -1,7 +1,7 @@
 """Sets of positions along one axis of a map, by number.
 
-Thousands of walkers stand on few different sets. Numbered as they turn up, a set is one integer per walker, and what a
-step makes of a set is worked out once instead of once per walker.
+Thousands of walkers stand on few different sets. With sets numbered as they turn up, a walker holds one integer, and
+what a step makes of a set is computed once instead of once per walker.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Moves:
         self._known = np.zeros(0, dtype=np.int32)
 
     def __call__(self, numbers: Numbers, taps: Units | None = None) -> Numbers:
-        """The far number for each near number and its tap; without `taps` the first and only one."""
+        """The number of the far set for each near set and its tap; `taps` may be left out where there is only one."""
         asked = numbers if self._num_taps == 1 or taps is None else numbers * self._num_taps + taps
         num_unheard = len(self._catalogue) * self._num_taps - len(self._known)
         self._known = np.pad(self._known, (0, num_unheard), constant_values=_UNKNOWN) if num_unheard else self._known

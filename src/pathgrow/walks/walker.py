@@ -22,7 +22,7 @@ from pathgrow.wiring.graph import Flags, Layer, Units
 T = TypeVar("T", bound=np.generic)
 
 _TRIES = 64
-"""Draws of one step before a walker gives up; on a 2x2 map, the worst of the usual ones, 5 draws in 9 fail."""
+"""Draws of one step before a walker gives up; on a 2x2 map, the worst that is common, 5 draws in 9 fail."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,9 +56,9 @@ class Walks:
         return Walks(self.units[:, columns], self.hops[:, columns], self.weights[:, columns])
 
     def splice(self, heads: Units, tails: Units, layer: Layer, weights: Units) -> Walks:
-        """New walks: the head of one up to a layer's port, across by a weight of that layer, on with another's tail."""
+        """New walks: the head of one walk up to a layer's port, a weight of that layer, the tail of another walk."""
 
-        # Space ids and layer indices rise along every path, so a head is simply the upper part of a column.
+        # Space ids and layer indices rise along every path, so a head is the upper part of a column.
         def join(rows: npt.NDArray[T], last: int) -> npt.NDArray[T]:
             return np.concatenate([rows[: last + 1, heads], rows[last + 1 :, tails]])
 
@@ -68,7 +68,7 @@ class Walks:
 
     @staticmethod
     def together(parts: Sequence[Walks]) -> Walks:
-        """All walks of several, one part after the other."""
+        """The walks of all parts, one part after the other."""
         return Walks(
             np.concatenate([part.units for part in parts], axis=1),
             np.concatenate([part.hops for part in parts], axis=1),
@@ -84,9 +84,9 @@ class Walker:
         self.positions = Positions(law.wiring)
 
     def walk(self, first: int, num: int, generator: torch.Generator) -> Walks:
-        """`num` walks each way, alternating (forward first); starts go round robin from turn `first` on.
+        """`num` walks each way, alternating (forward first); starting units go round robin from turn `first` on.
 
-        A walk that leaves the map in spite of redraws is dropped, and the alternation kept: fewer may come back.
+        Walks that leave the map in spite of redraws are dropped, and as many of the other way, so fewer may come back.
         """
         turns = np.arange(first, first + num)
         walks, finished = Walks.blank(self.law, 2 * num), np.zeros((num, 2), dtype=bool)
@@ -121,7 +121,7 @@ class Walker:
         return good
 
     def _sweep(self, walks: Walks, spaces: Units, units: Units, generator: torch.Generator, *, forward: bool) -> Flags:
-        """Fill in walks from where they begin; tells which of them came to the other end."""
+        """Fill in walks from where they begin; returns which of them reached the other end."""
         wiring = self.law.wiring
         walks.units[spaces, np.arange(walks.num)] = units
         step = _Step(self, walks, generator, forward)
@@ -139,7 +139,7 @@ class Walker:
 
 
 class _Step:
-    """One draw for some of the walkers of a sweep; tells which of them arrived on the other side."""
+    """Moves some of the walkers of a sweep by one draw each; its methods return which of them arrived."""
 
     def __init__(self, walker: Walker, walks: Walks, generator: torch.Generator, forward: bool) -> None:
         self.law, self.positions = walker.law, walker.positions
@@ -164,7 +164,7 @@ class _Step:
 
     def fork(self, space: int, here: Units) -> Flags:
         fork = self.law.fork(space, forward=self.forward)
-        # Numbers are taken even where there is one way only: which walks a seed gives does not hang on that shortcut.
+        # Random numbers are drawn even where there is one way only, so that a seed gives the same walks either way.
         entry = fork.draw(self.walks.units[space, here], self._uniform(len(here)))
         units = fork.unit[entry]
         if len(fork.hops) == 1:  # no fork at all: the common case
@@ -207,7 +207,7 @@ class _Whereabouts:
         return held if len(who) == self._num else Places(held.grid, tuple(numbers[who] for numbers in held.numbers))
 
     def put(self, space: int, who: Units, moved: Places) -> Flags:
-        """Hold the positions of walkers that come to a space; those left without any do not arrive."""
+        """Keep the positions of walkers that come to a space; returns which of them have any left, and so arrive."""
         if moved.grid != self._positions.grid[space]:
             return moved.alive(len(who))  # not tracked from here on
         moved = self._positions.keeps_on(space, moved, forward=self._forward)

@@ -1,4 +1,4 @@
-"""The one reader of models: scope, path scores, walks, FLOPs and topology all stand on it."""
+"""The one reader of models: scope, path scores, walks, FLOPs and topology are all built on it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def read(model: nn.Module, example_input: Any = None) -> Wiring:
         Any module whose forward is made of known torch functions; it is not changed.
     example_input
         One batch as the model takes it: a tensor, a tuple of arguments or a dict of keyword arguments.
-        None: taken from the model where it says what it takes.
+        None: guessed, for models that say what they take.
 
     Examples
     --------

@@ -3,8 +3,8 @@
 A *space* is a set of units that lie side by side: the input channels, the output channels of a layer, the channels of a
 residual stream after an addition. Two kinds of connection lead from a space to a later one (ids rise along every path):
 
-- a `Layer` is one use of one weight: its unit `i` of `source` reaches unit `o` of `target` through the kernel `[o, i]`;
-- a `Hop` is weight-free: an addition, a concatenation, a flattening, a layer's input port.
+- a `Layer` is one use of one weight: unit `i` of its `source` reaches unit `o` of its `target` through kernel `[o, i]`;
+- a `Hop` has no weight: an addition, a concatenation, a flattening, the way into a layer's input port.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ class Axis:
 
 @dataclass(frozen=True)
 class Window:
-    """One spatial step. `pool`: every tap is read; else a walk takes one tap, and that tap is a weight.
+    """One spatial step. In a `pool` every tap is read; otherwise each tap is a weight, and a walk takes one of them.
 
-    Without `axes` positions are mixed beyond tracking (attention, flattening): all of them may be alive afterwards.
+    Without `axes` positions are mixed beyond tracking (attention, flattening), and a path may be at any afterwards.
     """
 
     axes: tuple[Axis, ...] = ()
     pool: bool = False
     transposed: bool = False
-    """The two sides change places: input `p` is read into output `p*stride + tap*dilation - padding`."""
+    """Input and output change places: input `p` goes to output `p*stride + tap*dilation - padding`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """Units side by side. `input` spaces are where paths begin."""
+    """Units side by side. Paths begin in `input` spaces."""
 
     id: int
     size: int
@@ -58,7 +58,7 @@ class Space:
 
 @dataclass(frozen=True, eq=False)
 class Hop:
-    """A weight-free connection. `pairs` None: unit `i` goes on as unit `i`; else arrays of source and target units."""
+    """A connection without weights. `pairs` are arrays of source and target units; None: unit `i` leads to unit `i`."""
 
     source: int
     target: int
@@ -71,14 +71,14 @@ class Hop:
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One use of one weight, as `[out, in / groups, *kernel]` whatever layout the parameter has."""
+    """One use of one weight, seen as `[out, in / groups, *kernel]` whatever layout the parameter has."""
 
     index: int
     name: str | None
-    """Parameter name; None: the weight was computed (weight norm), it carries paths but cannot be switched."""
+    """Parameter name; None: the weight was computed (weight norm), so it carries paths but cannot be switched."""
     kind: Literal["linear", "conv"]
     source: int
-    """The input port: a space of its own with one unit per input channel, fed by exactly one hop."""
+    """The input port: a space of its own, with one unit per input channel, which exactly one hop leads into."""
     target: int
     shape: tuple[int, ...]
     groups: int
@@ -149,7 +149,7 @@ class Wiring:
         return {layer.target: layer for layer in self.layers}
 
     def reached(self, kernels: dict[int, Flags] | None = None) -> dict[int, Flags]:
-        """Per space: units that a path from the input reaches. `kernels`: which `[out, in]` are there, by layer."""
+        """Per space: units that a path from the input reaches, through the given kernels `[out, in]` of layers only."""
         flags = {s.id: np.full(s.size, s.input) for s in self.spaces}
         for space in self.spaces:
             here = flags[space.id]
@@ -160,7 +160,7 @@ class Wiring:
         return flags
 
     def reaching(self, kernels: dict[int, Flags] | None = None) -> dict[int, Flags]:
-        """Per space: units from which a path leads to the output."""
+        """Per space: units from which a path leads to the output, through the given kernels only."""
         flags = {s.id: np.zeros(s.size, dtype=bool) for s in self.spaces}
         for space_id, units in self.outputs:
             flags[space_id][units] = True

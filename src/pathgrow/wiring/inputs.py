@@ -44,7 +44,7 @@ def one_sample(example_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def guess_example_input(model: nn.Module) -> Any:
-    """An input for a model that says what it takes: ours, timm's, transformers', or by its first layer."""
+    """An input for a model that says what it takes (ours, timm's, transformers'), or whose first layer does."""
     own = getattr(model, "example_input", None)
     if callable(own):
         return own()

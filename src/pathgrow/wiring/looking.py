@@ -1,4 +1,4 @@
-"""Running a model once merely to look at it: nothing of it is changed, and every function that it calls is seen."""
+"""Running a model once just to look at it: nothing of it is changed, and every function that it calls is seen."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathgrow.errors import UserError
 
 @contextmanager
 def looked_at(model: nn.Module) -> Iterator[None]:
-    """Inside the block the model evaluates, by its own Python code; after it every module has its old mode."""
+    """Inside the block the model is in evaluation mode and runs its own Python code; afterwards modes are as before."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -26,8 +26,8 @@ def looked_at(model: nn.Module) -> Iterator[None]:
 
 
 def _uncompiled() -> AbstractContextManager[object]:
-    """Compiled code shows its functions to no mode, and compiling under one fails."""
-    # Whoever has compiled something has this module; whoever has not shall not wait a second for its import.
+    """Keep compiled code from running: it shows its functions to no mode, and compiling under a mode fails."""
+    # Anything compiled has imported this module; where nothing is compiled, its import would cost a second.
     if "torch._dynamo" not in sys.modules:
         return nullcontext()
     from torch.compiler import set_stance
@@ -37,7 +37,7 @@ def _uncompiled() -> AbstractContextManager[object]:
 
 
 def check_shaped(model: nn.Module) -> None:
-    """Every weight has its shape; those of lazy layers have none before their first batch."""
+    """Refuse lazy layers, whose weights have no shape before their first batch."""
     lazy = (name for name, parameter in model.named_parameters() if isinstance(parameter, UninitializedParameter))
     if unshaped := next(lazy, None):
         raise UserError(

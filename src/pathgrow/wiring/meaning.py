@@ -1,7 +1,7 @@
 """What each torch function means for paths: one literal table.
 
 A function is known by its name, whether it was called as `torch.f`, `torch.nn.functional.f` or as a tensor method.
-A function that is not in the table and yields a tensor is refused with its name: a wrong path sum would be silent.
+A function that is not in the table and returns a float tensor is refused by name: a wrong path sum would go unnoticed.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from pathgrow.wiring.wire import (
 
 
 def follow(reader: Reader, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a torch function gives in the path network."""
+    """What a torch function returns in the path network."""
     name, in_place = plain_name(func)
-    # Constants that the model makes for this activation belong beside its parameters.
+    # Constants that the model makes to go with this activation get the device and dtype of its parameters.
     if name == "get_device":
         return reader.device
     if name == "get_dtype":
@@ -86,7 +86,7 @@ def constant(reader: Reader, func: Callable[..., Any], args: tuple[Any, ...], kw
 
 
 _WEIGHT_NORMS = {"batch_norm", "layer_norm", "instance_norm", "normalize"}
-"""Weight standardisation: a norm over a weight is the identity too, so its positions stay known."""
+"""Weight standardisation: a norm over a weight is the identity too, so the positions of the weight stay known."""
 
 
 def plain_name(func: Callable[..., Any]) -> tuple[str, bool]:
@@ -108,7 +108,7 @@ _OPERATORS = {"truediv": "div", "rtruediv": "rdiv", "getitem": "getitem"}
 
 
 def _embedded(reader: Reader, tokens: Tensor, weight: Tensor) -> Tensor:
-    """Paths begin at the embedding; every token of the vocabulary counts equally, so no row decides alone."""
+    """Paths begin at the embedding, as the mean over the vocabulary, so that no single token decides."""
     reader.tokens_in = True
     mean = reader.coefficient(weight).mean(0)
     if not bool(mean.any()):
@@ -250,7 +250,7 @@ def _shape(call: Call) -> Any:
 
 
 _WITHIN_UNITS = {"view", "reshape", "chunk", "split", "split_with_sizes", "tensor_split", "narrow", "getitem"}
-"""Where the map stays as large as it was, these moved no position; `flip` or `roll` may have."""
+"""Where the size of the map is unchanged, these moved no position; `flip` and `roll` might have."""
 _COPYING: dict[str, Callable[..., Any]] = {"view": Tensor.reshape, "view_as": Tensor.reshape_as}
 
 
@@ -271,7 +271,7 @@ def _pad(call: Call) -> Any:
 
 
 def _cat(call: Call) -> Any:
-    """Side by side; what is not followed (a class token) carries no path."""
+    """Side by side; pieces that are not followed (a class token) carry no path."""
     reader = call.reader
     pieces = [piece for piece in call.args[0] if not (wire_of(piece) is None and piece.shape == (0,))]
     wires = [wire for piece in pieces if (wire := wire_of(piece)) is not None]

@@ -33,7 +33,7 @@ _LARGE = 60
 
 @dataclass(frozen=True, eq=False)
 class Use:
-    """One layer as it was run: `output` is what the layer gave for `weight`, in the reader's scaled units."""
+    """One layer as it was run: `output` is what the layer returned for `weight`, scaled by `2**-wire.exponent`."""
 
     layer: Layer
     weight: Tensor
@@ -99,7 +99,7 @@ class Reader(TorchFunctionMode):
         self.opened = opened
         """Layers whose all-zero weights count as ones (a zero-initialised head has no preference yet)."""
         self.gradients = gradients
-        """False: only the structure is wanted; layers are not computed, activations are zeros that take no memory."""
+        """False: only the structure is wanted. Layers are not computed, and activations are zeros without memory."""
         example = next(model.parameters(), torch.zeros(()))
         self.device, self.model_dtype = example.device, example.dtype
         self.names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -156,7 +156,7 @@ class Reader(TorchFunctionMode):
         return Reading(wiring, self.uses, torch.stack(sums).sum(), exponent)
 
     def _enter(self, value: Any) -> Any:
-        """An input as the path network sees it: ones where it is real-valued, marked where it is token ids."""
+        """An input as the path network sees it: real values become ones, token ids are marked as such."""
         if not isinstance(value, Tensor):
             return value
         if not value.is_floating_point():
@@ -196,7 +196,7 @@ class Reader(TorchFunctionMode):
         return bool(self.ancestors[space] >> ancestor & 1)
 
     def hop(self, wire: Wire, target: int, units: Tensor, *, shortcut: bool = False) -> None:
-        """Connect a wire to a space whose units lie at `units` of the same positions."""
+        """Connect a wire to a space, whose units at the same positions are `units`."""
         size = self.spaces[wire.space].size
         here, there = relation(wire.units, units)
         count = torch.arange(size)
@@ -205,7 +205,7 @@ class Reader(TorchFunctionMode):
         self.hops.append(Hop(wire.space, target, pairs, shortcut, wire.trail))
 
     def source(self, values: Tensor, axis: int) -> Tensor:
-        """A place where paths begin."""
+        """An activation at which paths begin; its units lie along `axis`."""
         space = self.space(values.shape[axis], is_input=True)
         return put(values, Wire(space, along(values.shape[axis], axis, values.ndim)))
 
@@ -269,7 +269,7 @@ class Reader(TorchFunctionMode):
         return Weight(tensor.detach(), None, None)
 
     def coefficient(self, value: Tensor) -> Tensor:
-        """A fixed factor as paths see it: its magnitude, squared in the squared network."""
+        """A fixed factor as paths see it: its magnitude, to the `power` of this reading."""
         magnitude = value.detach().to(self.dtype)
         magnitude = magnitude.abs() if self.gradients else magnitude  # a reading for structure alone skips the work
         return magnitude if self.power == 1 else magnitude**self.power

@@ -18,7 +18,7 @@ ATTRIBUTE = "_pathgrow_wire"
 PLAIN, ACTIVATED, SQUASHED, GATE, ATTENTION = 0, 1, 2, 3, 4
 """How gate-like an activation is. Where two activations are multiplied, the more gate-like one counts as open.
 
-A softmax stays one through a layer (heads that talk to each other); any other activation is plain after a layer.
+After a layer an activation is plain again, except for a softmax (attention heads that are mixed by a layer).
 """
 
 
@@ -28,15 +28,16 @@ class Wire:
 
     space: int
     units: Tensor
-    """Labels within the space, broadcastable to the tensor, same number of axes; -1: no path comes through here."""
+    """Labels within the space, as many axes as the tensor and broadcastable to it; -1: no path comes through here."""
     trail: tuple[Window, ...] = ()
     """Spatial steps since the space was made."""
     exponent: int = 0
     strength: int = PLAIN
     gate: float = 1.0
-    """What the tensor counts as when it multiplies another activation (softmax: one over the number of keys)."""
+    """The factor that the tensor counts as where it multiplies another activation (softmax: one over the number of
+    keys)."""
     statistic: bool = False
-    """A mean kept for broadcasting; subtracting it is normalisation, not a path."""
+    """Whether this is a mean with its axes kept, whose subtraction is normalisation and no path."""
 
     def plain(self) -> Wire:
         """The same activation as an ordinary operand of an addition or a layer."""
@@ -63,7 +64,7 @@ def put(tensor: Tensor, wire: Wire) -> Tensor:
 
 
 def compact(units: Tensor) -> Tensor:
-    """Drop the axes along which labels do not vary to size 1."""
+    """Reduce the axes along which labels do not vary to size 1."""
     for axis in range(units.ndim):
         if units.shape[axis] > 1:
             first = units.narrow(axis, 0, 1)
