@@ -71,6 +71,12 @@ def checked_scope(model: nn.Module, scope: Mapping[str, Tensor]) -> Masks:
 def checked_parameters(model: nn.Module, optimizer: Optimizer, scope: Masks) -> dict[str, Parameter]:
     """The weights that are to be sparse, by name."""
     named = dict(model.named_parameters(remove_duplicate=False))
+    first = {id(parameter): name for name, parameter in model.named_parameters()}
+    if tied := next((name for name in scope if first[id(named[name])] != name), None):
+        raise UserError(
+            f"the scope has {tied!r}, which is the same weight as {first[id(named[tied])]!r}, one mask is wanted for "
+            "both: give it under the latter name only"
+        )
     parameters = {name: named[name] for name in scope}
     owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     if not any(id(parameter) in owned for parameter in parameters.values()):

@@ -17,7 +17,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from pathgrow import enforce, remembered
+from pathgrow import enforce, remembered, stepping
 from pathgrow.average import Averaging, WeightAverage
 from pathgrow.errors import UserError
 from pathgrow.masks import Masks
@@ -75,6 +75,8 @@ class Live:
         """What the method remembers, saved with this attachment."""
         self._undo: Callable[[], None] | None = None
         """Takes back a step that is not to count."""
+        self._left_out = False
+        """The optimizer is about to leave its step out, since gradients overflowed."""
         self._check_masks()
         if method.afterwards == "rewind" and method.rewind_step == 0:
             self._remember_weights_()
@@ -93,8 +95,8 @@ class Live:
             self.optimizer.register_step_pre_hook(self._before_step),
             self.optimizer.register_step_post_hook(self._after_step),
         ]
-        if self.method.clock == "round" and self.method.watch is None and self.method.weights is None:
-            # This method needs no dense gradients, and clipping must see the norm of those that count.
+        if self.method.watch is None and self.method.weights is None:
+            # Clipping must see the norm of the gradients that count.
             handles += [
                 parameter.register_post_accumulate_grad_hook(partial(self._mask_gradient_, keep=self._keep[name]))
                 for name, parameter in self._parameters.items()
@@ -104,21 +106,32 @@ class Live:
 
     def _mask_gradient_(self, parameter: Tensor, *, keep: Tensor) -> None:
         assert parameter.grad is not None
-        if not self._driven:
+        # A change reads all of them, and gives weights that it switches on their gradient of this very step.
+        if not self._driven and not self.change_is_due:
             enforce.mask_(parameter.grad, keep)
 
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> stepping.Arguments | None:
         if self._driven:
-            return
+            return None
         self._refuse_average("trained")
+        given = None
+        if self.method.clock == "step" or self.method.watch is not None or self.method.weights is not None:
+            given = stepping.with_closure_called(args, kwargs)
+            self._left_out = stepping.overflowed_(optimizer)
+        if self._left_out:
+            return given
         self.watch_()
         if self.change_if_due_():
             # A hook cannot keep an optimizer from stepping, but the step can be taken back afterwards.
             self._undo = remembered.held(self.optimizer)
         self.mask_gradients_()
+        return given
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._driven:
+            return
+        if self._left_out:
+            self._left_out = False
             return
         if self._undo is not None:
             self._undo()
