@@ -1,9 +1,10 @@
 """Gradual Capacity Growth over the user's own `fit` and `evaluate`.
 
-- `options`: what may be chosen; `observer`: who is told; `result`: what comes out;
+- `options`: what may be chosen; `observer`: who is told; `result`: what comes out; `scale`: numbers in the wrong unit;
 - `loop`: the order of stages and the decisions between them;
 - `trunk`: the network that grows; `copies`: networks trained out beside it;
-- `site`, `phases`, `stages`, `snapshot`: how a stage is seeded, trained, observed, written down and found again.
+- `site`, `phases`, `stages`: how a stage is seeded, trained, observed, written down and found again;
+- `snapshot`, `partial`: the whole state of a network, after a stage and in the middle of a long training.
 """
 
 from pathgrow.discovery.loop import discover

@@ -47,18 +47,18 @@ def score_dense(site: Site, evaluate: Evaluate) -> Score:
 def train_out(
     site: Site, trunk: Trunk, stages: Mapping[str, int], epochs_in_all: int, *, from_probe: Record | None = None
 ) -> list[Record]:
-    """Networks of visited rounds, each trained until it has had `epochs_in_all`, side by side where that is possible.
+    """Train networks of visited rounds until each has had `epochs_in_all`, side by side where that is possible.
 
-    Grown weights bring the epochs of the trunk along, and a network that goes on from its probe those of the probe.
-    Where they leave too few, a copy gets as many as the seed had, because its training has to come to rest; its point
-    says what it had in all.
+    Grown weights bring along the epochs of the trunk, and a network that goes on from its probe those of the probe.
+    Where these leave too few, a copy still gets as many epochs as the seed had, because its training has to come to
+    rest; its point says how many it had in all.
 
     Parameters
     ----------
     stages
-        Name of the stage to the round whose masks it takes; `DENSE`: all of them.
+        For each stage the round whose masks it takes; `DENSE`: all weights.
     from_probe
-        A probe of this very round to go on from, instead of beginning afresh.
+        A probe of this very round to go on from, instead of starting afresh.
     """
 
     def work(missing: Sequence[str]) -> list[Work]:

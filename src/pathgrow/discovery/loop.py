@@ -1,7 +1,7 @@
 """Gradual Capacity Growth: seed, rounds of growth, probes, and the network handed back.
 
-Every stage is a pure function of what earlier stages stored and of generators named after it. The loop therefore knows
-nothing of resuming: it walks through the stages, and a stage that is stored is not done again.
+Every stage is a pure function of what earlier stages stored and of generators named after it. The loop therefore has no
+code for resuming: it goes through the stages, and a stage that is stored is not done again.
 """
 
 from __future__ import annotations
@@ -51,35 +51,36 @@ def discover(
     model, optimizer
         The network as it would be trained dense, with its initial weights; afterwards `model` holds the found network.
     fit : callable
-        `fit(model, optimizer, epochs)` trains that many epochs with its own annealing. It begins each time at the
+        `fit(model, optimizer, epochs)` trains for that many epochs, with its own annealing. Each call begins at the
         learning rates that the optimizer has now.
     evaluate : callable
-        `evaluate(model)` gives a score on validation data, higher is better, or a pair (score, loss).
-        Both functions may be called with a copy of the model and its own optimizer.
+        `evaluate(model)` returns a score on validation data, higher is better, or a pair (score, loss).
+        Both functions may be called with a copy of the model and an optimizer of that copy.
     example_input
         One input of the model.
     scope : Masks, optional
         True where a weight may be switched; None: `pathgrow.scope(model)` without frozen weights.
     start_density : float, optional
-        Of the seed network; None: the smallest of 1, 2, 3, 5% that isolates few units.
+        Density of the seed network; None: the smallest of 1, 2, 3, 5% that isolates few units.
     delta : float
-        How far below the reference the found network may stay.
+        How far below the reference the found network may stay, in units of the score.
     reference : float or "dense", optional
-        The score of the dense network, if it is known; "dense": train it. None: a dense copy trained as long as the
-        probes, a tenth of the budget (the densest network grown, where probes have all of it, as with `final="grown"`).
+        The score of the dense network, if it is known, or "dense" to train that network first. None: the reference is a
+        dense copy trained as long as the probes, a tenth of the budget (or, where probes have the whole budget as with
+        `final="grown"`, the densest network grown).
     budget : int
-        Epochs of the usual dense training, from which the lengths of all phases follow.
+        Epochs of the usual dense training; the lengths of all phases follow from it.
     seed : int
-        All random choices follow from it.
+        Decides all random choices.
     **options
         All are described in `Options`. Those that matter most:
 
-        - `store`: a folder. Every finished stage is written there, and calling `discover` again with the same model,
-          seed and options goes on after the last of them and ends with the same bits. None of it is kept otherwise.
+        - `store`: a folder in which every finished stage is written. Calling `discover` again with the same model, seed
+          and options goes on after the last of them and ends with the same bits. Without it nothing is kept.
         - `observer`: an `Observer`, told when a stage begins and ends and what the density rule says.
-        - `num_val`: validation examples, where the score is the share of them that are right.
-        - `target_density`: grow to exactly this density and train that network out; no question is asked.
-        - `gamma`: each round adds this share of the weights that are there.
+        - `num_val`: how many validation examples there are, where the score is the share of them that are right.
+        - `target_density`: grow to exactly this density and train that network out, without asking for the answer.
+        - `gamma`: each round adds this share of the weights that are on.
         - `rough`, `seed_epochs`, `probe_fraction`: how long a round, the seed training and a probe last.
         - `final`: networks are trained out from a "fresh" initialisation of the found mask, or from "grown" weights.
         - `method`, `rule`: where weights grow and when growth ends, by name or as a value of your own.
@@ -90,7 +91,7 @@ def discover(
     -------
     Discovery
         `.operating_density` with its `.interval`, `.gain_density`, the `.density` of the network handed back, and more.
-        If it is broken off, the model and the optimizer are left as they came.
+        If the call is interrupted or fails, the model and the optimizer are left as they came.
 
     Examples
     --------
@@ -159,7 +160,7 @@ class Loop:
         self._dense: Record | None = None
 
     def run(self) -> Discovery:
-        """Seed, grow and probe until the rule is content, hand the network back."""
+        """Seed, grow and probe until the rule says stop, then hand the network back."""
         self._trunk.advance_()
         if self._options.reference == "dense":
             self._dense = train_dense(self._site)
@@ -195,7 +196,7 @@ class Loop:
 
     @property
     def _can_probe_dense(self) -> bool:
-        """Where probes are as long as the final training, a dense one costs as much as all that is to be saved."""
+        """Only where probes are short: one as long as the final training would cost all that is to be saved."""
         return self._options.reference is None and self._options.num_probe_epochs < self._options.budget
 
     def _reference(self) -> Reference | None:
@@ -206,14 +207,14 @@ class Loop:
         return Reference(score=float(self._options.reference), kind="given", epochs=self._options.budget)
 
     def _ask_the_rule(self) -> str:
-        """Do as the rule says until it says stop; its reason."""
-        if isinstance(self._options.rule, str):  # which is made with this delta
+        """Do what the rule says until it says stop; returns its reason."""
+        if isinstance(self._options.rule, str):  # a rule by name is made with this delta
             self._warn(doubt_about_delta(self._trunk.rounds[0].point.score, self._options.delta, Options.delta))
         num_probed = 0
         while True:
             curve = self._curve()
             check_reference(curve)
-            if not num_probed:  # said once, when there are probes
+            if not num_probed:  # warned once, as soon as there are probes
                 self._warn(doubt_about_reference(curve))
             num_probed = len(curve.probes)
             verdict = self._rule.decide(curve)
@@ -239,14 +240,14 @@ class Loop:
             warnings.warn(doubt, stacklevel=5)  # at whoever called `discover`
 
     def _next_size(self, up_to: float | None) -> int:
-        """A whole step of growth, or as much of it as the rule asks for; a weight at least, so that it ends."""
+        """A whole step of growth, or as much of it as the rule asks for; at least one weight, so that growth ends."""
         whole = self._trunk.next_size()
         if up_to is None:
             return whole
         return min(whole, max(math.ceil(min(up_to, 1.0) * self._trunk.num), self._trunk.rounds[-1].num_on + 1))
 
     def _check_probes(self, rounds: tuple[int, ...]) -> None:
-        """A rule that asks for nothing, or for the same thing again, would go on for ever."""
+        """Refuse a rule that asks for nothing or for the same probe again: it would go on for ever."""
         num_visited = len(self._trunk.rounds)
         allowed = {*range(num_visited), *([DENSE] if self._can_probe_dense else [])}
         wrong = [k for k in rounds if k in self._probes or k not in allowed or rounds.count(k) > 1]
@@ -273,8 +274,8 @@ class Loop:
         return hand_back(curve, answer, by=self._options.answer).round
 
     def _hand_over(self, round: int) -> tuple[Record, bool]:
-        """Put the trained-out network of a round into the user's model; whether it had to be trained for that."""
-        # Records have seconds in them, which each process of a team has its own of.
+        """Put the trained-out network of a round into the user's model; returns its record, and whether it is new."""
+        # Decided by the first of a team: records hold seconds, which differ between processes.
         epochs = self._site.team.from_first(lambda: self._options.num_final_epochs(self._trained))
         record = probe = self._probes.get(round)
         trained_anew = record is None or record.point.epochs < epochs
@@ -290,7 +291,7 @@ class Loop:
 
     @property
     def _trained(self) -> list[Record]:
-        """All that was trained to find the answer."""
+        """The records of everything that was trained to find the answer."""
         dense = [self._dense] if self._dense is not None else []
         rounds, probes = self._trunk.rounds, list(self._probes.values())
         return [*rounds[:1], *dense, *rounds[1:], *probes]

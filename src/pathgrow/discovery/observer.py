@@ -1,4 +1,4 @@
-"""Who is told how a discovery goes on. The default listens and does nothing."""
+"""Who is told about the progress of a discovery; the default does nothing."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 
 class Observer:
-    """Override what is of interest."""
+    """Is told about stages and decisions; override the methods of interest."""
 
     def stage_begins(self, stage: str, *, epochs: int | None, density: float) -> None:
-        """A stage is about to train; `epochs` is None where its length is adaptive. Not told of resumed stages."""
+        """A stage is about to train; `epochs` is None where its length is adaptive. Not called for resumed stages."""
 
     def stage_ends(self, record: Record, *, resumed: bool) -> None:
-        """A stage was observed and is about to be stored, or was found in the store (`resumed`)."""
+        """A stage was trained and scored and is about to be stored, or was found in the store (`resumed`)."""
 
     def decided(self, verdict: Verdict, answer: Answer) -> None:
-        """The density rule spoke; `answer` is its estimate so far."""
+        """The density rule gave its verdict; `answer` is its estimate so far."""

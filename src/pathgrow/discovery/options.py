@@ -25,25 +25,25 @@ Final = Literal["fresh", "grown"]
 Observe = Literal["annealed", "average"]
 
 _LEAST_PROBE = 16
-"""Epochs of a probe, where the budget is so small that its share would be fewer,"""
+"""A probe has at least this many epochs, however small the budget,"""
 _LEAST_SHARE = 0.3
-"""but not more than this share of it."""
+"""but not more than this share of the budget because of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """What may be chosen about a discovery; `discover` takes each of these by keyword.
 
-    How much training there is follows from `budget`: an eighth of it for the seed network, a 160th per round of
-    growth, a tenth per probe but at least 16 epochs or 0.3 of it (all of it where there is a `reference`), all of it
-    for the network handed back.
+    How much training there is follows from `budget`: an eighth of it for the seed network, a 160th per round of growth,
+    all of it for the network handed back, and for each probe a tenth, but at least 16 epochs or 0.3 of a small budget
+    (with a `reference`, all of it).
     """
 
     delta: float = 0.01
     """How far below the reference a network may stay; in units of the score."""
     reference: float | Literal["dense"] | None = None
-    """The dense score if it is known, "dense" to train one; None to read against a dense copy trained as long as the
-    probes, or against the densest network grown where probes have the whole budget (`final="grown"`)."""
+    """The dense score if it is known, or "dense" to train for it. None: the reference is a dense copy trained as long
+    as the probes, or, where probes have the whole budget (`final="grown"`), the densest network grown."""
     budget: int = 160
     """Epochs of the usual dense training."""
     start_density: float | None = None
@@ -53,31 +53,33 @@ class Options:
     method: str | Method = "gcg"
     """The growth method, by name or as a value."""
     gamma: float = 0.25
-    """Each round adds this share of the weights that are there."""
+    """Each round adds this share of the weights that are on."""
     rule: str | Rule = "probe"
     """The density rule, by name or as a value."""
     seed_epochs: int | None = None
-    """Epochs of the seed network; None: an eighth of the budget, and on to its plateau for rules that do not probe."""
+    """Epochs of the seed network; None: an eighth of the budget, and for rules that do not probe on to its plateau."""
     rough: int | float | Literal["adaptive"] = 1 / 160
-    """A round's training: epochs (int), a share of the budget (float), or until the val loss rests for 3 epochs."""
+    """Training of a round: epochs (int), a share of the budget (float), or until the validation loss has not improved
+    for 3 epochs ("adaptive")."""
     final: Final = "fresh"
     """Probes and the final network start from a fresh initialisation of the found mask, or from the grown weights."""
     final_epochs: int | Callable[[Sequence[Record]], int] | None = None
-    """Epochs of the network handed back; None: the budget. A function is given the records of all that was trained
-    before. A probe that has had as many is handed back as it is."""
+    """Epochs of the network handed back; None: the budget. A function is called with the records of all that was
+    trained before. A probe that has had as many epochs is handed back as it is."""
     probe_fraction: float | None = None
     """Without a reference: length of a probe as a share of the budget; None: a tenth, but at least 16 epochs, or 0.3 of
     the budget if that is less. With a reference a probe has the whole budget."""
     head_start: bool = True
-    """A short probe of the round that is handed back is trained on, its epochs counting; False: all of them anew."""
+    """Whether the network handed back goes on from its short probe, whose epochs then count; False: it starts anew."""
     answer: AnswerKind = "delta"
     """Which answer chooses the network that is handed back."""
     observe: Observe = "annealed"
     """Score the weights as they are after an annealed phase, or their running average."""
     num_val: int | None = None
-    """Validation examples, where the score is the share of them that are right: few of them widen the interval."""
+    """How many validation examples there are, where the score is the share of them that are right; few of them widen
+    the interval."""
     store: Store | str | os.PathLike[str] = dataclasses.field(default_factory=MemoryStore)
-    """Where finished stages are kept, a folder or a `Store`; a discovery that finds them there does not repeat them."""
+    """Where finished stages are kept, a folder or a `Store`; stages that are found there are not repeated."""
     observer: Observer = dataclasses.field(default_factory=Observer)
     """Is told when stages begin and end, and what the density rule says."""
     loss: Loss | None = None
@@ -168,13 +170,13 @@ class Options:
         return rules.create(self.rule, delta=self.delta) if isinstance(self.rule, str) else self.rule
 
     def among(self, fit: object) -> Options:
-        """These options as one of the processes takes them that train with `fit`: the first alone tells an observer."""
+        """These options for one of the processes that train with `fit`: only the first of them tells the observer."""
         team = self.team if self.team is not None else getattr(fit, "team", ALONE)
         return dataclasses.replace(self, team=team, observer=Observer() if team.rank else self.observer)
 
     @contextmanager
     def opened_store(self, seed: int) -> Iterator[Store]:
-        """The store, for as long as the discovery works: a folder is locked, and one of other options is refused."""
+        """The store, for the duration of the discovery: a folder is locked, and refused if it has other options."""
         team = self.team or ALONE
         if isinstance(self.store, str | os.PathLike):
             # By way of JSON, since numbers may be NumPy's.
@@ -197,7 +199,7 @@ class Options:
         return self.rough if isinstance(self.rough, int) else max(1, round(self.rough * self.budget))
 
     def num_final_epochs(self, before: Sequence[Record]) -> int:
-        """Of the network handed back, after all that was trained `before`."""
+        """Epochs of the network handed back, given the records of all that was trained before."""
         if self.final_epochs is None:
             return self.budget
         if not callable(self.final_epochs):
@@ -214,13 +216,13 @@ class Options:
     def num_probe_epochs(self) -> int:
         """One common total for every probe: that of the reference, where there is one.
 
-        Grown weights bring epochs along, up to more than a fraction of the budget, so they too need the whole of it.
+        Grown weights bring along more epochs than a fraction of the budget, so they need the whole budget too.
         """
         if self.reference is not None or self.final == "grown":
             return self.budget
         if self.probe_fraction is not None:
             return max(1, round(self.probe_fraction * self.budget))
-        # After a handful of epochs sparse networks are still far behind dense ones, and every answer would be dense.
+        # After a handful of epochs sparse networks are still far behind dense ones: every answer would be too dense.
         return max(1, min(_LEAST_PROBE, round(_LEAST_SHARE * self.budget)), round(self.budget / 10))
 
 

@@ -1,4 +1,4 @@
-"""A long training half done: kept so that a killed run repeats a minute of it and not all."""
+"""The state of a long training that is half done, kept so that a killed run repeats a minute of it and not all."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathgrow.runs import RunFolder, Store
 from pathgrow.team import ALONE, Team
 
 PREFIX = "partial-"
-"""Of the names under which trainings half done are stored."""
+"""Begins the names under which half-done trainings are stored."""
 _NOISE = "noise/"
 _STEPS_BETWEEN_QUESTIONS = 64
 """Processes that train together have to agree on when to save, which would hold them up if asked at every step."""
 
 
 def clear_partials(folder: RunFolder) -> None:
-    """Free what a finished run left half done: a kill may have come between the end of a stage and its clearing up."""
+    """Free half-done trainings in a finished run: a kill may have come between storing a stage and clearing up."""
     for stage in folder.stages:
         if stage.startswith(PREFIX):
             folder.forget_tensors(stage)
@@ -27,10 +27,10 @@ def clear_partials(folder: RunFolder) -> None:
 
 @dataclass(frozen=True)
 class Partial:
-    """Where one training leaves its whole state now and then; trainers decide when, `seconds` says how often.
+    """Where one training saves its whole state now and then; trainers decide when, `seconds` says how often.
 
-    What comes back is what was left, bit for bit: weights, optimizer state, masks, clock, average, the number of steps
-    done and the state of the generator that dropout draws from, which is another one in every process of a team.
+    What is loaded is what was saved, bit for bit: weights, optimizer state, masks, clock, average, the number of steps
+    done and the state of the generator that dropout draws from, of which every process of a team has its own.
     """
 
     store: Store
@@ -45,17 +45,17 @@ class Partial:
         return self.is_worth(seconds)
 
     def is_worth(self, seconds: float) -> bool:
-        """Whether so much work is to be kept; the clock of the first decides."""
+        """Whether this much work is worth saving; the clock of the first process decides."""
         return self.team.from_first(lambda: seconds > self.seconds)
 
     def save(self, attached: Attached, step: int, noise: Tensor) -> None:
-        """The state after `step` steps."""
+        """Save the state after `step` steps; `noise` is that of the generator for dropout."""
         tensors, facts = take(attached)
         noises = {f"{_NOISE}{rank}": state for rank, state in enumerate(self.team.gather(noise))}
         self.store.save(self.name, {"step": step, "state": facts}, {**tensors, **noises})
 
     def load(self, attached: Attached) -> tuple[int, Tensor] | None:
-        """Bring the network to the state that was left last; the steps it had then, and its noise. None: no such."""
+        """Bring the network to the state saved last; returns its steps and its noise, or None if nothing was saved."""
         found = self.store.load(self.name)
         if found is None or not found.tensors:
             return None

@@ -1,4 +1,4 @@
-"""Calls of the user's own functions: seeded by name, started at the user's learning rate, their results checked."""
+"""Calls of the user's own functions: seeded by name, begun at the user's learning rates, with checked results."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ class Job:
 
     attached: Attached
     epochs: int
-    """In all; where `length` is there, as far as is known when the training begins."""
+    """In all; with `length`, as far as is known when the training begins."""
     length: Callable[[int], int] | None = None
-    """Given the number of epochs done, how many there are to be in all: asked before each and at the end, and the
-    learning rate goes on at its place in a schedule of the length said last. A training that goes on in the middle of
-    an epoch asks once more, so whoever answers by looking at the network remembers it in `Attached.memory`."""
+    """Given the number of epochs done, returns how many there are to be in all. It is called before each epoch and at
+    the end, and the learning rate goes on at its place in a schedule of the latest length. A training that is resumed
+    in the middle of an epoch calls it again, so an answer that depends on the network is kept in `Attached.memory`."""
     seed: int
-    """Everything random about the training follows from it."""
+    """Decides everything random about the training."""
     first_step: int = 0
-    """Steps of the training that the network has behind it, where it was set back to one of them."""
+    """Steps of the training to skip, where the network was set back to a step in the middle of it."""
     progress: Partial | None = None
-    """Where a long training may leave its state, and finds it again after a kill."""
+    """Where a long training may save its state, and finds it again after a kill."""
 
 
 @runtime_checkable
@@ -55,17 +55,17 @@ class Trainer(Protocol):
     def __call__(self, model: nn.Module, optimizer: Optimizer, epochs: int) -> Any: ...
 
     def train(self, jobs: Sequence[Job]) -> list[int]:
-        """Train every job to its end; the number of samples that each took."""
+        """Train every job to its end; returns the number of samples that each took."""
 
 
 def check_calls(fit: Any, evaluate: Any) -> None:
-    """Both functions can be called as they will be; asked before anything is trained."""
+    """Refuse functions that cannot be called as they will be, before anything is trained."""
     check_call(fit, "fit", "model", "optimizer", "epochs")
     check_call(evaluate, "evaluate", "model")
 
 
 def check_call(function: Any, name: str, *wanted: str) -> None:
-    """A function that somebody gave under this name can be called with what is wanted."""
+    """Refuse a function, passed under this name, that cannot be called with these arguments."""
     call = f"{name}({', '.join(wanted)})"
     if not callable(function):
         raise UserError(f"{name} is a {type(function).__name__}, a function is wanted: give one that takes {call}")
@@ -81,7 +81,7 @@ def check_call(function: Any, name: str, *wanted: str) -> None:
 
 @contextmanager
 def seeded(seed: int, *name: str | int) -> Iterator[None]:
-    """Seed the global generators of torch, numpy and Python for this use, and give the caller's back afterwards.
+    """Seed the global generators of torch, numpy and Python for one named use, and restore the caller's states after.
 
     User functions may draw from any of them; a call then depends on its name alone, not on what ran before it.
     """
@@ -100,7 +100,7 @@ def seeded(seed: int, *name: str | int) -> Iterator[None]:
 
 
 class OptimizerSettings:
-    """The learning rates (and all else in the parameter groups) that the user set, to begin every phase with.
+    """The learning rates and other settings of the parameter groups as the user set them; every phase begins with them.
 
     A schedule inside `fit` may leave them anywhere; without this a second phase would begin where the first ended.
     """
@@ -126,14 +126,14 @@ def _settings(group: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Score:
-    """One evaluation; higher is better. `loss` is None where the user's function gives none."""
+    """One evaluation. A higher score is better; `loss` is None where the user's function returns none."""
 
     score: float
     loss: float | None
 
     @property
     def badness(self) -> float:
-        """What an adaptive phase wants to see fall."""
+        """What an adaptive phase trains to bring down."""
         return self.loss if self.loss is not None else -self.score
 
 
@@ -162,7 +162,7 @@ def read_score(value: Any, stage: str) -> Score:
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """What a phase did."""
+    """The outcome of a phase."""
 
     num_epochs: int
     num_samples: int
@@ -175,11 +175,11 @@ class Phases:
     Parameters
     ----------
     optimizer
-        Its settings now are those that every phase begins with.
+        Every phase begins with the settings that it has now.
     average
         Score the running average of the weights instead of the weights.
     store
-        Where a `Trainer` may leave long trainings half done.
+        Where a `Trainer` may save half-done trainings.
     team
         The processes that train together.
     """
@@ -231,7 +231,7 @@ class Phases:
         ]
 
     def forget_partials(self, stage: str) -> None:
-        """A stage is stored: its trainings need not be kept half done."""
+        """Delete the half-done trainings of a stage that is stored now."""
         for partial in self._partials.pop(stage, []):
             partial.forget()
 
@@ -285,7 +285,7 @@ class Phases:
 
     def _end_fit(self, attached: Attached, stage: str) -> None:
         self.settings.restore_(attached.optimizer)
-        # Statistics of batch norm are each process's own in training: from here on those of the first count.
+        # In training each process has batch-norm statistics of its own: from here on those of the first count.
         self._team.spread_(attached.model.buffers())
         self._team.check_same("trained weights", lambda: digest(dict(attached.model.named_parameters())))
         for name, parameter in attached.model.named_parameters():

@@ -23,9 +23,9 @@ from pathgrow.version import __version__
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Discovery:
-    """How dense the network needs to be, and that network: it is in the model that was given to `discover`.
+    """How dense the network needs to be, and that network, which is in the model that was passed to `discover`.
 
-    The masks stay enforced while the model is trained on, until `attached.detach()`.
+    If the model is trained further, the masks stay enforced until `attached.detach()`.
     """
 
     answer: Answer
@@ -68,7 +68,7 @@ class Discovery:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """90% interval of the operating density; from 0 on where its lower end lies below everything trained out."""
+        """90% interval of the operating density; its lower end is 0 where that lies below everything trained out."""
         return self.answer.interval
 
     @property
@@ -102,26 +102,26 @@ class Discovery:
 
     @property
     def density(self) -> float:
-        """Of the network handed back, over the switchable weights."""
+        """Density of the network handed back, over the switchable weights."""
         return self.network.point.density
 
     @property
     def density_model(self) -> float:
-        """Of the network handed back, over all parameters of the model."""
+        """Density of the network handed back, over all parameters of the model."""
         return self.network.density_model
 
     @property
     def score(self) -> float:
-        """Of the network handed back, on the user's validation data."""
+        """Score of the network handed back, on the user's validation data."""
         return self.network.point.score
 
     @property
     def masks(self) -> Masks:
-        """Of the network handed back."""
+        """Masks of the network handed back."""
         return self.attached.masks
 
     def masks_at(self, round: int) -> Masks:
-        """Of the trunk in a visited round; 0 is the seed network, `DENSE` a dense copy."""
+        """Masks of the trunk in a visited round; 0 is the seed network, `DENSE` a dense copy."""
         if round == DENSE:
             return Masks.full(self.attached.model, self.site.scope)
         return self.site.masks_of(self.rounds[round])
@@ -144,7 +144,7 @@ class Discovery:
         return rule.answer(self.curve).density
 
     def report(self) -> dict[str, Any]:
-        """JSON values; all but `timing` are the same in every repetition of this discovery."""
+        """The report as JSON values; all but `timing` is the same in every repetition of this discovery."""
         answer, network = self.answer, self.network
         return {
             "format": 1,

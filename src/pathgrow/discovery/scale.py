@@ -1,7 +1,7 @@
-"""Numbers that were meant in another unit than the scores have: percent beside shares of one, losses beside scores.
+"""Numbers given in another unit than the scores: percent beside shares of one, losses beside scores.
 
-Scores may be anything, so little is refused: only what no two scores of one kind can well be. Of the rest is warned
-where it would cost trainings to find out.
+Scores may be anything, so little is refused: only what two scores of one kind can hardly be. About the rest there is a
+warning, where it would cost trainings to find out.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from pathgrow.errors import RunFailed
 _SHARE = 1.0
 _BEYOND_A_SHARE = 1.5
 _APART = 20.0
-"""Percent are a hundred times a share; a network trained out is not this far from dense by being sparse."""
+"""Percent are a hundred times a share, and sparsity alone does not put a trained-out network this far from dense."""
 _ROUNDS = 5
 _ABOUT = (0.5, 1.2)
-"""Growing networks may score next to nothing, whatever the unit: it takes so many rounds, and a best score that would
-be this much of the reference if it were percent."""
+"""Growing networks may score next to nothing in any unit, so they count only after this many rounds, and if their best
+score, taken as percent, would be this much of the reference."""
 
 
 def check_reference(curve: Curve) -> None:
     """Refuse a reference that was given as percent where scores are shares of one, or the other way round.
 
-    Asked again after every stage, so what stands in the store by then is kept.
+    Checked again after every stage; what was stored by then is kept.
     """
     if curve.reference is None or curve.reference.kind != "given":
         return
@@ -41,9 +41,9 @@ def check_reference(curve: Curve) -> None:
 
 
 def doubt_about_reference(curve: Curve) -> str | None:
-    """What to say of a given reference that looks like an error or a loss beside the scores of probes; else None.
+    """A warning about a given reference that looks like an error or a loss beside the scores of probes, or None.
 
-    A reward of 15 beside networks that come to 0.9 looks the same, so this is no reason to end a run.
+    A reward of 15 beside networks that reach 0.9 looks the same, so this is no reason to end a run.
     """
     if curve.reference is None or curve.reference.kind != "given" or not curve.probes:
         return None
@@ -64,9 +64,9 @@ def _best(curve: Curve) -> float:
 
 
 def doubt_about_delta(score: float, delta: float, default: float) -> str | None:
-    """What to say of a first score that is no share of one, where delta was left at a value for those; else None.
+    """A warning about a first score that is no share of one, where delta has its default, which is for shares; or None.
 
-    Scores below zero, as losses with a minus sign, may well be told apart by a hundredth.
+    For scores below zero, such as losses with a minus sign, a delta of a hundredth may well be meant.
 
     >>> doubt_about_delta(87.5, delta=0.01, default=0.01)
     'the first score is 87.5 and delta is 0.01, the default for scores from 0 to 1: ...'

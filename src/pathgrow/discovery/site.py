@@ -1,4 +1,4 @@
-"""Where a discovery works: what all of its stages share, and how each of them writes itself down."""
+"""What all stages of a discovery share, and how each of them is recorded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pathgrow.wiring import read
 
 
 class Site:
-    """The pristine model, its reading, the user's functions and the options: fixed from the first stage to the last."""
+    """The untrained model, its wiring, the user's functions and the options: the same in all stages."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Site:
         self.phases = Phases(fit, evaluate, optimizer, seed=seed, average=average, store=store, team=self.team)
         self.stages = Stages(store, options.observer, on_stored=self.phases.forget_partials)
         self.team.spread_([*model.parameters(), *model.buffers()])
-        # Copied before anything is trained, so that whatever users keep on their model is as fresh as its weights.
+        # Copied before anything is trained, so that whatever users keep on their model is untrained too.
         self._pristine = copy_pair(model, optimizer)
         self.wiring = read(model, example_input)
         self.dense_flops = step_flops(self.wiring)
@@ -61,7 +61,7 @@ class Site:
 
     @property
     def initial(self) -> Mapping[str, Tensor]:
-        """All parameters and buffers that the user's model came with."""
+        """All parameters and buffers of the user's model as it came."""
         return {name: tensor.detach() for name, tensor in weights_and_buffers(self._pristine[0])}
 
     def copy(self) -> tuple[nn.Module, Optimizer]:
@@ -69,7 +69,7 @@ class Site:
         return copy_pair(*self._pristine)
 
     def attach(self, model: nn.Module, optimizer: Optimizer, method: Method) -> Attached:
-        """Masks on a model, by the options of this discovery."""
+        """Put masks on a model, by the options of this discovery."""
         return attach(
             model,
             optimizer,
@@ -95,7 +95,7 @@ class Site:
         return Masks({name: tensors[name].to(inside.device) for name, inside in self.scope.items()}, self.scope)
 
     def train_(self, attached: Attached, stage: str, epochs: int | None) -> Trained:
-        """One phase of training; None: as long as the validation loss falls."""
+        """One phase of training; with `epochs` None, for as long as the validation loss falls."""
         self.options.observer.stage_begins(stage, epochs=epochs, density=attached.density)
         return self.phases.train_(attached, stage, epochs)
 
@@ -106,10 +106,11 @@ class Site:
         return self.phases.train_together_(networks, epochs)
 
     def train_seed_(self, attached: Attached, stage: str) -> Trained:
-        """The seed network; to its own plateau where a rule reads the trajectory itself.
+        """Train the seed network; to its plateau where a rule reads the trajectory itself.
 
-        That is until half of its training once more gains less than half of delta: points recorded before would rise
-        because the network is trained longer, not because it is denser. Probes are trained alike and need none of it.
+        That is until half of its training again gains less than half of delta: points recorded earlier would rise
+        because the network is trained longer, not because it is denser. Probes are all trained alike, so the probe rule
+        does not need this.
         """
         epochs = self.options.num_seed_epochs
         if self.options.seed_epochs is not None or isinstance(self.rule, ProbeRule):
@@ -129,7 +130,7 @@ class Site:
         growth_flops: int = 0,
         topology: Mapping[str, Any] | None = None,
     ) -> Record:
-        """What is written down of a network that was just trained."""
+        """The record of a network that was just trained."""
         masks = attached.masks
         point = Point(
             round=round,

@@ -1,4 +1,4 @@
-"""Stages: a piece of work that is done once, written down, and found again by whoever repeats the discovery."""
+"""Stages: pieces of work that are done once, stored, and found again when the discovery is repeated."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathgrow.runs.store import Store
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """A network that was trained and observed, in JSON values only."""
+    """A network that was trained and scored, in JSON values only."""
 
     stage: str
     point: Point
@@ -27,11 +27,11 @@ class Record:
     """Epochs of this stage alone; `point.epochs` counts all that its network has had."""
     num_samples: int
     sample_flops: int
-    """Of one training sample at these masks."""
+    """Cost of one training sample at these masks."""
     growth_flops: int = 0
-    """Of looking at the network before it grew."""
+    """Cost of reading the network before it grew."""
     topology: Mapping[str, Any] | None = None
-    """Recorded where the masks are new."""
+    """Measured where the masks are new."""
     seconds: float
 
     def row(self) -> dict[str, Any]:
@@ -47,12 +47,12 @@ class Record:
         }
 
     def facts(self) -> dict[str, Any]:
-        """All of it but the stage's name."""
+        """Everything but the name of the stage."""
         rest = {name: getattr(self, name) for name in _BESIDE_THE_POINT}
         return {**self.row(), **rest}
 
     def enter(self, ledger: Ledger) -> None:
-        """Write what this stage cost into a ledger."""
+        """Enter what this stage cost into a ledger."""
         ledger.add(
             self.stage,
             epochs=self.num_epochs,
@@ -65,7 +65,7 @@ class Record:
 
     @classmethod
     def from_facts(cls, stage: str, facts: Mapping[str, Any]) -> Record:
-        """The record that gave these facts."""
+        """The record with these `facts()`."""
         point = Point(**{name: facts[name] for name in ("round", "density", "epochs", "score", "loss")})
         rest = {name: facts[name] for name in _BESIDE_THE_POINT}
         return cls(stage=stage, point=point, density_model=facts["density_model"], **rest)
@@ -76,7 +76,7 @@ _BESIDE_THE_POINT = ("num_on", "num_epochs", "num_samples", "sample_flops", "gro
 
 @dataclass(frozen=True)
 class Work:
-    """What a stage brought forth: its record, and tensors (with facts of their own) for later stages."""
+    """What a stage produced: its record, and tensors (with facts of their own) for later stages."""
 
     record: Record
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class Work:
 
 
 class Stages:
-    """Does each stage once."""
+    """Does each stage once, and finds it in the store from then on."""
 
     def __init__(self, store: Store, observer: Observer, on_stored: Callable[[str], None] = lambda stage: None) -> None:
         self.store = store
@@ -92,11 +92,11 @@ class Stages:
         self._on_stored = on_stored
 
     def once(self, stage: str, work: Callable[[], Work]) -> Record:
-        """The record of a stage: found in the store, or worked out now and stored."""
+        """The record of a stage, from the store if it is there; otherwise the work is done now and stored."""
         return self.all_once([stage], lambda missing: [work()])[0]
 
     def all_once(self, stages: Sequence[str], work: Callable[[Sequence[str]], Sequence[Work]]) -> list[Record]:
-        """The records of several stages; those that are missing are worked out together."""
+        """The records of several stages; the work of those that are missing is done together."""
         records: dict[str, Record] = {}
         for stage in stages:
             if (found := self.store.load(stage)) is not None:
@@ -104,7 +104,7 @@ class Stages:
                 self.observer.stage_ends(records[stage], resumed=True)
         missing = [stage for stage in stages if stage not in records]
         for stage, done in zip(missing, work(missing) if missing else (), strict=True):
-            # Told before it is stored: what an observer writes about a stage is then never missing from a stored one.
+            # The observer is told first, so that what it writes about a stage is there whenever the stage is stored.
             self.observer.stage_ends(done.record, resumed=False)
             self.store.save(stage, {**done.record.facts(), "state": done.facts}, done.tensors)
             self._on_stored(stage)
@@ -112,6 +112,6 @@ class Stages:
         return [records[stage] for stage in stages]
 
     def tensors(self, stage: str) -> tuple[Mapping[str, Tensor], Mapping[str, Any]] | None:
-        """What a stage left for later ones, or None if it is not there (any more)."""
+        """The tensors and facts that a stage left for later ones, or None if they are not there (any more)."""
         found = self.store.load(stage)
         return None if found is None or not found.tensors else (found.tensors, found.facts["state"])

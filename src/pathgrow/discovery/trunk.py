@@ -24,15 +24,15 @@ from pathgrow.networks import copy_pair, pack_pair, unpack_pair_
 from pathgrow.topology import GLOBAL_LIMIT, Topology, measure
 
 _ROUNDS_BETWEEN_CORES = 3
-"""The tau-core of the whole network takes half as long as a short round trains; with each doubling of density it is
-seen as well as with every round."""
+"""The global tau-core takes half as long as a short round of training. Measured at each doubling of density, it shows
+as much as if it were measured every round."""
 
 
 class Trunk:
-    """Grows the network. Round 0 is the seed network, trained to its plateau.
+    """Grows the network. Round 0 is the seed network.
 
-    The stage of a round keeps its masks for good. Weights and optimizer state lie in a stage beside it: they are large,
-    and where copies begin from a fresh initialisation only the last of them are needed.
+    The stage of a round keeps its masks for good. Weights and optimizer state are kept in a separate stage: they are
+    large, and where copies begin from a fresh initialisation only the latest are needed.
     """
 
     def __init__(self, site: Site, model: nn.Module, optimizer: Optimizer) -> None:
@@ -42,7 +42,7 @@ class Trunk:
         self.attached = self._plant(model, optimizer)
         self.num = self.attached.masks.num
         self._stands_at: int | None = -1
-        """The round whose weights the model holds; -1: the start; None: somewhere in between."""
+        """The round whose weights the model holds; -1: before the seed training; None: somewhere between rounds."""
 
     @property
     def is_full(self) -> bool:
@@ -55,7 +55,7 @@ class Trunk:
         return min(self.num, num_on + max(1, int(self._site.options.gamma * num_on)))
 
     def advance_(self, num_on: int | None = None) -> Record:
-        """Visit the next round, at a full growth step or at the given number of weights."""
+        """Visit the next round, by a full growth step or at the given number of weights."""
         round = len(self.rounds)
         stage = "seed" if round == 0 else f"round-{round:03d}"
         if num_on is None:
@@ -101,16 +101,16 @@ class Trunk:
         return self.attached
 
     def give_back_(self) -> None:
-        """Leave the user's model and optimizer as they came: what they held belongs to a discovery that was broken off.
+        """Bring the user's model and optimizer back to how they came, after a discovery that was broken off.
 
-        Calling `discover` with them once more is then beginning again, or going on with what is stored.
+        Calling `discover` with them once more then begins again, or goes on with what is stored.
         """
         model, optimizer = self.attached.model, self.attached.optimizer
         self.attached.detach()
         unpack_pair_(model, optimizer, *pack_pair(*self._site.copy()))
 
     def _plant(self, model: nn.Module, optimizer: Optimizer) -> Attached:
-        """Put the start masks on the user's model. The stage also tells whether it was begun with this model."""
+        """Put the start masks on the user's model; refuses stored stages that began from other weights."""
         site, fingerprint = self._site, digest(self._site.initial)
         found = self._store.load("start")
         if found is None:
@@ -123,12 +123,12 @@ class Trunk:
                 "begin from the same model and seed, or choose another store"
             )
         start = fixed(self._site.as_masks(found.tensors))
-        # The target is left out: masks of a whole number of weights may be a fraction of one above it.
+        # Without the target: masks of a whole number of weights may lie above it by a fraction of a weight.
         method = replace(site.method, start=start.start, start_density=start.start_density, target_density=None)
         return site.attach(model, optimizer, method)
 
     def _work_(self, round: int, stage: str, num_on: int) -> tuple[Trained, int]:
-        """Grow from the round before and train; what was trained, and the FLOPs of looking where to grow."""
+        """Grow from the round before and train; returns the outcome and the FLOPs of deciding where to grow."""
         self._stand_at_(round - 1)
         self._stands_at = None
         options, cost = self._site.options, 0
@@ -152,7 +152,7 @@ class Trunk:
         return trained, cost
 
     def _topology(self, round: int) -> Topology:
-        """Path measures of the trunk as it is, on the CPU: many small passes in float64, no work for a GPU."""
+        """Path measures of the trunk as it is, on the CPU: they are many small passes in float64, no work for a GPU."""
         model, example = self.attached.model, self._site.example_input
         if any(parameter.device.type != "cpu" for parameter in model.parameters()):
             model = copy_pair(model, self.attached.optimizer)[0].cpu()
@@ -161,7 +161,7 @@ class Trunk:
         return measure(model, example, self.attached.masks.to("cpu"), global_limit=limit)
 
     def _stand_at_(self, round: int) -> None:
-        """Bring the model to where a round left it; a round whose weights are gone is worked out again."""
+        """Bring the model to where a round left it; a round whose weights are gone is trained again."""
         if self._stands_at == round:
             return
         found = self._store.load(_weights(round)) if round >= 0 else None
