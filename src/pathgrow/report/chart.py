@@ -32,7 +32,7 @@ _STYLES = {
 
 
 class Canvas:
-    """Character cells; what is drawn later covers what was drawn before, but for braille dots, which join."""
+    """Character cells. What is drawn later covers what was drawn before, except for braille dots, which combine."""
 
     def __init__(self, width: int, height: int) -> None:
         self.width, self.height = width, height
@@ -121,7 +121,7 @@ def _draw_band(canvas: Canvas, frame: Frame, fit: dict[str, list[float]]) -> Non
 
 
 def _between(at: float, places: list[float], values: list[float]) -> float:
-    """The value at a place, straight between its neighbours."""
+    """The value at a place, interpolated linearly between its neighbours."""
     right = next(index for index, place in enumerate(places) if place >= at)
     if right == 0 or places[right] == places[right - 1]:
         return values[right]

@@ -1,7 +1,7 @@
-"""The curve as a picture: what was trained out, what the fit makes of it, and where the answer lies.
+"""The curve as a PNG: what was trained out, the fit, and where the answer lies.
 
-Drawn through matplotlib's objects, never through pyplot: nothing global is touched, no display is needed. The colours
-are Okabe and Ito's, told apart by colour-blind readers too, and every kind of mark has a shape of its own.
+Drawn with matplotlib's objects and never with pyplot, so nothing global is touched and no display is needed. The
+colours are those of Okabe and Ito, which colour-blind readers can tell apart, and each kind of mark has its own shape.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _DEPTH = 1.0
-"""How far below the well-trained points the picture reaches, in their own spread; rough points may start at chance."""
+"""How far below the trained-out points the picture reaches, in their own spread; rough ones may start at chance."""
 _REACH = 2.0
 """How far an interval may widen the picture beyond the observed densities, as a factor; its ends may lie at 0."""
 
@@ -48,7 +48,7 @@ class Frame:
         return cls((left / factor, right * factor), (low - margin, high + margin))
 
     def x(self, density: float) -> float:
-        """What lies outside the window, as the open end of an interval at 0, stands on its edge."""
+        """Densities outside the window, such as the open end of an interval at 0, are put on its edge."""
         left, right = self.densities
         return math.log(min(max(density, left), right) / left) / math.log(right / left)
 
@@ -57,7 +57,7 @@ class Frame:
         return (score - low) / (high - low)
 
     def density_ticks(self) -> list[float]:
-        """At most seven round densities, as many as there can be.
+        """As many round densities as possible, at most seven.
 
         >>> Frame((0.009, 0.5), (0, 1)).density_ticks()
         [0.01, 0.02, 0.05, 0.1, 0.2, 0.5]
@@ -88,7 +88,7 @@ class Frame:
 
 
 def ends(interval: Sequence[float | None] | None) -> tuple[float, float] | None:
-    """An interval of densities with both ends, or None; JSON has no infinity, so an end that is open is null there.
+    """An interval of densities with numbers for its open ends, which are null in JSON, as it has no infinity; or None.
 
     >>> ends([0.1, 0.2]), ends([0.0, None]), ends(None)
     ((0.1, 0.2), (0.0, 1.0), None)
@@ -100,12 +100,12 @@ def ends(interval: Sequence[float | None] | None) -> tuple[float, float] | None:
 
 
 def threshold(report: dict[str, Any]) -> float | None:
-    """The score a network must reach: the reference less what is allowed."""
+    """The score that a network must reach: the reference less what is allowed."""
     reference = report.get("reference")
     return None if reference is None else float(reference["score"] - allowed(report))
 
 
 def allowed(report: dict[str, Any]) -> float:
-    """How far below the reference the points may stay: delta, or more of it where they were trained only shortly."""
+    """How far below the reference the points may stay: delta, or more where they were trained only briefly."""
     answer = report["answer"]
     return float(answer.get("allowed") or answer["delta"])

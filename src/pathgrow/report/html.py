@@ -1,7 +1,7 @@
-"""The report as one page: opens from disk, asks nobody for anything, runs nothing.
+"""The report as one page that opens from disk, loads nothing and runs nothing.
 
-Every value goes through the template's escaping, and the page's own policy forbids scripts, so a name out of a config
-stays a name.
+Every value goes through the template's escaping, and the page's own policy forbids scripts, so whatever a config
+contains stays text.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def page(report: dict[str, Any]) -> str:
 
 
 def write_all(path: str | os.PathLike[str]) -> list[Path]:
-    """Write curve.png and report.html into the folder of a finished run; their paths."""
+    """Write curve.png and report.html into the folder of a finished run; returns their paths."""
     report = read_finished(path)
     picture, text = Path(path) / "curve.png", Path(path) / "report.html"
     atomic.write_bytes(picture, curve_png(report))

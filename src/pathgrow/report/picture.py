@@ -1,4 +1,4 @@
-"""Where everything stands in the page's own picture, in pixels; the template only writes it down.
+"""Where everything lies in the page's own picture, in pixels; the template only writes it out.
 
 Drawn as SVG in the page itself, so that it follows the reader's light or dark colours and stays sharp at any size.
 """
@@ -13,7 +13,7 @@ from pathgrow.report.frame import Frame, ends, threshold
 from pathgrow.report.wording import Scores, below_reference, counted, in_round, percent, reference_score
 
 Mark = tuple[float, float, str]
-"""x, y, and what it says when pointed at."""
+"""x, y, and the text of its tooltip."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Picture:
     rough: list[Mark]
     rough_line: str
     below: list[float]
-    """Where rough points lie under the picture."""
+    """x of the rough points that lie below the picture."""
     probes: list[Mark]
     fit: str
     band: str

@@ -1,6 +1,6 @@
-"""A running discovery as it goes on: round, density, score, current estimate, time left.
+"""A running discovery: round, density, score, current estimate, time left.
 
-On a terminal a few lines that renew themselves; elsewhere (a log file, a pipe) one line per finished stage.
+On a terminal it is a few lines that are updated in place; elsewhere (a log file, a pipe) one line per finished stage.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from pathgrow.report.wording import counted, duration, in_round, percent, percen
 
 
 class Progress(Protocol):
-    """What a running discovery tells."""
+    """What a running discovery reports."""
 
     def stage(self, name: str, density: float, epochs: int | None) -> None:
         """A stage begins; `epochs` is None where its length is not known."""
 
     def beside(self, name: str, density: float, epochs: int | None) -> None:
-        """Another stage is trained together with the one that began: from here on epochs of any of them are told."""
+        """Another stage is trained together with the one that began; from here on `epoch` is about any of them."""
 
     def epoch(self, done: int, of: int, loss: float | None = None) -> None:
         """`done` epochs of the stage are over."""
@@ -37,11 +37,11 @@ class Progress(Protocol):
         """What the density rule would answer now."""
 
     def close(self) -> None:
-        """Nothing more will be told; the terminal is given back."""
+        """Nothing more will come; the terminal is released."""
 
 
 class Silent:
-    """Tells nobody."""
+    """Shows nothing."""
 
     def stage(self, name: str, density: float, epochs: int | None) -> None: ...
 
@@ -59,7 +59,7 @@ class Silent:
 def create(console: Console | None = None, *, total_epochs: int | None = None) -> Progress:
     """The progress that fits the console: live on a terminal, plain lines elsewhere.
 
-    `total_epochs`: what all stages together are expected to train; without it the time left is that of the stage.
+    `total_epochs` is what all stages together are expected to train; without it the time left is that of the stage.
     """
     console = console or Console(stderr=True)
     return LiveProgress(console, total_epochs) if console.is_terminal else LineProgress(console)
@@ -68,7 +68,7 @@ def create(console: Console | None = None, *, total_epochs: int | None = None) -
 class Pace:
     """Seconds per epoch, as measured so far, and the time that is left at this pace.
 
-    A stage may tell its epochs one by one, or only that it is over: both count.
+    A stage may report its epochs one by one, or only its end: both count.
     """
 
     def __init__(self, total_epochs: int | None, clock: Callable[[], float]) -> None:
@@ -91,13 +91,13 @@ class Pace:
         self._stage_epochs, self._stage_done, self._last = epochs, 0, self._clock()
 
     def widen(self, epochs: int | None) -> None:
-        """Another stage is trained together with this one: they count as one, whose epochs are told one by one."""
+        """Another stage is trained together with this one: they count as one, whose epochs are reported one by one."""
         if self._stage_epochs is not None and epochs is not None:
             self._stage_epochs += epochs
         self._one_by_one = True
 
     def advance(self, done: int) -> None:
-        """`done` epochs of the stage are over; a stage of unknown length tells its epochs one by one."""
+        """`done` epochs of the stage are over; a stage of unknown length reports its epochs one by one."""
         now = self._clock()
         if self._stage_epochs is None or self._one_by_one:
             done = self._stage_done + 1
@@ -113,7 +113,7 @@ class Pace:
 
     @property
     def stage_done(self) -> float:
-        """Epochs of the stage that are over; where nobody tells, as many as its pace so far makes likely."""
+        """Epochs of the stage that are over; if none were reported, an estimate from the pace so far."""
         pace = self.seconds_per_epoch
         if self._stage_done or not pace or self._stage_epochs is None:
             return self._stage_done
@@ -121,7 +121,7 @@ class Pace:
 
     @property
     def seconds_left(self) -> float | None:
-        """Of the run if its total is known, else of the stage; None before anything was measured."""
+        """Seconds left of the run if its total is known, else of the stage; None before anything was measured."""
         of = self._stage_epochs if self.total_epochs is None else self.total_epochs - self._done_before
         pace = self.seconds_per_epoch
         return None if of is None or pace is None else max(0.0, of - self.stage_done) * pace
@@ -160,7 +160,7 @@ class LineProgress:
 
 
 class LiveProgress:
-    """Three lines that renew themselves; gone when the run ends, for the report to take their place."""
+    """Three lines that are updated in place and removed when the run ends, to make room for the report."""
 
     def __init__(
         self, console: Console, total_epochs: int | None = None, clock: Callable[[], float] = time.monotonic

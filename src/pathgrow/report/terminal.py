@@ -11,11 +11,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from pathgrow.report import wording
+from pathgrow.report import story, wording
 from pathgrow.report.chart import curve_chart
 from pathgrow.report.reading import Unfinished, is_training, read
 from pathgrow.report.training import training_summary
-from pathgrow.report.wording import Scores, counted, percent, percent_column, printable
+from pathgrow.report.wording import counted, percent, printable
 
 
 def show(path: str | os.PathLike[str], console: Console | None = None) -> None:
@@ -59,39 +59,18 @@ def _findings(report: dict[str, Any]) -> Table:
 
 
 def _rounds(report: dict[str, Any]) -> Table:
-    """One line a round: the trunk as it grew, and beside it the copy that was trained out, where there is one.
-
-    A dense network, which is of no round, stands below them.
-    """
-    scores = Scores.of(report)
-    probes = {row["round"]: row for row in report["curve"]["probes"]}
+    """The rounds as on the page, with a mark at the network handed back."""
+    headings, rows = story.rounds(report)
     chosen = report["network"].get("round")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.title, table.title_justify, table.title_style = "Rounds", "left", "bold"
-    for heading in ("round", "density", "of model", "epochs", scores.name, "loss", "trained out", "epochs"):
+    for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
-    for row in report["curve"]["rough"]:
-        probe = probes.get(row["round"])
-        table.add_row(
-            f"{'>' if row['round'] == chosen else ''}{row['round']}",
-            percent_column(row["density"]),
-            percent_column(row["density_model"]),
-            str(row["epochs"]),
-            scores(row["score"]),
-            _loss(row),
-            scores(probe["score"]) if probe else "",
-            str(probe["epochs"]) if probe else "",
-        )
-    if dense := wording.dense_row(report):  # it was not grown: it has no place in the trunk
-        of_dense = (percent_column(dense["density"]), percent_column(dense["density_model"]))
-        table.add_row("dense", *of_dense, "", "", "", scores(dense["score"]), str(dense["epochs"] or ""))
+    for round, *cells in rows:
+        table.add_row(f"{'>' if round == str(chosen) else ''}{round}", *cells)
     if chosen is not None:
         table.caption, table.caption_justify = "> the network handed back", "left"
     return table
-
-
-def _loss(row: dict[str, Any]) -> str:
-    return "" if row.get("loss") is None else f"{row['loss']:.3f}"
 
 
 def _unfinished(run: Unfinished, path: str | os.PathLike[str]) -> RenderableType:

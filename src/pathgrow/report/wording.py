@@ -9,7 +9,8 @@ from typing import Any
 from pathgrow.report.frame import allowed, ends
 
 DENSE = -1
-"""The round that a report gives to a copy which was not grown: all of its weights are there."""
+"""The round that a report gives to a copy that was not grown but has all its weights. Written again here, since reports
+are read without the code that made them."""
 
 
 def percent(density: float) -> str:
@@ -34,7 +35,7 @@ def percent_range(interval: Sequence[float | None]) -> str:
 
 
 def percent_column(density: float) -> str:
-    """A density in percent with two decimals, to stand under others."""
+    """A density in percent with two decimals, for columns."""
     return f"{100 * density:.2f}%"
 
 
@@ -74,7 +75,7 @@ def duration(seconds: float) -> str:
 
 
 def in_round(round: int) -> str:
-    """Where a network comes from; one that was not grown is of no round.
+    """Where a network comes from; one that was not grown belongs to no round.
 
     >>> in_round(7), in_round(DENSE)
     ('round 7', 'dense copy')
@@ -157,7 +158,7 @@ def headline(report: dict[str, Any]) -> str:
 
 
 def judged_briefly(report: dict[str, Any]) -> int | None:
-    """The epochs of the networks compared, where there is no other reference and the one handed back had more."""
+    """The epochs of the networks compared, where one of them is the reference and the one handed back had more."""
     reference = report.get("reference") or {}
     if reference.get("kind") != "densest" or not report["curve"]["probes"]:
         return None
@@ -166,7 +167,7 @@ def judged_briefly(report: dict[str, Any]) -> int | None:
 
 
 def dense_row(report: dict[str, Any]) -> dict[str, Any] | None:
-    """The dense network that the others are compared with, as a row beside the rounds, where one was trained."""
+    """The dense network that the others are compared with, as a row beside the rounds; None if none was trained."""
     if (probe := _dense_probe(report)) is not None:
         return probe
     trained, reference = report.get("dense"), report.get("reference") or {}
@@ -177,20 +178,20 @@ def dense_row(report: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def reference_score(report: dict[str, Any]) -> str:
-    """The score that the goal is counted from; one of the networks compared counts by the curve through all of them."""
+    """The score that the goal is measured from; for one of the networks compared, the score of the fitted curve."""
     fitted = " (fitted)" if report["reference"]["kind"] == "densest" else ""
     return f"{Scores.of(report)(report['reference']['score'])}{fitted}"
 
 
 def below_reference(report: dict[str, Any]) -> str:
-    """How far below the reference the goal is drawn, and what that is in the end where trainings were short."""
+    """How far below the reference the goal is drawn; after short trainings also what that stands for in the end."""
     scores, here, delta = Scores.of(report), allowed(report), report["answer"]["delta"]
     in_the_end = "" if here == delta else f" ({scores.difference(delta).split()[0]} in the end)"
     return f"less {scores.difference(here)}{in_the_end}"
 
 
 def explanation(report: dict[str, Any]) -> str:
-    """What the headline rests on: the words of the density rule, where it was asked."""
+    """What the headline is based on: the words of the density rule, if it was asked."""
     if asked_for(report) is not None and report["answer"]["status"] != "found":
         return (
             "Growth ended at that density; how dense the network needs to be was not asked, and no copies were probed."
@@ -199,7 +200,7 @@ def explanation(report: dict[str, Any]) -> str:
 
 
 def asked_for(report: dict[str, Any]) -> float | None:
-    """The density that the user named in place of asking for the one needed."""
+    """The density that the user named instead of asking for the one needed."""
     target: float | None = (report.get("config") or {}).get("target_density")
     return target
 
@@ -256,7 +257,7 @@ def _caution(report: dict[str, Any]) -> str:
 
 
 def _reference(report: dict[str, Any]) -> str:
-    """Its score, what it is and how long that was trained."""
+    """The score of the reference, what it is, and how long it was trained."""
     scores, reference = Scores.of(report), report["reference"]
     score, kind, epochs = scores(reference["score"]), reference["kind"], reference.get("epochs")
     trained = f" {counted(epochs, 'epoch')}" if epochs else ""

@@ -16,14 +16,14 @@ from pathgrow.runs.stages import serialize
 
 
 def save_weights(weights: Mapping[str, Tensor], path: Path) -> str:
-    """Write a state dict atomically; the SHA-256 of the file."""
+    """Write a state dict atomically; returns the SHA-256 of the file."""
     data = serialize(weights)
     atomic.write_bytes(path, data)
     return hashlib.sha256(data).hexdigest()
 
 
 def load_weights_(model: nn.Module, path: Path) -> None:
-    """Put the weights of a file into `model`; weights of another model are refused before anything is changed."""
+    """Load the weights of a file into `model`; those of another model are refused before anything is changed."""
     try:
         weights = safetensors.torch.load(path.read_bytes())
     except (OSError, SafetensorError) as error:
@@ -34,7 +34,7 @@ def load_weights_(model: nn.Module, path: Path) -> None:
 
 
 def mismatch(got: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str | None:
-    """The first tensor in which two state dicts differ by name or shape, in the order of `wanted`; None if in none."""
+    """The first tensor in which two state dicts differ by name or shape, in words; None if there is none."""
     for name, tensor in wanted.items():
         if name not in got:
             return f"tensor '{name}' of shape {_shape(tensor)} is wanted and missing"

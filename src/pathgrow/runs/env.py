@@ -1,4 +1,4 @@
-"""What a run ran on, written beside it; nothing in here names a person or a machine."""
+"""The environment of a run, stored with it; nothing in here names a person or a machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from pathgrow.version import __version__
 
 BITS_DEPEND_ON = ("python", "torch", "numpy", "machine", "torch_threads", "device", "device_name")
-"""A run resumed under another of these may differ from an undisturbed one in the last bits."""
+"""If one of these changes before a run is resumed, its last bits may differ from those of an undisturbed run."""
 
 
 def describe(device: str = "cpu") -> dict[str, Any]:

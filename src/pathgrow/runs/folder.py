@@ -35,7 +35,7 @@ from pathgrow.runs.store import Facts, Stage
 
 _METRICS = "metrics.jsonl"
 _LEFT_BEHIND = (_METRICS, "curve.csv", "network.safetensors", "network_masks.safetensors")
-"""What a finished run has written before its report."""
+"""What every finished run has written before its report."""
 
 
 class EnvironmentChangedWarning(UserWarning):
@@ -101,7 +101,7 @@ class RunFolder:
     # Stages
 
     def load(self, stage: str) -> Stage | None:
-        """The stage as it was saved, or None if it never finished; a damaged one is moved aside with a warning."""
+        """The stage as it was saved, or None if it never finished; a damaged stage is moved aside with a warning."""
         is_owner = self._lock is not None
         was_there = is_owner and stage in self.stages
         found = self._stages.load(stage, set_aside=is_owner)
@@ -110,7 +110,7 @@ class RunFolder:
         return found
 
     def save(self, stage: str, facts: Facts, tensors: Mapping[str, Tensor] | None = None) -> None:
-        """Remember a finished stage, atomically, and its metrics before it."""
+        """Store a finished stage atomically, after its metrics have reached the disk."""
         self._metrics.sync()
         self._stages.save(stage, facts, tensors)
 
@@ -133,32 +133,32 @@ class RunFolder:
     def config(self) -> dict[str, Any] | None:
         """The resolved config, or None where no run ever began."""
         path = self.path / "config.json"
-        # Without it nobody can tell what the stages belong to: deleting it alone would leave a folder nothing opens.
+        # Nothing else tells what the stages belong to: without this file the folder could not be opened any more.
         mend = "restore it, choose another --out, or delete the whole folder to begin anew"
         return _read_object(path, mend) if path.is_file() else None
 
     @property
     def finished(self) -> bool:
-        """Whether the run came to its end; doing it again is then a no-op."""
+        """Whether the run came to its end, so that repeating it does nothing."""
         return (self.path / "report.json").is_file()
 
     @property
     def worker(self) -> str | None:
-        """The process that works in this folder now, in words, or None."""
+        """The process that works in this folder now, in words; None if there is none."""
         return locks.holder(self.path)
 
     def report(self) -> dict[str, Any]:
-        """What the run found; only of a finished run."""
+        """What a finished run found."""
         return _read_object(
             self.path / "report.json", "delete it and give the command of this run again, which writes it anew"
         )
 
     @property
     def missing(self) -> list[str]:
-        """Files that a finished run had written and that are no longer there."""
+        """Files that a finished run wrote and that are no longer there."""
         if not self.finished:
             return []
-        # The report of a discovery has a row for each round it visited; a training keeps no masks but its last.
+        # A discovery kept the masks of each round that its report lists; a training keeps only its last ones.
         curve = self.report().get("curve") or {}
         masks = [_masks_of(round) for round in range(len(curve.get("rough", ())))]
         return [name for name in (*_LEFT_BEHIND, *masks) if not (self.path / name).is_file()]
@@ -171,15 +171,15 @@ class RunFolder:
     # What a run writes beside its stages
 
     def log(self, stage: str, **row: Any) -> None:
-        """Add a row to the metrics, before its stage is saved; put wall-clock values under `time` and nowhere else."""
+        """Add a row to the metrics, before its stage is saved; wall-clock values belong under `time` only."""
         self._metrics.append(stage, row)
 
     def write_report(self, report: Mapping[str, Any]) -> None:
-        """The last thing a run writes. Numbers that are not finite become null."""
+        """Write the report, last of all. Numbers that are not finite become null."""
         atomic.write_text(self.path / "report.json", strict_json.dumps(strict_json.nulled(report), indent=1) + "\n")
 
     def write_curve(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """The observed points as curve.csv, a column for each key that any row has."""
+        """Write the observed points as curve.csv, with a column for each key that any row has."""
         columns = list(dict.fromkeys(key for row in rows for key in row))
         text = io.StringIO()
         writer = csv.DictWriter(text, columns, lineterminator="\n")
@@ -188,19 +188,19 @@ class RunFolder:
         atomic.write_text(self.path / "curve.csv", text.getvalue())
 
     def save_masks(self, round: int, masks: Masks) -> Path:
-        """The masks of a round as masks/round_004.safetensors."""
+        """Write the masks of a round as masks/round_004.safetensors."""
         path = self.path / _masks_of(round)
         path.parent.mkdir(exist_ok=True)
         masks.save(path)
         return path
 
     def save_network(self, model: nn.Module, masks: Masks) -> str:
-        """The network handed back: plain weights, its masks beside them; the SHA-256 of the weights' file."""
+        """Write the network handed back, plain weights and masks; returns the SHA-256 of the file of weights."""
         masks.save(self.path / "network_masks.safetensors")
         return checkpoint.save_weights(model.state_dict(), self.path / "network.safetensors")
 
     def load_network_(self, model: nn.Module) -> Masks:
-        """Put the network handed back into `model`; its masks. A model of another kind is a `UserError`."""
+        """Load the network handed back into `model`; returns its masks. A model of another kind is a `UserError`."""
         checkpoint.load_weights_(model, self.path / "network.safetensors")
         masks = Masks.load(self.path / "network_masks.safetensors")
         masks.check(model)
@@ -209,7 +209,7 @@ class RunFolder:
     # Opening
 
     def _take(self) -> None:
-        """Make the folder, or see that it is ours, and lock it."""
+        """Make the folder, or check that it is a run folder, and lock it."""
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{self.path} is a file, wanted a folder: choose another --out, or move the file away")
         if self.path.is_dir() and self.config is None:
@@ -266,7 +266,7 @@ def _masks_of(round: int) -> str:
 
 
 def _read_object(path: Path, mend: str) -> dict[str, Any]:
-    """The JSON object in a file; `mend` is what to do where it holds none."""
+    """The JSON object in a file; `mend` says what to do if there is none."""
     try:
         value = strict_json.loads(path.read_bytes())
     except OSError as error:

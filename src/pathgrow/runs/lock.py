@@ -1,7 +1,7 @@
 """One process at a time in a run folder.
 
-`flock` belongs to an open file, so the system takes it back when the process dies, however it dies: there are no stale
-locks to clear. The file stays behind; removing it would let two processes lock two files of one name.
+`flock` belongs to an open file, so the system releases it when the process dies, however it dies: there are no stale
+locks to clear. The file itself stays; if it were removed, two processes could lock two files of one name.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def holder(folder: Path) -> str | None:
 
 
 def _lock_soon(descriptor: int) -> bool:
-    """Take the lock. A reader asking who works here holds it for an instant: try again before saying no."""
+    """Try to take the lock, a few times over: a reader that asks who works here holds it for an instant."""
     for _ in range(4):
         if _try_lock(descriptor):
             return True

@@ -1,7 +1,7 @@
 """The diary of a run: one JSON object a line, each tagged with its stage.
 
-A row belongs to its stage: when a stage has to be done again, its rows go, so the diary of a resumed run is that of an
-undisturbed one but for what stands under "time". Rows are therefore written before their stage is saved.
+A row belongs to its stage: when a stage has to be done again, its rows are dropped. So the diary of a resumed run is
+that of an undisturbed one, except for values under "time". Rows are therefore written before their stage is saved.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathgrow.runs import strict_json
 
 
 class Metrics:
-    """Rows in a file that is only appended to, but for the rows of stages that are done again."""
+    """Rows in a file that is only appended to, except when stages are done again."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

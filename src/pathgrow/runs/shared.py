@@ -1,4 +1,4 @@
-"""A store for several processes: the first one's. The others need no disk in common with it."""
+"""One store for several processes: that of the first, with which the others need no disk in common."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class SharedStore:
     Parameters
     ----------
     store
-        Where the first keeps stages. That of any other is never asked.
+        Where the first keeps stages; the stores of the others are never used.
     """
 
     def __init__(self, team: Team, store: Store) -> None:
@@ -30,7 +30,7 @@ class SharedStore:
             found = self._store.load(stage)
             if found is None:
                 return None
-            # Sent from the CPU: a device of the first is not one of the others.
+            # Sent from the CPU: the others do not have the first one's device.
             return Stage(dict(found.facts), {name: tensor.cpu() for name, tensor in found.tensors.items()})
 
         return self._team.from_first(read)

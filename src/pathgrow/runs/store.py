@@ -1,4 +1,4 @@
-"""Stages remembered: the loop asks before it works, so re-running is resuming."""
+"""Where finished stages are kept: the loop asks before it works, so re-running is resuming."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Store(Protocol):
 
 
 class MemoryStore:
-    """Stages of a run that nobody asked to keep."""
+    """Keeps stages in memory only, for runs without a folder."""
 
     def __init__(self) -> None:
         self._stages: dict[str, Stage] = {}

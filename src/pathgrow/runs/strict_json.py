@@ -1,8 +1,8 @@
 """JSON that any reader of any language accepts, and that comes back equal.
 
-Python writes `NaN` and `Infinity`, which are not JSON. Here a value with them is either refused, with the place of the
-first one (stages: a resumed run must see what was saved), or nulled (metrics and reports: a diary of a diverging run
-must stay readable).
+Python writes `NaN` and `Infinity`, which are not JSON. Here they are either refused, with the place of the first one
+(in stages: a resumed run must see what was saved), or replaced by null (in metrics and reports: the diary of a
+diverging run must stay readable).
 """
 
 from __future__ import annotations
