@@ -2,9 +2,9 @@
 
     python -m benchmarks.wrn --data-root DIR --seeds 0 1 [--epochs 250]
 
-All 50,000 training images are trained on, as in the runs that are compared with. A line of JSON for each training, as
-soon as it is there; what has its line is not run again, and with `--kept DIR` what was broken off goes on where it was.
-`--table` prints them beside the published figures.
+All 50,000 training images are trained on, with dropout of 0.3, as in the runs that are compared with. A line of JSON
+for each training, as soon as it is there; what has its line is not run again, and with `--kept DIR` what was broken off
+goes on where it was. `--table` prints them beside the published figures.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ from pathgrow.data.dataset import Dataset, Split
 from pathgrow.discovery.partial import Partial
 from pathgrow.discovery.phases import Job
 from pathgrow.engine import EngineOptions, Trainer
-from pathgrow.methods import create
+from pathgrow.masks import Masks
+from pathgrow.methods import create, fixed
 from pathgrow.recipes import Recipe, recipe
 from pathgrow.rng import generator
 from pathgrow.runs import MemoryStore
@@ -179,6 +180,27 @@ def test_dropout_is_new_at_every_step_and_each_networks_own(data: Dataset) -> No
     assert not torch.equal(together[0], together[1])
     [alone] = dropout_runs(data, [2])
     assert torch.equal(together[1], alone)
+
+
+class WithDroppedWeights(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-0.1, 0.1, 7_680).view(10, 768))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x.flatten(1), nn.functional.dropout(self.weight, 0.5, self.training))
+
+
+@pytest.mark.parametrize("compile", ["off", "on"])
+def test_what_is_dropped_is_drawn_anew_at_every_step(data: Dataset, compile: str) -> None:
+    """A weight that is dropped gets no gradient: dropped all the time, half of them would stay where they were."""
+    trainer = Trainer(data, PLAN.changed({"weight_decay": 0.0}), options(compile=compile, deterministic=False))
+    model, optimizer = trainer.place(WithDroppedWeights())
+    before = model.weight.detach().clone()  # type: ignore[union-attr]
+    everything = Masks({"weight": torch.ones(10, 768, dtype=torch.bool)})
+    attached = attach(model, optimizer, fixed(everything), scope=everything)
+    trainer.train([Job(attached=attached, epochs=3, seed=1)])
+    assert bool((model.weight != before).all())  # type: ignore[union-attr]
 
 
 def test_accumulation_clipping_and_adamw_are_captured_too(data: Dataset) -> None:

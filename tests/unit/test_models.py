@@ -185,11 +185,17 @@ def test_wide_resnet_computes_the_pre_activation_recipe():
 
 def test_wide_resnet_drops_in_training_only():
     model = models.create("wrn22_2", 3, seed=0, dropout=0.5, **SMALL["wrn22_2"])
-    plain = models.create("wrn22_2", 3, seed=0, **SMALL["wrn22_2"])
+    plain = models.create("wrn22_2", 3, seed=0, dropout=0.0, **SMALL["wrn22_2"])
     x = torch.randn(2, 2, 16, 16, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         assert torch.equal(model.eval()(x), plain.eval()(x))
         assert not torch.equal(model.train()(x), plain.train()(x))
+
+
+@pytest.mark.parametrize("name", ["wrn22_2", "wrn28_2"])
+def test_wide_resnets_drop_as_in_rigl_and_sparse_momentum(name: str):
+    drops = [module.dropout for module in models.create(name, 3).modules() if hasattr(module, "dropout")]
+    assert set(drops) == {0.3}
 
 
 def test_shifted_patches_read_half_a_patch_around_them():

@@ -36,8 +36,9 @@ _MODELS: dict[str, Callable[..., ReferenceModel]] = {
     "resnet56": partial(ResNetCifar, 56),
     "resnet110": partial(ResNetCifar, 110),
     "vit": ViT,
-    "wrn22_2": partial(WideResNet, 22),
-    "wrn28_2": partial(WideResNet, 28),
+    # As RigL and Sparse Momentum train them.
+    "wrn22_2": partial(WideResNet, 22, dropout=0.3),
+    "wrn28_2": partial(WideResNet, 28, dropout=0.3),
 }
 _TIMM = "timm:"
 

@@ -48,7 +48,7 @@ class WideResNet(ReferenceModel):
     width : int
         Channels of the stem, and of the first stage before it is widened.
     dropout : float
-        Between the two convolutions of a block; 0.3 in Sparse Momentum, 0 in RigL.
+        Between the two convolutions of a block; 0.3 in the code of RigL, of its reproduction and of Sparse Momentum.
     image_size : int
         Only the size of `example_input`; the network takes any.
     """
