@@ -1,7 +1,8 @@
 """Files that are there in full or not at all, whatever kills the process or the machine.
 
-The bytes go to a temporary file in the same folder and reach the disk before the rename; the folder reaches the disk
-after it. Without the first fsync a power cut can leave the new name with no content, without the second the old file.
+The bytes go to a temporary file in the same folder, which is synced to the disk before the rename; the folder is synced
+after it. Without the first sync a power cut can leave the new name without its content, without the second the old
+file.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathgrow.errors import RunFailed
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn what the system says about a write into a sentence: a full disk ends a run, and loses nothing."""
+    """Turn a failed write into a sentence: a full disk ends a run, but loses nothing."""
     try:
         yield
     except OSError as error:
@@ -28,7 +29,7 @@ def writing(path: Path) -> Iterator[None]:
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Put `data` at `path` atomically; if that fails, what stood there before still stands."""
-    # One process writes at a time, so the left-over of a killed one is simply written over.
+    # Only one process writes at a time, so what a killed one left is simply overwritten.
     temporary = path.with_name(f".{path.name}.tmp")
     with writing(path):
         try:
@@ -36,7 +37,7 @@ def write_bytes(path: Path, data: bytes) -> None:
             _fill(temporary, data)
             install(temporary, path)
         except OSError:
-            discard(temporary)  # a half-written file takes space that is wanted
+            discard(temporary)  # a half-written file takes up space
             raise
 
 
@@ -46,7 +47,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def install(temporary: Path, path: Path) -> None:
-    """Let a file that was written in full, in the same folder, take its place at `path`."""
+    """Move a file that was written in full, in the same folder, to its place at `path`."""
     sync(temporary)
     os.replace(temporary, path)
     sync_folder(path.parent)
@@ -72,7 +73,7 @@ def _sync(path: Path, flags: int) -> None:
 
 
 def discard(path: Path) -> None:
-    """Remove a file that nobody refers to; one that cannot be removed does no harm, and `sweep` tries again."""
+    """Remove a file that nothing refers to; if that fails it does no harm, and `sweep` tries again."""
     with suppress(OSError):
         path.unlink()
 

@@ -1,4 +1,4 @@
-"""What `attach` and `observe` accept; everything else ends with a sentence, before anything is written."""
+"""What `attach` and `observe` accept; everything else is a `UserError`, before anything is written."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Metric = float | Tensor | tuple[float | Tensor, float | Tensor]
 
 
 def unwrapped(optimizer: Any) -> Optimizer:
-    """The optimizer that really steps: wrappers such as accelerate's hold it and run no hooks of their own."""
+    """The optimizer that really steps: wrappers such as accelerate's contain it and run no hooks of their own."""
     while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer) and inner is not optimizer:
         optimizer = inner
     if not isinstance(optimizer, Optimizer):
@@ -34,7 +34,7 @@ def unwrapped(optimizer: Any) -> Optimizer:
 
 
 def check_whole(model: nn.Module) -> None:
-    """Every weight lies here in one piece: path scores and picks over all layers look at whole tensors."""
+    """Refuse weights without values or split over processes: path scores and picks need whole tensors."""
     if not isinstance(model, nn.Module):
         raise UserError(f"model is a {type(model).__name__}, a torch.nn.Module is wanted: pass the one the loop trains")
     if bodiless := next((name for name, p in model.named_parameters() if p.is_meta), None):
@@ -42,7 +42,7 @@ def check_whole(model: nn.Module) -> None:
             f"{bodiless!r} is on the meta device and holds no values, weights to train are wanted: "
             "call to_empty(device=...) and initialise or load the model before it is attached"
         )
-    # By the attribute, since torch.distributed takes time to import and most never need it.
+    # Recognised by the attribute, since torch.distributed takes time to import and is rarely needed.
     if sharded := next((name for name, p in model.named_parameters() if hasattr(p, "device_mesh")), None):
         raise UserError(
             f"{sharded!r} is a DTensor, of which each process holds a part (FSDP2, tensor parallel), whole weights are "
@@ -51,7 +51,7 @@ def check_whole(model: nn.Module) -> None:
 
 
 def checked_scope(model: nn.Module, scope: Mapping[str, Tensor]) -> Masks:
-    """The scope as a selection of itself, beside the weights it speaks of."""
+    """The scope as `Masks.select` gives it, on the device of the weights."""
     if not isinstance(scope, Mapping):
         raise UserError(
             f"scope is a {type(scope).__name__}, Masks or a mapping of name to bool tensor is wanted: "
@@ -109,7 +109,7 @@ def checked_rule(stop: Any) -> Rule:
 
 
 def check_needs(method: Method, loss: Loss | None, batches: Batches | None) -> None:
-    """Before anything starts: what the method's picks will read can be had."""
+    """Refuse, before anything starts, a method whose picks read gradients where none can be computed."""
     at_rounds = "gradients" in method.needs and method.clock == "round"
     if (at_rounds or "data" in method.needs) and (loss is None or batches is None):
         raise UserError(
@@ -118,7 +118,7 @@ def check_needs(method: Method, loss: Loss | None, batches: Batches | None) -> N
 
 
 def checked_metric(metric: Metric) -> tuple[float, float | None]:
-    """(score, loss or None) as finite numbers."""
+    """What was observed as (score, loss or None), finite numbers."""
     parts = metric if isinstance(metric, tuple | list) else (metric,)
     if len(parts) not in (1, 2):
         _refuse_metric(metric)

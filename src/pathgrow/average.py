@@ -1,4 +1,4 @@
-"""A running average of a network: what it would score without the noise of its last steps."""
+"""A running average of a network, which scores as the network would without the noise of its last steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Averaging:
     """How weights are averaged; the default looks back over about 400 steps."""
 
     decay: float = 0.99
-    """Share of the old average that stays at an update."""
+    """Share of the old average that an update keeps."""
     every: int = 4
     """Optimizer steps between two updates."""
 
@@ -32,25 +32,25 @@ class Averaging:
 class WeightAverage:
     """Averages of all floating parameters and buffers of one model, batch-norm statistics among them.
 
-    The first updates form a plain mean of what was seen, until the mean is as long as the decay remembers: the weights
-    before training, far from every later one, leave no trace.
+    The first updates form a plain mean, until it is as long as the decay remembers, so that the weights before
+    training, which are far from all later ones, leave no trace.
     """
 
     def __init__(self, model: nn.Module, averaging: Averaging) -> None:
         self._averaging = averaging
         self._live = floating(model)
-        # A step of a hundredth is lost in half precision: the mean is kept in float32 at least.
+        # Updates of a hundredth would be lost in half precision: the mean is kept in float32 at least.
         self._means = {
             name: tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32), copy=True)
             for name, tensor in self._live.items()
         }
         self._num_updates = 0
         self.swapped = False
-        """The model holds the average right now: it must not be trained."""
+        """Whether the model holds the average right now, and so must not be trained."""
 
     @torch.no_grad()
     def step_(self, step: int) -> None:
-        """To be called after optimizer step number `step`."""
+        """Update the average if it is due; to be called after optimizer step number `step`."""
         if step % self._averaging.every:
             return
         decay = min(self._averaging.decay, self._num_updates / (self._num_updates + 1))
@@ -59,7 +59,7 @@ class WeightAverage:
         self._num_updates += 1
 
     def restart_(self) -> None:
-        """Forget what was seen: the model begins anew from other weights."""
+        """Forget the weights seen so far, because the model starts over from other weights."""
         self._num_updates = 0
 
     def mask_(self, masks: Mapping[str, Tensor]) -> None:
@@ -69,7 +69,7 @@ class WeightAverage:
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """The model holds its average inside the block and, bit for bit, its own weights after it."""
+        """Inside the block the model holds its average, and after it, bit for bit, its own weights."""
         if self.swapped:
             raise UserError("averaged() was entered inside averaged(): leave the first block before the second")
         if self._num_updates == 0:

@@ -1,4 +1,4 @@
-"""Sentences for people.
+"""Errors that people read.
 
 A `UserError` says what was got, what was wanted and what to do; the command line turns it into exit code 2.
 A `RunFailed` is a run that started well and could not go on (NaN loss, a full disk): exit code 1.
@@ -19,7 +19,7 @@ class RunFailed(RuntimeError):
 
 
 class PeerFailed(RunFailed):
-    """A run of several processes that ends here because another process failed, and has said why."""
+    """A run of several processes ends here because another process failed, which has said why."""
 
     def __init__(self, sentence: str, *, rank: int, exit_code: int) -> None:
         super().__init__(f"rank {rank} failed: {sentence}")

@@ -17,11 +17,12 @@ from pathgrow.masks import Masks
 from pathgrow.wiring import Wiring, read
 
 Cost = Literal["sparse", "dense_gradient_at_changes", "dense_gradient_at_steps", "dense"]
-"""Of a training sample: three sparse passes; with dense weight gradients at changes, or at each step; all dense."""
+"""Of a training sample: three sparse passes; dense weight gradients at changes of the masks; dense weight gradients at
+each step; all dense."""
 
 
 def forward_macs(wiring: Wiring, masks: Masks | None = None) -> int:
-    """Multiply-adds of one forward pass; a layer without a mask counts in full, so does attention."""
+    """Multiply-adds of one forward pass; attention and layers without a mask count in full."""
     macs = wiring.product_macs
     for layer in wiring.layers:
         if masks is None or layer.name is None or layer.name not in masks:
@@ -37,7 +38,7 @@ def step_flops(wiring: Wiring, masks: Masks | None = None) -> int:
 
 
 def dense_gradient_flops(wiring: Wiring, masks: Masks) -> int:
-    """FLOPs of one sample where the loss gradient is also wanted at missing weights (gradient growth).
+    """FLOPs of one sample where the loss gradient at missing weights is needed too (gradient growth).
 
     Activations and their gradients pass through present weights only; the weight gradient is that of a dense network.
     """
@@ -47,9 +48,9 @@ def dense_gradient_flops(wiring: Wiring, masks: Masks) -> int:
 def training_flops_per_sample(cost: Cost, wiring: Wiring, masks: Masks, *, every: int | None = None) -> int:
     """FLOPs of one sample, on average, in the training of a method at these masks.
 
-    With f the FLOPs of a forward pass, sparse or dense, a step takes 3 f_sparse; 2 f_sparse + f_dense where it wants
-    the gradient at missing weights too; 3 f_dense where all weights are trained. A method that wants the former only
-    when masks change takes it once after `every` plain steps, rounded to a whole number.
+    With f the FLOPs of a forward pass, sparse or dense, a step takes 3 f_sparse; 2 f_sparse + f_dense if it needs the
+    gradient at missing weights too; 3 f_dense if all weights are trained. For a method that needs that gradient only
+    when masks change, one such step after `every` plain ones is averaged in, rounded to a whole number.
     """
     sparse, dense_gradient = step_flops(wiring, masks), dense_gradient_flops(wiring, masks)
     if cost == "dense":

@@ -1,8 +1,8 @@
 """The price of a run, phase by phase, beside that of training dense.
 
-Counted are training FLOPs (a multiply and an add are two; a training sample costs three forward passes at the masks it
-was trained with) and the reading of the network before each growth. Evaluation is not counted. Seconds are kept apart:
-they differ from machine to machine, everything else is the same in every repetition.
+It counts training FLOPs (a multiply and an add are two; a training sample costs three forward passes at the masks it
+was trained with) and the reading of the network before each growth, but not evaluation. Seconds are kept apart: they
+differ from machine to machine, while everything else is the same in every repetition.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Phase:
     epochs: int
     samples: int
     density: float
-    """At which its samples were trained."""
+    """The density at which its samples were trained."""
     training_flops: int
     seconds: float
 
@@ -107,7 +107,7 @@ class Ledger:
         return self.training_flops / dense if dense else None
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON without anything that a clock decides."""
+        """JSON values without anything that depends on a clock."""
         return {
             "phases": [phase.as_dict() for phase in self.phases],
             "training_flops": self.training_flops,
@@ -117,7 +117,7 @@ class Ledger:
         }
 
     def timing(self) -> dict[str, Any]:
-        """Wall seconds, in all and per phase."""
+        """Wall-clock seconds, in all and per phase."""
         return {
             "seconds": sum(phase.seconds for phase in self.phases),
             "phases": [{"phase": phase.name, "seconds": phase.seconds} for phase in self.phases],
@@ -125,9 +125,9 @@ class Ledger:
 
 
 def growth_flops(wiring: Wiring, masks: Masks, *, num_path_passes: int = 0, num_gradient_samples: int = 0) -> int:
-    """What a method's look at the network costs before it grows `masks`.
+    """What it costs a method to read the network before it grows `masks`.
 
-    A pass over the paths is one sample forward and backward through all weights, missing ones too: the price of one
+    A pass over the paths takes one sample forward and backward through all weights, missing ones too, and so costs one
     dense training sample. Loss gradients of missing weights take a batch whose forward pass and activation gradients
     are sparse and whose weight gradients are dense.
     """
@@ -139,8 +139,8 @@ def start_flops(
 ) -> int:
     """What choosing the first masks costs, in a network that still has all its weights.
 
-    A pass over the paths and a sample's gradient each cost what a dense training sample does. Going back through that
-    gradient, for a product with the Hessian, takes two matrix products for each of its own: twice as much again.
+    A pass over the paths and the gradient of a sample each cost as much as a dense training sample. Differentiating
+    that gradient, for a product with the Hessian, takes two matrix products for each of its own: twice as much again.
 
     >>> from pathgrow.wiring import read
     >>> start_flops(read(nn.Linear(4, 2), torch.zeros(1, 4)), num_gradient_samples=10)  # 10 x 6 x 8
@@ -150,7 +150,7 @@ def start_flops(
 
 
 class SampleCounter:
-    """Samples that went forward through a model to train it."""
+    """A forward hook that counts the samples a model is trained on."""
 
     def __init__(self) -> None:
         self.samples = 0
@@ -164,7 +164,7 @@ class SampleCounter:
 
 @contextmanager
 def counting(model: nn.Module) -> Iterator[SampleCounter]:
-    """Count the training samples of a block: forward passes in training mode with gradients on.
+    """Count the training samples of a block, which are those of forward passes in training mode with gradients on.
 
     The leading dimension of the first tensor among the arguments is the number of samples.
 

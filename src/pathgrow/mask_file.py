@@ -42,7 +42,7 @@ def digest(masks: Flags, scope: Flags) -> str:
 
 
 def write(path: Path, masks: Flags, scope: Flags) -> None:
-    """Write atomically; `scope` may lack the names that it holds in full."""
+    """Write atomically; `scope` holds only the tensors in which it is not everything."""
     payload = {f"mask/{name}": torch.from_numpy(_packed(flags)) for name, flags in masks.items()}
     payload |= {f"scope/{name}": torch.from_numpy(_packed(flags)) for name, flags in scope.items()}
     shapes = {name: list(flags.shape) for name, flags in masks.items()}
@@ -85,7 +85,7 @@ def _contents(file: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 
 def _about(metadata: Mapping[str, str] | None) -> dict[str, Any]:
-    """The file's description, checked field by field: files come from strangers."""
+    """The file's description, checked field by field, since files may come from anywhere."""
     if metadata is None or _KIND not in metadata:
         raise _NotMasks("it was written for something else")
     try:
@@ -122,8 +122,8 @@ def _unpacked(file: Any, stored: set[str], key: str, shape: list[int]) -> Tensor
 
 
 def _write_atomically(path: Path, content: bytes) -> None:
-    """A crash leaves the old file or the new one."""
-    # Anybody may write here, several processes at once: under a temporary name of its own each.
+    """A crash leaves either the old file or the new one."""
+    # Several processes may write here at once, so each uses a temporary name of its own.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         try:

@@ -1,6 +1,6 @@
 """State made of dicts, lists, tensors and plain values, taken apart into flat tensors and JSON, and put together again.
 
-What comes back is equal bit for bit and of the same kind: tuples stay tuples, integer keys stay integers.
+What comes back is equal, bit for bit, and of the same type: tuples stay tuples, integer keys stay integers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def put_together(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Any
 
 
 def _apart(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Any:
-    """JSON in which whatever JSON lacks stands as a one-entry dict, named after its kind."""
+    """JSON in which whatever JSON lacks is a dict of one entry, whose key names its kind."""
     match value:
         case None | bool() | int() | str():
             return value
@@ -83,7 +83,7 @@ def _together(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def _free(key: str, taken: Mapping[str, Tensor]) -> str:
-    """Names may hold dots themselves, so two paths can read alike."""
+    """A key that is not taken: names may contain dots themselves, so two paths can give the same key."""
     while key in taken:
         key += "'"
     return key

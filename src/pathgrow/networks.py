@@ -1,6 +1,6 @@
-"""Networks together with their optimizers: copied, begun afresh, taken apart for storage and put together again.
+"""Networks together with their optimizers: copied, restarted, packed for storage and unpacked again.
 
-Whatever leaves here is complete: a copy trains on as the original would, a restored pair as the stored one.
+Nothing is left out: a copy trains on as the original would, and a restored pair as the stored one.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from pathgrow.wiring import Wiring
 
 _Model = TypeVar("_Model", bound=nn.Module)
 _OF_THE_DEVICE = ("foreach", "fused", "capturable")
-"""Options of an optimizer that say how it steps: what a GPU wants a CPU may refuse, and runs may move."""
+"""Options of an optimizer that depend on the device: what a GPU needs a CPU may refuse, and a run may move."""
 
 
 def copy_pair(model: _Model, optimizer: Optimizer) -> tuple[_Model, Optimizer]:
     """Independent copies of both; the copied optimizer owns the copied parameters.
 
-    Hooks of an attachment and of sample counting stay behind: a copy is attached and counted on its own. So do all
+    Hooks of an attachment and of sample counting are not copied: a copy is attached and counted on its own. Nor are any
     other hooks on the optimizer, as in every copy that torch makes of one.
     """
     memo: dict[int, Any] = {}
@@ -50,7 +50,7 @@ def copy_pair(model: _Model, optimizer: Optimizer) -> tuple[_Model, Optimizer]:
 
 
 def initial_state(model: nn.Module) -> dict[str, Tensor]:
-    """All parameters and buffers as they are now; to be taken before `attach` zeroes anything."""
+    """Copies of all parameters and buffers as they are now, to be taken before `attach` zeroes anything."""
     return {name: tensor.detach().clone() for name, tensor in weights_and_buffers(model)}
 
 
@@ -58,13 +58,14 @@ def initial_state(model: nn.Module) -> dict[str, Tensor]:
 def fresh_(
     model: nn.Module, optimizer: Optimizer, initial: Mapping[str, Tensor], masks: Masks, seed: int, *, wiring: Wiring
 ) -> None:
-    """Begin training of a found mask anew, from a new draw of the user's own initialisation.
+    """Start over with a found mask, from a new draw of the user's own initialisation.
 
-    Everything takes its initial value again, and the optimizer forgets its state but no option. In each masked weight
-    the switchable entries of the initial value are shuffled: an exact new draw where entries were independent and alike
-    (Kaiming, Xavier, normal, uniform), whose law need not be known. Structured initialisations (orthogonal, Dirac) keep
-    their values and lose their structure. Then the mask is applied, and what is left of each output unit is scaled by
-    sqrt(dense fan-in / kept fan-in): a unit's sum keeps the variance it had when dense.
+    Everything gets its initial value again, and the optimizer forgets its state but keeps its options. In each masked
+    weight the switchable entries of the initial value are shuffled. Where entries were independent and identically
+    distributed (Kaiming, Xavier, normal, uniform), this is an exact new draw, and their law need not be known.
+    Structured initialisations (orthogonal, Dirac) keep their values and lose their structure. Then the mask is applied,
+    and the weights kept by each output unit are scaled by sqrt(dense fan-in / kept fan-in), so that the sum of a unit
+    keeps the variance it had when dense.
 
     Parameters
     ----------
@@ -73,10 +74,10 @@ def fresh_(
     masks : Masks
         Which weights are on.
     seed : int
-        With a tensor's name it decides how the tensor is shuffled.
+        Decides, together with the name of a tensor, how that tensor is shuffled.
     wiring : Wiring
-        A reading of the model: it tells the inputs of each unit, whatever the layout of a weight. Of a weight that is
-        used in several ways the first counts, and one that is not used is not scaled.
+        What `wiring.read` gave for the model; it tells the inputs of each unit, whatever the layout of a weight. If a
+        weight is used in several ways the first one counts, and a weight that is not used is not scaled.
     """
     _require_same_model(model, initial)
     for name, tensor in weights_and_buffers(model):
@@ -95,7 +96,7 @@ def fresh_(
 
 
 def pack_pair(model: nn.Module, optimizer: Optimizer, masks: Masks | None = None) -> Flat:
-    """(tensors, facts) of everything that training changes: flat tensors by name, and JSON values."""
+    """Everything that training changes, as (tensors, facts): flat tensors by name, and JSON values."""
     stored: dict[str, Any] = {
         "model": {name: tensor.detach() for name, tensor in weights_and_buffers(model)},
         "groups": [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups],
@@ -116,7 +117,7 @@ def pack_pair(model: nn.Module, optimizer: Optimizer, masks: Masks | None = None
 def unpack_pair_(
     model: nn.Module, optimizer: Optimizer, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
 ) -> Masks | None:
-    """Put a stored pair back into a model and an optimizer that were built alike, bit for bit; returns its masks."""
+    """Load a stored pair into a model and an optimizer that were built alike, bit for bit; returns its masks."""
     stored = put_together(tensors, facts)
     _require_same_model(model, stored["model"])
     if len(stored["groups"]) != len(optimizer.param_groups):
@@ -147,7 +148,7 @@ def unpack_pair_(
 
 def _copy_optimizer(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
     """As copy.deepcopy, but with all attributes: torch's own copy of L-BFGS, for one, cannot step."""
-    # `step` is in the instance only where a learning-rate scheduler has wrapped it around this very optimizer.
+    # `step` is an attribute of the instance only if a learning-rate scheduler has wrapped it, for this optimizer alone.
     left = {key for key in vars(optimizer) if key.endswith("_hooks")} | {"step"}
     twin = type(optimizer).__new__(type(optimizer))
     twin.__setstate__({key: copy.deepcopy(value, memo) for key, value in vars(optimizer).items() if key not in left})
@@ -155,7 +156,7 @@ def _copy_optimizer(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
 
 
 def _fan_in_scales(masks: Masks, wiring: Wiring) -> dict[str, Tensor]:
-    """sqrt(dense fan-in / kept fan-in) of the unit that each weight leads to; 1 for a unit that kept nothing."""
+    """For each weight sqrt(dense fan-in / kept fan-in) of the unit it leads to; 1 for a unit that kept nothing."""
     scales = {name: torch.ones(mask.shape, dtype=torch.float64, device=mask.device) for name, mask in masks.items()}
     for layer in reversed(wiring.layers):  # the first use of a weight has the last word
         if layer.name is None or layer.name not in masks:
@@ -172,7 +173,7 @@ def _fan_in_scales(masks: Masks, wiring: Wiring) -> dict[str, Tensor]:
 
 
 def _placed(value: Any, parameter: Parameter, group: Mapping[str, Any]) -> Any:
-    """A stored state value as the optimizer would have it: counters on the CPU unless they must not be."""
+    """A stored state value where the optimizer expects it: counters on the CPU unless they have to be elsewhere."""
     if not isinstance(value, Tensor):
         return copy.deepcopy(value)
     if value.shape == parameter.shape:

@@ -1,4 +1,4 @@
-"""What is kept aside of a training: weights to come back to, what a method remembers, optimizer state made new."""
+"""What is kept aside in training: weights to come back to, what a method remembers, and optimizer state made new."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def weights_and_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 @torch.no_grad()
 def forget_slots_(optimizer: Optimizer) -> None:
-    """As new. In place where zero is what a new optimizer has, since a captured step holds these very tensors."""
+    """Make the optimizer's state as new; in place where that is all zeros, since captured steps hold the tensors."""
     if not isinstance(optimizer, SGD | Adam):
         empty_slots_(optimizer)
         return
@@ -34,7 +34,7 @@ def forget_slots_(optimizer: Optimizer) -> None:
 
 
 def empty_slots_(optimizer: Optimizer) -> None:
-    """As new, with no state but what an optimizer has before its first step."""
+    """Empty the optimizer's state, down to what it has before its first step."""
     optimizer.state.clear()
     if isinstance(optimizer, Adagrad):
         # The one optimizer of torch that makes its state when it is built, and in older versions misses it later.
@@ -45,9 +45,9 @@ def empty_slots_(optimizer: Optimizer) -> None:
 
 
 def held(optimizer: Optimizer) -> Callable[[], None]:
-    """Hold everything that a step of the optimizer writes; the returned function puts it back.
+    """Copy everything that a step of the optimizer writes; the returned function puts it back.
 
-    State that the step makes goes again: a first step that does not count must leave the optimizer as new.
+    State that the step creates is removed: a first step that does not count must leave the optimizer as new.
     """
     weights = [(weight, weight.detach().clone()) for group in optimizer.param_groups for weight in group["params"]]
     state = {
@@ -70,7 +70,7 @@ def held(optimizer: Optimizer) -> Callable[[], None]:
 
 
 def copied(memory: Any) -> Any:
-    """For a state that training must not change any more."""
+    """A copy of what a method remembers, which training does not change any more."""
     if isinstance(memory, Mapping):
         return {name: copied(value) for name, value in memory.items()}
     return memory.detach().clone() if isinstance(memory, Tensor) else memory
@@ -78,15 +78,15 @@ def copied(memory: Any) -> Any:
 
 @contextmanager
 def shared_(memory: Memory, team: Team) -> Iterator[None]:
-    """What the first of a team writes into its memory inside the block, all have there after it.
+    """What the first of a team writes to its memory inside the block, all of them have afterwards.
 
     A method's `revise` runs in the first process only. Without this the others would remember something else, which
-    nobody sees until one of them is asked, saves its own state, or comes to be the first.
+    nobody would notice until one of them is asked, saves its own state, or becomes the first.
     """
     if team.size == 1:
         yield
         return
-    # The tensors are held, not only named: a new one could come to lie where an old one was.
+    # The tensors themselves are kept, not their addresses: a new one might be allocated where an old one was.
     before = {name: (tensor, tensor._version) for name, tensor in take_apart(memory)[0].items()}
     yield
 
@@ -105,7 +105,7 @@ def shared_(memory: Memory, team: Team) -> Iterator[None]:
 
 
 def load_(memory: Memory, stored: Mapping[str, Any]) -> None:
-    """Into the same tensors where there are such: a captured step holds them."""
+    """Load a stored memory, into the existing tensors where they fit: a captured step holds them."""
     for name in [name for name in memory if name not in stored]:
         del memory[name]
     for name, value in stored.items():

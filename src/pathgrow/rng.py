@@ -1,7 +1,7 @@
 """Named random generators: one seed, and a name for every use.
 
-A generator depends on the seed and on its name alone, never on what was drawn before it, so a resumed run and an
-undisturbed one draw the same numbers. Always on the CPU: masks are then equal on every device.
+A generator depends on the seed and on its name alone, never on what was drawn before, so a resumed run draws the same
+numbers as an undisturbed one. Generators are always on the CPU, so that masks are equal on every device.
 """
 
 from __future__ import annotations

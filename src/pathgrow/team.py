@@ -1,7 +1,7 @@
-"""Several processes at work on one run: what they have to agree on, whatever connects them.
+"""What the processes that work on one run have to agree on, whatever connects them.
 
-Everything that must be equal everywhere (masks, scores, what is stored) is decided by the first of them and taken over
-by the others. The parts that decide know this protocol only; `pathgrow.engine.distributed` has the one that talks.
+Everything that must be equal everywhere (masks, scores, what is stored) is decided by the first process and adopted by
+the others. The code that decides knows this protocol only; `pathgrow.engine.distributed` implements it.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ T = TypeVar("T")
 
 
 class Team(Protocol):
-    """The processes of one run, as one of them sees it. All but the attributes is called by all of them alike."""
+    """The processes of one run, as one of them sees it. Every method has to be called by all of them alike."""
 
     @property
     def rank(self) -> int:
-        """Which of them this is, from 0 on."""
+        """Which of them this is, counted from 0."""
 
     @property
     def size(self) -> int:
-        """How many they are."""
+        """How many there are."""
 
     def from_first(self, work: Callable[[], T]) -> T:
-        """What `work` gives the first, for all; where it fails, it fails for all."""
+        """Run `work` in the first and return its result in all of them; if it fails, it fails for all."""
 
     def only_first(self, work: Callable[[], T]) -> T | None:
-        """What `work` gives the first, for it alone: the others wait and get None, or fail if it fails."""
+        """Run `work` in the first; the others wait and get None, or fail if it fails."""
 
     def gather(self, value: T) -> list[T]:
-        """The value that each of them has, by rank."""
+        """The values of all of them, by rank."""
 
     def sum_(self, tensors: Iterable[Tensor]) -> None:
-        """Each tensor becomes its sum over all of them."""
+        """Replace each tensor by its sum over all processes."""
 
     def spread_(self, tensors: Iterable[Tensor]) -> None:
-        """Each tensor becomes that of the first."""
+        """Replace each tensor by that of the first."""
 
     def check_same(self, what: str, digest: Callable[[], str]) -> None:
-        """Fail, with the name of the odd one, unless all have the same digest."""
+        """Fail, naming the one that differs, unless all have the same digest."""
 
 
 class Alone:
@@ -76,6 +76,6 @@ ALONE: Team = Alone()
 
 @contextmanager
 def held_by_first(team: Team, open: Callable[[], AbstractContextManager[T]]) -> Iterator[T | None]:
-    """Something that one process alone may hold (a locked folder): held by the first, None for the others."""
+    """Open something that only one process may hold (a locked folder): in the first; the others get None."""
     with ExitStack() as stack:
         yield team.only_first(lambda: stack.enter_context(open()))
