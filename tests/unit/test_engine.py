@@ -346,7 +346,7 @@ def test_a_compiled_step_gives_the_same_training(monkeypatch: pytest.MonkeyPatch
     # Traced as ever, but not handed to the C++ compiler, which would take twenty seconds.
     count = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(steps.forward_loss, dynamic=False, backend=count)
-    monkeypatch.setattr(steps, "compiled_forward_loss", lambda: compiled)
+    monkeypatch.setattr(steps, "compiled_forward_loss", lambda kind: compiled)
     engine = Trainer(made(), PLAIN, EngineOptions(device="cpu", compile="on"))
     attached = sparse(engine)
     engine.train([Job(attached=attached, epochs=2, seed=5)])

@@ -21,6 +21,8 @@ SECONDS_TO_COMPILE = 0.6
 """Of a network on an H200 machine with cold caches, per layer with weights; ResNet-32 with its norms takes 35-40 s."""
 SAVED_BY_COMPILING = 0.23
 """Share of a captured step's time: ResNet-32 at batch 128 goes from 39,000 to 51,000 images a second."""
+ONE_VECTOR = 16
+"""Channels that a CPU with vectors of 512 bits computes at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +95,8 @@ class Mode:
     def place(self, model: nn.Module) -> nn.Module:
         """The model on the device, convolutions laid out with channels last: the faster layout on GPUs and CPUs."""
         model = model.to(self.device)
-        if any(isinstance(module, nn.Conv2d) for module in model.modules()):
+        convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
+        if convolutions and not (self.device.type == "cpu" and any(map(_overruns, convolutions))):
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return model
 
@@ -136,3 +139,13 @@ class Mode:
         finally:
             cudnn.benchmark, cudnn.deterministic = before[0], before[1]
             torch.use_deterministic_algorithms(before[2], warn_only=only_warned)
+
+
+def _overruns(layer: nn.Conv2d) -> bool:
+    """Whether oneDNN writes beyond its memory in this layer's backward pass, where channels come last.
+
+    It packs the input of a strided 1x1 convolution for whole vectors of channels into memory for those that there are
+    (uxlfoundation/oneDNN issue 6035): a narrow ResNet ends in a segmentation fault, never, or with other gradients.
+    """
+    is_point = all(size == 1 for size in layer.kernel_size)
+    return is_point and any(step > 1 for step in layer.stride) and layer.in_channels // layer.groups < ONE_VECTOR

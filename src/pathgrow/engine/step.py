@@ -37,7 +37,8 @@ def forward_loss(
     images, targets = feed.batch(step)
     if recipe.accumulate > 1:
         images, targets = images.chunk(recipe.accumulate)[part], targets.chunk(recipe.accumulate)[part]
-    if images.shape[1] > 1:
+    # On a CPU the layout of the weights decides, see `Mode.place`; the first convolution turns its input to it.
+    if images.is_cuda and images.shape[1] > 1:
         images = images.contiguous(memory_format=torch.channels_last)
     kind, lower = images.device.type, autocast or torch.bfloat16
     # No cache: a captured graph would keep the cast copy of a weight that has changed since.
@@ -48,9 +49,10 @@ def forward_loss(
 
 
 @cache
-def compiled_forward_loss() -> Any:
-    """The same, compiled; made when it is first wanted, since the compiler alone takes two seconds to import."""
-    return torch.compile(forward_loss, dynamic=False)
+def compiled_forward_loss(kind: str) -> Any:
+    """The same, compiled for a kind of device; made when it is first wanted: the compiler takes seconds to import."""
+    # On a CPU the compiler would put channels last by itself, also where `Mode.place` had reasons not to.
+    return torch.compile(forward_loss, dynamic=False, options={"layout_optimization": False} if kind == "cpu" else None)
 
 
 class EagerStep:
@@ -64,7 +66,7 @@ class EagerStep:
         self._recipe = recipe
         self._mode = mode
         self._compiled = mode.compile == "on" and not mode.captured
-        self._forward = compiled_forward_loss() if self._compiled else forward_loss
+        self._forward = compiled_forward_loss(mode.device.type) if self._compiled else forward_loss
         self._module = module if module is not None else attached.model
         """What is called: the model itself, or a wrapper around it that talks to other processes."""
         self._peaks = [float(group["lr"]) for group in attached.optimizer.param_groups]
@@ -127,7 +129,7 @@ class CapturedStep:
                 self.compiled = True
                 # Every shape and network of a process shares one code object: the default limit of 8 is soon reached.
                 with torch._dynamo.config.patch(recompile_limit=256):
-                    self._capture_(compiled_forward_loss())
+                    self._capture_(compiled_forward_loss(self._device.type))
         self._addresses = self._where()
 
     @property
