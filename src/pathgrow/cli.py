@@ -37,11 +37,11 @@ app.command("train")(train)
 app.command("compare")(compare)
 app.command("methods")(list_methods)
 
-# A wrong option or argument. It has no one name: old versions of typer stand on click, new ones on a copy of it.
+# A wrong option or argument. The class has no fixed name: old versions of typer use click, new ones a copy of it.
 _UsageError = cast("type[Exception]", typer.BadParameter.__base__)
 
 _INTERRUPTED = 130
-"""The shell's code for Ctrl-C, which new versions of typer give instead of an exception."""
+"""The shell's exit code for Ctrl-C, which new versions of typer return instead of raising an exception."""
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     code = _exit_code(arguments)
     distributed = sys.modules.get("pathgrow.engine.distributed")
     if code and distributed is not None and distributed.is_connected():
-        # Threads of a group that was left in the middle can abort this process at its end, and its code would be lost.
+        # Threads of an unfinished process group may abort this process as it exits, and its exit code would be lost.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -197,7 +197,7 @@ def _discover(team: Team, given: dict[str, Any], out: Path | None, *, quiet: boo
     from pathgrow.report import progress, terminal
     from pathgrow.runs import RunFolder
 
-    config, folder = shared.in_full(Experiment.from_dict, given, out, team)
+    config, folder = shared.config_and_folder(Experiment.from_dict, given, out, team)
     quiet = quiet or team.rank > 0
     shown = progress.Silent() if quiet else progress.create(total_epochs=expected_epochs(config, folder))
     with closing(shown):

@@ -1,4 +1,4 @@
-"""Options of commands, parsed so that what is wrong with them is said in one sentence."""
+"""Options of commands, parsed so that a wrong value gives one clear sentence."""
 
 from __future__ import annotations
 
@@ -13,23 +13,22 @@ _WORDS = {"true": True, "false": False, "none": None}
 
 
 def whole(metavar: str, help: str) -> Any:
-    """A whole number."""
+    """An option that takes a whole number."""
     return typer.Option(metavar=metavar, help=help, parser=_parse_whole)
 
 
 def real(metavar: str, help: str) -> Any:
-    """A number."""
+    """An option that takes a number."""
     return typer.Option(metavar=metavar, help=help, parser=_parse_real)
 
 
 def text(metavar: str, help: str) -> Any:
-    """Anything."""
+    """An option that takes any text."""
     return typer.Option(metavar=metavar, help=help)
 
 
-# Parsed here: typer's own messages do not say what was got.
+# Parsed here, because typer's own messages do not say what was given.
 def _parse_whole(text: str) -> int:
-    """The whole number that was written, or what is wrong with it."""
     try:
         return int(text)
     except ValueError:
@@ -37,7 +36,6 @@ def _parse_whole(text: str) -> int:
 
 
 def _parse_real(text: str) -> float:
-    """The number that was written, or what is wrong with it."""
     try:
         return float(text)
     except ValueError:
@@ -45,12 +43,12 @@ def _parse_real(text: str) -> float:
 
 
 def without_none(**values: Any) -> dict[str, Any]:
-    """What was given; the rest keeps its default."""
+    """The values that were given; those left out keep their default."""
     return {name: value for name, value in values.items() if value is not None}
 
 
 def as_number(text: str) -> int | float | None:
-    """What a text says, or None where it is no number."""
+    """The number that a text is, or None."""
     for kind in (int, float):
         try:
             return kind(text)
@@ -60,7 +58,7 @@ def as_number(text: str) -> int | float | None:
 
 
 def pairs(texts: Iterable[str], option: str, example: str) -> dict[str, Any]:
-    """NAME=VALUE options; a value is a number, a list of numbers with commas, true, false, none, or a text.
+    """NAME=VALUE options as a dict; a value is a number, numbers separated by commas, true, false, none, or a text.
 
     >>> pairs(["width=8", "widths=8,8", "allocation=erk", "constant=false"], "--model-option", "width=8")
     {'width': 8, 'widths': [8, 8], 'allocation': 'erk', 'constant': False}

@@ -1,4 +1,4 @@
-"""What commands have in common: options, each written once, and the way into a run folder and out of it."""
+"""What commands have in common: their options, and how they find the config and the folder of a run."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class _Config(Protocol):
 _AnyConfig = TypeVar("_AnyConfig", bound=_Config)
 
 
-def in_full(
+def config_and_folder(
     config: Callable[[dict[str, Any]], _AnyConfig], given: dict[str, Any], out: Path | None, team: Team
 ) -> tuple[_AnyConfig, Path]:
-    """The config of a run with all that was not given filled in, and its folder: the same in every process."""
+    """The config of a run, with everything that was not given filled in, and its folder; equal in every process."""
     from pathgrow.runs import RunFolder
 
     def resolved() -> _AnyConfig:
-        # The count that a run began with is part of its config, whatever machine it goes on with.
+        # A run keeps the number of threads it began with, whatever machine it goes on with.
         before = (RunFolder(out).config or {}) if out is not None else {}
         kept = {"threads": before["threads"]} if "threads" in before else {}
         return config({**kept, "ranks": team.size, **given})
@@ -59,9 +59,9 @@ def in_full(
 
 
 def say_what_is_missing(folder: RunFolder) -> None:
-    """Name files that were taken from a finished run, and what brings them back."""
+    """Name the files that a finished run no longer has, and how to get them back."""
     missing = folder.missing
-    for_good = [name for name in missing if name == "metrics.jsonl"]  # rows are written while a stage is trained
+    for_good = [name for name in missing if name == "metrics.jsonl"]  # its rows are only written during training
     if taken := [name for name in missing if name not in for_good]:
         told = " and ".join(taken) if len(taken) <= 2 else f"{taken[0]} and {len(taken) - 1} other files"
         again = f"to have them written anew delete {folder.path / 'report.json'} and give the same command again"

@@ -24,7 +24,7 @@ _COSTS = {
     "dense_gradient_at_steps": "2 f_S + f_D",
     "dense": "3 f_D",
 }
-"""Of a training sample, where f_S and f_D are a forward pass of the masked and of the dense network."""
+"""What a training sample costs, where f_S and f_D are a forward pass of the masked and of the dense network."""
 _NEEDS = {
     "paths": "paths",
     "gradients": "dense gradients",
@@ -101,7 +101,7 @@ def _train(team: Team, given: dict[str, Any], out: Path | None, *, quiet: bool) 
     from pathgrow.report import progress, terminal
     from pathgrow.runs import RunFolder
 
-    config, folder = shared.in_full(training.TrainRun.from_dict, given, out, team)
+    config, folder = shared.config_and_folder(training.TrainRun.from_dict, given, out, team)
     quiet = quiet or team.rank > 0
     shown = progress.Silent() if quiet else progress.create()
     with closing(shown):
@@ -122,11 +122,10 @@ def compare(
     Costs are relative to the dense runs of the same task among them; without one, FLOPs are relative to what training
     dense would take, and times are as measured.
     """
-    from pathgrow.report import compare as writing
-    from pathgrow.report import comparison
+    from pathgrow.report import comparison, comparison_text
 
     found = comparison.compare(runs)
-    typer.echo(writing.write(found, format), nl=False)
+    typer.echo(comparison_text.write(found, format), nl=False)
     for note in found.notes:
         print(f"pathgrow: {note}", file=sys.stderr)
 
@@ -157,7 +156,7 @@ def list_methods(
 
 
 def _options(defaults: Mapping[str, Any]) -> str:
-    """By the names of the command line, where every method has its density from --density; that of growth is a must."""
+    """Options as the command line names them: every method gets its density from --density, which growth requires."""
     grown = {"density": "D"} if "target_density" in defaults else {}
     rest = {option: value for option, value in defaults.items() if option != "target_density"}
     return ", ".join(f"{option}={value}" for option, value in {**grown, **rest}.items())

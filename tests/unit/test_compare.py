@@ -14,8 +14,8 @@ import pytest
 from pathgrow.errors import UserError
 from pathgrow.experiment import Experiment
 from pathgrow.experiment import run as run_experiment
-from pathgrow.report.compare import write
 from pathgrow.report.comparison import compare
+from pathgrow.report.comparison_text import write
 from pathgrow.training import TrainRun, train
 from tests.command import leave
 

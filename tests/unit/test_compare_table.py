@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pathgrow.report.compare import write
 from pathgrow.report.comparison import Comparison, Row, compare
+from pathgrow.report.comparison_text import write
 from pathgrow.runs import RunFolder
 
 ROW = Row(

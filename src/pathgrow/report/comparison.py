@@ -18,11 +18,11 @@ from pathgrow.runs import RunFolder
 
 CONFIDENCE = 0.9
 _NO_DIFFERENCE = ("seed", "data_root", "threads", "ranks", "engine")
-"""Where data lie and how many threads add up sums: two runs that differ in these too are the same but for rounding."""
+"""Two runs that differ only in these do the same, apart from the seed and from rounding."""
 _MATCHED_WITHIN = 0.01
-"""A run that has spent more or less of its budget than this is said to."""
+"""A run whose spending differs from its budget by more than this share is named in the notes."""
 _TOLD_ANYWAY = ("density", "match_run", "match_budget")
-"""Entries of a config that columns of the table, or of another run in it, say already."""
+"""Entries of a config that the columns of the table tell already."""
 _SAME_TASK = ("data", "fold", "model", "model_options", "recipe")
 
 
@@ -37,9 +37,9 @@ class Run:
     """What was spent beyond the budget that was to be matched, as a share of it."""
     seed: int
     task: str
-    """Data, model, recipe and the epochs of a dense training, as a key: only within it are costs compared."""
+    """Data, model, recipe and the epochs of a dense training, as a key; costs are compared only between equal tasks."""
     group: str
-    """All of the config that makes a difference, as a key."""
+    """Everything in the config that matters, as a key."""
     settings: Mapping[str, str]
     """The same, entry by entry, with dotted names."""
     subject: str
@@ -51,7 +51,7 @@ class Run:
     test: float | None
     training_flops: int
     training_relative: float | None
-    """As the run's own ledger has it: to a dense training that need not have taken place."""
+    """From the run's own ledger: relative to a dense training, which need not have taken place."""
     inference_relative: float | None
     seconds: float
 
@@ -68,9 +68,9 @@ class Row:
     subject: str
     match: str
     settings: str
-    """What tells this row from others of the same method, subject, match and epochs; empty where nothing has to."""
+    """What distinguishes this row from others of the same method, subject, match and epochs; empty if nothing does."""
     epochs: int
-    """Of the training that this one is compared with."""
+    """Epochs of the dense training that this one is compared with."""
     density: float
     density_model: float
     val: float
@@ -80,10 +80,10 @@ class Row:
     test_interval: tuple[float, float] | None
     training_flops: float
     training_relative: float | None
-    """To the dense runs of the same task in the table, else to the ledger's own figure."""
+    """Relative to the dense runs of the same task in the table; without one, the ledger's own figure."""
     seconds: float
     wall_relative: float | None
-    """To the dense runs of the same task in the table; None where there is none."""
+    """Relative to the dense runs of the same task in the table; None if there is none."""
     inference_relative: float | None
     num_seeds: int
     runs: tuple[str, ...]
@@ -91,7 +91,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A table, and a sentence for each folder that is not in it or has not spent what it was to match."""
+    """A table, and a note for each folder that was left out or did not spend the budget it was to match."""
 
     rows: tuple[Row, ...]
     notes: tuple[str, ...]
@@ -151,7 +151,7 @@ def _missed(run: Run, off: float) -> str:
 
 
 def _apart(run: Run, others: Iterable[Run]) -> str:
-    """The settings of a run that those of the same name do not share."""
+    """The settings in which a run differs from others with the same method, subject, match and epochs."""
     alike = [other.settings for other in others if _name(other) == _name(run)]
     names = sorted({name for settings in alike for name in settings}.difference(_TOLD_ANYWAY))
     differing = [name for name in names if any(other.get(name) != run.settings.get(name) for other in alike)]
@@ -195,7 +195,7 @@ def _row(group: Sequence[Run], everything: Iterable[Run], firsts: Iterable[Run])
 
 
 def _all_or_none(values: Iterable[float | None]) -> list[float] | None:
-    """Values of which none is missing: a mean over some of the seeds would pass for one over all."""
+    """The values if none is missing, else None: a mean over some of the seeds would pass for one over all."""
     listed = list(values)
     present = [value for value in listed if value is not None]
     return present if len(present) == len(listed) else None
@@ -261,7 +261,7 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _inference(report: Mapping[str, Any]) -> float | None:
-    """Of a discovery, whose report has FLOPs per phase: those of the phase that trained the network handed back."""
+    """Relative inference FLOPs of a discovery, from the phase of its ledger that trained the network handed back."""
     ledger, network = report["ledger"], report["network"]
     names = ("final", f"probe-{network['round']:03d}")
     phases = {phase["phase"]: phase for phase in ledger["phases"]}

@@ -21,14 +21,14 @@ FORMAT = 1
 
 
 def write(comparison: Comparison, format: str) -> str:
-    """The comparison as text in one of `FORMATS`; the table itself ends with a line break."""
+    """The comparison as text in one of `FORMATS`, with a line break at its end."""
     if format not in FORMATS:
         raise unknown_name("format", format, FORMATS)
     return FORMATS[format](comparison)
 
 
 def as_table(rows: Sequence[Row]) -> Table:
-    """For a terminal; what is the same in all rows is said in the title."""
+    """A table for the terminal; a subject that all rows share is its title."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     headings, lines = _cells(rows)
     subjects = {row.subject for row in rows}
@@ -76,7 +76,7 @@ def _score(mean: float | None, interval: tuple[float, float] | None) -> str:
 
 
 def _times(share: float | None) -> str:
-    """Of dense, as a factor.
+    """A cost relative to dense.
 
     >>> _times(0.2345), _times(4.361), _times(None)
     ('0.234x', '4.36x', '-')
