@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pathgrow import atomic, data
 from pathgrow.data import decoded, places
-from pathgrow.data.dataset import Dataset, Split
+from pathgrow.data.dataset import Dataset, Paths, Split
 from pathgrow.data.official import OFFICIAL, Official
 
 OFFICIAL_BYTES = "official"
@@ -39,7 +39,8 @@ def check(name: str, root: str | None) -> Finding:
     if name == "digits":
         return Finding(None, dataset, (), "embedded in the installation")
     if official is None:
-        return Finding(folder, dataset, (), _kind(dataset))
+        paths = getattr(dataset.train, "paths", None)  # of streamed data, which may lie one level below the root
+        return Finding(paths.folder if isinstance(paths, Paths) else folder, dataset, (), _kind(dataset))
     files = tuple(_compare(folder / file, md5) for file, md5 in official.md5.items())
     return Finding(folder, dataset, files, _verdict(dataset, official, files))
 

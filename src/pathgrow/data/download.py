@@ -15,6 +15,7 @@ from typing import IO
 from pathgrow import atomic
 from pathgrow.data.archives import unpack
 from pathgrow.data.official import OFFICIAL, Official
+from pathgrow.data.places import renew
 from pathgrow.data.waiting import turn
 from pathgrow.errors import UserError
 
@@ -44,6 +45,8 @@ def get(name: str, root: Path, tell: Tell) -> Path:
             for left_over in root.glob(f"{_APART}*"):  # of killed commands
                 shutil.rmtree(left_over, ignore_errors=True)
         if folder.exists():
+            if not (folder / official.marker).exists():
+                raise UserError(f"{folder} has no {official.marker}, so it is no copy of {name}: {renew(name, folder)}")
             tell(f"{folder} is there already; `pathgrow data check {name} --data-root {root}` examines it")
             return folder
         archive = root / official.archive

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ MAX_RESIDENT_BYTES = 2 * 2**30
 IMAGENET_PARTS = 25
 """A 25th of ImageNet's training set is 51,247 images, about as many as its official val has."""
 _NUM_LOOKED_AT = 64
+_PARTS = {"train", "training", "val", "valid", "validation", "dev", "test", "testing"}
+"""What people call the parts of a data set, whose folders hold one for each class."""
 
 LAYOUTS = {
     "imagenet": "DIR/train/<class>/*.JPEG and DIR/val/<class>/*.JPEG, with a folder for each of the 1,000 classes",
@@ -88,6 +91,7 @@ def _list(root: Path) -> _Listing:
     parts = [part for part in ("train", "val", "test") if (root / part).is_dir()]
     if not _is_split(root):
         parts = [""]
+    _refuse_other_parts(root, parts)
     classes = class_folders(root / parts[0], advice)
     names: list[str] = []
     labels: list[Tensor] = []
@@ -107,7 +111,32 @@ def _list(root: Path) -> _Listing:
 def _is_split(root: Path) -> bool:
     """Whether `train` is the training set; in a folder of vehicles it may be a class, which has no folders below."""
     train = root / "train"
-    return train.is_dir() and any(entry.is_dir() for entry in train.iterdir())
+    return _has_folders(train)
+
+
+def _has_folders(place: Path) -> bool:
+    try:
+        return any(entry.is_dir() for entry in os.scandir(place))
+    except OSError:
+        return False  # no folder, or one that cannot be read, which those say who read it
+
+
+def _refuse_other_parts(root: Path, parts: list[str]) -> None:
+    """A part by another name would be left out, or trained on as a class."""
+    folders = sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    strange = [
+        name for name in folders if name not in parts and name.casefold() in _PARTS and _has_folders(root / name)
+    ]
+    if strange and parts != [""]:
+        raise UserError(
+            f"{root / strange[0]} would not be read, the parts of a data set are called train, val and test: "
+            "rename it, or move it away"
+        )
+    if strange and strange == folders:  # beside real classes it may be one of them
+        raise UserError(
+            f"{root} holds {' and '.join(strange)}, parts of a data set and no classes, and no train: "
+            "call the training set train, the others val and test"
+        )
 
 
 def _fill_missing(listing: _Listing, seed: int, fold: int) -> dict[str, Tensor]:

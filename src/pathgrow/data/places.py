@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from pathgrow.data.official import OFFICIAL
 from pathgrow.errors import UserError
 
 VARIABLE = "PATHGROW_DATA"
@@ -33,8 +34,9 @@ def find(name: str, root: Path, folder: str, marker: str) -> Path:
         raise UserError(f"{name} lies in {root} more than once ({listed}): name one of these folders as data root")
     if below:
         return below[0]
-    missing = f"{root / folder} has no {marker}" if (root / folder).is_dir() else f"{root / folder} was not found"
-    raise UserError(f"{missing}, where {name} is looked for: {advice(name, root)}")
+    if (root / folder).exists():
+        raise UserError(f"{root / folder} has no {marker}, so it is no copy of {name}: {renew(name, root / folder)}")
+    raise UserError(f"{root / folder} was not found, where {name} is looked for: {advice(name, root)}")
 
 
 def advice(name: str, root: Path) -> str:
@@ -45,5 +47,11 @@ def advice(name: str, root: Path) -> str:
 
 
 def renew(name: str, folder: Path) -> str:
-    """How to replace a copy that is of no use, for the end of a sentence."""
+    """How to replace a copy that is of no use, for the end of a sentence.
+
+    A folder by another name may well be something else that was named by mistake: nobody is told to delete that.
+    """
+    official = OFFICIAL[name].folder
+    if folder.name != official:
+        return f"name the folder that holds {official} with --data-root, or get it with `pathgrow data get {name}`"
     return f"delete {folder} and get the data anew with `pathgrow data get {name} --data-root {folder.parent}`"

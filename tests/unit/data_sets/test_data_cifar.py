@@ -197,6 +197,14 @@ def test_unknown_folds_and_roots_say_what_to_do(layouts: Any, tmp_path: Path) ->
         data.load("cifar10", tmp_path / "file")
 
 
+@pytest.mark.parametrize("name", ["cifar100", "tiny-imagenet"])
+def test_nobody_is_told_to_delete_what_was_named_by_mistake(name: str, layouts: Any) -> None:
+    root = layouts.by_class("train/cat", "train/dog", "val/cat", "val/dog")
+    with pytest.raises(UserError, match=f"--data-root, or get it with `pathgrow data get {name}`") as caught:
+        data.load(name, root)
+    assert "delete" not in str(caught.value)
+
+
 def test_runs_of_one_process_share_their_data(layouts: Any) -> None:
     layouts.cifar10()
     assert data.load("cifar10", layouts.root) is data.load("cifar10", str(layouts.root))

@@ -170,6 +170,17 @@ def test_an_archive_that_is_there_is_used_if_it_is_the_official_one(server: Serv
     assert names(tmp_path) == THERE
 
 
+def test_a_folder_that_holds_something_else_is_no_set(server: Server, tmp_path: Path) -> None:
+    """Get and check say the same: each would otherwise send people to the other."""
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    for ask in (lambda: download.get("cifar10", tmp_path, print), lambda: data.load("cifar10", tmp_path)):
+        with pytest.raises(UserError, match=f"no data_batch_1, so it is no copy of cifar10: delete {folder} and get"):
+            ask()
+    folder.rmdir()
+    assert download.get("cifar10", tmp_path, print) == folder
+
+
 def test_processes_that_want_the_same_set_take_turns(server: Server, tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     workers = [context.Process(target=download.get, args=("cifar10", tmp_path, quiet)) for _ in range(4)]
@@ -286,6 +297,10 @@ def test_check_of_folders(layouts: Any, capsys: pytest.CaptureFixture[str], monk
     layouts.picture(root / "cat" / "large.png", (50, 60))
     assert leave("check", "folder", "--data-root", str(root)) == 0
     assert "were not decoded; images are streamed from them at 5 x 5 pixels" in capsys.readouterr().out
+    layouts.root = root / "below" / "imagenet"
+    layouts.by_class("train/cat", "train/dog", "val/cat", "val/dog", num=30)
+    assert leave("check", "imagenet", "--data-root", str(root / "below")) == 0
+    assert f"folder        {layouts.root}\n" in capsys.readouterr().out
 
 
 def test_check_reads_the_files_and_not_the_decoded_copy(

@@ -409,6 +409,30 @@ def test_layouts_that_are_none_are_told_the_layout(places: tuple[str, ...], word
     assert "DIR/train/<class>" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("places", "words"),
+    [
+        (("Train/cat", "Train/dog", "Val/cat", "Val/dog"), "holds Train and Val, parts of a data set and no classes"),
+        (("test/cat", "test/dog", "val/cat"), "holds test and val, parts of a data set and no classes, and no train"),
+        (("train/cat", "train/dog", "validation/cat"), "validation would not be read"),
+        (("train/cat", "train/dog", "TEST/cat"), "TEST would not be read"),
+    ],
+)
+def test_parts_by_other_names_are_not_taken_for_classes_nor_left_out(
+    places: tuple[str, ...], words: str, layouts: Any
+) -> None:
+    with pytest.raises(UserError, match=words):
+        load("folder", layouts.by_class(*places, num=4))
+
+
+def test_classes_may_have_names_of_parts_and_folders_below(layouts: Any) -> None:
+    assert load("folder", layouts.by_class("dev/laptop", "home/sofa", "home/lamp")).classes == 2
+    layouts.root = layouts.root / "second"
+    layouts.by_class("train/cat", "train/dog", "annotations/cat", ".val/cat")
+    (layouts.root / "testing").mkdir()
+    assert load("folder", layouts.root).classes == 2
+
+
 def test_empty_places_are_told_the_layout(tmp_path: Path, layouts: Any) -> None:
     with pytest.raises(UserError, match="0 folders of classes"):
         load("folder", tmp_path)
