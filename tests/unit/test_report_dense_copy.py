@@ -81,7 +81,8 @@ def test_the_story_says_that_one_of_the_copies_was_dense(brief: dict[str, Any]) 
 def test_the_reference_is_told_by_what_it_is(brief: dict[str, Any]) -> None:
     """And by both of its scores: the one that the goal is counted from is the curve's, the tables have the measured."""
     assert dict(wording.findings(brief))["reference"] == (
-        "97.4% fitted, 97.6% measured: a dense copy, trained 16 epochs like the other copies (the network: 80)"
+        "97.4% fitted, 97.6% measured: a dense copy, trained 16 epochs like the other copies (the network handed back: "
+        "80)"
     )
     assert Picture.of(brief).reference[1] == "reference 97.4% (fitted)"  # type: ignore[index]
     brief["curve"]["probes"].pop()
@@ -105,14 +106,41 @@ def test_the_headline_says_that_short_trainings_were_compared(brief: dict[str, A
     assert wording.headline(brief).endswith("within 1 point of the reference."), "all were trained alike"
 
 
+def test_a_headline_owns_up_to_trainings_that_were_too_short(brief: dict[str, Any]) -> None:
+    """Told by scores: nothing trained out came within delta of where the growing network had been."""
+    best, delta = max(row["score"] for row in brief["curve"]["probes"]), brief["answer"]["delta"]
+    brief["curve"]["rough"][-1]["score"] = best + 0.9 * delta
+    assert wording.headline(brief).endswith("judged by trainings of 16 epochs.")
+    brief["curve"]["rough"][-1]["score"] = best + 1.1 * delta
+    assert wording.headline(brief).endswith("judged by trainings of 16 epochs, too short to tell.")
+    console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system="standard")
+    console.print(summary(brief, 100))
+    assert "\x1b[1;33m" in console.file.getvalue(), "yellow: no answer to rely on"  # type: ignore[attr-defined]
+    brief["network"]["epochs"] = 16
+    assert wording.headline(brief).endswith("of the reference, judged by trainings too short to tell.")
+
+
+def test_legends_call_short_trainings_by_their_length(brief: dict[str, Any]) -> None:
+    chart = curve_chart(brief, 78).plain.splitlines()
+    assert "● trained 16 epochs" in chart[-2]
+    assert chart[-1].startswith(" ┄ goal: 1.38 points below (1 after full training)  ▲"), "no entry is broken"
+    assert all(len(line) <= 78 for line in chart)
+    assert "</svg>trained 16 epochs</li>" in page(brief)
+    brief["network"]["epochs"] = 16
+    assert "● trained out" in curve_chart(brief, 78).plain
+    assert "</svg>trained out</li>" in page(brief)
+
+
 def test_where_the_answer_and_the_network_stand_is_said(brief: dict[str, Any]) -> None:
     brief["answer"]["rule"] = "probe"
     said = dict(wording.findings(brief))["answer"]
-    assert "enough on two thirds of the possible curves" in said
-    assert said.endswith("a grown one near it, at most a tenth sparser")
-    assert "two thirds of the possible" in page(brief)
+    assert said.startswith(
+        f"{wording.percent(brief['answer']['operating_density'])} is enough on two thirds of the curves"
+    )
+    assert said.endswith("a grown one near it, sparser by a tenth at most")
+    assert "two thirds of the curves" in page(brief)
     brief["reference"]["kind"] = "dense"
-    assert dict(wording.findings(brief))["answer"].endswith("the sparsest grown one that has no less")
+    assert dict(wording.findings(brief))["answer"].endswith("the sparsest grown one of at least this density")
     brief["config"]["answer"] = "gain"
     assert dict(wording.findings(brief))["answer"].endswith("chosen by the gain answer")
     brief["config"]["target_density"] = 0.1
@@ -140,13 +168,13 @@ def test_its_price_stands_apart(brief: dict[str, Any]) -> None:
 def test_the_goal_is_drawn_where_the_answer_was_read(brief: dict[str, Any]) -> None:
     """And says what it stands for in the end; a report that says nothing of it is read as before."""
     assert threshold(brief) == pytest.approx(0.974 - 0.0138)
-    assert "┄ less 1.38 points (1 in the end)" in curve_chart(brief, 120).plain
-    assert Picture.of(brief).goal[1] == "less 1.38 points (1 in the end)"  # type: ignore[index]
+    assert "┄ goal: 1.38 points below (1 after full training)" in curve_chart(brief, 120).plain
+    assert Picture.of(brief).goal[1] == "goal: 1.38 points below (1 after full training)"  # type: ignore[index]
     for same in ({"allowed": 0.01}, {}):
         brief["answer"].pop("allowed", None)
         brief["answer"] |= same
         assert threshold(brief) == pytest.approx(0.964)
-        assert "┄ less 1 point  " in curve_chart(brief, 120).plain
+        assert "┄ goal: 1 point below  " in curve_chart(brief, 120).plain
 
 
 def test_pictures_hold_it_at_full_density(brief: dict[str, Any]) -> None:

@@ -95,6 +95,16 @@ def test_lines_and_bands_of_the_picture_are_those_of_the_numbers(sample_report):
     assert np.allclose([[float(number) for number in corner.split(",")] for corner in edge], wanted, atol=0.06)
 
 
+@pytest.mark.parametrize(("density", "anchored"), [(0.0848, False), (0.99, True)])
+def test_the_label_of_an_answer_at_the_right_edge_is_not_cut(sample_report, density, anchored):
+    sample_report["answer"]["operating_density"] = density
+    label = re.search(r'<text class="answer-text"([^>]*)>', page(sample_report))[1]
+    picture = Picture.of(sample_report)
+    assert ('text-anchor="end"' in label) == anchored
+    x = float(re.search(r' x="([0-9.]+)"', label)[1])
+    assert x + (0 if anchored else 55) < picture.width  # five bold letters of 14 pixels
+
+
 def test_the_picture_is_the_same_every_time_and_leaves_pyplot_alone(sample_report):
     import sys
 

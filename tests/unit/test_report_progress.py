@@ -74,7 +74,7 @@ def test_stages_that_are_trained_together_keep_their_names(clock):
         told.stage(name, 0.1, 10)
     told.observed(1, 0.05, 0.8, "probe-001")
     told.observed(4, 0.1, 0.9, "probe-004")
-    lines = text.getvalue().splitlines()
+    _, *lines = text.getvalue().splitlines()
     assert "probe-001: round 1" in lines[0]
     assert "probe-004: round 4" in lines[1]
 
@@ -83,11 +83,28 @@ def test_logs_get_one_line_per_fact_and_no_control_codes(clock):
     console = Console(file=io.StringIO(), width=40)
     tell(progress.LineProgress(console, clock), clock)
     assert console.file.getvalue().splitlines() == [
+        "[     0.0 s] seed begins: density 2%, 10 epochs",
         "[      10 s] seed: round 0, density 2%, score 0.9",
         "[      20 s] round-001: round 1, density 4%, score 0.91",
         "[      20 s] answer so far 5%",
         "[      30 s] probe-001: round 2, density 6%, score 0.92",
         "[      30 s] answer so far 5% (90%: 4% to 6%)",
+    ]
+
+
+def test_logs_hear_of_long_stages_once_a_minute(clock):
+    console = Console(file=io.StringIO(), width=80)
+    lines = progress.LineProgress(console, clock)
+    lines.stage("seed", 0.02, 8)
+    for epoch in range(1, 9):
+        clock.now += 25
+        lines.epoch(epoch, 8, 1 / epoch)
+    lines.observed(0, 0.02, 0.9)
+    assert console.file.getvalue().splitlines() == [
+        "[     0.0 s] seed begins: density 2%, 8 epochs",
+        "[1 min 15 s] seed: 3/8 epochs, loss 0.3333",
+        "[2 min 30 s] seed: 6/8 epochs, loss 0.1667",
+        "[3 min 20 s] seed: round 0, density 2%, score 0.9",
     ]
 
 

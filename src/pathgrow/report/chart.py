@@ -11,7 +11,7 @@ from typing import Any
 from rich.text import Text
 
 from pathgrow.report.frame import Frame, ends, threshold
-from pathgrow.report.wording import Scores, below_reference, percent
+from pathgrow.report.wording import Scores, below_reference, percent, trained_copies
 
 # dot (column, row) of a cell -> bit of the braille pattern
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
@@ -82,7 +82,7 @@ def curve_chart(report: dict[str, Any], width: int = 78, height: int = 16) -> Te
     rows = [Text(f"{ticks.get(row, ''):>{margin}} │").append(canvas.row(row)) for row in range(height)]
     axis = Text(" " * (margin + 1) + "└").append(_axis(report, frame, canvas.width))
     labels = Text(" " * (margin + 2) + _labels(frame, canvas.width))
-    legend = Text(" ").append(_legend(report))
+    legend = _legend(report, width)
     return Text("\n").join([Text(f"{'':>{margin}}  {scores.name} by density"), *rows, axis, labels, legend])
 
 
@@ -159,11 +159,12 @@ def _labels(frame: Frame, width: int) -> str:
     return line
 
 
-def _legend(report: dict[str, Any]) -> Text:
+def _legend(report: dict[str, Any], width: int) -> Text:
+    """The glyphs that occur and their meanings; lines are broken between entries, not within one."""
     curve, answer = report["curve"], report["answer"]
     entries = []
     if curve["probes"]:
-        entries.append((PROBE, "trained out"))
+        entries.append((PROBE, trained_copies(report)))
     if curve["rough"]:
         entries.append((ROUGH, "growing"))
     if curve.get("fit"):
@@ -174,4 +175,9 @@ def _legend(report: dict[str, Any]) -> Text:
     if answer["operating_density"] is not None:
         entries.append((ANSWER, "answer"))
     parts = [Text.assemble((glyph, _STYLES[glyph]), f" {meaning}") for glyph, meaning in entries]
-    return Text("  ").join(parts)
+    lines = [Text()]
+    for part in parts:
+        if lines[-1] and lines[-1].cell_len + 2 + part.cell_len > width:
+            lines.append(Text())
+        lines[-1].append("  " if lines[-1] else " ").append(part)
+    return Text("\n").join(lines)

@@ -124,7 +124,7 @@ def _draw_points(axes: Axes, report: dict[str, Any], frame: Frame) -> None:
     probes = [(row["density"], row["score"]) for row in curve["probes"]]
     if probes:
         axes.plot(*zip(*probes, strict=True), color=BLUE, marker="o", markersize=8.5, markeredgecolor="white",
-                  markeredgewidth=1.2, linestyle="none", zorder=6, label="trained out")  # fmt: skip
+                  markeredgewidth=1.2, linestyle="none", zorder=6, label=wording.trained_copies(report))  # fmt: skip
     rough = [(row["density"], row["score"]) for row in curve["rough"]]
     if rough:
         axes.plot(*zip(*rough, strict=True), color=GREY, alpha=0.55, linewidth=1.0, marker="o", markersize=3.2,

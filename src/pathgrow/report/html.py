@@ -35,6 +35,8 @@ def page(report: dict[str, Any]) -> str:
         subject=wording.subject(report),
         headline=wording.headline(report),
         findings=wording.findings(report),
+        score_name=wording.Scores.of(report).name,
+        trained_copies=wording.trained_copies(report),
         paragraphs=story.paragraphs(report),
         picture=Picture.of(report) if curve["rough"] or curve["probes"] else None,
         cost_by_kind=story.cost_by_kind(report),

@@ -127,21 +127,31 @@ class Pace:
         return None if of is None or pace is None else max(0.0, of - self.stage_done) * pace
 
 
+_QUIET = 60.0
+"""Seconds after which a log hears of an epoch although no network was scored."""
+
+
 class LineProgress:
-    """One line per observed network, for logs and pipes."""
+    """One line per observed network, for logs and pipes; in long stages also how far they are, once a minute."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console, self._clock = console, clock
         self._began = clock()
         self._stage = ""
         self._said: str | None = None
+        self._last: float | None = None
 
     def stage(self, name: str, density: float, epochs: int | None) -> None:
         self._stage = printable(name)
+        if self._last is None:  # the first score may be many minutes away
+            length = f", {counted(epochs, 'epoch')}" if epochs else ""
+            self._say(f"{self._stage} begins: density {percent(density)}{length}")
 
     def beside(self, name: str, density: float, epochs: int | None) -> None: ...
 
-    def epoch(self, done: int, of: int, loss: float | None = None) -> None: ...
+    def epoch(self, done: int, of: int, loss: float | None = None) -> None:
+        if self._last is not None and self._clock() - self._last >= _QUIET and done < of:
+            self._say(f"{self._stage}: {done}/{counted(of, 'epoch')}" + ("" if loss is None else f", loss {loss:.4g}"))
 
     def observed(self, round: int, density: float, score: float, stage: str = "") -> None:
         name = printable(stage) or self._stage  # of several stages trained together the last was told
@@ -156,6 +166,7 @@ class LineProgress:
     def close(self) -> None: ...
 
     def _say(self, text: str) -> None:
+        self._last = self._clock()
         self._console.print(Text(f"[{duration(self._clock() - self._began):>10}] {text}"), soft_wrap=True)
 
 

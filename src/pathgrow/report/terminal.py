@@ -32,7 +32,8 @@ def show(path: str | os.PathLike[str], console: Console | None = None) -> None:
 
 def summary(report: dict[str, Any], width: int = 80) -> RenderableType:
     """The whole report as one renderable; every string in it is text, never markup."""
-    answered = report["answer"]["status"] == "found" or wording.asked_for(report) is not None
+    found = report["answer"]["status"] == "found" and not wording.too_short_to_compare(report)
+    answered = found or wording.asked_for(report) is not None
     title = Text("pathgrow", "bold").append(f"  {wording.subject(report)}", "not bold dim")
     parts: list[RenderableType] = [
         title,

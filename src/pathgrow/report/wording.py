@@ -65,11 +65,11 @@ def counted(number: int, noun: str) -> str:
 def duration(seconds: float) -> str:
     """Seconds as people say them.
 
-    >>> duration(8.25), duration(75), duration(3725)
-    ('8.2 s', '1 min 15 s', '1 h 02 min')
+    >>> duration(8.25), duration(9.97), duration(59.7), duration(75), duration(3725)
+    ('8.2 s', '10 s', '1 min 00 s', '1 min 15 s', '1 h 02 min')
     """
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    if seconds < 59.5:  # what rounds to 60 is a minute
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
@@ -143,6 +143,8 @@ def headline(report: dict[str, Any]) -> str:
     against = "the reference" if brief is None else "dense" if _dense_probe(report) else "the densest network grown"
     within = f"within {scores.difference(answer['delta'])} of {against}"
     judged = "" if brief is None else f", judged by trainings of {counted(brief, 'epoch')}"
+    if too_short_to_compare(report):
+        judged = f"{judged}, too short to tell" if judged else ", judged by trainings too short to tell"
     trained_out = [row["density"] for row in report["curve"]["probes"] if row["round"] != DENSE]
     seen, how = (
         (trained_out, "trained out") if trained_out else ([r["density"] for r in report["curve"]["rough"]], "grown")
@@ -166,6 +168,15 @@ def judged_briefly(report: dict[str, Any]) -> int | None:
     return epochs if epochs is not None and epochs < report["network"]["epochs"] else None
 
 
+def too_short_to_compare(report: dict[str, Any]) -> bool:
+    """Whether no copy came to where the growing network had been, as the words of the answer say in that case."""
+    curve = report["curve"]
+    if not curve["probes"] or not curve["rough"]:
+        return False
+    best, growing = (max(row["score"] for row in rows) for rows in (curve["probes"], curve["rough"]))
+    return bool(best + report["answer"]["delta"] < growing)
+
+
 def dense_row(report: dict[str, Any]) -> dict[str, Any] | None:
     """The dense network that the others are compared with, as a row beside the rounds; None if none was trained."""
     if (probe := _dense_probe(report)) is not None:
@@ -186,8 +197,14 @@ def reference_score(report: dict[str, Any]) -> str:
 def below_reference(report: dict[str, Any]) -> str:
     """How far below the reference the goal is drawn; after short trainings also what that stands for in the end."""
     scores, here, delta = Scores.of(report), allowed(report), report["answer"]["delta"]
-    in_the_end = "" if here == delta else f" ({scores.difference(delta).split()[0]} in the end)"
-    return f"less {scores.difference(here)}{in_the_end}"
+    in_the_end = "" if here == delta else f" ({scores.difference(delta).split()[0]} after full training)"
+    return f"goal: {scores.difference(here)} below{in_the_end}"
+
+
+def trained_copies(report: dict[str, Any]) -> str:
+    """What the points of the curve are, for legends; short trainings are called by their length."""
+    brief = judged_briefly(report)
+    return "trained out" if brief is None else f"trained {counted(brief, 'epoch')}"
 
 
 def explanation(report: dict[str, Any]) -> str:
@@ -234,7 +251,12 @@ def findings(report: dict[str, Any]) -> list[tuple[str, str]]:
         found.append(("reference", _reference(report)))
     if answer["gain_density"] is not None:
         spread = f" (90% interval {percent_range(answer['gain_interval'])})" if answer["gain_interval"] else ""
-        found.append(("gain answer", f"{percent(answer['gain_density'])}{spread} has 95% of the gain that was fitted"))
+        found.append(
+            (
+                "gain answer",
+                f"{percent(answer['gain_density'])}{spread}: where the fitted curve has made 95% of its rise",
+            )
+        )
     price = f"{count(ledger['training_flops'])}FLOP".replace("  ", " ")
     if ledger["relative"] is not None:
         price = f"{ledger['relative']:.2f} times a dense training ({price})"
@@ -246,14 +268,14 @@ def findings(report: dict[str, Any]) -> list[tuple[str, str]]:
 def _caution(report: dict[str, Any]) -> str:
     """Why the answer stands where it does, and how far from it the network handed back may be."""
     sentence = (
-        f"{percent(report['answer']['operating_density'])}: enough on two thirds of the possible curves, so as a rule "
-        "right of where the fitted one crosses the goal line"
+        f"{percent(report['answer']['operating_density'])} is enough on two thirds of the curves that the points "
+        "allow, so it is usually more than where the fitted one crosses the goal line"
     )
     if (report.get("config") or {}).get("answer") == "gain":
         return f"{sentence}; the network handed back was chosen by the gain answer"
     if judged_briefly(report) is None:
-        return f"{sentence}; the network handed back is the sparsest grown one that has no less"
-    return f"{sentence}; the network handed back is a grown one near it, at most a tenth sparser"
+        return f"{sentence}; the network handed back is the sparsest grown one of at least this density"
+    return f"{sentence}; the network handed back is a grown one near it, sparser by a tenth at most"
 
 
 def _reference(report: dict[str, Any]) -> str:
@@ -269,7 +291,7 @@ def _reference(report: dict[str, Any]) -> str:
         return f"{score}: {'the densest network grown' if kind == 'densest' else printable(kind)}"
     densest = max(report["curve"]["probes"], key=lambda row: float(row["density"]))
     name = "a dense copy" if densest["round"] == DENSE else "the densest network grown"
-    longer = "" if judged_briefly(report) is None else f" (the network: {report['network']['epochs']:,})"
+    longer = "" if judged_briefly(report) is None else f" (the network handed back: {report['network']['epochs']:,})"
     return (
         f"{score} fitted, {scores(densest['score'])} measured: {name}, trained{trained} like the other copies{longer}"
     )
