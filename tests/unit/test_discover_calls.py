@@ -218,11 +218,11 @@ def test_an_adaptive_round_reads_the_score_where_there_is_no_loss() -> None:
 
 def test_options_reach_the_rule_and_the_method() -> None:
     options = Options(delta=0.03, start_density=0.07, target_density=0.4)
-    assert options.the_rule() == ProbeRule(delta=0.03)
-    method = options.the_method()
+    assert options.density_rule() == ProbeRule(delta=0.03)
+    method = options.growth_method()
     assert (method.start_density, method.target_density) == (0.07, 0.4)
-    assert Options(method=methods.gcg(start_density=0.2)).the_method().start_density == 0.2
-    assert Options(rule=ProbeRule(delta=0.5), delta=0.03).the_rule() == ProbeRule(delta=0.5)
+    assert Options(method=methods.gcg(start_density=0.2)).growth_method().start_density == 0.2
+    assert Options(rule=ProbeRule(delta=0.5), delta=0.03).density_rule() == ProbeRule(delta=0.5)
 
 
 def test_a_training_half_done_is_kept_when_its_seconds_have_passed() -> None:

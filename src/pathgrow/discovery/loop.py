@@ -131,8 +131,7 @@ def discover(
     """
     chosen = Options.checked(
         {"start_density": start_density, "delta": delta, "reference": reference, "budget": budget, **options}
-    )
-    chosen = chosen.among(fit)
+    ).in_team_of(fit)
     check_calls(fit, evaluate)
     if callable(chosen.final_epochs):
         check_call(chosen.final_epochs, "final_epochs", "records")

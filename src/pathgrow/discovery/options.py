@@ -138,7 +138,7 @@ class Options:
             if getattr(self, name) not in get_args(allowed):
                 raise unknown_name(f"value of {name}", str(getattr(self, name)), get_args(allowed))
         if None not in (self.start_density, self.target_density):
-            self.the_method()  # which refuses a start above the target
+            self.growth_method()  # refuses a start above the target
 
     @classmethod
     def checked(cls, given: Mapping[str, Any]) -> Options:
@@ -155,9 +155,9 @@ class Options:
         if callable(self.final_epochs):
             objects.append("final_epochs")
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in objects}
-        return {**values, "method": self.the_method().name, "rule": self.the_rule().name}
+        return {**values, "method": self.growth_method().name, "rule": self.density_rule().name}
 
-    def the_method(self) -> Method:
+    def growth_method(self) -> Method:
         """The growth method as a value, starting where it was asked to."""
         method = checked_method(self.method)
         if method.grow is None:
@@ -165,11 +165,11 @@ class Options:
         start = self.start_density if self.start_density is not None else method.start_density
         return dataclasses.replace(method, start_density=start, target_density=self.target_density)
 
-    def the_rule(self) -> Rule:
+    def density_rule(self) -> Rule:
         """The density rule as a value."""
         return rules.create(self.rule, delta=self.delta) if isinstance(self.rule, str) else self.rule
 
-    def among(self, fit: object) -> Options:
+    def in_team_of(self, fit: object) -> Options:
         """These options for one of the processes that train with `fit`: only the first of them tells the observer."""
         team = self.team if self.team is not None else getattr(fit, "team", ALONE)
         return dataclasses.replace(self, team=team, observer=Observer() if team.rank else self.observer)
@@ -183,9 +183,9 @@ class Options:
             config = strict_json.loads(strict_json.dumps({"seed": seed, **self.as_dict()}))
             place = self.store
             with held_by_first(team, lambda: RunFolder.open(place, config)) as folder:
-                yield _among(team, folder or MemoryStore())
+                yield _shared(team, folder or MemoryStore())
         else:
-            yield _among(team, self.store)
+            yield _shared(team, self.store)
 
     @property
     def num_seed_epochs(self) -> int:
@@ -226,7 +226,7 @@ class Options:
         return max(1, min(_LEAST_PROBE, round(_LEAST_SHARE * self.budget)), round(self.budget / 10))
 
 
-def _among(team: Team, store: Store) -> Store:
+def _shared(team: Team, store: Store) -> Store:
     return store if team.size == 1 else SharedStore(team, store)
 
 

@@ -46,8 +46,8 @@ class Site:
         self.store = store
         self.seed = seed
         self.example_input = example_input
-        self.method = options.the_method()
-        self.rule = options.the_rule()
+        self.method = options.growth_method()
+        self.rule = options.density_rule()
         average = options.observe == "average"
         self.team = options.team or ALONE
         self.phases = Phases(fit, evaluate, optimizer, seed=seed, average=average, store=store, team=self.team)

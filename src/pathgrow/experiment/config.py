@@ -80,8 +80,8 @@ class Experiment(Setup):
             raise UserError(
                 f"delta {self.delta:g} was got, a loss of accuracy below 1 is wanted: give for example 0.01"
             )
-        options.the_method()
-        options.the_rule()
+        options.growth_method()
+        options.density_rule()
 
     @classmethod
     def _filled(cls, values: dict[str, Any]) -> dict[str, Any]:
