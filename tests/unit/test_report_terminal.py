@@ -144,7 +144,7 @@ def test_control_characters_and_markup_in_names_are_only_text(sample_report):
 
 
 def test_showing_an_unfinished_run_says_where_it_is(tmp_path):
-    with RunFolder.open(tmp_path / "run", {"seed": 0}) as folder:
+    with RunFolder.open(tmp_path / "run", {"data": "digits", "seed": 0}) as folder:
         folder.save("seed", {"round": 0, "density": 0.02, "score": 0.81})
         show(folder.path, one := Console(file=io.StringIO(), width=200))
         assert "1 stage finished;" in one.file.getvalue()
@@ -159,6 +159,20 @@ def test_showing_an_unfinished_run_says_where_it_is(tmp_path):
     assert "seed" in running
     assert "0.81" in running
     assert "not running; give its command again to resume it" in stopped
+
+
+def test_the_store_of_a_call_is_not_called_unfinished(tmp_path):
+    """No report is ever written there, however far the call came, and there is no command to give again."""
+    with RunFolder.open(tmp_path / "store", {"budget": 4}) as folder:
+        folder.save("seed", {"round": 0, "density": 0.02, "score": 0.81})
+    show(folder.path, console := Console(file=io.StringIO(), width=200))
+    text = console.file.getvalue()
+    assert "the store of a call of discover." in text
+    assert "1 stage finished; not running; the same call goes on from there." in text
+    assert "report.page(found.report())" in text
+    assert "unfinished" not in text
+    assert "command" not in text
+    assert "0.81" in text
 
 
 def test_showing_what_is_no_run_is_a_sentence(tmp_path, sample_report):

@@ -37,6 +37,8 @@ class Unfinished:
     """The process that works on it now."""
     points: tuple[dict[str, Any], ...]
     """What the finished stages observed: rows with stage, round, density and score."""
+    is_store: bool = False
+    """Whether it was kept by a call of `discover`, which knows no data by name and leaves the report to its caller."""
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any] | Unfinished:
@@ -98,4 +100,5 @@ def progress_of(folder: RunFolder) -> Unfinished:
         current=begun[-1] if begun and begun[-1] not in stages else None,
         worker=folder.worker,
         points=tuple(points),
+        is_store="data" not in (folder.config or {}),
     )
