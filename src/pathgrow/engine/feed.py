@@ -72,18 +72,21 @@ class Residents:
         return self._known[split]
 
 
-def batches_of(num_samples: int, recipe: Recipe) -> tuple[int, int]:
-    """(size, number) of the batches of an epoch.
+def batches_of(num_samples: int, recipe: Recipe, num_ranks: int = 1) -> tuple[int, int]:
+    """(size, number) of the batches of an epoch; data that do not fill a batch of the recipe are a smaller one.
 
     >>> batches_of(1000, Recipe(batch_size=128))
     (128, 7)
+    >>> batches_of(31, Recipe(batch_size=128), num_ranks=2)
+    (30, 1)
     """
-    whole = min(recipe.batch_size, num_samples)
-    if whole < recipe.accumulate:
+    whole, num_parts = min(recipe.batch_size, num_samples), recipe.accumulate * num_ranks
+    if whole < num_parts:
+        shared = f" of {num_ranks} processes: start fewer, or" if num_ranks > 1 else ":"
         raise UserError(
-            f"{num_samples} training samples cannot be computed in {recipe.accumulate} parts: lower `accumulate`"
+            f"{num_samples} training samples cannot be computed in {num_parts} parts{shared} lower `accumulate`"
         )
-    batch_size = whole - whole % recipe.accumulate  # of parts of one size, whose mean is the batch's
+    batch_size = whole - whole % num_parts  # of parts of one size, whose mean is the batch's
     return batch_size, num_samples // batch_size
 
 
@@ -124,7 +127,7 @@ class Feed(ABC):
         self._classes = classes
         self._seed = seed
         self._shard = shard
-        self.batch_size, self.num_steps = batches_of(self._num, recipe)
+        self.batch_size, self.num_steps = batches_of(self._num, recipe, shard[1])
         self.num_epochs = num_epochs
         self._tables: dict[str, Tensor] = {}
         self._rates: list[float] = []
@@ -133,6 +136,11 @@ class Feed(ABC):
     def num_samples(self) -> int:
         """Of an epoch, over all ranks."""
         return self.num_steps * self.batch_size
+
+    @property
+    def num_rows(self) -> int:
+        """Of a batch, those that this process computes."""
+        return self.batch_size // self._shard[1]
 
     def retarget_(self, *, seed: int, num_epochs: int) -> None:
         """Serve another training of the same network: the buffers, and a graph that reads them, stay."""
@@ -241,17 +249,15 @@ class StreamedFeed(Feed):
         self._epoch = 0
         self._next = -1
         self._stream: Iterator[tuple[Tensor, Tensor]] = iter(())
-        num = self.batch_size // self._shard[1]
-        self._images = torch.zeros((num, *split.shape), dtype=torch.uint8, device=device)
-        self._labels = torch.zeros(num, dtype=torch.int64, device=device)
+        self._images = torch.zeros((self.num_rows, *split.shape), dtype=torch.uint8, device=device)
+        self._labels = torch.zeros(self.num_rows, dtype=torch.int64, device=device)
 
     def _order(self, epoch: int, draw: torch.Generator) -> dict[str, Tensor]:
         self._epoch, self._next = epoch, -1  # the loader draws its own order, of the same seed
         return {}
 
     def _rows(self) -> slice:
-        rank, num_ranks = self._shard
-        num = self.batch_size // num_ranks
+        rank, num = self._shard[0], self.num_rows
         return slice(rank * num, (rank + 1) * num)  # as the loader has them
 
     def ready_(self, step: int) -> None:

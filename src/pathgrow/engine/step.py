@@ -80,21 +80,30 @@ class EagerStep:
 
     def __call__(self, step: int) -> None:
         """Train on one batch of the epoch."""
-        attached, optimizer = self.attached, self.attached.optimizer
+        attached = self.attached
         rate = np.float32(self._feed.rate(step))
-        for group, peak in zip(optimizer.param_groups, self._peaks, strict=True):
+        with self._rated(rate):
+            with attached.driven():
+                self._backward(step)
+                attached.watch_()
+                if attached.change_if_due_():
+                    attached.mask_weights_()  # and nothing else: the change took the place of the step
+                else:
+                    apply_gradients_(attached, self._recipe)
+            attached.stepped_()
+
+    @contextmanager
+    def _rated(self, rate: np.float32) -> Iterator[None]:
+        """This share of the learning rates. After it, or an interrupt, they are those that a training begins with."""
+        groups = self.attached.optimizer.param_groups
+        for group, peak in zip(groups, self._peaks, strict=True):
             # Rounded as a graph rounds it: what differs in the last bit differs everywhere some steps later.
             group["lr"] = float(np.float32(peak) * rate)
-        with attached.driven():
-            self._backward(step)
-            attached.watch_()
-            if attached.change_if_due_():
-                attached.mask_weights_()  # and nothing else: the change took the place of the step
-            else:
-                apply_gradients_(attached, self._recipe)
-        attached.stepped_()
-        for group, peak in zip(optimizer.param_groups, self._peaks, strict=True):
-            group["lr"] = peak  # a training that is stored now goes on from its peak
+        try:
+            yield
+        finally:
+            for group, peak in zip(groups, self._peaks, strict=True):
+                group["lr"] = peak
 
     def _backward(self, step: int) -> None:
         self.attached.optimizer.zero_grad(set_to_none=True)
@@ -228,10 +237,25 @@ def backward(forward: Any, module: nn.Module, feed: Feed, step: int | Tensor, re
     silent = getattr(module, "no_sync", nullcontext)
     for part in range(recipe.accumulate):
         with silent() if part + 1 < recipe.accumulate else nullcontext():
-            loss = forward(module, feed, step, part, recipe, mode.autocast)
+            with enough_rows(feed.num_rows // recipe.accumulate):
+                loss = forward(module, feed, step, part, recipe, mode.autocast)
             loss.backward()
         parts.append(loss.detach())
     return parts[0] if len(parts) == 1 else torch.stack(parts).sum()
+
+
+@contextmanager
+def enough_rows(num_rows: int) -> Iterator[None]:
+    """Batch norm over one sample of one pixel is no statistic: torch refuses it by an error that names no remedy."""
+    try:
+        yield
+    except ValueError as fault:
+        if num_rows > 1:
+            raise
+        raise UserError(
+            f"this network cannot be trained on one sample at a time ({fault}): give a larger batch size, "
+            "or fewer parts and processes to share it"
+        ) from fault
 
 
 def apply_gradients_(attached: Attached, recipe: Recipe) -> None:

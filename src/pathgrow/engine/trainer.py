@@ -17,9 +17,9 @@ from pathgrow.data.dataset import Dataset, Split, StreamedSplit, normalised
 from pathgrow.data.streaming import StreamLoader
 from pathgrow.discovery.phases import Job
 from pathgrow.engine.distributed import check_shares, current_team, mode_for, wrapped
-from pathgrow.engine.feed import Feed, ResidentFeed, Residents, StreamedFeed
+from pathgrow.engine.feed import Feed, ResidentFeed, Residents, StreamedFeed, batches_of
 from pathgrow.engine.mode import EngineOptions
-from pathgrow.engine.step import CapturedStep, EagerStep
+from pathgrow.engine.step import CapturedStep, EagerStep, enough_rows
 from pathgrow.engine.training import OnEpoch, Training
 from pathgrow.masks import Masks
 from pathgrow.methods import fixed
@@ -155,22 +155,28 @@ class Trainer:
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         """The loss of a batch, for growth methods that read gradients."""
         images, labels = (part.to(self.mode.device) for part in batch)
-        return functional.cross_entropy(model(images), labels, label_smoothing=self.recipe.label_smoothing)
+        with enough_rows(len(labels)):
+            logits = model(images)
+        return functional.cross_entropy(logits, labels, label_smoothing=self.recipe.label_smoothing)
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Training batches as they are, not augmented, in an order that the global torch seed decides.
 
-        Processes that train together get their rows of each.
+        Where the recipe computes a batch in parts, to save memory, each is as large as such a part. Processes that
+        train together get equally many rows of each.
         """
         split, rank, size = self.data.train, self.team.rank, self.team.size
+        num = batches_of(len(split), self.recipe, size)[0] // self.recipe.accumulate
         if isinstance(split, StreamedSplit):
-            seed, num = int(torch.randint(2**62, ()).item()), min(self.recipe.batch_size, len(split))
+            seed = int(torch.randint(2**62, ()).item())
             loader = StreamLoader(split, num, train=True, seed=seed, workers=0, shard=(rank, size))
             for images, labels in loader.epoch(0):
                 yield normalised(images.to(self.mode.device), split.mean, split.std), labels.to(self.mode.device)
             return
         resident = self._residents.of(split)
-        for rows in torch.split(torch.randperm(len(split)), self.recipe.batch_size):
+        for rows in torch.split(torch.randperm(len(split)), num):
+            if len(rows) % size:
+                return  # the last, of which some would get more than others, or nothing
             rows = rows[rank::size].to(resident.device)
             yield normalised(resident.images[rows], split.mean, split.std), resident.labels[rows]
 
@@ -179,8 +185,8 @@ class Trainer:
         found = job.progress.load(attached) if job.progress is not None else None
         kept: Companion | None = attached.companions.get(_COMPANION)
         if kept is None or kept.trainer is not self or not kept.eager.is_current:
+            check_shares(self.recipe.batch_size, self.recipe.accumulate, self.team.size)
             feed = self._feed(job)
-            check_shares(feed.batch_size, self.recipe.accumulate, self.team.size)
             module = wrapped(attached.model, self.team)
             kept = Companion(self, feed, EagerStep(attached, feed, self.recipe, self.mode, module))
         kept.feed.retarget_(seed=job.seed, num_epochs=job.epochs)

@@ -46,7 +46,7 @@ class Bench:
     def made(cls, config: TrainRun, folder: RunFolder | None, progress: Progress, team: Team) -> Bench:
         """From a config; `folder` is there in the first process of a team only."""
         dataset = config.load_data()
-        batch_size, steps_per_epoch = batches_of(len(dataset.train), config.recipe)
+        batch_size, steps_per_epoch = batches_of(len(dataset.train), config.recipe, config.ranks)
         trainer = Trainer(
             dataset,
             config.recipe,
