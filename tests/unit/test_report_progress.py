@@ -63,8 +63,28 @@ def test_the_live_picture_tells_how_many_are_trained_together(clock):
     with console.capture() as shown:
         console.print(live.render())
     live.close()
-    assert "and 1 beside it" in shown.get()
+    assert "with 1 more" in shown.get()
     assert "2/20 epochs" in shown.get()
+
+
+@pytest.mark.parametrize("width", [50, 80])
+def test_the_live_picture_does_not_break_its_lines(clock, width):
+    console = Console(file=io.StringIO(), force_terminal=True, width=width)
+    live = progress.LiveProgress(console, 5000, clock)
+    live.stage("probe-003", 0.1, 800)
+    live.beside("probe-007", 0.3, 800)
+    for epoch in range(1, 701):
+        clock.now += 1
+        live.epoch(epoch, 800, 0.012345)
+    live.observed(11, 0.5817, 0.95556)
+    live.close()
+    plain = Console(file=io.StringIO(), width=width)
+    plain.print(live.render())
+    first, *others = plain.file.getvalue().splitlines()
+    assert first.startswith("probe-003  with 1 more")
+    assert "700/1,600 epochs" in first
+    assert ("loss 0.01235" in first) == (width == 80)
+    assert [line.split()[0] for line in others] == ["observed", "time"]
 
 
 def test_stages_that_are_trained_together_keep_their_names(clock):

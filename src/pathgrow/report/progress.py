@@ -177,6 +177,7 @@ class LiveProgress:
         self, console: Console, total_epochs: int | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.pace = Pace(total_epochs, clock)
+        self._console = console
         self._clock, self._began = clock, clock()
         self._stage, self._density, self._done, self._of = "", 0.0, 0, 0
         self._num_beside = 0
@@ -220,14 +221,19 @@ class LiveProgress:
             if value:
                 table.add_row(Text(label, "dim"), Text(value))
         table.add_row(Text("time", "dim"), Text(self._time_words()))
+        narrow = self._console.width < 80
         bar = Table.grid(padding=(0, 2))
-        loss = f"loss {self._loss:.4g}" if self._loss is not None else ""
+        for _ in range(4):
+            bar.add_column(no_wrap=True)
+        loss = f"loss {self._loss:.4g}" if self._loss is not None and not narrow else ""
         epochs = counted(self._of, "epoch") if self._of else ""
         if self._done and self._of:
             epochs = f"{self._done}/{epochs}"
-        where = f"  and {self._num_beside} beside it" if self._num_beside else f"  at {percent(self._density)}"
+        where = f"  with {self._num_beside} more" if self._num_beside else f"  at {percent(self._density)}"
         stage = Text(self._stage, "bold").append(where if self._stage else "", "not bold")
-        bar.add_row(stage, ProgressBar(self._of or 1, self.pace.stage_done, width=24), Text(epochs), Text(loss, "dim"))
+        # The default of a bar that is not yet full is pink, which looks like a fault.
+        done = ProgressBar(self._of or 1, self.pace.stage_done, width=8 if narrow else 24, complete_style="blue")
+        bar.add_row(stage, done, Text(epochs), Text(loss, "dim"))
         return Group(bar, table)
 
     def _time_words(self) -> str:
