@@ -223,9 +223,9 @@ class LiveProgress:
         table.add_row(Text("time", "dim"), Text(self._time_words()))
         narrow = self._console.width < 80
         bar = Table.grid(padding=(0, 2))
-        for _ in range(4):
+        for _ in range(3 if narrow else 4):
             bar.add_column(no_wrap=True)
-        loss = f"loss {self._loss:.4g}" if self._loss is not None and not narrow else ""
+        loss = f"loss {self._loss:.4g}" if self._loss is not None else ""
         epochs = counted(self._of, "epoch") if self._of else ""
         if self._done and self._of:
             epochs = f"{self._done}/{epochs}"
@@ -233,7 +233,7 @@ class LiveProgress:
         stage = Text(self._stage, "bold").append(where if self._stage else "", "not bold")
         # The default of a bar that is not yet full is pink, which looks like a fault.
         done = ProgressBar(self._of or 1, self.pace.stage_done, width=8 if narrow else 24, complete_style="blue")
-        bar.add_row(stage, done, Text(epochs), Text(loss, "dim"))
+        bar.add_row(stage, done, Text(epochs), *(() if narrow else (Text(loss, "dim"),)))
         return Group(bar, table)
 
     def _time_words(self) -> str:
