@@ -104,7 +104,7 @@ def checked_rule(stop: Any) -> Rule:
     if stop is None or isinstance(stop, str):
         return rules.create(stop or "trajectory")
     if isinstance(stop, type) or not (hasattr(stop, "decide") and hasattr(stop, "answer")):
-        raise UserError(f"stop {stop!r} was got, a density rule is wanted: give its name, for example 'trajectory'")
+        raise UserError(f"stop {stop!r} was given, a density rule is wanted: give its name, for example 'trajectory'")
     return stop  # type: ignore[no-any-return]
 
 

@@ -24,9 +24,9 @@ class Averaging:
 
     def __post_init__(self) -> None:
         if not 0 < self.decay < 1:
-            raise UserError(f"decay {self.decay} was got, a number in (0, 1) is wanted: give for example 0.99")
+            raise UserError(f"decay {self.decay} was given, a number in (0, 1) is wanted: give for example 0.99")
         if self.every < 1:
-            raise UserError(f"every {self.every} was got, at least 1 step is wanted: give for example 4")
+            raise UserError(f"every {self.every} was given, at least 1 step is wanted: give for example 4")
 
 
 class WeightAverage:

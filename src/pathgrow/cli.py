@@ -219,7 +219,7 @@ def _reference(text: str | None) -> float | str | None:
         return text
     number = as_number(text)
     if number is None:
-        raise UserError(f"--reference {text!r} was got, a score or `dense` is wanted: give for example 0.93")
+        raise UserError(f"--reference {text!r} was given, a score or `dense` is wanted: give for example 0.93")
     return float(number)
 
 
@@ -229,7 +229,7 @@ def _rough(text: str | None) -> int | float | str | None:
     number = as_number(text)
     if number is None:
         raise UserError(
-            f"--rough {text!r} was got, epochs, a fraction of the budget or `adaptive` is wanted: give for example 4"
+            f"--rough {text!r} was given, epochs, a fraction of the budget or `adaptive` is wanted: give for example 4"
         )
     return number
 

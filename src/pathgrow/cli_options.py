@@ -32,14 +32,14 @@ def _parse_whole(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise typer.BadParameter(f"{text!r} was got, a whole number is wanted") from None
+        raise typer.BadParameter(f"{text!r} was given, a whole number is wanted") from None
 
 
 def _parse_real(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise typer.BadParameter(f"{text!r} was got, a number is wanted") from None
+        raise typer.BadParameter(f"{text!r} was given, a number is wanted") from None
 
 
 def without_none(**values: Any) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def pairs(texts: Iterable[str], option: str, example: str) -> dict[str, Any]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise UserError(f"{option} {text!r} was got, NAME=VALUE is wanted: give for example {example}")
+            raise UserError(f"{option} {text!r} was given, NAME=VALUE is wanted: give for example {example}")
         parts = [as_number(part) for part in value.split(",") if part]
         if value in _WORDS:
             pairs[name] = _WORDS[value]

@@ -1,6 +1,6 @@
 """Errors that people read.
 
-A `UserError` says what was got, what was wanted and what to do; the command line turns it into exit code 2.
+A `UserError` says what was given, what is wanted and what to do; the command line turns it into exit code 2.
 A `RunFailed` is a run that started well and could not go on (NaN loss, a full disk): exit code 1.
 """
 

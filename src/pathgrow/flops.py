@@ -61,8 +61,8 @@ def training_flops_per_sample(cost: Cost, wiring: Wiring, masks: Masks, *, every
         return sparse
     if every is None or every < 1:
         raise UserError(
-            f"every={every!r} was got for a method that reads dense gradients at changes, the number of steps between "
-            "changes is wanted: give for example every=100"
+            f"every={every!r} was given for a method that reads dense gradients at changes, the number of steps "
+            "between changes is wanted: give for example every=100"
         )
     return round(Fraction(sparse * every + dense_gradient, every + 1))
 

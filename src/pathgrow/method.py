@@ -131,7 +131,7 @@ class Method:
     def __post_init__(self) -> None:
         if self.start_density is not None and not 0 < self.start_density <= 1:
             raise UserError(
-                f"start_density {self.start_density!r} was got, a density in (0, 1] is wanted: "
+                f"start_density {self.start_density!r} was given, a density in (0, 1] is wanted: "
                 "give for example 0.05, or None to have one chosen"
             )
         start, target = self.start_density, self.target_density

@@ -143,7 +143,7 @@ class TestRefusals:
         optimizer = SGD(model.parameters(), lr=0.1)
         with pytest.raises(UserError, match=r"scope is a str, Masks .* wanted: make one with pathgrow\.scope"):
             attach(model, optimizer, "gcg", torch.zeros(1, 6), scope="resnet")  # type: ignore[arg-type]
-        with pytest.raises(UserError, match="stop 3 was got, a density rule is wanted"):
+        with pytest.raises(UserError, match="stop 3 was given, a density rule is wanted"):
             attach(model, optimizer, "gcg", torch.zeros(1, 6), stop=3)  # type: ignore[arg-type]
 
     @pytest.mark.parametrize(("name", "value"), [("optimizer", None), ("method", None), ("model", "resnet18")])

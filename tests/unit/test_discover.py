@@ -630,7 +630,7 @@ def test_a_score_of_the_wrong_kind_is_refused(bad: object) -> None:
     ("options", "sentence"),
     [
         ({"gama": 0.5}, "did you mean gamma"),
-        ({"start_density": 0.0}, r"start_density 0.0 was got, a density in \(0, 1\]"),
+        ({"start_density": 0.0}, r"start_density 0.0 was given, a density in \(0, 1\]"),
         ({"start_density": 1.5}, "start_density"),
         ({"target_density": -1}, "target_density"),
         ({"start_density": 0.5, "target_density": 0.2}, "start lower"),

@@ -244,4 +244,4 @@ def _has(value: object, *methods: str) -> bool:
 
 def _want(fine: bool, name: str, got: object, wanted: str, example: str) -> None:
     if not fine:
-        raise UserError(f"{name} {got!r} was got, {wanted} is wanted: give for example {example}")
+        raise UserError(f"{name} {got!r} was given, {wanted} is wanted: give for example {example}")

@@ -63,7 +63,7 @@ class Experiment(Setup):
         for name in ("rule", "method", "final", "answer", "observe"):
             if not isinstance(getattr(self, name), str):
                 raise UserError(
-                    f"{name} {getattr(self, name)!r} was got, a name is wanted: leave it out for the default"
+                    f"{name} {getattr(self, name)!r} was given, a name is wanted: leave it out for the default"
                 )
         super().__post_init__()
         if self.rule not in rules.names():
@@ -73,12 +73,13 @@ class Experiment(Setup):
         if isinstance(self.reference, float) and not 0 <= self.reference <= 1:
             example = self.reference / 100 if _looks_like_percent(self.reference) else 0.93
             raise UserError(
-                f"reference {self.reference:g} was got, an accuracy from 0 to 1 is wanted: give for example {example:g}"
+                f"reference {self.reference:g} was given, an accuracy from 0 to 1 is wanted: "
+                f"give for example {example:g}"
             )
         options = Options(**self.discovery())
         if self.delta >= 1:
             raise UserError(
-                f"delta {self.delta:g} was got, a loss of accuracy below 1 is wanted: give for example 0.01"
+                f"delta {self.delta:g} was given, a loss of accuracy below 1 is wanted: give for example 0.01"
             )
         options.growth_method()
         options.density_rule()

@@ -113,13 +113,13 @@ class Setup:
 
 def _want_whole(name: str, value: object, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UserError(f"{name} {value!r} was got, a whole number from {least} up is wanted: leave it out")
+        raise UserError(f"{name} {value!r} was given, a whole number from {least} up is wanted: leave it out")
 
 
 def _as_written(value: Any, name: str) -> Any:
     """Values as JSON gives them back, so that a config equals itself after reading."""
     if isinstance(value, float) and not math.isfinite(value):
-        raise UserError(f"{name} {value} was got, finite numbers are wanted: leave it out, or give a finite one")
+        raise UserError(f"{name} {value} was given, finite numbers are wanted: leave it out, or give a finite one")
     if isinstance(value, tuple | list):
         return [_as_written(item, name) for item in value]
     if isinstance(value, Mapping):
@@ -131,7 +131,7 @@ def _recipe(name: Any, given: Any) -> Recipe:
     if isinstance(given, Recipe):
         return given
     if not isinstance(given, Mapping):
-        raise UserError(f"recipe {given!r} was got, a table of values is wanted: give for example {{'lr': 0.1}}")
+        raise UserError(f"recipe {given!r} was given, a table of values is wanted: give for example {{'lr': 0.1}}")
     return recipes.recipe(str(name)).changed(given)
 
 
@@ -139,7 +139,9 @@ def _engine(given: Any) -> EngineOptions:
     if isinstance(given, EngineOptions):
         return given
     if not isinstance(given, Mapping):
-        raise UserError(f"engine {given!r} was got, a table of values is wanted: give for example {{'device': 'cpu'}}")
+        raise UserError(
+            f"engine {given!r} was given, a table of values is wanted: give for example {{'device': 'cpu'}}"
+        )
     known = {field.name for field in dataclasses.fields(EngineOptions)}
     for name in given:
         if name not in known:
@@ -155,11 +157,11 @@ def _model_options(model: Any, data: str, values: Mapping[str, Any]) -> dict[str
     given = values.get("model_options") or {}
     if not isinstance(given, Mapping):
         raise UserError(
-            f"model_options {given!r} was got, a table of values is wanted: give for example {{'width': 8}}"
+            f"model_options {given!r} was given, a table of values is wanted: give for example {{'width': 8}}"
         )
     root, fold = values.get("data_root"), values.get("fold", 0)
     if root is not None and not isinstance(root, str):
-        raise UserError(f"data_root {root!r} was got, the name of a folder is wanted: give for example 'data'")
+        raise UserError(f"data_root {root!r} was given, the name of a folder is wanted: give for example 'data'")
     _want_whole("fold", fold, least=0)
     channels, height, width = datasets.load(data, root, 0, fold).shape
     needed = {"inputs": channels * height * width, "in_channels": channels, "image_size": height}

@@ -70,12 +70,12 @@ class TrainRun(Setup):
     def _filled(cls, values: dict[str, Any]) -> dict[str, Any]:
         method = values.get("method")
         if not isinstance(method, str):
-            raise UserError(f"method {method!r} was got, a name is wanted: choose one of `pathgrow methods`")
+            raise UserError(f"method {method!r} was given, a name is wanted: choose one of `pathgrow methods`")
         known = methods.defaults(method)
         given = values.get("method_options") or {}
         if not isinstance(given, Mapping):
             raise UserError(
-                f"method_options {given!r} was got, a table of values is wanted: give for example {{'gamma': 0.5}}"
+                f"method_options {given!r} was given, a table of values is wanted: give for example {{'gamma': 0.5}}"
             )
         if own := next((name for name in _DENSITY_OPTIONS if name in given), None):
             raise UserError(f"{own} was given as an option of the method: give --density {given[own]} instead")
@@ -131,7 +131,7 @@ class TrainRun(Setup):
 
 def _want(fine: bool, name: str, got: object, wanted: str, example: str) -> None:
     if not fine:
-        raise UserError(f"{name} {got!r} was got, {wanted} is wanted: give for example {example}")
+        raise UserError(f"{name} {got!r} was given, {wanted} is wanted: give for example {example}")
 
 
 def _whole(value: object) -> bool:
