@@ -117,11 +117,11 @@ def test_rows_that_look_alike_are_told_apart_by_their_settings(tmp_path: Path) -
         (folder / "report.json").write_text(json.dumps(report))
     found = compare([one, other, alone])
     assert [row.settings for row in found.rows] == [
-        "recipe.lr 0.1, reference none",
-        "recipe.lr 0.3, reference dense",
+        "lr 0.1, reference none",
+        "lr 0.3, reference dense",
         "",
     ]
-    assert "recipe.lr 0.3, reference dense" in write(found, "table")
+    assert "lr 0.3, reference dense" in write(found, "table")
     assert "settings" in write(found, "markdown").splitlines()[0]
     assert "settings" not in write(compare([one, alone]), "markdown"), "nothing to tell apart"
     assert "settings" not in write(compare([one, denser]), "markdown"), "the density has a column of its own"

@@ -55,6 +55,50 @@ def test_what_differs_between_rows_gets_a_column() -> None:
     assert lines[1].startswith("| rigl | cifar10 mlp | flops | rate 0.3 | 20 | 11.11% |")
 
 
+def test_a_table_without_seeds_and_settings_fits_an_ordinary_terminal() -> None:
+    single = dataclasses.replace(ROW, method="gcg (discover)", val_interval=None, test_interval=None, num_seeds=1)
+    lines = write(Comparison((single,), ()), "table").splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "11.11%  22.22%  93.33%  84.44%  0.555x  0.666x  0.777x      1" in lines[-1]
+
+
+def test_settings_are_told_under_each_other_and_whole() -> None:
+    others = [dataclasses.replace(ROW, settings=f"every {n}, rate 0.3, lr 0.05, widths [64, 64]") for n in (50, 100)]
+    text = write(Comparison(tuple(others), ()), "table")
+    for wanted in ("every 50, rate 0.3,", "every 100, rate 0.3,", "lr 0.05, widths [64, 64]"):
+        assert wanted in text
+    assert max(map(len, text.splitlines())) < 120
+
+
+def test_names_of_settings_are_short_unless_they_end_alike(tmp_path: Path) -> None:
+    folders = []
+    for number, (one, other) in enumerate([(1, 1), (2, 1), (1, 2)]):
+        config = {
+            "data": "digits", "model": "mlp", "method": "set", "match": "none", "epochs": 10, "seed": 0,
+            "recipe": {"rate": one, "lr": number}, "method_options": {"rate": other},
+        }  # fmt: skip
+        score = {"score": 0.5}
+        network = {"density": 0.1, "density_model": 0.2, "val": score, "test": score}
+        with RunFolder.open(tmp_path / str(number), config) as folder:
+            folder.write_report(
+                {
+                    "format": 1,
+                    "kind": "train",
+                    "config": config,
+                    "network": network,
+                    "flops": {"inference_relative": 0.5},
+                    "ledger": {"training_flops": 5, "relative": 0.5},
+                    "timing": {"seconds": 1.0},
+                }
+            )
+        folders.append(folder.path)
+    assert [row.settings for row in compare(folders).rows] == [
+        "method_options.rate 1, lr 0, recipe.rate 1",
+        "method_options.rate 1, lr 1, recipe.rate 2",
+        "method_options.rate 2, lr 2, recipe.rate 1",
+    ]
+
+
 def test_a_mean_is_over_all_seeds_or_there_is_none(tmp_path: Path) -> None:
     """A run that was never tested must not vanish from a mean that says three seeds."""
     for seed, test in enumerate((0.8, None, 0.9)):

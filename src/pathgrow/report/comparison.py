@@ -6,6 +6,7 @@ import json
 import math
 import os
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -155,7 +156,10 @@ def _apart(run: Run, others: Iterable[Run]) -> str:
     alike = [other.settings for other in others if _name(other) == _name(run)]
     names = sorted({name for settings in alike for name in settings}.difference(_TOLD_ANYWAY))
     differing = [name for name in names if any(other.get(name) != run.settings.get(name) for other in alike)]
-    said = {name: run.settings.get(name, "null") for name in differing}
+    # "lr" says as much as "recipe.lr", unless two of the names end alike.
+    ends = Counter(name.rpartition(".")[2] for name in differing)
+    short = {name: end if ends[end := name.rpartition(".")[2]] == 1 else name for name in differing}
+    said = {short[name]: run.settings.get(name, "null") for name in differing}
     return ", ".join(f"{name} {'none' if value == 'null' else value}" for name, value in said.items())
 
 
