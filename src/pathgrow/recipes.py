@@ -77,8 +77,8 @@ class Recipe:
                 raise unknown_name(name, str(getattr(self, name)), get_args(allowed))
         _want(_number(self.lr) and self.lr > 0, "lr", self.lr, "a number above 0", "0.1")
         for name in ("momentum", "second_beta", "warmup", "label_smoothing", "floor"):
-            value = getattr(self, name)
-            _want(_number(value) and 0 <= value < 1, name, value, "a number in [0, 1)", "0.9")
+            value, usual = getattr(self, name), getattr(Recipe, name)
+            _want(_number(value) and 0 <= value < 1, name, value, "a number in [0, 1)", str(usual))
         _want(_number(self.factor) and 0 < self.factor <= 1, "factor", self.factor, "a number in (0, 1]", "0.1")
         decay, clip, marks = self.weight_decay, self.clip_norm, self.milestones
         _want(_number(decay) and decay >= 0, "weight_decay", decay, "a number from 0 up", "5e-4")

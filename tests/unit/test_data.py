@@ -83,11 +83,21 @@ def test_stratified_parts_differ_by_at_most_one() -> None:
         ({"name": "digit"}, "did you mean digits"),
         ({"name": "digits", "fold": 8}, "choose one of 0-7"),
         ({"name": "digits", "root": "/data"}, "leave it out"),
+        ({"name": None}, "unknown data set 'None'"),
+        ({"name": "digits", "seed": 1.5}, "seed 1.5 was got, a whole number is wanted"),
+        ({"name": "digits", "fold": True}, "fold True was got, a whole number is wanted"),
+        ({"name": "cifar10", "root": 3}, "data root 3 was got, the name of a folder is wanted"),
+        ({"name": "cifar10", "root": "~nobody-of-this-name/data"}, "nobody-of-this-name"),
+        ({"name": "cifar10", "root": "/tmp/" + 300 * "x"}, "does not exist or may not be entered"),
     ],
 )
 def test_bad_requests_say_what_to_do(arguments: dict, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         data.load(**arguments)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    assert data.load("digits", seed=np.int64(1)) is data.load("digits", seed=1)
 
 
 def test_an_empty_split_is_refused() -> None:

@@ -256,6 +256,12 @@ def test_wrong_changes_are_one_sentence(values: dict, sentence: str) -> None:
 # Changes.
 
 
+def test_examples_are_values_that_one_would_give() -> None:
+    for name, example in (("label_smoothing", "0.0"), ("warmup", "0.05"), ("second_beta", "0.999"), ("floor", "0.0")):
+        with pytest.raises(UserError, match=f"{name} 1.0 was got .* give for example {example}$"):
+            Recipe(**{name: 1.0})
+
+
 def test_changes_leave_the_rest_and_augmentation_is_changed_in_part() -> None:
     plan = recipe("cifar").changed({"lr": 1, "milestones": [0.25], "augment": {"erase": 0.5}})
     assert plan == dataclasses.replace(

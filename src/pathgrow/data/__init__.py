@@ -13,7 +13,9 @@ import os
 from collections.abc import Callable
 from functools import lru_cache
 from importlib import import_module
+from operator import index
 from pathlib import Path
+from typing import SupportsIndex
 
 from pathgrow.data.dataset import Dataset, Paths, Split, StreamedSplit
 from pathgrow.data.digits import digits
@@ -49,16 +51,23 @@ def load(name: str, root: str | os.PathLike[str] | None = None, seed: int = 0, f
         Rotates which samples are held out; folds of one seed share the shuffle. 0-9 (digits 0-7, imagenet 0-24).
     """
     if name not in names():
-        raise unknown_name("data set", name, names())
+        raise unknown_name("data set", str(name), names())
+    seed, fold = _whole("seed", seed), _whole("fold", fold)
     if name == "digits":
         return _embedded(None if root is None else os.fspath(root), seed, fold)
     if name == "folder" and root is None and VARIABLE not in os.environ:
         raise UserError("the data set `folder` was asked for, but not which folder: name it with --data-root")
     place = data_root(root)
-    if not place.is_dir():
-        what = "is no folder" if place.exists() else "does not exist"
+    if not os.path.isdir(place):
+        what = "is no folder" if os.path.exists(place) else "does not exist or may not be entered"
         raise UserError(f"data root {place} {what}, the folder that holds {name} is wanted: {_how(name, place)}")
     return _from_disk(name, place, seed, fold)
+
+
+def _whole(what: str, number: object) -> int:
+    if not isinstance(number, SupportsIndex) or isinstance(number, bool):
+        raise UserError(f"{what} {number!r} was got, a whole number is wanted: give for example 0")
+    return index(number)  # of NumPy's numbers too
 
 
 def _how(name: str, place: Path) -> str:

@@ -44,7 +44,7 @@ def layout_advice(name: str) -> str:
 def imagenet(root: Path, seed: int, fold: int) -> Dataset:
     """ImageNet, streamed at 224 pixels: val is a 25th of the training set (fold 0-24), test the official val."""
     advice = layout_advice("imagenet")
-    folder = next((place for place in (root / "imagenet", root) if (place / "train").is_dir()), None)
+    folder = next((place for place in (root / "imagenet", root) if os.path.isdir(place / "train")), None)
     if folder is None:
         raise UserError(f"imagenet was not found in {root}, which has no folder train: {advice}")
     classes = class_folders(folder / "train", advice)
@@ -88,7 +88,7 @@ class _Listing:
 
 def _list(root: Path) -> _Listing:
     advice = layout_advice("folder")
-    parts = [part for part in ("train", "val", "test") if (root / part).is_dir()]
+    parts = [part for part in ("train", "val", "test") if os.path.isdir(root / part)]
     if not _is_split(root):
         parts = [""]
     _refuse_other_parts(root, parts)
@@ -110,23 +110,21 @@ def _list(root: Path) -> _Listing:
 
 def _is_split(root: Path) -> bool:
     """Whether `train` is the training set; in a folder of vehicles it may be a class, which has no folders below."""
-    train = root / "train"
-    return _has_folders(train)
+    return bool(_folders(root / "train"))
 
 
-def _has_folders(place: Path) -> bool:
+def _folders(place: Path) -> list[str]:
+    """Folders in a place, sorted; none in one that cannot be read, which those say who read it."""
     try:
-        return any(entry.is_dir() for entry in os.scandir(place))
+        return sorted(entry.name for entry in os.scandir(place) if entry.is_dir() and not entry.name.startswith("."))
     except OSError:
-        return False  # no folder, or one that cannot be read, which those say who read it
+        return []
 
 
 def _refuse_other_parts(root: Path, parts: list[str]) -> None:
     """A part by another name would be left out, or trained on as a class."""
-    folders = sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    strange = [
-        name for name in folders if name not in parts and name.casefold() in _PARTS and _has_folders(root / name)
-    ]
+    folders = _folders(root)
+    strange = [name for name in folders if name not in parts and name.casefold() in _PARTS and _folders(root / name)]
     if strange and parts != [""]:
         raise UserError(
             f"{root / strange[0]} would not be read, the parts of a data set are called train, val and test: "

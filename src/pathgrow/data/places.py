@@ -14,7 +14,12 @@ VARIABLE = "PATHGROW_DATA"
 def data_root(root: str | os.PathLike[str] | None) -> Path:
     """The folder of all data, as an absolute path: the one given, else PATHGROW_DATA, else `data` right here."""
     chosen = root or os.environ.get(VARIABLE) or "data"
-    return Path(os.path.abspath(Path(chosen).expanduser()))
+    try:
+        return Path(os.path.abspath(Path(chosen).expanduser()))
+    except (TypeError, RuntimeError) as error:  # bytes or a number; ~somebody who is not there
+        raise UserError(
+            f"data root {chosen!r} was got, the name of a folder is wanted ({error}): give for example 'data'"
+        ) from error
 
 
 def find(name: str, root: Path, folder: str, marker: str) -> Path:
@@ -26,7 +31,7 @@ def find(name: str, root: Path, folder: str, marker: str) -> Path:
         Something that the folder must hold, so that the root itself can be told from a folder of data sets.
     """
     for place in (root / folder, root):
-        if (place / marker).exists():
+        if os.path.exists(place / marker):  # unlike Path's, it does not raise where a folder may not be entered
             return place
     below = sorted(place.parent for place in root.glob(f"*/{folder}/{marker}"))
     if len(below) > 1:
@@ -34,7 +39,7 @@ def find(name: str, root: Path, folder: str, marker: str) -> Path:
         raise UserError(f"{name} lies in {root} more than once ({listed}): name one of these folders as data root")
     if below:
         return below[0]
-    if (root / folder).exists():
+    if os.path.exists(root / folder):
         raise UserError(f"{root / folder} has no {marker}, so it is no copy of {name}: {renew(name, root / folder)}")
     raise UserError(f"{root / folder} was not found, where {name} is looked for: {advice(name, root)}")
 

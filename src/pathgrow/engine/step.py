@@ -250,7 +250,7 @@ def enough_rows(num_rows: int) -> Iterator[None]:
     try:
         yield
     except ValueError as fault:
-        if num_rows > 1:
+        if num_rows > 1 or isinstance(fault, UserError):
             raise
         raise UserError(
             f"this network cannot be trained on one sample at a time ({fault}): give a larger batch size, "

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from pathgrow.errors import unknown_name
+from pathgrow.errors import UserError, unknown_name
 from pathgrow.models.mlp import MLP
 from pathgrow.models.options import check_option
 from pathgrow.models.pit import PiT
@@ -98,11 +98,16 @@ def create(name: str, classes: int, *, seed: int | None = None, **options: Any) 
         build: Callable[..., ReferenceModel] = partial(TimmModel, name.removeprefix(_TIMM), **{**known, **options})
     else:
         build = partial(_MODELS[name], **options)
-    if seed is None:
-        return build(classes)
-    # Constructors of torch modules draw first weights from the global generator before ours replace them.
-    with torch.random.fork_rng(devices=[]):
-        return build(classes, generator=generator(seed, "model", name))
+    try:
+        if seed is None:
+            return build(classes)
+        # Constructors of torch modules draw first weights from the global generator before ours replace them.
+        with torch.random.fork_rng(devices=[]):
+            return build(classes, generator=generator(seed, "model", name))
+    except RuntimeError as fault:  # of torch: no such memory, or no number for how much
+        asked = ", ".join(f"{key}={value}" for key, value in {"classes": classes, **options}.items())
+        said = str(fault).partition("\n")[0]
+        raise UserError(f"{name} with {asked} cannot be made ({said}): choose smaller sizes") from fault
 
 
 __all__ = ["ReferenceModel", "create", "defaults", "names"]

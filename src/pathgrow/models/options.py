@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from pathgrow.errors import UserError
 
 
@@ -10,7 +12,7 @@ def check_option(key: str, value: object, like: object) -> None:
     wanted, fits = {
         bool: ("true or false", isinstance(value, bool)),
         int: ("a whole number of at least 1", _is_size(value)),
-        float: ("a number", isinstance(value, int | float) and not isinstance(value, bool)),
+        float: ("a finite number", _is_number(value)),
         str: ("a text", isinstance(value, str)),
         tuple: ("a list of whole numbers of at least 1", _is_sizes(value)),
     }[type(like)]
@@ -42,6 +44,10 @@ def hidden_units(dim: int, mlp_ratio: float) -> int:
     if hidden < 1:
         raise UserError(f"mlp_ratio is {mlp_ratio}: give a positive number that leaves at least one hidden unit")
     return hidden
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _is_size(value: object) -> bool:
