@@ -7,6 +7,7 @@ A `RunFailed` is a run that started well and could not go on (NaN loss, a full d
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
 
 
@@ -51,3 +52,24 @@ def unknown_name(kind: str, got: str, known: Iterable[str]) -> UserError:
     near = nearest_names(got, names, most=3)
     hint = f": did you mean {', '.join(near)}?" if near else ""
     return UserError(f"unknown {kind} {got!r}{hint} (known: {', '.join(names)})")
+
+
+def require(fine: bool, name: str, given: object, wanted: str, example: str) -> None:
+    """Raise a `UserError` about a value that is not `fine`.
+
+    >>> require(False, "gamma", -1, "a number above 0", "0.25")
+    Traceback (most recent call last):
+    pathgrow.errors.UserError: gamma -1 was given, a number above 0 is wanted: give for example 0.25
+    """
+    if not fine:
+        raise UserError(f"{name} {given!r} was given, {wanted} is wanted: give for example {example}")
+
+
+def is_whole(value: object) -> bool:
+    """Whether a value is an int; Python counts True and False as such, people do not."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a finite int or float, and no bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -195,11 +195,7 @@ class Live:
         return self.method.clock == "step" and self._due() is not None
 
     def _due(self) -> Change | None:
-        """The change that the schedule asks for now; None where it asks for none."""
-        change = self.method.schedule(self._progress)
-        if change is None or (self.method.revise is None and not change.num_drop and not change.num_grow):
-            return None
-        return change
+        return self.method.due(self._progress)
 
     @property
     def _progress(self) -> Progress:

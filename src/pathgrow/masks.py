@@ -88,6 +88,11 @@ class Masks(Mapping[str, Tensor]):
         return cls({name: ~inside for name, inside in _bool_tensors(scope, "a scope").items()}, scope)
 
     @classmethod
+    def restored(cls, tensors: Mapping[str, Tensor], scope: Mapping[str, Tensor]) -> Masks:
+        """Masks from tensors that were stored or sent, in the order of `scope` and on its devices."""
+        return cls({name: tensors[name].to(inside.device) for name, inside in scope.items()}, scope)
+
+    @classmethod
     def _unchecked(cls, tensors: dict[str, Tensor], partial: dict[str, Tensor]) -> Masks:
         masks = cls.__new__(cls)
         masks._tensors = tensors

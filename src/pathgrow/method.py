@@ -128,6 +128,13 @@ class Method:
     cost: Cost = "sparse"
     """What a training sample costs, see `flops.training_flops_per_sample`."""
 
+    def due(self, progress: Progress) -> Change | None:
+        """The change that the schedule asks for; None if it asks for none, or for one that would change nothing."""
+        change = self.schedule(progress)
+        if change is None or (self.revise is None and not change.num_drop and not change.num_grow):
+            return None
+        return change
+
     def __post_init__(self) -> None:
         if self.start_density is not None and not 0 < self.start_density <= 1:
             raise UserError(

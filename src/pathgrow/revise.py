@@ -76,7 +76,7 @@ def decided(team: Team, scope: Masks, decide: Callable[[], tuple[Masks, ReadingC
         return {name: mask.cpu() for name, mask in masks.items()}, cost
 
     tensors, cost = team.from_first(sent)
-    return Masks({name: tensors[name].to(inside.device) for name, inside in scope.items()}, scope), cost
+    return Masks.restored(tensors, scope), cost
 
 
 def _picked(

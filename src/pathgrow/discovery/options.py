@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from pathgrow.density import rules
 from pathgrow.density.curve import AnswerKind, Rule
 from pathgrow.discovery.observer import Observer
 from pathgrow.discovery.stages import Record
-from pathgrow.errors import UserError, unknown_name
+from pathgrow.errors import UserError, is_number, is_whole, require, unknown_name
 from pathgrow.method import Method
 from pathgrow.net import Batches, Loss
 from pathgrow.runs import MemoryStore, RunFolder, SharedStore, Store, strict_json
@@ -90,50 +89,51 @@ class Options:
     """The processes that train together, see `pathgrow.engine.distributed`; None: those of `fit`, else this one."""
 
     def __post_init__(self) -> None:
-        _want(_number(self.delta) and self.delta > 0, "delta", self.delta, "a number above 0", "0.01 for one point")
-        _want(
-            _whole(self.budget) and self.budget >= 1, "budget", self.budget, "a whole number of epochs from 1 up", "160"
-        )
-        _want(
-            self.reference is None or self.reference == "dense" or _number(self.reference),
+        require(is_number(self.delta) and self.delta > 0, "delta", self.delta, "a number above 0", "0.01 for one point")
+        require(
+            is_whole(self.budget) and self.budget >= 1,
+            "budget", self.budget, "a whole number of epochs from 1 up", "160",
+        )  # fmt: skip
+        require(
+            self.reference is None or self.reference == "dense" or is_number(self.reference),
             "reference", self.reference, 'a score, "dense" or None', "0.93",
         )  # fmt: skip
         for name in ("start_density", "target_density"):
             value = getattr(self, name)
-            _want(value is None or (_number(value) and 0 < value <= 1), name, value, "a density in (0, 1]", "0.05")
-        _want(_number(self.gamma) and self.gamma > 0, "gamma", self.gamma, "a number above 0", "0.25")
-        _want(
-            self.seed_epochs is None or (_whole(self.seed_epochs) and self.seed_epochs >= 1),
+            require(value is None or (is_number(value) and 0 < value <= 1), name, value, "a density in (0, 1]", "0.05")
+        require(is_number(self.gamma) and self.gamma > 0, "gamma", self.gamma, "a number above 0", "0.25")
+        require(
+            self.seed_epochs is None or (is_whole(self.seed_epochs) and self.seed_epochs >= 1),
             "seed_epochs", self.seed_epochs, "a whole number of epochs from 1 up", "20",
         )  # fmt: skip
-        _want(
+        require(
             self.rough == "adaptive"
-            or (_whole(self.rough) and self.rough >= 1)
+            or (is_whole(self.rough) and self.rough >= 1)
             or (isinstance(self.rough, float) and 0 < self.rough <= 1),
             "rough", self.rough, 'epochs (an int), a share of the budget in (0, 1] (a float) or "adaptive"', "4",
         )  # fmt: skip
-        _want(
+        require(
             self.final_epochs is None or callable(self.final_epochs)
-            or (_whole(self.final_epochs) and self.final_epochs >= 1),
+            or (is_whole(self.final_epochs) and self.final_epochs >= 1),
             "final_epochs", self.final_epochs, "a whole number of epochs from 1 up, or a function that gives it", "160",
         )  # fmt: skip
-        _want(
-            self.probe_fraction is None or (_number(self.probe_fraction) and 0 < self.probe_fraction <= 1),
+        require(
+            self.probe_fraction is None or (is_number(self.probe_fraction) and 0 < self.probe_fraction <= 1),
             "probe_fraction", self.probe_fraction, "a share of the budget in (0, 1]", "0.1",
         )  # fmt: skip
-        _want(
-            self.num_val is None or (_whole(self.num_val) and self.num_val >= 1),
+        require(
+            self.num_val is None or (is_whole(self.num_val) and self.num_val >= 1),
             "num_val", self.num_val, "a whole number of examples from 1 up", "5000",
         )  # fmt: skip
-        _want(
+        require(
             isinstance(self.store, str | os.PathLike) or _has(self.store, "load", "save", "forget_tensors"),
             "store", self.store, "a folder or a Store", "'runs/first'",
         )  # fmt: skip
-        _want(
+        require(
             _has(self.observer, "stage_begins", "stage_ends", "decided"),
             "observer", self.observer, "a pathgrow.discovery.Observer", "an instance of a subclass of it",
         )  # fmt: skip
-        _want(isinstance(self.head_start, bool), "head_start", self.head_start, "true or false", "true")
+        require(isinstance(self.head_start, bool), "head_start", self.head_start, "true or false", "true")
         for name, allowed in (("final", Final), ("answer", AnswerKind), ("observe", Observe)):
             if getattr(self, name) not in get_args(allowed):
                 raise unknown_name(f"value of {name}", str(getattr(self, name)), get_args(allowed))
@@ -205,7 +205,7 @@ class Options:
         if not callable(self.final_epochs):
             return self.final_epochs
         found = self.final_epochs(before)
-        if not _whole(found) or found < 1:
+        if not is_whole(found) or found < 1:
             raise UserError(
                 f"final_epochs gave {found!r} for the records of {len(before)} stages, a whole number of epochs from 1 "
                 "up is wanted: mend the function and go on, what was trained is kept where there is a store"
@@ -230,18 +230,5 @@ def _shared(team: Team, store: Store) -> Store:
     return store if team.size == 1 else SharedStore(team, store)
 
 
-def _number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def _has(value: object, *methods: str) -> bool:
     return not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in methods)
-
-
-def _want(fine: bool, name: str, got: object, wanted: str, example: str) -> None:
-    if not fine:
-        raise UserError(f"{name} {got!r} was given, {wanted} is wanted: give for example {example}")

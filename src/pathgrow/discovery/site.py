@@ -88,11 +88,7 @@ class Site:
         """The masks that the stage of a round left behind."""
         found = self.stages.tensors(record.stage)
         assert found is not None
-        return self.as_masks(found[0])
-
-    def as_masks(self, tensors: Mapping[str, Tensor]) -> Masks:
-        """Stored tensors as masks of this model."""
-        return Masks({name: tensors[name].to(inside.device) for name, inside in self.scope.items()}, self.scope)
+        return Masks.restored(found[0], self.scope)
 
     def train_(self, attached: Attached, stage: str, epochs: int | None) -> Trained:
         """One phase of training; with `epochs` None, for as long as the validation loss falls."""

@@ -122,7 +122,7 @@ class Trunk:
                 "the stored stages belong to a discovery that began from other weights: "
                 "begin from the same model and seed, or choose another store"
             )
-        start = fixed(self._site.as_masks(found.tensors))
+        start = fixed(Masks.restored(found.tensors, site.scope))
         # Without the target: masks of a whole number of weights may lie above it by a fraction of a weight.
         method = replace(site.method, start=start.start, start_density=start.start_density, target_density=None)
         return site.attach(model, optimizer, method)

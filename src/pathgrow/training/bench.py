@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -90,10 +89,6 @@ class Bench:
     def make_method(self, epochs: int) -> Method:
         """The method for a training of this many epochs."""
         return self.config.make_method(epochs * self.steps_per_epoch)
-
-    def as_masks(self, tensors: Mapping[str, Tensor]) -> Masks:
-        """Stored tensors as masks of this model."""
-        return Masks({name: tensors[name].to(inside.device) for name, inside in self.scope.items()}, self.scope)
 
 
 def grows(method: Method) -> bool:

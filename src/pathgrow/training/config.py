@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from pathgrow import methods
-from pathgrow.errors import UserError, unknown_name
+from pathgrow.errors import UserError, is_number, is_whole, require, unknown_name
 from pathgrow.experiment.setup import Setup
 from pathgrow.method import Method
 from pathgrow.scope import PRESETS
@@ -54,7 +54,7 @@ class TrainRun(Setup):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _want(_whole(self.epochs) and self.epochs >= 1, "epochs", self.epochs, "a whole number from 1 up", "80")
+        require(is_whole(self.epochs) and self.epochs >= 1, "epochs", self.epochs, "a whole number from 1 up", "80")
         if self.scope not in SCOPES:
             raise unknown_name("scope", str(self.scope), SCOPES)
         if self.match not in get_args(Match):
@@ -62,7 +62,9 @@ class TrainRun(Setup):
         if self.match == "none" and (self.match_budget is not None or self.match_run is not None):
             raise UserError("a budget was given and nothing is to match it: give --match flops or --match parameters")
         budget = self.match_budget
-        _want(budget is None or (_number(budget) and budget > 0), "match_budget", budget, "a number above 0", "1e15")
+        require(
+            budget is None or (is_number(budget) and budget > 0), "match_budget", budget, "a number above 0", "1e15"
+        )
         self._check_density()
         self.make_method(num_steps=1)
 
@@ -86,7 +88,7 @@ class TrainRun(Setup):
         if isinstance(known.get("density"), int | float):
             filled["density"] = filled.get("density", known["density"])
         for name in ("density", "match_budget"):
-            if _whole(filled.get(name)):
+            if is_whole(filled.get(name)):
                 filled[name] = float(filled[name])
         if filled.get("match_run") is not None and filled.get("match", "none") != "none":
             filled["match_budget"] = spent(filled["match_run"], filled["match"], filled)
@@ -116,7 +118,7 @@ class TrainRun(Setup):
     def _check_density(self) -> None:
         name, density = self.density_option, self.density
         if density is not None:
-            _want(_number(density) and 0 < density <= 1, "density", density, "a density in (0, 1]", "0.1")
+            require(is_number(density) and 0 < density <= 1, "density", density, "a density in (0, 1]", "0.1")
         if name is None and density is not None:
             raise UserError(
                 f"density {density:g} was given and method {self.method!r} takes none: leave it out, "
@@ -127,16 +129,3 @@ class TrainRun(Setup):
                 f"method {self.method!r} grows and was told no density to grow to: give --density, "
                 "or have the density found with `pathgrow discover`"
             )
-
-
-def _want(fine: bool, name: str, got: object, wanted: str, example: str) -> None:
-    if not fine:
-        raise UserError(f"{name} {got!r} was given, {wanted} is wanted: give for example {example}")
-
-
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

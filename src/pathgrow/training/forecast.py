@@ -152,7 +152,4 @@ def _by_steps(method: Method, began: int, num_steps: int, num_on: int, num: int)
 
 
 def _due(method: Method, num_on: int, num: int, *, round: int = 0, step: int = 0) -> Change | None:
-    change = method.schedule(Progress(round=round, step=step, num_on=num_on, num=num))
-    if change is None or (method.revise is None and not change.num_drop and not change.num_grow):
-        return None
-    return change
+    return method.due(Progress(round=round, step=step, num_on=num_on, num=num))

@@ -19,6 +19,7 @@ from pathgrow.discovery.snapshot import digest, put_back_, take
 from pathgrow.discovery.stages import Record
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.ledger import start_flops
+from pathgrow.masks import Masks
 from pathgrow.method import Method
 from pathgrow.methods import fixed
 from pathgrow.runs.store import Stage
@@ -96,7 +97,7 @@ class Levels:
                     "the stored stages began from other initial weights than this version of the model has: "
                     "resume with the version that began the run, or choose another --out"
                 )
-            start = fixed(bench.as_masks(found.tensors))
+            start = fixed(Masks.restored(found.tensors, bench.scope))
             method = dataclasses.replace(method, start=start.start, start_density=start.start_density)
         attached = attach(
             bench.model,

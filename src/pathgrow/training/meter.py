@@ -8,7 +8,7 @@ and goes on has the same notes as an undisturbed one.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,23 +39,13 @@ def metered(method: Method, wiring: Wiring) -> Method:
         net.memory[_NOTES] = _noted(net.memory[_NOTES], since, wiring, masks)
         return masks
 
-    schedule = method.schedule if method.revise is not None else _without_empty(method)
-    return dataclasses.replace(method, remember=remember, revise=revise, schedule=schedule)
+    # By what is due: with the `revise` above an empty change would mean that weights are to be moved.
+    return dataclasses.replace(method, remember=remember, revise=revise, schedule=method.due)
 
 
 def _noted(before: Mapping[str, list[int]], since: int, wiring: Wiring, masks: Masks) -> dict[str, list[int]]:
     line = {"steps": since, "macs": forward_macs(wiring, masks), "num_on": masks.num_on}
     return {name: [*before.get(name, []), value] for name, value in line.items()}
-
-
-def _without_empty(method: Method) -> Callable[[Progress], Change | None]:
-    """With `revise` a change of no weights means that some are moved; without it, that there is nothing to do."""
-
-    def schedule(progress: Progress) -> Change | None:
-        change = method.schedule(progress)
-        return change if change is not None and (change.num_drop or change.num_grow) else None
-
-    return schedule
 
 
 @dataclass(frozen=True, kw_only=True)
