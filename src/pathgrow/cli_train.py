@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import sys
 from collections.abc import Mapping
 from contextlib import closing
@@ -133,26 +134,36 @@ def compare(
 def list_methods(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Tell all about this method.")] = None,
 ) -> None:
-    """List the methods: training cost of a sample, what each needs, options, paper.
-
-    f_S and f_D are a forward pass of the masked and of the dense network.
-    """
+    """List the methods: paper, training cost of a sample, what each needs, options."""
     from pathgrow import methods
 
-    for each in methods.names() if name is None else [name]:
-        entry, made = methods.entry(each), methods.create(each)
-        about = inspect.getdoc(entry.make) or ""
-        options = _options(methods.defaults(each))
-        if name is None:
-            # The first line of what is written about a method names its paper.
-            line = f"{each:<17}{_COSTS[made.cost]}; needs {_needs(made)}; {options or 'no options'}; "
-            typer.echo(line + about.partition("\n")[0])
-            continue
-        typer.echo(f"{each}\n  paper    {entry.paper}\n  needs    {_needs(made)}")
-        typer.echo(f"  cost     {_COSTS[made.cost]} for a training sample\n  options  {options or 'none'}")
-        for clause, reason in entry.exceptions.items():
-            typer.echo(f"  except   {clause}: {reason}")
-        typer.echo(f"\n{about}")
+    if name is not None:
+        _tell_all(name)
+        return
+    indent = " " * 17
+    for family, group in itertools.groupby(methods.names(), lambda each: methods.entry(each).family):
+        typer.echo(f"{family}:")
+        for each in group:
+            made, options = methods.create(each), _options(methods.defaults(each))
+            about = inspect.getdoc(methods.entry(each).make) or ""
+            typer.echo(f"{each:<17}{about.splitlines()[0]}")  # which names the paper
+            typer.echo(f"{indent}{_COSTS[made.cost]}; needs {_needs(made)}; {options or 'no options'}")
+        typer.echo("")
+    typer.echo(
+        "f_S, f_D: a forward pass of the masked and of the dense network; the cost is that of a training sample."
+    )
+
+
+def _tell_all(name: str) -> None:
+    from pathgrow import methods
+
+    entry, made = methods.entry(name), methods.create(name)
+    typer.echo(f"{name}\n  paper    {entry.paper}\n  needs    {_needs(made)}")
+    typer.echo(f"  cost     {_COSTS[made.cost]} for a training sample")
+    typer.echo(f"  options  {_options(methods.defaults(name)) or 'none'}")
+    for clause, reason in entry.exceptions.items():
+        typer.echo(f"  except   {clause}: {reason}")
+    typer.echo(f"\n{inspect.getdoc(entry.make) or ''}")
 
 
 def _options(defaults: Mapping[str, Any]) -> str:

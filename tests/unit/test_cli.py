@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
-from pathgrow import cli, data, models, recipes
+from pathgrow import cli, data, methods, models, recipes
 from pathgrow.augment import Augment
 from pathgrow.density import rules
 from pathgrow.engine import EngineOptions
@@ -160,12 +161,29 @@ def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str])
     assert said.err == ""
 
 
-def test_every_rule_and_method_is_described_in_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    for table in ("rules", "methods", "recipes"):
+def test_every_rule_and_recipe_is_described_in_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    for table in ("rules", "recipes"):
         assert leave(table) == 0
         told = [line.split(maxsplit=1)[1] for line in capsys.readouterr().out.splitlines()]
         assert len(set(told)) == len(told)
         assert not [line for line in told if "see the module" in line or line.endswith((",", ";", ":"))]
+
+
+def test_methods_are_listed_by_family(capsys: pytest.CaptureFixture[str]) -> None:
+    assert leave("methods") == 0
+    *blocks, legend = capsys.readouterr().out.split("\n\n")
+    assert "f_S, f_D" in legend
+    listed = []
+    for block in blocks:
+        heading, *lines = block.splitlines()
+        about = dict(zip(lines[::2], lines[1::2], strict=True))
+        for line, details in about.items():
+            name, described = line.split(maxsplit=1)
+            listed.append(name)
+            assert f"{methods.entry(name).family}:" == heading
+            assert described.endswith(".")
+            assert re.fullmatch(r" {17}[\w+, ]*f_[SD].*; needs \w.*; (\w+=.+|no options)", details)
+    assert listed == methods.names()
 
 
 def test_lists_and_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -183,7 +201,6 @@ def test_lists_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert "not augmented" in told["digits"]
     assert "autoaugment-cifar" in told["cifar-vit"]
-    assert all(len(line.split()) > 2 for line in said("methods").splitlines())
     assert [line.split()[0] for line in said("data").splitlines()] == list(data.names())
     help = said("discover", "--help")
     assert "--target-density" in help

@@ -45,13 +45,39 @@ from pathgrow.methods.trace_growth import trace_growth
 _YAO = "Yao & Dovrolis, Gradual Capacity Growth for Sparse Network Discovery"
 
 _METHODS: dict[str, Entry] = {
-    "gcg": Entry(gcg, paper=_YAO),
-    "gradient_growth": Entry(gradient_growth, paper=_YAO),
-    "pathgrow_d": Entry(pathgrow_d, paper=_YAO),
-    "random_growth": Entry(random_growth, paper=_YAO),
-    "trace_growth": Entry(trace_growth, paper=_YAO),
+    "gcg": Entry(gcg, "growth", paper=_YAO),
+    "pathgrow_d": Entry(pathgrow_d, "growth", paper=_YAO),
+    "random_growth": Entry(random_growth, "growth", paper=_YAO),
+    "gradient_growth": Entry(gradient_growth, "growth", paper=_YAO),
+    "trace_growth": Entry(trace_growth, "growth", paper=_YAO),
+    "imp": Entry(
+        imp, "pruning", paper="Frankle et al. 2020, Linear Mode Connectivity and the Lottery Ticket Hypothesis"
+    ),
+    "imp_c": Entry(imp_c, "pruning", paper=_YAO),
+    "lth": Entry(lth, "pruning", paper="Frankle & Carbin 2019, The Lottery Ticket Hypothesis"),
+    "gmp": Entry(gmp, "pruning", paper="Zhu & Gupta 2017, To Prune, or Not to Prune"),
+    "granet": Entry(granet, "pruning", paper="Liu et al. 2021, Sparse Training via Boosting Pruning Plasticity"),
+    "set": Entry(sparse_evolution, "rewiring", paper="Mocanu et al. 2018, Sparse Evolutionary Training"),
+    "rigl": Entry(rigl, "rewiring", paper="Evci et al. 2020, Rigging the Lottery"),
+    "itop": Entry(itop, "rewiring", paper="Liu et al. 2021, In-Time Over-Parameterization"),
+    "snfs": Entry(snfs, "rewiring", paper="Dettmers & Zettlemoyer 2019, Sparse Networks from Scratch"),
+    "dsr": Entry(dsr, "rewiring", paper="Mostafa & Wang 2019, Dynamic Sparse Reparameterization"),
+    "gse": Entry(gse, "rewiring", paper="Heddes et al. 2024, Always-Sparse Training by Guided Stochastic Exploration"),
+    "random": Entry(random, "one shot", paper="every paper's baseline"),
+    "erk": Entry(erk, "one shot", paper="Evci et al. 2020, Rigging the Lottery (static ERK)"),
+    "magnitude": Entry(
+        magnitude, "one shot", paper="Frankle et al. 2021, Pruning Neural Networks at Initialization (baseline)"
+    ),
+    "snip": Entry(snip, "one shot", paper="Lee, Ajanthan & Torr 2019, SNIP"),
+    "grasp": Entry(grasp, "one shot", paper="Wang, Zhang & Grosse 2020, GraSP"),
+    "synflow": Entry(synflow, "one shot", paper="Tanaka et al. 2020, SynFlow"),
+    "phew": Entry(phew, "one shot", paper="Patil & Dovrolis 2021, PHEW"),
+    "dpai": Entry(
+        dpai, "one shot", paper="Xiang et al. 2025, Differentiable Pruning at Initialization with Node-Path Balance"
+    ),
     "str": Entry(
         soft_threshold,
+        "learned sparsity",
         paper="Kusupati et al. 2020, Soft Threshold Weight Reparameterization for Learnable Sparsity",
         exceptions={
             "exact_count": "thresholds are learned, so the density emerges",
@@ -60,29 +86,11 @@ _METHODS: dict[str, Entry] = {
     ),
     "edge_popup": Entry(
         edge_popup,
+        "learned sparsity",
         paper="Ramanujan et al. 2020, What's Hidden in a Randomly Weighted Neural Network?",
         exceptions={"off_is_zero": "the optimizer moves scores, also those of weights that are off"},
     ),
-    "dense": Entry(dense, paper="every paper's reference"),
-    "random": Entry(random, paper="every paper's baseline"),
-    "erk": Entry(erk, paper="Evci et al. 2020, Rigging the Lottery (static ERK)"),
-    "magnitude": Entry(magnitude, paper="Frankle et al. 2021, Pruning Neural Networks at Initialization (baseline)"),
-    "snip": Entry(snip, paper="Lee, Ajanthan & Torr 2019, SNIP"),
-    "grasp": Entry(grasp, paper="Wang, Zhang & Grosse 2020, GraSP"),
-    "synflow": Entry(synflow, paper="Tanaka et al. 2020, SynFlow"),
-    "phew": Entry(phew, paper="Patil & Dovrolis 2021, PHEW"),
-    "imp": Entry(imp, paper="Frankle et al. 2020, Linear Mode Connectivity and the Lottery Ticket Hypothesis"),
-    "imp_c": Entry(imp_c, paper=_YAO),
-    "lth": Entry(lth, paper="Frankle & Carbin 2019, The Lottery Ticket Hypothesis"),
-    "gmp": Entry(gmp, paper="Zhu & Gupta 2017, To Prune, or Not to Prune"),
-    "granet": Entry(granet, paper="Liu et al. 2021, Sparse Training via Boosting Pruning Plasticity"),
-    "set": Entry(sparse_evolution, paper="Mocanu et al. 2018, Sparse Evolutionary Training"),
-    "rigl": Entry(rigl, paper="Evci et al. 2020, Rigging the Lottery"),
-    "itop": Entry(itop, paper="Liu et al. 2021, In-Time Over-Parameterization"),
-    "snfs": Entry(snfs, paper="Dettmers & Zettlemoyer 2019, Sparse Networks from Scratch"),
-    "dsr": Entry(dsr, paper="Mostafa & Wang 2019, Dynamic Sparse Reparameterization"),
-    "gse": Entry(gse, paper="Heddes et al. 2024, Always-Sparse Training by Guided Stochastic Exploration"),
-    "dpai": Entry(dpai, paper="Xiang et al. 2025, Differentiable Pruning at Initialization with Node-Path Balance"),
+    "dense": Entry(dense, "reference", paper="every paper's reference"),
 }
 
 
@@ -96,13 +104,13 @@ def names() -> list[str]:
 
 
 def entry(name: str) -> Entry:
-    """The table line of a method: how it is made, its paper, and what it cannot promise.
+    """The table line of a method: how it is made, its family, its paper, and what it cannot promise.
 
     >>> entry("gcg").exceptions
     mappingproxy({})
     """
     if ":" in name:
-        return Entry(_maker(name), paper="none: a method of your own")
+        return Entry(_maker(name), "your own", paper="none: a method of your own")
     if name not in _METHODS:
         raise unknown_name("method", name, _METHODS)
     return _METHODS[name]

@@ -1,4 +1,4 @@
-"""One line of the table of methods: how it is made, where it was published, what it cannot promise."""
+"""One line of the table of methods: how it is made, its family, where it was published, what it cannot promise."""
 
 from __future__ import annotations
 
@@ -19,6 +19,10 @@ weights that the network computes with are not zero, and the density is reported
 computes with zeros off the masks between steps, and holds plain weights once it is detached.
 """
 
+Family = Literal["growth", "pruning", "rewiring", "one shot", "learned sparsity", "reference", "your own"]
+"""When weights come and go: more and more on, fewer and fewer, exchanged for each other, chosen before the training, or
+by what the training learns; the reference keeps all of them."""
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -28,6 +32,8 @@ class Entry:
     ----------
     make : callable
         Returns the `Method`; all its options have defaults.
+    family : str
+        Under which heading `pathgrow methods` lists it.
     paper : str
         Authors and year, as in docs/papers.md.
     exceptions : mapping of clause to reason
@@ -35,5 +41,6 @@ class Entry:
     """
 
     make: Callable[..., Method]
+    family: Family
     paper: str
     exceptions: Mapping[Clause, str] = field(default_factory=lambda: MappingProxyType({}))
