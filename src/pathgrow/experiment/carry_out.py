@@ -1,4 +1,4 @@
-"""Work in a run folder, by whatever command: begin it, go on with it, or find that it is done."""
+"""Work in a run folder, whatever the command: begin it, go on with it, or find that it is done."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathgrow.runs import RunFolder
 from pathgrow.team import Team, held_by_first
 
 Work = Callable[[RunFolder | None, Team], None]
-"""Does what is left to do; the folder is there in the first process only."""
+"""Does what is left to do; only the first process has a folder."""
 
 
 def carry_out(
@@ -26,9 +26,9 @@ def carry_out(
     read: Callable[[RunFolder], dict[str, Any]],
     team: Team | None = None,
 ) -> dict[str, Any]:
-    """What `read` makes of the folder, once `work` is done there; a finished folder is read, not worked in again.
+    """Do `work` in the folder unless it is finished; returns what `read` makes of it.
 
-    `team` None: the processes that `torchrun` started, else this one.
+    If `team` is None it is the processes that `torchrun` started, else this one.
     """
     if team is None:
         with joined(config.engine.device) as team:
@@ -51,7 +51,7 @@ def carry_out(
 
 @contextmanager
 def _threads(num_threads: int) -> Iterator[None]:
-    """Run with this many CPU threads: sums are cut into as many parts, so the count is part of a run's identity."""
+    """Run with this many CPU threads; their number decides how sums are split, so it is part of a run's identity."""
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:

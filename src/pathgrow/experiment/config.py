@@ -30,7 +30,7 @@ _FOR_DISCOVERY = (
 )
 """The options of `discover` that a config may set; their meaning is documented there."""
 _FLOATS = {"delta", "reference", "gamma", "start_density", "target_density", "probe_fraction"}
-"""Numbers that are the same whether written 1 or 1.0; `rough` is not among them."""
+"""Numbers that mean the same whether written 1 or 1.0; `rough` is not among them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Experiment(Setup):
     """
 
     budget: int = 80
-    """From the recipe, unless another is asked for."""
+    """Epochs of the usual dense training; from the recipe, unless another number is asked for."""
     delta: float = 0.01
     reference: float | Literal["dense"] | None = None
     rule: str = "probe"
@@ -99,5 +99,5 @@ class Experiment(Setup):
 
 
 def _looks_like_percent(accuracy: float) -> bool:
-    """Somebody meant a hundredth of it; what is a little above 1 was meant otherwise, and nobody knows how."""
+    """Whether a hundredth of it was probably meant; of a number just above 1 nobody knows what was meant."""
     return 10 <= accuracy <= 100

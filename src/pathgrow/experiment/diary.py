@@ -1,4 +1,4 @@
-"""A running run's diary: its metrics, and whoever watches."""
+"""The observer of a run in a folder: it writes the metrics and updates the progress display."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathgrow.runs import RunFolder
 
 
 class Diary(Observer):
-    """Writes every new stage into the folder's metrics, and tells whoever watches."""
+    """Writes every new stage to the folder's metrics, and passes it on to the progress display."""
 
     def __init__(self, folder: RunFolder, progress: Progress) -> None:
         self._folder = folder
         self._progress = progress
         self._num_open = 0
-        """Stages that have begun and not ended: several, where they are trained together."""
+        """Stages that have begun and not ended; several, where they are trained together."""
 
     def stage_begins(self, stage: str, *, epochs: int | None, density: float) -> None:
         self._folder.log(stage, event="begin", epochs=epochs, density=density)

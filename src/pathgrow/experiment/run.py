@@ -33,9 +33,9 @@ def run(
     Parameters
     ----------
     out
-        The run folder; where several processes work together, one on the machine of the first, which alone writes.
+        The run folder. Where several processes work together it is on the machine of the first, which alone writes.
     progress
-        Is told how it goes on, in the first process.
+        Shows how the run goes, in the first process.
     team
         The processes that work together; None: those that `torchrun` started, else this one.
     """
@@ -52,7 +52,7 @@ def _shown_report(folder: RunFolder) -> dict[str, Any]:
 
 
 def expected_epochs(config: Experiment, out: str | os.PathLike[str]) -> int:
-    """About how many epochs are left to train in a folder; how many a rule will ask for is not known beforehand."""
+    """About how many epochs are left to train in a folder; how many a rule will ask for cannot be known."""
     options = Options(**config.discovery())
     span = (config.target_density or 1.0) / (config.start_density or 0.05)
     num_rounds = math.ceil(math.log(max(span, 1.0)) / math.log1p(config.gamma))
@@ -70,7 +70,7 @@ def expected_epochs(config: Experiment, out: str | os.PathLike[str]) -> int:
 
 
 def _work(config: Experiment, folder: RunFolder | None, progress: Progress, team: Team) -> None:
-    """Discover, examine, write; the folder is there in the first process only."""
+    """Discover, examine, write; only the first process has a folder."""
     dataset = config.load_data()
     trainer = Trainer(
         dataset,
@@ -81,8 +81,8 @@ def _work(config: Experiment, folder: RunFolder | None, progress: Progress, team
         team=team,
     )
     model, optimizer = trainer.place(config.new_model(dataset.classes))
-    # Not told how many validation examples there are (`num_val`), which would make answers more careful still: the rule
-    # was tuned without, and its intervals cover the truth without, see docs/design/train_and_compare.md.
+    # Without the number of validation examples (`num_val`), which would make answers more careful still: the rule was
+    # tuned without it, and its intervals cover the truth without it, see docs/design/train_and_compare.md.
     found = discover(
         model,
         optimizer,

@@ -25,12 +25,12 @@ from pathgrow.recipes import Recipe
 from pathgrow.wiring import read
 
 _WORTH_THREADS = 20_000_000
-"""Multiply-adds of a batch from which a second thread pays; below it, handing out work takes longer than doing it."""
+"""Multiply-adds of a batch above which a second thread pays; below, sharing the work takes longer than doing it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The part of a config that says what is trained on what; all values are JSON."""
+    """The part of a config that says what is trained, on what and how; all values are JSON."""
 
     data: str = "digits"
     data_root: str | None = None
@@ -40,14 +40,14 @@ class Setup:
     model_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     recipe_name: str = "digits"
     recipe: Recipe = dataclasses.field(default_factory=lambda: recipes.recipe("digits"))
-    """What the name stands for, with what was changed of it."""
+    """The recipe of that name, with the changes that were asked for."""
     engine: EngineOptions = dataclasses.field(default_factory=EngineOptions)
     threads: int = 1
-    """CPU threads of a process: they cut sums into parts, so they decide the last bits and belong to the config."""
+    """CPU threads of a process. They decide how sums are split and so the last bits: they belong to the config."""
     ranks: int = 1
-    """Processes that share every batch; so do they."""
+    """Processes that share every batch; they belong to the config for the same reason."""
     seed: int = 0
-    """Of weights, masks and the order of samples; the splits of the data depend on `fold` alone."""
+    """Decides weights, masks and the order of samples; the splits of the data depend on `fold` alone."""
 
     def __post_init__(self) -> None:
         for name in ("fold", "seed", "threads", "ranks"):
@@ -83,11 +83,11 @@ class Setup:
 
     @classmethod
     def _filled(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """The values with what a kind of run adds to them."""
+        """The values, with those added that one kind of run needs."""
         return values
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON values; `from_dict` gives an equal config back."""
+        """The config as JSON values, from which `from_dict` makes an equal one."""
         return json.loads(json.dumps(dataclasses.asdict(self)))  # type: ignore[no-any-return]
 
     def load_data(self) -> Dataset:
@@ -100,12 +100,12 @@ class Setup:
 
     @property
     def title(self) -> str:
-        """What a run folder is called after."""
+        """What the run is about, as part of the name of its folder."""
         return f"{self.data}-{self.model}"
 
     @property
     def name(self) -> str:
-        """Of the run folder: what it is, a hash of all values but the seed, the seed."""
+        """The name of the run folder: a title, a hash of all values but the seed, and the seed."""
         values = {name: value for name, value in self.as_dict().items() if name != "seed"}
         short = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
         return f"{self.title}-{short}-seed{self.seed}"
@@ -117,7 +117,7 @@ def _want_whole(name: str, value: object, least: int) -> None:
 
 
 def _as_written(value: Any, name: str) -> Any:
-    """Values as JSON gives them back, so that a config equals itself after reading."""
+    """The value as JSON would return it, so that a config that was written and read equals itself."""
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"{name} {value} was given, finite numbers are wanted: leave it out, or give a finite one")
     if isinstance(value, tuple | list):
@@ -170,7 +170,7 @@ def _model_options(model: Any, data: str, values: Mapping[str, Any]) -> dict[str
 
 
 def _tried(config: Setup) -> int:
-    """The multiply-adds of one sample, and with them the proof that the network takes one."""
+    """Try the network on one sample; returns its multiply-adds."""
     dataset = config.load_data()
     model = config.new_model(dataset.classes).eval()
     sample = dataset.example_input()
@@ -188,6 +188,6 @@ def _tried(config: Setup) -> int:
 
 
 def _threads(config: Setup, macs: int) -> int:
-    """One for small networks; else as many as there are cores for this process, up to four."""
+    """One thread for small networks, else as many as this process has cores, up to four."""
     num_cores = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return 1 if macs * config.recipe.batch_size < _WORTH_THREADS else max(1, min(4, num_cores))

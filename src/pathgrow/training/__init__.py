@@ -3,8 +3,8 @@
 - `config`: what may be chosen, resolved in full;
 - `bench`: data, model and trainer of one run, and the method made for it;
 - `meter`: a method that notes the price of its masks as they change;
-- `forecast`: what is left of a training will cost, from where it stands;
-- `plan`, `pace`: how long it may be for a given budget, beforehand and on the way;
+- `forecast`: what the rest of a training will cost;
+- `plan`, `pace`: how long it may be for a given budget, decided beforehand and on the way;
 - `levels`, `growth`: the trainings themselves, stage by stage;
 - `report`, `run`: what is written, and the order of it all.
 """

@@ -25,7 +25,7 @@ from pathgrow.wiring import Wiring, read
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Bench:
-    """A model as it came, and everything that trains it."""
+    """An untrained model, and everything that trains it."""
 
     config: TrainRun
     dataset: Dataset
@@ -43,7 +43,7 @@ class Bench:
 
     @classmethod
     def made(cls, config: TrainRun, folder: RunFolder | None, progress: Progress, team: Team) -> Bench:
-        """From a config; `folder` is there in the first process of a team only."""
+        """The bench of a config; only the first process of a team has a `folder`."""
         dataset = config.load_data()
         batch_size, steps_per_epoch = batches_of(len(dataset.train), config.recipe, config.ranks)
         trainer = Trainer(
@@ -97,5 +97,5 @@ def grows(method: Method) -> bool:
 
 
 def moves(method: Method) -> bool:
-    """Whether masks change within a training, and its price with them; hidden weights always train dense."""
+    """Whether masks, and so the cost of a step, change within a training; with hidden weights it is always dense."""
     return method.clock == "step" and method.weights is None

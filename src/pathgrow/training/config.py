@@ -34,7 +34,7 @@ class TrainRun(Setup):
     """
 
     method: str
-    """By name, or "package.module:function"."""
+    """The method by name, or as "package.module:function"."""
     density: float | None = None
     """Share of the switchable weights at the end; None for methods that have no such option."""
     method_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -42,15 +42,15 @@ class TrainRun(Setup):
     scope: str = "auto"
     """Which weights may be switched: a preset of `pathgrow.scope`, or "all" conv and linear weights."""
     epochs: int = 80
-    """Of a dense training, which costs are compared with; pruning between trainings has as many at each level."""
+    """Epochs of the dense training that costs are compared with; iterative pruning trains as many at each level."""
     match: Match = "none"
-    """What is made equal to a budget by training shorter or longer."""
+    """What is made to match a budget, by training shorter or longer."""
     match_budget: float | None = None
-    """Epochs times trainable parameters, or training FLOPs; None: those of training dense for `epochs`."""
+    """The budget, in epochs times trainable parameters or in training FLOPs; None: that of training dense."""
     match_run: str | None = None
-    """The folder of a run whose budget it is,"""
+    """The folder of a finished run that the budget is taken from,"""
     match_like: str | None = None
-    """and a hash of that run's config without its seed."""
+    """and a hash of the config of that run without its seed."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

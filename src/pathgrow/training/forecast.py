@@ -1,8 +1,8 @@
-"""What is left of a training will cost, as far as can be told from where it stands.
+"""What the rest of a training will cost, as far as can be told from where it stands.
 
-The schedule of a method is a pure function of its progress, so it can be played through without a network. What the
-masks of a later moment cost is read off those that are there: each weight that is dropped or grown as the average of
-those that can be. Where weights move between layers that is a guess, and it is made again on the way.
+The schedule of a method is a pure function of its progress, so it can be played through without a network. The cost of
+later masks is estimated from the present ones: a weight that is dropped or grown counts as the average of those that
+can be. Where weights move between layers that is a guess, which is repeated on the way.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from pathgrow.training.meter import sample_flops
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """Where a run stands: what a forecast begins from."""
+    """Where a run stands, and so where a forecast begins."""
 
     num_on: int
     macs: int
-    """Multiply-adds of a sample forward through the masks that are there."""
+    """Multiply-adds of one sample forward through the present masks."""
     spent: float = 0.0
-    """So far, in the unit of the budget."""
+    """What the run has spent so far, in the unit of the budget."""
     step: int = 0
-    """Of a training whose masks change on the way,"""
+    """The step of a training whose masks change within it;"""
     round: int = 0
-    """or the prunings behind a network that is trained once after each of them."""
+    """or the number of prunings so far, where a whole training follows each of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stretch:
-    """Steps that are trained with one number of weights."""
+    """A series of steps that are trained with one number of weights."""
 
     num_steps: int
     num_on: int
     num_changes: int = 0
-    """Changes on the way that leave the number as it is, and the one at the end."""
+    """Changes of masks within the stretch, which leave the number as it is, and the one at its end."""
 
 
 Price = Callable[[Method, Stretch], float]
 
 
 def flops_price(bench: Bench, at: Standing) -> Price:
-    """Training FLOPs of a stretch."""
+    """Prices a stretch by its training FLOPs."""
     dense_macs, num = bench.dense_macs, bench.scope.num
     fixed_macs = forward_macs(bench.wiring, Masks.empty(bench.scope))
 
@@ -68,7 +68,7 @@ def flops_price(bench: Bench, at: Standing) -> Price:
 
 
 def parameters_price(bench: Bench) -> Price:
-    """Epochs times trainable parameters, those that are always dense among them."""
+    """Prices a stretch by epochs times trainable parameters, including those that are always dense."""
     num_dense = bench.num_parameters - bench.scope.num
 
     def price(method: Method, stretch: Stretch) -> float:
@@ -78,7 +78,7 @@ def parameters_price(bench: Bench) -> Price:
 
 
 def cost_by_epochs(bench: Bench, at: Standing, price: Price) -> Callable[[int], float]:
-    """What the whole run will have cost in the end, by the epochs of a training."""
+    """A function from the epochs of a training to what the whole run will have cost in the end."""
 
     @cache
     def cost(epochs: int) -> float:
@@ -89,14 +89,14 @@ def cost_by_epochs(bench: Bench, at: Standing, price: Price) -> Callable[[int], 
 
 
 def changes_are_due(bench: Bench, at: Standing) -> bool:
-    """Whether the number of weights has still to change in a training that would end with the next epoch."""
+    """Whether the number of weights still has to change in a training that would end with the next epoch."""
     epochs = at.step // bench.steps_per_epoch + 1
     *_, last = stretches(bench, bench.make_method(epochs), epochs, at)
     return last.num_on != at.num_on
 
 
 def nearest(cost: Callable[[int], float], budget: float, *, least: int = 1, guess: int = 1) -> int:
-    """The number of epochs, from `least` up, whose cost is nearest to a budget; costs rise with the number.
+    """The number of epochs, at least `least`, whose cost is nearest to a budget; `cost` rises with the number.
 
     >>> nearest(lambda epochs: 3.0 * epochs, 100.0), nearest(lambda epochs: 3.0 * epochs, 100.0, guess=50)
     (33, 33)
@@ -115,7 +115,7 @@ def nearest(cost: Callable[[int], float], budget: float, *, least: int = 1, gues
 
 
 def stretches(bench: Bench, method: Method, epochs: int, at: Standing) -> Iterator[Stretch]:
-    """What is left of a run of a method, played through; growth is played from its beginning."""
+    """The rest of a run of a method, played through without a network; growth is played from its beginning."""
     num, num_on, per_epoch = bench.scope.num, at.num_on, bench.steps_per_epoch
     if grows(method):
         options = Options(budget=epochs)

@@ -1,4 +1,4 @@
-"""Growth to a given density: the discovery loop, which asks no question where the density is known."""
+"""Growth to a given density: the discovery loop with a target, so that no density has to be found."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathgrow.training.plan import Plan
 
 
 def grow(bench: Bench, plan: Plan) -> Discovery:
-    """Seed, rounds and the network trained out; `plan.epochs` is the budget that their lengths follow from.
+    """Train the seed, the rounds and the final network; their lengths follow from `plan.epochs`, the budget.
 
-    Where FLOPs are matched, the last training is as long as what growth has left of them: masks no longer change in it,
-    so its price is known.
+    Where FLOPs are matched, the last training spends what growth has left of them: masks no longer change in it, so its
+    cost is known.
     """
     config, trainer = bench.config, bench.trainer
 

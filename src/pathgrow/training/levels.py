@@ -1,8 +1,8 @@
 """Trainings between changes of masks: one for most methods, one after each pruning for iterative ones.
 
-A level is a stage: stored with the whole state of its network, so that the next begins there in this process or in
-another. What a level is trained with follows from its name and from the stage before it, never from the process; where
-FLOPs are matched its length too, which is chosen by what the levels before it have spent and left.
+A level is a stage: it is stored with the whole state of its network, so that the next level can begin there, in this
+process or in another. How a level is trained depends on its name and on the stage before it, never on the process. The
+same holds for its length where FLOPs are matched: it is chosen by what the levels before have spent and left.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ class Levels:
 
     @property
     def epochs_times_parameters(self) -> float:
-        """What has been trained, those parameters among it that are always dense."""
+        """What has been spent so far, including the parameters that are always dense."""
         num_steps, bench = self.attached.step, self._bench
         num_dense = bench.num_parameters - bench.scope.num
         weight_steps = self._meter.weight_steps(self.attached.memory, num_steps)
         return (weight_steps + num_steps * num_dense) / bench.steps_per_epoch
 
     def run(self) -> list[Record]:
-        """Train what is not stored yet; the records of all levels. The network of the last is in the model."""
+        """Train what is not stored yet; returns the records of all levels. The model holds the network of the last."""
         done = self._stored()
         records = [Record.from_facts(_stage(level), stage.facts) for level, stage in enumerate(done)]
         for record in records:
@@ -87,7 +87,7 @@ class Levels:
         raise AssertionError("counting ended")
 
     def _attach(self, method: Method) -> tuple[Attached, int]:
-        """Masks on the model, those of the store where a run goes on, since finding them may take long; their price."""
+        """Put masks on the model; returns what choosing them cost. A resumed run takes them from its store."""
         bench, trainer = self._bench, self._bench.trainer
         fingerprint = digest(bench.model.state_dict())
         found = bench.store.load(_START)
@@ -117,7 +117,7 @@ class Levels:
         return attached, price
 
     def _stored(self) -> Sequence[Stage]:
-        """Levels that need not be trained again. The last of them has its tensors, whatever was lost after it."""
+        """The levels that need not be trained again, up to the last one that still has its tensors."""
         done: list[Stage] = []
         for level in count():
             found = self._bench.store.load(_stage(level))
@@ -140,7 +140,7 @@ class Levels:
         flops = self._meter.training_flops(attached.memory, step, attached.step)
         if level == 0:
             flops += self.start_flops
-        # The mean over the level, and what division leaves: together they are exact.
+        # The mean over the level and the remainder of the division, which together are exact.
         mean, rest = divmod(flops, trained.num_samples)
         record = Record(
             stage=stage,
@@ -168,7 +168,7 @@ class Levels:
         return record
 
     def _level_epochs(self, level: int, before: Sequence[Record], first_step: int) -> int:
-        """As planned; where FLOPs are matched, all levels that are left share what is left of them."""
+        """As planned; where FLOPs are matched, the remaining levels share what is left of them."""
         bench, plan, attached = self._bench, self._plan, self.attached
         if plan.match != "flops" or level == 0:
             return plan.epochs
@@ -179,7 +179,7 @@ class Levels:
         return self._nearest(at, least=first_step // bench.steps_per_epoch + 1, guess=before[-1].num_epochs)
 
     def _how_long(self, attached: Attached, before: int) -> int:
-        """The length of a training that spends the budget, seen from where it stands; `before` this was thought."""
+        """The length of the training that spends the budget, judged from where it stands; `before`: the last guess."""
         bench = self._bench
         spent = self.start_flops + self._meter.training_flops(attached.memory, 0, attached.step)
         macs = self._meter.macs_now(attached.memory)
@@ -188,7 +188,7 @@ class Levels:
         return self._nearest(at, least=done + changes_are_due(bench, at), guess=before)
 
     def _nearest(self, at: Standing, *, least: int, guess: int) -> int:
-        """The length of trainings, seen from here, that spends the budget."""
+        """The length of each training, judged from here, that spends the budget."""
         assert self._plan.budget is not None
         cost = cost_by_epochs(self._bench, at, flops_price(self._bench, at))
         return nearest(cost, self._plan.budget, least=least, guess=guess)

@@ -1,8 +1,8 @@
 """The price of a training whose masks change on the way.
 
-A method changes masks in the middle of a training, and how many multiply-adds its layers then take depends on where
-the weights lie. So every change is noted, in the memory that is saved with the attachment: a training that is killed
-and goes on has the same notes as an undisturbed one.
+A method may change masks in the middle of a training, and how many multiply-adds a step then takes depends on where the
+weights lie. So every change is noted, in the memory that is saved with the attachment: a training that is killed and
+resumed has the same notes as an undisturbed one.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _NOTES = "price"
 
 
 def metered(method: Method, wiring: Wiring) -> Method:
-    """The same method, which also notes the weights of its masks and their forward multiply-adds from each step on."""
+    """The same method, which also notes, at every change, the size of its masks and their forward multiply-adds."""
     if method.weights is not None:
-        return method  # masks emerge from hidden weights, and every step costs what a dense one does
+        return method  # masks follow from hidden weights, and every step costs what a dense one does
 
     def remember(net: Net) -> Memory:
         own = method.remember(net) if method.remember is not None else {}
@@ -50,16 +50,16 @@ def _noted(before: Mapping[str, list[int]], since: int, wiring: Wiring, masks: M
 
 @dataclass(frozen=True, kw_only=True)
 class Meter:
-    """Reads the notes."""
+    """Computes costs from the notes of a metered method."""
 
     cost: Cost
     dense_macs: int
     batch_size: int
     num: int
-    """Of all switchable weights."""
+    """Number of switchable weights."""
 
     def training_flops(self, memory: Memory, first_step: int, last_step: int) -> int:
-        """Of the steps from `first_step` up to, not including, `last_step`."""
+        """FLOPs of the steps from `first_step` up to, but not including, `last_step`."""
         notes = self._notes(memory)
         total = 0
         for number, num_steps in enumerate(_spans(notes["steps"], first_step, last_step)):
@@ -77,11 +77,11 @@ class Meter:
         return sum(num_steps * num_on for num_steps, num_on in zip(spans, notes["num_on"], strict=True))
 
     def macs_now(self, memory: Memory) -> int:
-        """Forward multiply-adds of the masks that are there."""
+        """Forward multiply-adds of the present masks."""
         return self._notes(memory)["macs"][-1]
 
     def _notes(self, memory: Memory) -> dict[str, list[int]]:
-        """Without any, all weights are trained from the first step to the last."""
+        """The notes in a memory; without any, all weights are trained from the first step to the last."""
         notes: dict[str, list[int]] = memory.get(
             _NOTES, {"steps": [0], "macs": [self.dense_macs], "num_on": [self.num]}
         )
@@ -89,7 +89,7 @@ class Meter:
 
 
 def _spans(since: Sequence[int], first_step: int, last_step: int) -> list[int]:
-    """Steps of each line of the notes that lie between two steps."""
+    """For each line of the notes, how many of its steps lie between two steps."""
     ends = [*since[1:], last_step]
     return [max(0, min(end, last_step) - max(begin, first_step)) for begin, end in zip(since, ends, strict=True)]
 

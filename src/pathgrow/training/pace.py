@@ -1,10 +1,10 @@
-"""A training whose length is decided on the way, so that what it spends is what it was given.
+"""A training whose length is decided on the way, so that it spends the budget it was given.
 
-Where weights move between layers, nobody knows beforehand what a step will cost. So such a training is looked at again
-after every sixteenth of its way: what it has spent is known, the rest is forecast from the masks that are there, and
-learning rate and method are stretched over the number of epochs that comes out. Guesses are about ever less, and what
-is left in the end is that epochs are whole. The length lies in the memory that is saved with the attachment, so a
-training that is killed goes on with the one it had.
+Where weights move between layers, nobody knows beforehand what a step will cost. So the length of such a training is
+decided again after every sixteenth of it: what it has spent is known, the rest is forecast from the present masks, and
+learning rate and method are stretched over the resulting number of epochs. As there is ever less to forecast, the only
+error in the end is that epochs are whole. The length is part of the memory that is saved with the attachment, so a
+training that is killed goes on with the length it had.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from pathgrow.method import Change, Memory, Method, Progress
 from pathgrow.net import Net
 
 LOOKS = 16
-"""A training is looked at again after each such part of it."""
+"""Into how many parts a training is divided; after each of them its length is decided again."""
 _NOTES = "pace"
 
 
 @dataclass
 class Pace:
-    """How long a training is, as far as is known now: said by its trainer, read by its method."""
+    """How long a training is, as far as is known now; written by its trainer, read by its method."""
 
     epochs: int
 
 
 def paced(make: Callable[[int], Method], pace: Pace) -> Method:
-    """The method for a training as long as the pace says at the moment; `make` gives it for a number of epochs."""
+    """A method that always acts as `make(epochs)` does, for the epochs that the pace says at that moment."""
     made = cache(make)
     first = made(pace.epochs)
 
@@ -62,12 +62,12 @@ def paced(make: Callable[[int], Method], pace: Pace) -> Method:
 
 
 def lengths(memory: Memory) -> list[list[int]]:
-    """The epochs after which a training got a length, and that length."""
+    """Pairs of the epoch after which the length of a training was decided, and that length."""
     return [list(pair) for pair in memory[_NOTES]["lengths"]] if _NOTES in memory else []
 
 
 def _notes(length: int, done: int, before: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """The length from now on, and the epoch after which to look at it again."""
+    """The length from now on, and the epoch after which to decide on it again."""
     length = max(length, done)
     part = LOOKS * done // length + 1 if done < length else LOOKS
     until = -(-part * length // LOOKS)
@@ -76,14 +76,14 @@ def _notes(length: int, done: int, before: Sequence[Sequence[int]]) -> dict[str,
 
 
 class PacedTrainer:
-    """Trains as another trainer does, and asks between epochs how long it is to go on; a `discovery.phases.Trainer`.
+    """Trains as another trainer does, but asks between epochs how long to go on; a `discovery.phases.Trainer`.
 
     Parameters
     ----------
     pace
-        Is told every length that is decided.
+        Gets every length that is decided.
     how_long
-        The epochs that the training is to have in all, by its network as it stands and the number thought of before.
+        Returns the epochs that the training is to have in all, given its network as it stands and the last number.
     """
 
     def __init__(self, trainer: Trainer, pace: Pace, how_long: Callable[[Attached, int], int]) -> None:
@@ -95,7 +95,7 @@ class PacedTrainer:
         self._trainer(model, optimizer, epochs)
 
     def train(self, jobs: Sequence[Job]) -> list[int]:
-        """Train every job to the end that is found for it; the samples that each took."""
+        """Train every job to the end that is decided for it; returns the samples that each took."""
         counts = []
         for job in jobs:  # one after the other, since they share the pace
             counts += self._trainer.train([dataclasses.replace(job, length=partial(self._length, job.attached))])

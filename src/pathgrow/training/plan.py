@@ -1,4 +1,4 @@
-"""How long a training is to be where its cost is to equal a budget: decided beforehand, as far as it can be."""
+"""How long a training has to be to spend a given budget, as far as that can be decided beforehand."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ _STAGE = "plan"
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How long to train, and what is matched by it."""
+    """How long to train, and which budget that is to match."""
 
     epochs: int
-    """Of a training; of each level where there are several. Where FLOPs are matched, those foreseen."""
+    """Epochs of the training, or of each level where there are several; where FLOPs are matched, a forecast."""
     match: str
     budget: float | None = None
     """Epochs times parameters, or FLOPs; None where nothing is matched."""
     planned: float | None = None
-    """The same of this training, as it was foreseen."""
+    """What this training is expected to spend, in the same unit."""
 
     def as_dict(self) -> dict[str, Any]:
         return {"kind": self.match, "epochs": self.epochs, "budget": self.budget, "planned": self.planned}
 
 
 def plan(bench: Bench) -> Plan:
-    """The plan of a run, found in its store or made now."""
+    """The plan of a run, from its store or made now."""
     found = bench.store.load(_STAGE)
     if found is None:
         made = _made(bench)
@@ -70,14 +70,14 @@ def _method_words(bench: Bench) -> str:
 
 
 def _start(bench: Bench) -> Standing:
-    """Where a run begins: the first masks, and what they cost to find."""
+    """Where a run begins: the first masks, and what choosing them costs."""
     method, trainer, config = bench.make_method(bench.config.epochs), bench.trainer, bench.config
-    masks, looked = decided(
+    masks, reading_cost = decided(
         bench.team,
         bench.scope,
         lambda: start_masks(
             bench.model, method, bench.scope, bench.example_input, config.seed, trainer.loss, trainer.batches
         ),
     )
-    spent = start_flops(bench.wiring, **asdict(looked)) if config.match == "flops" else 0
+    spent = start_flops(bench.wiring, **asdict(reading_cost)) if config.match == "flops" else 0
     return Standing(num_on=masks.num_on, macs=forward_macs(bench.wiring, masks), spent=float(spent))

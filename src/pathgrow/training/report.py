@@ -1,4 +1,4 @@
-"""The report of a training: JSON values; all but `timing` are the same in every repetition."""
+"""The report of a training as JSON values; all but `timing` is the same in every repetition."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ KIND = "train"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Outcome:
-    """A training that is over."""
+    """The outcome of a training."""
 
     attached: Attached
     records: Sequence[Record]
     ledger: Ledger
     test: Score
     start_flops: int = 0
-    """Of choosing the first masks; part of the first phase."""
+    """Cost of choosing the first masks; part of the first phase."""
     epochs_times_parameters: float
 
 
 def report(bench: Bench, plan: Plan, outcome: Outcome) -> dict[str, Any]:
-    """What a finished training says; the hash of its weights is added when they are written."""
+    """The report of a finished training; the hash of its weights is added when they are written."""
     config, attached, ledger, test = bench.config, outcome.attached, outcome.ledger, outcome.test
     network = outcome.records[-1]
     method = bench.make_method(plan.epochs)
@@ -84,10 +84,10 @@ def report(bench: Bench, plan: Plan, outcome: Outcome) -> dict[str, Any]:
 
 
 def _match(plan: Plan, outcome: Outcome) -> dict[str, Any]:
-    """What was asked for, what was foreseen, and what was spent; `off` is what was spent beyond the budget, as a share.
+    """What was asked for, forecast and spent; `off` is what was spent beyond the budget, as a share of it.
 
-    `lengths` has the epochs after which the length of a training was decided, with the length: where weights move that
-    is done on the way.
+    `lengths` lists the epochs after which the length of a training was decided, with that length; where weights move
+    between layers there are several.
     """
     spent = {"flops": outcome.ledger.training_flops, "parameters": outcome.epochs_times_parameters}.get(plan.match)
     return {

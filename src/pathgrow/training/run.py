@@ -29,9 +29,9 @@ def train(
     Parameters
     ----------
     out
-        The run folder; where several processes work together, one on the machine of the first, which alone writes.
+        The run folder. Where several processes work together it is on the machine of the first, which alone writes.
     progress
-        Is told how it goes on, in the first process.
+        Shows how the run goes, in the first process.
     team
         The processes that work together; None: those that `torchrun` started, else this one.
     """
@@ -41,7 +41,7 @@ def train(
 
 
 def _work(config: TrainRun, folder: RunFolder | None, progress: Progress, team: Team) -> None:
-    """Plan, train, examine, write; the folder is there in the first process only."""
+    """Plan, train, examine, write; only the first process has a folder."""
     bench = Bench.made(config, folder, progress, team)
     planned = plan(bench)
     outcome = _trained(bench, planned)
@@ -55,7 +55,7 @@ def _work(config: TrainRun, folder: RunFolder | None, progress: Progress, team: 
 
 
 def _trained(bench: Bench, plan: Plan) -> Outcome:
-    """The trained network; everything is decided when the test split is looked at, once."""
+    """Train, and then, when everything is decided, look at the test split, once."""
     examine = bench.trainer.evaluate(bench.dataset.test)
     if grows(bench.make_method(plan.epochs)):
         found = grow(bench, plan)

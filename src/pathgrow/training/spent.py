@@ -1,4 +1,4 @@
-"""What a finished run has spent, read from its folder: a budget that another run can be given."""
+"""What a finished run has spent, read from its folder, as a budget for another run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathgrow.errors import UserError
 from pathgrow.runs import RunFolder
 
 _SAME = ("data", "fold", "model", "model_options")
-"""Where two runs differ in these, neither their parameters nor their FLOPs mean the same."""
+"""If two runs differ in these, neither their parameters nor their FLOPs can be compared."""
 
 
 def spent(path: str, what: str, config: Mapping[str, Any]) -> float:
@@ -42,13 +42,13 @@ def spent(path: str, what: str, config: Mapping[str, Any]) -> float:
 
 
 def like(path: str) -> str:
-    """A hash of a run's config without its seed: runs that differ in nothing else are alike."""
+    """A hash of a run's config without its seed, which is equal for runs that differ in nothing else."""
     config = {name: value for name, value in _report(path)["config"].items() if name not in ("seed", "data_root")}
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def _num_parameters(network: Mapping[str, Any]) -> int:
-    """All parameters of a model, from the share that is there and the number that is not."""
+    """The number of parameters of a model, from the share that is kept and the number that is not."""
     num_off: int = network["num"] - network["num_on"]
     if num_off == 0:
         raise UserError("the run to match ended dense and tells no number of parameters: choose another run")
