@@ -58,7 +58,7 @@ class Live:
         self.step = 0
         """Optimizer steps so far."""
         self.last_reading_cost = ReadingCost()
-        """Of the last change of the masks; before the first change, of choosing the masks to start with."""
+        """What was read for the last change of the masks; before the first change, for the masks to start with."""
         self.companions: dict[str, Any] = {}
         """What an engine made for this attachment, such as a captured step; kept until `detach`."""
         self._example_input = example_input
@@ -76,7 +76,7 @@ class Live:
         self._undo: Callable[[], None] | None = None
         """Takes back a step that is not to count."""
         self._left_out = False
-        """The optimizer is about to leave its step out, since gradients overflowed."""
+        """Whether the optimizer is about to skip its step, because gradients overflowed."""
         self._check_masks()
         if method.afterwards == "rewind" and method.rewind_step == 0:
             self._remember_weights_()

@@ -147,7 +147,7 @@ def unpack_pair_(
 
 
 def _copy_optimizer(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
-    """As copy.deepcopy, but with all attributes: torch's own copy of L-BFGS, for one, cannot step."""
+    """Like copy.deepcopy, but with all attributes: torch's own copy of L-BFGS, for example, cannot step."""
     # `step` is an attribute of the instance only if a learning-rate scheduler has wrapped it, for this optimizer alone.
     left = {key for key in vars(optimizer) if key.endswith("_hooks")} | {"step"}
     twin = type(optimizer).__new__(type(optimizer))

@@ -1,4 +1,4 @@
-"""From a method and a network to masks: pure, and the one place where the contract of picks is checked."""
+"""New masks from a method and a network: pure functions, and the one place where the contract of picks is checked."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Curves:
     top: Array
     """Value at density 1."""
     rise: Array
-    """From the lowest observed density to density 1; never negative."""
+    """Rise from the lowest observed density to density 1; never negative."""
     noise: Array
     """Standard deviation of one observed score."""
     offset: Array

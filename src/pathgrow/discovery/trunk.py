@@ -46,7 +46,7 @@ class Trunk:
 
     @property
     def is_full(self) -> bool:
-        """There is nothing left to grow."""
+        """Whether all weights are on, so that there is nothing left to grow."""
         return self.rounds[-1].num_on == self.num
 
     def next_size(self) -> int:

@@ -120,7 +120,7 @@ def rounds(report: dict[str, Any]) -> Table:
 
 
 def layer_densities(report: dict[str, Any]) -> list[tuple[str, float]]:
-    """Of the network handed back, layer by layer, where the topology of its round was recorded."""
+    """Densities of the layers of the network handed back, if the topology of its round was recorded."""
     at = report["network"].get("round")
     rows: list[dict[str, Any]] = report.get("topology") or []
     found = next((row.get("layer_densities") for row in rows if row.get("round") == at), None)

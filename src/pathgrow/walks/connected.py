@@ -1,4 +1,4 @@
-"""Which units masks leave connected."""
+"""Which units stay connected under masks: on a path, dead, isolated."""
 
 from __future__ import annotations
 

@@ -120,12 +120,13 @@ class Wiring:
     product_macs: int
     """Multiply-adds for one sample between two activations (attention), never sparse."""
     tokens_in: bool
-    """The input is token ids: paths begin at the embedding's output."""
+    """Whether the input is token ids, so that paths begin at the output of the embedding."""
     attention: bool
-    """Some softmax mixes positions."""
+    """Whether some softmax mixes positions."""
 
     @cached_property
     def hops_from(self) -> dict[int, list[Hop]]:
+        """Hops by the space they leave."""
         found: dict[int, list[Hop]] = {space.id: [] for space in self.spaces}
         for hop in self.hops:
             found[hop.source].append(hop)
@@ -133,6 +134,7 @@ class Wiring:
 
     @cached_property
     def hops_into(self) -> dict[int, list[Hop]]:
+        """Hops by the space they lead into."""
         found: dict[int, list[Hop]] = {space.id: [] for space in self.spaces}
         for hop in self.hops:
             found[hop.target].append(hop)
@@ -140,12 +142,12 @@ class Wiring:
 
     @cached_property
     def layer_from(self) -> dict[int, Layer]:
-        """By input port."""
+        """Layers by their input port."""
         return {layer.source: layer for layer in self.layers}
 
     @cached_property
     def layer_into(self) -> dict[int, Layer]:
-        """By output space."""
+        """Layers by their output space."""
         return {layer.target: layer for layer in self.layers}
 
     def reached(self, kernels: dict[int, Flags] | None = None) -> dict[int, Flags]:
