@@ -28,7 +28,7 @@ from pathgrow.discovery.phases import Job
 from pathgrow.engine import EngineOptions, Trainer
 from pathgrow.engine.distributed import joined
 from pathgrow.engine.step import EagerStep
-from pathgrow.errors import RunFailed
+from pathgrow.errors import RunFailed, UserError
 from pathgrow.masks import Masks
 from pathgrow.method import Method
 from pathgrow.methods import create
@@ -191,6 +191,33 @@ def tells() -> tuple[list[tuple[int, int, float]], list[list[float]]]:
         trainer(model, optimizer, 2)
         assert isinstance(model, Hissing)
         return epochs, model.noise
+
+
+class WithSpare(Hissing):
+    """Has a layer that nothing passes through."""
+
+    def __init__(self, frozen: bool) -> None:
+        super().__init__()
+        self.spare = nn.Linear(64, 10).requires_grad_(not frozen)
+
+
+def trains_with_a_spare_layer(frozen: bool) -> str:
+    with joined("cpu"):
+        trainer = Trainer(digits(), RECIPE, EngineOptions(device="cpu"))
+        model, optimizer = trainer.place(WithSpare(frozen))
+        try:
+            trainer(model, optimizer, 1)
+        except UserError as error:
+            return str(error)
+    return "trained"
+
+
+def test_parameters_without_a_part_in_the_loss_are_one_sentence_and_may_be_frozen(tmp_path: Path) -> None:
+    free, frozen = (together(tmp_path / str(frozen), trains_with_a_spare_layer, frozen) for frozen in (False, True))
+    for rank in free:
+        assert "take no part in its loss" in rank.value, rank.said
+        assert "freeze them with requires_grad_(False)" in rank.value
+    assert [rank.value for rank in frozen] == ["trained", "trained"]
 
 
 def test_one_rank_tells_the_loss_of_the_joined_batch_and_each_has_its_own_noise(tmp_path: Path) -> None:

@@ -302,7 +302,22 @@ def wrapped(model: nn.Module, team: Team) -> nn.Module:
     """The model as it is called in training: its gradients become the means over all processes."""
     if team.size == 1:
         return model
-    return DistributedDataParallel(model, gradient_as_bucket_view=True)
+    return _Shared(model, gradient_as_bucket_view=True)
+
+
+class _Shared(DistributedDataParallel):
+    """Says by which change of their model, and not of this wrapper, people can mend what torch complains about."""
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        try:
+            return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
+        except RuntimeError as fault:
+            if "finished reduction" not in str(fault):
+                raise
+            raise UserError(
+                "some parameters of this model take no part in its loss, and processes that train together wait for "
+                "the gradients of all: leave them out of the model, or freeze them with requires_grad_(False)"
+            ) from fault
 
 
 def mode_for(options: EngineOptions, team: Team) -> Mode:
