@@ -243,6 +243,34 @@ def test_values_that_python_takes_for_equal_are_different_configs(tmp_path, befo
         RunFolder.open(tmp_path, {"x": now})
 
 
+def test_a_run_refused_at_its_start_makes_way_for_another(folder):
+    folder.save("plan", {"epochs": 3})
+    folder.withdraw()
+    folder.close()
+    with RunFolder.open(folder.path, {"seed": 1}) as again:
+        assert again.load("plan") is None
+        assert again.config == {"seed": 1}
+
+
+def test_a_run_that_has_trained_is_not_withdrawn(folder):
+    folder.save("seed", {"score": 1}, {"x": torch.zeros(2)})
+    before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+    folder.withdraw()
+    assert before == {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+    folder.close()
+    with RunFolder.open(folder.path, CONFIG) as again:
+        again.withdraw()
+        assert again.load("seed").facts == {"score": 1}
+
+
+def test_what_an_earlier_process_began_is_not_withdrawn(folder):
+    folder.save("plan", {"epochs": 3})
+    folder.close()
+    with RunFolder.open(folder.path, CONFIG) as again:
+        again.withdraw()
+        assert again.load("plan").facts == {"epochs": 3}
+
+
 def test_things_that_are_no_run_folder_are_refused(tmp_path):
     file = tmp_path / "file"
     file.write_text("mine")

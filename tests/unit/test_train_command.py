@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -375,6 +377,27 @@ def test_the_command_shows_what_came_out(tmp_path: Path, capsys: pytest.CaptureF
     assert capsys.readouterr().out == shown, "again: nothing is trained, the same is shown"
     assert leave("show", out) == 0
     assert capsys.readouterr().out == shown[: shown.index("Written to")]
+
+
+def test_the_folder_of_a_refused_training_can_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = f"train --method imp --density 0.8 --epochs 1 --quiet --model-option widths=8,8 --out {tmp_path / 'run'}"
+    assert leave(*line.split()) == 2
+    assert "sets weights back to step 500" in capsys.readouterr().err
+    assert leave(*line.split(), "--method-option", "rewind_step=3") == 0
+
+
+def test_a_method_of_ones_own_is_found_beside_one(tmp_path: Path) -> None:
+    (tmp_path / "beside_me.py").write_text("from pathgrow.methods import erk as mine\n")
+    # As the installed command starts: without the folder that one is in.
+    start = "import sys; sys.path[:] = [p for p in sys.path if p]; from pathgrow.cli import main; main()"
+    told = subprocess.run(
+        [sys.executable, "-c", start, "methods", "beside_me:mine"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "a method of your own" in told.stdout
 
 
 def test_methods_are_listed_with_all_that_one_wants_to_know(capsys: pytest.CaptureFixture[str]) -> None:

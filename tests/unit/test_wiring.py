@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -251,6 +255,37 @@ def test_tied_weights_add_up() -> None:
     total.backward()
     assert weight.grad is not None
     torch.testing.assert_close(path_scores(model, torch.ones(1, 3))["inner.weight"], weight.grad / total.detach())
+
+
+@dataclass
+class Told:
+    logits: Tensor
+    hidden: Tensor
+
+
+@dataclass(slots=True)
+class ToldInSlots:
+    hidden: Tensor
+    logits: Tensor
+
+
+@pytest.mark.parametrize("kind", [dict, SimpleNamespace, Told, ToldInSlots])
+def test_an_answer_with_named_parts_is_its_logits(kind: Callable[..., object]) -> None:
+    class Telling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.head, self.beside = nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(4, 5)
+
+        def forward(self, x: Tensor) -> object:
+            hidden = self.stem(x)
+            return kind(logits=self.head(hidden), hidden=self.beside(hidden))
+
+    model = Telling()
+    plain = path_scores(nn.Sequential(model.stem, model.head), torch.ones(1, 3))
+    told = path_scores(model, torch.ones(1, 3))
+    assert torch.equal(told["stem.weight"], plain["0.weight"])
+    assert torch.equal(told["head.weight"], plain["1.weight"])
+    assert not told.get("beside.weight", torch.zeros(1)).any()
 
 
 def test_unknown_functions_are_refused_by_name() -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import shutil
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -62,6 +63,7 @@ class RunFolder:
         self._stages = StageFiles(self.path / "stages")
         self._metrics = Metrics(self.path / _METRICS)
         self._lock: locks.Lock | None = None
+        self._is_new = False
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], config: Mapping[str, Any], *, device: str = "cpu") -> RunFolder:
@@ -89,6 +91,14 @@ class RunFolder:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
+
+    def withdraw(self) -> None:
+        """Empty the folder of a run that was refused before it trained anything, so that another may begin there."""
+        if not self._is_new or (self.path / _METRICS).is_file() or any(self.path.rglob("*.safetensors")):
+            return
+        shutil.rmtree(self.path / "stages", ignore_errors=True)
+        for name in ("env.json", "config.json"):
+            (self.path / name).unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
         return self
@@ -230,6 +240,7 @@ class RunFolder:
     def _settle(self, wanted: dict[str, Any], device: str) -> None:
         """Write the config or compare it, then bring the folder back to its last good state."""
         found = self.config
+        self._is_new = found is None
         if found is None:
             atomic.write_text(self.path / "config.json", strict_json.dumps(wanted, indent=1) + "\n")
         elif differing := _differences(found, wanted):

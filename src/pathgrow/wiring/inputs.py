@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ from pathgrow.errors import UserError
 from pathgrow.wiring.looking import check_shaped, looked_at
 
 OUTPUT_KEYS = ("logits", "last_hidden_state", "pooler_output")
-"""Which entry of a dict-like output is read, in this order; without any of them, every float tensor."""
+"""Which entry of an output with named parts is read, in this order; without any of them, every float tensor."""
 
 
 def one_sample(example_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -92,10 +94,11 @@ def _runs_on(model: nn.Module, guess: Tensor) -> bool:
 
 def read_outputs(output: Any) -> list[Tensor]:
     """The tensors whose sum is the network's answer."""
-    if isinstance(output, Mapping):
+    named = _named_parts(output)
+    if named is not None:
         for key in OUTPUT_KEYS:
-            if isinstance(output.get(key), Tensor):
-                return [output[key]]
+            if isinstance(named.get(key), Tensor):
+                return [named[key]]
     elif isinstance(output, (tuple, list)) and output:
         first = read_outputs(output[0])
         return first or [tensor for item in output[1:] for tensor in read_outputs(item)]
@@ -106,9 +109,20 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     """Every tensor in a nested value."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
+    elif (named := _named_parts(value)) is not None:
+        for item in named.values():
             yield from tensors_in(item)
     elif isinstance(value, (tuple, list)):
         for item in value:
             yield from tensors_in(item)
+
+
+def _named_parts(value: Any) -> Mapping[str, Any] | None:
+    """The parts of a dict, a dataclass or a namespace by name; None for anything else."""
+    if isinstance(value, Mapping):
+        return value
+    if isinstance(value, SimpleNamespace):
+        return vars(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return None
