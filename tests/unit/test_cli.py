@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 import shutil
+import warnings
 from pathlib import Path
 
 import pytest
@@ -394,6 +395,15 @@ def test_gradient_growth_runs_from_a_config(tmp_path: Path) -> None:
     config = Experiment.from_dict({**SMALL, "method": "gradient_growth", "target_density": 0.3})
     report = run_experiment(config, tmp_path / "run")
     assert report["network"]["density"] == pytest.approx(0.3, abs=1e-3)
+
+
+def test_a_delta_finer_than_one_validation_image_is_told(tmp_path: Path) -> None:
+    coarse = {**SMALL, "target_density": 0.2, "delta": 0.0022}
+    with pytest.warns(UserWarning, match=r"one of 450 validation images is a step of 0.0022 in the score, more than"):
+        run_experiment(Experiment.from_dict(coarse), tmp_path / "coarse")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run_experiment(Experiment.from_dict({**coarse, "delta": 0.0023}), tmp_path / "fine")
 
 
 def test_a_folder_of_another_run_or_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -222,7 +222,7 @@ class ProbeRule:
         if not questions:
             return Stop(reason=_why_settled(curve, reading, self.delta))
         if self._is_frugal(curve) and is_ahead and not few:
-            network = f"the network of the answer ({words.density(chosen.density)}) is itself among those trained out"
+            network = f"the network to hand back ({words.density(chosen.density)}) is itself among those trained out"
             return self._end(curve, reading, f"{network}: without a reference more probes are not worth their price")
         unprobed = _unprobed(curve)
         if not unprobed:

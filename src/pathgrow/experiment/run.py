@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from pathgrow.density import words
 from pathgrow.discovery import Discovery, Observer, Options, discover
 from pathgrow.discovery.partial import clear_partials
 from pathgrow.discovery.phases import Phases, Score
@@ -72,6 +74,13 @@ def expected_epochs(config: Experiment, out: str | os.PathLike[str]) -> int:
 def _work(config: Experiment, folder: RunFolder | None, progress: Progress, team: Team) -> None:
     """Discover, examine, write; only the first process has a folder."""
     dataset = config.load_data()
+    if folder is not None and config.delta * len(dataset.val) < 1.0:
+        warnings.warn(
+            f"one of {words.counted(len(dataset.val), 'validation image')} is a step of {1 / len(dataset.val):.2g} in "
+            f"the score, more than delta ({config.delta:g}): the answer will be noise, so give a larger --delta, or "
+            "data with more images",
+            stacklevel=2,
+        )
     trainer = Trainer(
         dataset,
         config.recipe,
