@@ -59,8 +59,9 @@ def test_captured_steps_and_one_device_for_all_are_refused(monkeypatch: pytest.M
     monkeypatch.setattr(EngineOptions, "resolved", lambda self: None)  # as if there were a GPU
     with pytest.raises(UserError, match="in 2 processes"):
         mode_for(EngineOptions(step="captured"), Pair())
-    with pytest.raises(UserError, match="each of which needs its own"):
-        mode_for(EngineOptions(device="cuda:0"), Pair())
+    for kind in ("cuda", "cpu"):
+        with pytest.raises(UserError, match=f"each of which needs its own: give {kind}$"):
+            mode_for(EngineOptions(device=f"{kind}:0"), Pair())
 
 
 @pytest.fixture

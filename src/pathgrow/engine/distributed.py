@@ -332,7 +332,8 @@ def mode_for(options: EngineOptions, team: Team) -> Mode:
         )
     if ":" in options.device:
         raise UserError(
-            f"device {options.device} was asked for in {team.size} processes, each of which needs its own: give cuda"
+            f"device {options.device} was asked for in {team.size} processes, each of which needs its own: "
+            f"give {options.device.partition(':')[0]}"
         )
     return replace(mode, captured=False)
 
