@@ -28,7 +28,7 @@ def _number(value: object) -> bool:
 
 def _want(fine: bool, name: str, got: object, wanted: str, example: str) -> None:
     if not fine:
-        raise UserError(f"{name} {got!r} was got in a recipe, {wanted} is wanted: give for example {example}")
+        raise UserError(f"{name} {got!r} was given in a recipe, {wanted} is wanted: give for example {example}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +122,7 @@ class Recipe:
     def _as_wanted(self, name: str, value: Any) -> Any:
         if name == "augment" and not isinstance(value, Augment):
             if not isinstance(value, Mapping):
-                raise UserError(f"augment {value!r} was got in a recipe, a table is wanted: as {{'flip': true}}")
+                raise UserError(f"augment {value!r} was given in a recipe, a table is wanted: as {{'flip': true}}")
             fields = {field.name for field in dataclasses.fields(Augment)}
             for key in value:
                 if key not in fields:
@@ -131,7 +131,7 @@ class Recipe:
         default = getattr(self, name)
         if name == "milestones":
             if not isinstance(value, list | tuple):
-                raise UserError(f"milestones {value!r} was got in a recipe, a list is wanted: give for example [0.5]")
+                raise UserError(f"milestones {value!r} was given in a recipe, a list is wanted: give for example [0.5]")
             return tuple(value)  # JSON gives lists back
         if isinstance(default, float) and _whole(value):
             return float(value)

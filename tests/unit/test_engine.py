@@ -670,8 +670,8 @@ def test_unknown_options_name_the_nearest(options: dict, sentence: str) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"device": "gpu"}, "device 'gpu' was got, cpu or cuda is wanted"),
-        ({"device": "cuda:x"}, "device 'cuda:x' was got"),
+        ({"device": "gpu"}, "device 'gpu' was given, cpu or cuda is wanted"),
+        ({"device": "cuda:x"}, "device 'cuda:x' was given"),
         ({"device": "cpu", "step": "captured"}, "a captured step was asked for on cpu, which has no graphs"),
         ({"device": "cuda:99"}, "device cuda:99 was asked for and torch sees"),
     ],

@@ -230,9 +230,9 @@ class TestNet:
 @pytest.mark.parametrize(
     ("name", "options", "sentence"),
     [
-        ("rigl", {"rate": 0.3, "every": "a"}, "option every='a' of method 'rigl' was got, a whole number is wanted"),
-        ("rigl", {"every": 3, "rate": "a"}, "option rate='a' of method 'rigl' was got, a number is wanted"),
-        ("gse", {"gamma": [1, 2]}, "option gamma=[1, 2] of method 'gse' was got, a number is wanted: give for example"),
+        ("rigl", {"rate": 0.3, "every": "a"}, "option every='a' of method 'rigl' was given, a whole number is wanted"),
+        ("rigl", {"every": 3, "rate": "a"}, "option rate='a' of method 'rigl' was given, a number is wanted"),
+        ("gse", {"gamma": [1, 2]}, "option gamma=[1, 2] of method 'gse' was given, a number is wanted: give for"),
         ("itop", {"every": "a", "rate": 0.5}, "method 'itop' cannot be made with every='a' ("),
         ("rigl", {"evry": 3}, "did you mean every? (its options: allocation, density, end, every, num_steps, rate)"),
         ("snip", {"gamma": 3}, "method 'snip' has no option 'gamma': choose density"),

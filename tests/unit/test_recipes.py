@@ -241,10 +241,10 @@ def test_recipes_check_themselves(wrong: dict) -> None:
         ({"weight_dekay": 0.1}, "unknown recipe key 'weight_dekay': did you mean weight_decay"),
         ({"augment": {"flp": True}}, "unknown augment key 'flp': did you mean flip"),
         ({"augment": {"flip": 3}}, "flip=3"),
-        ({"augment": True}, "augment True was got in a recipe, a table is wanted"),
-        ({"milestones": 0.5}, "milestones 0.5 was got in a recipe, a list is wanted"),
+        ({"augment": True}, "augment True was given in a recipe, a table is wanted"),
+        ({"milestones": 0.5}, "milestones 0.5 was given in a recipe, a list is wanted"),
         ({"milestones": ["half"]}, "milestones"),
-        ({"lr": "fast"}, "lr 'fast' was got in a recipe, a number above 0 is wanted"),
+        ({"lr": "fast"}, "lr 'fast' was given in a recipe, a number above 0 is wanted"),
         ({"optimizer": "adam"}, "unknown optimizer 'adam': did you mean adamw"),
     ],
 )
@@ -258,7 +258,7 @@ def test_wrong_changes_are_one_sentence(values: dict, sentence: str) -> None:
 
 def test_examples_are_values_that_one_would_give() -> None:
     for name, example in (("label_smoothing", "0.0"), ("warmup", "0.05"), ("second_beta", "0.999"), ("floor", "0.0")):
-        with pytest.raises(UserError, match=f"{name} 1.0 was got .* give for example {example}$"):
+        with pytest.raises(UserError, match=f"{name} 1.0 was given .* give for example {example}$"):
             Recipe(**{name: 1.0})
 
 

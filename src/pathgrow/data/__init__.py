@@ -66,7 +66,7 @@ def load(name: str, root: str | os.PathLike[str] | None = None, seed: int = 0, f
 
 def _whole(what: str, number: object) -> int:
     if not isinstance(number, SupportsIndex) or isinstance(number, bool):
-        raise UserError(f"{what} {number!r} was got, a whole number is wanted: give for example 0")
+        raise UserError(f"{what} {number!r} was given, a whole number is wanted: give for example 0")
     return index(number)  # of NumPy's numbers too
 
 

@@ -18,7 +18,7 @@ def data_root(root: str | os.PathLike[str] | None) -> Path:
         return Path(os.path.abspath(Path(chosen).expanduser()))
     except (TypeError, RuntimeError) as error:  # bytes or a number; ~somebody who is not there
         raise UserError(
-            f"data root {chosen!r} was got, the name of a folder is wanted ({error}): give for example 'data'"
+            f"data root {chosen!r} was given, the name of a folder is wanted ({error}): give for example 'data'"
         ) from error
 
 

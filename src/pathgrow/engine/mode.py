@@ -43,9 +43,9 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         if not isinstance(self.device, str):
-            raise UserError(f"device {self.device!r} was got, cpu or cuda is wanted: leave it out to choose")
+            raise UserError(f"device {self.device!r} was given, cpu or cuda is wanted: leave it out to choose")
         if not isinstance(self.deterministic, bool):
-            raise UserError(f"deterministic {self.deterministic!r} was got, true or false is wanted: give one of them")
+            raise UserError(f"deterministic {self.deterministic!r} was given, true or false is wanted: give either")
         for name, allowed in (("precision", Precision), ("step", StepKind), ("compile", Compile)):
             if getattr(self, name) not in get_args(allowed):
                 raise unknown_name(f"value of {name}", str(getattr(self, name)), get_args(allowed))
@@ -71,7 +71,7 @@ class EngineOptions:
             return torch.device("cuda", torch.cuda.current_device()) if there else torch.device("cpu")
         kind, _, index = self.device.partition(":")
         if kind not in ("cpu", "cuda") or (index and not index.isdecimal()):
-            raise UserError(f"device {self.device!r} was got, cpu or cuda is wanted: leave it out to choose")
+            raise UserError(f"device {self.device!r} was given, cpu or cuda is wanted: leave it out to choose")
         if kind == "cpu":
             return torch.device("cpu")
         if int(index or 0) >= there:

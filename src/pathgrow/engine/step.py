@@ -282,7 +282,7 @@ def _give_slots_(optimizer: Optimizer) -> None:
                     state["exp_avg_sq"] = torch.zeros_like(parameter)
             else:
                 raise UserError(
-                    f"{type(optimizer).__name__} was got for a captured step, SGD or AdamW is wanted: give step='eager'"
+                    f"{type(optimizer).__name__} was given for a captured step, SGD or AdamW is wanted: give step=eager"
                 )
 
 

@@ -174,7 +174,7 @@ def _takes_any_number(parameter: inspect.Parameter) -> bool:
 def _imported(place: str) -> Callable[..., Any]:
     module_name, _, function_name = place.partition(":")
     if not all(part.isidentifier() for part in module_name.split(".")):
-        raise UserError(f"method {place!r} was got, which names no module: give 'package.module:function'")
+        raise UserError(f"method {place!r} was given, which names no module: give 'package.module:function'")
     try:
         module = importlib.import_module(module_name)
     except ImportError as fault:

@@ -53,11 +53,11 @@ def dpai(
     require_density("density", density)
     for name, share in (("alpha", alpha), ("beta", beta)):
         if not 0 <= share <= 1:
-            raise UserError(f"{name} {share!r} was got, a share in [0, 1] is wanted: give for example 0.5")
+            raise UserError(f"{name} {share!r} was given, a share in [0, 1] is wanted: give for example 0.5")
     if num_search_steps < 0 or not 0 < search_rate < float("inf"):
         raise UserError(
-            f"num_search_steps {num_search_steps!r} and search_rate {search_rate!r} were got, a number from 0 up and a "
-            "positive rate are wanted: give for example 300 and 0.05"
+            f"num_search_steps {num_search_steps!r} and search_rate {search_rate!r} were given, a number from 0 up and "
+            "a positive rate are wanted: give for example 300 and 0.05"
         )
     start = ByNodePathBalance(alpha, beta, num_search_steps, search_rate)
     return Method(name="dpai", start=start, start_density=density, needs=frozenset({"paths"}))

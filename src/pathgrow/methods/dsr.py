@@ -51,7 +51,7 @@ def dsr(
     """
     if not 0 < share < 1 or not 0 < threshold < math.inf:
         raise UserError(
-            f"share {share!r} and threshold {threshold!r} were got, a share in (0, 1) and a threshold above 0 are "
+            f"share {share!r} and threshold {threshold!r} were given, a share in (0, 1) and a threshold above 0 are "
             "wanted: give for example 0.1 and 0.001"
         )
 

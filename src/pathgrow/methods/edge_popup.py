@@ -37,7 +37,7 @@ def edge_popup(*, density: float = 0.5, constant: bool = True) -> Method:
         paper's best; False: as they were drawn.
     """
     if not 0 < density <= 1:
-        raise UserError(f"density {density!r} was got, a density in (0, 1] is wanted: give for example 0.5")
+        raise UserError(f"density {density!r} was given, a density in (0, 1] is wanted: give for example 0.5")
     weights = Popup(density, constant)
     return Method(
         name="edge_popup",

@@ -43,9 +43,9 @@ def grasp(*, density: float = 0.1, temperature: float = 200.0, num_batches: int 
     """
     require_density("density", density)
     if not 0 < temperature < float("inf"):
-        raise UserError(f"temperature {temperature!r} was got, a positive number is wanted: give for example 200")
+        raise UserError(f"temperature {temperature!r} was given, a positive number is wanted: give for example 200")
     if num_batches < 1:
-        raise UserError(f"num_batches {num_batches!r} was got, at least one batch is wanted: give for example 1")
+        raise UserError(f"num_batches {num_batches!r} was given, at least one batch is wanted: give for example 1")
     start = ByGradientFlow(temperature, num_batches)
     return Method(name="grasp", start=start, start_density=density, needs=frozenset({"data"}))
 

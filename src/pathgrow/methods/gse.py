@@ -64,7 +64,7 @@ def gse(
     if guide not in _GUIDES:
         raise unknown_name("guide", guide, _GUIDES)
     if not 0 < gamma < math.inf:
-        raise UserError(f"gamma {gamma!r} was got, a number of candidates per weight above 0 is wanted: give 1.0")
+        raise UserError(f"gamma {gamma!r} was given, a number of candidates per weight above 0 is wanted: give 1.0")
     return Method(
         name="gse",
         start=RandomByLaw(allocation),

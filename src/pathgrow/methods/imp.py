@@ -54,7 +54,7 @@ def imp_c(*, density: float = 0.1, share: float = 0.2) -> Method:
 
 def _pruning(name: str, density: float, share: float, afterwards: Afterwards, rewind_step: int) -> Method:
     if rewind_step < 0:
-        raise UserError(f"rewind_step {rewind_step} was got, a step from 0 up is wanted: give for example 500")
+        raise UserError(f"rewind_step {rewind_step} was given, a step from 0 up is wanted: give for example 500")
     return Method(
         name=name,
         start=everything,

@@ -42,7 +42,7 @@ def of_their_kinds(method: str, given: Mapping[str, Any], defaults: Mapping[str,
     {'rate': 0, 'every': 100}
     >>> of_their_kinds("rigl", {"every": "often"}, {"rate": 0.3, "every": 100})
     Traceback (most recent call last):
-    pathgrow.errors.UserError: option every='often' of method 'rigl' was got, a whole number is wanted: ...
+    pathgrow.errors.UserError: option every='often' of method 'rigl' was given, a whole number is wanted: ...
     """
     taken = {}
     for name, value in given.items():
@@ -52,7 +52,7 @@ def of_their_kinds(method: str, given: Mapping[str, Any], defaults: Mapping[str,
         wanted = next((words for kind, words in _KINDS if isinstance(default, kind)), None)
         if wanted is not None and not _is_like(value, default):
             raise UserError(
-                f"option {name}={value!r} of method {method!r} was got, {wanted} is wanted: "
+                f"option {name}={value!r} of method {method!r} was given, {wanted} is wanted: "
                 f"give for example {name}={default}"
             )
         taken[name] = value

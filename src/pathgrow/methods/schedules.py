@@ -26,10 +26,10 @@ class GrowEachRound:
 
     def __post_init__(self) -> None:
         if not 0 < self.gamma < math.inf:
-            raise UserError(f"gamma {self.gamma!r} was got, a share above 0 is wanted: give for example 0.25")
+            raise UserError(f"gamma {self.gamma!r} was given, a share above 0 is wanted: give for example 0.25")
         if self.target_density is not None and not 0 < self.target_density <= 1:
             raise UserError(
-                f"target_density {self.target_density!r} was got, a density in (0, 1] is wanted: "
+                f"target_density {self.target_density!r} was given, a density in (0, 1] is wanted: "
                 "give for example 0.2, or None for no target"
             )
 
@@ -55,7 +55,7 @@ class PruneEachRound:
     def __post_init__(self) -> None:
         require_density("density", self.density)
         if not 0 < self.share < 1:
-            raise UserError(f"share {self.share!r} was got, a share between 0 and 1 is wanted: give for example 0.2")
+            raise UserError(f"share {self.share!r} was given, a share between 0 and 1 is wanted: give for example 0.2")
 
     def __call__(self, progress: Progress) -> Change | None:
         # From the number of the round, so that rounding does not add up; at least one, so that it always ends.
@@ -159,7 +159,7 @@ class Cosine:
     def __post_init__(self) -> None:
         if not 0 <= self.last <= self.first < 1:
             raise UserError(
-                f"a drop rate from {self.first} to {self.last} was got, shares from 0 up to below 1 that do not rise "
+                f"a drop rate from {self.first} to {self.last} was given, shares from 0 up to below 1 that do not rise "
                 "are wanted: give for example 0.3"
             )
 
@@ -177,7 +177,7 @@ class Constant:
 
     def __post_init__(self) -> None:
         if not 0 <= self.value < 1:
-            raise UserError(f"a drop rate of {self.value} was got, a share in [0, 1) is wanted: give for example 0.3")
+            raise UserError(f"a drop rate of {self.value} was given, a share in [0, 1) is wanted: give for example 0.3")
 
     def __call__(self, step: int) -> float:
         return self.value
@@ -200,17 +200,17 @@ def floor_of(value: float) -> int:
 def require_density(name: str, density: float) -> None:
     """Refuse what is no density."""
     if not 0 < density <= 1:
-        raise UserError(f"{name} {density!r} was got, a density in (0, 1] is wanted: give for example 0.1")
+        raise UserError(f"{name} {density!r} was given, a density in (0, 1] is wanted: give for example 0.1")
 
 
 def require_steps(every: int, num_steps: int) -> None:
     """Refuse a clock that cannot tick."""
     for name, value in (("every", every), ("num_steps", num_steps)):
         if not 1 <= value < math.inf or value != int(value):
-            raise UserError(f"{name} {value!r} was got, a whole number of steps from 1 up is wanted: give one")
+            raise UserError(f"{name} {value!r} was given, a whole number of steps from 1 up is wanted: give one")
 
 
 def require_end(end: float) -> None:
     """Refuse what is no share of a training after which masks stay."""
     if not end > 0:
-        raise UserError(f"end {end!r} was got, a share of the training above 0 is wanted: give 0.75")
+        raise UserError(f"end {end!r} was given, a share of the training above 0 is wanted: give 0.75")

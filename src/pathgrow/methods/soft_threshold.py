@@ -44,9 +44,9 @@ def soft_threshold(*, start: float | None = None, decay: float | None = None, nu
     """
     require_steps(1, num_steps)
     if start is not None and not math.isfinite(start):
-        raise UserError(f"start {start!r} was got, a finite number is wanted: give for example -5.0")
+        raise UserError(f"start {start!r} was given, a finite number is wanted: give for example -5.0")
     if decay is not None and not 0 <= decay < math.inf:
-        raise UserError(f"decay {decay!r} was got, a weight decay from 0 up is wanted: give for example 1e-4")
+        raise UserError(f"decay {decay!r} was given, a weight decay from 0 up is wanted: give for example 1e-4")
     weights = SoftThreshold(start, decay, num_steps)
     return Method(
         name="str",

@@ -35,7 +35,7 @@ def synflow(*, density: float = 0.1, num_iterations: int = 100) -> Method:
     """
     require_density("density", density)
     if num_iterations < 1:
-        raise UserError(f"num_iterations {num_iterations!r} was got, at least one is wanted: give for example 100")
+        raise UserError(f"num_iterations {num_iterations!r} was given, at least one is wanted: give for example 100")
     start = BySynapticFlow(num_iterations)
     return Method(name="synflow", start=start, start_density=density, needs=frozenset({"paths"}))
 
