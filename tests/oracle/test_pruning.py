@@ -214,7 +214,7 @@ class TestGradual:
                 assert num_on(on) == num
         assert sparse.masks.num_on == round(0.15 * num)
 
-    @pytest.mark.parametrize("num_steps", [2, 3, 7, 50])
+    @pytest.mark.parametrize("num_steps", [1, 2, 3, 7, 50])
     @pytest.mark.parametrize("end", [0.3, 1.0])
     def test_the_density_is_reached_before_training_ends(self, num_steps: int, end: float) -> None:
         schedule = methods.create("gmp", density=0.1, num_steps=num_steps, every=4, begin=0.1, end=end).schedule

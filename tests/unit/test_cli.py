@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from pathgrow import cli, data, methods, models, recipes
 from pathgrow.augment import Augment
@@ -395,6 +396,19 @@ def test_gradient_growth_runs_from_a_config(tmp_path: Path) -> None:
     config = Experiment.from_dict({**SMALL, "method": "gradient_growth", "target_density": 0.3})
     report = run_experiment(config, tmp_path / "run")
     assert report["network"]["density"] == pytest.approx(0.3, abs=1e-3)
+
+
+def test_a_network_for_squares_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(40):
+        place = tmp_path / "pictures" / "ab"[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (16, 8), (number, 0, 0)).save(place / f"{number}.png")
+    line = ["discover", "--data", "folder", "--data-root", str(tmp_path / "pictures"), "--model", "vit"]
+    assert leave(*line, "--model-option", "patch=4", "--out", str(tmp_path / "run")) == 2
+    said = capsys.readouterr().err
+    assert "cannot take the 3x8x16 samples" in said
+    assert said.endswith("it takes square images, so choose another model or cut them\n")
+    assert said.count("\n") == 1
 
 
 def test_a_delta_finer_than_one_validation_image_is_told(tmp_path: Path) -> None:

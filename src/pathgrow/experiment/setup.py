@@ -179,10 +179,16 @@ def _tried(config: Setup) -> int:
             model(sample)
     except (RuntimeError, AssertionError) as fault:  # models of timm assert the size of what they take
         options = ", ".join(f"{name}={value}" for name, value in config.model_options.items())
-        shape = "x".join(map(str, dataset.shape))
+        _, height, width = dataset.shape
+        wants_squares = height != width and config.model_options.get("image_size") == height
         raise UserError(
-            f"{config.model} with {options} cannot take the {shape} samples of {config.data} "
-            f"({str(fault).partition(chr(10))[0]}): leave those model options out that say how large a sample is"
+            f"{config.model} with {options} cannot take the {'x'.join(map(str, dataset.shape))} samples of "
+            f"{config.data} ({str(fault).partition(chr(10))[0]}): "
+            + (
+                "it takes square images, so choose another model or cut them"
+                if wants_squares
+                else "leave those model options out that say how large a sample is"
+            )
         ) from fault
     return forward_macs(read(model, sample))
 

@@ -101,7 +101,9 @@ class PruneCubically:
     def density_at(self, step: int) -> float:
         """Of all switchable weights, when this step is made."""
         first, last = self._steps
-        left = 1 - min(max((step - first) / (last - first), 0.0), 1.0)
+        if step >= last:
+            return self.density
+        left = 1 - max((step - first) / (last - first), 0.0)
         return self.density + (self.start_density - self.density) * left**3
 
     def __call__(self, progress: Progress) -> Change | None:
@@ -116,8 +118,8 @@ class PruneCubically:
     @property
     def _steps(self) -> tuple[int, int]:
         # Never beyond the last step that is made, which is num_steps - 1: the density must be reached.
-        last = max(1, min(floor_of(self.end * self.num_steps), self.num_steps - 1))
-        return min(floor_of(self.begin * self.num_steps), last - 1), last
+        last = min(max(1, floor_of(self.end * self.num_steps)), self.num_steps - 1)
+        return max(0, min(floor_of(self.begin * self.num_steps), last - 1)), last
 
 
 @dataclass(frozen=True, kw_only=True)
