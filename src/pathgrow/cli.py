@@ -47,8 +47,8 @@ _INTERRUPTED = 130
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command and leave with its exit code; no traceback reaches the terminal."""
     warnings.showwarning = _show_warning
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # a method of one's own, `module:function`, is found beside one
+    if "" not in sys.path:
+        sys.path.append("")  # a method of one's own, `module:function`, is found in the folder that one is in
     code = _exit_code(arguments)
     distributed = sys.modules.get("pathgrow.engine.distributed")
     if code and distributed is not None and distributed.is_connected():

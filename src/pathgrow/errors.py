@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable
+from typing import TypeGuard
 
 
 class UserError(ValueError):
@@ -65,11 +66,11 @@ def require(fine: bool, name: str, given: object, wanted: str, example: str) -> 
         raise UserError(f"{name} {given!r} was given, {wanted} is wanted: give for example {example}")
 
 
-def is_whole(value: object) -> bool:
+def is_whole(value: object) -> TypeGuard[int]:
     """Whether a value is an int; Python counts True and False as such, people do not."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Whether a value is a finite int or float, and no bool."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -12,18 +12,10 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from pathgrow.augment import Augment
-from pathgrow.errors import UserError, unknown_name
+from pathgrow.errors import UserError, is_number, is_whole, unknown_name
 
 OptimizerName = Literal["sgd", "adamw"]
 ScheduleName = Literal["cosine", "step", "constant"]
-
-
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _want(fine: bool, name: str, got: object, wanted: str, example: str) -> None:
@@ -71,20 +63,20 @@ class Recipe:
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "accumulate"):
             value = getattr(self, name)
-            _want(_whole(value) and value >= 1, name, value, "a whole number from 1 up", "1")
+            _want(is_whole(value) and value >= 1, name, value, "a whole number from 1 up", "1")
         for name, allowed in (("optimizer", OptimizerName), ("schedule", ScheduleName)):
             if getattr(self, name) not in get_args(allowed):
                 raise unknown_name(name, str(getattr(self, name)), get_args(allowed))
-        _want(_number(self.lr) and self.lr > 0, "lr", self.lr, "a number above 0", "0.1")
+        _want(is_number(self.lr) and self.lr > 0, "lr", self.lr, "a number above 0", "0.1")
         for name in ("momentum", "second_beta", "warmup", "label_smoothing", "floor"):
             value, usual = getattr(self, name), getattr(Recipe, name)
-            _want(_number(value) and 0 <= value < 1, name, value, "a number in [0, 1)", str(usual))
-        _want(_number(self.factor) and 0 < self.factor <= 1, "factor", self.factor, "a number in (0, 1]", "0.1")
+            _want(is_number(value) and 0 <= value < 1, name, value, "a number in [0, 1)", str(usual))
+        _want(is_number(self.factor) and 0 < self.factor <= 1, "factor", self.factor, "a number in (0, 1]", "0.1")
         decay, clip, marks = self.weight_decay, self.clip_norm, self.milestones
-        _want(_number(decay) and decay >= 0, "weight_decay", decay, "a number from 0 up", "5e-4")
-        _want(clip is None or (_number(clip) and clip > 0), "clip_norm", clip, "a number above 0", "1.0")
+        _want(is_number(decay) and decay >= 0, "weight_decay", decay, "a number from 0 up", "5e-4")
+        _want(clip is None or (is_number(clip) and clip > 0), "clip_norm", clip, "a number above 0", "1.0")
         listed: object = marks
-        rising = isinstance(listed, tuple) and all(_number(mark) and 0 < mark < 1 for mark in marks)
+        rising = isinstance(listed, tuple) and all(is_number(mark) and 0 < mark < 1 for mark in marks)
         _want(
             rising and list(marks) == sorted(set(marks)), "milestones", marks, "rising shares in (0, 1)", "(0.5, 0.75)"
         )
@@ -133,7 +125,7 @@ class Recipe:
             if not isinstance(value, list | tuple):
                 raise UserError(f"milestones {value!r} was given in a recipe, a list is wanted: give for example [0.5]")
             return tuple(value)  # JSON gives lists back
-        if isinstance(default, float) and _whole(value):
+        if isinstance(default, float) and is_whole(value):
             return float(value)
         return value
 

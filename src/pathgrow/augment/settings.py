@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
 from pathgrow.augment.policy.tables import POLICIES
-from pathgrow.errors import UserError, unknown_name
+from pathgrow.errors import UserError, is_number, unknown_name
 
 Policy = Literal["none", "autoaugment-imagenet", "autoaugment-cifar"]
 
@@ -46,10 +45,10 @@ class Augment:
         if self.policy != "none" and self.policy not in POLICIES:
             raise unknown_name("augmentation policy", str(self.policy), ("none", *POLICIES))
         for name in ("erase", "mix_probability"):
-            if not (_is_number(getattr(self, name)) and 0 <= getattr(self, name) <= 1):
+            if not (is_number(getattr(self, name)) and 0 <= getattr(self, name) <= 1):
                 raise UserError(f"{name}={getattr(self, name)!r} is not a probability: give a number from 0 to 1")
         for name in ("mixup", "cutmix"):
-            if not (_is_number(getattr(self, name)) and 0 <= getattr(self, name) < math.inf):
+            if not (is_number(getattr(self, name)) and getattr(self, name) >= 0):
                 raise UserError(
                     f"{name}={getattr(self, name)!r} is no Beta parameter: give a number above 0, or 0 for off"
                 )
@@ -62,7 +61,3 @@ class Augment:
     def mixes(self) -> bool:
         """Whether targets are soft: rows of class shares instead of labels."""
         return self.mixup > 0 or self.cutmix > 0
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-
-from pathgrow.errors import UserError
+from pathgrow.errors import UserError, is_number, is_whole
 
 
 def check_option(key: str, value: object, like: object) -> None:
@@ -12,7 +10,7 @@ def check_option(key: str, value: object, like: object) -> None:
     wanted, fits = {
         bool: ("true or false", isinstance(value, bool)),
         int: ("a whole number of at least 1", _is_size(value)),
-        float: ("a finite number", _is_number(value)),
+        float: ("a finite number", is_number(value)),
         str: ("a text", isinstance(value, str)),
         tuple: ("a list of whole numbers of at least 1", _is_sizes(value)),
     }[type(like)]
@@ -46,12 +44,8 @@ def hidden_units(dim: int, mlp_ratio: float) -> int:
     return hidden
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _is_size(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    return is_whole(value) and value >= 1
 
 
 def _is_sizes(value: object) -> bool:
