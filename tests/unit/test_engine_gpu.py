@@ -89,6 +89,26 @@ def test_the_same_training_twice_gives_the_same_bits(data: Dataset) -> None:
     assert_equal(trained(data, precision="bf16"), trained(data, precision="bf16"))
 
 
+def test_networks_that_change_by_steps_get_the_bits_they_get_alone_too(data: Dataset) -> None:
+    def made(trainer: Trainer, name: str) -> Attached:
+        model, optimizer = trainer.place(models.create("resnet20", 10, seed=1, width=8, image_size=16))
+        options = {} if name == "erk" else {"num_steps": 30, "every": 4}
+        return attach(model, optimizer, create(name, density=0.3, **options), scope=Masks.full(model), seed=1)
+
+    names = ["rigl", "erk", "set", "rigl", "erk"]
+    trainer = Trainer(data, PLAN, options())
+    fleet = [made(trainer, name) for name in names]
+    trainer.train([Job(attached=one, epochs=3, seed=7) for one in fleet])
+    alone = {}
+    for name in set(names):
+        trainer = Trainer(data, PLAN, options())
+        alone[name] = made(trainer, name)
+        trainer.train([Job(attached=alone[name], epochs=3, seed=7)])
+    for name, one in zip(names, fleet, strict=True):
+        assert one.masks == alone[name].masks
+        assert_equal(one, alone[name])
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_networks_side_by_side_get_the_bits_they_get_alone(data: Dataset, precision: str) -> None:
     trainer = Trainer(data, PLAN, options(precision=precision))

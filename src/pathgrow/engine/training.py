@@ -62,6 +62,7 @@ class Training:
         self._team = team
         self._length = job.epochs
         self._losses: list[_Told] = []
+        self._saves_next = False
         self._began = self._saved_at = time.monotonic()
         self._done = found[0] if found is not None else job.first_step
         self._noise_then = found[1] if found is not None else None
@@ -71,8 +72,22 @@ class Training:
         """Of the job so far, those before a resumption included."""
         return (self._done - self._job.first_step) * self._feed.batch_size
 
+    @property
+    def would_wait(self) -> bool:
+        """Whether going on would keep the process waiting until the device has done what was asked of it.
+
+        An epoch's tables, a change of masks and a save come after everything before them; a replay is only queued, but
+        enough of them are queued already.
+        """
+        if self._captured is None:
+            return False
+        begins_epoch = self._done % self._feed.num_steps == 0
+        if begins_epoch or self._saves_next or self._job.attached.change_is_due:
+            return not self._captured.stream.query()
+        return self._captured.is_well_ahead
+
     def steps(self) -> Iterator[None]:
-        """Train; stops after each step, with all that was asked of the device still under way."""
+        """Train; stops after each step and before a save, with all that was asked of the device still under way."""
         self._job.attached.model.train()
         if self._captured is not None:
             # Growth, scoring and loading were asked of another stream, and may still be under way there.
@@ -98,6 +113,9 @@ class Training:
                 self._done += 1
                 progress = self._job.progress
                 if progress is not None and progress.is_due(self._done, time.monotonic() - self._saved_at):
+                    self._saves_next = True
+                    yield
+                    self._saves_next = False
                     self._save()
                 yield
             self._note_loss(epoch)
