@@ -2,14 +2,15 @@
 
     python -m benchmarks.wrn --data-root DIR --seeds 0 1 [--epochs 250]
 
-All 50,000 training images are trained on, with dropout of 0.3, as in the runs that are compared with. A line of JSON
-for each training, as soon as it is there; what has its line is not run again, and with `--kept DIR` what was broken off
-goes on where it was. `--table` prints them beside the published figures.
+All 50,000 training images are trained on, with dropout of 0.3, as in the runs that are compared with. All trainings run
+side by side; each gets a line of JSON as soon as it is over. What has its line is not run again, and with `--kept DIR`
+what was broken off goes on where it was. `--table` prints them beside the published figures.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 import numpy as np
@@ -81,10 +82,11 @@ def main() -> None:
 
 def train(chosen: argparse.Namespace, lines: Lines) -> None:
     """Every method, density and seed that has no line yet, side by side."""
+    # Before the first use of the GPU: by default only eight streams reach it without waiting for each other.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     plan = recipe("wrn-rigl")
-    trainer = Trainer(
-        all_training_images(datasets.load("cifar10", chosen.data_root)), plan, EngineOptions(compile=chosen.compile)
-    )
+    options = EngineOptions(compile=chosen.compile, side_by_side=min(len(PUBLISHED) * len(chosen.seeds), 32))
+    trainer = Trainer(all_training_images(datasets.load("cifar10", chosen.data_root)), plan, options)
     test = trainer.evaluate(trainer.data.test)
     num_steps = chosen.epochs * (len(trainer.data.train) // plan.batch_size)
     keys = [

@@ -148,6 +148,7 @@ def discover(
     step: shared.Step = None,
     compile: shared.Compile = None,
     deterministic: shared.Deterministic = False,
+    side_by_side: Annotated[int | None, whole("N", "Networks that train at once on a GPU, at most [8].")] = None,
     seed: shared.Seed = None,
     threads: shared.Threads = None,
     out: shared.Out = None,
@@ -183,7 +184,12 @@ def discover(
         recipe_name=recipe,
         recipe=without_none(lr=lr, batch_size=batch_size, weight_decay=weight_decay),
         engine=without_none(
-            device=device, precision=precision, step=step, compile=compile, deterministic=deterministic or None
+            device=device,
+            precision=precision,
+            step=step,
+            compile=compile,
+            deterministic=deterministic or None,
+            side_by_side=side_by_side,
         ),
         seed=seed,
         threads=threads,

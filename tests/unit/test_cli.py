@@ -236,12 +236,12 @@ def test_recipe_and_engine_options_become_the_config(monkeypatch: pytest.MonkeyP
     line = (
         "--recipe cifar-step --batch-size 16 --weight-decay 1 --device cpu --precision bf16 --step eager --compile on"
     )
-    assert leave("discover", "--quiet", *line.split(), "--deterministic") == 0
+    assert leave("discover", "--quiet", *line.split(), "--deterministic", "--side-by-side", "3") == 0
     assert seen[-1].recipe_name == "cifar-step"
     assert seen[-1].recipe == dataclasses.replace(recipes.recipe("cifar-step"), batch_size=16, weight_decay=1.0)
     assert seen[-1].budget == 160
     assert seen[-1].engine == EngineOptions(
-        device="cpu", precision="bf16", step="eager", compile="on", deterministic=True
+        device="cpu", precision="bf16", step="eager", compile="on", deterministic=True, side_by_side=3
     )
     assert leave("discover", "--quiet", "--recipe", "cifar", "--budget", "7") == 0
     assert seen[-1].budget == 7

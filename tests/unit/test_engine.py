@@ -6,6 +6,7 @@ import dataclasses
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -665,6 +666,12 @@ def test_evaluate_equals_a_plain_loop_and_leaves_the_mode(training: bool, monkey
 def test_unknown_options_name_the_nearest(options: dict, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         EngineOptions(**options)
+
+
+@pytest.mark.parametrize("number", [0, 33, 2.0, True, "4"])
+def test_a_number_of_networks_that_no_gpu_trains_at_once_is_one_sentence(number: Any) -> None:
+    with pytest.raises(UserError, match=f"^side_by_side {number!r} was given, a whole number from 1 to 32 is wanted"):
+        EngineOptions(side_by_side=number)
 
 
 @pytest.mark.parametrize(

@@ -144,3 +144,22 @@ def test_a_save_waits_as_a_change_does() -> None:
     training = engine._training(Job(attached=attached, epochs=1, seed=0, progress=progress))
     stops = [(training._saves_next, list(saves)) for _ in training.steps()]
     assert stops[:5] == [(False, []), (False, []), (True, []), (False, [3]), (False, [3])]
+
+
+@pytest.mark.parametrize("places", [1, 2, 5])
+def test_no_more_networks_are_at_work_than_asked_for(places: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_work, most = set[int](), list[int]()
+
+    def steps(job: int) -> Iterator[None]:
+        for _ in range(3 + job):
+            at_work.add(job)
+            most.append(len(at_work))
+            yield
+        at_work.remove(job)
+
+    engine = Trainer(data.load("digits"), Recipe(), EngineOptions(device="cpu", side_by_side=places))
+    engine.mode = dataclasses.replace(engine.mode, captured=True)
+    made: Any = lambda job: SimpleNamespace(steps=lambda: steps(job), would_wait=False, num_samples=job)  # noqa: E731
+    monkeypatch.setattr(engine, "_training", made)
+    assert engine.train(range(4)) == [0, 1, 2, 3]  # type: ignore[arg-type]
+    assert max(most) == min(places, 4)

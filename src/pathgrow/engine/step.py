@@ -139,8 +139,9 @@ class CapturedStep:
         self.compiled = False
         _give_slots_(self._optimizer)
         with self._untouched(), torch.cuda.stream(self.stream), self._own_noise():
-            self._capture_(forward_loss)
-            if mode.compiles(attached.model, num_steps, self._seconds()):
+            if mode.compile != "on":
+                self._capture_(forward_loss)
+            if mode.compile == "on" or mode.compiles(attached.model, num_steps, self._seconds()):
                 self.compiled = True
                 # Every shape and network of a process shares one code object: the default limit of 8 is soon reached.
                 with torch._dynamo.config.patch(recompile_limit=256):
