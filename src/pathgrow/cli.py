@@ -271,7 +271,7 @@ def list_recipes() -> None:
         recipe = table.recipe(name)
         steps = f"{recipe.schedule}, {recipe.epochs} epochs of batches of {recipe.batch_size}"
         augment = recipe.augment
-        parts = ("crop_padding", "flip", "resized_crop", "erase", "mixup", "cutmix")
+        parts = ("crop_padding", "crop_mirrored", "flip", "resized_crop", "erase", "mixup", "cutmix")
         on = [part for part in parts if getattr(augment, part)] + ([augment.policy] if augment.policy != "none" else [])
         told = f"{recipe.optimizer} lr {recipe.lr:g} wd {recipe.weight_decay:g}, {steps}"
         typer.echo(f"{name:<18}{told}; {' '.join(on) or 'not augmented'}")

@@ -21,6 +21,7 @@ MEAN, STD = torch.tensor([120.0, 110.5, 99.0]), torch.tensor([60.0, 61.5, 59.0])
 EVERYTHING = Augment(crop_padding=2, flip=True, policy="autoaugment-cifar", erase=0.5, mixup=0.8, cutmix=1.0)
 RECIPES = {
     "plain": Augment(crop_padding=4, flip=True),
+    "mirrored": Augment(crop_padding=3, crop_mirrored=True, flip=True),
     "flip": Augment(flip=True),
     "imagenet": Augment(resized_crop=True, flip=True, policy="autoaugment-imagenet"),
     "erase": Augment(erase=1.0),
@@ -74,6 +75,8 @@ def test_settings_survive_json():
         ({"cutmix": "1"}, "cutmix='1'"),
         ({"mix_probability": -0.5}, "mix_probability=-0.5"),
         ({"crop_padding": 4, "resized_crop": True}, "choose one"),
+        ({"crop_padding": 4, "crop_mirrored": 1}, "crop_mirrored=1"),
+        ({"crop_mirrored": True}, "give crop_padding too"),
     ],
 )
 def test_wrong_settings_are_refused_in_a_sentence(wrong, says):
@@ -85,6 +88,13 @@ def test_wrong_settings_are_refused_in_a_sentence(wrong, says):
 def test_policies_are_for_grey_and_rgb():
     with pytest.raises(UserError, match="got 4 channels"):
         draw(EVERYTHING, 1, 2, (4, 8, 8), 10, generator(0))
+
+
+def test_a_border_wider_than_the_image_cannot_be_mirrored():
+    wide = Augment(crop_padding=7, crop_mirrored=True)
+    assert draw(wide, 1, 2, (3, 8, 9), 10, generator(0))
+    with pytest.raises(UserError, match="7 pixels cannot be mirrored from images of 9x7: give a smaller crop_padding"):
+        draw(wide, 1, 2, (3, 9, 7), 10, generator(0))
 
 
 # --- nothing on -------------------------------------------------------------------------------------------------------
@@ -109,15 +119,16 @@ def test_zero_probabilities_change_no_image():
 # --- crop and flip ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("padding", [1, 4, 13])
-def test_crop_and_flip_equal_slicing_for_every_offset(padding):
+@pytest.mark.parametrize(("padding", "mirrored"), [(1, False), (4, False), (13, False), (1, True), (6, True)])
+def test_crop_and_flip_equal_slicing_for_every_offset(padding, mirrored):
     height, width = 7, 9
     places = list(itertools.product(range(2 * padding + 1), range(2 * padding + 1), (False, True)))
     images = torch.randint(1, 256, (len(places), 2, height, width), dtype=torch.uint8, generator=generator(0, "crop"))
     tops, lefts, flips = (torch.tensor(column) for column in zip(*places, strict=True))
-    got = shift.crop(images, padding, torch.stack([tops, lefts], 1), flips).numpy()
+    got = shift.crop(images, padding, torch.stack([tops, lefts], 1), flips, mirrored=mirrored).numpy()
     for image, (top, left, flip), ours in zip(images.numpy(), places, got, strict=True):
-        wanted = np.pad(image, ((0, 0), (padding, padding), (padding, padding)))
+        around = ((0, 0), (padding, padding), (padding, padding))
+        wanted = np.pad(image, around, mode="reflect" if mirrored else "constant")
         wanted = wanted[:, top : top + height, left : left + width]
         np.testing.assert_array_equal(ours, wanted[:, :, ::-1] if flip else wanted)
 

@@ -45,6 +45,11 @@ def draw(
         )
     if augment.mixes and classes < 1:
         raise UserError(f"MixUp and CutMix need the number of classes, got {classes}: give at least 1")
+    if augment.crop_mirrored and augment.crop_padding >= min(height, width):
+        raise UserError(
+            f"a border of {augment.crop_padding} pixels cannot be mirrored from images of {height}x{width}: "
+            "give a smaller crop_padding, or leave crop_mirrored out"
+        )
     batches = (num_batches, batch_size)
     drawn = shift.draw(batches, augment.crop_padding, augment.flip, generator)
     if augment.resized_crop:
@@ -93,7 +98,9 @@ def apply(
     if augment.resized_crop:
         images = resized.crop(images, drawn["crop_box"], drawn.get("flip"))
     else:
-        images = shift.crop(images, augment.crop_padding, drawn.get("shift"), drawn.get("flip"))
+        images = shift.crop(
+            images, augment.crop_padding, drawn.get("shift"), drawn.get("flip"), mirrored=augment.crop_mirrored
+        )
     if augment.policy != "none":
         images = policy.apply(images, drawn["policy_warp"], drawn["policy_op"], drawn["policy_level"])
     pixels = (images.float() - mean.view(1, -1, 1, 1)) / std.view(1, -1, 1, 1)

@@ -21,6 +21,8 @@ class Augment:
 
     crop_padding: int = 0
     """Pad by this many black pixels on every side, then cut the old size at a random place; 0: off."""
+    crop_mirrored: bool = False
+    """Pad by the image as a mirror at its edge would show it, instead of by black."""
     flip: bool = False
     """Mirror left and right with probability 1/2."""
     resized_crop: bool = False
@@ -39,7 +41,7 @@ class Augment:
     def __post_init__(self) -> None:
         if type(self.crop_padding) is not int or self.crop_padding < 0:
             raise UserError(f"crop_padding={self.crop_padding!r} is not a whole number of pixels: give 0, 1, 2, ...")
-        for name in ("flip", "resized_crop"):
+        for name in ("crop_mirrored", "flip", "resized_crop"):
             if type(getattr(self, name)) is not bool:
                 raise UserError(f"{name}={getattr(self, name)!r} is neither true nor false: give one of them")
         if self.policy != "none" and self.policy not in POLICIES:
@@ -52,6 +54,8 @@ class Augment:
                 raise UserError(
                     f"{name}={getattr(self, name)!r} is no Beta parameter: give a number above 0, or 0 for off"
                 )
+        if self.crop_mirrored and not self.crop_padding:
+            raise UserError("crop_mirrored is on and there is no border to mirror into: give crop_padding too")
         if self.crop_padding and self.resized_crop:
             raise UserError(
                 "crop_padding and resized_crop are both on, and an image is cropped once: choose one of them"

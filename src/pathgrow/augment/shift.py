@@ -17,8 +17,13 @@ def draw(batches: tuple[int, int], padding: int, flip: bool, generator: torch.Ge
     return drawn
 
 
-def crop(images: Tensor, padding: int, shift: Tensor | None, flip: Tensor | None) -> Tensor:
-    """The window of every padded image, then mirrored; black (byte 0) where it hangs over the edge."""
+def crop(
+    images: Tensor, padding: int, shift: Tensor | None, flip: Tensor | None, *, mirrored: bool = False
+) -> Tensor:
+    """The window of every padded image, then flipped; where it hangs over the edge black (byte 0), or a mirror image.
+
+    The mirror stands on the outermost pixels, which are not repeated.
+    """
     if shift is None and flip is None:
         return images
     batch, channels, height, width = images.shape
@@ -28,8 +33,17 @@ def crop(images: Tensor, padding: int, shift: Tensor | None, flip: Tensor | None
         columns = torch.where(flip[:, None], width - 1 - columns, columns)
     if shift is not None:
         rows, columns = rows + shift[:, :1], columns + shift[:, 1:]
-        # On the CPU the padded copy is cheaper than clamping and masking every pixel; inductor never materialises it.
-        images = F.pad(images, (padding, padding, padding, padding))
+        if mirrored:
+            rows, columns = _inside(rows - padding, height), _inside(columns - padding, width)
+        else:
+            # On the CPU this copy is cheaper than clamping and masking every pixel; inductor never materialises it.
+            images = F.pad(images, (padding, padding, padding, padding))
     pixels = rows[:, :, None] * images.shape[3] + columns[:, None, :]
     index = pixels.view(batch, 1, -1).expand(-1, channels, -1)
     return images.flatten(2).gather(2, index).view(batch, channels, height, width)
+
+
+def _inside(place: Tensor, size: int) -> Tensor:
+    """Places up to one size outside, mirrored at the first or the last pixel."""
+    last = size - 1
+    return last - (last - place.abs()).abs()
