@@ -88,7 +88,7 @@ class Signals:
             score = torch.zeros(parameters[name].shape, dtype=torch.float64, device=total.device)
             for use, generality in uses:
                 (gradient,) = torch.autograd.grad(use.output, use.weight, generality, retain_graph=True)
-                use.layer.lay(gradient / total, score)
+                use.layer.lay_(gradient / total, score)
             yield name, score
 
 

@@ -317,7 +317,7 @@ class _Seeding:
         by_layer = self.walker.law.visit_rates()
         for layer in self.marks.layers:
             assert layer.name is not None
-            layer.lay(by_layer[layer.index], rates[layer.name])
+            layer.lay_(by_layer[layer.index], rates[layer.name])
         # A weight of zero is never visited, yet may be asked for when all others are in: it comes last.
         return {name: rate.clamp_min_(torch.finfo(torch.float64).tiny) for name, rate in rates.items()}
 

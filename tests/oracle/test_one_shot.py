@@ -382,7 +382,7 @@ class TestPathCounts:
         found = {name: torch.zeros(mask.shape, dtype=torch.float64) for name, mask in masks.items()}
         for layer, gradient in zip(paths.wiring.layers, counted.gradients, strict=True):
             assert layer.name is not None
-            layer.lay(gradient, found[layer.name])
+            layer.lay_(gradient, found[layer.name])
         for name, score in truth.scores():
             torch.testing.assert_close(found[name], score)
 

@@ -105,7 +105,7 @@ class ByNodePathBalance:
             if layer.name in found:
                 share = layer.pick(masks[layer.name]) * gradient
                 factor = self._factor(share > 0) if whole else share > _NEARLY * share.max()
-                layer.lay(gradient * factor, found[layer.name])
+                layer.lay_(gradient * factor, found[layer.name])
         return found
 
     def _factor(self, used: Tensor) -> Tensor:

@@ -261,7 +261,7 @@ class Law:
                 out = torch.from_numpy(reaching[layer.target]).view(layer.groups, -1, 1)
                 live = torch.from_numpy(self._live[layer.index])
                 joins = ((into & out).flatten()[:, None] & live).view(layer.shape)
-                layer.lay(joins, found[layer.name])
+                layer.lay_(joins, found[layer.name])
         return found
 
     # -- which units can be walked -------------------------------------------------------------------------------

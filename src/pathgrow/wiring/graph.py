@@ -94,7 +94,7 @@ class Layer:
             return parameter
         return parameter.reshape(-1)[self.where.to(parameter.device)]
 
-    def lay(self, values: Tensor, onto: Tensor) -> None:
+    def lay_(self, values: Tensor, onto: Tensor) -> None:
         """Add `values` (shaped like this layer) to a tensor of the parameter's shape, in place."""
         if self.where is None:
             onto += values
