@@ -132,6 +132,19 @@ def test_a_short_probe_of_the_network_handed_back_is_trained_on() -> None:
     assert [call.epochs for call in grown.fits] == [5, 35, 1, 1, 1, 32]
 
 
+class Talking(Script):
+    def answer(self, curve: Curve) -> Answer:
+        return replace(super().answer(curve), words="19% will do.\nSo it is written.")
+
+
+def test_a_density_that_was_asked_for_is_not_called_an_answer() -> None:
+    found = World().discover(target_density=0.3, rule="probe")
+    assert found.words.splitlines() == [
+        f"30% of the switchable weights, the density asked for, score {found.score:.5g}.",
+        "How dense the network needs to be was not asked, so no copies were trained to compare.",
+    ]
+
+
 def test_probes_that_score_below_the_growing_network_are_called_too_short() -> None:
     """A probe of one epoch tells nothing about densities; the answer says so instead of passing for one."""
     world = World()
@@ -141,9 +154,11 @@ def test_probes_that_score_below_the_growing_network_are_called_too_short() -> N
         return next(grown) if model is world.model else 0.33
 
     world.evaluate = evaluate  # type: ignore[method-assign, assignment]
-    found = world.discover(rule=Script(probe=(3,), density=0.19), probe_fraction=0.1)
-    assert "scores below the growing one (0.9)" in found.words
-    assert "larger budget" in found.words
+    found = world.discover(rule=Talking(probe=(3,), density=0.19), probe_fraction=0.1)
+    first, why, *rest = found.words.splitlines()
+    assert first == "Judged by trainings too short to tell: 19% will do.", "the first line alone is no answer"
+    assert "scores below the growing one (0.9)" in why
+    assert rest == ["Give a larger budget, or a larger probe_fraction.", "So it is written."]
     assert "too short" not in World().discover(rule=Script(probe=(3,), delta=1.0)).words
 
 

@@ -112,16 +112,37 @@ def test_an_interval_from_zero_reaches_the_edge_and_is_said_as_an_upper_end(samp
     assert "└╞═" in axis
 
 
-@pytest.mark.parametrize("status", ["open", "found"])
-def test_a_density_that_was_asked_for_is_the_headline(sample_report, status):
+def test_a_density_that_was_asked_for_is_the_headline(sample_report):
     sample_report["config"]["target_density"] = 0.0954
-    sample_report["answer"] |= {"status": status, "words": "0 trained-out networks are too few."}
     assert wording.headline(sample_report) == (
         "The density asked for, 9.54% of the switchable weights, reaches a validation accuracy of 96.8%."
     )
-    text = " ".join(rendered(summary(sample_report)).split())
-    assert ("Growth ended at that density" in text) == (status == "open")
-    assert ("too few" in text) == (status == "found")
+
+
+def test_a_headline_claims_no_more_than_the_rule_knows(sample_report):
+    assert wording.headline(sample_report).startswith("8.48% of the switchable weights keep the accuracy within")
+    sample_report["curve"]["probes"] = []
+    sample_report["answer"]["rule"] = "trajectory"
+    assert wording.headline(sample_report).startswith("8.48% of the switchable weights should keep the accuracy within")
+    sample_report["answer"]["rule"] = "exponential"
+    assert wording.headline(sample_report) == (
+        "8.48% of the switchable weights should be enough: there the fitted curve has made 95% of its rise."
+    )
+
+
+def test_words_stand_in_lines_under_the_headline_which_takes_the_place_of_the_first(sample_report):
+    text = [line.rstrip() for line in rendered(summary(sample_report)).splitlines()]
+    begin = text.index(" How the answer was found")
+    told = text[begin + 1 : text.index("", begin)]
+    assert [line for line in told if not line.startswith("   ")] == [
+        " - Five copies were trained out for 80 epochs each; the curve through them",
+        " - The gain answer is 1.2 times larger: it asks for 95% of the fitted gain,",
+    ]
+    assert "8.5% of the switchable weights are enough" not in " ".join(text)
+    sample_report["answer"]["words"] = "All that a rule of one's own had to say."
+    assert wording.explanation(sample_report) == ["All that a rule of one's own had to say."]
+    sample_report["answer"]["words"] = ""
+    assert "How the answer was found" not in rendered(summary(sample_report))
 
 
 def test_scores_that_are_no_shares_are_plain_numbers(sample_report):

@@ -114,7 +114,8 @@ class Answer:
     gain_interval: tuple[float, float] | None
     reference: Reference | None
     words: str
-    """Why it stopped or went on, and where the two answers disagree."""
+    """Lines: the answer in one sentence, then how sure it is, what it was read against, how the other answer differs
+    and why it stopped or went on. Reports put a headline of their own in the place of the first of several lines."""
     allowed: float | None = None
     """The gap that stood for delta where networks were compared after short trainings, when gaps are larger; else
     None."""

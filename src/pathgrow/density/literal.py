@@ -69,17 +69,19 @@ class LiteralRule:
         interval: tuple[float, float] | None = None
         gain: float | None = None
         status: Status = "unreached" if curve.at_ceiling else "open"
-        text = ""
+        found: tuple[str, ...] = ()
         if estimate is not None and curve.rough[-1].density >= estimate:
             fit = self._fit(curve)
             low, high = fit.interval(0.9, self.level)
             interval = (min(low, 1.0), min(high, 1.0))
             gain, status = estimate, "found"
-            text = (
-                f"The {self.name} fit to the rough trajectory makes {self.level:.0%} of its gain by density"
-                f" {words.density(gain)} (90% interval of the fit alone {words.span(interval)}); its own ceiling, an"
-                f" extrapolation, comes within {words.score(self.delta)} at {words.density(fit.within(self.delta))}."
-                " This rule knows neither the reference nor how far rough networks lag behind trained-out ones. "
+            found = (
+                f"{words.density(gain)} of the switchable weights should be enough: by there the {self.name} fit to"
+                f" the rough trajectory makes {self.level:.0%} of its gain.",
+                f"90% interval of the fit alone: {words.span(interval)}.",
+                f"The fit comes within {words.score(self.delta)} of its own ceiling, an extrapolation, at"
+                f" {words.density(fit.within(self.delta))}.",
+                "This rule knows neither the reference nor how far rough networks lag behind trained-out ones.",
             )
         return Answer(
             rule=self.name,
@@ -90,7 +92,7 @@ class LiteralRule:
             gain_density=gain,
             gain_interval=interval,
             reference=curve.reference,
-            words=f"{text}{words.verdict(self.decide(curve))}",
+            words=words.lines(*found, words.verdict(self.decide(curve))),
         )
 
     def _fit(self, curve: Curve) -> Fit:

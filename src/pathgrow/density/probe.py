@@ -103,12 +103,12 @@ class ProbeRule:
         status, density, interval = _delta_answer(curve, reading)
         gain, gain_interval = _gain_answer(curve, reading)
         allowed = allowed_meanwhile(self.delta, reading.densest.epochs, curve.epochs_in_full)[0]
-        sentences = [
-            _delta_words(curve, reading, self.delta, status, density, interval),
+        told = words.lines(
+            *_delta_words(curve, reading, self.delta, status, density, interval),
             _gain_words(reading, gain, gain_interval),
             words.disagreement(density, gain, self.delta) if density and gain else "",
             words.verdict(self._decide(curve, reading)),
-        ]
+        )
         return Answer(
             rule=self.name,
             delta=self.delta,
@@ -118,7 +118,7 @@ class ProbeRule:
             gain_density=gain,
             gain_interval=gain_interval,
             reference=reading.reference,
-            words=" ".join(sentence for sentence in sentences if sentence),
+            words=told,
             allowed=allowed if allowed > self.delta else None,
         )
 
@@ -345,23 +345,28 @@ def _delta_words(
     status: Status,
     density: float | None,
     interval: tuple[float, float] | None,
-) -> str:
+) -> tuple[str, ...]:
+    """The delta answer in one sentence, and what to know of it, a sentence each."""
     against = words.reference(reading.reference, reading.densest)
     lowest, densest = (words.density(x) for x in (reading.lowest, min(reading.densest.density, curve.ceiling)))
     far = _far(curve, reading, delta)
     match status:
         case "flat":
             return (
-                f"Every density trained out, from {lowest} on, is within {far} of {against}. The smallest one needed"
-                " lies below those."
+                f"Every density trained out, from {lowest} on, is within {far} of {against}.",
+                "The smallest density needed lies below those.",
             )
         case "unreached":
+            end = float(np.median(reading.curves.at(reading.densest.density)))
             return (
-                f"No density up to {densest} comes within {far} of {against}. The trained-out networks end at"
-                f" {words.score(float(np.median(reading.curves.at(reading.densest.density))))}."
+                f"No density up to {densest} comes within {far} of {against}.",
+                f"The trained-out networks end at {words.score(end)}.",
             )
         case "open":
-            return f"Up to {densest} no density is clearly within {far} of {against}; growth has not ended."
+            return (
+                f"Up to {densest} no density is clearly within {far} of {against}.",
+                "Denser networks have not been grown.",
+            )
         case "found":
             assert density is not None
             assert interval is not None
@@ -371,9 +376,16 @@ def _delta_words(
                 (reading.share_above, "above the densest network trained out, or nowhere"),
             ):
                 beyond += f"; with a chance of {share:.0%} it lies {where}" if share > 0.05 else ""
+            name = words.dense_one(reading.reference, reading.densest)
+            in_the_end = allowed_meanwhile(delta, reading.densest.epochs, curve.epochs_in_full)[0] > delta
+            enough = "should be enough" if in_the_end else "are enough"
             return (
-                f"From density {words.density(density)} on (90% interval {words.span(interval)}{beyond}) networks stay"
-                f" within {far} of {against}."
+                f"{words.density(density)} of the switchable weights {enough} to score within {words.score(delta)} of"
+                f" {name}.",
+                f"90% interval of the answer: {words.span(interval)}{beyond}.",
+                f"It was read where the curve comes within {far} of {against}."
+                if reading.reference.kind == "densest"
+                else "",
             )
 
 
@@ -382,4 +394,4 @@ def _gain_words(reading: Reading, gain: float | None, interval: tuple[float, flo
         if not reading.has_gain:
             return "The scores do not rise with density by more than their noise, so there is no gain to take 95% of."
         return "The rise does not saturate: the exponential fit makes 95% of its gain only beyond density 100%."
-    return f"95% of the fitted gain is made by density {words.density(gain)} (90% interval {words.span(interval)})."
+    return words.gain(gain, interval)

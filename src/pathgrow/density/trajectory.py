@@ -53,20 +53,21 @@ class TrajectoryRule:
         verdict = self._decide(curve, reading)
         ending = words.verdict(verdict)
         if reading is None:
-            return self._nothing(curve, "open", f"Too few rounds to read an answer from. {ending}")
+            return self._nothing(curve, "open", words.lines("Too few rounds to read an answer from.", ending))
         against = words.reference(reading.reference, reading.densest)
         caveat = (
-            " Networks were observed while still in training, so this may be off by a factor of two either way"
+            "Networks were observed while still in training, so this may be off by a factor of two either way"
             " (the interval holds that doubt)."
         )
         if curve.reference is not None and reading.reference is not curve.reference:
-            caveat = (
-                f" No round came within {words.score(self.delta)} of {words.reference(curve.reference)}, which cannot"
-                f" be held against networks still in training.{caveat}"
+            caveat = words.lines(
+                f"No round came within {words.score(self.delta)} of {words.reference(curve.reference)}, which cannot"
+                " be held against networks still in training.",
+                caveat,
             )
         if reading.share_below > 0.5:
             text = f"Every round observed is within {words.score(self.delta)} of {against}."
-            return self._nothing(curve, "flat", f"{text}{caveat} {ending}", reading.reference)
+            return self._nothing(curve, "flat", words.lines(text, caveat, ending), reading.reference)
         low, density, high = quantiles(reading.delta_density, LEVEL)
         interval = _widen(low, high, curve.ceiling)
         gain, gain_interval = None, None
@@ -77,15 +78,17 @@ class TrajectoryRule:
             gain_text = f"No saturation is in sight: 95% of the fitted gain lies beyond {words.density(curve.ceiling)}."
             if estimate <= curve.ceiling:
                 gain, gain_interval = estimate, _widen(gain_low, gain_high, curve.ceiling)
-                gain_text = (
-                    f"95% of the fitted gain is made by density {words.density(gain)}"
-                    f" (90% interval {words.span(gain_interval)})."
-                )
-        text = (
-            f"From density {words.density(density)} on (90% interval {words.span(interval)}) networks stay within"
-            f" {words.score(self.delta)} of {against}.{caveat} {gain_text}"
+                gain_text = words.gain(gain, gain_interval)
+        told = words.lines(
+            f"{words.density(density)} of the switchable weights should be enough to score within"
+            f" {words.score(self.delta)} of {words.dense_one(reading.reference, reading.densest)}.",
+            f"90% interval of the answer: {words.span(interval)}.",
+            f"The reference is {against}." if reading.reference.kind == "densest" else "",
+            caveat,
+            gain_text,
+            words.disagreement(density, gain, self.delta) if gain else "",
+            ending,
         )
-        apart = words.disagreement(density, gain, self.delta) if gain else ""
         return Answer(
             rule=self.name,
             delta=self.delta,
@@ -95,7 +98,7 @@ class TrajectoryRule:
             gain_density=gain,
             gain_interval=gain_interval,
             reference=reading.reference,
-            words=" ".join(part for part in (text, apart, ending) if part),
+            words=told,
         )
 
     def _read(self, curve: Curve) -> Reading | None:

@@ -57,6 +57,25 @@ def reference(value: Reference, densest: Point | None = None) -> str:
             return f"{score(value.score)}, the score fitted for the densest network grown{at}"
 
 
+def dense_one(value: Reference, densest: Point | None = None) -> str:
+    """The same for a first sentence: the network, or its score where that is all that is known."""
+    if value.kind != "densest":
+        return reference(value)
+    if densest is not None and densest.round == DENSE:
+        return "a dense network"
+    return "the densest network grown" + ("" if densest is None else f" ({density(densest.density)})")
+
+
+def lines(*sentences: str) -> str:
+    """An answer in words: the answer itself in the first line, then, a line each, what else there is to say.
+
+    >>> print(lines("All are enough.", "", "Stopped: growth cannot go on."))
+    All are enough.
+    Stopped: growth cannot go on.
+    """
+    return "\n".join(sentence for sentence in sentences if sentence)
+
+
 def verdict(said: Verdict) -> str:
     """What a rule said, and why.
 
@@ -77,8 +96,18 @@ def disagreement(delta_density: float, gain_density: float, delta: float) -> str
     ratio = gain_density / delta_density
     if 0.8 <= ratio <= 1.25:
         return ""
-    later = "later" if ratio > 1 else "earlier"
+    than = "denser" if ratio > 1 else "sparser"
     return (
-        f"The gain answer comes {later} than the delta answer because they ask different things: one counts a share of"
-        f" the whole rise from the sparsest networks on, the other {score(delta)} of score below the reference."
+        f"It is {than} because it asks for a share of the whole rise from the sparsest networks on, not for"
+        f" {score(delta)} of score below the reference."
     )
+
+
+def gain(value: float, interval: tuple[float, float]) -> str:
+    """The other answer, and what it means.
+
+    >>> gain(0.25, (0.078, 0.65))
+    'The gain answer is 25% (90% interval 7.8% to 65%): there the fitted curve has made 95% of its rise.'
+    """
+    where = f"{density(value)} (90% interval {span(interval)})"
+    return f"The gain answer is {where}: there the fitted curve has made 95% of its rise."

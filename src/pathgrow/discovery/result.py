@@ -73,26 +73,37 @@ class Discovery:
 
     @property
     def words(self) -> str:
-        """The answer in words: what it rests on, and where delta and gain disagree."""
-        options = self.site.options
-        if not self.probes:
-            return self.answer.words
-        best, growing = (max(record.point.score for record in records) for records in (self.probes, self.rounds))
-        if best + self.answer.delta < growing:
-            return (
-                f"{self.answer.words} But the best network trained out ({words.score(best)} after "
-                f"{words.counted(options.num_probe_epochs, 'epoch')}) scores below the growing one"
-                f" ({words.score(growing)}): its training is too short to compare densities by. Give a larger budget,"
-                " or a larger probe_fraction."
+        """The answer in words: one sentence, then in lines of their own how sure it is and what it rests on."""
+        answer, options = self.answer, self.site.options
+        if options.target_density is not None and answer.status != "found":
+            return words.lines(
+                f"{words.density(self.density)} of the switchable weights, the density asked for, score"
+                f" {words.score(self.score)}.",
+                "How dense the network needs to be was not asked, so no copies were trained to compare.",
             )
-        if self.answer.allowed is None:
-            return self.answer.words
-        middle, low, high = allowed_meanwhile(self.answer.delta, options.num_probe_epochs, options.budget)
-        return (
-            f"{self.answer.words} The networks compared were trained {options.num_probe_epochs} of"
-            f" {words.counted(options.budget, 'epoch')}. Gaps to dense shrink in longer training, so {middle:.2g}"
-            f" ({low:.2g} to {high:.2g}) was allowed there for {self.answer.delta:.2g} in the end; a reference makes"
-            " it surer."
+        if not self.probes:
+            return answer.words
+        first, *further = answer.words.splitlines() or [""]
+        best, growing = (max(record.point.score for record in records) for records in (self.probes, self.rounds))
+        if best + answer.delta < growing:
+            length = words.counted(options.num_probe_epochs, "epoch")
+            return words.lines(
+                f"Judged by trainings too short to tell: {first}" if first else "The trainings were too short to tell.",
+                f"The best network trained out ({words.score(best)} after {length}) scores below the growing one"
+                f" ({words.score(growing)}), so its training is too short to compare densities by.",
+                "Give a larger budget, or a larger probe_fraction.",
+                *further,
+            )
+        if answer.allowed is None:
+            return answer.words
+        middle, low, high = allowed_meanwhile(answer.delta, options.num_probe_epochs, options.budget)
+        length = f"{options.num_probe_epochs} of {words.counted(options.budget, 'epoch')}"
+        return words.lines(
+            first,
+            *further,
+            f"The networks compared were trained {length}. Gaps to dense shrink after that, so {middle:.2g}"
+            f" ({low:.2g} to {high:.2g}) was allowed there for {answer.delta:.2g} in the end.",
+            "A reference makes it surer.",
         )
 
     @property

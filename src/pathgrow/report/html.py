@@ -38,6 +38,7 @@ def page(report: dict[str, Any]) -> str:
         score_name=wording.Scores.of(report).name,
         trained_copies=wording.trained_copies(report),
         paragraphs=story.paragraphs(report),
+        explanation=wording.explanation(report),
         picture=Picture.of(report) if curve["rough"] or curve["probes"] else None,
         cost_by_kind=story.cost_by_kind(report),
         cost_by_phase=story.cost_by_phase(report),

@@ -52,9 +52,9 @@ def paragraphs(report: dict[str, Any]) -> list[str]:
     if probes := curve["probes"]:
         against = reference_score(report) if report.get("reference") else "the densest of them"
         told.append(f"{_copies(probes)} The answer is read from these, against a reference of {against}.")
-    told.append(explanation(report))
     reason = printable(answer["reason"] or "").rstrip(".")
-    if reason not in told[-1] and asked_for(report) is None:  # most rules say it themselves
+    says_it_itself = any(reason in line for line in explanation(report))
+    if not says_it_itself and asked_for(report) is None:
         told.append(f"Growth ended because {reason}.")
     return told
 

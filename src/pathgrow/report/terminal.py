@@ -39,15 +39,24 @@ def summary(report: dict[str, Any], width: int = 80) -> RenderableType:
         title,
         Text(),
         Text(wording.headline(report), "bold green" if answered else "bold yellow"),
-        Text(wording.explanation(report)),
         Text(),
         _findings(report),
         Text(),
     ]
+    if because := wording.explanation(report):
+        parts += [Text("How the answer was found", "bold"), _listed(because), Text()]
     if report["curve"]["rough"] or report["curve"]["probes"]:
         parts += [curve_chart(report, width=min(width, 100) - 2), Text()]
     parts.append(_rounds(report))
     return Padding(Group(*parts), (0, 1))
+
+
+def _listed(lines: list[str]) -> Table:
+    """Sentences one under the other, each set off from the next by its dash."""
+    table = Table.grid(padding=(0, 1))
+    for line in lines:
+        table.add_row(Text("-", "dim"), Text(line))
+    return table
 
 
 def _findings(report: dict[str, Any]) -> Table:

@@ -13,6 +13,10 @@ DENSE = -1
 are read without the code that made them."""
 
 
+_WITHOUT_DELTA = ("exponential", "logistic")
+"""Rules that ask for a share of the gain and know no reference."""
+
+
 def percent(density: float) -> str:
     """A density in percent, three digits.
 
@@ -150,8 +154,11 @@ def headline(report: dict[str, Any]) -> str:
         (trained_out, "trained out") if trained_out else ([r["density"] for r in report["curve"]["rough"]], "grown")
     )
     if answer["status"] == "found" and answer["operating_density"] is not None:
-        keep = f"{'keep' if brief is None else 'should keep'} the {scores.name}"
-        return f"{percent(answer['operating_density'])} of the switchable weights {keep} {within}{judged}."
+        weights = f"{percent(answer['operating_density'])} of the switchable weights"
+        if answer.get("rule") in _WITHOUT_DELTA:
+            return f"{weights} should be enough: there the fitted curve has made 95% of its rise."
+        is_seen = brief is None and report["curve"]["probes"]  # trained out in full, not forecast
+        return f"{weights} {'keep' if is_seen else 'should keep'} the {scores.name} {within}{judged}."
     if answer["status"] == "flat" and seen:
         return f"Even {percent(min(seen))}, the least density {how}, lies {within} on the curve{judged}."
     if answer["status"] == "unreached" and seen:
@@ -207,13 +214,13 @@ def trained_copies(report: dict[str, Any]) -> str:
     return "trained out" if brief is None else f"trained {counted(brief, 'epoch')}"
 
 
-def explanation(report: dict[str, Any]) -> str:
-    """What the headline is based on: the words of the density rule, if it was asked."""
-    if asked_for(report) is not None and report["answer"]["status"] != "found":
-        return (
-            "Growth ended at that density; how dense the network needs to be was not asked, and no copies were probed."
-        )
-    return printable(report["answer"]["words"])
+def explanation(report: dict[str, Any]) -> list[str]:
+    """How sure the answer is and what it rests on: its words, without their first line, for which there is a headline.
+
+    Words in a single line, as some rules have them, are no headline and stay.
+    """
+    lines = [printable(line) for line in report["answer"]["words"].splitlines()]
+    return lines[1:] or lines
 
 
 def asked_for(report: dict[str, Any]) -> float | None:
