@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -16,8 +17,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "set": {"allocation": "erk", "every": 100, "rate": 0.3, "end": 0.75, "anneal": "cosine"},  # in RigL's comparison
     "snfs": {"rate": 0.5},
     "dsr": {"threshold": 1e-3, "end": 95 / 100},
-    "gse": {"allocation": "er", "every": 1000, "rate": 0.2, "end": 120 / 200, "gamma": 1.0},
-    "granet": {"allocation": "erk", "start_density": 0.5, "every": 1000, "rate": 0.5, "end": 110 / 160},
+    "gse": {"allocation": "er", "rate": 0.2, "end": 120 / 200, "gamma": 1.0},
+    "granet": {"allocation": "erk", "start_density": 0.5, "rate": 0.5, "end": 110 / 160},
     "itop": {"allocation": "erk", "rate": 0.5, "criterion": "gradient"},
     "gmp": {"begin": 0.2, "end": 0.75},  # 20 and 75 of 98 thousand steps
     "imp": {"share": 0.2},
@@ -43,8 +44,14 @@ def test_dpai_searches_as_far_as_its_script() -> None:
 
 def changes(method: Method, num_steps: int) -> list[int]:
     """The steps at which masks may move."""
-    due = ((step, method.schedule(Progress(round=0, step=step, num_on=5, num=9))) for step in range(num_steps))
-    return [step for step, change in due if change is not None]
+    num = 10**6
+    found, num_on = [], round((method.start_density or 1.0) * num)
+    for step in range(num_steps):
+        change = method.schedule(Progress(round=0, step=step, num_on=num_on, num=num))
+        if change is not None:
+            found.append(step)
+            num_on += change.num_grow - change.num_drop
+    return found
 
 
 @pytest.mark.parametrize(
@@ -61,6 +68,29 @@ def changes(method: Method, num_steps: int) -> list[int]:
 def test_masks_move_up_to_the_end_and_not_beyond(name: str, end: float | None, wanted: range | list[int]) -> None:
     options = {} if end is None else {"end": end}
     assert changes(methods.create(name, every=5, num_steps=100, **options), 120) == list(wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "every", "num_steps", "wanted"),
+    [
+        ("itop", {"criterion": "gradient"}, 4000, 250 * 390, 24),
+        ("itop", {"criterion": "random"}, 1500, 250 * 390, 64),
+        ("gse", {}, 1000, 200 * 390, 46),  # up to epoch 120
+        ("granet", {}, 1000, 160 * 390, 63),  # one of them between two others, where pruning ends
+        ("snfs", {}, 400, 100 * 400, 99),
+    ],
+)
+def test_short_trainings_change_their_masks_as_often_as_the_published_ones(
+    name: str, options: dict[str, str], every: int, num_steps: int, wanted: int
+) -> None:
+    def found(num_steps: int, **more: int) -> list[int]:
+        return changes(methods.create(name, num_steps=num_steps, **options, **more), num_steps)
+
+    assert len(found(num_steps)) == wanted
+    assert len(found(num_steps // 4)) == pytest.approx(wanted, abs=1)
+    assert len(found(2_240)) == pytest.approx(wanted, rel=0.13)  # intervals are whole numbers of steps
+    assert every in {later - step for step, later in itertools.pairwise(found(2 * num_steps))}
+    assert len(found(2_240, every=1000)) <= 3
 
 
 @pytest.mark.parametrize(

@@ -277,16 +277,6 @@ class TestITOP:
             assert sparse.memory["explored"] == num_on(union) / masks.num
         assert sparse.memory["explored"] > 1.5 * masks.density
 
-    @pytest.mark.parametrize(
-        ("criterion", "num_steps", "changes"),
-        [("gradient", 97_500, 24), ("random", 97_500, 64), ("gradient", 1_120, 24), ("random", 1_120, 65),
-         ("gradient", 195_000, 48)],
-    )  # fmt: skip
-    def test_short_trainings_change_as_often_as_the_papers(self, criterion: str, num_steps: int, changes: int) -> None:
-        due = methods.create("itop", criterion=criterion, num_steps=num_steps).schedule
-        at = [due(Progress(round=0, step=step, num_on=1, num=9)) is not None for step in range(num_steps)]
-        assert sum(at) == pytest.approx(changes, abs=2)
-
     def test_a_change_by_gradient(self) -> None:
         model, masks = chain()
         sparse = attached(methods.create("itop", every=5, num_steps=50), model, masks)

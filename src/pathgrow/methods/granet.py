@@ -10,9 +10,12 @@ from pathgrow.masks import Masks
 from pathgrow.method import Change, Method, Progress
 from pathgrow.methods.allocation import RandomByLaw
 from pathgrow.methods.rewiring import RewireLayers, smallness, with_present
-from pathgrow.methods.schedules import Cosine, PruneCubically, RewireEvery
+from pathgrow.methods.schedules import Cosine, PruneCubically, RewireEvery, interval
 from pathgrow.net import Net
 from pathgrow.sampling import top_k
+
+_PUBLISHED_STEPS = 160 * 390
+"""Of the paper's trainings on CIFAR."""
 
 
 def granet(
@@ -20,21 +23,24 @@ def granet(
     density: float = 0.1,
     start_density: float = 0.5,
     num_steps: int = 10_000,
-    every: int = 1000,
+    every: int | None = None,
     end: float = 0.6875,
     rate: float = 0.5,
     allocation: str = "erk",
 ) -> Method:
     """GraNet (Liu et al. 2021, Sparse Training via Boosting Pruning Plasticity with Neuroregeneration).
 
-    Rule: every so many steps the smallest |weight| over all layers go, along the cubic curve of gradual pruning from
+    Rule: every 1000 steps the smallest |weight| over all layers go, along the cubic curve of gradual pruning from
     `start_density` (shared out by `allocation`) to `density` at the share `end` of the training. Then each layer drops
     the share `rate`, falling along a cosine to a hundredth over the whole training, of its smallest |weight| and grows
     as many by |gradient|. Rewiring goes on after the pruning has ended.
 
-    Differences: counts are exact. What is dropped and grown again in one change keeps its weight. The change comes
-    before the optimizer's step, which is made. `start_density=1.0` is the paper's pruning from a dense network.
+    Differences: trainings shorter than the paper's 62,400 steps change their masks as many times as those, at shorter
+    intervals, unless `every` says otherwise. Counts are exact. What is dropped and grown again in one change keeps its
+    weight. The change comes before the optimizer's step, which is made. `start_density=1.0` is the paper's pruning from
+    a dense network.
     """
+    every = interval(every, published=1000, of_steps=_PUBLISHED_STEPS, num_steps=num_steps)
     return Method(
         name="granet",
         start=RandomByLaw(allocation),

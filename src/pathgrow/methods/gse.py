@@ -16,12 +16,14 @@ from pathgrow.method import Change, Method, Progress
 from pathgrow.methods.allocation import RandomByLaw
 from pathgrow.methods.layer_signals import gradient_estimates
 from pathgrow.methods.rewiring import Rate, any_of, count, magnitudes
-from pathgrow.methods.schedules import Cosine, RewireEvery, floor_of
+from pathgrow.methods.schedules import Cosine, RewireEvery, floor_of, interval
 from pathgrow.net import Net
 from pathgrow.sampling import ZeroScores, sample_proportional, top_k
 
 Guide = Literal["uniform", "grabo", "graest"]
 _GUIDES = ("uniform", "grabo", "graest")
+_PUBLISHED_STEPS = 200 * 390
+"""Of the paper's trainings on CIFAR."""
 _DENSE_ENOUGH = 0.5
 """From this density on, a layer's missing weights are all candidates."""
 
@@ -31,7 +33,7 @@ def gse(
     density: float = 0.1,
     allocation: str = "er",
     num_steps: int = 10_000,
-    every: int = 1000,
+    every: int | None = None,
     rate: float = 0.2,
     end: float = 0.6,
     guide: Guide = "graest",
@@ -39,18 +41,19 @@ def gse(
 ) -> Method:
     """GSE (Heddes et al. 2024, Always-Sparse Training by Growing Connections with Guided Stochastic Exploration).
 
-    Rule: every so many steps each layer draws `gamma` times its number of weights as candidates among those that are
-    off: any ("uniform"), or in proportion to what its input and its output say about its gradient, a bound ("grabo") or
-    a random-sign sketch of it ("graest"). Over all layers the candidates with the largest |gradient| grow, a share of
-    the weights that falls from `rate` along a cosine to zero at `end`; as many of the old go, the smallest |weight|
-    over all layers. "grabo" and "graest" need `loss` and `batches`.
+    Rule: every 1000 steps each layer draws `gamma` times its number of weights as candidates among those that are off:
+    any ("uniform"), or in proportion to what its input and its output say about its gradient, a bound ("grabo") or a
+    random-sign sketch of it ("graest"). Over all layers the candidates with the largest |gradient| grow, a share of the
+    weights that falls from `rate` along a cosine to zero at `end`; as many of the old go, the smallest |weight| over
+    all layers. "grabo" and "graest" need `loss` and `batches`.
 
-    Differences: the reference code draws candidates with replacement, some of them already on, and reads only the first
-    row of a convolution's output gradient; here they are distinct, off, and read everywhere. Counts are exact where it
-    uses Bernoulli masks and clips layer densities above one. Signs are drawn, not hashed. Input and output are read on
-    one batch of `batches`, while candidates are ranked by the gradient of the step. ER is that of channels; the
-    reference counts every tap of a kernel as an input. Weights that no linear or convolution layer uses as its own are
-    drawn uniformly.
+    Differences: trainings shorter than the paper's 78,000 steps change their masks as many times as those, at shorter
+    intervals, unless `every` says otherwise. The reference code draws candidates with replacement, some of them already
+    on, and reads only the first row of a convolution's output gradient; here they are distinct, off, and read
+    everywhere. Counts are exact where it uses Bernoulli masks and clips layer densities above one. Signs are drawn, not
+    hashed. Input and output are read on one batch of `batches`, while candidates are ranked by the gradient of the
+    step. ER is that of channels; the reference counts every tap of a kernel as an input. Weights that no linear or
+    convolution layer uses as its own are drawn uniformly.
 
     Parameters
     ----------
@@ -61,6 +64,7 @@ def gse(
     rate, guide, gamma
         Share of weights that moves at first; how candidates are drawn, and how many per weight that is on.
     """
+    every = interval(every, published=1000, of_steps=_PUBLISHED_STEPS, num_steps=num_steps)
     if guide not in _GUIDES:
         raise unknown_name("guide", guide, _GUIDES)
     if not 0 < gamma < math.inf:

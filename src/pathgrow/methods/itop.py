@@ -12,13 +12,13 @@ from pathgrow.masks import Masks
 from pathgrow.method import Change, Memory, Method, Progress
 from pathgrow.methods.allocation import RandomByLaw
 from pathgrow.methods.rewiring import RewireLayers, count
-from pathgrow.methods.schedules import Cosine, RewireEvery
+from pathgrow.methods.schedules import Cosine, RewireEvery, interval
 from pathgrow.net import Net
 
 Criterion = Literal["gradient", "random"]
 _EVERY = {"gradient": 4000, "random": 1500}
-_PAPER_STEPS = 97_500
-"""Of its CIFAR trainings, 250 epochs of 390."""
+_PUBLISHED_STEPS = 250 * 390
+"""Of the paper's trainings on CIFAR."""
 
 
 def itop(
@@ -44,13 +44,13 @@ def itop(
     if criterion not in _EVERY:
         raise unknown_name("criterion", criterion, _EVERY)
     by_gradient = criterion == "gradient"
-    interval = max(1, _EVERY[criterion] * min(num_steps, _PAPER_STEPS) // _PAPER_STEPS) if every is None else every
+    every = interval(every, published=_EVERY[criterion], of_steps=_PUBLISHED_STEPS, num_steps=num_steps)
     score = Net.gradients if by_gradient else None
     return Method(
         name="itop",
         start=RandomByLaw(allocation),
         start_density=density,
-        schedule=RewireEvery(every=interval, num_steps=num_steps, first=interval),
+        schedule=RewireEvery(every=every, num_steps=num_steps, first=every),
         revise=_Explore(RewireLayers(rate=Cosine(first=rate, last=rate / 100, num_steps=num_steps), score=score)),
         remember=_first_seen,
         clock="step",

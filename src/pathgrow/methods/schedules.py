@@ -185,6 +185,21 @@ class Constant:
         return self.value
 
 
+def interval(every: int | None, *, published: int, of_steps: int, num_steps: int) -> int:
+    """Steps between changes: `every` where it is given, else the published number, for trainings of `of_steps` or more.
+
+    Shorter ones change their masks as many times as a published one, at shorter intervals; at its own interval they
+    would hardly change them, if at all.
+
+    >>> interval(None, published=1000, of_steps=78_000, num_steps=100_000)
+    1000
+    >>> interval(None, published=1000, of_steps=78_000, num_steps=2_240)
+    28
+    """
+    require_steps(1, num_steps)
+    return max(1, published * min(num_steps, of_steps) // of_steps) if every is None else every
+
+
 def count_at(density: float, num: int) -> int:
     """How many of `num` weights a density stands for: at least one.
 

@@ -12,7 +12,7 @@ from pathgrow.masks import Masks
 from pathgrow.method import Change, Memory, Method, Progress
 from pathgrow.methods.allocation import RandomByLaw
 from pathgrow.methods.rewiring import Rate, apportioned, count, largest, present, with_present
-from pathgrow.methods.schedules import Cosine, RewireEvery
+from pathgrow.methods.schedules import Cosine, RewireEvery, interval
 from pathgrow.net import Net
 
 _MOMENTUM = 0.9
@@ -24,23 +24,26 @@ def snfs(
     density: float = 0.1,
     allocation: str = "uniform",
     num_steps: int = 10_000,
-    every: int = 400,
+    every: int | None = None,
     rate: float = 0.5,
 ) -> Method:
     """Sparse momentum (Dettmers & Zettlemoyer 2019, Sparse Networks from Scratch: Faster Training without ...).
 
-    Rule: momentum of all weights, on or off, is kept aside. Every so many steps (the paper: each epoch) each layer
-    drops the share p of its smallest |weight|, p falling along a cosine from `rate` to a hundredth of it. What was
-    dropped is shared out again among layers in proportion to their mean |momentum| over weights that were on, and grows
-    within a layer at the largest |momentum|. Layers that are nearly dense and matter more than the average drop at most
-    the share that they lack.
+    Rule: momentum of all weights, on or off, is kept aside. After each epoch each layer drops the share p of its
+    smallest |weight|, p falling along a cosine from `rate` to a hundredth of it. What was dropped is shared out again
+    among layers in proportion to their mean |momentum| over weights that were on, and grows within a layer at the
+    largest |momentum|. Layers that are nearly dense and matter more than the average drop at most the share that they
+    lack.
 
-    Differences: the total is exact, so the reference code's correction of past deviations has nothing to do, and
-    a layer can be filled to the last weight, not to 99%; it keeps at least one. New weights start with zero momentum in
-    the optimizer, as everywhere here, while the reference lets them inherit it. The momentum aside is that of plain
-    gradients (0.9), without weight decay and whatever the optimizer. Uniform allocation here leaves the first layer
-    dense, where the reference treats all alike. The change comes before the optimizer's step.
+    Differences: masks change every 400 steps, an epoch of CIFAR, or a hundred times in trainings shorter than the
+    hundred epochs of the paper, unless `every` says otherwise. The total is exact, so the reference code's correction
+    of past deviations has nothing to do, and a layer can be filled to the last weight, not to 99%; it keeps at least
+    one. New weights start with zero momentum in the optimizer, as everywhere here, while the reference lets them
+    inherit it. The momentum aside is that of plain gradients (0.9), without weight decay and whatever the optimizer.
+    Uniform allocation here leaves the first layer dense, where the reference treats all alike. The change comes before
+    the optimizer's step.
     """
+    every = interval(every, published=400, of_steps=100 * 400, num_steps=num_steps)
     return Method(
         name="snfs",
         start=RandomByLaw(allocation),
