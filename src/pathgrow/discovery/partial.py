@@ -25,6 +25,18 @@ def clear_partials(folder: RunFolder) -> None:
             folder.forget_tensors(stage)
 
 
+def half_done(folder: RunFolder) -> dict[str, int]:
+    """The stages of a run in whose middle it will go on, and how many steps of each need not be trained again."""
+    stored = folder.stages
+    steps: dict[str, int] = {}
+    for name in stored:
+        if name.startswith(PREFIX):
+            stage = name.removeprefix(PREFIX).rpartition("-")[0]  # what is left out is the part of its training
+            if stage not in stored and folder.has_tensors(name):
+                steps[stage] = steps.get(stage, 0) + int((folder.facts(name) or {}).get("step", 0))
+    return steps
+
+
 @dataclass(frozen=True)
 class Partial:
     """Where one training saves its whole state now and then; trainers decide when, `seconds` says how often.

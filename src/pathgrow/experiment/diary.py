@@ -1,11 +1,21 @@
-"""The observer of a run in a folder: it writes the metrics and updates the progress display."""
+"""Who is told about a run in a folder: its metrics, and the progress display."""
 
 from __future__ import annotations
 
 from pathgrow.density.curve import Answer, Verdict
 from pathgrow.discovery import Observer, Record
+from pathgrow.discovery.partial import half_done
 from pathgrow.report.progress import Progress
+from pathgrow.report.reading import progress_of
 from pathgrow.runs import RunFolder
+
+
+def tell_resumption(folder: RunFolder, progress: Progress, steps_per_epoch: int) -> None:
+    """Say that a run goes on where it was, if there is anything that it need not do again."""
+    num_stages = len(progress_of(folder).points)
+    epochs = {stage: steps / steps_per_epoch for stage, steps in half_done(folder).items()}
+    if num_stages or epochs:
+        progress.resumes(num_stages, epochs)
 
 
 class Diary(Observer):

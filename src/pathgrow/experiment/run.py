@@ -13,9 +13,10 @@ from pathgrow.discovery import Discovery, Observer, Options, discover
 from pathgrow.discovery.partial import clear_partials
 from pathgrow.discovery.phases import Phases, Score
 from pathgrow.engine import Trainer
+from pathgrow.engine.feed import batches_of
 from pathgrow.experiment.carry_out import carry_out
 from pathgrow.experiment.config import Experiment
-from pathgrow.experiment.diary import Diary
+from pathgrow.experiment.diary import Diary, tell_resumption
 from pathgrow.masks import Masks
 from pathgrow.report import write_all
 from pathgrow.report.progress import Progress, Silent
@@ -81,6 +82,8 @@ def _work(config: Experiment, folder: RunFolder | None, progress: Progress, team
             "data with more images",
             stacklevel=2,
         )
+    if folder is not None:
+        tell_resumption(folder, progress, batches_of(len(dataset.train), config.recipe, config.ranks)[1])
     trainer = Trainer(
         dataset,
         config.recipe,

@@ -6,7 +6,7 @@ On a terminal it is a few lines that are updated in place; elsewhere (a log file
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
@@ -20,6 +20,9 @@ from pathgrow.report.wording import counted, duration, in_round, percent, percen
 
 class Progress(Protocol):
     """What a running discovery reports."""
+
+    def resumes(self, num_stages: int, epochs: Mapping[str, float]) -> None:
+        """The run goes on where it was: so many stages are over, and of others so many epochs, by name of the stage."""
 
     def stage(self, name: str, density: float, epochs: int | None) -> None:
         """A stage begins; `epochs` is None where its length is not known."""
@@ -42,6 +45,8 @@ class Progress(Protocol):
 
 class Silent:
     """Shows nothing."""
+
+    def resumes(self, num_stages: int, epochs: Mapping[str, float]) -> None: ...
 
     def stage(self, name: str, density: float, epochs: int | None) -> None: ...
 
@@ -82,18 +87,19 @@ class Pace:
         self._measured_seconds = 0.0
         self._last = clock()
 
-    def begin(self, epochs: int | None) -> None:
-        """A stage begins, so the one before is over."""
+    def begin(self, epochs: int | None, done: int = 0) -> None:
+        """A stage begins, so the one before is over; `done` epochs of it were trained by an earlier process."""
         self._one_by_one = False
         if self._stage_epochs is not None:
             self.advance(self._stage_epochs)
         self._done_before += self._stage_done
-        self._stage_epochs, self._stage_done, self._last = epochs, 0, self._clock()
+        self._stage_epochs, self._stage_done, self._last = epochs, done, self._clock()
 
-    def widen(self, epochs: int | None) -> None:
+    def widen(self, epochs: int | None, done: int = 0) -> None:
         """Another stage is trained together with this one: they count as one, whose epochs are reported one by one."""
         if self._stage_epochs is not None and epochs is not None:
             self._stage_epochs += epochs
+        self._stage_done += done
         self._one_by_one = True
 
     def advance(self, done: int) -> None:
@@ -140,12 +146,18 @@ class LineProgress:
         self._stage = ""
         self._said: str | None = None
         self._last: float | None = None
+        self._is_under_way = False
+
+    def resumes(self, num_stages: int, epochs: Mapping[str, float]) -> None:
+        self._say(_resumption_words(num_stages, epochs))
+        self._is_under_way = bool(epochs)
 
     def stage(self, name: str, density: float, epochs: int | None) -> None:
         self._stage = printable(name)
-        if self._last is None:  # the first score may be many minutes away
+        if not self._is_under_way:  # the first score may be many minutes away
             length = f", {counted(epochs, 'epoch')}" if epochs else ""
             self._say(f"{self._stage} begins: density {percent(density)}{length}")
+        self._is_under_way = True
 
     def beside(self, name: str, density: float, epochs: int | None) -> None: ...
 
@@ -185,18 +197,26 @@ class LiveProgress:
         self._observed = ""
         self._estimate = ""
         self._live = Live(get_renderable=self.render, console=console, refresh_per_second=5, transient=True)
+        self._had: Mapping[str, float] = {}
+        """Epochs that stages of a resumed run have had."""
         self._live.start()
 
+    def resumes(self, num_stages: int, epochs: Mapping[str, float]) -> None:
+        self._had = epochs
+        self._console.print(Text(_resumption_words(num_stages, epochs)))  # above the lines that are updated
+
     def stage(self, name: str, density: float, epochs: int | None) -> None:
-        self.pace.begin(epochs)
-        self._stage, self._density, self._done, self._of = printable(name), density, 0, epochs or 0
+        had = int(self._had.get(name, 0))
+        self.pace.begin(epochs, had)
+        self._stage, self._density, self._done, self._of = printable(name), density, had, epochs or 0
         self._num_beside = 0
         self._loss = None
 
     def beside(self, name: str, density: float, epochs: int | None) -> None:
-        self.pace.widen(epochs)
+        had = int(self._had.get(name, 0))
+        self.pace.widen(epochs, had)
         self._num_beside += 1
-        self._of += epochs or 0
+        self._done, self._of = self._done + had, self._of + (epochs or 0)
 
     def epoch(self, done: int, of: int, loss: float | None = None) -> None:
         self.pace.advance(done)
@@ -242,6 +262,13 @@ class LiveProgress:
         if left is None:
             return words
         return f"{words}, about {duration(left)} left{'' if self.pace.total_epochs else ' in this stage'}"
+
+
+def _resumption_words(num_stages: int, epochs: Mapping[str, float]) -> str:
+    done = [f"{counted(num_stages, 'stage')} {'is' if num_stages == 1 else 'are'} done"] if num_stages else []
+    lengths = {printable(name): f"{number:.3g}" for name, number in epochs.items()}
+    halfway = [f"{name} goes on after {had} epoch{'' if had == '1' else 's'}" for name, had in lengths.items()]
+    return f"This run goes on where it was: {', '.join([*done, *halfway])}."
 
 
 def _estimate_words(density: float | None, interval: tuple[float, float] | None) -> str:

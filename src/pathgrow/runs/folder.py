@@ -128,6 +128,10 @@ class RunFolder:
         """The facts of a finished stage without its tensors."""
         return self._stages.facts(stage)
 
+    def has_tensors(self, stage: str) -> bool:
+        """Whether a finished stage has tensors, which are not read."""
+        return self._stages.has_tensors(stage)
+
     def forget_tensors(self, stage: str) -> None:
         """Free the tensors of a stage that no later stage needs; its facts stay."""
         self._stages.forget_tensors(stage)

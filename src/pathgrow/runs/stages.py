@@ -66,6 +66,10 @@ class StageFiles:
             return None
         return facts
 
+    def has_tensors(self, stage: str) -> bool:
+        """Whether a stage has tensors, which are not looked at."""
+        return self._tensor_file(self._record_path(stage), stage) is not None
+
     def save(self, stage: str, facts: Facts, tensors: Mapping[str, Tensor] | None = None) -> None:
         """Remember a finished stage; a stage of this name stays whole until the new one is."""
         facts = dict(facts)

@@ -11,7 +11,7 @@ from pathgrow.data.dataset import Dataset
 from pathgrow.discovery import Observer
 from pathgrow.engine import Trainer
 from pathgrow.engine.feed import batches_of
-from pathgrow.experiment.diary import Diary
+from pathgrow.experiment.diary import Diary, tell_resumption
 from pathgrow.flops import forward_macs
 from pathgrow.masks import Masks
 from pathgrow.method import Method
@@ -46,6 +46,8 @@ class Bench:
         """The bench of a config; only the first process of a team has a `folder`."""
         dataset = config.load_data()
         batch_size, steps_per_epoch = batches_of(len(dataset.train), config.recipe, config.ranks)
+        if folder is not None:
+            tell_resumption(folder, progress, steps_per_epoch)
         trainer = Trainer(
             dataset,
             config.recipe,
