@@ -78,6 +78,7 @@ def test_masks_move_up_to_the_end_and_not_beyond(name: str, end: float | None, w
         ("gse", {}, 1000, 200 * 390, 46),  # up to epoch 120
         ("granet", {}, 1000, 160 * 390, 63),  # one of them between two others, where pruning ends
         ("snfs", {}, 400, 100 * 400, 99),
+        ("gmp", {}, 100, 10_000, 55),  # these are ours
     ],
 )
 def test_short_trainings_change_their_masks_as_often_as_the_published_ones(

@@ -7,6 +7,7 @@ import functools
 import shutil
 import subprocess
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -418,3 +419,11 @@ def test_methods_are_listed_with_all_that_one_wants_to_know(capsys: pytest.Captu
     told = capsys.readouterr().out
     assert "thresholds are learned" in told
     assert "Kusupati" in told
+
+
+def test_a_training_whose_masks_hardly_change_is_told(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="method 'set' will change its masks 1 time in these 28 steps: give --method"):
+        train(config("set", method_options={"every": 100}), tmp_path / "seldom")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(config("set"), tmp_path / "often")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathgrow.method import Method
 from pathgrow.methods.picks import ByScore, everything
 from pathgrow.methods.rewiring import smallness
-from pathgrow.methods.schedules import PruneCubically
+from pathgrow.methods.schedules import PruneCubically, interval
 from pathgrow.sampling import top_k
 
 
 def gmp(
-    *, density: float = 0.1, num_steps: int = 10_000, every: int = 100, begin: float = 0.2, end: float = 0.75
+    *, density: float = 0.1, num_steps: int = 10_000, every: int | None = None, begin: float = 0.2, end: float = 0.75
 ) -> Method:
     """Gradual pruning (Zhu & Gupta 2017, To prune, or not to prune), ranked over all layers together.
 
@@ -18,8 +18,10 @@ def gmp(
     and `end` of `num_steps`; the smallest |weight| go, every so many steps and at the last, and never come back.
 
     Differences: the paper prunes every layer to the same density; ranking over all layers is the common form since.
-    `begin` and `end` are about those of RigL's comparison on CIFAR-10 (20k and 75k of 98k steps).
+    `begin` and `end` are about those of RigL's comparison on CIFAR-10 (20k and 75k of 98k steps). Unless `every` says
+    otherwise, weights go every 100 steps, and after each hundredth of trainings shorter than 10,000.
     """
+    every = interval(every, published=100, of_steps=10_000, num_steps=num_steps)
     return Method(
         name="gmp",
         start=everything,

@@ -11,13 +11,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
+from pathgrow.density import words
 from pathgrow.discovery import Options
 from pathgrow.flops import forward_macs
 from pathgrow.masks import Masks
 from pathgrow.method import Change, Method, Progress
 from pathgrow.methods.schedules import count_at
-from pathgrow.training.bench import Bench, grows
+from pathgrow.training.bench import Bench, grows, moves
 from pathgrow.training.meter import sample_flops
+
+_FEW_CHANGES = 5
+_STEPS_TO_GROW = 20
+"""That new weights should have before the next change can drop them: RigL at shorter intervals did worse on digits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +91,21 @@ def cost_by_epochs(bench: Bench, at: Standing, price: Price) -> Callable[[int], 
         return at.spent + sum(price(method, stretch) for stretch in stretches(bench, method, epochs, at))
 
     return cost
+
+
+def doubt_about_changes(bench: Bench, epochs: int) -> str | None:
+    """A warning about a training that is too short for the interval at which its masks are to change, or None."""
+    method, num_steps = bench.make_method(epochs), epochs * bench.steps_per_epoch
+    if not moves(method) or method.start_density is None:  # chosen later, for somebody's own method: cannot be told yet
+        return None
+    at = Standing(num_on=count_at(method.start_density, bench.scope.num), macs=0)
+    num_changes = sum(stretch.num_changes for stretch in stretches(bench, method, epochs, at))
+    if num_changes >= _FEW_CHANGES:
+        return None
+    every, often = bench.config.method_options.get("every"), max(_STEPS_TO_GROW, num_steps // 20)
+    hint = f"give --method-option every={often}, or " if isinstance(every, int) and every > often else ""
+    times = words.counted(num_changes, "time")
+    return f"method {method.name!r} will change its masks {times} in these {num_steps} steps: {hint}train longer"
 
 
 def changes_are_due(bench: Bench, at: Standing) -> bool:

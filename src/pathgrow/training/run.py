@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any
 
 from pathgrow.discovery.partial import clear_partials
@@ -13,6 +14,7 @@ from pathgrow.runs import RunFolder
 from pathgrow.team import Team
 from pathgrow.training.bench import Bench, grows
 from pathgrow.training.config import TrainRun
+from pathgrow.training.forecast import doubt_about_changes
 from pathgrow.training.growth import grow
 from pathgrow.training.levels import Levels
 from pathgrow.training.plan import Plan, plan
@@ -44,6 +46,8 @@ def _work(config: TrainRun, folder: RunFolder | None, progress: Progress, team: 
     """Plan, train, examine, write; only the first process has a folder."""
     bench = Bench.made(config, folder, progress, team)
     planned = plan(bench)
+    if folder is not None and (doubt := doubt_about_changes(bench, planned.epochs)) is not None:
+        warnings.warn(doubt, stacklevel=2)
     outcome = _trained(bench, planned)
     if folder is None:
         return
@@ -51,6 +55,7 @@ def _work(config: TrainRun, folder: RunFolder | None, progress: Progress, team: 
     told = report(bench, planned, outcome)
     folder.write_curve([{"kind": "phase", **record.row()} for record in outcome.records])
     told["weights_sha256"] = folder.save_network(outcome.attached.model, outcome.attached.masks)
+    told["timing"]["run_seconds"] = folder.seconds
     folder.write_report(told)  # last, since its presence means that the others are there
 
 
