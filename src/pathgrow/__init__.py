@@ -10,13 +10,14 @@
 from pathgrow import data, methods, models
 from pathgrow.attach import Attached, attach
 from pathgrow.density.saturation import fit_saturation
-from pathgrow.discovery import Discovery, discover
+from pathgrow.discovery import Discovery
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.flops import training_flops
 from pathgrow.masks import Masks
 from pathgrow.method import Method
 from pathgrow.paths import path_scores
 from pathgrow.phew import phew
+from pathgrow.reported import discover
 from pathgrow.sampling import sample_proportional
 from pathgrow.scope import scope
 from pathgrow.topology import tau_core

@@ -64,7 +64,8 @@ def say_what_is_missing(folder: RunFolder) -> None:
     for_good = [name for name in missing if name == "metrics.jsonl"]  # its rows are only written during training
     if taken := [name for name in missing if name not in for_good]:
         told = " and ".join(taken) if len(taken) <= 2 else f"{taken[0]} and {len(taken) - 1} other files"
-        again = f"to have them written anew delete {folder.path / 'report.json'} and give the same command again"
+        same = "make the same call" if folder.is_store else "give the same command"
+        again = f"to have them written anew delete {folder.path / 'report.json'} and {same} again"
         typer.echo(f"pathgrow: note: {told} of this run can no longer be found: {again}", err=True)
     if for_good:
         again = "only the same command with another --out writes it again, nothing else needs it"

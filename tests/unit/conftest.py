@@ -152,7 +152,11 @@ def build() -> dict[str, Any]:
         "topology": [_topology(round, density) for round, density in enumerate(densities)],
         "masks_sha256": "0" * 64,
         "weights_sha256": "1" * 64,
-        "timing": {"seconds": 48.2, "phases": [{"phase": phase["phase"], "seconds": 2.0} for phase in phases]},
+        "timing": {
+            "seconds": 48.2,
+            "phases": [{"phase": phase["phase"], "seconds": 2.0} for phase in phases],
+            "run_seconds": 75.0,
+        },
     }
 
 

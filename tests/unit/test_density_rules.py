@@ -428,7 +428,7 @@ def test_an_interval_that_reaches_below_every_probe_is_open_there() -> None:
         f"90% interval of the answer: up to {end:.0f}%; with a chance of {share} it lies below 10%, the lowest density"
     )
     fitted = f"{answer.reference.score:.5g}, the score fitted for the densest network grown (100%)"
-    assert lines[2] == f"It was read where the curve comes within 0.012 of {fitted}."
+    assert lines[2] == f"The answer was read where the curve comes within 0.012 of {fitted}."
     sharp = rule.answer(Curve(rough=points, probes=tuple(saturated(points)), at_ceiling=True))
     assert sharp.interval[0] > 0.1
     assert "lies below" not in sharp.words

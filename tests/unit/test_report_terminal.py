@@ -35,7 +35,7 @@ def test_the_summary_says_everything_a_person_asks_for(sample_report):
         "96.8% validation, 96.5% test",
         "the densest network grown",
         "10.5% (90% interval 8.1% to 13.9%)",  # the gain answer
-        "0.90 times a dense training (15.9 GFLOP), 48 s",
+        "0.90 times a dense training (15.9 GFLOP); 48 s of growing, training and scoring, 1 min 15 s from beginning to",
         "stricter wish than one point",  # the rule's own words
         ">7 9.54% 13.09% 24 95.4% 0.138 96.8% 80 8 11.92%",  # the round of the network handed back, with its copy
     ):
@@ -130,6 +130,15 @@ def test_a_headline_claims_no_more_than_the_rule_knows(sample_report):
     )
 
 
+def test_time_is_told_as_far_as_it_was_measured(sample_report):
+    del sample_report["timing"]["run_seconds"]
+    assert dict(wording.findings(sample_report))["price"].endswith(
+        "(15.9 GFLOP); 48 s of growing, training and scoring"
+    )
+    del sample_report["timing"]
+    assert dict(wording.findings(sample_report))["price"].endswith("(15.9 GFLOP)")
+
+
 def test_words_stand_in_lines_under_the_headline_which_takes_the_place_of_the_first(sample_report):
     text = [line.rstrip() for line in rendered(summary(sample_report)).splitlines()]
     begin = text.index(" How the answer was found")
@@ -182,16 +191,14 @@ def test_showing_an_unfinished_run_says_where_it_is(tmp_path):
     assert "not running; give its command again to resume it" in stopped
 
 
-def test_the_store_of_a_call_is_not_called_unfinished(tmp_path):
-    """No report is ever written there, however far the call came, and there is no command to give again."""
+def test_an_unfinished_call_is_told_from_a_command(tmp_path):
+    """There is no command to give again."""
     with RunFolder.open(tmp_path / "store", {"budget": 4}) as folder:
         folder.save("seed", {"round": 0, "density": 0.02, "score": 0.81})
     show(folder.path, console := Console(file=io.StringIO(), width=200))
     text = console.file.getvalue()
-    assert "the store of a call of discover." in text
+    assert "an unfinished call of discover." in text
     assert "1 stage finished; not running; the same call goes on from there." in text
-    assert "report.page(found.report())" in text
-    assert "unfinished" not in text
     assert "command" not in text
     assert "0.81" in text
 

@@ -60,11 +60,15 @@ def test_a_killed_run_says_where_it_goes_on(
         with pytest.raises(Killed):
             leave(*arguments)
     assert "goes on where" not in capsys.readouterr().err, "it began"
+    seconds = RunFolder(tmp_path / "run").seconds
+    assert seconds > 0
     assert leave(*arguments) == 0
     lines = capsys.readouterr().err.splitlines()
     assert [TOLD.fullmatch(line) is not None for line in lines[:2]] == [True, False]
     assert TOLD.fullmatch(lines[0])[1] == f"{before}{stage} goes on after {7 / STEPS_PER_EPOCH:g} epochs"  # type: ignore[index]
     assert not any("begins" in line for line in lines), "it began before"
+    timing = RunFolder(tmp_path / "run").report()["timing"]
+    assert timing["run_seconds"] > seconds + timing["phases"][-1]["seconds"], "the time before the kill counts too"
     assert leave(*arguments) == 0
     assert capsys.readouterr().err == "", "a finished run is only shown"
 

@@ -1,5 +1,6 @@
 """Run folders: what is written comes back, what is damaged does not, and what stands in the way is said."""
 
+import hashlib
 import json
 import math
 import os
@@ -7,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+import types
 import warnings
 
 import pytest
@@ -502,3 +504,41 @@ def test_a_full_disk_ends_the_run_with_a_sentence_and_keeps_the_last_state(folde
     assert stage.facts == {"score": 1}
     assert stage.tensors["x"].tolist() == [0, 0]
     assert not list(folder.path.rglob(".*.tmp"))
+
+
+def test_the_time_of_a_run_adds_up_over_its_processes(tmp_path, monkeypatch):
+    """Of a process that was killed, what it stored last tells how long it worked."""
+    now = 1000.0
+    monkeypatch.setattr("pathgrow.runs.folder.time", types.SimpleNamespace(monotonic=lambda: now))
+    first = RunFolder.open(tmp_path, CONFIG)
+    now += 10
+    first.save("seed", {"score": 0.5}, tensors())
+    now += 5
+    first.save("partial-round_001-0", {"step": 7})
+    now += 3  # lost by a kill
+    assert first.seconds == 18
+    first.close()
+    assert RunFolder(tmp_path).seconds == 15
+    now += 5000
+    with RunFolder.open(tmp_path, CONFIG) as second:
+        now += 2
+        second.forget_tensors("seed")
+        assert second.seconds == 17
+        now += 4
+    now += 50
+    assert second.seconds == RunFolder(tmp_path).seconds == 17
+    assert second.load("seed").facts == {"score": 0.5}
+    (tmp_path / "stages" / "seed.json").write_text("{}")
+    assert RunFolder(tmp_path).seconds == 15, "a damaged stage says nothing"
+
+
+def test_stages_without_a_time_are_those_of_an_older_version(tmp_path):
+    body = {"format": 1, "stage": "seed", "facts": {"score": 0.5}, "tensors": None}
+    record = {**body, "sha256": hashlib.sha256(strict_json.dumps(body).encode()).hexdigest()}
+    with RunFolder.open(tmp_path, CONFIG):
+        pass
+    (tmp_path / "stages").mkdir(exist_ok=True)
+    (tmp_path / "stages" / "seed.json").write_text(strict_json.dumps(record))
+    folder = RunFolder(tmp_path)
+    assert folder.seconds == 0
+    assert folder.load("seed").facts == {"score": 0.5}

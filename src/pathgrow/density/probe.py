@@ -383,7 +383,7 @@ def _delta_words(
                 f"{words.density(density)} of the switchable weights {enough} to score within {words.score(delta)} of"
                 f" {name}.",
                 f"90% interval of the answer: {words.span(interval)}{beyond}.",
-                f"It was read where the curve comes within {far} of {against}."
+                f"The answer was read where the curve comes within {far} of {against}."
                 if reading.reference.kind == "densest"
                 else "",
             )

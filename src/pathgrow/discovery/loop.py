@@ -7,7 +7,9 @@ code for resuming: it goes through the stages, and a stage that is stored is not
 from __future__ import annotations
 
 import math
+import sys
 import warnings
+from pathlib import Path
 from typing import Any, Literal
 
 from torch import nn
@@ -76,7 +78,8 @@ def discover(
         All are described in `Options`. Those that matter most:
 
         - `store`: a folder in which every finished stage is written. Calling `discover` again with the same model, seed
-          and options goes on after the last of them and ends with the same bits. Without it nothing is kept.
+          and options goes on after the last of them and ends with the same bits. When it is over, `pathgrow.discover`
+          leaves report.html, curve.png, curve.csv and report.json there. Without it nothing is kept.
         - `observer`: an `Observer`, told when a stage begins and ends and what the density rule says.
         - `num_val`: how many validation examples there are, where the score is the share of them that are right.
         - `target_density`: grow to exactly this density and train that network out, without asking for the answer.
@@ -145,6 +148,14 @@ def discover(
         except BaseException:
             trunk.give_back_()
             raise
+
+
+def _frames_to_the_caller() -> int:
+    """How far up a warning has to point so that it points at the code of whoever called this package."""
+    package, frame, number = str(Path(__file__).parents[1]), sys._getframe(1), 1
+    while frame.f_code.co_filename.startswith(package) and frame.f_back is not None:
+        frame, number = frame.f_back, number + 1
+    return number
 
 
 class Loop:
@@ -236,7 +247,7 @@ class Loop:
 
     def _warn(self, doubt: str | None) -> None:
         if doubt is not None and self._site.team.rank == 0:
-            warnings.warn(doubt, stacklevel=5)  # at whoever called `discover`
+            warnings.warn(doubt, stacklevel=_frames_to_the_caller())
 
     def _next_size(self, up_to: float | None) -> int:
         """A whole step of growth, or as much of it as the rule asks for; at least one weight, so that growth ends."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -78,7 +78,8 @@ class Options:
     """How many validation examples there are, where the score is the share of them that are right; few of them widen
     the interval."""
     store: Store | str | os.PathLike[str] = dataclasses.field(default_factory=MemoryStore)
-    """Where finished stages are kept, a folder or a `Store`; stages that are found there are not repeated."""
+    """Where finished stages are kept, a folder or a `Store`; stages that are found there are not repeated. In a folder
+    `pathgrow.discover` leaves its report as well."""
     observer: Observer = dataclasses.field(default_factory=Observer)
     """Is told when stages begin and end, and what the density rule says."""
     loss: Loss | None = None
@@ -179,13 +180,16 @@ class Options:
         """The store, for the duration of the discovery: a folder is locked, and refused if it has other options."""
         team = self.team or ALONE
         if isinstance(self.store, str | os.PathLike):
-            # By way of JSON, since numbers may be NumPy's.
-            config = strict_json.loads(strict_json.dumps({"seed": seed, **self.as_dict()}))
-            place = self.store
-            with held_by_first(team, lambda: RunFolder.open(place, config)) as folder:
+            with self.opened_folder(self.store, seed) as folder:
                 yield _shared(team, folder or MemoryStore())
         else:
             yield _shared(team, self.store)
+
+    def opened_folder(self, place: str | os.PathLike[str], seed: int) -> AbstractContextManager[RunFolder | None]:
+        """The folder of a discovery with these options, for the first of a team to work in; the others get None."""
+        # By way of JSON, since numbers may be NumPy's.
+        config = strict_json.loads(strict_json.dumps({"seed": seed, **self.as_dict()}))
+        return held_by_first(self.team or ALONE, lambda: RunFolder.open(place, config))
 
     @property
     def num_seed_epochs(self) -> int:

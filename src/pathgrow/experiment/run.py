@@ -10,7 +10,6 @@ from typing import Any
 
 from pathgrow.density import words
 from pathgrow.discovery import Discovery, Observer, Options, discover
-from pathgrow.discovery.partial import clear_partials
 from pathgrow.discovery.phases import Phases, Score
 from pathgrow.engine import Trainer
 from pathgrow.engine.feed import batches_of
@@ -18,8 +17,8 @@ from pathgrow.experiment.carry_out import carry_out
 from pathgrow.experiment.config import Experiment
 from pathgrow.experiment.diary import Diary, tell_resumption
 from pathgrow.masks import Masks
-from pathgrow.report import write_all
 from pathgrow.report.progress import Progress, Silent
+from pathgrow.reported import draw, write_findings
 from pathgrow.runs import MemoryStore, RunFolder
 from pathgrow.team import Team
 
@@ -49,8 +48,7 @@ def run(
 
 def _shown_report(folder: RunFolder) -> dict[str, Any]:
     """The report of a finished run, with its pictures drawn."""
-    if not all((folder.path / name).exists() for name in ("curve.png", "report.html")):
-        write_all(folder.path)
+    draw(folder)
     return folder.report()
 
 
@@ -124,11 +122,8 @@ def _write(
     dense: Score | None,
 ) -> None:
     """All files of a finished run; the report goes last, since its presence means that the others are there."""
-    clear_partials(folder)
     for round, grown in enumerate(masks):
         folder.save_masks(round, grown)
-    observed = [("rough", found.rounds), ("probe", found.probes)]
-    folder.write_curve([{"kind": kind, **record.row()} for kind, records in observed for record in records])
     weights_sha256 = folder.save_network(found.attached.model, found.masks)
     report = found.report()
     report["config"] = config.as_dict()
@@ -136,4 +131,4 @@ def _write(
     if dense is not None:
         report["dense"]["test"] = {"score": dense.score, "loss": dense.loss}
     report["weights_sha256"] = weights_sha256
-    folder.write_report(report)
+    write_findings(folder, found, report)

@@ -38,7 +38,7 @@ class Unfinished:
     points: tuple[dict[str, Any], ...]
     """What the finished stages observed: rows with stage, round, density and score."""
     is_store: bool = False
-    """Whether it was kept by a call of `discover`, which knows no data by name and leaves the report to its caller."""
+    """Whether it was kept by a call of `discover`."""
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any] | Unfinished:
@@ -100,5 +100,5 @@ def progress_of(folder: RunFolder) -> Unfinished:
         current=begun[-1] if begun and begun[-1] not in stages else None,
         worker=folder.worker,
         points=tuple(points),
-        is_store="data" not in (folder.config or {}),
+        is_store=folder.is_store,
     )

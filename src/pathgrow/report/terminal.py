@@ -87,14 +87,11 @@ def _unfinished(run: Unfinished, path: str | os.PathLike[str]) -> RenderableType
     again = "the same call goes on from there" if run.is_store else "give its command again to resume it"
     state = f"being worked on by {run.worker}" if run.worker else f"not running; {again}"
     where = f"in stage {run.current}" if run.current else "between stages" if run.stages else "before its first stage"
-    kind = "the store of a call of discover" if run.is_store else f"an unfinished run, {where}"
+    kind = "an unfinished call of discover" if run.is_store else f"an unfinished run, {where}"
     lines = [
         Text(f"{printable(os.fspath(path))}: {kind}.", "bold"),
         Text(f"{counted(len(run.points), 'stage')} finished; {state}."),
     ]
-    if run.is_store:
-        lines.append(Text("The call itself returns what it found; `from pathgrow import report`, then"))
-        lines.append(Text("`report.page(found.report())` makes a page of it."))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("stage", "density", "score"):
         table.add_column(heading, justify="left" if heading == "stage" else "right")

@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from pathgrow.report.wording import count, counted, duration, percent, printable
+from pathgrow.report.wording import count, counted, percent, printable, timing
 
 _MATCHED = {
     "none": "",
@@ -50,7 +50,7 @@ def findings(report: dict[str, Any]) -> list[tuple[str, str]]:
         (
             "cost",
             f"{count(ledger['training_flops'])} training FLOPs, {ledger['relative']:.3g}x those of training dense for "
-            f"{counted(config['epochs'], 'epoch')}; {duration(report['timing']['seconds'])}",
+            f"{counted(config['epochs'], 'epoch')}; {timing(report)}",
         ),
         ("inference", f"{report['flops']['inference_relative']:.3g}x the FLOPs of the dense network"),
     ]

@@ -267,9 +267,19 @@ def findings(report: dict[str, Any]) -> list[tuple[str, str]]:
     price = f"{count(ledger['training_flops'])}FLOP".replace("  ", " ")
     if ledger["relative"] is not None:
         price = f"{ledger['relative']:.2f} times a dense training ({price})"
-    seconds = (report.get("timing") or {}).get("seconds")
-    found.append(("price", price + (f", {duration(seconds)}" if seconds else "")))
+    found.append(("price", price + (f"; {time}" if (time := timing(report)) else "")))
     return found
+
+
+def timing(report: dict[str, Any]) -> str:
+    """How long the run took, and what that includes; empty where nobody measured it."""
+    measured = report.get("timing") or {}
+    told = []
+    if measured.get("seconds"):
+        told.append(f"{duration(measured['seconds'])} of {'' if 'kind' in report else 'growing, '}training and scoring")
+    if measured.get("run_seconds"):
+        told.append(f"{duration(measured['run_seconds'])} from beginning to end")
+    return ", ".join(told)
 
 
 def _caution(report: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ import csv
 import io
 import os
 import shutil
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,7 +37,7 @@ from pathgrow.runs.store import Facts, Stage
 
 _METRICS = "metrics.jsonl"
 _LEFT_BEHIND = (_METRICS, "curve.csv", "network.safetensors", "network_masks.safetensors")
-"""What every finished run has written before its report."""
+"""What every finished run of a command has written before its report."""
 
 
 class EnvironmentChangedWarning(UserWarning):
@@ -60,7 +61,9 @@ class RunFolder:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._stages = StageFiles(self.path / "stages")
+        self._stages = StageFiles(self.path / "stages", lambda: self.seconds)
+        self._seconds_before = 0.0
+        self._opened_at: float | None = None
         self._metrics = Metrics(self.path / _METRICS)
         self._lock: locks.Lock | None = None
         self._is_new = False
@@ -80,6 +83,7 @@ class RunFolder:
             )
         folder._take()
         try:
+            folder._seconds_before, folder._opened_at = folder._stages.seconds, time.monotonic()
             folder._settle(wanted, device)
         except BaseException:
             folder.close()
@@ -90,7 +94,7 @@ class RunFolder:
         """Let others work in the folder."""
         if self._lock is not None:
             self._lock.release()
-            self._lock = None
+            self._lock = self._opened_at = None
 
     def withdraw(self) -> None:
         """Empty the folder of a run that was refused before it trained anything, so that another may begin there."""
@@ -161,6 +165,16 @@ class RunFolder:
         """The process that works in this folder now, in words; None if there is none."""
         return locks.holder(self.path)
 
+    @property
+    def seconds(self) -> float:
+        """How long the run has been worked on, by all processes that opened its folder.
+
+        Of one that was killed, the time up to the last stage or half-done training that it stored.
+        """
+        if self._opened_at is None:
+            return self._stages.seconds
+        return self._seconds_before + time.monotonic() - self._opened_at
+
     def report(self) -> dict[str, Any]:
         """What a finished run found."""
         return _read_object(
@@ -172,10 +186,17 @@ class RunFolder:
         """Files that a finished run wrote and that are no longer there."""
         if not self.finished:
             return []
+        if self.is_store:
+            return [] if (self.path / "curve.csv").is_file() else ["curve.csv"]
         # A discovery kept the masks of each round that its report lists; a training keeps only its last ones.
         curve = self.report().get("curve") or {}
         masks = [_masks_of(round) for round in range(len(curve.get("rough", ())))]
         return [name for name in (*_LEFT_BEHIND, *masks) if not (self.path / name).is_file()]
+
+    @property
+    def is_store(self) -> bool:
+        """Whether a call of `discover` keeps its stages here: it knows no data by name, and its caller the network."""
+        return "data" not in (self.config or {})
 
     @property
     def metrics(self) -> list[dict[str, Any]]:

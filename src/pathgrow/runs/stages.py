@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +36,14 @@ class _DamageError(Exception):
 
 
 class StageFiles:
-    """Stages in one folder; implements `Store`. Not locked: `RunFolder.open` is."""
+    """Stages in one folder; implements `Store`. Not locked: `RunFolder.open` is.
 
-    def __init__(self, folder: Path) -> None:
+    Each record notes the time on `clock` at which it was written.
+    """
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = lambda: 0.0) -> None:
         self.folder = folder
+        self._clock = clock
 
     def load(self, stage: str, *, set_aside: bool = True) -> Stage | None:
         """The stage as it was saved, or None if it never finished or is damaged.
@@ -111,6 +115,17 @@ class StageFiles:
         records = [(path.stat().st_mtime_ns, path.stem) for path in self.folder.glob("*.json")]
         return [name for _, name in sorted(records) if _NAME.fullmatch(name)]
 
+    @property
+    def seconds(self) -> float:
+        """The latest time that a stage notes; 0 where none does."""
+        noted = [0.0]
+        for stage in self.names():
+            try:
+                noted.append(float(_read_record(self._record_path(stage), stage).get("seconds", 0.0)))
+            except (FileNotFoundError, _DamageError):
+                continue
+        return max(noted)
+
     def sweep(self) -> None:
         """Remove what killed writers left: temporary files, and tensors whose record was never written."""
         atomic.sweep(self.folder)
@@ -131,7 +146,7 @@ class StageFiles:
         return self.folder / f"{stage}.json"
 
     def _write_record(self, path: Path, stage: str, facts: Mapping[str, Any], tensors: dict[str, str] | None) -> None:
-        body = {"format": FORMAT, "stage": stage, "facts": facts, "tensors": tensors}
+        body = {"format": FORMAT, "stage": stage, "facts": facts, "tensors": tensors, "seconds": self._clock()}
         atomic.write_text(path, strict_json.dumps({**body, "sha256": _digest(body)}, indent=1))
 
     def _tensor_file(self, record_path: Path, stage: str) -> str | None:
