@@ -29,6 +29,12 @@ def folder(tmp_path):
         yield opened
 
 
+@pytest.fixture
+def of_a_command(tmp_path):
+    with RunFolder.open(tmp_path / "run", {**CONFIG, "data": "digits"}) as opened:
+        yield opened
+
+
 def tensors():
     tied = torch.arange(6.0).reshape(2, 3)
     return {
@@ -336,14 +342,23 @@ def test_what_is_advised_about_a_damaged_report_works(folder, content):
         assert again.load("seed").facts == {"score": 0.5}
 
 
-def test_files_that_were_taken_from_a_finished_run_are_named(folder):
+def test_files_that_were_taken_from_a_finished_run_are_named(of_a_command):
+    folder = of_a_command
     assert folder.missing == []  # nothing was promised yet
     folder.write_report({})
     (folder.path / "network.safetensors").write_bytes(b"")
     assert folder.missing == ["metrics.jsonl", "curve.csv", "network_masks.safetensors"]
 
 
-def test_masks_and_metrics_that_were_taken_are_named(folder):
+def test_a_call_leaves_its_curve_and_its_caller_has_the_rest(folder):
+    folder.write_report({"curve": {"rough": [{"round": 0}]}})
+    assert folder.missing == ["curve.csv"]
+    folder.write_curve([{"kind": "rough", "score": 0.5}])
+    assert folder.missing == []
+
+
+def test_masks_and_metrics_that_were_taken_are_named(of_a_command):
+    folder = of_a_command
     masks = Masks({"0.weight": torch.tensor([[True, False]])})
     for round in range(3):
         folder.save_masks(round, masks)
