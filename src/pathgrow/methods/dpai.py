@@ -39,7 +39,8 @@ def dpai(
 
     Differences: paths are counted on the wiring, once for all positions of a feature map; the authors' code divides one
     branch of a residual sum by its maximum and not the other, and counts something else. Their script takes 3000 steps
-    of 0.005, which reach as far as the 300 of 0.05 here; both are options.
+    of 0.005, which reach as far as the 300 of 0.05 here; both are options. Their schedule for that rate is made and
+    never stepped, so there is none here. They draw new weights after the search; here the model's own stay.
 
     Parameters
     ----------

@@ -12,7 +12,8 @@ from pathgrow.errors import UserError
 from pathgrow.masks import Masks
 from pathgrow.method import Change, Memory, Method, Progress
 from pathgrow.methods.allocation import RandomByLaw
-from pathgrow.methods.rewiring import any_of, apportioned, count, largest, magnitudes, present, with_present
+from pathgrow.methods.picks import magnitudes
+from pathgrow.methods.rewiring import any_of, apportioned, count, largest, present, with_present
 from pathgrow.methods.schedules import require_end, require_steps
 from pathgrow.net import Net
 from pathgrow.sampling import top_k
@@ -59,7 +60,7 @@ def dsr(
         name="dsr",
         start=RandomByLaw(allocation),
         start_density=density,
-        schedule=_SeldomerAndSeldomer(every, num_steps, end),
+        schedule=_DoublingIntervals(every, num_steps, end),
         revise=_Reallocate(share),
         remember=_FirstThreshold(threshold),
         clock="step",
@@ -75,7 +76,7 @@ class _FirstThreshold:
 
 
 @dataclass(frozen=True)
-class _SeldomerAndSeldomer:
+class _DoublingIntervals:
     every: int
     num_steps: int
     end: float

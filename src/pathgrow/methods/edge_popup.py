@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pathgrow.errors import UserError
 from pathgrow.masks import Masks
 from pathgrow.method import Memory, Method
 from pathgrow.methods.picks import everything
-from pathgrow.methods.schedules import count_at
+from pathgrow.methods.schedules import count_at, require_density
 from pathgrow.net import Net
 from pathgrow.rng import generator
 
@@ -36,8 +35,7 @@ def edge_popup(*, density: float = 0.5, constant: bool = True) -> Method:
         Frozen weights have the sign that they were drawn with and one magnitude per layer, sqrt(2 / fan in), the
         paper's best; False: as they were drawn.
     """
-    if not 0 < density <= 1:
-        raise UserError(f"density {density!r} was given, a density in (0, 1] is wanted: give for example 0.5")
+    require_density("density", density)
     weights = Popup(density, constant)
     return Method(
         name="edge_popup",

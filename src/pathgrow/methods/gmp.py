@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from pathgrow.method import Method
-from pathgrow.methods.picks import ByScore, everything
-from pathgrow.methods.rewiring import smallness
+from pathgrow.methods.picks import ByScore, everything, smallness
 from pathgrow.methods.schedules import PruneCubically, interval
 from pathgrow.sampling import top_k
 

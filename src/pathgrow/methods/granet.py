@@ -9,7 +9,8 @@ import torch
 from pathgrow.masks import Masks
 from pathgrow.method import Change, Method, Progress
 from pathgrow.methods.allocation import RandomByLaw
-from pathgrow.methods.rewiring import RewireLayers, smallness, with_present
+from pathgrow.methods.picks import smallness
+from pathgrow.methods.rewiring import RewireLayers, with_present
 from pathgrow.methods.schedules import Cosine, PruneCubically, RewireEvery, interval
 from pathgrow.net import Net
 from pathgrow.sampling import top_k

@@ -15,7 +15,8 @@ from pathgrow.masks import Masks
 from pathgrow.method import Change, Method, Progress
 from pathgrow.methods.allocation import RandomByLaw
 from pathgrow.methods.layer_signals import gradient_estimates
-from pathgrow.methods.rewiring import Rate, any_of, count, magnitudes
+from pathgrow.methods.picks import magnitudes
+from pathgrow.methods.rewiring import Rate, any_of, count
 from pathgrow.methods.schedules import Cosine, RewireEvery, floor_of, interval
 from pathgrow.net import Net
 from pathgrow.sampling import ZeroScores, sample_proportional, top_k

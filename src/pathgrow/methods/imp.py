@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathgrow.errors import UserError
 from pathgrow.method import Afterwards, Method
-from pathgrow.methods.picks import ByScore, everything
-from pathgrow.methods.rewiring import smallness
+from pathgrow.methods.picks import ByScore, everything, smallness
 from pathgrow.methods.schedules import PruneEachRound
 from pathgrow.sampling import top_k
 

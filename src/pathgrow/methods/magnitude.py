@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from pathgrow.method import Method
-from pathgrow.methods.picks import ByScore
+from pathgrow.methods.picks import ByScore, magnitudes
 from pathgrow.methods.schedules import require_density
-from pathgrow.net import Net
 from pathgrow.sampling import top_k
 
 
@@ -18,8 +15,4 @@ def magnitude(*, density: float = 0.1) -> Method:
     weights and lose most, at high sparsity all of them: the baseline is known to collapse there.
     """
     require_density("density", density)
-    return Method(name="magnitude", start=ByScore(_magnitudes, top_k), start_density=density)
-
-
-def _magnitudes(net: Net) -> dict[str, Tensor]:
-    return {name: weight.abs() for name, weight in net.weights().items()}
+    return Method(name="magnitude", start=ByScore(magnitudes, top_k), start_density=density)

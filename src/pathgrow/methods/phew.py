@@ -15,8 +15,9 @@ def phew(*, density: float = 0.1) -> Method:
 
     Differences: walks go along the network as it is wired. The authors' code takes every 1x1 kernel for a shortcut,
     which misreads bottleneck blocks, and a forward walk onto a shortcut leaves out the last layer of the block before
-    it. Numbers are exact: what is left when the next walk does not fit are weights between units of walks already
-    made. Biases of units without inputs stay.
+    it. Numbers are exact: what is left when the next walk does not fit are weights between units of walks already made.
+    Their walks are drawn by generators that the seed does not reach, and a kernel of zeros gives NaN; here all chance
+    comes from the seed, and such a kernel has no preference. Biases of units without inputs stay.
     """
     require_density("density", density)
     return Method(name="phew", start=by_walks, start_density=density, needs=frozenset({"paths"}))

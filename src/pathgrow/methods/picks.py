@@ -1,4 +1,4 @@
-"""Picks, the parts that methods are made of: exactly `count` positions out of `candidates`."""
+"""Picks, the parts that methods are made of: exactly `count` positions out of `candidates`; and scores for them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,16 @@ from pathgrow.phew import phew
 Score = Callable[[Net], Mapping[str, Tensor]]
 """A number for every position, present or missing; higher is more worth having."""
 Sampler = Callable[[Mapping[str, Tensor], Masks, int, torch.Generator], Masks]
+
+
+def magnitudes(net: Net) -> dict[str, Tensor]:
+    """A score: |weight|."""
+    return {name: weight.abs() for name, weight in net.weights().items()}
+
+
+def smallness(net: Net) -> dict[str, Tensor]:
+    """A score that is higher the smaller |weight| is, for picks that drop."""
+    return {name: -weight.abs() for name, weight in net.weights().items()}
 
 
 @dataclass(frozen=True)

@@ -60,16 +60,6 @@ class RewireLayers:
         return up | down
 
 
-def magnitudes(net: Net) -> dict[str, Tensor]:
-    """A score: |weight|."""
-    return {name: weight.abs() for name, weight in net.weights().items()}
-
-
-def smallness(net: Net) -> dict[str, Tensor]:
-    """A score that is higher the smaller |weight| is, for picks that drop."""
-    return {name: -weight.abs() for name, weight in net.weights().items()}
-
-
 def present(net: Net) -> dict[str, Tensor]:
     """What is on among the switchable weights, by layer."""
     return dict(net.masks.present())

@@ -25,11 +25,11 @@ def rigl(
     |gradient| of the batch among all that it did not keep. New weights and their momentum are zero; a weight dropped
     and grown again keeps both. The change takes the place of that step's gradient step. Layer densities stay.
 
-    Differences: the reference code adds noise to all magnitudes before it ranks them, so that a weight of zero can lose
-    to one that is off; here only ties are drawn. A dropped weight is zeroed at once rather than when it returns, which
-    no training can tell. In the paper, uniform layers beside a dense first one are at the density themselves, which
-    makes the total a little higher; here the total is exact. `end` is the paper's 75%; its CIFAR-10 runs stop at 75,000
-    of 97,656 steps.
+    Differences: the reference code has a constant share unless the cosine is asked for. It adds noise to all magnitudes
+    before it ranks them, so that a weight of zero can lose to one that is off; here only ties are drawn. A dropped
+    weight is zeroed at once rather than when it returns, which no training can tell. In the paper, uniform layers
+    beside a dense first one are at the density themselves, which makes the total a little higher; here the total is
+    exact. `end` is the paper's 75%; its CIFAR-10 runs stop at 75,000 of 97,656 steps.
 
     Parameters
     ----------

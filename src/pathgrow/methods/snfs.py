@@ -38,10 +38,10 @@ def snfs(
     Differences: masks change every 400 steps, an epoch of CIFAR, or a hundred times in trainings shorter than the
     hundred epochs of the paper, unless `every` says otherwise. The total is exact, so the reference code's correction
     of past deviations has nothing to do, and a layer can be filled to the last weight, not to 99%; it keeps at least
-    one. New weights start with zero momentum in the optimizer, as everywhere here, while the reference lets them
-    inherit it. The momentum aside is that of plain gradients (0.9), without weight decay and whatever the optimizer.
-    Uniform allocation here leaves the first layer dense, where the reference treats all alike. The change comes before
-    the optimizer's step.
+    one. What does not fit goes to the other layers in their proportion, not evenly. New weights start with zero
+    momentum in the optimizer, as everywhere here, while the reference lets them inherit it. The momentum aside is that
+    of plain gradients (0.9), without weight decay and whatever the optimizer. Uniform allocation here leaves the first
+    layer dense, where the reference treats all alike. The change comes before the optimizer's step.
     """
     every = interval(every, published=400, of_steps=100 * 400, num_steps=num_steps)
     return Method(

@@ -71,11 +71,11 @@ class SoftThreshold:
         """What is remembered at first."""
         weights, groups = net.weights(), _groups(net)
         # One number decays over the whole training: it needs more digits than a weight in half precision has.
-        numbers = {n: w.new_zeros((), dtype=torch.promote_types(w.dtype, torch.float32)) for n, w in weights.items()}
+        zeros = {n: w.new_zeros((), dtype=torch.promote_types(w.dtype, torch.float32)) for n, w in weights.items()}
         return {
             "hidden": {name: weight.clone() for name, weight in weights.items()},
-            "s": {name: torch.full_like(zero, self._start(groups.get(name))) for name, zero in numbers.items()},
-            "momentum": numbers,
+            "s": {name: torch.full_like(zero, self._start(groups.get(name))) for name, zero in zeros.items()},
+            "momentum": zeros,
         }
 
     def _start(self, group: dict[str, Any] | None) -> float:

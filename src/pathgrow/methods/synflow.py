@@ -23,8 +23,9 @@ def synflow(*, density: float = 0.1, num_iterations: int = 100) -> Method:
     the path weight that runs through it. Iteration k of n keeps the best density^(k/n), over all layers together, by
     scores of what the iteration before has left; once would empty whole layers.
 
-    Differences: scores are float64 with the scale of every layer kept apart, where the authors' float32 overflows on
-    deep networks. Batch norm counts as the identity, which it is at initialisation.
+    Differences: the authors' command takes one iteration unless it is told otherwise. Scores are float64 with the scale
+    of every layer kept apart, where the authors' float32 overflows on deep networks. Batch norm counts as the identity,
+    which it is at initialisation.
 
     Parameters
     ----------
