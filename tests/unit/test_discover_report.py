@@ -14,9 +14,11 @@ import torch
 
 import pathgrow
 from pathgrow import discovery, report
+from pathgrow.engine.distributed import joined
 from pathgrow.errors import RunFailed
 from pathgrow.runs import MemoryStore, RunFolder
 from tests.command import leave
+from tests.ranks import together
 from tests.toy import INPUTS, Script, World
 
 WRITTEN = ["curve.csv", "curve.png", "report.html", "report.json"]
@@ -83,6 +85,21 @@ def test_a_call_that_is_broken_off_leaves_none(tmp_path: Path, capsys: pytest.Ca
     assert "not running; the same call goes on from there" in shown
     found_by(World(), store=tmp_path)
     assert left(tmp_path) == WRITTEN
+
+
+def found_together(store: str) -> list[str]:
+    """In one of several processes, each of which has a folder of this name."""
+    with joined("cpu") as team:
+        place = Path(f"{store}-{team.rank}")
+        found_by(World(), store=place, team=team, target_density=0.2)
+        return left(place) if place.exists() else []
+
+
+def test_of_several_processes_the_first_leaves_the_report(tmp_path: Path) -> None:
+    first, second = together(tmp_path, found_together, str(tmp_path / "store"))
+    assert (first.code, second.code) == (0, 0), second.said
+    assert first.value == WRITTEN
+    assert second.value == []
 
 
 def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,6 +173,20 @@ def test_layers_are_those_of_the_network_handed_back(sample_report):
     assert story.layer_densities(sample_report) == [], "those of another round are not its own"
 
 
+def test_the_words_of_the_answer_are_a_list(sample_report):
+    """Without their first line, whose place the headline has."""
+    sample_report["answer"]["words"] = "Half will do.\nSo says <b>the rule</b>.\nStopped: it was enough."
+    sample_report["answer"]["reason"] = "it was enough"
+    text = page(sample_report)
+    listed = re.search(r'<ul class="because">(.*?)</ul>', text, re.S)[1]
+    assert re.findall(r"<li>(.*)</li>", listed) == ["So says &lt;b&gt;the rule&lt;/b&gt;.", "Stopped: it was enough."]
+    assert "Half will do" not in text
+    assert "Growth ended because" not in text
+    sample_report["answer"] |= {"words": "", "reason": "growth cannot go on"}
+    assert '<ul class="because">' not in page(sample_report)
+    assert "<p>Growth ended because growth cannot go on.</p>" in page(sample_report)
+
+
 def test_the_page_can_be_read_without_seeing_it(sample_report):
     reader = Reader(page(sample_report))
     assert ("html", "lang", "en") in reader.attributes
