@@ -86,7 +86,7 @@ class TestDense:
 
 
 class TestRandom:
-    @pytest.mark.parametrize("law", ["uniform", "er", "erk"])
+    @pytest.mark.parametrize("law", ["equal", "uniform", "er", "erk"])
     def test_layers_keep_what_the_law_gives_them(self, law: str) -> None:
         model = fresh()
         wanted = allocated(Masks.full(model), 0.3, law)
@@ -228,6 +228,39 @@ class TestGraSP:
         half = methods.create("grasp", density=0.5, num_batches=2)
         first = started(half, copy.deepcopy(model), 2).masks
         assert first == started(half, copy.deepcopy(model), 2).masks
+
+    def test_an_activation_that_torch_derives_once_is_made_of_others(self) -> None:
+        class Written(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                return (x + 3).clamp(0, 6) / 6
+
+        def scores(activation: nn.Module) -> dict[str, Tensor]:
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(6, 8), activation, nn.Linear(8, 3)).double()
+            full = Masks.full(model)
+            loss: Any = lambda net, pair: nn.functional.mse_loss(net(pair[0]), pair[1])  # noqa: E731
+            net = Net(model, full, Masks.select(full), loss=loss, batches=[batch(0)])
+            found: dict[str, Tensor] = methods.create("grasp").start.scores(net, seed=0)  # type: ignore[union-attr]
+            return found
+
+        ours, wanted = scores(nn.Hardsigmoid()), scores(Written())
+        for name, score in wanted.items():
+            torch.testing.assert_close(ours[name], score)
+            assert score.any()
+
+    def test_an_operation_without_a_second_derivative_is_one_sentence(self) -> None:
+        class Far(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.inner = nn.Linear(6, 3).double()
+
+            def forward(self, x: Tensor) -> Tensor:
+                return torch.cdist(self.inner(x)[:, None], torch.ones(1, 3, 3, dtype=torch.float64)).flatten(1)
+
+        with pytest.raises(
+            UserError, match=r"none of an operation in this model \(_cdist_backward\).*snip or synflow$"
+        ):
+            started(methods.create("grasp", density=0.5), Far(), 1)
 
     def test_options_and_outputs_that_do_not_do(self) -> None:
         for option, value in (("temperature", 0.0), ("num_batches", 0)):

@@ -15,7 +15,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "gcg": {"gamma": 0.25},  # undoes a step of pruning by a fifth
     "rigl": {"allocation": "erk", "every": 100, "rate": 0.3, "end": 0.75},
     "set": {"allocation": "erk", "every": 100, "rate": 0.3, "end": 0.75, "anneal": "cosine"},  # in RigL's comparison
-    "snfs": {"rate": 0.5},
+    "snfs": {"allocation": "equal", "rate": 0.5},
     "dsr": {"threshold": 1e-3, "end": 95 / 100},
     "gse": {"allocation": "er", "rate": 0.2, "end": 120 / 200, "gamma": 1.0},
     "granet": {"allocation": "erk", "start_density": 0.5, "rate": 0.5, "end": 110 / 160},

@@ -74,6 +74,14 @@ class TestResNet50:
         assert self.share_of_macs(wiring, counts) == pytest.approx(cost, abs=0.0005)
 
 
+def test_equal_is_the_density_of_every_tensor() -> None:
+    assert allocated(scope_of_shapes((10, 2), (20, 20), (4, 2, 5, 5)), 0.1, "equal") == {
+        "layer0": 2,
+        "layer1": 40,
+        "layer2": 20,
+    }
+
+
 def test_er_does_not_look_at_kernels() -> None:
     # By hand: 300 weights of 1000 + 9000; raw shares 20/100 and 20/100 whatever the kernel, so 30 and 270.
     scope = scope_of_shapes((10, 10, 1, 10), (10, 10, 9, 10))

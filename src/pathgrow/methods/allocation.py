@@ -1,4 +1,4 @@
-"""How a density is shared out among layers: uniform, Erdos-Renyi (ER), and ER with kernels (ERK).
+"""How a density is shared out among layers: equal, uniform but for the first, Erdos-Renyi (ER), ER with kernels (ERK).
 
 The laws say what share of each tensor is kept; numbers of weights are then rounded so that they sum exactly to what the
 density stands for. Selections with given numbers per tensor, at random or by score, stand here too.
@@ -21,8 +21,8 @@ from pathgrow.masks import Masks
 from pathgrow.methods.schedules import count_at, require_density
 from pathgrow.net import Net
 
-Law = Literal["uniform", "er", "erk"]
-LAWS: tuple[Law, ...] = ("uniform", "er", "erk")
+Law = Literal["equal", "uniform", "er", "erk"]
+LAWS: tuple[Law, ...] = ("equal", "uniform", "er", "erk")
 
 
 def allocated(scope: Masks, density: float, law: str) -> dict[str, int]:
@@ -34,11 +34,11 @@ def allocated(scope: Masks, density: float, law: str) -> dict[str, int]:
         True where a weight may be switched; only these are counted.
     density : float
         Kept share of all of them.
-    law : "uniform", "er" or "erk"
-        uniform: every tensor alike but the first, which stays dense as in RigL; where that would cost the others more
-        than half of their share, all alike. er: in proportion to (n_in + n_out) / (n_in n_out). erk: in proportion to
-        the sum of all dimensions over their product, kernels among them. Under both, tensors that would keep more than
-        they have are dense and the others share what is left.
+    law : "equal", "uniform", "er" or "erk"
+        equal: every tensor at the density. uniform: the same but for the first, which stays dense as in RigL; where
+        that would cost the others more than half of their share, all alike. er: in proportion to (n_in + n_out) / (n_in
+        n_out). erk: in proportion to the sum of all dimensions over their product, kernels among them. Under both,
+        tensors that would keep more than they have are dense and the others share what is left.
 
     Examples
     --------
@@ -58,7 +58,9 @@ def allocated_count(scope: Masks, count: int, law: str) -> dict[str, int]:
         raise unknown_name("allocation", law, LAWS)
     sizes = np.array([int(torch.count_nonzero(inside)) for inside in scope.values()])
     assert 0 < count <= sizes.sum(), "more weights than there are"
-    if law == "uniform":
+    if law == "equal":
+        quotas = _equal_quotas(sizes, count)
+    elif law == "uniform":
         quotas = _uniform_quotas(sizes, count)
     else:
         dimensions = [tuple(inside.shape if law == "erk" else inside.shape[:2]) for inside in scope.values()]
@@ -101,11 +103,16 @@ def _in_layers(candidates: Masks, counts: Mapping[str, int], pick: Callable[[Mas
     return Masks.select(picked, scope)
 
 
+def _equal_quotas(sizes: sampling.Array, count: int) -> sampling.Array:
+    quotas: sampling.Array = sizes * (count / sizes.sum())
+    return quotas
+
+
 def _uniform_quotas(sizes: sampling.Array, count: int) -> sampling.Array:
-    plain: sampling.Array = sizes * (count / sizes.sum())
+    equal = _equal_quotas(sizes, count)
     rest = sizes.sum() - sizes[0]
-    if (count - sizes[0]) < plain[1:].sum() / 2 or rest == 0:
-        return plain
+    if (count - sizes[0]) < equal[1:].sum() / 2 or rest == 0:
+        return equal
     quotas: sampling.Array = sizes * ((count - sizes[0]) / rest)
     quotas[0] = sizes[0]
     return quotas

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 from pathgrow.errors import UserError
 from pathgrow.ledger import counting
@@ -75,7 +77,7 @@ class ByGradientFlow:
         gradients = [torch.zeros_like(parameter) for parameter in wanted]
         products = [torch.zeros_like(parameter) for parameter in wanted]
         # Batch by batch, twice, with the same dropout: the graph of a second derivative is held for one batch only.
-        with _tempered(net.model, self.temperature), sdpa_kernel(SDPBackend.MATH), counting(net.model) as counter:
+        with _tempered(net.model, self.temperature), _twice_derived(), counting(net.model) as counter:
             for number in range(self.num_batches):
                 with probing(net.model, derive(seed, "batch", number)):
                     _add_(gradients, batch_gradients(number, create_graph=False))
@@ -100,6 +102,29 @@ def _gradients(value: Tensor, parameters: Sequence[Tensor], *, create_graph: boo
     found = iter(torch.autograd.grad(value, trained, create_graph=create_graph, allow_unused=True))
     each = [next(found) if parameter.requires_grad else None for parameter in parameters]
     return [torch.zeros_like(p) if gradient is None else gradient for p, gradient in zip(parameters, each, strict=True)]
+
+
+@contextmanager
+def _twice_derived() -> Iterator[None]:
+    """Inside the block operations of which torch has one derivative only are made of others, where we know how."""
+    try:
+        with sdpa_kernel(SDPBackend.MATH), _PlainActivations():
+            yield
+    except (NotImplementedError, RuntimeError) as error:
+        if "derivative for" not in str(error):
+            raise
+        operation = str(error).partition("derivative for ")[2].split()[0].strip("'")
+        raise UserError(
+            f"GraSP needs second derivatives, and torch has none of an operation in this model ({operation}): "
+            "write it with others, or choose snip or synflow"
+        ) from error
+
+
+class _PlainActivations(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is functional.hardsigmoid:
+            return functional.relu6(args[0] + 3) / 6
+        return func(*args, **(kwargs or {}))
 
 
 def _add_(sums: list[Tensor], terms: list[Tensor]) -> None:

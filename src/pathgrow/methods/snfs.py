@@ -22,7 +22,7 @@ _NEARLY_DENSE = 0.2
 def snfs(
     *,
     density: float = 0.1,
-    allocation: str = "uniform",
+    allocation: str = "equal",
     num_steps: int = 10_000,
     every: int | None = None,
     rate: float = 0.5,
@@ -40,8 +40,8 @@ def snfs(
     of past deviations has nothing to do, and a layer can be filled to the last weight, not to 99%; it keeps at least
     one. What does not fit goes to the other layers in their proportion, not evenly. New weights start with zero
     momentum in the optimizer, as everywhere here, while the reference lets them inherit it. The momentum aside is that
-    of plain gradients (0.9), without weight decay and whatever the optimizer. Uniform allocation here leaves the first
-    layer dense, where the reference treats all alike. The change comes before the optimizer's step.
+    of plain gradients (0.9), without weight decay and whatever the optimizer. Start masks are drawn with exact counts,
+    where the reference has them come out by chance. The change comes before the optimizer's step.
     """
     every = interval(every, published=400, of_steps=100 * 400, num_steps=num_steps)
     return Method(
