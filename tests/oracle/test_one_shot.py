@@ -86,7 +86,7 @@ class TestDense:
 
 
 class TestRandom:
-    @pytest.mark.parametrize("law", ["equal", "uniform", "er", "erk"])
+    @pytest.mark.parametrize("law", ["equal", "uniform", "er", "er_matrix", "erk"])
     def test_layers_keep_what_the_law_gives_them(self, law: str) -> None:
         model = fresh()
         wanted = allocated(Masks.full(model), 0.3, law)
@@ -247,6 +247,13 @@ class TestGraSP:
         for name, score in wanted.items():
             torch.testing.assert_close(ours[name], score)
             assert score.any()
+
+    def test_a_compiled_network_gets_the_masks_that_it_gets_otherwise(self) -> None:
+        model = fresh()
+        wanted = started(methods.create("grasp", density=0.3), copy.deepcopy(model), 1).masks
+        compiled: Any = torch.compile(model, backend="aot_eager")
+        found = started(methods.create("grasp", density=0.3), compiled, 1).masks
+        assert [mask.tolist() for mask in found.values()] == [mask.tolist() for mask in wanted.values()]
 
     def test_an_operation_without_a_second_derivative_is_one_sentence(self) -> None:
         class Far(nn.Module):

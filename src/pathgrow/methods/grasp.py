@@ -21,6 +21,7 @@ from pathgrow.methods.schedules import require_density
 from pathgrow.net import Net, checked_loss, first_batches, probing
 from pathgrow.rng import derive
 from pathgrow.sampling import top_k
+from pathgrow.wiring.looking import uncompiled
 
 
 def grasp(*, density: float = 0.1, temperature: float = 200.0, num_batches: int = 1) -> Method:
@@ -108,7 +109,7 @@ def _gradients(value: Tensor, parameters: Sequence[Tensor], *, create_graph: boo
 def _twice_derived() -> Iterator[None]:
     """Inside the block operations of which torch has one derivative only are made of others, where we know how."""
     try:
-        with sdpa_kernel(SDPBackend.MATH), _PlainActivations():
+        with uncompiled(), sdpa_kernel(SDPBackend.MATH), _PlainActivations():
             yield
     except (NotImplementedError, RuntimeError) as error:
         if "derivative for" not in str(error):

@@ -18,15 +18,16 @@ def looked_at(model: nn.Module) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        with _uncompiled():
+        with uncompiled():
             yield
     finally:
         for module, training in modes:
             module.training = training
 
 
-def _uncompiled() -> AbstractContextManager[object]:
-    """Keep compiled code from running: it shows its functions to no mode, and compiling under a mode fails."""
+def uncompiled() -> AbstractContextManager[object]:
+    """Keep compiled code from running: it shows its functions to no mode, compiling under a mode fails, and what is
+    compiled has no second derivative."""
     # Anything compiled has imported this module; where nothing is compiled, its import would cost a second.
     if "torch._dynamo" not in sys.modules:
         return nullcontext()
