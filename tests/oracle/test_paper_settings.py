@@ -17,7 +17,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "set": {"allocation": "erk", "every": 100, "rate": 0.3, "end": 0.75, "anneal": "cosine"},  # in RigL's comparison
     "snfs": {"allocation": "equal", "rate": 0.5},
     "dsr": {"threshold": 1e-3, "end": 95 / 100},
-    "gse": {"allocation": "er", "rate": 0.2, "end": 120 / 200, "gamma": 1.0},
+    "gse": {"allocation": "er_matrix", "rate": 0.2, "end": 120 / 200, "gamma": 1.0},
     "granet": {"allocation": "erk", "start_density": 0.5, "rate": 0.5, "end": 110 / 160},
     "itop": {"allocation": "erk", "rate": 0.5, "criterion": "gradient"},
     "gmp": {"begin": 0.2, "end": 0.75},  # 20 and 75 of 98 thousand steps

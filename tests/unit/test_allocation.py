@@ -90,6 +90,11 @@ def test_er_does_not_look_at_kernels() -> None:
     assert allocated(scope, 0.03, "erk") == {"layer0": 133, "layer1": 167}
 
 
+def test_er_of_matrices_counts_every_tap_as_an_input() -> None:
+    # By hand: 8 + 4 * 3 * 3 and 10 + 32 are 44 and 42, so 86 weights at eps = 1.
+    assert allocated(scope_of_shapes((8, 4, 3, 3), (10, 32)), 86 / 608, "er_matrix") == {"layer0": 44, "layer1": 42}
+
+
 def test_dense_layers_are_found_one_after_another() -> None:
     # ER by hand: raw 1.5, 0.75 and 0.2 of 2, 8 and 100 weights; 60 of 110 are wanted. eps = 60 / (3 + 6 + 20) > 1/1.5:
     # the first is dense; (60 - 2) / 26 > 1/0.75: the second too; the third keeps the other 50.

@@ -7,7 +7,7 @@ density stands for. Selections with given numbers per tensor, at random or by sc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,8 +21,8 @@ from pathgrow.masks import Masks
 from pathgrow.methods.schedules import count_at, require_density
 from pathgrow.net import Net
 
-Law = Literal["equal", "uniform", "er", "erk"]
-LAWS: tuple[Law, ...] = ("equal", "uniform", "er", "erk")
+Law = Literal["equal", "uniform", "er", "er_matrix", "erk"]
+LAWS: tuple[Law, ...] = ("equal", "uniform", "er", "er_matrix", "erk")
 
 
 def allocated(scope: Masks, density: float, law: str) -> dict[str, int]:
@@ -34,11 +34,12 @@ def allocated(scope: Masks, density: float, law: str) -> dict[str, int]:
         True where a weight may be switched; only these are counted.
     density : float
         Kept share of all of them.
-    law : "equal", "uniform", "er" or "erk"
+    law : "equal", "uniform", "er", "er_matrix" or "erk"
         equal: every tensor at the density. uniform: the same but for the first, which stays dense as in RigL; where
         that would cost the others more than half of their share, all alike. er: in proportion to (n_in + n_out) / (n_in
-        n_out). erk: in proportion to the sum of all dimensions over their product, kernels among them. Under both,
-        tensors that would keep more than they have are dense and the others share what is left.
+        n_out), in channels. er_matrix: the same where every tap of a kernel counts as an input. erk: in proportion to
+        the sum of all dimensions over their product, kernels among them. Under these three, tensors that would keep
+        more than they have are dense and the others share what is left.
 
     Examples
     --------
@@ -63,7 +64,7 @@ def allocated_count(scope: Masks, count: int, law: str) -> dict[str, int]:
     elif law == "uniform":
         quotas = _uniform_quotas(sizes, count)
     else:
-        dimensions = [tuple(inside.shape if law == "erk" else inside.shape[:2]) for inside in scope.values()]
+        dimensions = [_dimensions(inside.shape, law) for inside in scope.values()]
         quotas = _quotas(sizes, np.array([sum(lengths) / math.prod(lengths) for lengths in dimensions]), count)
     return dict(zip(scope, _rounded(quotas, sizes, count).tolist(), strict=True))
 
@@ -116,6 +117,16 @@ def _uniform_quotas(sizes: sampling.Array, count: int) -> sampling.Array:
     quotas: sampling.Array = sizes * ((count - sizes[0]) / rest)
     quotas[0] = sizes[0]
     return quotas
+
+
+def _dimensions(shape: Sequence[int], law: str) -> Sequence[int]:
+    """Those that ER is about."""
+    match law:
+        case "er":
+            return shape[:2]
+        case "er_matrix":
+            return shape[0], math.prod(shape[1:])
+    return shape
 
 
 def _quotas(sizes: sampling.Array, raw: sampling.Array, count: int) -> sampling.Array:

@@ -32,7 +32,7 @@ _DENSE_ENOUGH = 0.5
 def gse(
     *,
     density: float = 0.1,
-    allocation: str = "er",
+    allocation: str = "er_matrix",
     num_steps: int = 10_000,
     every: int | None = None,
     rate: float = 0.2,
@@ -53,8 +53,7 @@ def gse(
     on, and reads only the first row of a convolution's output gradient; here they are distinct, off, and read
     everywhere. Counts are exact where it uses Bernoulli masks and clips layer densities above one. Signs are drawn, not
     hashed. Input and output are read on one batch of `batches`, while candidates are ranked by the gradient of the
-    step. ER is that of channels; the reference counts every tap of a kernel as an input. Weights that no linear or
-    convolution layer uses as its own are drawn uniformly.
+    step. Weights that no linear or convolution layer uses as its own are drawn uniformly.
 
     Parameters
     ----------

@@ -18,7 +18,7 @@ def random(*, density: float = 0.1, allocation: str = "plain") -> Method:
     ----------
     density : float
         Of all switchable weights, exact to one weight.
-    allocation : "plain", "equal", "uniform", "er" or "erk"
+    allocation : "plain", "equal", "uniform", "er", "er_matrix" or "erk"
         plain: any weight of any layer with the same chance. The others fix how many each layer keeps, see
         `allocation.allocated`; "erk" is also there as a method of its own.
     """
