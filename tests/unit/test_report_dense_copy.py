@@ -133,18 +133,21 @@ def test_legends_call_short_trainings_by_their_length(brief: dict[str, Any]) -> 
 
 def test_where_the_answer_and_the_network_stand_is_said(brief: dict[str, Any]) -> None:
     brief["answer"]["rule"] = "probe"
-    said = dict(wording.findings(brief))["answer"]
-    assert said.startswith(
-        f"{wording.percent(brief['answer']['operating_density'])} is enough on two thirds of the curves"
-    )
-    assert said.endswith("a grown one near it, sparser by a tenth at most")
+    density = wording.percent(brief["answer"]["operating_density"])
+    assert wording.explanation(brief)[-1].startswith(f"{density} is enough on two thirds of the curves")
     assert "two thirds of the curves" in page(brief)
+    assert dict(wording.findings(brief))["network"].endswith(
+        "; a grown one near the answer, sparser by a tenth at most"
+    )
     brief["reference"]["kind"] = "dense"
-    assert dict(wording.findings(brief))["answer"].endswith("the sparsest grown one of at least this density")
+    assert dict(wording.findings(brief))["network"].endswith(
+        "; the sparsest grown one of at least the answer's density"
+    )
     brief["config"]["answer"] = "gain"
-    assert dict(wording.findings(brief))["answer"].endswith("chosen by the gain answer")
+    assert dict(wording.findings(brief))["network"].endswith("; chosen by the gain answer")
     brief["config"]["target_density"] = 0.1
-    assert "answer" not in dict(wording.findings(brief)), "nobody asked for it"
+    assert dict(wording.findings(brief))["network"].endswith(" epochs"), "nobody asked for an answer"
+    assert not any("two thirds" in line for line in wording.explanation(brief))
 
 
 def test_a_dense_reference_is_a_row_beside_the_rounds(sample_report: dict[str, Any]) -> None:

@@ -175,6 +175,7 @@ def test_layers_are_those_of_the_network_handed_back(sample_report):
 
 def test_the_words_of_the_answer_are_a_list(sample_report):
     """Without their first line, whose place the headline has."""
+    sample_report["answer"]["rule"] = "own"
     sample_report["answer"]["words"] = "Half will do.\nSo says <b>the rule</b>.\nStopped: it was enough."
     sample_report["answer"]["reason"] = "it was enough"
     text = page(sample_report)

@@ -220,7 +220,7 @@ def explanation(report: dict[str, Any]) -> list[str]:
     Words in a single line, as some rules have them, are no headline and stay.
     """
     lines = [printable(line) for line in report["answer"]["words"].splitlines()]
-    return lines[1:] or lines
+    return [*(lines[1:] or lines), *([_caution(report)] if _is_cautious(report) else [])]
 
 
 def asked_for(report: dict[str, Any]) -> float | None:
@@ -244,13 +244,12 @@ def findings(report: dict[str, Any]) -> list[tuple[str, str]]:
     found = []
     if answer["interval"]:
         found.append(("90% interval", f"{percent_range(answer['interval'])} of the switchable weights"))
-    if answer.get("rule") == "probe" and answer["operating_density"] is not None and asked_for(report) is None:
-        found.append(("answer", _caution(report)))
     found.append(
         (
             "network",
             f"{percent(network['density'])} of the switchable weights ({network['num_on']:,} of {network['num']:,}), "
-            f"{percent(network['density_model'])} of the whole model, trained {counted(network['epochs'], 'epoch')}",
+            f"{percent(network['density_model'])} of the whole model, trained {counted(network['epochs'], 'epoch')}"
+            + (f"; {_how_chosen(report)}" if _is_cautious(report) else ""),
         )
     )
     found.append((scores.name, _tested(scores, network, report.get("dense"))))
@@ -282,17 +281,27 @@ def timing(report: dict[str, Any]) -> str:
     return ", ".join(told)
 
 
+def _is_cautious(report: dict[str, Any]) -> bool:
+    """Whether the answer leans to the dense side, as that of the default rule does."""
+    answer = report["answer"]
+    return answer.get("rule") == "probe" and answer["operating_density"] is not None and asked_for(report) is None
+
+
 def _caution(report: dict[str, Any]) -> str:
-    """Why the answer stands where it does, and how far from it the network handed back may be."""
-    sentence = (
+    """Why such an answer stands where it does."""
+    return (
         f"{percent(report['answer']['operating_density'])} is enough on two thirds of the curves that the points "
-        "allow, so it is usually more than where the fitted one crosses the goal line"
+        "allow, so it is usually more than where the fitted one crosses the goal line."
     )
+
+
+def _how_chosen(report: dict[str, Any]) -> str:
+    """How far from the answer the network handed back may be."""
     if (report.get("config") or {}).get("answer") == "gain":
-        return f"{sentence}; the network handed back was chosen by the gain answer"
+        return "chosen by the gain answer"
     if judged_briefly(report) is None:
-        return f"{sentence}; the network handed back is the sparsest grown one of at least this density"
-    return f"{sentence}; the network handed back is a grown one near it, sparser by a tenth at most"
+        return "the sparsest grown one of at least the answer's density"
+    return "a grown one near the answer, sparser by a tenth at most"
 
 
 def _reference(report: dict[str, Any]) -> str:
