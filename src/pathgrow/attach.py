@@ -34,7 +34,7 @@ from pathgrow.average import Averaging
 from pathgrow.density import words
 from pathgrow.density.curve import Answer, Curve, Grow, Point, Probe, Rule, Stop, Verdict
 from pathgrow.errors import UserError
-from pathgrow.live import Live
+from pathgrow.live import Live, Parts
 from pathgrow.masks import Masks
 from pathgrow.method import Change, Method, never
 from pathgrow.net import Batches, Loss
@@ -122,7 +122,7 @@ def attach(
     masks, cost = decided(
         team, switchable, lambda: start_masks(model, method, switchable, example_input, seed, loss, batches)
     )
-    attached = Attached(
+    parts = Parts(
         model=model,
         optimizer=optimizer,
         method=method,
@@ -130,13 +130,13 @@ def attach(
         masks=masks,
         scope=switchable,
         parameters=parameters,
-        rule=rule,
         loss=loss,
         batches=batches,
         seed=seed,
         average=average,
         team=team,
     )
+    attached = Attached(parts, rule)
     attached.last_reading_cost = cost
     return attached
 
@@ -144,42 +144,13 @@ def attach(
 class Attached(Live):
     """A sparse model in training; made by `attach`."""
 
-    def __init__(
-        self,
-        *,
-        model: nn.Module,
-        optimizer: Optimizer,
-        method: Method,
-        example_input: Any,
-        masks: Masks,
-        scope: Masks,
-        parameters: dict[str, Parameter],
-        rule: Rule,
-        loss: Loss | None,
-        batches: Batches | None,
-        seed: int,
-        average: Averaging | None,
-        team: Team,
-    ) -> None:
-        super().__init__(
-            model=model,
-            optimizer=optimizer,
-            method=method,
-            example_input=example_input,
-            masks=masks,
-            scope=scope,
-            parameters=parameters,
-            loss=loss,
-            batches=batches,
-            seed=seed,
-            average=average,
-            team=team,
-        )
+    def __init__(self, parts: Parts, rule: Rule) -> None:
+        super().__init__(parts)
         self._rule = rule
         self._points: list[Point] = []
         self._stopped: Stop | None = None
-        _IN_USE.add(optimizer)
-        _MASKED.update(dict.fromkeys(parameters.values()))
+        _IN_USE.add(self.optimizer)
+        _MASKED.update(dict.fromkeys(self._parameters.values()))
 
     def __repr__(self) -> str:
         state = "" if self._handles else ", detached"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -28,30 +29,35 @@ from pathgrow.rng import derive, generator
 from pathgrow.team import Team
 
 
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What a network in training is made of, see `attach`; all of it checked."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    method: Method
+    example_input: Any
+    masks: Masks
+    """To start with."""
+    scope: Masks
+    parameters: dict[str, Parameter]
+    """The weights that the scope is about, by name."""
+    loss: Loss | None
+    batches: Batches | None
+    seed: int
+    average: Averaging | None
+    team: Team
+
+
 class Live:
     """Model, optimizer, method and masks, and the clock that brings them together."""
 
-    def __init__(
-        self,
-        *,
-        model: nn.Module,
-        optimizer: Optimizer,
-        method: Method,
-        example_input: Any,
-        masks: Masks,
-        scope: Masks,
-        parameters: dict[str, Parameter],
-        loss: Loss | None,
-        batches: Batches | None,
-        seed: int,
-        average: Averaging | None,
-        team: Team,
-    ) -> None:
-        self.model = model
-        self.optimizer = optimizer
-        self.method = method
-        self.scope = scope
-        self.masks = masks
+    def __init__(self, parts: Parts) -> None:
+        self.model = parts.model
+        self.optimizer = parts.optimizer
+        self.method = parts.method
+        self.scope = parts.scope
+        self.masks = parts.masks
         """What is on now; edited in place, never rebound."""
         self.round = 0
         """Growth steps so far."""
@@ -61,16 +67,16 @@ class Live:
         """What was read for the last change of the masks; before the first change, for the masks to start with."""
         self.companions: dict[str, Any] = {}
         """What an engine made for this attachment, such as a captured step; kept until `detach`."""
-        self._example_input = example_input
-        self._parameters = parameters
-        self._loss = loss
-        self._batches = batches
-        self._seed = seed
-        self._team = team
+        self._example_input = parts.example_input
+        self._parameters = parts.parameters
+        self._loss = parts.loss
+        self._batches = parts.batches
+        self._seed = parts.seed
+        self._team = parts.team
         self._driven = False
         # Counted once: a step clock asks at every step, and counting waits for the device.
-        self._num, self._num_on = masks.num, masks.num_on
-        self._keep = enforce.keep_tensors(parameters, masks)
+        self._num, self._num_on = self.masks.num, self.masks.num_on
+        self._keep = enforce.keep_tensors(self._parameters, self.masks)
         self.memory: Memory = {}
         """What the method remembers, saved with this attachment."""
         self._undo: Callable[[], None] | None = None
@@ -78,16 +84,16 @@ class Live:
         self._left_out = False
         """Whether the optimizer is about to skip its step, because gradients overflowed."""
         self._check_masks()
-        if method.afterwards == "rewind" and method.rewind_step == 0:
+        if self.method.afterwards == "rewind" and self.method.rewind_step == 0:
             self._remember_weights_()
-        masks.apply_(model)
-        if method.remember is not None:
-            self.memory |= method.remember(self._net())
-        enforce.mask_slots_(optimizer, parameters, self._keep)
-        self._average = WeightAverage(model, average) if average is not None else None
+        self.masks.apply_(self.model)
+        if self.method.remember is not None:
+            self.memory |= self.method.remember(self._net())
+        enforce.mask_slots_(self.optimizer, self._parameters, self._keep)
+        self._average = WeightAverage(self.model, parts.average) if parts.average is not None else None
         self._handles = self._hooked()
-        if method.weights is not None:
-            method.weights.cover_(self._net())
+        if self.method.weights is not None:
+            self.method.weights.cover_(self._net())
             self._read_hidden_masks_()
 
     def _hooked(self) -> list[RemovableHandle]:
