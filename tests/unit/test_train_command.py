@@ -115,7 +115,7 @@ def test_a_step_costs_what_the_common_formula_says(cost: Cost) -> None:
     assert sample_flops(cost, macs, dense_macs) == training_flops_per_sample(cost, wiring, masks)
 
 
-@pytest.mark.parametrize("method", ["gmp", "rigl", "set", "granet"])
+@pytest.mark.parametrize("method", ["gmp", "rigl", "set", "granet", "gse"])
 def test_the_price_of_masks_that_change_on_the_way(method: str, trained: Callable[[str], Path]) -> None:
     """Against a plain loop that counts the weights each batch has seen."""
     told = report(trained(method))
@@ -123,12 +123,15 @@ def test_the_price_of_masks_that_change_on_the_way(method: str, trained: Callabl
     made = config(method).make_method(steps)
     model = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    sparse = attach(model, optimizer, made, torch.zeros(1, 64), scope=Masks.full(model))
+    probe = {"loss": lambda model, x: model(x).square().mean(), "batches": [torch.randn(BATCH, 64)]}
+    sparse = attach(model, optimizer, made, torch.zeros(1, 64), scope=Masks.full(model), **probe)
     num, flops, num_changes = sparse.masks.num, 0, 0
     for _ in range(steps):
         num_on, is_due = sparse.masks.num_on, sparse.change_is_due
         with_all = is_due and made.cost == "dense_gradient_at_changes"
         flops += BATCH * 2 * (2 * num_on + (num if with_all else num_on))
+        if is_due and "data" in made.needs:
+            flops += BATCH * 2 * 3 * num_on  # a batch of its own, to see where gradients may be large
         num_changes += is_due
         optimizer.zero_grad()
         model(torch.randn(8, 64)).square().mean().backward()

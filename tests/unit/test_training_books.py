@@ -15,6 +15,7 @@ from pathgrow.experiment.setup import Setup
 from pathgrow.runs import RunFolder
 from pathgrow.training import TrainRun, train
 from pathgrow.training.levels import Levels
+from pathgrow.training.meter import Meter
 from pathgrow.training.plan import plan
 from tests.trainings import bench
 
@@ -89,3 +90,14 @@ def test_a_level_is_never_shorter_than_what_it_is_set_back_to() -> None:
     levels.attached.advance_()
     assert levels._level_epochs(1, spent * 1000, STEPS + 3) == 2
     levels.attached.detach()
+
+
+def test_samples_that_a_change_has_looked_at_are_paid_for() -> None:
+    """A change at the third step that looked at 5 samples of its own; then one that an older version did not note."""
+    meter = Meter(cost="sparse", dense_macs=100, batch_size=2, num=50)
+    notes = {"steps": [0, 3, 7], "macs": [10, 20, 30], "num_on": [5, 10, 15]}
+    steps = 2 * 6 * (3 * 10 + 4 * 20 + 3 * 30)
+    assert meter.training_flops({"price": {**notes, "num_probed": [0, 5, 0]}}, 0, 10) == steps + 5 * 6 * 10
+    assert meter.training_flops({"price": {**notes, "num_probed": [0, 5, 0]}}, 3, 10) == steps - 2 * 6 * 3 * 10
+    assert meter.training_flops({"price": {**notes, "num_probed": [4]}}, 0, 10) == steps + 4 * 6 * 20
+    assert meter.training_flops({"price": notes}, 0, 10) == steps

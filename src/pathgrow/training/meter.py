@@ -24,27 +24,30 @@ _NOTES = "price"
 
 
 def metered(method: Method, wiring: Wiring) -> Method:
-    """The same method, which also notes, at every change, the size of its masks and their forward multiply-adds."""
+    """The same method, which also notes, at every change, the size of its masks and what a pass through them takes."""
     if method.weights is not None:
         return method  # masks follow from hidden weights, and every step costs what a dense one does
 
     def remember(net: Net) -> Memory:
         own = method.remember(net) if method.remember is not None else {}
-        return {**own, _NOTES: _noted({}, 0, wiring, net.masks)}
+        return {**own, _NOTES: _noted({}, 0, wiring, net.masks, num_probed=0)}
 
     def revise(net: Net, change: Change, progress: Progress, draw: torch.Generator) -> Masks:
         masks = revised_masks(method, net, change, progress, draw)
         # On a step clock the masks change after the backward pass: this step's batch has seen the old ones.
         since = progress.step + (method.clock == "step")
-        net.memory[_NOTES] = _noted(net.memory[_NOTES], since, wiring, masks)
+        num_probed = net.reading_cost.num_gradient_samples
+        net.memory[_NOTES] = _noted(net.memory[_NOTES], since, wiring, masks, num_probed=num_probed)
         return masks
 
     # By what is due: with the `revise` above an empty change would mean that weights are to be moved.
     return dataclasses.replace(method, remember=remember, revise=revise, schedule=method.due)
 
 
-def _noted(before: Mapping[str, list[int]], since: int, wiring: Wiring, masks: Masks) -> dict[str, list[int]]:
-    line = {"steps": since, "macs": forward_macs(wiring, masks), "num_on": masks.num_on}
+def _noted(
+    before: Mapping[str, list[int]], since: int, wiring: Wiring, masks: Masks, *, num_probed: int
+) -> dict[str, list[int]]:
+    line = {"steps": since, "macs": forward_macs(wiring, masks), "num_on": masks.num_on, "num_probed": num_probed}
     return {name: [*before.get(name, []), value] for name, value in line.items()}
 
 
@@ -61,14 +64,17 @@ class Meter:
     def training_flops(self, memory: Memory, first_step: int, last_step: int) -> int:
         """FLOPs of the steps from `first_step` up to, but not including, `last_step`."""
         notes = self._notes(memory)
-        total = 0
+        total = probes = 0
         for number, num_steps in enumerate(_spans(notes["steps"], first_step, last_step)):
             total += num_steps * sample_flops(self.cost, notes["macs"][number], self.dense_macs)
             changed_inside = number > 0 and first_step < notes["steps"][number] <= last_step
             if self.cost == "dense_gradient_at_changes" and changed_inside:
                 # The last step before the new masks took weight gradients of all weights.
                 total += 2 * (self.dense_macs - notes["macs"][number - 1])
-        return total * self.batch_size
+            if changed_inside:
+                # Samples beside those of the step, with the masks that were to change (GSE).
+                probes += notes["num_probed"][number] * sample_flops("sparse", notes["macs"][number - 1], 0)
+        return total * self.batch_size + probes
 
     def weight_steps(self, memory: Memory, last_step: int) -> int:
         """Switchable weights that were on, summed over all steps."""
@@ -85,7 +91,9 @@ class Meter:
         notes: dict[str, list[int]] = memory.get(
             _NOTES, {"steps": [0], "macs": [self.dense_macs], "num_on": [self.num]}
         )
-        return notes
+        num_probed = notes.get("num_probed", [])
+        unnoted = [0] * (len(notes["steps"]) - len(num_probed))  # by a version that began the run and did not note them
+        return {**notes, "num_probed": unnoted + num_probed}
 
 
 def _spans(since: Sequence[int], first_step: int, last_step: int) -> list[int]:
