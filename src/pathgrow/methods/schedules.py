@@ -194,10 +194,10 @@ def interval(every: int | None, *, published: int, of_steps: int, num_steps: int
     >>> interval(None, published=1000, of_steps=78_000, num_steps=100_000)
     1000
     >>> interval(None, published=1000, of_steps=78_000, num_steps=2_240)
-    28
+    29
     """
     require_steps(1, num_steps)
-    return max(1, published * min(num_steps, of_steps) // of_steps) if every is None else every
+    return max(1, round(published * min(num_steps, of_steps) / of_steps)) if every is None else every
 
 
 def count_at(density: float, num: int) -> int:
