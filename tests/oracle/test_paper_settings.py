@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pathgrow import methods
+from pathgrow.errors import UserError
 from pathgrow.method import Method, Progress
 
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -92,6 +93,14 @@ def test_short_trainings_change_their_masks_as_often_as_the_published_ones(
     assert len(found(2_240)) == pytest.approx(wanted, rel=0.13)  # intervals are whole numbers of steps
     assert every in {later - step for step, later in itertools.pairwise(found(2 * num_steps))}
     assert len(found(2_240, every=1000)) <= 3
+
+
+@pytest.mark.parametrize("every", [0, -3, 2.5, True, "often", math.inf, math.nan])
+def test_an_interval_is_a_whole_number_of_steps(every: Any) -> None:
+    assert methods.create("gse", every=1e2) == methods.create("gse", every=100)
+    for name in ("gse", "gmp", "granet", "snfs", "itop"):
+        with pytest.raises(UserError, match=f"every {every!r} was given, a whole number of steps from 1 up is wanted"):
+            methods.create(name, every=every)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from pathgrow.errors import UserError
+from pathgrow.errors import UserError, is_number
 from pathgrow.method import Change, Progress
 
 
@@ -196,8 +196,8 @@ def interval(every: int | None, *, published: int, of_steps: int, num_steps: int
     >>> interval(None, published=1000, of_steps=78_000, num_steps=2_240)
     29
     """
-    require_steps(1, num_steps)
-    return max(1, round(published * min(num_steps, of_steps) / of_steps)) if every is None else every
+    require_steps(1 if every is None else every, num_steps)
+    return max(1, round(published * min(num_steps, of_steps) / of_steps)) if every is None else int(every)
 
 
 def count_at(density: float, num: int) -> int:
@@ -223,7 +223,7 @@ def require_density(name: str, density: float) -> None:
 def require_steps(every: int, num_steps: int) -> None:
     """Refuse a clock that cannot tick."""
     for name, value in (("every", every), ("num_steps", num_steps)):
-        if not 1 <= value < math.inf or value != int(value):
+        if not is_number(value) or value < 1 or value != int(value):
             raise UserError(f"{name} {value!r} was given, a whole number of steps from 1 up is wanted: give one")
 
 

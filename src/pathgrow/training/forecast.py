@@ -13,6 +13,7 @@ from functools import cache
 
 from pathgrow.density import words
 from pathgrow.discovery import Options
+from pathgrow.errors import is_number
 from pathgrow.flops import forward_macs
 from pathgrow.masks import Masks
 from pathgrow.method import Change, Method, Progress
@@ -103,7 +104,7 @@ def doubt_about_changes(bench: Bench, epochs: int) -> str | None:
     if num_changes >= _FEW_CHANGES:
         return None
     every, often = bench.config.method_options.get("every"), max(_STEPS_TO_GROW, num_steps // 20)
-    hint = f"give --method-option every={often}, or " if isinstance(every, int) and every > often else ""
+    hint = f"give --method-option every={often}, or " if is_number(every) and every > often else ""
     times = words.counted(num_changes, "time")
     return f"method {method.name!r} will change its masks {times} in these {num_steps} steps: {hint}train longer"
 
