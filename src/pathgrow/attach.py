@@ -171,7 +171,6 @@ class Attached(Live):
     @property
     def density(self) -> float:
         """Share of the switchable weights that are on."""
-        self._read_hidden_masks_()
         return self.masks.density
 
     @property
@@ -245,7 +244,6 @@ class Attached(Live):
             with self._average.swapped_in():
                 if self.method.weights is not None:
                     # Hidden weights went off without being taken out of the average.
-                    self._read_hidden_masks_()
                     self.masks.apply_(self.model)
                 yield
 
@@ -254,7 +252,6 @@ class Attached(Live):
 
         Weights and optimizer slots are in the states of the model and of the optimizer.
         """
-        self._read_hidden_masks_()
         return {
             "format": _FORMAT,
             "method": self.method.name,

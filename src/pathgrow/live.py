@@ -57,8 +57,7 @@ class Live:
         self.optimizer = parts.optimizer
         self.method = parts.method
         self.scope = parts.scope
-        self.masks = parts.masks
-        """What is on now; edited in place, never rebound."""
+        self._masks = parts.masks
         self.round = 0
         """Growth steps so far."""
         self.step = 0
@@ -75,8 +74,8 @@ class Live:
         self._team = parts.team
         self._driven = False
         # Counted once: a step clock asks at every step, and counting waits for the device.
-        self._num, self._num_on = self.masks.num, self.masks.num_on
-        self._keep = enforce.keep_tensors(self._parameters, self.masks)
+        self._num, self._num_on = self._masks.num, self._masks.num_on
+        self._keep = enforce.keep_tensors(self._parameters, self._masks)
         self.memory: Memory = {}
         """What the method remembers, saved with this attachment."""
         self._undo: Callable[[], None] | None = None
@@ -86,7 +85,7 @@ class Live:
         self._check_masks()
         if self.method.afterwards == "rewind" and self.method.rewind_step == 0:
             self._remember_weights_()
-        self.masks.apply_(self.model)
+        self._masks.apply_(self.model)
         if self.method.remember is not None:
             self.memory |= self.method.remember(self._net())
         enforce.mask_slots_(self.optimizer, self._parameters, self._keep)
@@ -95,6 +94,12 @@ class Live:
         if self.method.weights is not None:
             self.method.weights.cover_(self._net())
             self._read_hidden_masks_()
+
+    @property
+    def masks(self) -> Masks:
+        """What is on now; edited in place, never another object. Where weights are hidden: as if training ended."""
+        self._read_hidden_masks_()
+        return self._masks
 
     def _hooked(self) -> list[RemovableHandle]:
         handles = [
@@ -212,11 +217,11 @@ class Live:
         announced = self._team.size == 1 or "gradients" in self.method.needs
         if gradients is None and announced and self._loss is not None and self._batches is not None:
             seed = derive(self._seed, "batch", self.round)
-            read = partial(loss_gradients, self.model, list(self.masks), self._loss, self._batches, seed)
+            read = partial(loss_gradients, self.model, list(self._masks), self._loss, self._batches, seed)
             gradients = partial(mean_gradients, self._team, read)
         return Net(
             self.model,
-            self.masks,
+            self._masks,
             self.scope,
             self._example_input,
             gradients,
@@ -285,13 +290,13 @@ class Live:
         self._check_masks()
 
     def _copy_masks_(self, masks: Masks) -> None:
-        self.masks.copy_(masks)
-        enforce.set_keep_(self._keep, self.masks)
-        self._num_on = self.masks.num_on
+        self._masks.copy_(masks)
+        enforce.set_keep_(self._keep, self._masks)
+        self._num_on = self._masks.num_on
 
     def _check_masks(self) -> None:
         """Called around every change: ranks with different masks would silently train different networks."""
-        self._team.check_same("masks", self.masks.digest)
+        self._team.check_same("masks", self._masks.digest)
 
     def _enforce_(self) -> None:
         if self.method.weights is not None:
@@ -299,7 +304,7 @@ class Live:
         enforce.mask_weights_(self._parameters, self._keep)
         enforce.mask_slots_(self.optimizer, self._parameters, self._keep)
         if self._average is not None:
-            self._average.mask_(self.masks)
+            self._average.mask_(self._masks)
 
     def _refuse_average(self, what: str) -> None:
         if self._average is not None and self._average.swapped:

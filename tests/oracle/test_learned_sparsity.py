@@ -211,3 +211,19 @@ def test_what_is_outside_the_scope_of_edge_popup_is_trained_as_ever() -> None:
     trained(plain, optimizer)
     for name, parameter in plain.named_parameters():
         torch.testing.assert_close(sparse.model.get_parameter(name), parameter)
+
+
+@pytest.mark.parametrize("method", ["str", "edge_popup"])
+def test_masks_are_those_of_now_whoever_asked_before(method: str) -> None:
+    """Training moves hidden weights without touching the masks: these are read when somebody looks."""
+    asked, never = (
+        attached(method, lambda p: SGD(p, lr=0.5), **({"start": -3.0} if method == "str" else {})) for _ in range(2)
+    )
+    at_first = asked.masks.clone()
+    for sparse in (asked, never):
+        trained(sparse.model, sparse.optimizer)
+        assert {name: mask.tolist() for name, mask in sparse.masks.items()} == {
+            name: (sparse.model.get_parameter(name) != 0).tolist() for name in sparse.masks
+        }
+    assert asked.masks == never.masks
+    assert asked.masks != at_first

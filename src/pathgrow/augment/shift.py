@@ -17,9 +17,7 @@ def draw(batches: tuple[int, int], padding: int, flip: bool, generator: torch.Ge
     return drawn
 
 
-def crop(
-    images: Tensor, padding: int, shift: Tensor | None, flip: Tensor | None, *, mirrored: bool = False
-) -> Tensor:
+def crop(images: Tensor, padding: int, shift: Tensor | None, flip: Tensor | None, *, mirrored: bool = False) -> Tensor:
     """The window of every padded image, then flipped; where it hangs over the edge black (byte 0), or a mirror image.
 
     The mirror stands on the outermost pixels, which are not repeated.
