@@ -89,11 +89,9 @@ class Meter:
     def _notes(self, memory: Memory) -> dict[str, list[int]]:
         """The notes in a memory; without any, all weights are trained from the first step to the last."""
         notes: dict[str, list[int]] = memory.get(
-            _NOTES, {"steps": [0], "macs": [self.dense_macs], "num_on": [self.num]}
+            _NOTES, {"steps": [0], "macs": [self.dense_macs], "num_on": [self.num], "num_probed": [0]}
         )
-        num_probed = notes.get("num_probed", [])
-        unnoted = [0] * (len(notes["steps"]) - len(num_probed))  # by a version that began the run and did not note them
-        return {**notes, "num_probed": unnoted + num_probed}
+        return notes
 
 
 def _spans(since: Sequence[int], first_step: int, last_step: int) -> list[int]:
