@@ -155,7 +155,7 @@ class Attached(Live):
     def __repr__(self) -> str:
         state = "" if self._handles else ", detached"
         return (
-            f"Attached({self.method.name}: {self._num_on} of {self._num} switchable weights on, density "
+            f"Attached({self.method.name}: {self.masks.num_on} of {self._num} switchable weights on, density "
             f"{words.density(self.density)}, round {self.round}, step {self.step}{state})"
         )
 

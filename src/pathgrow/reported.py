@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import functools
 import os
+import warnings
 from collections.abc import Callable
 from typing import Any, ParamSpec
 
 from pathgrow import discovery, report
 from pathgrow.discovery import Discovery
 from pathgrow.discovery.partial import clear_partials
+from pathgrow.errors import RunFailed, UserError
 from pathgrow.runs import RunFolder
 
 _Arguments = ParamSpec("_Arguments")
@@ -46,8 +48,12 @@ def leave_report(found: Discovery) -> None:
             write_findings(folder, found, found.report())
         draw(folder)
 
-    with options.opened_folder(options.store, found.site.seed) as folder:
-        team.only_first(write)
+    try:
+        with options.opened_folder(options.store, found.site.seed) as folder:
+            team.only_first(write)
+    except (UserError, RunFailed, OSError) as error:
+        # What took hours is not lost for a page.
+        warnings.warn(f"the discovery is over, but its report could not be written: {error}", stacklevel=3)
 
 
 def _reporting(discover: Callable[_Arguments, Discovery]) -> Callable[_Arguments, Discovery]:

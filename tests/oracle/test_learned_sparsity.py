@@ -225,5 +225,6 @@ def test_masks_are_those_of_now_whoever_asked_before(method: str) -> None:
         assert {name: mask.tolist() for name, mask in sparse.masks.items()} == {
             name: (sparse.model.get_parameter(name) != 0).tolist() for name in sparse.masks
         }
+    assert f"{never.masks.num_on} of 64" in repr(asked)
     assert asked.masks == never.masks
     assert asked.masks != at_first

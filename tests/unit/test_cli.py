@@ -250,6 +250,13 @@ def test_recipe_and_engine_options_become_the_config(monkeypatch: pytest.MonkeyP
 # Configs.
 
 
+def test_how_many_train_at_once_is_no_part_of_what_a_run_is() -> None:
+    few, many = (Experiment.from_dict({**SMALL, "engine": {"side_by_side": number}}) for number in (2, 9))
+    assert (few.engine.side_by_side, many.engine.side_by_side) == (2, 9)
+    assert few.as_dict() == many.as_dict()
+    assert few.name == many.name
+
+
 def test_a_config_comes_back_equal_from_json() -> None:
     config = Experiment.from_dict(
         {

@@ -129,6 +129,12 @@ def test_literal_rules_stop_at_the_first_density_past_their_estimate(name: str) 
         assert answer.density == pytest.approx(math.log(20) / 10, rel=0.02)
 
 
+def test_a_literal_rule_may_ask_for_less_of_the_gain() -> None:
+    answer = rules.create("exponential", level=0.8).answer(Curve(rough=rough(ladder(), saturating(10.0))))
+    assert answer.gain_level == 0.8
+    assert answer.gain_density == pytest.approx(math.log(5) / 10, rel=0.02)
+
+
 def test_the_literal_rule_says_when_there_is_no_saturation() -> None:
     points = rough([0.1, 0.2, 0.4, 0.6, 0.8, 1.0], lambda x: x, wiggle=0.0)
     rule = rules.create("exponential")

@@ -15,7 +15,7 @@ import torch
 import pathgrow
 from pathgrow import discovery, report
 from pathgrow.engine.distributed import joined
-from pathgrow.errors import RunFailed
+from pathgrow.errors import RunFailed, UserError
 from pathgrow.runs import MemoryStore, RunFolder
 from tests.command import leave
 from tests.ranks import together
@@ -66,6 +66,23 @@ def test_the_same_call_again_writes_only_what_is_gone(tmp_path: Path) -> None:
     (tmp_path / "report.json").unlink()
     found_by(World(), store=tmp_path)
     assert (tmp_path / "curve.csv").read_bytes() == before["curve.csv"]
+
+
+@pytest.mark.parametrize("fault", [OSError("no space left"), UserError("somebody works in it"), RunFailed("damaged")])
+def test_a_report_that_cannot_be_written_does_not_cost_the_discovery(
+    fault: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*anything: object) -> None:
+        raise fault
+
+    with monkeypatch.context() as broken:
+        broken.setattr(report, "write_all", fail)
+        with pytest.warns(UserWarning, match=f"is over, but its report could not be written: {fault}"):
+            found = found_by(World(), store=tmp_path)
+    assert found.density > 0
+    assert "report.html" not in left(tmp_path)
+    found_by(World(), store=tmp_path)
+    assert left(tmp_path) == WRITTEN
 
 
 def test_a_call_that_is_broken_off_leaves_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -128,6 +128,9 @@ def test_a_headline_claims_no_more_than_the_rule_knows(sample_report):
     assert wording.headline(sample_report) == (
         "8.48% of the switchable weights should be enough: there the fitted curve has made 95% of its rise."
     )
+    sample_report["answer"]["gain_level"] = 0.8
+    assert wording.headline(sample_report).endswith("80% of its rise.")
+    assert dict(wording.findings(sample_report))["gain answer"].endswith("80% of its rise")
 
 
 def test_time_is_told_as_far_as_it_was_measured(sample_report):

@@ -110,7 +110,7 @@ class Answer:
     """90% interval of the delta answer. Its lower end is 0 where that lies below everything trained out; None where
     there is no answer to bound."""
     gain_density: float | None
-    """The paper's answer: where the exponential fit reaches 95% of its gain."""
+    """The paper's answer: where the exponential fit reaches `gain_level` of its gain."""
     gain_interval: tuple[float, float] | None
     reference: Reference | None
     words: str
@@ -119,6 +119,8 @@ class Answer:
     allowed: float | None = None
     """The gap that stood for delta where networks were compared after short trainings, when gaps are larger; else
     None."""
+    gain_level: float = 0.95
+    """The share of the fitted gain that `gain_density` stands for."""
 
     @classmethod
     def without_density(

@@ -91,6 +91,7 @@ class LiteralRule:
             interval=interval,
             gain_density=gain,
             gain_interval=interval,
+            gain_level=self.level,
             reference=curve.reference,
             words=words.lines(*found, words.verdict(self.decide(curve))),
         )

@@ -7,6 +7,7 @@ code for resuming: it goes through the stages, and a stage that is stored is not
 from __future__ import annotations
 
 import math
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -152,7 +153,7 @@ def discover(
 
 def _frames_to_the_caller() -> int:
     """How far up a warning has to point so that it points at the code of whoever called this package."""
-    package, frame, number = str(Path(__file__).parents[1]), sys._getframe(1), 1
+    package, frame, number = f"{Path(__file__).parents[1]}{os.sep}", sys._getframe(1), 1
     while frame.f_code.co_filename.startswith(package) and frame.f_back is not None:
         frame, number = frame.f_back, number + 1
     return number

@@ -166,6 +166,7 @@ class Discovery:
                 "interval": _pair(answer.interval),
                 "gain_density": answer.gain_density,
                 "gain_interval": _pair(answer.gain_interval),
+                "gain_level": answer.gain_level,
                 "delta": answer.delta,
                 "allowed": answer.delta if answer.allowed is None else answer.allowed,
                 "status": answer.status,

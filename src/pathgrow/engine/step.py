@@ -134,8 +134,8 @@ class CapturedStep:
         self.noise = torch.cuda.default_generators[self._device.index].clone_state()
         """Where dropout draws from: its own, so that networks side by side do not disturb each other."""
         self.loss = torch.zeros((), device=self._device)
-        self._marks: deque[torch.cuda.Event] = deque()
-        """Set among the replays, those that the device has not come to yet."""
+        self._marks: deque[torch.cuda.Event] = deque(maxlen=_MOST_MARKS)
+        """Set among the replays, the last of those that the device has not come to yet."""
         self.compiled = False
         _give_slots_(self._optimizer)
         with self._untouched(), torch.cuda.stream(self.stream), self._own_noise():

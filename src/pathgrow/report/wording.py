@@ -96,6 +96,11 @@ def printable(text: object) -> str:
     return "".join(character if character.isprintable() else "?" for character in str(text).replace("\n", " "))
 
 
+def _rise(answer: dict[str, Any]) -> str:
+    """What the gain answer stands for."""
+    return f"{answer.get('gain_level', 0.95):.0%} of its rise"
+
+
 @dataclass(frozen=True)
 class Scores:
     """How the scores of one report are written: shares as percent and points, anything else as plain numbers."""
@@ -156,7 +161,7 @@ def headline(report: dict[str, Any]) -> str:
     if answer["status"] == "found" and answer["operating_density"] is not None:
         weights = f"{percent(answer['operating_density'])} of the switchable weights"
         if answer.get("rule") in _WITHOUT_DELTA:
-            return f"{weights} should be enough: there the fitted curve has made 95% of its rise."
+            return f"{weights} should be enough: there the fitted curve has made {_rise(answer)}."
         is_seen = brief is None and report["curve"]["probes"]  # trained out in full, not forecast
         return f"{weights} {'keep' if is_seen else 'should keep'} the {scores.name} {within}{judged}."
     if answer["status"] == "flat" and seen:
@@ -260,7 +265,7 @@ def findings(report: dict[str, Any]) -> list[tuple[str, str]]:
         found.append(
             (
                 "gain answer",
-                f"{percent(answer['gain_density'])}{spread}: where the fitted curve has made 95% of its rise",
+                f"{percent(answer['gain_density'])}{spread}: where the fitted curve has made {_rise(answer)}",
             )
         )
     price = f"{count(ledger['training_flops'])}FLOP".replace("  ", " ")
