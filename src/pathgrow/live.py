@@ -73,6 +73,8 @@ class Live:
         self._seed = parts.seed
         self._team = parts.team
         self._driven = False
+        # The weights of the first are those that count, also for what a method remembers of them.
+        self._team.spread_([*self.model.parameters(), *self.model.buffers()])
         # Counted once: a step clock asks at every step, and counting waits for the device.
         self._num, self._num_on = self._masks.num, self._masks.num_on
         self._keep = enforce.keep_tensors(self._parameters, self._masks)

@@ -239,6 +239,30 @@ def test_ranks_that_are_asked_how_dense_train_the_same_copies(tmp_path: Path) ->
     assert len({num_samples for _, _, num_samples in ranks["probes"]}) == 1
 
 
+def hides_weights(method: str) -> dict[str, Any]:
+    """What this rank came to, having begun with weights of its own."""
+    with joined("cpu") as team:
+        trainer = Trainer(digits(), RECIPE, EngineOptions(device="cpu"))
+        model, optimizer = trainer.place(perceptron(team.rank))
+        sparse = attach(model, optimizer, create(method), scope=Masks.full(model), seed=1, team=team)
+        trainer.train([Job(attached=sparse, epochs=1, seed=7)])
+        sparse.load_state_dict(sparse.state_dict())
+        hidden = {kind: part for kind, part in sparse.memory.items() if isinstance(part, dict)}
+        return {
+            "masks": sparse.masks.digest(),
+            **{f"{k} {n}": torch.as_tensor(t) for k, part in hidden.items() for n, t in part.items()},
+        }
+
+
+@pytest.mark.parametrize("method", ["str", "edge_popup"])
+def test_hidden_weights_are_those_of_the_first_rank_too(method: str, tmp_path: Path) -> None:
+    first, second = together(tmp_path, hides_weights, method)
+    assert (first.code, second.code) == (0, 0), first.said + second.said
+    assert first.value.pop("masks") == second.value.pop("masks")
+    assert first.value
+    assert same(first.value, second.value)
+
+
 def longer_on_later_ranks(records: Sequence[Record]) -> int:
     """As where it follows from the seconds of records, which each process has its own of."""
     return len(records) + 3 * int(os.environ.get("RANK", "0"))
