@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -597,6 +598,32 @@ def test_stages_of_another_model_are_refused() -> None:
     World().discover(store=store)
     with pytest.raises(UserError, match="other weights"):
         World(seed=1).discover(store=store)
+
+
+@pytest.mark.parametrize(
+    ("make", "change"),
+    [
+        (lambda p: torch.optim.SGD(p, lr=0.05), "its lr was 0.1, now 0.05"),
+        (lambda p: torch.optim.AdamW(p, lr=0.1), "its kind was SGD, now AdamW"),
+        (lambda p: torch.optim.SGD([{"params": [x]} for x in p], lr=0.1), "it had 1 groups of parameters, now"),
+        (lambda p: torch.optim.SGD(p, lr=torch.tensor(0.5)), "its lr was 0.1, now 0.5"),
+    ],
+)
+def test_stages_of_another_optimizer_are_refused(make: Any, change: str) -> None:
+    def world(optimizer: Any) -> World:
+        made = World()
+        made.optimizer = optimizer(made.model.parameters())
+        return made
+
+    store = MemoryStore()
+    world(lambda p: torch.optim.SGD(p, lr=0.1)).discover(store=store)
+    world(lambda p: torch.optim.SGD(p, lr=0.1, foreach=False)).discover(store=store)  # how, not what
+    with pytest.raises(UserError, match=change):
+        world(make).discover(store=store)
+
+
+def test_no_store_is_none() -> None:
+    assert World().discover(store=None).density > 0
 
 
 # Errors.

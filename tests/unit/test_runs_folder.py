@@ -101,6 +101,14 @@ def test_forgetting_tensors_keeps_the_facts(folder):
     assert not list((folder.path / "stages").glob("*.safetensors"))
 
 
+def test_stages_are_told_in_the_order_in_which_they_ended(folder):
+    for stage in ("c", "a", "b"):
+        folder.save(stage, {}, tensors())
+        time.sleep(0.02)  # file systems may count in ticks
+    folder.forget_tensors("c")
+    assert list(folder.stages) == ["c", "a", "b"]
+
+
 @pytest.mark.parametrize(
     ("facts", "fault"),
     [

@@ -77,7 +77,7 @@ class Options:
     num_val: int | None = None
     """How many validation examples there are, where the score is the share of them that are right; few of them widen
     the interval."""
-    store: Store | str | os.PathLike[str] = dataclasses.field(default_factory=MemoryStore)
+    store: Store | str | os.PathLike[str] | None = None
     """Where finished stages are kept, a folder or a `Store`; stages that are found there are not repeated. In a folder
     `pathgrow.discover` leaves its report as well."""
     observer: Observer = dataclasses.field(default_factory=Observer)
@@ -127,7 +127,9 @@ class Options:
             "num_val", self.num_val, "a whole number of examples from 1 up", "5000",
         )  # fmt: skip
         require(
-            isinstance(self.store, str | os.PathLike) or _has(self.store, "load", "save", "forget_tensors"),
+            self.store is None
+            or isinstance(self.store, str | os.PathLike)
+            or _has(self.store, "load", "save", "forget_tensors"),
             "store", self.store, "a folder or a Store", "'runs/first'",
         )  # fmt: skip
         require(
@@ -183,7 +185,7 @@ class Options:
             with self.opened_folder(self.store, seed) as folder:
                 yield _shared(team, folder or MemoryStore())
         else:
-            yield _shared(team, self.store)
+            yield _shared(team, self.store if self.store is not None else MemoryStore())
 
     def opened_folder(self, place: str | os.PathLike[str], seed: int) -> AbstractContextManager[RunFolder | None]:
         """The folder of a discovery with these options, for the first of a team to work in; the others get None."""

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
 from pathgrow.attach import Attached
+from pathgrow.discovery.optimizer_settings import changed_setting, settings_of
 from pathgrow.discovery.phases import Trained
 from pathgrow.discovery.site import Site
 from pathgrow.discovery.snapshot import digest, put_back_, take
@@ -110,17 +111,22 @@ class Trunk:
         unpack_pair_(model, optimizer, *pack_pair(*self._site.copy()))
 
     def _plant(self, model: nn.Module, optimizer: Optimizer) -> Attached:
-        """Put the start masks on the user's model; refuses stored stages that began from other weights."""
-        site, fingerprint = self._site, digest(self._site.initial)
+        """Put the start masks on the user's model; refuses stored stages that began from something else."""
+        site, fingerprint, settings = self._site, digest(self._site.initial), settings_of(optimizer)
         found = self._store.load("start")
         if found is None:
             attached = site.attach(model, optimizer, site.method)
-            self._store.save("start", {"weights": fingerprint}, dict(attached.masks))
+            self._store.save("start", {"weights": fingerprint, "optimizer": settings}, dict(attached.masks))
             return attached
         if found.facts["weights"] != fingerprint:
             raise UserError(
                 "the stored stages belong to a discovery that began from other weights: "
                 "begin from the same model and seed, or choose another store"
+            )
+        if change := changed_setting(found.facts["optimizer"], settings):
+            raise UserError(
+                f"the stored stages belong to a discovery with another optimizer ({change}): "
+                "begin with the same one, or choose another store"
             )
         start = fixed(Masks.restored(found.tensors, site.scope))
         # Without the target: masks of a whole number of weights may lie above it by a fraction of a weight.

@@ -35,6 +35,7 @@ from pathgrow.methods.phew import phew
 from pathgrow.methods.random import random
 from pathgrow.methods.random_growth import random_growth
 from pathgrow.methods.rigl import rigl
+from pathgrow.methods.schedules import require_density
 from pathgrow.methods.snfs import snfs
 from pathgrow.methods.snip import snip
 from pathgrow.methods.soft_threshold import soft_threshold
@@ -145,6 +146,8 @@ def create(name: str, **options: Any) -> Method:
         )
     if name in _METHODS:  # a function of somebody else may take what is no like of its default
         options = of_their_kinds(name, options, defaults(name))
+        if "density" in options:  # under its own name: most methods take it for the density that they start with
+            require_density("density", options["density"])
     try:
         method: Any = make(**options)
     except TypeError as fault:

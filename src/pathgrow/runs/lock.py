@@ -29,7 +29,7 @@ class Lock:
         if not _lock_soon(self._descriptor):
             holder = _holder(self._descriptor)
             self.release()
-            raise UserError(f"{folder} is in use by another process{holder}: wait for it, or choose another --out")
+            raise UserError(f"{folder} is in use by another process{holder}: wait for it, or choose another folder")
         os.ftruncate(self._descriptor, 0)
         os.write(self._descriptor, f"{os.getpid()}\n".encode())
         _held.add(self)

@@ -107,7 +107,9 @@ class StageFiles:
             self._report_damage(stage, damage, set_aside=True)
             return
         if record["tensors"] is not None:
+            written = record_path.stat()
             self._write_record(record_path, stage, record["facts"], None)
+            os.utime(record_path, ns=(written.st_atime_ns, written.st_mtime_ns))  # stages are told in order of time
             atomic.discard(self.folder / record["tensors"]["file"])
 
     def names(self) -> list[str]:

@@ -104,7 +104,8 @@ def doubt_about_changes(bench: Bench, epochs: int) -> str | None:
     if num_changes >= _FEW_CHANGES:
         return None
     every, often = bench.config.method_options.get("every"), max(_STEPS_TO_GROW, num_steps // 20)
-    hint = f"give --method-option every={often}, or " if is_number(every) and every > often else ""
+    helps = is_number(every) and num_steps > often < every
+    hint = f"give --method-option every={often}, or " if helps else ""
     times = words.counted(num_changes, "time")
     return f"method {method.name!r} will change its masks {times} in these {num_steps} steps: {hint}train longer"
 

@@ -47,7 +47,7 @@ class Levels:
         if method.afterwards == "rewind" and method.rewind_step >= num_steps:
             raise UserError(
                 f"method {method.name!r} sets weights back to step {method.rewind_step} of trainings that have "
-                f"{num_steps} steps: choose an earlier step, or train longer"
+                f"{num_steps} steps: give the option rewind_step={num_steps // 10}, or train longer"
             )
         self._meter = Meter(
             cost=method.cost, dense_macs=bench.dense_macs, batch_size=bench.batch_size, num=bench.scope.num
