@@ -128,6 +128,9 @@ def test_a_training_too_short_for_its_interval_is_told_how_often_masks_change(me
         few += 1
         assert told is not None
         assert told.startswith(f"method {method!r} will change its masks {num_changes} time")
+        if epochs * STEPS <= 20:  # an interval at which new weights can grow would end with the training
+            assert told.endswith(f" in these {epochs * STEPS} steps: train longer")
+            continue
         assert f" in these {epochs * STEPS} steps: give --method-option every=" in told
         every = int(told.partition("every=")[2].partition(",")[0])
         assert 20 <= every < 100
