@@ -92,10 +92,11 @@ def all_training_images(data: Dataset) -> Dataset:
 
 
 def network(trainer: Trainer, protocol: Protocol, method: str, density: float, seed: int, num_steps: int) -> Attached:
-    """A network under one method; RigL and SET change masks every hundred steps."""
+    """A network under one method; RigL and SET change masks every hundred steps, "random" has layers of one density."""
     model, optimizer = trainer.place(models.create("wrn22_2", 10, seed=seed))
-    options = {"num_steps": num_steps, "end": protocol.last_change} if method in ("rigl", "set") else {}
-    made = create(method, density=density, **options)
+    rewiring = {"num_steps": num_steps, "end": protocol.last_change}
+    options = {"rigl": rewiring, "set": rewiring, "random": {"allocation": "equal"}}
+    made = create(method, density=density, **options.get(method, {}))
     example = torch.zeros(1, 3, 32, 32, device=trainer.mode.device)
     return attach(model, optimizer, made, example, scope=Masks.full(model), seed=seed)
 
