@@ -109,6 +109,20 @@ def test_networks_that_change_by_steps_get_the_bits_they_get_alone_too(data: Dat
         assert_equal(one, alone[name])
 
 
+@pytest.mark.parametrize("name", ["rigl", "set"])
+def test_masks_change_between_replays_and_python_computes_no_step(data: Dataset, name: str) -> None:
+    trainer = Trainer(data, PLAN, options())
+    model, optimizer = trainer.place(models.create("resnet20", 10, seed=1, width=8, image_size=16))
+    method = create(name, density=0.3, num_steps=20, every=4)
+    attached = attach(model, optimizer, method, scope=Masks.full(model), seed=1)
+    before, calls = attached.masks.clone(), list[int]()
+    model.register_forward_pre_hook(lambda *given: calls.append(attached.step))
+    trainer.train([Job(attached=attached, epochs=2, seed=7)])
+    assert attached.step == 20
+    assert attached.masks != before
+    assert calls == [0] * 4  # three times to warm up, once to capture
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_networks_side_by_side_get_the_bits_they_get_alone(data: Dataset, precision: str) -> None:
     trainer = Trainer(data, PLAN, options(precision=precision))

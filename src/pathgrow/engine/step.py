@@ -1,8 +1,9 @@
 """One training step: forward, loss, backward, mask gradients, clip, optimizer, mask weights.
 
-The same sequence runs eagerly, and inside a CUDA graph that is captured once and replayed. The graph counts its own
-steps, reads its batch and learning rate from the feed's buffers and the masks where they are: growth edits these in
-place, and nothing is captured again.
+The same sequence runs eagerly, and as two CUDA graphs, captured once and replayed: up to the gradients, and from them
+on. The graphs count their own steps, read their batch and learning rate from the feed's buffers and the masks where
+they are: growth edits these in place, and nothing is captured again. A method that changes masks by the gradients of a
+step does so between the two.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def compiled_forward_loss(kind: str) -> Any:
 
 
 class EagerStep:
-    """A step as Python runs it: on CPUs, while masks change, and wherever nothing may be captured."""
+    """A step as Python runs it: on CPUs, and wherever nothing may be captured."""
 
     def __init__(
         self, attached: Attached, feed: Feed, recipe: Recipe, mode: Mode, module: nn.Module | None = None
@@ -117,7 +118,7 @@ class EagerStep:
 
 
 class CapturedStep:
-    """A step as one CUDA graph on a stream of its own."""
+    """A step as two CUDA graphs, one after the other on a stream of its own."""
 
     def __init__(self, attached: Attached, feed: Feed, recipe: Recipe, mode: Mode, num_steps: int) -> None:
         """Capture; `num_steps` is about how often the step will run, which decides whether compiling it pays."""
@@ -150,7 +151,7 @@ class CapturedStep:
 
     @property
     def is_current(self) -> bool:
-        """Whether the graph still works on the tensors that the network has: a restored one may have others."""
+        """Whether the graphs still work on the tensors that the network has: a restored one may have others."""
         return self._where() == self._addresses
 
     def rewind_(self, step: int) -> None:
@@ -158,8 +159,12 @@ class CapturedStep:
         self._index.fill_(step)
 
     def __call__(self, step: int) -> None:
-        """Replay; the graph knows which step it is."""
-        self._graph.replay()
+        """Train on one batch of the epoch; the graphs know which one it is."""
+        self._to_gradients.replay()
+        if self.attached.change_is_due and self._change_():
+            self._index += 1
+        else:
+            self._from_gradients.replay()
         if step % _STEPS_PER_MARK == 0:
             mark = torch.cuda.Event()
             mark.record(self.stream)
@@ -173,30 +178,33 @@ class CapturedStep:
             self._marks.popleft()
         return len(self._marks) >= _MOST_MARKS
 
-    @contextmanager
-    def aside(self) -> Iterator[None]:
-        """Run a step eagerly in between: the graph's gradients are kept from it, and its count goes on."""
-        gradients = [(parameter, parameter.grad) for parameter in self.attached.model.parameters()]
-        for parameter, _ in gradients:
-            parameter.grad = None
-        with self._own_noise():
-            yield
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
-        self._index += 1
+    def _change_(self) -> bool:
+        """Let the method change masks; whether that takes the place of what is left of the step."""
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient  # that of the graph: others may have put theirs there since
+        with self.attached.driven(), self._own_noise():
+            took_place = self.attached.change_if_due_()
+            if took_place:
+                self.attached.mask_weights_()
+        return took_place
 
     def _capture_(self, forward: Any) -> None:
         with self.attached.driven():
             for _ in range(_NUM_WARMUP):
-                self._sequence_(forward)
+                self._find_gradients_(forward)
+                self._use_gradients_()
             torch.cuda.synchronize(self._device)
-            self._graph = torch.cuda.CUDAGraph()
+            self._to_gradients, self._from_gradients = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
             # Other threads and streams of the process go on working meanwhile.
-            with torch.cuda.graph(self._graph, stream=self.stream, capture_error_mode="thread_local"):
-                self._sequence_(forward)
+            with torch.cuda.graph(self._to_gradients, stream=self.stream, capture_error_mode="thread_local"):
+                self._find_gradients_(forward)
+            self._gradients = [(parameter, parameter.grad) for parameter in self.attached.model.parameters()]
+            pool = self._to_gradients.pool()
+            with torch.cuda.graph(self._from_gradients, pool, self.stream, capture_error_mode="thread_local"):
+                self._use_gradients_()
 
-    def _sequence_(self, forward: Any) -> None:
-        """What the graph holds."""
+    def _find_gradients_(self, forward: Any) -> None:
+        """What the first graph holds."""
         rate = self._feed.rate_on_device(self._index)
         for group, peak, tensor in zip(self._optimizer.param_groups, self._peaks, self._rates, strict=True):
             tensor.copy_(rate * peak)
@@ -204,6 +212,9 @@ class CapturedStep:
         self._optimizer.zero_grad(set_to_none=True)
         self.loss = backward(forward, self.attached.model, self._feed, self._index, self._recipe, self._mode)
         self.attached.watch_()
+
+    def _use_gradients_(self) -> None:
+        """What the second holds."""
         apply_gradients_(self.attached, self._recipe)
         # Warm-up may come to the end of the epoch; a training never reads beyond it.
         self._index.add_(1).remainder_(self._feed.num_steps)
@@ -213,7 +224,8 @@ class CapturedStep:
         torch.cuda.synchronize(self._device)
         began = time.perf_counter()
         for _ in range(_NUM_TIMED):
-            self._graph.replay()
+            self._to_gradients.replay()
+            self._from_gradients.replay()
         torch.cuda.synchronize(self._device)
         return (time.perf_counter() - began) / _NUM_TIMED
 

@@ -138,12 +138,7 @@ class Training:
             return
         with self._stream():
             self._feed.ready_(step)
-            if self._job.attached.change_is_due:
-                with self._captured.aside():
-                    self._eager(step)
-                self._captured.loss.copy_(self._eager.loss)  # where the last loss of an epoch is looked for
-            else:
-                self._captured(step)
+            self._captured(step)
 
     def _stream(self) -> AbstractContextManager[object]:
         return nullcontext() if self._captured is None else torch.cuda.stream(self._captured.stream)
