@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,15 +51,16 @@ def test_batches_that_cannot_be_shared_equally_are_refused(batch_size: int, accu
         check_shares(batch_size, accumulate, ranks)
 
 
-@pytest.mark.parametrize("options", [EngineOptions(device="cpu"), EngineOptions(device="cpu", compile="on")])
-def test_steps_of_several_processes_are_eager(options: EngineOptions) -> None:
-    assert not mode_for(options, Pair()).captured
+@pytest.mark.parametrize("captured", [True, False])
+def test_several_processes_train_one_network_at_a_time(captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = EngineOptions(device="cpu", side_by_side=5).resolved()
+    monkeypatch.setattr(EngineOptions, "resolved", lambda self: replace(here, captured=captured))
+    assert mode_for(EngineOptions(), Pair()) == replace(here, captured=captured, side_by_side=1)
+    assert mode_for(EngineOptions(), ALONE).side_by_side == 5
 
 
-def test_captured_steps_and_one_device_for_all_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_device_for_all_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EngineOptions, "resolved", lambda self: None)  # as if there were a GPU
-    with pytest.raises(UserError, match="in 2 processes"):
-        mode_for(EngineOptions(step="captured"), Pair())
     for kind in ("cuda", "cpu"):
         with pytest.raises(UserError, match=f"each of which needs its own: give {kind}$"):
             mode_for(EngineOptions(device=f"{kind}:0"), Pair())

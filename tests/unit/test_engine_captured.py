@@ -32,6 +32,12 @@ class Told:
         self.heard.append(f"change by {float(self._parameter.grad)}")
         return self._takes_place
 
+    def watch_(self) -> None:
+        self.heard.append("watch")
+
+    def average_(self) -> None:
+        self.heard.append("average")
+
     def mask_weights_(self) -> None:
         self.heard.append("mask")
 
@@ -40,15 +46,17 @@ class Told:
 
 
 @pytest.mark.parametrize(
-    ("due", "takes_place", "heard", "counted"),
+    ("due", "takes_place", "in_a_team", "heard", "counted"),
     [
-        (False, False, ["to", "from", "stepped"], 0),
-        (True, False, ["to", "change by 3.0", "from", "stepped"], 0),
-        (True, True, ["to", "change by 3.0", "mask", "stepped"], 1),
+        (False, False, False, ["to", "from", "stepped"], 0),
+        (True, False, False, ["to", "change by 3.0", "from", "stepped"], 0),
+        (True, True, False, ["to", "change by 3.0", "mask", "stepped"], 1),
+        (False, False, True, ["to", "average", "watch", "from", "stepped"], 0),
+        (True, True, True, ["to", "average", "watch", "change by 3.0", "mask", "stepped"], 1),
     ],
 )
 def test_masks_change_after_the_gradients_and_may_take_the_place_of_the_rest(
-    due: bool, takes_place: bool, heard: list[str], counted: int
+    due: bool, takes_place: bool, in_a_team: bool, heard: list[str], counted: int
 ) -> None:
     parameter = nn.Parameter(torch.zeros(()))
     told = Told(parameter, due, takes_place)
@@ -56,6 +64,7 @@ def test_masks_change_after_the_gradients_and_may_take_the_place_of_the_rest(
     step.attached, step._index = told, torch.zeros((), dtype=torch.int64)
     step._to_gradients, step._from_gradients = told.graph("to"), told.graph("from")
     step._own_noise = nullcontext
+    step._shared = told if in_a_team else None
     step._gradients = [(parameter, torch.tensor(3.0))]
     parameter.grad = torch.tensor(5.0)  # somebody's, put there since the capture
     step(1)

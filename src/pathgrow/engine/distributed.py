@@ -1,7 +1,8 @@
 """Several processes that train one network together, on PyTorch's own distributed engine.
 
-Gradients travel by DistributedDataParallel (NCCL on GPUs, gloo on CPUs). Decisions travel beside them over a gloo group
-of our own, from the CPU: they never wait for a device, and never mix with messages of anybody else.
+Gradients travel between the two graphs of a captured step, or by DistributedDataParallel where steps are eager (NCCL on
+GPUs, gloo on CPUs). Decisions travel beside them over a gloo group of our own, from the CPU: they never wait for a
+device, and never mix with messages of anybody else.
 """
 
 from __future__ import annotations
@@ -325,17 +326,12 @@ def mode_for(options: EngineOptions, team: Team) -> Mode:
     mode = options.resolved()
     if team.size == 1:
         return mode
-    if options.step == "captured":
-        raise UserError(
-            f"a captured step was asked for in {team.size} processes, whose gradients travel outside of a graph: "
-            "leave `step` out, or train in one process"
-        )
     if ":" in options.device:
         raise UserError(
             f"device {options.device} was asked for in {team.size} processes, each of which needs its own: "
             f"give {options.device.partition(':')[0]}"
         )
-    return replace(mode, captured=False)
+    return replace(mode, side_by_side=1)  # messages of several networks would have to come in one order everywhere
 
 
 def check_shares(batch_size: int, accumulate: int, num_ranks: int) -> None:

@@ -3,7 +3,7 @@
 The same sequence runs eagerly, and as two CUDA graphs, captured once and replayed: up to the gradients, and from them
 on. The graphs count their own steps, read their batch and learning rate from the feed's buffers and the masks where
 they are: growth edits these in place, and nothing is captured again. A method that changes masks by the gradients of a
-step does so between the two.
+step does so between the two; so do processes that train together, with one message.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from pathgrow.attach import Attached
 from pathgrow.engine.feed import Feed
 from pathgrow.engine.mode import Mode
+from pathgrow.engine.shared_gradients import SharedGradients
 from pathgrow.errors import UserError
 from pathgrow.recipes import Recipe
+from pathgrow.team import ALONE, Team
 
 _NUM_WARMUP = 3
 """Steps before a capture, in which libraries choose algorithms and take their memory."""
@@ -120,7 +122,9 @@ class EagerStep:
 class CapturedStep:
     """A step as two CUDA graphs, one after the other on a stream of its own."""
 
-    def __init__(self, attached: Attached, feed: Feed, recipe: Recipe, mode: Mode, num_steps: int) -> None:
+    def __init__(
+        self, attached: Attached, feed: Feed, recipe: Recipe, mode: Mode, num_steps: int, team: Team = ALONE
+    ) -> None:
         """Capture; `num_steps` is about how often the step will run, which decides whether compiling it pays."""
         self.attached = attached
         self._feed = feed
@@ -138,11 +142,16 @@ class CapturedStep:
         self._marks: deque[torch.cuda.Event] = deque(maxlen=_MOST_MARKS)
         """Set among the replays, the last of those that the device has not come to yet."""
         self.compiled = False
+        self._shared: SharedGradients | None = None
         _give_slots_(self._optimizer)
         with self._untouched(), torch.cuda.stream(self.stream), self._own_noise():
+            if team.size > 1:
+                self._shared = SharedGradients(self._with_gradients(), team)
             if mode.compile != "on":
                 self._capture_(forward_loss)
-            if mode.compile == "on" or mode.compiles(attached.model, num_steps, self._seconds()):
+            if mode.compile == "on" or team.from_first(
+                lambda: mode.compiles(attached.model, num_steps, self._seconds())
+            ):
                 self.compiled = True
                 # Every shape and network of a process shares one code object: the default limit of 8 is soon reached.
                 with torch._dynamo.config.patch(recompile_limit=256):
@@ -161,6 +170,9 @@ class CapturedStep:
     def __call__(self, step: int) -> None:
         """Train on one batch of the epoch; the graphs know which one it is."""
         self._to_gradients.replay()
+        if self._shared is not None:
+            self._shared.average_()
+            self._show_gradients_()
         if self.attached.change_is_due and self._change_():
             self._index += 1
         else:
@@ -192,6 +204,8 @@ class CapturedStep:
         with self.attached.driven():
             for _ in range(_NUM_WARMUP):
                 self._find_gradients_(forward)
+                if self._shared is not None:
+                    self._show_gradients_()
                 self._use_gradients_()
             torch.cuda.synchronize(self._device)
             self._to_gradients, self._from_gradients = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
@@ -209,9 +223,25 @@ class CapturedStep:
         for group, peak, tensor in zip(self._optimizer.param_groups, self._peaks, self._rates, strict=True):
             tensor.copy_(rate * peak)
             group["lr"] = tensor
-        self._optimizer.zero_grad(set_to_none=True)
+        if self._shared is not None:
+            self._shared.clear_()
+        else:
+            self._optimizer.zero_grad(set_to_none=True)
         self.loss = backward(forward, self.attached.model, self._feed, self._index, self._recipe, self._mode)
-        self.attached.watch_()
+        if self._shared is None:
+            self.attached.watch_()
+
+    def _with_gradients(self) -> list[nn.Parameter]:
+        """The parameters that a backward pass reaches; an optimizer leaves the others as they are."""
+        with self.attached.driven():
+            self._optimizer.zero_grad(set_to_none=True)
+            backward(forward_loss, self.attached.model, self._feed, self._index, self._recipe, self._mode)
+        return [parameter for parameter in self.attached.model.parameters() if parameter.grad is not None]
+
+    def _show_gradients_(self) -> None:
+        """To a method that watches them; those of several processes are there only after the first graph."""
+        with self.attached.driven():
+            self.attached.watch_()
 
     def _use_gradients_(self) -> None:
         """What the second holds."""

@@ -188,7 +188,7 @@ class Trainer:
         if kept is None or kept.trainer is not self or not kept.eager.is_current:
             check_shares(self.recipe.batch_size, self.recipe.accumulate, self.team.size)
             feed = self._feed(job)
-            module = wrapped(attached.model, self.team)
+            module = attached.model if self.mode.captured else wrapped(attached.model, self.team)
             kept = Companion(self, feed, EagerStep(attached, feed, self.recipe, self.mode, module))
         kept.feed.retarget_(seed=job.seed, num_epochs=job.epochs)
         if self.mode.captured and (kept.captured is None or not kept.captured.is_current):
@@ -196,7 +196,8 @@ class Trainer:
             attached.model.train()
             num_epochs = self._num_epochs if self._num_epochs is not None else job.epochs
             num_steps = num_epochs * kept.feed.num_steps
-            kept.captured = CapturedStep(attached, kept.feed, self.recipe, self.mode, num_steps)
+            self.team.spread_([*attached.model.parameters(), *attached.model.buffers()])
+            kept.captured = CapturedStep(attached, kept.feed, self.recipe, self.mode, num_steps, self.team)
         attached.companions[_COMPANION] = kept
         return Training(job, kept.feed, self.mode, kept.eager, kept.captured, self._on_epoch, found, self.team)
 

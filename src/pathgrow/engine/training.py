@@ -178,17 +178,24 @@ class Training:
         """Ask for the loss without waiting for it, and look at those that have come."""
         step = self._eager if self._captured is None else self._captured
         if self._captured is None:
-            loss = step.loss.detach() / self._team.size
-            self._team.sum_([loss])  # a loss that is no number anywhere is none for all, who then end alike
-            self._losses.append(_Told(epoch, loss, None))
+            self._losses.append(_Told(epoch, self._shared_loss(step.loss), None))
         else:
             with self._stream():
                 host = torch.empty((), pin_memory=True)
-                host.copy_(step.loss, non_blocking=True)
+                host.copy_(self._shared_loss(step.loss), non_blocking=True)
                 arrived = torch.cuda.Event()
                 arrived.record()
             self._losses.append(_Told(epoch, host, arrived))
-        self._hear_losses(only_arrived=self._captured is not None)
+        # Processes that train together look at the same time: one that ended before would leave the others waiting.
+        self._hear_losses(only_arrived=self._captured is not None and self._team.size == 1)
+
+    def _shared_loss(self, loss: Tensor) -> Tensor:
+        """The mean over all processes: a loss that is no number anywhere is none for all, who then end alike."""
+        if self._team.size == 1:
+            return loss.detach()
+        mean = loss.detach() / self._team.size
+        self._team.sum_([mean])
+        return mean
 
     def _hear_losses(self, *, only_arrived: bool = False) -> None:
         while self._losses:
@@ -196,6 +203,8 @@ class Training:
             if only_arrived and told.arrived is not None and not told.arrived.query():
                 return
             self._losses.pop(0)
+            if told.arrived is not None:
+                told.arrived.synchronize()
             loss = float(told.value)
             if not math.isfinite(loss):
                 rate = self._job.attached.optimizer.param_groups[0]["lr"]

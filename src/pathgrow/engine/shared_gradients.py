@@ -1,0 +1,51 @@
+"""Gradients of several processes, made one by a single message between two captured graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from pathgrow.team import Team
+
+
+class SharedGradients:
+    """The gradients of a network, laid one after the other in one piece of memory for each type of number.
+
+    The memory stays where it is, so that graphs can write and read it.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], team: Team) -> None:
+        self._team = team
+        by_type: dict[torch.dtype, list[nn.Parameter]] = {}
+        for parameter in parameters:
+            by_type.setdefault(parameter.dtype, []).append(parameter)
+        self._pieces: list[Tensor] = []
+        self._views: list[tuple[nn.Parameter, Tensor]] = []
+        for kind, group in by_type.items():
+            piece = torch.zeros(sum(parameter.numel() for parameter in group), dtype=kind, device=group[0].device)
+            self._pieces.append(piece)
+            start = 0
+            for parameter in group:
+                self._views.append((parameter, _laid_out_as(parameter, piece, start)))
+                start += parameter.numel()
+
+    def clear_(self) -> None:
+        """Let the next backward pass write here, from zero. Can be captured."""
+        for piece in self._pieces:
+            piece.zero_()
+        for parameter, view in self._views:
+            parameter.grad = view
+
+    def average_(self) -> None:
+        """Replace the gradients by their means over all processes. Cannot be captured."""
+        self._team.sum_(self._pieces)
+        for piece in self._pieces:
+            piece.div_(self._team.size)
+
+
+def _laid_out_as(parameter: nn.Parameter, piece: Tensor, start: int) -> Tensor:
+    """A view of as many numbers, in the order that the parameter has in memory (channels last, say)."""
+    plain = torch.empty_like(parameter)  # without gaps, whatever the parameter is a view of
+    return piece.as_strided(plain.shape, plain.stride(), start)

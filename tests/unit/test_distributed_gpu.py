@@ -1,0 +1,69 @@
+"""Two processes on one GPU, connected by gloo: captured steps train as eager ones do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pathgrow import attach, models
+from pathgrow.data.dataset import Dataset, Split
+from pathgrow.discovery.phases import Job
+from pathgrow.engine import EngineOptions, Trainer
+from pathgrow.engine.distributed import joined
+from pathgrow.masks import Masks
+from pathgrow.methods import create
+from pathgrow.recipes import recipe
+from pathgrow.rng import generator
+from tests.ranks import together
+
+pytestmark = pytest.mark.gpu
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "erk": {},
+    "rigl": {"num_steps": 20, "every": 4},
+    "set": {"num_steps": 20, "every": 4},
+    "snfs": {"num_steps": 20, "every": 5},
+}
+
+
+def made() -> Dataset:
+    labels = torch.arange(320) % 10
+    images = torch.randint(0, 128, (320, 3, 16, 16), generator=generator(0, "gpu test")) + 12 * labels.view(-1, 1, 1, 1)
+    split = Split(images.to(torch.uint8), labels, (120.0,) * 3, (60.0,) * 3)
+    return Dataset("made", 10, split, split, split)
+
+
+def trained(name: str, step: str) -> dict[str, Any]:
+    """What this rank came to after two epochs."""
+    dist.init_process_group("gloo")  # by itself the engine would give each process a GPU of its own
+    told: list[float] = []
+    with joined("cuda") as team:
+        plan = recipe("cifar").changed({"batch_size": 32, "lr": 0.05})
+        options = EngineOptions(device="cuda", precision="fp32", compile="off", deterministic=True, step=step)
+        trainer = Trainer(made(), plan, options, on_epoch=lambda done, of, loss: told.append(loss))
+        model, optimizer = trainer.place(models.create("resnet20", 10, seed=team.rank, width=8, image_size=16))
+        method = create(name, density=0.3, **OPTIONS[name])
+        attached = attach(model, optimizer, method, scope=Masks.full(model), seed=1, team=team)
+        trainer.train([Job(attached=attached, epochs=2, seed=7)])
+        score = trainer.evaluate(trainer.data.test)(model)
+        weights = {key: tensor.cpu() for key, tensor in model.state_dict().items()}
+        return {"masks": attached.masks.digest(), "weights": weights, "score": score, "told": told}
+
+
+@pytest.mark.parametrize("name", list(OPTIONS))
+def test_captured_steps_of_two_processes_are_those_of_an_eager_team(name: str, tmp_path: Path) -> None:
+    captured, eager = (together(tmp_path / step, trained, name, step) for step in ("captured", "eager"))
+    assert [rank.code for rank in captured + eager] == [0] * 4, [rank.said for rank in captured + eager]
+    first = captured[0].value
+    for other in (captured[1].value, eager[0].value, eager[1].value):
+        assert other["masks"] == first["masks"]
+        assert other["score"] == pytest.approx(first["score"], rel=1e-6)
+        for key, tensor in other["weights"].items():
+            assert torch.equal(tensor, first["weights"][key]), key
+    assert first["told"] == pytest.approx(eager[0].value["told"], rel=1e-6)
+    assert len(first["told"]) == 2
+    assert captured[1].value["told"] == []
