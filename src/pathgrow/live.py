@@ -204,7 +204,7 @@ class Live:
 
     @property
     def change_is_due(self) -> bool:
-        """Whether the method changes its masks at the next step, which a captured step cannot do."""
+        """Whether the method changes its masks at the next step."""
         return self.method.clock == "step" and self._due() is not None
 
     def _due(self) -> Change | None:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from pathgrow import attach, models
 from pathgrow.data.dataset import Dataset, Split
 from pathgrow.discovery.phases import Job
+from pathgrow.discovery.snapshot import put_back_, take
 from pathgrow.engine import EngineOptions, Trainer
 from pathgrow.engine.distributed import joined
 from pathgrow.masks import Masks
@@ -23,11 +24,14 @@ from tests.ranks import together
 pytestmark = pytest.mark.gpu
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "erk": {},
-    "rigl": {"num_steps": 20, "every": 4},
-    "set": {"num_steps": 20, "every": 4},
-    "snfs": {"num_steps": 20, "every": 5},
+    "erk": {"density": 0.3},
+    "rigl": {"density": 0.3, "num_steps": 40, "every": 4},
+    "set": {"density": 0.3, "num_steps": 40, "every": 4},
+    "snfs": {"density": 0.3, "num_steps": 40, "every": 5},
+    "str": {"start": -3.0},
+    "edge_popup": {"density": 0.3},
 }
+PLANS: dict[str, dict[str, Any]] = {"rigl": {"clip_norm": 1.0}, "snfs": {"accumulate": 2}}
 
 
 def made() -> Dataset:
@@ -38,17 +42,21 @@ def made() -> Dataset:
 
 
 def trained(name: str, step: str) -> dict[str, Any]:
-    """What this rank came to after two epochs."""
+    """What this rank came to after two epochs, a restoration of its state, and two more."""
     dist.init_process_group("gloo")  # by itself the engine would give each process a GPU of its own
     told: list[float] = []
     with joined("cuda") as team:
-        plan = recipe("cifar").changed({"batch_size": 32, "lr": 0.05})
+        plan = recipe("cifar").changed({"batch_size": 32, "lr": 0.05, **PLANS.get(name, {})})
         options = EngineOptions(device="cuda", precision="fp32", compile="off", deterministic=True, step=step)
         trainer = Trainer(made(), plan, options, on_epoch=lambda done, of, loss: told.append(loss))
         model, optimizer = trainer.place(models.create("resnet20", 10, seed=team.rank, width=8, image_size=16))
-        method = create(name, density=0.3, **OPTIONS[name])
+        method = create(name, **OPTIONS[name])
         attached = attach(model, optimizer, method, scope=Masks.full(model), seed=1, team=team)
         trainer.train([Job(attached=attached, epochs=2, seed=7)])
+        tensors, facts = take(attached)
+        put_back_(attached, {key: tensor.clone() for key, tensor in tensors.items()}, facts)  # slots lie elsewhere now
+        optimizer.zero_grad()
+        trainer.train([Job(attached=attached, epochs=2, seed=8)])
         score = trainer.evaluate(trainer.data.test)(model)
         weights = {key: tensor.cpu() for key, tensor in model.state_dict().items()}
         return {"masks": attached.masks.digest(), "weights": weights, "score": score, "told": told}
@@ -65,5 +73,5 @@ def test_captured_steps_of_two_processes_are_those_of_an_eager_team(name: str, t
         for key, tensor in other["weights"].items():
             assert torch.equal(tensor, first["weights"][key]), key
     assert first["told"] == pytest.approx(eager[0].value["told"], rel=1e-6)
-    assert len(first["told"]) == 2
+    assert len(first["told"]) == 4
     assert captured[1].value["told"] == []

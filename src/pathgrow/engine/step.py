@@ -88,8 +88,7 @@ class EagerStep:
     def __call__(self, step: int) -> None:
         """Train on one batch of the epoch."""
         attached = self.attached
-        rate = np.float32(self._feed.rate(step))
-        with self._rated(rate):
+        with _rated(attached.optimizer, self._peaks, self._feed.rate(step)):
             with attached.driven():
                 self._backward(step)
                 attached.watch_()
@@ -98,19 +97,6 @@ class EagerStep:
                 else:
                     apply_gradients_(attached, self._recipe)
             attached.stepped_()
-
-    @contextmanager
-    def _rated(self, rate: np.float32) -> Iterator[None]:
-        """This share of the learning rates. After it, or an interrupt, they are those that a training begins with."""
-        groups = self.attached.optimizer.param_groups
-        for group, peak in zip(groups, self._peaks, strict=True):
-            # Rounded as a graph rounds it: what differs in the last bit differs everywhere some steps later.
-            group["lr"] = float(np.float32(peak) * rate)
-        try:
-            yield
-        finally:
-            for group, peak in zip(groups, self._peaks, strict=True):
-                group["lr"] = peak
 
     def _backward(self, step: int) -> None:
         self.attached.optimizer.zero_grad(set_to_none=True)
@@ -143,6 +129,8 @@ class CapturedStep:
         """Set among the replays, the last of those that the device has not come to yet."""
         self.compiled = False
         self._shared: SharedGradients | None = None
+        self._gradients: list[tuple[nn.Parameter, Tensor | None]] = []
+        """Those that the graphs write and read."""
         _give_slots_(self._optimizer)
         with self._untouched(), torch.cuda.stream(self.stream), self._own_noise():
             if team.size > 1:
@@ -173,7 +161,7 @@ class CapturedStep:
         if self._shared is not None:
             self._shared.average_()
             self._show_gradients_()
-        if self.attached.change_is_due and self._change_():
+        if self.attached.change_is_due and self._change_(step):
             self._index += 1
         else:
             self._from_gradients.replay()
@@ -190,15 +178,20 @@ class CapturedStep:
             self._marks.popleft()
         return len(self._marks) >= _MOST_MARKS
 
-    def _change_(self) -> bool:
+    def _change_(self, step: int) -> bool:
         """Let the method change masks; whether that takes the place of what is left of the step."""
-        for parameter, gradient in self._gradients:
-            parameter.grad = gradient  # that of the graph: others may have put theirs there since
-        with self.attached.driven(), self._own_noise():
+        self._regain_gradients_()
+        rated = _rated(self._optimizer, self._peaks, self._feed.rate(step))
+        with rated, self.attached.driven(), self._own_noise():
             took_place = self.attached.change_if_due_()
             if took_place:
                 self.attached.mask_weights_()
         return took_place
+
+    def _regain_gradients_(self) -> None:
+        """Others may have put theirs there since the capture, or taken them away."""
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient
 
     def _capture_(self, forward: Any) -> None:
         with self.attached.driven():
@@ -240,6 +233,7 @@ class CapturedStep:
 
     def _show_gradients_(self) -> None:
         """To a method that watches them; those of several processes are there only after the first graph."""
+        self._regain_gradients_()
         with self.attached.driven():
             self.attached.watch_()
 
@@ -288,6 +282,19 @@ class CapturedStep:
 
     def _where(self) -> list[int]:
         return [tensor.data_ptr() for tensor in _trained_tensors(self.attached)]
+
+
+@contextmanager
+def _rated(optimizer: Optimizer, peaks: list[float], share: float) -> Iterator[None]:
+    """This share of the learning rates. After it, or an interrupt, they are those that a training begins with."""
+    for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+        # Rounded as a graph rounds it: what differs in the last bit differs everywhere some steps later.
+        group["lr"] = float(np.float32(peak) * np.float32(share))
+    try:
+        yield
+    finally:
+        for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+            group["lr"] = peak
 
 
 def backward(forward: Any, module: nn.Module, feed: Feed, step: int | Tensor, recipe: Recipe, mode: Mode) -> Tensor:

@@ -191,7 +191,9 @@ class Trainer:
             module = attached.model if self.mode.captured else wrapped(attached.model, self.team)
             kept = Companion(self, feed, EagerStep(attached, feed, self.recipe, self.mode, module))
         kept.feed.retarget_(seed=job.seed, num_epochs=job.epochs)
-        if self.mode.captured and (kept.captured is None or not kept.captured.is_current):
+        stale = self.mode.captured and (kept.captured is None or not kept.captured.is_current)
+        # Processes capture together: where a restored network lies differs from one to the next.
+        if any(self.team.gather(stale)):
             kept.feed.fill_(0)
             attached.model.train()
             num_epochs = self._num_epochs if self._num_epochs is not None else job.epochs
