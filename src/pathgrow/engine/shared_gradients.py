@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
 
 from pathgrow.team import Team
+
+_ALIGNMENT_BYTES = 512
+"""At which torch's allocator begins every tensor. Kernels over many tensors read and add in another, slower order where
+one begins elsewhere: norms, by which gradients are clipped, would be rounded otherwise than in one process."""
 
 
 class SharedGradients:
@@ -24,12 +29,12 @@ class SharedGradients:
         self._pieces: list[Tensor] = []
         self._views: list[tuple[nn.Parameter, Tensor]] = []
         for kind, group in by_type.items():
-            piece = torch.zeros(sum(parameter.numel() for parameter in group), dtype=kind, device=group[0].device)
+            step = _ALIGNMENT_BYTES // kind.itemsize
+            sizes = [-(-parameter.numel() // step) * step for parameter in group]
+            piece = torch.zeros(sum(sizes), dtype=kind, device=group[0].device)
             self._pieces.append(piece)
-            start = 0
-            for parameter in group:
-                self._views.append((parameter, _laid_out_as(parameter, piece, start)))
-                start += parameter.numel()
+            for parameter, end, size in zip(group, accumulate(sizes), sizes, strict=True):
+                self._views.append((parameter, _laid_out_as(parameter, piece, end - size)))
 
     def clear_(self) -> None:
         """Let the next backward pass write here, from zero. Can be captured."""
