@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import torch
 from scipy import stats
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from pathgrow import methods
 from pathgrow.errors import UserError
@@ -140,6 +142,50 @@ def test_a_layer_that_runs_twice_has_the_sum_and_no_hook_stays() -> None:
     wanted += torch.outer(second.grad.abs().sum(0), torch.tanh(first).abs().sum(0))
     torch.testing.assert_close(found, wanted.detach())
     assert not model.layer._forward_hooks
+
+
+def looked_at_before(first: nn.Module, second: nn.Module, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        second(torch.tanh(first(x)))
+    return second(torch.tanh(first(x)))
+
+
+CALLS: dict[str, Callable[[nn.Module, nn.Module, Tensor], Tensor]] = {
+    "plainly": lambda first, second, x: second(torch.tanh(first(x))),
+    "by name": lambda first, second, x: second(input=torch.tanh(first(input=x))),
+    "also without gradients": looked_at_before,
+    "again in the backward pass": lambda first, second, x: checkpoint(
+        lambda x: second(torch.tanh(first(x))), x, use_reentrant=False
+    ),
+    "without a dimension of samples": lambda first, second, x: second(torch.tanh(first(x[0])))[None],
+}
+
+
+@pytest.mark.parametrize("estimate", ["bound", "sketch"])
+@pytest.mark.parametrize("call", [call for call in CALLS if call != "plainly"])
+def test_how_a_layer_is_called_does_not_matter(call: str, estimate: str) -> None:
+    class Pair(nn.Module):
+        def __init__(self, call: str) -> None:
+            super().__init__()
+            torch.manual_seed(2)
+            self.first, self.second = nn.Conv2d(2, 4, 3).double(), nn.Conv2d(4, 3, 2).double()
+            self.call = CALLS[call]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.call(self.first, self.second, x)
+
+    def estimates(call: str) -> dict[str, Tensor]:
+        with torch.random.fork_rng():
+            model = Pair(call)
+        full = Masks.full(model)
+        net = Net(model, full, Masks.select(full), loss=cube, batches=[x])
+        return gradient_estimates(net, estimate, generator(0, "draw"))
+
+    x = torch.randn(1, 2, 6, 7, generator=torch.Generator().manual_seed(1)).double()
+    wanted, found = estimates("plainly"), estimates(call)
+    assert wanted.keys() == found.keys() == {"first.weight", "second.weight"}
+    for name, product in wanted.items():
+        torch.testing.assert_close(found[name], product)
 
 
 @pytest.mark.parametrize("guide", ["grabo", "graest", "uniform"])

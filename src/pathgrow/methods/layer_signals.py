@@ -33,7 +33,8 @@ def gradient_estimates(net: Net, estimate: Estimate, draw: torch.Generator) -> d
             owner, _, kind = name.rpartition(".")
             layer = net.model.get_submodule(owner)
             if kind == "weight" and isinstance(layer, _LAYERS) and layer.weight.requires_grad:
-                handle = layer.register_forward_hook(partial(_watch, found, name, estimate, draw))
+                watch = partial(_watch, found, name, estimate, draw)
+                handle = layer.register_forward_hook(watch, with_kwargs=True)
                 hooks.callback(handle.remove)
         net.probe_gradients(seed)
     return found
@@ -45,12 +46,16 @@ def _watch(
     estimate: Estimate,
     draw: torch.Generator,
     layer: Any,
-    inputs: tuple[Any, ...],
+    inputs: tuple[Tensor, ...],
+    named_inputs: dict[str, Tensor],
     output: Tensor,
 ) -> None:
-    channel = -1 if isinstance(layer, nn.Linear) else 1
+    if not output.requires_grad:  # a pass under no_grad, which leaves nothing in the gradient
+        return
+    # From the end: there is a dimension of samples or there is none.
+    channel = -1 if isinstance(layer, nn.Linear) else -1 - len(layer.kernel_size)
     signs = torch.ones_like(output.select(channel, 0)).unsqueeze(channel)
-    given = inputs[0].detach()
+    given = (inputs[0] if inputs else named_inputs["input"]).detach()
     if estimate == "bound":
         given = given.abs()
     else:
@@ -74,6 +79,11 @@ def _incoming(layer: Any, given: Tensor, signs: Tensor) -> Tensor:
     That is what a gradient of `signs` at every output would do to the weight: the layer itself knows its strides,
     padding and groups. Its forward is called without hooks, which would call this again.
     """
-    with torch.enable_grad():
+    # Tensors are saved as they are: checkpointing, which runs the layer again in their place, would draw other signs.
+    with torch.autograd.graph.saved_tensors_hooks(_same, _same):
         incoming: Tensor = torch.autograd.grad((layer.forward(given) * signs).sum(), layer.weight)[0]
     return incoming
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
