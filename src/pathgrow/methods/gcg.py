@@ -17,7 +17,8 @@ def gcg(*, gamma: float = 0.25, start_density: float | None = None, target_densi
     the missing weights of all layers together. New weights are zero. The seed network is a PHEW mask.
 
     Differences: the paper names no start density but for ImageNet (2%); None takes the smallest of 1, 2, 3 and 5% that
-    isolates few units. Batch norm counts as the identity in scores, which the paper leaves open.
+    isolates few units. Batch norm counts as the identity in scores, which the paper leaves open. Weights that no path
+    would run through score zero; they are drawn last, each with the same chance.
 
     Parameters
     ----------

@@ -16,9 +16,11 @@ def gmp(
     Rule: d(x) = d_f + (1 - d_f) (1 - x)^3 of the weights are left, where x runs from 0 to 1 between the shares `begin`
     and `end` of `num_steps`; the smallest |weight| go, every so many steps and at the last, and never come back.
 
-    Differences: the paper prunes every layer to the same density; ranking over all layers is the common form since.
-    `begin` and `end` are about those of RigL's comparison on CIFAR-10 (20k and 75k of 98k steps). Unless `every` says
-    otherwise, weights go every 100 steps, and after each hundredth of trainings shorter than 10,000.
+    Differences: the paper prunes every layer to the same density; ranking over all layers is the common form since. Its
+    code leaves weights that are off their values and ranks them too, so that some return when others have shrunk; it
+    finds its thresholds in a histogram, where counts here are exact. `begin` and `end` are about those of RigL's
+    comparison on CIFAR-10 (20k and 75k of 98k steps). Unless `every` says otherwise, weights go every 100 steps, and
+    after each hundredth of trainings shorter than 10,000.
     """
     every = interval(every, published=100, of_steps=10_000, num_steps=num_steps)
     return Method(

@@ -37,9 +37,10 @@ def granet(
     as many by |gradient|. Rewiring goes on after the pruning has ended.
 
     Differences: trainings shorter than the paper's 62,400 steps change their masks as many times as those, at shorter
-    intervals, unless `every` says otherwise. Counts are exact. What is dropped and grown again in one change keeps its
-    weight. The change comes before the optimizer's step, which is made. `start_density=1.0` is the paper's pruning from
-    a dense network.
+    intervals, unless `every` says otherwise. Counts are exact. What is switched off and grown again in one change keeps
+    its weight and momentum; in the reference code this holds for what layers drop, while what was pruned a moment
+    before returns as zero. The change comes before the optimizer's step, which is made. `start_density=1.0` is the
+    paper's pruning from a dense network.
     """
     every = interval(every, published=1000, of_steps=_PUBLISHED_STEPS, num_steps=num_steps)
     return Method(

@@ -14,8 +14,8 @@ def imp(*, density: float = 0.1, share: float = 0.2, rewind_step: int = 500) -> 
 
     Rule: level 0 trains dense. After each training, `share` of the remaining weights goes, the smallest |weight| over
     all layers together; weights and batch norm return to their values at `rewind_step`, the optimizer starts empty, and
-    a full training follows. A training is one round: `observe` or `advance_` ends it. The loop sees to the learning
-    rate, which is to go on as it was at `rewind_step`.
+    training goes on from there to the same last step. A training is one round: `observe` or `advance_` ends it. The
+    loop sees to its length and to the learning rate, which is to be that of `rewind_step` again.
 
     Differences: a level is exactly round((1 - share)^level * n) weights, with ties drawn; the reference code removes
     one weight more, and all ties with it.
@@ -36,6 +36,9 @@ def lth(*, density: float = 0.1, share: float = 0.2) -> Method:
     """The lottery ticket procedure (Frankle & Carbin 2019, The Lottery Ticket Hypothesis).
 
     Rule: as `imp`, returning to the initial weights. Options as there.
+
+    Differences: the paper ranks within layers in its small networks, and prunes their output layer half as fast; here,
+    as in its deeper ones, ranking is over all layers. Leaving layers out is a matter of the scope.
     """
     return _pruning("lth", density, share, "rewind", 0)
 

@@ -35,13 +35,14 @@ def snfs(
     largest |momentum|. Layers that are nearly dense and matter more than the average drop at most the share that they
     lack.
 
-    Differences: masks change every 400 steps, an epoch of CIFAR, or a hundred times in trainings shorter than the
-    hundred epochs of the paper, unless `every` says otherwise. The total is exact, so the reference code's correction
-    of past deviations has nothing to do, and a layer can be filled to the last weight, not to 99%; it keeps at least
-    one. What does not fit goes to the other layers in their proportion, not evenly. New weights start with zero
-    momentum in the optimizer, as everywhere here, while the reference lets them inherit it. The momentum aside is that
-    of plain gradients (0.9), without weight decay and whatever the optimizer. Start masks are drawn with exact counts,
-    where the reference has them come out by chance. The change comes before the optimizer's step.
+    Differences: masks change every 400 steps, about an epoch of CIFAR at a batch of 128 (500 at the paper's 100), or a
+    hundred times in trainings shorter than a hundred of these, unless `every` says otherwise. The total is exact, so
+    the reference code's correction of past deviations has nothing to do, and a layer can be filled to the last weight,
+    not to 99%; it keeps at least one. What does not fit goes to the other layers in their proportion, not evenly. New
+    weights start with zero momentum in the optimizer, as everywhere here, while the reference lets them inherit it. The
+    momentum aside is that of plain gradients (0.9), without weight decay and whatever the optimizer. Start masks are
+    drawn with exact counts, where the reference has them come out by chance. The change comes before the optimizer's
+    step.
     """
     every = interval(every, published=400, of_steps=100 * 400, num_steps=num_steps)
     return Method(

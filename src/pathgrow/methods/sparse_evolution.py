@@ -33,7 +33,8 @@ def sparse_evolution(
     share `end` of the training). The paper's own are `allocation="er", anneal="constant", end=inf, by_sign=True` with
     `every` an epoch: the share is taken from the positive and from the negative weights. Its output layer is dense,
     which is a matter of the scope. Its code rebuilds the optimizer each epoch and so loses all momentum; here only that
-    of weights that go is lost. The change comes before the optimizer's step, not after it.
+    of weights that go is lost. A weight that is dropped and drawn again in one change keeps its value, as in RigL's
+    code; in the paper's it returns as zero. The change comes before the optimizer's step, not after it.
 
     Parameters
     ----------
