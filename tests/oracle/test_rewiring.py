@@ -361,6 +361,30 @@ class TestSNFS:
         assert torch.equal(after[NAMES[1]], lone)
         assert after.num_on == masks.num_on
 
+    @pytest.mark.parametrize(
+        ("num", "pull", "rate", "num_gone"),
+        [
+            (81, 1.1, 0.5, 16),  # no more than the 19% that it lacks
+            (79, 1.1, 0.5, 40),  # which is for layers that lack less than a fifth
+            (81, 0.5, 0.5, 41),  # and matter more than the average
+            (81, 1.1, 0.1, 9),  # nor does it drop more than others
+        ],
+    )
+    def test_nearly_dense_layers_that_matter_are_spared(
+        self, num: int, pull: float, rate: float, num_gone: int
+    ) -> None:
+        model = nn.Sequential(*(nn.Linear(10, 10) for _ in range(5))).double()
+        masks = Masks({f"{k}.weight": torch.arange(100).view(10, 10) < n for k, n in enumerate([num, 10, 10, 10, 0])})
+        masks.apply_(model)
+        # Where nothing is on, momentum is larger: new places are taken before old ones come back.
+        momentum = {name: torch.where(on, 1.0, 9.0).double() for name, on in masks.items()}
+        momentum["0.weight"][masks["0.weight"]] = pull
+        net = Net(model, masks, Masks.select(Masks.full(model)), memory={"momentum": momentum})
+        progress = Progress(round=0, step=0, num_on=masks.num_on, num=masks.num)
+        after = methods.create("snfs", rate=rate).revise(net, Change(), progress, generator(0, "draw"))
+        assert int((masks - after)["0.weight"].sum()) == num_gone
+        assert not after["4.weight"].any(), "a layer with nothing on has no share"
+
 
 class TestDSR:
     def run(self, density: float, threshold: float, **options: Any) -> tuple[Attached, list[tuple[Any, ...]]]:
@@ -419,17 +443,20 @@ class TestDSR:
         with torch.no_grad():
             model[0].weight.copy_(on * torch.arange(1, 201).view(10, 20).double())
         masks = Masks({"0.weight": on})
-        memory = {"threshold": 2.0 * num_gone}  # the k-th weight that is on is 2k + 1
-        net = Net(model, masks, Masks.select(Masks.full(model)), memory=memory)
+        threshold = 2.0 * num_gone + 1  # the k-th weight that is on is 2k + 1: one is at the threshold, and stays
+        net = Net(model, masks, Masks.select(Masks.full(model)), memory={"threshold": threshold})
         revise = methods.create("dsr", share=0.1).revise
         after = revise(net, Change(), Progress(round=0, step=0, num_on=100, num=200), generator(0, "draw"))
         assert (masks - after).num_on == num_gone
-        assert net.memory["threshold"] == factor * 2 * num_gone
+        assert net.memory["threshold"] == factor * threshold
 
     def test_intervals_double_with_each_quarter(self) -> None:
-        schedule = methods.create("dsr", every=10, num_steps=400).schedule
-        due = [step for step in range(400) if schedule(Progress(round=0, step=step, num_on=1, num=9)) is not None]
-        assert due == [*range(10, 100, 10), *range(100, 200, 20), 200, 240, 280, 320]
+        def due(**options: float) -> list[int]:
+            schedule = methods.create("dsr", every=10, num_steps=400, **options).schedule
+            return [step for step in range(600) if schedule(Progress(round=0, step=step, num_on=1, num=9)) is not None]
+
+        assert due() == [*range(10, 100, 10), *range(100, 200, 20), 200, 240, 280, 320]
+        assert due(end=math.inf) == [*due(), 400, 480, 560]
 
 
 @pytest.mark.parametrize("name", ["rigl", "set", "itop", "snfs", "dsr", "granet", "gmp", "gse"])
