@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _COSTS = {
     "sparse": "3 f_S",
+    "batch_at_changes": "3 f_S, 6 f_S at changes",
     "dense_gradient_at_changes": "3 f_S, 2 f_S + f_D at changes",
     "dense_gradient_at_steps": "2 f_S + f_D",
     "dense": "3 f_D",
@@ -29,7 +30,7 @@ _COSTS = {
 _NEEDS = {
     "paths": "paths",
     "gradients": "dense gradients",
-    "data": "data before training",
+    "data": "data",
     "dense": "dense training",
 }
 

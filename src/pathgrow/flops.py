@@ -16,9 +16,9 @@ from pathgrow.errors import UserError
 from pathgrow.masks import Masks
 from pathgrow.wiring import Wiring, read
 
-Cost = Literal["sparse", "dense_gradient_at_changes", "dense_gradient_at_steps", "dense"]
-"""Of a training sample: three sparse passes; dense weight gradients at changes of the masks; dense weight gradients at
-each step; all dense."""
+Cost = Literal["sparse", "batch_at_changes", "dense_gradient_at_changes", "dense_gradient_at_steps", "dense"]
+"""Of a training sample: three sparse passes; the same, and one more batch at changes of the masks; dense weight
+gradients at changes; dense weight gradients at each step; all dense."""
 
 
 def forward_macs(wiring: Wiring, masks: Masks | None = None) -> int:
@@ -49,8 +49,9 @@ def training_flops_per_sample(cost: Cost, wiring: Wiring, masks: Masks, *, every
     """FLOPs of one sample, on average, in the training of a method at these masks.
 
     With f the FLOPs of a forward pass, sparse or dense, a step takes 3 f_sparse; 2 f_sparse + f_dense if it needs the
-    gradient at missing weights too; 3 f_dense if all weights are trained. For a method that needs that gradient only
-    when masks change, one such step after `every` plain ones is averaged in, rounded to a whole number.
+    gradient at missing weights too; 3 f_dense if all weights are trained. For a method that needs that gradient, or
+    looks at a second batch, only when masks change, one such step after `every` plain ones is averaged in, rounded to a
+    whole number.
     """
     sparse, dense_gradient = step_flops(wiring, masks), dense_gradient_flops(wiring, masks)
     if cost == "dense":
@@ -61,10 +62,11 @@ def training_flops_per_sample(cost: Cost, wiring: Wiring, masks: Masks, *, every
         return sparse
     if every is None or every < 1:
         raise UserError(
-            f"every={every!r} was given for a method that reads dense gradients at changes, the number of steps "
-            "between changes is wanted: give for example every=100"
+            f"every={every!r} was given for a method whose steps cost more at changes, the number of steps between "
+            "changes is wanted: give for example every=100"
         )
-    return round(Fraction(sparse * every + dense_gradient, every + 1))
+    at_change = 2 * sparse if cost == "batch_at_changes" else dense_gradient
+    return round(Fraction(sparse * every + at_change, every + 1))
 
 
 def training_flops(model: nn.Module, example_input: Any, masks: Masks | None = None) -> int:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from pathgrow.net import Net
 
 Need = Literal["paths", "gradients", "data", "dense"]
-"""Paths of the network; its dense loss gradients at a change; data before training; a dense training."""
+"""Paths of the network; its dense loss gradients at a change; batches of its own, for the first masks or at changes; a
+dense training."""
 Pick = Callable[["Net", "Masks", int, "torch.Generator"], "Masks"]
 Revision = Callable[["Net", "Change", "Progress", "torch.Generator"], "Masks"]
 """Returns the next masks, in which as many weights are on as the change says."""

@@ -36,6 +36,7 @@ COSTS = {
     "rigl": "dense_gradient_at_changes",
     "itop": "dense_gradient_at_changes",
     "granet": "dense_gradient_at_changes",
+    "gse": "batch_at_changes",
 }
 """Which formula is each method's; all others train sparse."""
 seeds = st.integers(0, 2**31)

@@ -119,6 +119,7 @@ class TestTrainingSample:
             ("sparse", None, 3 * 10),
             ("dense", None, 3 * 40),
             ("dense_gradient_at_steps", None, 2 * 10 + 40),
+            ("batch_at_changes", 9, (30 * 9 + 60) // 10),
             ("dense_gradient_at_changes", 1, (30 + 60) // 2),
             ("dense_gradient_at_changes", 2, (30 * 2 + 60) // 3),
             ("dense_gradient_at_changes", 9, (30 * 9 + 60) // 10),

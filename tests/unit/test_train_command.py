@@ -412,7 +412,8 @@ def test_methods_are_listed_with_all_that_one_wants_to_know(capsys: pytest.Captu
     assert "2 f_S + f_D at changes; needs dense gradients" in lines["rigl"]
     assert "every=100" in lines["rigl"]
     assert "Evci" in lines["rigl"]
-    assert "needs data before training" in lines["snip"]
+    assert "needs data;" in lines["snip"]
+    assert "3 f_S, 6 f_S at changes; needs data, dense gradients" in lines["gse"]
     assert "3 f_D; needs dense training" in lines["dense"]
     for growth in ("gcg", "gradient_growth", "pathgrow_d", "random_growth", "trace_growth"):
         assert lines[growth].endswith("; density=D, gamma=0.25, start_density=None")

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from pathgrow.experiment import Experiment
 from pathgrow.experiment import run as run_experiment
 from pathgrow.experiment.setup import Setup
+from pathgrow.method import Change, Method, Progress
+from pathgrow.methods.picks import ByScore, at_random, everything
+from pathgrow.net import Net
 from pathgrow.runs import RunFolder
+from pathgrow.sampling import top_k
 from pathgrow.training import TrainRun, train
 from pathgrow.training.levels import Levels
 from pathgrow.training.meter import Meter
@@ -93,9 +101,54 @@ def test_a_level_is_never_shorter_than_what_it_is_set_back_to() -> None:
 
 
 def test_samples_that_a_change_has_looked_at_are_paid_for() -> None:
-    """A change at the third step that looked at 5 samples of its own, and one at the seventh that looked at none."""
+    """A change at the third step that cost 500 to decide on, and one at the seventh that cost nothing."""
     meter = Meter(cost="sparse", dense_macs=100, batch_size=2, num=50)
-    price = {"steps": [0, 3, 7], "macs": [10, 20, 30], "num_on": [5, 10, 15], "num_probed": [0, 5, 0]}
+    price = {
+        "steps": [0, 3, 7], "changed": [-1, 2, 6], "macs": [10, 20, 30], "num_on": [5, 10, 15], "reading": [0, 500, 0],
+    }  # fmt: skip
     steps = 2 * 6 * (3 * 10 + 4 * 20 + 3 * 30)
-    assert meter.training_flops({"price": price}, 0, 10) == steps + 5 * 6 * 10
+    assert meter.training_flops({"price": price}, 0, 10) == steps + 500
+    assert meter.training_flops({"price": price}, 0, 2) == 2 * 6 * 2 * 10
     assert meter.training_flops({"price": price}, 3, 10) == steps - 2 * 6 * 3 * 10
+
+
+def pruning_by_gradient() -> Method:
+    """Half of the weights goes after a training, those with the smallest gradients."""
+
+    def smallness(net: Net) -> dict[str, Tensor]:
+        return {name: -gradient for name, gradient in net.gradients().items()}
+
+    def half_once(progress: Progress) -> Change | None:
+        return Change(num_drop=progress.num // 2) if progress.round == 0 else None
+
+    return Method(
+        name="mine", start=everything, start_density=1.0, drop=ByScore(smallness, top_k), schedule=half_once,
+        needs=frozenset({"gradients"}),
+    )  # fmt: skip
+
+
+def rewiring_by_paths() -> Method:
+    """Ten weights make room at every fourth step for others that lie on heavy paths."""
+
+    def at_fourth_steps(progress: Progress) -> Change | None:
+        return Change(num_drop=10, num_grow=10) if progress.step % 4 == 3 else None
+
+    return Method(
+        name="mine", start=at_random, start_density=0.5, drop=at_random, grow=ByScore(Net.path_scores, top_k),
+        schedule=at_fourth_steps, clock="step", needs=frozenset({"paths"}),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [pruning_by_gradient, rewiring_by_paths])
+def test_a_method_of_ones_own_pays_for_what_it_reads(
+    make: Callable[[], Method], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = ModuleType("my_methods")
+    module.mine = make  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "my_methods", module)
+    phases = trained(tmp_path, "my_methods:mine", density=None)["ledger"]["phases"]
+    a_training = EPOCHS * STEPS * 64 * 6 * NUM
+    if make is pruning_by_gradient:  # a batch through all weights, before there are half as many
+        assert [phase["training_flops"] for phase in phases] == [a_training, a_training // 2 + 64 * 6 * NUM]
+    else:  # a sample through all weights, seven times
+        assert [phase["training_flops"] for phase in phases] == [a_training // 2 + EPOCHS * STEPS // 4 * 6 * NUM]

@@ -62,11 +62,13 @@ def flops(cost: str, num_on: int, changes: bool) -> int:
     sparse, dense = num_on + OUTPUT, NUM + OUTPUT
     if cost == "dense":
         return BATCH * 6 * dense
+    if cost == "batch_at_changes":
+        return (2 if changes else 1) * BATCH * 6 * sparse
     to_weights = dense if cost == "dense_gradient_at_steps" or (changes and cost != "sparse") else sparse
     return BATCH * 2 * (2 * sparse + to_weights)
 
 
-MOVING = ["gmp", "rigl", "set", "granet", "snfs"]
+MOVING = ["gmp", "rigl", "set", "granet", "snfs", "gse"]
 ALL = [*MOVING, "random", "dense", "imp", "imp_c", "gcg"]
 
 
@@ -83,6 +85,26 @@ def test_a_run_foreseen_costs_what_its_steps_do(method: str, epochs: int) -> Non
     assert foreseen == 17 + sum(flops(cost, on, changes) for on, changes in steps)
     parameters = cost_by_epochs(made, at, parameters_price(made))(epochs)
     assert parameters == pytest.approx(17 + sum(on + OUTPUT + BIASES for on, _ in steps) / STEPS)
+
+
+def test_gradients_that_growth_goes_by_are_foreseen() -> None:
+    """The same growth by chance costs as much, but for a batch at each growth whose weight gradients are dense."""
+    at = Standing(num_on=122, macs=122 + OUTPUT)
+    by_gradient, by_chance = (
+        cost_by_epochs(made, at, flops_price(made, at))(3)
+        for made in (bench("gradient_growth"), bench("random_growth"))
+    )
+    grown_from = [122, 183, 274]  # by half each time, to 304
+    assert by_gradient - by_chance == sum(BATCH * 2 * (2 * (on + OUTPUT) + NUM + OUTPUT) for on in grown_from)
+
+
+def test_a_batch_that_is_computed_in_parts_is_looked_at_in_part() -> None:
+    """Guiding batches are as large as what the memory is known to hold."""
+    whole, halves = (bench("gse", recipe={"batch_size": 64, "accumulate": parts}) for parts in (1, 2))
+    at = Standing(num_on=304, macs=304 + OUTPUT)
+    num_changes = sum(changes for _, changes in played(whole, 20, at))
+    saved = [cost_by_epochs(made, at, flops_price(made, at))(20) for made in (whole, halves)]
+    assert saved[0] - saved[1] == num_changes * BATCH // 2 * 6 * (304 + OUTPUT) > 0
 
 
 @pytest.mark.parametrize("step", [1, 14, 25])

@@ -77,6 +77,7 @@ def gse(
         revise=_Explore(Cosine(first=rate, num_steps=end * num_steps), guide, gamma),
         clock="step",
         needs=frozenset({"gradients"} if guide == "uniform" else {"gradients", "data"}),
+        cost="sparse" if guide == "uniform" else "batch_at_changes",
     )
 
 

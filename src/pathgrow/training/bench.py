@@ -88,6 +88,11 @@ class Bench:
     def num_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.model.parameters())
 
+    @property
+    def probe_size(self) -> int:
+        """Samples in one of the trainer's `batches`, which each process takes for itself to look at the network."""
+        return self.batch_size // (self.config.recipe.accumulate * self.team.size)
+
     def make_method(self, epochs: int) -> Method:
         """The method for a training of this many epochs."""
         return self.config.make_method(epochs * self.steps_per_epoch)

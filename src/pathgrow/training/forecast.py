@@ -64,11 +64,20 @@ def flops_price(bench: Bench, at: Standing) -> Price:
             return fixed_macs + (at.macs - fixed_macs) * num_on // at.num_on
         return at.macs + (dense_macs - at.macs) * (num_on - at.num_on) // (num - at.num_on)
 
+    def a_change(method: Method, here: int) -> int:
+        """What it takes to decide on new masks, beside the step that it falls into, if it falls into one."""
+        if method.cost == "dense_gradient_at_changes":
+            return bench.batch_size * 2 * (dense_macs - here)
+        if method.cost == "batch_at_changes":  # looked at by the first of a team
+            return bench.probe_size * 6 * here
+        if grows(method) and "gradients" in method.needs:  # over a batch of each of a team
+            return bench.team.size * bench.probe_size * 2 * (2 * here + dense_macs)
+        return 0  # or a pass over the paths, which costs as much as one sample
+
     def price(method: Method, stretch: Stretch) -> float:
         here = macs(stretch.num_on)
-        a_step = sample_flops(method.cost, here, dense_macs)
-        at_changes = 2 * (dense_macs - here) if method.cost == "dense_gradient_at_changes" else 0
-        return float(bench.batch_size * (stretch.num_steps * a_step + stretch.num_changes * at_changes))
+        a_step = bench.batch_size * sample_flops(method.cost, here, dense_macs)
+        return float(stretch.num_steps * a_step + stretch.num_changes * a_change(method, here))
 
     return price
 
@@ -142,11 +151,12 @@ def stretches(bench: Bench, method: Method, epochs: int, at: Standing) -> Iterat
     if grows(method):
         options = Options(budget=epochs)
         num_wanted = count_at(bench.config.density or 1.0, num)
-        yield Stretch(num_steps=options.num_seed_epochs * per_epoch, num_on=num_on)
+        num_steps = options.num_seed_epochs * per_epoch
         while num_on < num_wanted and (change := _due(method, num_on, num)) is not None:
+            yield Stretch(num_steps=num_steps, num_on=num_on, num_changes=1)
             num_on = min(num_wanted, num_on + change.num_grow)
-            yield Stretch(num_steps=(options.num_rough_epochs or 1) * per_epoch, num_on=num_on)
-        yield Stretch(num_steps=epochs * per_epoch, num_on=num_on)
+            num_steps = (options.num_rough_epochs or 1) * per_epoch
+        yield Stretch(num_steps=num_steps + epochs * per_epoch, num_on=num_on)
     elif method.clock == "step":
         yield from _by_steps(method, at.step, epochs * per_epoch, num_on, num)
     else:

@@ -28,16 +28,23 @@ def metered(method: Method, wiring: Wiring) -> Method:
     if method.weights is not None:
         return method  # masks follow from hidden weights, and every step costs what a dense one does
 
+    dense_macs = forward_macs(wiring)
+
     def remember(net: Net) -> Memory:
         own = method.remember(net) if method.remember is not None else {}
-        return {**own, _NOTES: _noted({}, 0, wiring, net.masks, num_probed=0)}
+        return {**own, _NOTES: _noted({}, wiring, net.masks, since=0, changed=-1, reading=0)}
 
     def revise(net: Net, change: Change, progress: Progress, draw: torch.Generator) -> Masks:
         masks = revised_masks(method, net, change, progress, draw)
         # On a step clock the masks change after the backward pass: this step's batch has seen the old ones.
         since = progress.step + (method.clock == "step")
-        num_probed = net.reading_cost.num_gradient_samples
-        net.memory[_NOTES] = _noted(net.memory[_NOTES], since, wiring, masks, num_probed=num_probed)
+        before, cost = net.memory[_NOTES], net.reading_cost
+        macs = before["macs"][-1]
+        # Samples that were looked at beside those of steps. In a step they only guide (GSE), the dense gradient is its
+        # own; between trainings there is no other. Paths run through all weights.
+        a_gradient = 6 * macs if method.clock == "step" else 2 * (2 * macs + dense_macs)
+        reading = cost.num_gradient_samples * a_gradient + cost.num_path_passes * 6 * dense_macs
+        net.memory[_NOTES] = _noted(before, wiring, masks, since=since, changed=progress.step, reading=reading)
         return masks
 
     # By what is due: with the `revise` above an empty change would mean that weights are to be moved.
@@ -45,9 +52,10 @@ def metered(method: Method, wiring: Wiring) -> Method:
 
 
 def _noted(
-    before: Mapping[str, list[int]], since: int, wiring: Wiring, masks: Masks, *, num_probed: int
+    before: Mapping[str, list[int]], wiring: Wiring, masks: Masks, *, since: int, changed: int, reading: int
 ) -> dict[str, list[int]]:
-    line = {"steps": since, "macs": forward_macs(wiring, masks), "num_on": masks.num_on, "num_probed": num_probed}
+    macs, num_on = forward_macs(wiring, masks), masks.num_on
+    line = {"steps": since, "changed": changed, "macs": macs, "num_on": num_on, "reading": reading}
     return {name: [*before.get(name, []), value] for name, value in line.items()}
 
 
@@ -64,17 +72,16 @@ class Meter:
     def training_flops(self, memory: Memory, first_step: int, last_step: int) -> int:
         """FLOPs of the steps from `first_step` up to, but not including, `last_step`."""
         notes = self._notes(memory)
-        total = probes = 0
+        total = readings = 0
         for number, num_steps in enumerate(_spans(notes["steps"], first_step, last_step)):
             total += num_steps * sample_flops(self.cost, notes["macs"][number], self.dense_macs)
-            changed_inside = number > 0 and first_step < notes["steps"][number] <= last_step
-            if self.cost == "dense_gradient_at_changes" and changed_inside:
+            if not first_step <= notes["changed"][number] < last_step:
+                continue
+            readings += notes["reading"][number]
+            if self.cost == "dense_gradient_at_changes":
                 # The last step before the new masks took weight gradients of all weights.
                 total += 2 * (self.dense_macs - notes["macs"][number - 1])
-            if changed_inside:
-                # Samples beside those of the step, with the masks that were to change (GSE).
-                probes += notes["num_probed"][number] * sample_flops("sparse", notes["macs"][number - 1], 0)
-        return total * self.batch_size + probes
+        return total * self.batch_size + readings
 
     def weight_steps(self, memory: Memory, last_step: int) -> int:
         """Switchable weights that were on, summed over all steps."""
@@ -88,9 +95,8 @@ class Meter:
 
     def _notes(self, memory: Memory) -> dict[str, list[int]]:
         """The notes in a memory; without any, all weights are trained from the first step to the last."""
-        notes: dict[str, list[int]] = memory.get(
-            _NOTES, {"steps": [0], "macs": [self.dense_macs], "num_on": [self.num], "num_probed": [0]}
-        )
+        dense = {"steps": [0], "changed": [-1], "macs": [self.dense_macs], "num_on": [self.num], "reading": [0]}
+        notes: dict[str, list[int]] = memory.get(_NOTES, dense)
         return notes
 
 
