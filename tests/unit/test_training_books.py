@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch import Tensor
 from pathgrow.experiment import Experiment
 from pathgrow.experiment import run as run_experiment
 from pathgrow.experiment.setup import Setup
+from pathgrow.masks import Masks
 from pathgrow.method import Change, Method, Progress
 from pathgrow.methods.picks import ByScore, at_random, everything
 from pathgrow.net import Net
@@ -152,3 +154,39 @@ def test_a_method_of_ones_own_pays_for_what_it_reads(
         assert [phase["training_flops"] for phase in phases] == [a_training, a_training // 2 + 64 * 6 * NUM]
     else:  # a sample through all weights, seven times
         assert [phase["training_flops"] for phase in phases] == [a_training // 2 + EPOCHS * STEPS // 4 * 6 * NUM]
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_choosing_the_first_masks_takes_time_too(killed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its FLOPs are part of the first phase, and so are its seconds, also where masks are taken from a store."""
+    num_chosen = 0
+
+    def slowly(*given: Any) -> Masks:
+        nonlocal num_chosen
+        num_chosen += 1
+        time.sleep(0.5)
+        return at_random(*given)
+
+    module = ModuleType("my_methods")
+    module.mine = lambda: Method(name="mine", start=slowly, start_density=0.5)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "my_methods", module)
+    if killed:
+        save = RunFolder.save
+
+        def last(self: RunFolder, stage: str, *stored: Any) -> None:
+            save(self, stage, *stored)
+            if stage == "start":
+                raise Killed
+
+        with monkeypatch.context() as patched:
+            patched.setattr(RunFolder, "save", last)
+            with pytest.raises(Killed):
+                trained(tmp_path, "my_methods:mine", density=None)
+    timing = trained(tmp_path, "my_methods:mine", density=None)["timing"]
+    assert num_chosen == 1
+    assert timing["phases"] == [{"phase": "level-000", "seconds": timing["seconds"]}]
+    assert 0.5 < timing["seconds"] <= timing["run_seconds"]

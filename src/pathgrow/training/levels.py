@@ -61,7 +61,7 @@ class Levels:
             store=bench.store,
             team=bench.team,
         )
-        self.attached, self.start_flops = self._attach(metered(method, bench.wiring))
+        self.attached, self.start_flops, self._start_seconds = self._attach(metered(method, bench.wiring))
 
     @property
     def epochs_times_parameters(self) -> float:
@@ -86,8 +86,11 @@ class Levels:
             records.append(self._train_(level, records, step, began))
         raise AssertionError("counting ended")
 
-    def _attach(self, method: Method) -> tuple[Attached, int]:
-        """Put masks on the model; returns what choosing them cost. A resumed run takes them from its store."""
+    def _attach(self, method: Method) -> tuple[Attached, int, float]:
+        """Put masks on the model; returns what choosing them cost, in FLOPs and in seconds.
+
+        A resumed run takes all of it from its store.
+        """
         bench, trainer = self._bench, self._bench.trainer
         fingerprint = digest(bench.model.state_dict())
         found = bench.store.load(_START)
@@ -99,6 +102,7 @@ class Levels:
                 )
             start = fixed(Masks.restored(found.tensors, bench.scope))
             method = dataclasses.replace(method, start=start.start, start_density=start.start_density)
+        began = time.perf_counter()
         attached = attach(
             bench.model,
             bench.optimizer,
@@ -111,10 +115,13 @@ class Levels:
             team=bench.team,
         )
         if found is not None:
-            return attached, int(found.facts.get("start_flops", 0))  # none in a run that an older version began
+            # Neither is there in a run that an older version began.
+            return attached, int(found.facts.get("start_flops", 0)), float(found.facts.get("seconds", 0.0))
+        seconds = time.perf_counter() - began
         price = start_flops(bench.wiring, **dataclasses.asdict(attached.last_reading_cost))
-        bench.store.save(_START, {"weights": fingerprint, "start_flops": price}, dict(attached.masks))
-        return attached, price
+        facts = {"weights": fingerprint, "start_flops": price, "seconds": seconds}
+        bench.store.save(_START, facts, dict(attached.masks))
+        return attached, price, seconds
 
     def _stored(self) -> Sequence[Stage]:
         """The levels that need not be trained again, up to the last one that still has its tensors."""
@@ -138,8 +145,9 @@ class Levels:
         if self._pace is not None:
             trained = dataclasses.replace(trained, num_epochs=self._pace.epochs)
         flops = self._meter.training_flops(attached.memory, step, attached.step)
+        seconds = time.perf_counter() - began
         if level == 0:
-            flops += self.start_flops
+            flops, seconds = flops + self.start_flops, seconds + self._start_seconds
         # The mean over the level and the remainder of the division, which together are exact.
         mean, rest = divmod(flops, trained.num_samples)
         record = Record(
@@ -157,7 +165,7 @@ class Levels:
             num_samples=trained.num_samples,
             sample_flops=mean,
             growth_flops=rest,
-            seconds=time.perf_counter() - began,
+            seconds=seconds,
         )
         tensors, facts = take(attached)
         bench.observer.stage_ends(record, resumed=False)

@@ -29,7 +29,7 @@ class Outcome:
     ledger: Ledger
     test: Score
     start_flops: int = 0
-    """Cost of choosing the first masks; part of the first phase."""
+    """Cost of choosing the first masks; part of the first phase, as is the time it took."""
     epochs_times_parameters: float
 
 
