@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, AdamW, Optimizer
+from torch.optim.lr_scheduler import LinearLR, LRScheduler, OneCycleLR
 
 from pathgrow import methods
 from pathgrow.attach import Attached, attach
@@ -141,6 +142,28 @@ def test_thresholds_wake_half_way_on_the_course_of_their_decay(momentum: float, 
         sparse.optimizer.step()
     # As far above -5 in the end as it began below, by ratio.
     assert float(sparse.memory["s"]["0.weight"]) == pytest.approx(25 / start, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        lambda optimizer: LinearLR(optimizer, start_factor=0.001),
+        lambda optimizer: OneCycleLR(optimizer, max_lr=0.1, total_steps=9, cycle_momentum=False),
+    ],
+)
+def test_a_warm_up_that_has_begun_wakes_no_threshold_earlier(schedule: Callable[[Optimizer], LRScheduler]) -> None:
+    def warmed_up(parameters: Any) -> Optimizer:
+        optimizer = plain(parameters)
+        schedule(optimizer)
+        assert optimizer.param_groups[0]["lr"] < 0.01
+        return optimizer
+
+    def plain(parameters: Any) -> Optimizer:
+        return SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.003)
+
+    starts = [attached("str", make, num_steps=2000).memory["s"]["0.weight"] for make in (warmed_up, plain)]
+    assert float(starts[0]) == pytest.approx(float(starts[1]))
+    assert float(starts[0]) < -10
 
 
 def test_thresholds_have_their_own_decay() -> None:

@@ -84,8 +84,8 @@ class SoftThreshold:
             return self.start
         if group is None:
             return AWAKE  # it is not trained and never moves
-        rate = group["lr"] * self._decay(group) / (1 - group.get("momentum", 0.0))
-        return AWAKE * math.exp(min(float(rate) * self.num_steps / 2 / 2, 20.0))
+        rate = _peak(group) * self._decay(group) / (1 - group.get("momentum", 0.0))
+        return AWAKE * math.exp(min(rate * self.num_steps / 2 / 2, 20.0))
 
     def _decay(self, group: dict[str, Any]) -> float:
         return float(group.get("weight_decay", 0.0) if self.decay is None else self.decay)
@@ -121,6 +121,11 @@ class SoftThreshold:
         hidden = net.memory["hidden"][name]
         soft = hidden.sign() * (hidden.abs() - torch.sigmoid(net.memory["s"][name])).relu()
         return torch.where(net.scope[name], soft, hidden)
+
+
+def _peak(group: dict[str, Any]) -> float:
+    """The highest learning rate to come: torch's schedulers note it, and a warm-up has set a lower one already."""
+    return max(float(group[name]) for name in ("lr", "initial_lr", "max_lr") if name in group)
 
 
 def _groups(net: Net) -> dict[str, dict[str, Any]]:
