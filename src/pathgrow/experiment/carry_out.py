@@ -45,12 +45,7 @@ def carry_out(
         held_by_first(team, lambda: RunFolder.open(out, config.as_dict(), device=mode.device.type)) as folder,
     ):
         if not team.from_first(lambda: RunFolder(out).finished):
-            try:
-                work(folder, team)
-            except UserError:
-                if folder is not None:
-                    folder.withdraw()
-                raise
+            work(folder, team)
         return team.from_first(lambda: read(RunFolder(out)))
 
 

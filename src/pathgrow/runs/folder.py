@@ -86,7 +86,8 @@ class RunFolder:
             folder._seconds_before, folder._opened_at = folder._stages.seconds, time.monotonic()
             folder._settle(wanted, device)
         except BaseException:
-            folder.close()
+            folder.withdraw()
+            folder._leave()
             raise
         return folder
 
@@ -97,12 +98,22 @@ class RunFolder:
             self._lock = self._opened_at = None
 
     def withdraw(self) -> None:
-        """Empty the folder of a run that was refused before it trained anything, so that another may begin there."""
+        """Leave nothing of a run that was refused before it trained anything: another may then begin there.
+
+        Whatever was there before it stays, an empty folder too.
+        """
         if not self._is_new or (self.path / _METRICS).is_file() or any(self.path.rglob("*.safetensors")):
             return
         shutil.rmtree(self.path / "stages", ignore_errors=True)
         for name in ("env.json", "config.json"):
             (self.path / name).unlink(missing_ok=True)
+        self._leave()
+
+    def _leave(self) -> None:
+        """Let others work in the folder, or remove it if it was made for this run and holds nothing."""
+        if self._lock is not None:
+            self._lock.undo()
+        self.close()
 
     def __enter__(self) -> Self:
         return self
@@ -110,6 +121,8 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if isinstance(error, UserError):
+            self.withdraw()
         self.close()
 
     # Stages
@@ -248,14 +261,16 @@ class RunFolder:
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{self.path} is a file, wanted a folder: choose another --out, or move the file away")
         if self.path.is_dir() and self.config is None:
-            strangers = sorted(entry.name for entry in self.path.iterdir() if not entry.name.startswith("."))
+            try:
+                strangers = sorted(entry.name for entry in self.path.iterdir() if not entry.name.startswith("."))
+            except FileNotFoundError:  # another run was refused there just now, and took its folder along
+                strangers = []
             if strangers:
                 raise UserError(
                     f"{self.path} holds {strangers[0]!r} but no config.json, so it is no run folder: "
                     "choose a new or empty folder with --out"
                 )
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
             self._lock = locks.Lock(self.path)
         except OSError as error:
             raise UserError(
