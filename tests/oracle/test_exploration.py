@@ -188,6 +188,13 @@ def test_how_a_layer_is_called_does_not_matter(call: str, estimate: str) -> None
         torch.testing.assert_close(found[name], product)
 
 
+def test_frozen_layers_have_no_estimate() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)).double()
+    model[1].weight.requires_grad_(False)
+    net = Net(model, Masks.full(model), Masks.select(Masks.full(model)), loss=cube, batches=[torch.ones(5, 4).double()])
+    assert gradient_estimates(net, "bound", generator(0, "draw")).keys() == {"0.weight"}
+
+
 @pytest.mark.parametrize("guide", ["grabo", "graest", "uniform"])
 def test_with_all_as_candidates_the_largest_gradients_grow_and_the_smallest_weights_go(guide: str) -> None:
     model, masks = chain(0.3)

@@ -224,6 +224,12 @@ class TestGradual:
             left -= 0 if change is None else change.num_drop
         assert left == 100
 
+    def test_a_training_cut_to_less_than_it_has_behind_it_still_reaches_the_density(self) -> None:
+        schedule = methods.create("gmp", density=0.1, num_steps=40, every=4, end=0.5).schedule
+        for step, num_drop in ((19, None), (20, 300), (21, 300), (33, 300)):
+            change = schedule(Progress(round=0, step=step, num_on=400, num=1000))
+            assert (change.num_drop if change else None) == num_drop
+
     @pytest.mark.parametrize("density", [0.1, 0.3])
     def test_granet_prunes_over_all_layers_then_rewires_within_them(self, density: float) -> None:
         model, masks = chain(0.6)

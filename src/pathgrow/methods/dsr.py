@@ -40,8 +40,9 @@ def dsr(
     of 20 and 10%); here that is `share` of them. Where more go than there is room for elsewhere, the largest stay.
     Intervals begin with the paper's 100 steps on CIFAR-10 (1000 on ImageNet) and double when they do on ImageNet; on
     CIFAR-10 that is at 12.5, 40 and 70% of the training. The paper leaves stem and shortcuts dense, which is a matter
-    of the scope. Uniform allocation here leaves the first layer dense. New weights have no momentum, where the
-    reference code lets them inherit it. The change comes before the optimizer's step.
+    of the scope. Uniform allocation here starts with a dense first layer, which may then lose weights to others. New
+    weights have no momentum, where the reference code lets them inherit it. The change comes before the optimizer's
+    step.
 
     Parameters
     ----------

@@ -52,8 +52,10 @@ def gse(
     intervals, unless `every` says otherwise. The reference code draws candidates with replacement, some of them already
     on, and reads only the first row of a convolution's output gradient; here they are distinct, off, and read
     everywhere. Counts are exact where it uses Bernoulli masks and clips layer densities above one. Signs are drawn, not
-    hashed. Input and output are read on one batch of `batches`, while candidates are ranked by the gradient of the
-    step. Weights that no linear or convolution layer uses as its own are drawn uniformly.
+    hashed. Input and output are read on one batch of `batches` (the code takes ten samples of each class), while
+    candidates are ranked by the gradient of the step. Weights move between layers as in the code; its supplement also
+    describes moves within them. At first they are the model's own, where the code draws them for the number of inputs
+    that are on. Weights that no linear or convolution layer uses as its own are drawn uniformly.
 
     Parameters
     ----------

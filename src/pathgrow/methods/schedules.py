@@ -70,7 +70,7 @@ class PruneCubically:
 
     `begin` and `end` are shares of `num_steps`.
 
-    >>> schedule = PruneCubically(density=0.1, every=100, num_steps=1000, begin=0.0, end=0.5)
+    >>> schedule = PruneCubically(density=0.1, every=100, num_steps=1000, begin=0.1, end=0.5)
     >>> schedule.density_at(0), schedule.density_at(500)
     (1.0, 0.1)
     >>> schedule(Progress(round=0, step=500, num_on=107, num=1000))
