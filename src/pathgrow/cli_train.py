@@ -48,7 +48,11 @@ def train(
     recipe: shared.RecipeName = None,
     epochs: Annotated[int | None, whole("EPOCHS", "Of a dense training [the recipe's].")] = None,
     match: Annotated[
-        str | None, text("none|parameters|flops", "Train as long as a budget of epochs x parameters or FLOPs allows.")
+        str | None,
+        text(
+            "none|parameters|switchable|flops",
+            "Train as long as a budget allows: of epochs x parameters, of epochs x switchable weights, of FLOPs.",
+        ),
     ] = None,
     match_budget: Annotated[float | None, real("B", "That budget [training dense].")] = None,
     match_run: Annotated[str | None, text("DIR", "A finished run whose budget it is.")] = None,

@@ -153,6 +153,8 @@ def test_a_run_that_has_not_spent_its_budget_is_named(tmp_path: Path) -> None:
     assert len(found.notes) == 2
     assert found.notes[0].startswith(f"{folders[4]} has spent 3.1% more than the budget of FLOPs")
     assert found.notes[1].startswith(f"{folders[5]} has spent 2.0% less")
+    other = finished(tmp_path / "other", match="switchable", off=0.02)
+    assert "than the budget of epochs times switchable weights that it was to match" in compare([other]).notes[0]
 
 
 def test_trainings_of_different_lengths_are_told_apart(tmp_path: Path) -> None:

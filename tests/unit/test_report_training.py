@@ -52,6 +52,7 @@ def test_every_number_is_said_where_it_belongs() -> None:
         ("flops", 0.0216, ", as many as a budget of FLOPs allows (2.2% more than it, since epochs are whole)"),
         ("flops", -0.0216, ", as many as a budget of FLOPs allows (2.2% less than it, since epochs are whole)"),
         ("parameters", 0.0004, ", as many as a budget of epochs times parameters allows"),
+        ("switchable", 0.0, ", as many as a budget of epochs times switchable weights allows"),
     ],
 )
 def test_what_was_matched_and_missed_is_said(match: str, off: float, said: str) -> None:

@@ -192,15 +192,21 @@ def test_a_training_that_begins_at_a_step_ends_like_the_whole() -> None:
         assert torch.equal(here, there)
 
 
-def test_matched_parameters_follow_the_phases_of_another_run(trained: Callable[[str], Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("match", "beside"), [("parameters", 26), ("switchable", 0)])
+def test_matched_parameters_follow_the_phases_of_another_run(
+    match: str, beside: int, trained: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """With the biases, which no method switches, or without."""
     grown = report(trained("gcg"))
     budget = sum(
-        phase["epochs"] * (26 + round(phase["density"] * grown["network"]["num"]))
+        phase["epochs"] * (beside + round(phase["density"] * grown["network"]["num"]))
         for phase in grown["ledger"]["phases"]
     )
-    told = train(config("random", match="parameters", match_run=str(trained("gcg"))), tmp_path)
+    told = train(config("random", match=match, match_run=str(trained("gcg"))), tmp_path)
+    assert told["ledger"]["match"]["kind"] == match
     assert told["ledger"]["match"]["budget"] == budget
-    assert told["network"]["epochs"] == round(budget / (26 + told["network"]["num_on"]))
+    assert told["network"]["epochs"] == round(budget / (beside + told["network"]["num_on"]))
+    assert told["ledger"]["match"]["spent"] == told["network"]["epochs"] * (beside + told["network"]["num_on"])
 
 
 def test_epochs_times_parameters_of_masks_that_change_within_a_training(
@@ -213,6 +219,7 @@ def test_epochs_times_parameters_of_masks_that_change_within_a_training(
         change = method.schedule(Progress(round=0, step=step, num_on=num_on, num=num))
         num_on -= change.num_drop if change is not None else 0
     assert report(trained("gmp"))["ledger"]["epochs_times_parameters"] == pytest.approx(total / 14)
+    assert report(trained("gmp"))["ledger"]["epochs_times_switchable"] == pytest.approx(total / 14 - 2 * 26)
     told = train(config("random", match="parameters", match_run=str(trained("gmp"))), tmp_path)
     match = told["ledger"]["match"]
     assert match["budget"] == pytest.approx(total / 14)

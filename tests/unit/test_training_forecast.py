@@ -190,6 +190,15 @@ def test_a_budget_of_flops_is_a_dense_training_or_what_was_given_and_a_start_is_
     assert snip.planned == snip.epochs * STEPS * BATCH * 6 * (304 + OUTPUT) + BATCH * 6 * (NUM + OUTPUT)
 
 
+def test_a_budget_of_parameters_counts_those_that_are_always_dense_or_does_not() -> None:
+    found = plan(bench("random", match="parameters"))
+    assert found.budget == 3 * (NUM + OUTPUT + BIASES)
+    assert found.epochs == round(found.budget / (304 + OUTPUT + BIASES))
+    found = plan(bench("random", match="switchable"))
+    assert found.budget == 3 * NUM
+    assert (found.epochs, found.planned) == (12, 12 * 304)
+
+
 def test_a_budget_that_does_not_buy_half_an_epoch_is_refused() -> None:
     an_epoch = 304 + OUTPUT + BIASES
     assert plan(bench("random", match="parameters", match_budget=0.51 * an_epoch)).epochs == 1
@@ -216,9 +225,24 @@ def test_a_discovery_tells_what_it_has_spent(tmp_path: Path) -> None:
     path = finished(tmp_path / "run")
     assert spent(path, "flops", {}) == 12345
     assert spent(path, "parameters", {}) == 3 * (100 + 45) + 10 * (100 + 90)
+    assert spent(path, "switchable", {}) == 3 * 45 + 10 * 90
     full = finished(tmp_path / "full", num_on=900, density_model=1.0)
     with pytest.raises(UserError, match="ended dense and tells no number of parameters"):
         spent(full, "parameters", {})
+    assert spent(full, "switchable", {}) == 3 * 45 + 10 * 90
+
+
+def test_a_training_tells_both_and_an_older_one_what_it_knows(tmp_path: Path) -> None:
+    path = finished(tmp_path / "run")
+    told = json.loads(Path(path, "report.json").read_text())
+    told["ledger"] |= {"epochs_times_parameters": 700.5, "epochs_times_switchable": 600.25}
+    Path(path, "report.json").write_text(json.dumps(told))
+    assert [spent(path, what, {}) for what in ("parameters", "switchable")] == [700.5, 600.25]
+    del told["ledger"]["epochs_times_switchable"]
+    Path(path, "report.json").write_text(json.dumps(told))
+    assert spent(path, "parameters", {}) == 700.5
+    with pytest.raises(UserError, match="did not count switchable weights: match parameters or flops"):
+        spent(path, "switchable", {})
 
 
 @pytest.mark.parametrize(
@@ -241,7 +265,10 @@ def test_runs_are_alike_that_differ_in_their_seed_alone(tmp_path: Path) -> None:
         assert (like(first) == like(second)) is alike
 
 
-@pytest.mark.parametrize(("match", "budget"), [("flops", 12345), ("parameters", 3 * (100 + 45) + 10 * (100 + 90))])
+@pytest.mark.parametrize(
+    ("match", "budget"),
+    [("flops", 12345), ("parameters", 3 * (100 + 45) + 10 * (100 + 90)), ("switchable", 3 * 45 + 10 * 90)],
+)
 def test_the_budget_of_another_run_is_what_it_has_spent_of_the_same_kind(
     tmp_path: Path, match: str, budget: float
 ) -> None:

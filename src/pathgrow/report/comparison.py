@@ -14,6 +14,7 @@ from typing import Any
 from pathgrow.errors import UserError
 from pathgrow.report.reading import progress_of
 from pathgrow.report.story import config_rows
+from pathgrow.report.training import BUDGETS
 from pathgrow.report.wording import counted
 from pathgrow.runs import RunFolder
 
@@ -144,11 +145,8 @@ def interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[f
 
 
 def _missed(run: Run, off: float) -> str:
-    unit = "FLOPs" if run.match == "flops" else "epochs times parameters"
-    return (
-        f"{run.path} has spent {abs(off):.1%} {'more' if off > 0 else 'less'} than the budget of {unit} that it was to "
-        "match: its epochs are whole"
-    )
+    budget, by = BUDGETS.get(run.match, "budget"), "more" if off > 0 else "less"
+    return f"{run.path} has spent {abs(off):.1%} {by} than the {budget} that it was to match: its epochs are whole"
 
 
 def _apart(run: Run, others: Iterable[Run]) -> str:

@@ -11,11 +11,12 @@ from rich.text import Text
 
 from pathgrow.report.wording import count, counted, percent, printable, timing
 
-_MATCHED = {
-    "none": "",
-    "parameters": ", as many as a budget of epochs times parameters allows",
-    "flops": ", as many as a budget of FLOPs allows",
+BUDGETS = {
+    "parameters": "budget of epochs times parameters",
+    "switchable": "budget of epochs times switchable weights",
+    "flops": "budget of FLOPs",
 }
+"""What may be matched, by its name in a config."""
 
 
 def training_summary(report: dict[str, Any]) -> RenderableType:
@@ -37,7 +38,8 @@ def findings(report: dict[str, Any]) -> list[tuple[str, str]]:
     val, test = (f"{100 * network[split]['score']:.2f}%" for split in ("val", "test"))
     num_phases, num_epochs = len(ledger["phases"]), sum(phase["epochs"] for phase in ledger["phases"])
     phases = f" in {num_phases} phases" if num_phases > 1 else ""
-    matched = _MATCHED.get(config["match"], "") + _off(ledger.get("match", {}).get("off"))
+    budget = BUDGETS.get(config["match"])
+    matched = f", as many as a {budget} allows{_off(ledger.get('match', {}).get('off'))}" if budget else ""
     return [
         ("method", printable(config["method"])),
         (

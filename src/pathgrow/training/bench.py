@@ -88,6 +88,10 @@ class Bench:
     def num_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.model.parameters())
 
+    def num_counted_always(self, match: str) -> int:
+        """Parameters beside the switchable weights that a budget of epochs times parameters counts."""
+        return 0 if match == "switchable" else self.num_parameters - self.scope.num
+
     @property
     def probe_size(self) -> int:
         """Samples in one of the trainer's `batches`, which each process takes for itself to look at the network."""

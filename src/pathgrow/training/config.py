@@ -15,7 +15,8 @@ from pathgrow.method import Method
 from pathgrow.scope import PRESETS
 from pathgrow.training.spent import like, spent
 
-Match = Literal["none", "parameters", "flops"]
+Match = Literal["none", "parameters", "switchable", "flops"]
+"""A budget of epochs times trainable parameters, of epochs times switchable weights that are on, of training FLOPs."""
 EVERYTHING = "all"
 """The scope of every conv and linear weight."""
 SCOPES = (*PRESETS, EVERYTHING)
@@ -46,7 +47,7 @@ class TrainRun(Setup):
     match: Match = "none"
     """What is made to match a budget, by training shorter or longer."""
     match_budget: float | None = None
-    """The budget, in epochs times trainable parameters or in training FLOPs; None: that of training dense."""
+    """The budget, in the unit of `match`; None: that of training dense."""
     match_run: str | None = None
     """The folder of a finished run that the budget is taken from,"""
     match_like: str | None = None

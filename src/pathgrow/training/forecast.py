@@ -83,11 +83,11 @@ def flops_price(bench: Bench, at: Standing) -> Price:
 
 
 def parameters_price(bench: Bench) -> Price:
-    """Prices a stretch by epochs times trainable parameters, including those that are always dense."""
-    num_dense = bench.num_parameters - bench.scope.num
+    """Prices a stretch by epochs times parameters; whether those that are always dense count is the config's choice."""
+    num_always = bench.num_counted_always(bench.config.match)
 
     def price(method: Method, stretch: Stretch) -> float:
-        return stretch.num_steps / bench.steps_per_epoch * (num_dense + stretch.num_on)
+        return stretch.num_steps / bench.steps_per_epoch * (num_always + stretch.num_on)
 
     return price
 

@@ -63,13 +63,11 @@ class Levels:
         )
         self.attached, self.start_flops, self._start_seconds = self._attach(metered(method, bench.wiring))
 
-    @property
-    def epochs_times_parameters(self) -> float:
-        """What has been spent so far, including the parameters that are always dense."""
+    def epochs_times(self, match: str) -> float:
+        """What has been spent so far, in epochs times "parameters" or "switchable" weights."""
         num_steps, bench = self.attached.step, self._bench
-        num_dense = bench.num_parameters - bench.scope.num
         weight_steps = self._meter.weight_steps(self.attached.memory, num_steps)
-        return (weight_steps + num_steps * num_dense) / bench.steps_per_epoch
+        return (weight_steps + num_steps * bench.num_counted_always(match)) / bench.steps_per_epoch
 
     def run(self) -> list[Record]:
         """Train what is not stored yet; returns the records of all levels. The model holds the network of the last."""

@@ -24,7 +24,7 @@ class Plan:
     """Epochs of the training, or of each level where there are several; where FLOPs are matched, a forecast."""
     match: str
     budget: float | None = None
-    """Epochs times parameters, or FLOPs; None where nothing is matched."""
+    """Epochs times parameters or switchable weights, or FLOPs; None where nothing is matched."""
     planned: float | None = None
     """What this training is expected to spend, in the same unit."""
 
@@ -48,12 +48,13 @@ def _made(bench: Bench) -> Plan:
     if config.match == "none":
         return Plan(epochs=config.epochs, match="none")
     at = _start(bench)
-    price: Price = parameters_price(bench) if config.match == "parameters" else flops_price(bench, at)
-    budget = config.match_budget
-    if budget is None:
-        samples = bench.batch_size * bench.steps_per_epoch
-        dense = bench.num_parameters if config.match == "parameters" else 6 * bench.dense_macs * samples
-        budget = float(config.epochs * dense)
+    if config.match == "flops":
+        price: Price = flops_price(bench, at)
+        dense_epoch = 6 * bench.dense_macs * bench.batch_size * bench.steps_per_epoch
+    else:
+        price = parameters_price(bench)
+        dense_epoch = bench.num_counted_always(config.match) + bench.scope.num
+    budget = float(config.epochs * dense_epoch) if config.match_budget is None else config.match_budget
     cost = cost_by_epochs(bench, at, price)
     epochs = nearest(cost, budget)
     if cost(epochs) > 2 * budget:

@@ -31,6 +31,8 @@ class Outcome:
     start_flops: int = 0
     """Cost of choosing the first masks; part of the first phase, as is the time it took."""
     epochs_times_parameters: float
+    epochs_times_switchable: float
+    """The same without parameters that are always dense."""
 
 
 def report(bench: Bench, plan: Plan, outcome: Outcome) -> dict[str, Any]:
@@ -74,6 +76,7 @@ def report(bench: Bench, plan: Plan, outcome: Outcome) -> dict[str, Any]:
             **ledger.as_dict(),
             "start_flops": outcome.start_flops,
             "epochs_times_parameters": outcome.epochs_times_parameters,
+            "epochs_times_switchable": outcome.epochs_times_switchable,
             "dense_training_flops": dense_training,
             "relative": ledger.training_flops / dense_training,
             "match": _match(plan, outcome),
@@ -89,7 +92,12 @@ def _match(plan: Plan, outcome: Outcome) -> dict[str, Any]:
     `lengths` lists the epochs after which the length of a training was decided, with that length; where weights move
     between layers there are several.
     """
-    spent = {"flops": outcome.ledger.training_flops, "parameters": outcome.epochs_times_parameters}.get(plan.match)
+    in_units: dict[str, float] = {
+        "flops": outcome.ledger.training_flops,
+        "parameters": outcome.epochs_times_parameters,
+        "switchable": outcome.epochs_times_switchable,
+    }
+    spent = in_units.get(plan.match)
     return {
         **plan.as_dict(),
         "spent": spent,

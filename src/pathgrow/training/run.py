@@ -65,13 +65,17 @@ def _trained(bench: Bench, plan: Plan) -> Outcome:
     if grows(bench.make_method(plan.epochs)):
         found = grow(bench, plan)
         records = [*found.rounds, found.network]
-        num_dense = bench.num_parameters - bench.scope.num
+
+        def epochs_times(match: str) -> int:
+            return sum(record.num_epochs * (bench.num_counted_always(match) + record.num_on) for record in records)
+
         return Outcome(
             attached=found.attached,
             records=records,
             ledger=found.ledger,
             test=found.examine(examine)[0],
-            epochs_times_parameters=sum(record.num_epochs * (num_dense + record.num_on) for record in records),
+            epochs_times_parameters=epochs_times("parameters"),
+            epochs_times_switchable=epochs_times("switchable"),
         )
     levels = Levels(bench, plan)
     records = levels.run()
@@ -86,5 +90,6 @@ def _trained(bench: Bench, plan: Plan) -> Outcome:
         ledger=ledger,
         test=test,
         start_flops=levels.start_flops,
-        epochs_times_parameters=levels.epochs_times_parameters,
+        epochs_times_parameters=levels.epochs_times("parameters"),
+        epochs_times_switchable=levels.epochs_times("switchable"),
     )

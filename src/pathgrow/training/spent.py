@@ -15,7 +15,7 @@ _SAME = ("data", "fold", "model", "model_options")
 
 
 def spent(path: str, what: str, config: Mapping[str, Any]) -> float:
-    """Epochs times trainable parameters ("parameters"), or training FLOPs ("flops"), of the run in a folder.
+    """What the run in a folder has spent, in the unit of `match`: "parameters", "switchable" or "flops".
 
     The run has to be one of the same data and model as `config`, the values of a config.
     """
@@ -31,13 +31,16 @@ def spent(path: str, what: str, config: Mapping[str, Any]) -> float:
     ledger, network = report["ledger"], report["network"]
     if what == "flops":
         return float(ledger["training_flops"])
+    if f"epochs_times_{what}" in ledger:
+        return float(ledger[f"epochs_times_{what}"])
     if "epochs_times_parameters" in ledger:
-        return float(ledger["epochs_times_parameters"])
+        raise UserError(f"{path} was trained by a version that did not count {what} weights: match parameters or flops")
     # A discovery, whose masks stay within a phase.
-    num_parameters = network.get("num_parameters") or _num_parameters(network)
-    num_dense = num_parameters - network["num"]
+    num_always = 0
+    if what == "parameters":
+        num_always = (network.get("num_parameters") or _num_parameters(network)) - network["num"]
     return float(
-        sum(phase["epochs"] * (num_dense + round(phase["density"] * network["num"])) for phase in ledger["phases"])
+        sum(phase["epochs"] * (num_always + round(phase["density"] * network["num"])) for phase in ledger["phases"])
     )
 
 
