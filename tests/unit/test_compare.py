@@ -60,7 +60,7 @@ def finished(
         "flops": {"inference_relative": 0.2},
         "ledger": {
             "training_flops": flops,
-            "relative": flops / 1000,
+            "relative": other.get("relative", flops / 1000),
             "phases": [],
             "match": {"kind": other.get("match", "none"), "off": other.get("off")},
         },
@@ -167,15 +167,18 @@ def test_trainings_of_different_lengths_are_told_apart(tmp_path: Path) -> None:
 
 def test_costs_are_relative_to_the_dense_runs_of_the_same_task(tmp_path: Path) -> None:
     dense = [
-        finished(tmp_path / f"dense{seed}", method="dense", seed=seed, flops=flops, seconds=seconds)
+        finished(tmp_path / f"dense{seed}", method="dense", seed=seed, flops=flops, relative=1.0, seconds=seconds)
         for seed, (flops, seconds) in enumerate([(1900, 8.0), (2100, 12.0)])
     ]
     sparse = finished(tmp_path / "sparse", flops=500, seconds=5.0)
     elsewhere = finished(tmp_path / "longer", flops=500, epochs=20)
-    rows = {row.runs[0]: row for row in compare([*dense, sparse, elsewhere]).rows}
+    bought = finished(tmp_path / "bought", method="dense", match="flops", flops=4000, relative=2.0, seconds=30.0)
+    rows = {row.runs[0]: row for row in compare([bought, *dense, sparse, elsewhere]).rows}
     assert rows[str(sparse)].training_relative == pytest.approx(0.25)
     assert rows[str(sparse)].wall_relative == pytest.approx(0.5)
     assert rows[str(dense[0])].training_relative == pytest.approx(1.0)
+    assert rows[str(bought)].training_relative == pytest.approx(2.0), "no reference: a budget made it longer"
+    assert rows[str(bought)].wall_relative == pytest.approx(3.0)
     assert rows[str(elsewhere)].training_relative == pytest.approx(0.5), "its own ledger's figure"
     assert rows[str(elsewhere)].wall_relative is None
 

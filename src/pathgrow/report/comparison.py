@@ -58,8 +58,9 @@ class Run:
     seconds: float
 
     @property
-    def is_dense(self) -> bool:
-        return self.method == "dense"
+    def is_reference(self) -> bool:
+        """Whether it is the dense training that costs are compared with, and not one that a budget made longer."""
+        return self.method == "dense" and self.training_relative is not None and math.isclose(self.training_relative, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +168,7 @@ def _name(run: Run) -> tuple[str, str, str, int]:
 
 def _row(group: Sequence[Run], everything: Iterable[Run], firsts: Iterable[Run]) -> Row:
     first = group[0]
-    dense = [run for run in everything if run.is_dense and run.task == first.task]
+    dense = [run for run in everything if run.is_reference and run.task == first.task]
     dense_flops = statistics.fmean(run.training_flops for run in dense) if dense else None
     dense_seconds = statistics.fmean(run.seconds for run in dense) if dense else None
     training_flops = statistics.fmean(run.training_flops for run in group)
