@@ -188,6 +188,19 @@ def test_how_a_layer_is_called_does_not_matter(call: str, estimate: str) -> None
         torch.testing.assert_close(found[name], product)
 
 
+def test_compiled_models_show_their_layers() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), torch.ones(5, 4)
+    compiled = torch.compile(model, backend="eager")
+    cube(compiled, x)  # before there are hooks to compile
+    found = []
+    for each in (model, compiled):
+        net = Net(each, Masks.full(each), Masks.select(Masks.full(each)), loss=cube, batches=[x])
+        found.append(gradient_estimates(net, "bound", generator(0, "draw")))
+    plain, ours = found
+    assert {f"_orig_mod.{name}" for name in plain} == set(ours) != set()
+    assert all(torch.equal(ours[f"_orig_mod.{name}"], product) for name, product in plain.items())
+
+
 def test_frozen_layers_have_no_estimate() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)).double()
     model[1].weight.requires_grad_(False)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pathgrow.net import Net
+from pathgrow.wiring.looking import uncompiled
 
 Estimate = Literal["bound", "sketch"]
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -36,7 +37,8 @@ def gradient_estimates(net: Net, estimate: Estimate, draw: torch.Generator) -> d
                 watch = partial(_watch, found, name, estimate, draw)
                 handle = layer.register_forward_hook(watch, with_kwargs=True)
                 hooks.callback(handle.remove)
-        net.probe_gradients(seed)
+        with uncompiled():  # which would run past the hooks
+            net.probe_gradients(seed)
     return found
 
 
