@@ -173,3 +173,11 @@ def test_gradient_growth_takes_the_largest_gradients_of_all_layers() -> None:
         assert positions(sparse.masks - masks) == set(ranked[:num])
         assert sparse.last_reading_cost == ReadingCost(num_gradient_samples=50)
         sparse.detach()
+
+
+@pytest.mark.parametrize("method", ["pathgrow_d", "random_growth", "gradient_growth", "trace_growth"])
+def test_growth_methods_differ_in_where_they_grow_alone(method: str) -> None:
+    options = {"gamma": 0.5, "start_density": 0.02, "target_density": 0.3}
+    gcg, other = methods.create("gcg", **options), methods.create(method, **options)
+    assert other == dataclasses.replace(gcg, name=method, grow=other.grow, needs=other.needs)
+    assert other.grow != gcg.grow
