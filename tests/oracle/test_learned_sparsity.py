@@ -225,6 +225,15 @@ def test_edge_popup_starts_from_signed_constants_and_uniform_scores() -> None:
     assert not torch.equal(drawn_for["0.weight"], drawn_for["2.weight"])
 
 
+def test_edge_popup_leaves_no_layer_empty() -> None:
+    """A tenth of 4, 40 and 20 weights, six in all: the smallest share is less than half a weight."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 20), nn.Tanh(), nn.Linear(20, 1))
+    scope = {name: torch.ones_like(model.get_parameter(name), dtype=torch.bool) for name in ("0.weight", "2.weight")}
+    scope["4.weight"] = torch.ones(1, 20, dtype=torch.bool)
+    sparse = attach(model, SGD(model.parameters(), lr=0.1), methods.create("edge_popup", density=0.1), scope=scope)
+    assert [int(mask.sum()) for mask in sparse.masks.values()] == [1, 3, 2]
+
+
 def test_what_is_outside_the_scope_of_edge_popup_is_trained_as_ever() -> None:
     inside = {"0.weight": torch.zeros(8, 5, dtype=torch.bool), "2.weight": torch.ones(3, 8, dtype=torch.bool)}
     sparse = attached("edge_popup", lambda p: SGD(p, lr=0.1), inside, density=1.0, constant=False)

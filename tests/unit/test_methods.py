@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -33,6 +35,11 @@ class TestTable:
             assert method == methods.create(name)
             assert method.name == name
             assert methods.entry(name).paper
+
+    def test_every_method_has_one_row_among_the_papers(self) -> None:
+        page = Path(__file__).parents[2] / "docs" / "papers.md"
+        rows = re.findall(r"^\| `(\w+)` \|", page.read_text(), flags=re.MULTILINE)
+        assert sorted(rows) == sorted(methods.names())
 
     def test_growth_methods_take_the_same_options(self) -> None:
         for name in ("gcg", "gradient_growth", "pathgrow_d", "random_growth", "trace_growth"):

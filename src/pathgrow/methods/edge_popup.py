@@ -10,8 +10,9 @@ from torch import Tensor
 
 from pathgrow.masks import Masks
 from pathgrow.method import Memory, Method
+from pathgrow.methods.allocation import allocated
 from pathgrow.methods.picks import everything
-from pathgrow.methods.schedules import count_at, require_density
+from pathgrow.methods.schedules import require_density
 from pathgrow.net import Net
 from pathgrow.rng import generator
 
@@ -30,7 +31,7 @@ def edge_popup(*, density: float = 0.5, constant: bool = True) -> Method:
     Parameters
     ----------
     density : float
-        Kept share of each layer.
+        Kept share of each layer; numbers are rounded to an exact sum, and no layer is left without a weight.
     constant : bool
         Frozen weights have the sign that they were drawn with and one magnitude per layer, sqrt(2 / fan in), the
         paper's best; False: as they were drawn.
@@ -57,8 +58,7 @@ class Popup:
 
     def __call__(self, net: Net) -> Memory:
         """What is remembered at first."""
-        frozen, scores, kept = {}, {}, {}
-        num = num_kept = 0
+        frozen, scores = {}, {}
         for name, weight in net.weights().items():
             inside, fan_in = net.scope[name], weight[0].numel()
             size = math.sqrt(2 / fan_in)
@@ -66,11 +66,7 @@ class Popup:
             noise = torch.rand(weight.shape, generator=generator(net.seed, "scores", name))
             scores[name] = torch.where(inside, ((2 * noise - 1) / math.sqrt(fan_in)).to(weight), weight)
             weight.copy_(scores[name])
-            # What is kept so far is rounded, not each layer: the sum is exactly what the density stands for.
-            num += int(torch.count_nonzero(inside))
-            upto = count_at(self.density, num) if num == net.scope.num else round(self.density * num)
-            kept[name], num_kept = upto - num_kept, upto
-        return {"frozen": frozen, "scores": scores, "kept": kept}
+        return {"frozen": frozen, "scores": scores, "kept": allocated(net.scope, self.density, "equal")}
 
     @torch.no_grad()
     def reveal_(self, net: Net) -> None:
