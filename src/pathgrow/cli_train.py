@@ -152,7 +152,7 @@ def list_methods(
             made, options = methods.create(each), _options(methods.defaults(each))
             about = inspect.getdoc(methods.entry(each).make) or ""
             typer.echo(f"{each:<17}{about.splitlines()[0]}")  # which names the paper
-            typer.echo(f"{indent}{_COSTS[made.cost]}; needs {_needs(made)}; {options or 'no options'}")
+            typer.echo(f"{indent}{_cost(made)}; needs {_needs(made)}; {options or 'no options'}")
         typer.echo("")
     typer.echo(
         "f_S, f_D: a forward pass of the masked and of the dense network; the cost is that of a training sample."
@@ -164,11 +164,16 @@ def _tell_all(name: str) -> None:
 
     entry, made = methods.entry(name), methods.create(name)
     typer.echo(f"{name}\n  paper    {entry.paper}\n  needs    {_needs(made)}")
-    typer.echo(f"  cost     {_COSTS[made.cost]} for a training sample")
+    typer.echo(f"  cost     {_cost(made)} for a training sample")
     typer.echo(f"  options  {_options(methods.defaults(name)) or 'none'}")
     for clause, reason in entry.exceptions.items():
         typer.echo(f"  except   {clause}: {reason}")
     typer.echo(f"\n{inspect.getdoc(entry.make) or ''}")
+
+
+def _cost(method: Method) -> str:
+    prunes_between_trainings = method.drop is not None and method.clock == "round"
+    return _COSTS[method.cost] + (" in a training at each level" if prunes_between_trainings else "")
 
 
 def _options(defaults: Mapping[str, Any]) -> str:

@@ -22,6 +22,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"lr": 0.1},
     {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01},
     {"lr": 0.1, "momentum": 0.8, "weight_decay": 0.02, "nesterov": True},
+    {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "maximize": True},
 ]
 
 

@@ -419,6 +419,8 @@ def test_methods_are_listed_with_all_that_one_wants_to_know(capsys: pytest.Captu
     assert "2 f_S + f_D at changes; needs dense gradients" in lines["rigl"]
     assert "every=100" in lines["rigl"]
     assert "Evci" in lines["rigl"]
+    for pruning in ("imp", "imp_c", "lth"):
+        assert "3 f_S in a training at each level; needs dense training" in lines[pruning]
     assert "needs data;" in lines["snip"]
     assert "3 f_S, 6 f_S at changes; needs data, dense gradients" in lines["gse"]
     assert "3 f_D; needs dense training" in lines["dense"]

@@ -103,7 +103,7 @@ class SoftThreshold:
             weights[name].copy_(hidden)
 
     def _move_(self, s: Tensor, momentum: Tensor, slope: Tensor, group: dict[str, Any]) -> None:
-        slope = slope + self._decay(group) * s
+        slope = (-slope if group.get("maximize") else slope) + self._decay(group) * s
         inertia = group.get("momentum", 0.0)
         momentum.mul_(inertia).add_(slope)
         s.sub_(group["lr"] * (slope + inertia * momentum if group.get("nesterov") else momentum))
