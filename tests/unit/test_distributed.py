@@ -51,12 +51,14 @@ def test_batches_that_cannot_be_shared_equally_are_refused(batch_size: int, accu
         check_shares(batch_size, accumulate, ranks)
 
 
-@pytest.mark.parametrize("captured", [True, False])
-def test_several_processes_train_one_network_at_a_time(captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes_train_one_network_at_a_time_eagerly_unless_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     here = EngineOptions(device="cpu", side_by_side=5).resolved()
-    monkeypatch.setattr(EngineOptions, "resolved", lambda self: replace(here, captured=captured))
-    assert mode_for(EngineOptions(), Pair()) == replace(here, captured=captured, side_by_side=1)
-    assert mode_for(EngineOptions(), ALONE).side_by_side == 5
+    monkeypatch.setattr(EngineOptions, "resolved", lambda self: replace(here, captured=self.step != "eager"))
+    for step, captured in (("auto", False), ("eager", False), ("captured", True)):
+        assert mode_for(EngineOptions(step=step), Pair()) == replace(here, captured=captured, side_by_side=1)
+    assert mode_for(EngineOptions(), ALONE) == replace(here, captured=True)
 
 
 def test_one_device_for_all_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

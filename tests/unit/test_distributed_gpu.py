@@ -34,29 +34,29 @@ OPTIONS: dict[str, dict[str, Any]] = {
 PLANS: dict[str, dict[str, Any]] = {"erk": {"clip_norm": 1.0}, "snfs": {"accumulate": 2}}
 
 
-def made() -> Dataset:
-    labels = torch.arange(320) % 10
-    images = torch.randint(0, 128, (320, 3, 16, 16), generator=generator(0, "gpu test")) + 12 * labels.view(-1, 1, 1, 1)
+def made(num: int) -> Dataset:
+    labels = torch.arange(num) % 10
+    images = torch.randint(0, 128, (num, 3, 16, 16), generator=generator(0, "gpu test")) + 12 * labels.view(-1, 1, 1, 1)
     split = Split(images.to(torch.uint8), labels, (120.0,) * 3, (60.0,) * 3)
     return Dataset("made", 10, split, split, split)
 
 
-def trained(name: str, step: str) -> dict[str, Any]:
-    """What this rank came to after two epochs, a restoration of its state, and two more."""
+def trained(name: str, step: str, epochs: int = 2, num_images: int = 320) -> dict[str, Any]:
+    """What this rank came to after some epochs, a restoration of its state, and as many more."""
     dist.init_process_group("gloo")  # by itself the engine would give each process a GPU of its own
     told: list[float] = []
     with joined("cuda") as team:
         plan = recipe("cifar").changed({"batch_size": 32, "lr": 0.05, **PLANS.get(name, {})})
         options = EngineOptions(device="cuda", precision="fp32", compile="off", deterministic=True, step=step)
-        trainer = Trainer(made(), plan, options, on_epoch=lambda done, of, loss: told.append(loss))
+        trainer = Trainer(made(num_images), plan, options, on_epoch=lambda done, of, loss: told.append(loss))
         model, optimizer = trainer.place(models.create("resnet20", 10, seed=team.rank, width=8, image_size=16))
         method = create(name, **OPTIONS[name])
         attached = attach(model, optimizer, method, scope=Masks.full(model), seed=1, team=team)
-        trainer.train([Job(attached=attached, epochs=2, seed=7)])
+        trainer.train([Job(attached=attached, epochs=epochs, seed=7)])
         tensors, facts = take(attached)
         put_back_(attached, {key: tensor.clone() for key, tensor in tensors.items()}, facts)  # slots lie elsewhere now
         optimizer.zero_grad()
-        trainer.train([Job(attached=attached, epochs=2, seed=8)])
+        trainer.train([Job(attached=attached, epochs=epochs, seed=8)])
         score = trainer.evaluate(trainer.data.test)(model)
         weights = {key: tensor.cpu() for key, tensor in model.state_dict().items()}
         return {"masks": attached.masks.digest(), "weights": weights, "score": score, "told": told}
@@ -78,11 +78,12 @@ def test_captured_steps_of_two_processes_are_those_of_an_eager_team(name: str, t
 
 
 def test_clipped_too_but_for_how_norms_are_rounded(tmp_path: Path) -> None:
-    """Torch adds up a norm in another order where a gradient begins at an odd place, as in DDP's buckets it does."""
-    captured, eager = (together(tmp_path / step, trained, "erk", step) for step in ("captured", "eager"))
+    """Torch adds up a norm in another order where a gradient begins at an odd place, as in DDP's buckets it does.
+
+    After two steps only: training magnifies what differs, to some percent of the loss after forty.
+    """
+    captured, eager = (together(tmp_path / step, trained, "erk", step, 1, 32) for step in ("captured", "eager"))
     assert [rank.code for rank in captured + eager] == [0] * 4, [rank.said for rank in captured + eager]
-    first, second = captured[0].value, captured[1].value
-    for key, tensor in first["weights"].items():
-        assert torch.equal(tensor, second["weights"][key]), key
-    assert first["masks"] == second["masks"] == eager[0].value["masks"]
-    assert first["told"] == pytest.approx(eager[0].value["told"], rel=1e-3)
+    for key, tensor in captured[0].value["weights"].items():
+        assert torch.equal(tensor, captured[1].value["weights"][key]), key
+        assert torch.allclose(tensor.float(), eager[0].value["weights"][key].float(), rtol=1e-4, atol=1e-6), key

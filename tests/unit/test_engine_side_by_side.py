@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from pathgrow import attach, data, models
 from pathgrow.discovery.phases import Job
 from pathgrow.engine import EngineOptions, Trainer, trainer
+from pathgrow.engine.step import CapturedStep
 from pathgrow.engine.training import Training
 from pathgrow.masks import Masks
 from pathgrow.methods import fixed
@@ -120,13 +122,15 @@ def test_a_training_that_is_alone_goes_on() -> None:
     [(0, False, True), (7, False, False), (7, True, True), (30, False, True)],
 )
 def test_what_would_wait(has_work: bool, is_well_ahead: bool, done: int, change_is_due: bool, comes_last: bool) -> None:
-    captured: Any = SimpleNamespace(stream=SimpleNamespace(query=lambda: not has_work), is_well_ahead=is_well_ahead)
+    captured: Any = object.__new__(CapturedStep)
+    captured.stream = SimpleNamespace(query=lambda: not has_work)
+    captured._marks = deque([SimpleNamespace(query=lambda: False)] * 4 if is_well_ahead else [])
     job: Any = SimpleNamespace(attached=SimpleNamespace(change_is_due=change_is_due), epochs=9, first_step=done)
     feed: Any = SimpleNamespace(num_steps=10)
-    mode: Any = None
-    training = Training(job, feed, mode, mode, captured, lambda *told: None)
+    anything: Any = None
+    training = Training(job, feed, anything, captured, lambda *told: None)
     assert training.would_wait == (has_work if comes_last else is_well_ahead)
-    assert not Training(job, feed, mode, mode, None, lambda *told: None).would_wait
+    assert not Training(job, feed, anything, anything, lambda *told: None).would_wait
 
 
 def test_a_save_waits_as_a_change_does() -> None:

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pathgrow.engine.distributed import joined
 from pathgrow.engine.shared_gradients import SharedGradients
+from pathgrow.errors import RunFailed
 from pathgrow.team import Alone
 from tests.ranks import together
 
@@ -75,6 +76,29 @@ def test_a_weight_that_is_a_view_with_gaps_has_its_gradient_too() -> None:
     shared.average_()
     assert weight.grad is not None
     assert weight.grad.tolist() == torch.arange(12.0).view(4, 3).tolist()
+
+
+def test_large_gradients_of_half_precision_are_no_infinity() -> None:
+    weight = nn.Parameter(torch.ones(3, dtype=torch.float16))
+    shared = SharedGradients([weight], Counting())
+    shared.clear_()
+    (weight * 60_000).sum().backward()
+    shared.average_()
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [60_000.0] * 3
+
+
+def laid_out_otherwise() -> str:
+    with joined("cpu") as team:
+        weight = nn.Parameter(torch.ones(4, 6).t().contiguous().t() if team.rank else torch.ones(4, 6))
+        with pytest.raises(RunFailed) as refused:
+            SharedGradients([weight], team)
+        return str(refused.value)
+
+
+def test_processes_whose_numbers_lie_in_another_order_end_with_a_sentence(tmp_path: Path) -> None:
+    for rank in together(tmp_path, laid_out_otherwise):
+        assert rank.value.startswith("the layouts of the parameters of rank 1 are not those of rank 0")
 
 
 def both_ways() -> list[tuple[Tensor, Tensor]]:

@@ -331,7 +331,10 @@ def mode_for(options: EngineOptions, team: Team) -> Mode:
             f"device {options.device} was asked for in {team.size} processes, each of which needs its own: "
             f"give {options.device.partition(':')[0]}"
         )
-    return replace(mode, side_by_side=1)  # messages of several networks would have to come in one order everywhere
+    # Captured steps of several processes have to be asked for: over NCCL, on a GPU each, nobody has run them yet.
+    captured = mode.captured and options.step == "captured"
+    # Messages of several networks would have to come in one order everywhere.
+    return replace(mode, captured=captured, side_by_side=1)
 
 
 def check_shares(batch_size: int, accumulate: int, num_ranks: int) -> None:

@@ -31,9 +31,9 @@ _MOST_STREAMS = 32
 class EngineOptions:
     """What may be chosen about the engine. Nothing here changes what is computed beyond rounding.
 
-    On a GPU "auto" is bfloat16 and a step captured as one graph, compiled where the run is long enough to win the time
-    back. On a CPU it is float32, step by step: bfloat16 is 15 to 40 times slower on CPUs without units for it, and
-    compiling a ResNet takes longer than a demo.
+    On a GPU "auto" is bfloat16 and a captured step, compiled where the run is long enough to win the time back; in
+    several processes an eager step. On a CPU it is float32, step by step: bfloat16 is 15 to 40 times slower on CPUs
+    without units for it, and compiling a ResNet takes longer than a demo.
     """
 
     device: str = "auto"

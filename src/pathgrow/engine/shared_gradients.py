@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from pathgrow.team import Team
 
 _ALIGNMENT_BYTES = 512
-"""At which torch's allocator begins every tensor. Kernels over many tensors read and add in another, slower order where
-one begins elsewhere: norms, by which gradients are clipped, would be rounded otherwise than in one process."""
+"""At which torch's allocator begins every tensor: kernels over many tensors read one that begins elsewhere more slowly,
+and add it up in another order."""
 
 
 class SharedGradients:
@@ -22,6 +22,10 @@ class SharedGradients:
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], team: Team) -> None:
+        parameters = list(parameters)
+        # Else the numbers of one process would be added to others in another.
+        layout = [(parameter.shape, torch.empty_like(parameter).stride(), parameter.dtype) for parameter in parameters]
+        team.check_same("layouts of the parameters", lambda: str(layout))
         self._team = team
         by_type: dict[torch.dtype, list[nn.Parameter]] = {}
         for parameter in parameters:
@@ -45,9 +49,9 @@ class SharedGradients:
 
     def average_(self) -> None:
         """Replace the gradients by their means over all processes. Cannot be captured."""
-        self._team.sum_(self._pieces)
         for piece in self._pieces:
-            piece.div_(self._team.size)
+            piece.div_(self._team.size)  # first, as DDP does: a sum might be too large for half precision
+        self._team.sum_(self._pieces)
 
 
 def _laid_out_as(parameter: nn.Parameter, piece: Tensor, start: int) -> Tensor:

@@ -2,8 +2,8 @@
 
 The same sequence runs eagerly, and as two CUDA graphs, captured once and replayed: up to the gradients, and from them
 on. The graphs count their own steps, read their batch and learning rate from the feed's buffers and the masks where
-they are: growth edits these in place, and nothing is captured again. A method that changes masks by the gradients of a
-step does so between the two; so do processes that train together, with one message.
+they are: growth edits these in place, and nothing is captured again. Between the two a method may change masks by the
+gradients of the step, and processes that train together make their gradients one.
 """
 
 from __future__ import annotations
@@ -72,18 +72,18 @@ class EagerStep:
         self._feed = feed
         self._recipe = recipe
         self._mode = mode
-        self._compiled = mode.compile == "on" and not mode.captured
+        self._compiled = mode.compile == "on"
         self._forward = compiled_forward_loss(mode.device.type) if self._compiled else forward_loss
         self._module = module if module is not None else attached.model
         """What is called: the model itself, or a wrapper around it that talks to other processes."""
-        self._peaks = [float(group["lr"]) for group in attached.optimizer.param_groups]
+        self._peaks = _peak_rates(attached.optimizer)
         self._index = torch.zeros((), dtype=torch.int64, device=mode.device)
         self.loss: Tensor = torch.zeros((), device=mode.device)
 
     @property
     def is_current(self) -> bool:
         """Whether the learning rates are still those that this step was made for."""
-        return self._peaks == [float(group["lr"]) for group in self.attached.optimizer.param_groups]
+        return self._peaks == _peak_rates(self.attached.optimizer)
 
     def __call__(self, step: int) -> None:
         """Train on one batch of the epoch."""
@@ -118,7 +118,7 @@ class CapturedStep:
         self._mode = mode
         self._device = mode.device
         self._optimizer = attached.optimizer
-        self._peaks = [float(group["lr"]) for group in self._optimizer.param_groups]
+        self._peaks = _peak_rates(self._optimizer)
         self._rates = [torch.zeros((), device=self._device) for _ in self._peaks]
         self._index = torch.zeros((), dtype=torch.int64, device=self._device)
         self.stream = torch.cuda.Stream(self._device)
@@ -134,7 +134,7 @@ class CapturedStep:
         _give_slots_(self._optimizer)
         with self._untouched(), torch.cuda.stream(self.stream), self._own_noise():
             if team.size > 1:
-                self._shared = SharedGradients(self._with_gradients(), team)
+                self._shared = SharedGradients(self._reached_parameters(), team)
             if mode.compile != "on":
                 self._capture_(forward_loss)
             if mode.compile == "on" or team.from_first(
@@ -148,8 +148,9 @@ class CapturedStep:
 
     @property
     def is_current(self) -> bool:
-        """Whether the graphs still work on the tensors that the network has: a restored one may have others."""
-        return self._where() == self._addresses
+        """Whether the graphs still work with the learning rates and on the tensors that the network has: those of a
+        restored one may lie elsewhere."""
+        return self._peaks == _peak_rates(self._optimizer) and self._where() == self._addresses
 
     def rewind_(self, step: int) -> None:
         """The next replay is this step of the epoch."""
@@ -162,7 +163,7 @@ class CapturedStep:
             self._shared.average_()
             self._show_gradients_()
         if self.attached.change_is_due and self._change_(step):
-            self._index += 1
+            self._index += 1  # the second graph would have
         else:
             self._from_gradients.replay()
         if step % _STEPS_PER_MARK == 0:
@@ -198,8 +199,9 @@ class CapturedStep:
             for _ in range(_NUM_WARMUP):
                 self._find_gradients_(forward)
                 if self._shared is not None:
-                    self._show_gradients_()
+                    self._show_gradients_()  # of this process: what they come to is put back
                 self._use_gradients_()
+            self._gradients = []  # those of an earlier capture, whose memory can be had again
             torch.cuda.synchronize(self._device)
             self._to_gradients, self._from_gradients = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
             # Other threads and streams of the process go on working meanwhile.
@@ -224,8 +226,8 @@ class CapturedStep:
         if self._shared is None:
             self.attached.watch_()
 
-    def _with_gradients(self) -> list[nn.Parameter]:
-        """The parameters that a backward pass reaches; an optimizer leaves the others as they are."""
+    def _reached_parameters(self) -> list[nn.Parameter]:
+        """Those to which a backward pass gives gradients; an optimizer leaves the others as they are."""
         with self.attached.driven():
             self._optimizer.zero_grad(set_to_none=True)
             backward(forward_loss, self.attached.model, self._feed, self._index, self._recipe, self._mode)
@@ -282,6 +284,10 @@ class CapturedStep:
 
     def _where(self) -> list[int]:
         return [tensor.data_ptr() for tensor in _trained_tensors(self.attached)]
+
+
+def _peak_rates(optimizer: Optimizer) -> list[float]:
+    return [float(group["lr"]) for group in optimizer.param_groups]
 
 
 @contextmanager

@@ -185,23 +185,27 @@ class Trainer:
         attached = job.attached
         found = job.progress.load(attached) if job.progress is not None else None
         kept: Companion | None = attached.companions.get(_COMPANION)
-        if kept is None or kept.trainer is not self or not kept.eager.is_current:
+        if kept is None or kept.trainer is not self:
             check_shares(self.recipe.batch_size, self.recipe.accumulate, self.team.size)
-            feed = self._feed(job)
-            module = attached.model if self.mode.captured else wrapped(attached.model, self.team)
-            kept = Companion(self, feed, EagerStep(attached, feed, self.recipe, self.mode, module))
+            kept = Companion(self, self._feed(job))
         kept.feed.retarget_(seed=job.seed, num_epochs=job.epochs)
-        stale = self.mode.captured and (kept.captured is None or not kept.captured.is_current)
-        # Processes capture together: where a restored network lies differs from one to the next.
-        if any(self.team.gather(stale)):
-            kept.feed.fill_(0)
-            attached.model.train()
-            num_epochs = self._num_epochs if self._num_epochs is not None else job.epochs
-            num_steps = num_epochs * kept.feed.num_steps
-            self.team.spread_([*attached.model.parameters(), *attached.model.buffers()])
-            kept.captured = CapturedStep(attached, kept.feed, self.recipe, self.mode, num_steps, self.team)
+        # Processes make their steps together: where a restored network lies differs from one to the next.
+        if any(self.team.gather(kept.step is None or not kept.step.is_current)):
+            kept.step = self._step(job, kept.feed)
+        assert kept.step is not None
         attached.companions[_COMPANION] = kept
-        return Training(job, kept.feed, self.mode, kept.eager, kept.captured, self._on_epoch, found, self.team)
+        return Training(job, kept.feed, self.mode, kept.step, self._on_epoch, found, self.team)
+
+    def _step(self, job: Job, feed: Feed) -> EagerStep | CapturedStep:
+        attached = job.attached
+        if not self.mode.captured:
+            return EagerStep(attached, feed, self.recipe, self.mode, wrapped(attached.model, self.team))
+        feed.fill_(0)
+        attached.model.train()
+        num_epochs = self._num_epochs if self._num_epochs is not None else job.epochs
+        # All begin with the weights of the first, as by the wrapper of an eager step they do.
+        self.team.spread_([*attached.model.parameters(), *attached.model.buffers()])
+        return CapturedStep(attached, feed, self.recipe, self.mode, num_epochs * feed.num_steps, self.team)
 
     def _feed(self, job: Job) -> Feed:
         split, recipe, classes = self.data.train, self.recipe, self.data.classes
@@ -218,8 +222,7 @@ class Companion:
     trainer: Trainer
     """Who made it, for its own data, recipe and mode."""
     feed: Feed
-    eager: EagerStep
-    captured: CapturedStep | None = None
+    step: EagerStep | CapturedStep | None = None
 
 
 _COMPANION = "engine"

@@ -46,8 +46,7 @@ class Training:
         job: Job,
         feed: Feed,
         mode: Mode,
-        eager: EagerStep,
-        captured: CapturedStep | None,
+        step: EagerStep | CapturedStep,
         on_epoch: OnEpoch,
         found: tuple[int, Tensor] | None = None,
         team: Team = ALONE,
@@ -56,8 +55,8 @@ class Training:
         self._job = job
         self._feed = feed
         self._mode = mode
-        self._eager = eager
-        self._captured = captured
+        self._step = step
+        self._captured = step if isinstance(step, CapturedStep) else None
         self._on_epoch = on_epoch
         self._team = team
         self._length = job.epochs
@@ -109,7 +108,7 @@ class Training:
             self._seed_noise(epoch, noise)
             noise = None
             for step in range(start, self._feed.num_steps):
-                self._step(step)
+                self._take(step)
                 self._done += 1
                 progress = self._job.progress
                 if progress is not None and progress.is_due(self._done, time.monotonic() - self._saved_at):
@@ -131,14 +130,10 @@ class Training:
             self._captured.stream.synchronize()
         self._hear_losses()
 
-    def _step(self, step: int) -> None:
-        if self._captured is None:
-            self._feed.ready_(step)
-            self._eager(step)
-            return
+    def _take(self, step: int) -> None:
         with self._stream():
             self._feed.ready_(step)
-            self._captured(step)
+            self._step(step)
 
     def _stream(self) -> AbstractContextManager[object]:
         return nullcontext() if self._captured is None else torch.cuda.stream(self._captured.stream)
@@ -176,24 +171,24 @@ class Training:
 
     def _note_loss(self, epoch: int) -> None:
         """Ask for the loss without waiting for it, and look at those that have come."""
-        step = self._eager if self._captured is None else self._captured
         if self._captured is None:
-            self._losses.append(_Told(epoch, self._shared_loss(step.loss), None))
+            self._losses.append(_Told(epoch, self._shared_loss(), None))
         else:
             with self._stream():
                 host = torch.empty((), pin_memory=True)
-                host.copy_(self._shared_loss(step.loss), non_blocking=True)
+                host.copy_(self._shared_loss(), non_blocking=True)
                 arrived = torch.cuda.Event()
                 arrived.record()
             self._losses.append(_Told(epoch, host, arrived))
         # Processes that train together look at the same time: one that ended before would leave the others waiting.
         self._hear_losses(only_arrived=self._captured is not None and self._team.size == 1)
 
-    def _shared_loss(self, loss: Tensor) -> Tensor:
+    def _shared_loss(self) -> Tensor:
         """The mean over all processes: a loss that is no number anywhere is none for all, who then end alike."""
+        loss = self._step.loss.detach()
         if self._team.size == 1:
-            return loss.detach()
-        mean = loss.detach() / self._team.size
+            return loss
+        mean = loss / self._team.size
         self._team.sum_([mean])
         return mean
 
