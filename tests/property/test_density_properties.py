@@ -15,7 +15,8 @@ from pathgrow.density.curve import DENSE, Curve, Grow, Point, Probe, Reference, 
 from pathgrow.density.placing import NEXT_TO
 from pathgrow.density.probe import ProbeRule
 from pathgrow.density.saturation import fit_saturation
-from pathgrow.density.summary import hand_back
+from pathgrow.density.reading import allowed_meanwhile
+from pathgrow.density.summary import fit_band, hand_back
 from tests.growing import follow
 
 rates = st.floats(2.0, 60.0)
@@ -119,6 +120,34 @@ def test_any_scores_whatever_lead_to_an_end(scores: list[float], reference: floa
         if answer.density is not None:
             seen = probes if name == "probe" else rough
             assert answer.density <= max(point.density for point in seen)
+
+
+@given(
+    rates,
+    seeds,
+    st.sampled_from([0.003, 0.01, 0.05]),
+    st.sampled_from([None, "given", "dense"]),
+    st.sampled_from([None, 80, 800]),
+    st.sampled_from([None, 100]),
+)
+@settings(max_examples=40, deadline=None)
+def test_the_cautious_line_crosses_the_goal_at_the_answer(
+    rate: float, seed: int, delta: float, kind: str | None, epochs_in_full: int | None, num_val: int | None
+) -> None:
+    """What pictures draw beside the fitted curve, so that readers see why the answer is where it is."""
+    points = observed(rate, seed, num=6)
+    reference = None if kind is None else Reference(score=0.9, kind=kind, epochs=80)
+    curve = Curve(rough=points, probes=points, reference=reference, epochs_in_full=epochs_in_full, num_val=num_val)
+    answer = ProbeRule(delta=delta).answer(curve)
+    band = fit_band(curve, answer)
+    densities, line = np.array(band["density"]), np.array(band["cautious"])
+    assert np.all(np.diff(line) >= -1e-12)
+    goal = answer.reference.score - allowed_meanwhile(delta, 80, epochs_in_full)[0]
+    if answer.density is None:
+        assert np.all(line >= goal - 1e-9) if answer.status == "flat" else np.all(line <= goal + 1e-9)
+        return
+    assert np.all(line[densities < answer.density * (1 - 1e-9)] <= goal + 1e-9)
+    assert np.all(line[densities > answer.density * (1 + 1e-9)] >= goal - 1e-9)
 
 
 shapes = st.one_of(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from pathgrow.density import rules
+from pathgrow.density import rules, words
 from pathgrow.density.curve import Answer, Curve, Grow, Point, Probe, Reference, Stop
 from pathgrow.density.probe import ProbeRule
 from pathgrow.density.reading import read
@@ -353,7 +353,7 @@ def test_few_visited_densities_are_all_probed() -> None:
 def test_words_say_where_and_why_the_answers_part() -> None:
     _, _, answer = grown(saturating(10.0), rule=ProbeRule(delta=0.1))
     assert answer.density < 0.8 * answer.gain_density
-    assert answer.words.splitlines()[-2].startswith("It is denser because it asks for a share of the whole rise from")
+    assert answer.words.splitlines()[-2].startswith("The gain answer is denser because it asks for a share of the whole")
     _, _, agreed = grown(saturating(10.0), rule=ProbeRule(delta=0.02))
     assert "because it asks" not in agreed.words
 
@@ -374,6 +374,21 @@ def test_fit_band_holds_the_curve() -> None:
         assert low <= score <= high
         assert score == pytest.approx(saturating(10.0)(x), abs=0.004)
     assert fit_band(Curve(rough=curve.rough, probes=curve.probes[:2])) is None
+
+
+@pytest.mark.parametrize("name", ["probe", "trajectory", "exponential"])
+def test_notes_are_the_words_without_what_the_fields_hold(name: str) -> None:
+    """Reports put the fields in a table and list the notes under it, so nothing may stand in both."""
+    _, _, answer = grown(saturating(10.0), rule=rules.create(name, delta=0.1))
+    lines = answer.words.splitlines()
+    assert [line for line in lines if line in answer.notes] == list(answer.notes)
+    left_out = "\n".join(line for line in lines if line not in answer.notes)
+    for value in (answer.density, *answer.interval, answer.gain_density, *answer.gain_interval):
+        assert words.density(value) in left_out
+    assert not any("90% interval" in note for note in answer.notes)
+    assert not any(note.startswith("The gain answer is ") and "because" not in note for note in answer.notes)
+    assert answer.notes[-1] == lines[-1]
+    assert lines[-1].startswith("Stopped: ")
 
 
 @pytest.mark.parametrize("reference", [None, Reference(score=0.9, kind="dense", epochs=80)])
@@ -430,11 +445,10 @@ def test_an_interval_that_reaches_below_every_probe_is_open_there() -> None:
         f"{100 * answer.density:.0f}% of the switchable weights are enough to score within 0.012 of the densest network"
         " grown (100%)."
     )
-    assert lines[1].startswith(
-        f"90% interval of the answer: up to {end:.0f}%; with a chance of {share} it lies below 10%, the lowest density"
-    )
+    assert lines[1] == f"90% interval of the answer: up to {end:.0f}%."
+    assert lines[2] == f"With a chance of {share} the answer lies below 10%, the lowest density trained out."
     fitted = f"{answer.reference.score:.5g}, the score fitted for the densest network grown (100%)"
-    assert lines[2] == f"The answer was read where the curve comes within 0.012 of {fitted}."
+    assert lines[3] == f"The answer was read where the curve comes within 0.012 of {fitted}."
     sharp = rule.answer(Curve(rough=points, probes=tuple(saturated(points)), at_ceiling=True))
     assert sharp.interval[0] > 0.1
     assert "lies below" not in sharp.words

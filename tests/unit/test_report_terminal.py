@@ -130,6 +130,8 @@ def test_a_headline_claims_no_more_than_the_rule_knows(sample_report):
     )
     sample_report["answer"]["gain_level"] = 0.8
     assert wording.headline(sample_report).endswith("80% of its rise.")
+    assert "gain answer" not in dict(wording.findings(sample_report)), "it is the answer"
+    sample_report["answer"]["rule"] = "probe"
     assert dict(wording.findings(sample_report))["gain answer"].endswith("80% of its rise")
 
 

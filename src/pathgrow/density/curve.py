@@ -102,8 +102,9 @@ class Answer:
 
     rule: str
     delta: float
-    status: Status
-    """found; flat: every observed density is within delta; unreached: none is; open: too little was observed."""
+    status: Status | Literal["unlearned"]
+    """found; flat: every observed density is within delta; unreached: none is; open: too little was observed;
+    unlearned, which no rule says but the loop that trained: no network was better after its training than before."""
     density: float | None
     """The delta answer: the smallest density whose network stays within delta of the reference."""
     interval: tuple[float, float] | None
@@ -115,7 +116,10 @@ class Answer:
     reference: Reference | None
     words: str
     """Lines: the answer in one sentence, then how sure it is, what it was read against, how the other answer differs
-    and why it stopped or went on. Reports put a headline of their own in the place of the first of several lines."""
+    and why it stopped or went on."""
+    notes: tuple[str, ...] | None = None
+    """Those of these lines that say more than the first one and the other fields do, for reports, which have a headline
+    and a table of their own for the rest; None: all lines but the first."""
     allowed: float | None = None
     """The gap that stood for delta where networks were compared after short trainings, when gaps are larger; else
     None."""

@@ -70,6 +70,7 @@ class LiteralRule:
         gain: float | None = None
         status: Status = "unreached" if curve.at_ceiling else "open"
         found: tuple[str, ...] = ()
+        ending = words.verdict(self.decide(curve))
         if estimate is not None and curve.rough[-1].density >= estimate:
             fit = self._fit(curve)
             low, high = fit.interval(0.9, self.level)
@@ -93,7 +94,8 @@ class LiteralRule:
             gain_interval=interval,
             gain_level=self.level,
             reference=curve.reference,
-            words=words.lines(*found, words.verdict(self.decide(curve))),
+            words=words.lines(*found, ending),
+            notes=(*found[2:], ending),  # the density, what it stands for and its interval are fields
         )
 
     def _fit(self, curve: Curve) -> Fit:

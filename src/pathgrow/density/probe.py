@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from pathgrow.density import words
+from pathgrow.density import probe_words, words
 from pathgrow.density.curve import DENSE, Answer, Curve, Grow, Point, Probe, Status, Stop, Verdict
 from pathgrow.density.placing import NEXT_TO, Question, most_telling, nearest, price, smallest_enough, spread
 from pathgrow.density.reading import LEVEL, MIN_POINTS, Reading, allowed_meanwhile, quantiles, read, read_trajectory
@@ -103,9 +103,13 @@ class ProbeRule:
         status, density, interval = _delta_answer(curve, reading)
         gain, gain_interval = _gain_answer(curve, reading)
         allowed = allowed_meanwhile(self.delta, reading.densest.epochs, curve.epochs_in_full)[0]
-        told = words.lines(
-            *_delta_words(curve, reading, self.delta, status, density, interval),
-            _gain_words(reading, gain, gain_interval),
+        # What the fields of the answer hold as well is told in words, and left out of the notes.
+        first, *further = probe_words.answer_words(curve, reading, self.delta, status, density)
+        within = f"90% interval of the answer: {words.span(interval)}." if density and interval else ""
+        where = probe_words.read_where(curve, reading, self.delta) if density else ""
+        rise = words.gain(gain, gain_interval) if gain and gain_interval else ""
+        ending = (
+            "" if rise else probe_words.no_gain(reading),
             words.disagreement(density, gain, self.delta) if density and gain else "",
             words.verdict(self._decide(curve, reading)),
         )
@@ -118,7 +122,8 @@ class ProbeRule:
             gain_density=gain,
             gain_interval=gain_interval,
             reference=reading.reference,
-            words=told,
+            words=words.lines(first, within, *further, where, rise, *ending),
+            notes=tuple(line for line in (*further, *ending) if line),
             allowed=allowed if allowed > self.delta else None,
         )
 
@@ -263,7 +268,8 @@ def _still_rising(curve: Curve, delta: float) -> str:
 
 
 def _why_settled(curve: Curve, reading: Reading, delta: float) -> str:
-    far, top = _far(curve, reading, delta), words.density(min(reading.densest.density, curve.ceiling))
+    far = probe_words.allowed_gap(curve, reading, delta)
+    top = words.density(min(reading.densest.density, curve.ceiling))
     match _delta_answer(curve, reading)[0]:
         case "flat":
             return f"the curve is flat: every density observed is within {far} of the reference"
@@ -330,68 +336,3 @@ def _gain_answer(curve: Curve, reading: Reading) -> tuple[float | None, tuple[fl
     if not reading.has_gain or low > curve.ceiling:
         return None, None
     return min(reading.exponential.operating_density(), curve.ceiling), (low, min(high, curve.ceiling))
-
-
-def _far(curve: Curve, reading: Reading, delta: float) -> str:
-    """How far below the reference a probe may stay: delta, or the gap that stands for it after a short training."""
-    allowed = allowed_meanwhile(delta, reading.densest.epochs, curve.epochs_in_full)[0]
-    return words.score(delta) if allowed == delta else f"{allowed:.2g}"
-
-
-def _delta_words(
-    curve: Curve,
-    reading: Reading,
-    delta: float,
-    status: Status,
-    density: float | None,
-    interval: tuple[float, float] | None,
-) -> tuple[str, ...]:
-    """The delta answer in one sentence, and what to know of it, a sentence each."""
-    against = words.reference(reading.reference, reading.densest)
-    lowest, densest = (words.density(x) for x in (reading.lowest, min(reading.densest.density, curve.ceiling)))
-    far = _far(curve, reading, delta)
-    match status:
-        case "flat":
-            return (
-                f"Every density trained out, from {lowest} on, is within {far} of {against}.",
-                "The smallest density needed lies below those.",
-            )
-        case "unreached":
-            end = float(np.median(reading.curves.at(reading.densest.density)))
-            return (
-                f"No density up to {densest} comes within {far} of {against}.",
-                f"The trained-out networks end at {words.score(end)}.",
-            )
-        case "open":
-            return (
-                f"Up to {densest} no density is clearly within {far} of {against}.",
-                "Denser networks have not been grown.",
-            )
-        case "found":
-            assert density is not None
-            assert interval is not None
-            beyond = ""
-            for share, where in (
-                (reading.share_below, f"below {lowest}, the lowest density trained out"),
-                (reading.share_above, "above the densest network trained out, or nowhere"),
-            ):
-                beyond += f"; with a chance of {share:.0%} it lies {where}" if share > 0.05 else ""
-            name = words.dense_one(reading.reference, reading.densest)
-            in_the_end = allowed_meanwhile(delta, reading.densest.epochs, curve.epochs_in_full)[0] > delta
-            enough = "should be enough" if in_the_end else "are enough"
-            return (
-                f"{words.density(density)} of the switchable weights {enough} to score within {words.score(delta)} of"
-                f" {name}.",
-                f"90% interval of the answer: {words.span(interval)}{beyond}.",
-                f"The answer was read where the curve comes within {far} of {against}."
-                if reading.reference.kind == "densest"
-                else "",
-            )
-
-
-def _gain_words(reading: Reading, gain: float | None, interval: tuple[float, float] | None) -> str:
-    if gain is None or interval is None:
-        if not reading.has_gain:
-            return "The scores do not rise with density by more than their noise, so there is no gain to take 95% of."
-        return "The rise does not saturate: the exponential fit makes 95% of its gain only beyond density 100%."
-    return words.gain(gain, interval)

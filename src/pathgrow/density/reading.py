@@ -48,6 +48,13 @@ class Reading:
     gain_density: Array
     """One entry for each of the `exponentials`."""
 
+    def margin(self, density: float, share: float) -> float:
+        """How far above its own goal a curve is at a density, on this share of the curves or more.
+
+        For the share of curves on which the delta answer is enough, that is 0 at the delta answer.
+        """
+        return quantiles(self.curves.at(density) - (self.level - self.allowed), (1 - share,))[0]
+
     @property
     def share_below(self) -> float:
         """How likely the delta answer lies below everything observed."""

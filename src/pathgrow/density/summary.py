@@ -6,16 +6,21 @@ import numpy as np
 
 from pathgrow.density.curve import Answer, AnswerKind, Curve, Point
 from pathgrow.density.placing import smallest_enough
-from pathgrow.density.reading import LEVEL, quantiles, read_points, scatter
+from pathgrow.density.probe import CAUTION, ProbeRule
+from pathgrow.density.reading import LEVEL, quantiles, read, read_points, scatter
 
 NUM_DENSITIES = 61
 
 
-def fit_band(curve: Curve) -> dict[str, list[float]] | None:
+def fit_band(curve: Curve, answer: Answer | None = None) -> dict[str, list[float]] | None:
     """The fitted curve through the probes with its 90% band, from the lowest to the densest of them.
 
     Lists `density`, `score`, `low` and `high` of equal length; None while there are too few probes. In a loop that
     cannot train copies the band goes through the rough points.
+
+    With an answer of the default rule there is one more list. That answer is not taken from the fitted curve, which is
+    the middle of those possible, but from where two thirds of them have reached the goal: `cautious` is the score that
+    these are above, each seen from its own goal, so it crosses the goal at the answer.
     """
     points = curve.probes if curve.can_probe else curve.rough
     reading = read_points(points, 1.0, curve.reference, noise_hint=scatter(curve.rough))
@@ -24,7 +29,12 @@ def fit_band(curve: Curve) -> dict[str, list[float]] | None:
     densities = np.geomspace(reading.lowest, reading.densest.density, NUM_DENSITIES)
     rows = [quantiles(reading.curves.at(float(density)), LEVEL) for density in densities]
     low, score, high = (list(column) for column in zip(*rows, strict=True))
-    return {"density": densities.tolist(), "score": score, "low": low, "high": high}
+    band = {"density": densities.tolist(), "score": score, "low": low, "high": high}
+    judged = read(curve, answer.delta) if answer is not None and answer.rule == ProbeRule.name else None
+    if answer is not None and judged is not None:
+        goal = judged.reference.score - (answer.delta if answer.allowed is None else answer.allowed)
+        band["cautious"] = [goal + judged.margin(float(density), CAUTION) for density in densities]
+    return band
 
 
 def hand_back(curve: Curve, answer: Answer, by: AnswerKind = "delta") -> Point:

@@ -79,6 +79,12 @@ class TrajectoryRule:
             if estimate <= curve.ceiling:
                 gain, gain_interval = estimate, _widen(gain_low, gain_high, curve.ceiling)
                 gain_text = words.gain(gain, gain_interval)
+        notes = (
+            caveat,
+            "" if gain else gain_text,
+            words.disagreement(density, gain, self.delta) if gain else "",
+            ending,
+        )
         told = words.lines(
             f"{words.density(density)} of the switchable weights should be enough to score within"
             f" {words.score(self.delta)} of {words.dense_one(reading.reference, reading.densest)}.",
@@ -99,6 +105,7 @@ class TrajectoryRule:
             gain_interval=gain_interval,
             reference=reading.reference,
             words=told,
+            notes=tuple(line for note in notes for line in note.splitlines()),
         )
 
     def _read(self, curve: Curve) -> Reading | None:

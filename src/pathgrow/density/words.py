@@ -92,14 +92,14 @@ def verdict(said: Verdict) -> str:
 
 
 def disagreement(delta_density: float, gain_density: float, delta: float) -> str:
-    """How and why the two answers differ; empty where they agree to within a quarter."""
+    """How and why the other answer differs; empty where they agree to within a quarter."""
     ratio = gain_density / delta_density
     if 0.8 <= ratio <= 1.25:
         return ""
     than = "denser" if ratio > 1 else "sparser"
     return (
-        f"It is {than} because it asks for a share of the whole rise from the sparsest networks on, not for"
-        f" {score(delta)} of score below the reference."
+        f"The gain answer is {than} because it asks for a share of the whole rise from the sparsest networks on, not"
+        f" for {score(delta)} of score below the reference."
     )
 
 

@@ -79,15 +79,20 @@ def train_out(
     return site.stages.all_once(list(stages), work)
 
 
+def untrained_copy(site: Site, trunk: Trunk, round: int) -> Attached:
+    """The network of a round in its fresh initialisation; `DENSE`: with all weights."""
+    model, optimizer = site.copy()
+    masks = Masks.full(model, site.scope) if round == DENSE else trunk.masks(round)
+    fresh_(model, optimizer, site.initial, masks, derive(site.seed, "fresh", round), wiring=site.wiring)
+    return site.attach(model, optimizer, fixed(masks))
+
+
 def _copy(site: Site, trunk: Trunk, round: int, from_probe: Record | None) -> tuple[Attached, int]:
     """The network of a round, ready to be trained, and the epochs it has had."""
     if site.options.final == "grown":
         model, optimizer = trunk.copy_at(round)
         return site.attach(model, optimizer, fixed(trunk.masks(round))), trunk.rounds[round].point.epochs
-    model, optimizer = site.copy()
-    masks = Masks.full(model, site.scope) if round == DENSE else trunk.masks(round)
-    fresh_(model, optimizer, site.initial, masks, derive(site.seed, "fresh", round), wiring=site.wiring)
-    attached = site.attach(model, optimizer, fixed(masks))
+    attached = untrained_copy(site, trunk, round)
     if from_probe is None:
         return attached, 0
     found = site.stages.tensors(from_probe.stage)

@@ -17,9 +17,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pathgrow.attach_checks import check_whole, unwrapped
-from pathgrow.density.curve import DENSE, Answer, Curve, Grow, Probe, Reference, Stop
+from pathgrow.density.curve import DENSE, Answer, Curve, Grow, Point, Probe, Reference, Stop
 from pathgrow.density.summary import hand_back
 from pathgrow.discovery.copies import train_dense, train_out
+from pathgrow.discovery.learning import WARNING, compared, is_doubtful, learned, nothing_learned, scored_untrained
 from pathgrow.discovery.options import Options
 from pathgrow.discovery.phases import Evaluate, Fit, check_call, check_calls
 from pathgrow.discovery.result import Discovery
@@ -178,9 +179,10 @@ class Loop:
         reason = self._ask_the_rule() if self._options.target_density is None else self._grow_to_target()
         curve = self._curve()
         answer = self._rule.answer(curve)
+        told, untrained = self._checked(curve, answer)
         network, trained_anew = self._hand_over(self._choose(curve, answer))
         return Discovery(
-            answer=answer,
+            answer=told,
             reason=reason,
             curve=curve,
             rule=self._rule,
@@ -189,6 +191,7 @@ class Loop:
             rounds=tuple(self._trunk.rounds),
             probes=tuple(sorted(self._probes.values(), key=lambda record: record.point.density)),
             dense=self._dense,
+            untrained=untrained,
             ledger=self._ledger([network] if trained_anew else []),
             site=self._site,
         )
@@ -245,6 +248,16 @@ class Loop:
                             "mend the rule, or choose another"
                         )
                     self._trunk.advance_(self._next_size(up_to))
+
+    def _checked(self, curve: Curve, answer: Answer) -> tuple[Answer, tuple[Point, ...]]:
+        """The answer, unless nothing was learned; and the untrained networks that were scored to see that."""
+        if self._options.target_density is not None or not is_doubtful(curve):
+            return answer, ()
+        before, after = scored_untrained(self._site, self._trunk, curve), compared(curve)
+        if learned(before, after):
+            return answer, before
+        self._warn(WARNING)
+        return nothing_learned(answer, before, after), before
 
     def _warn(self, doubt: str | None) -> None:
         if doubt is not None and self._site.team.rank == 0:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pathgrow.attach import Attached
 from pathgrow.density import words
-from pathgrow.density.curve import DENSE, Answer, Curve, Reference, Rule
+from pathgrow.density.curve import DENSE, Answer, Curve, Point, Reference, Rule
 from pathgrow.density.reading import allowed_meanwhile
 from pathgrow.density.summary import fit_band
 from pathgrow.discovery.copies import score_dense
@@ -41,6 +42,8 @@ class Discovery:
     rounds: tuple[Record, ...]
     probes: tuple[Record, ...]
     dense: Record | None
+    untrained: tuple[Point, ...] = ()
+    """The networks compared as they were before training, where there was doubt that training made them better."""
     ledger: Ledger
     site: Site
 
@@ -74,37 +77,64 @@ class Discovery:
     @property
     def words(self) -> str:
         """The answer in words: one sentence, then in lines of their own how sure it is and what it rests on."""
-        answer, options = self.answer, self.site.options
-        if options.target_density is not None and answer.status != "found":
-            return words.lines(
+        first, *further = self.answer.words.splitlines() or [""]
+        if self._was_not_asked:
+            first = (
                 f"{words.density(self.density)} of the switchable weights, the density asked for, score"
-                f" {words.score(self.score)}.",
-                "How dense the network needs to be was not asked, so no copies were trained to compare.",
+                f" {words.score(self.score)}."
             )
-        if not self.probes:
-            return answer.words
-        first, *further = answer.words.splitlines() or [""]
-        best, growing = (max(record.point.score for record in records) for records in (self.probes, self.rounds))
-        if best + answer.delta < growing:
+        elif self._is_too_short:
+            told = f"Judged by trainings too short to tell: {first}"
+            first = told if first else "The trainings were too short to tell."
+        return words.lines(first, *self._beside(further))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The words that say more than the other fields do: what a report lists beside its table of those."""
+        lines = self.answer.words.splitlines()
+        return self._beside((lines[1:] or lines) if self.answer.notes is None else self.answer.notes)
+
+    def _beside(self, further: Sequence[str]) -> tuple[str, ...]:
+        """What the rule has to say further, and what there is to know of the lengths of the trainings."""
+        answer, options = self.answer, self.site.options
+        if self._was_not_asked:
+            return ("How dense the network needs to be was not asked, so no copies were trained to compare.",)
+        if self._is_too_short:
             length = words.counted(options.num_probe_epochs, "epoch")
-            return words.lines(
-                f"Judged by trainings too short to tell: {first}" if first else "The trainings were too short to tell.",
-                f"The best network trained out ({words.score(best)} after {length}) scores below the growing one"
-                f" ({words.score(growing)}), so its training is too short to compare densities by.",
+            best, growing = (words.score(score) for score in self._best)
+            return (
+                f"The best network trained out ({best} after {length}) scores below the growing one ({growing}), so its"
+                " training is too short to compare densities by.",
                 "Give a larger budget, or a larger probe_fraction.",
                 *further,
             )
-        if answer.allowed is None:
-            return answer.words
+        if answer.allowed is None or answer.status == "unlearned" or not self.probes:
+            return tuple(further)
         middle, low, high = allowed_meanwhile(answer.delta, options.num_probe_epochs, options.budget)
         length = f"{options.num_probe_epochs} of {words.counted(options.budget, 'epoch')}"
-        return words.lines(
-            first,
+        return (
             *further,
             f"The networks compared were trained {length}. Gaps to dense shrink after that, so {middle:.2g}"
             f" ({low:.2g} to {high:.2g}) was allowed there for {answer.delta:.2g} in the end.",
             "A reference makes it surer.",
         )
+
+    @property
+    def _was_not_asked(self) -> bool:
+        return self.site.options.target_density is not None and self.answer.status != "found"
+
+    @property
+    def _best(self) -> tuple[float, float]:
+        """The best scores of a network trained out and of the growing one."""
+        return max(record.point.score for record in self.probes), max(record.point.score for record in self.rounds)
+
+    @property
+    def _is_too_short(self) -> bool:
+        """Whether no copy came to where the growing network had been, though both learned."""
+        if not self.probes or self.answer.status == "unlearned":
+            return False
+        trained_out, growing = self._best
+        return trained_out + self.answer.delta < growing
 
     @property
     def reference(self) -> Reference | None:
@@ -151,6 +181,8 @@ class Discovery:
         """The operating density for another tolerance, read from the same curve without more training."""
         if "delta" not in getattr(self.rule, "__dataclass_fields__", {}):
             raise UserError(f"rule {self.rule.name!r} is no dataclass with a delta: it cannot be asked for another one")
+        if self.answer.status == "unlearned":
+            return None
         rule: Rule = replace(self.rule, delta=delta)  # type: ignore[type-var]
         return rule.answer(self.curve).density
 
@@ -173,6 +205,7 @@ class Discovery:
                 "rule": answer.rule,
                 "reason": self.reason,
                 "words": self.words,
+                "notes": list(self.notes),
             },
             "reference": _reference(answer.reference),
             "network": {
@@ -190,7 +223,10 @@ class Discovery:
             "curve": {
                 "rough": [record.row() for record in self.rounds],
                 "probes": [record.row() for record in self.probes],
-                "fit": fit_band(self.curve),
+                "untrained": [
+                    {"round": point.round, "density": point.density, "score": point.score} for point in self.untrained
+                ],
+                "fit": fit_band(self.curve, self.answer),
             },
             "ledger": self.ledger.as_dict(),
             "topology": list(self.topology),

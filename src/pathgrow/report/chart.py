@@ -11,7 +11,7 @@ from typing import Any
 from rich.text import Text
 
 from pathgrow.report.frame import Frame, ends, threshold
-from pathgrow.report.wording import Scores, below_reference, percent, trained_copies
+from pathgrow.report.wording import Scores, answer_in_legend, below_reference, percent, trained_copies
 
 # dot (column, row) of a cell -> bit of the braille pattern
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
@@ -173,7 +173,7 @@ def _legend(report: dict[str, Any], width: int) -> Text:
         entries.append((REFERENCE, "reference"))
         entries.append((GOAL, below_reference(report)))
     if answer["operating_density"] is not None:
-        entries.append((ANSWER, "answer"))
+        entries.append((ANSWER, answer_in_legend(report)))
     parts = [Text.assemble((glyph, _STYLES[glyph]), f" {meaning}") for glyph, meaning in entries]
     lines = [Text()]
     for part in parts:

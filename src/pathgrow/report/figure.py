@@ -116,6 +116,9 @@ def _draw_fit(axes: Axes, report: dict[str, Any]) -> None:
     if fit:
         axes.fill_between(fit["density"], fit["low"], fit["high"], color=BLUE, alpha=0.16, linewidth=0, zorder=3)
         axes.plot(fit["density"], fit["score"], color=BLUE, linewidth=2.0, zorder=4, label="fit and its 90% band")
+        if "cautious" in fit:
+            axes.plot(fit["density"], fit["cautious"], color=BLUE, linewidth=1.2, linestyle=(0, (1, 1.5)), zorder=4,
+                      label=wording.CAUTIOUS_LINE)  # fmt: skip
 
 
 def _draw_points(axes: Axes, report: dict[str, Any], frame: Frame) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 _DEPTH = 1.0
@@ -103,6 +104,19 @@ def threshold(report: dict[str, Any]) -> float | None:
     """The score that a network must reach: the reference less what is allowed."""
     reference = report.get("reference")
     return None if reference is None else float(reference["score"] - allowed(report))
+
+
+def fit_reaches_goal(report: dict[str, Any]) -> float | None:
+    """The density at which the fitted curve, as it is drawn, crosses the line of the goal; None if it does not."""
+    fit, goal = report["curve"].get("fit"), threshold(report)
+    if not fit or goal is None:
+        return None
+    points = pairwise(zip(fit["density"], fit["score"], strict=True))
+    for (sparser, below), (denser, above) in points:
+        if below < goal <= above:
+            share = (goal - below) / (above - below)
+            return float(sparser * (denser / sparser) ** share)
+    return None
 
 
 def allowed(report: dict[str, Any]) -> float:

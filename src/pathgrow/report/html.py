@@ -36,6 +36,7 @@ def page(report: dict[str, Any]) -> str:
         headline=wording.headline(report),
         findings=wording.findings(report),
         score_name=wording.Scores.of(report).name,
+        cautious_line=wording.CAUTIOUS_LINE,
         trained_copies=wording.trained_copies(report),
         paragraphs=story.paragraphs(report),
         explanation=wording.explanation(report),

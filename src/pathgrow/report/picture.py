@@ -28,6 +28,7 @@ class Picture:
     """x of the rough points that lie below the picture."""
     probes: list[Mark]
     fit: str
+    cautious: str
     band: str
     reference: tuple[float, str] | None
     goal: tuple[float, str] | None
@@ -79,6 +80,9 @@ class Picture:
             below=[mark[0] for mark in rough if mark[1] > cls.bottom],
             probes=marks(curve["probes"]),
             fit=_points(line),
+            cautious=_points((x(d), y(s)) for d, s in zip(fit["density"], fit["cautious"], strict=True))
+            if fit and "cautious" in fit
+            else "",
             band=_points((x(d), y(s)) for d, s in edges),
             reference=(y(reference["score"]), f"reference {reference_score(report)}") if reference else None,
             goal=(y(goal), below_reference(report)) if goal is not None else None,

@@ -18,7 +18,6 @@ from pathgrow.report.wording import (
     percent,
     percent_column,
     printable,
-    reference_score,
 )
 
 Table = tuple[list[str], list[list[str]]]
@@ -50,13 +49,17 @@ def paragraphs(report: dict[str, Any]) -> list[str]:
         )
         told.append(f"{planted} {grown}" if len(rough) > 1 else f"{planted} It did not grow.")
     if probes := curve["probes"]:
-        against = reference_score(report) if report.get("reference") else "the densest of them"
-        told.append(f"{_copies(probes)} The answer is read from these, against a reference of {against}.")
+        told.append(f"{_copies(probes)}{'' if answer['status'] == 'unlearned' else ' The answer is read from these.'}")
     reason = printable(answer["reason"] or "").rstrip(".")
-    says_it_itself = any(reason in line for line in explanation(report))
-    if not says_it_itself and asked_for(report) is None:
+    if asked_for(report) is None and answer["status"] != "unlearned" and not _is_told(reason, explanation(report)):
         told.append(f"Growth ended because {reason}.")
     return told
+
+
+def _is_told(reason: str, lines: list[str]) -> bool:
+    """Whether the reason to stop is among the words of the answer; some rules give both together to the loop."""
+    endings = [line.removeprefix("Stopped: ").rstrip(".") for line in lines if line.startswith("Stopped: ")]
+    return any(reason in line for line in lines) or any(reason.startswith(ending) for ending in endings)
 
 
 def _copies(probes: list[dict[str, Any]]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pathgrow.report.frame import allowed, ends
+from pathgrow.report.frame import allowed, ends, fit_reaches_goal
 
 DENSE = -1
 """The round that a report gives to a copy that was not grown but has all its weights. Written again here, since reports
@@ -148,6 +148,8 @@ def headline(report: dict[str, Any]) -> str:
             f"The density asked for, {percent(network['density'])} of the switchable weights, reaches a validation "
             f"{scores.name} of {scores(network['val']['score'])}."
         )
+    if answer["status"] == "unlearned":
+        return "How dense the network must be cannot be told: training made no network better."
     brief = judged_briefly(report)
     against = "the reference" if brief is None else "dense" if _dense_probe(report) else "the densest network grown"
     within = f"within {scores.difference(answer['delta'])} of {against}"
@@ -183,7 +185,7 @@ def judged_briefly(report: dict[str, Any]) -> int | None:
 def too_short_to_compare(report: dict[str, Any]) -> bool:
     """Whether no copy came to where the growing network had been, as the words of the answer say in that case."""
     curve = report["curve"]
-    if not curve["probes"] or not curve["rough"]:
+    if not curve["probes"] or not curve["rough"] or report["answer"]["status"] == "unlearned":
         return False
     best, growing = (max(row["score"] for row in rows) for rows in (curve["probes"], curve["rough"]))
     return bool(best + report["answer"]["delta"] < growing)
@@ -213,6 +215,15 @@ def below_reference(report: dict[str, Any]) -> str:
     return f"goal: {scores.difference(here)} below{in_the_end}"
 
 
+def answer_in_legend(report: dict[str, Any]) -> str:
+    """What the mark of the answer stands for."""
+    return "answer: two thirds of the fits reach the goal" if is_cautious(report) else "answer"
+
+
+CAUTIOUS_LINE = "two thirds of the fits lie above"
+"""What the line through the mark of a cautious answer is."""
+
+
 def trained_copies(report: dict[str, Any]) -> str:
     """What the points of the curve are, for legends; short trainings are called by their length."""
     brief = judged_briefly(report)
@@ -220,12 +231,13 @@ def trained_copies(report: dict[str, Any]) -> str:
 
 
 def explanation(report: dict[str, Any]) -> list[str]:
-    """How sure the answer is and what it rests on: its words, without their first line, for which there is a headline.
+    """How sure the answer is and what it rests on: the words that neither the headline nor the findings say.
 
-    Words in a single line, as some rules have them, are no headline and stay.
+    Reports without such notes have words in lines, of which the first one is a headline, unless it is the only one.
     """
-    lines = [printable(line) for line in report["answer"]["words"].splitlines()]
-    return [*(lines[1:] or lines), *([_caution(report)] if _is_cautious(report) else [])]
+    lines = report["answer"]["words"].splitlines()
+    notes = [printable(line) for line in report["answer"].get("notes", lines[1:] or lines)]
+    return [*([_caution(report)] if is_cautious(report) else []), *notes]
 
 
 def asked_for(report: dict[str, Any]) -> float | None:
@@ -248,19 +260,20 @@ def findings(report: dict[str, Any]) -> list[tuple[str, str]]:
     scores = Scores.of(report)
     found = []
     if answer["interval"]:
-        found.append(("90% interval", f"{percent_range(answer['interval'])} of the switchable weights"))
+        doubt = ": the scores tell no densities apart" if answer["status"] == "unlearned" else ""
+        found.append(("90% interval", f"{percent_range(answer['interval'])} of the switchable weights{doubt}"))
     found.append(
         (
             "network",
             f"{percent(network['density'])} of the switchable weights ({network['num_on']:,} of {network['num']:,}), "
             f"{percent(network['density_model'])} of the whole model, trained {counted(network['epochs'], 'epoch')}"
-            + (f"; {_how_chosen(report)}" if _is_cautious(report) else ""),
+            + (f"; {_how_chosen(report)}" if is_cautious(report) else ""),
         )
     )
     found.append((scores.name, _tested(scores, network, report.get("dense"))))
     if report.get("reference"):
         found.append(("reference", _reference(report)))
-    if answer["gain_density"] is not None:
+    if answer["gain_density"] is not None and answer.get("rule") not in _WITHOUT_DELTA:  # there it is the answer
         spread = f" (90% interval {percent_range(answer['gain_interval'])})" if answer["gain_interval"] else ""
         found.append(
             (
@@ -286,17 +299,19 @@ def timing(report: dict[str, Any]) -> str:
     return ", ".join(told)
 
 
-def _is_cautious(report: dict[str, Any]) -> bool:
+def is_cautious(report: dict[str, Any]) -> bool:
     """Whether the answer leans to the dense side, as that of the default rule does."""
     answer = report["answer"]
     return answer.get("rule") == "probe" and answer["operating_density"] is not None and asked_for(report) is None
 
 
 def _caution(report: dict[str, Any]) -> str:
-    """Why such an answer stands where it does."""
+    """Why such an answer stands where it does, and not where the fitted curve crosses the line of the goal."""
+    middle = fit_reaches_goal(report)
+    beside = "" if middle is None else f"; the fitted curve, their middle, reaches it at {percent(middle)}"
     return (
-        f"{percent(report['answer']['operating_density'])} is enough on two thirds of the curves that the points "
-        "allow, so it is usually more than where the fitted one crosses the goal line."
+        "The answer is where two thirds of the curves that the points allow have reached the goal, to be on the safe "
+        f"side{beside}."
     )
 
 
