@@ -73,12 +73,14 @@ def test_scores_that_training_does_not_raise_give_no_density(
     assert (found.operating_density, found.gain_density, found.within(0.1)) == (None, None, None)
     assert found.interval == (0.0, 1.0)
     assert found.words.splitlines()[0] == UNLEARNED
-    assert "See whether fit trains the model" in found.words
+    assert "whether fit trains the model and the optimizer that it is given" in found.words
     told = found.report()
     assert told["answer"]["operating_density"] is None
     assert told["answer"]["interval"] == [0.0, 1.0]
     compared = told["curve"]["probes"] or told["curve"]["rough"]
     assert {row["round"] for row in told["curve"]["untrained"]} == {row["round"] for row in compared}
+    assert told["curve"]["fit"] is None
+    assert (told["reference"] is not None) == (options.get("reference") == "dense"), "none that was fitted"
     assert wording.headline(told) == UNLEARNED
     assert dict(wording.findings(told))["90% interval"] == (
         "up to 100% of the switchable weights: the scores tell no densities apart"

@@ -23,8 +23,8 @@ STAGE = "untrained"
 _SURE = 2.326
 """Standard deviations beyond which chance comes in one of a hundred cases. To doubt for nothing costs a few scores."""
 _ADVICE = (
-    "see whether fit trains the model and the optimizer that it is given, at a learning rate that learns, and whether "
-    "evaluate scores that model"
+    "see whether the learning rate is one that learns, whether fit trains the model and the optimizer that it is "
+    "given, and whether evaluate scores that model"
 )
 WARNING = f"training made no network better, so how dense the network must be cannot be told: {_ADVICE}"
 
@@ -78,7 +78,10 @@ def learned(before: Sequence[Point], after: Sequence[Point]) -> bool:
 
 
 def nothing_learned(answer: Answer, before: Sequence[Point], after: Sequence[Point]) -> Answer:
-    """What is left of an answer where nothing was learned: no density, and an interval over all of them."""
+    """What is left of an answer where nothing was learned: no density, and an interval over all of them.
+
+    A reference that was fitted to the scores is dropped with the fit.
+    """
     told = (
         f"Before training the networks compared scored {_range(before)}, after it {_range(after)}, and the growing one"
         " got no better from round to round.",
@@ -91,6 +94,7 @@ def nothing_learned(answer: Answer, before: Sequence[Point], after: Sequence[Poi
         interval=(0.0, 1.0),
         gain_density=None,
         gain_interval=None,
+        reference=None if answer.reference is None or answer.reference.kind == "densest" else answer.reference,
         words=words.lines("How dense the network must be cannot be told: training made no network better.", *told),
         notes=told,
     )

@@ -226,7 +226,8 @@ class Discovery:
                 "untrained": [
                     {"round": point.round, "density": point.density, "score": point.score} for point in self.untrained
                 ],
-                "fit": fit_band(self.curve, self.answer),
+                # Where nothing was learned, a curve through the scores would show a rise that is none.
+                "fit": None if answer.status == "unlearned" else fit_band(self.curve, answer),
             },
             "ledger": self.ledger.as_dict(),
             "topology": list(self.topology),
