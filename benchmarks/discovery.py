@@ -207,7 +207,7 @@ def truth(runs: Sequence[dict[str, Any]], num_resamples: int = 400) -> dict[str,
 def summary(found: Sequence[dict[str, Any]], true: float, dense_test: Callable[[int], float]) -> dict[str, Any]:
     """How the discoveries compare with the truth."""
     # A curve said to be flat puts its answer below the first density, one out of reach above the last.
-    instead = {"flat": 0.0, "unreached": float("inf"), "open": float("inf")}
+    instead = {"flat": 0.0, "unreached": float("inf"), "open": float("inf"), "unlearned": float("inf")}
     answers = [instead[run["status"]] if run["delta_density"] is None else run["delta_density"] for run in found]
     covers = [run["interval"] is not None and run["interval"][0] <= true <= run["interval"][1] for run in found]
     middle = median(answers)
