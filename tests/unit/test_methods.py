@@ -72,7 +72,7 @@ class TestTable:
             ("gse", "gamma", float("inf"), "candidates per weight"),
             ("dsr", "end", float("nan"), "above 0 is wanted"),
             ("dsr", "end", "late", "a number is wanted"),
-            ("imp", "rewind_step", 0.5, "a whole number is wanted"),
+            ("imp", "rewind_step", 0.5, "a whole number of steps from 0 up is wanted"),
             ("grasp", "num_batches", 1.5, "a whole number is wanted"),
             ("synflow", "num_iterations", float("nan"), "a whole number is wanted"),
             ("str", "start", float("nan"), "a finite number is wanted"),

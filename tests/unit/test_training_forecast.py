@@ -16,7 +16,6 @@ from pathgrow.training.forecast import (
     Standing,
     changes_are_due,
     cost_by_epochs,
-    doubt_about_changes,
     flops_price,
     parameters_price,
 )
@@ -133,46 +132,6 @@ def test_pruning_that_is_not_done_yet_is_due_and_other_methods_owe_nothing() -> 
         at = Standing(num_on=num_on, macs=num_on + OUTPUT, step=2 * STEPS)
         assert changes_are_due(made, at) is due
     assert not changes_are_due(bench("rigl"), Standing(num_on=304, macs=304 + OUTPUT, step=2 * STEPS))
-
-
-@pytest.mark.parametrize("method", ["gmp", "rigl", "set", "granet", "snfs", "dsr", "gse"])
-def test_a_training_too_short_for_its_interval_is_told_how_often_masks_change(method: str) -> None:
-    made = bench(method, method_options={"every": 100})
-    start = {"gmp": NUM, "granet": NUM // 2}.get(method, 304)
-    some = few = 0
-    for epochs in (1, 10, 20, 40, 150):
-        num_changes = sum(changes for _, changes in played(made, epochs, Standing(num_on=start, macs=0)))
-        told = doubt_about_changes(made, epochs)
-        if num_changes >= 5:
-            some += 1
-            assert told is None
-            continue
-        few += 1
-        assert told is not None
-        assert told.startswith(f"method {method!r} will change its masks {num_changes} time")
-        if epochs * STEPS <= 20:  # an interval at which new weights can grow would end with the training
-            assert told.endswith(f" in these {epochs * STEPS} steps: train longer")
-            continue
-        assert f" in these {epochs * STEPS} steps: give --method-option every=" in told
-        every = int(told.partition("every=")[2].partition(",")[0])
-        assert 20 <= every < 100
-        mended = bench(method, method_options={"every": every})
-        assert sum(c for _, c in played(mended, epochs, Standing(num_on=start, macs=0))) >= num_changes
-    assert some
-    assert few
-
-
-@pytest.mark.parametrize("method", ["gmp", "granet", "snfs", "gse", "itop", "str", "random", "imp", "gcg"])
-def test_methods_that_follow_the_length_of_the_training_or_change_nothing_within_it_need_no_warning(
-    method: str,
-) -> None:
-    options = {"start_density": 0.1} if method == "gcg" else {}
-    assert doubt_about_changes(bench(method, method_options=options), 3) is None
-
-
-def test_where_no_interval_is_short_enough_only_time_helps() -> None:
-    told = doubt_about_changes(bench("rigl", method_options={"every": 20}), 1)
-    assert told == "method 'rigl' will change its masks 1 time in these 14 steps: train longer"
 
 
 # The plan.

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from pathgrow.errors import UserError
+from pathgrow.errors import UserError, is_number
 from pathgrow.method import Afterwards, Method
 from pathgrow.methods.picks import ByScore, everything, smallness
-from pathgrow.methods.schedules import PruneEachRound
+from pathgrow.methods.schedules import PruneEachRound, require_steps
 from pathgrow.sampling import top_k
 
+_REWIND_STEP, _OF_STEPS = 500, 10_000
+"""Where late rewinding goes back to, in trainings of at least so many steps; shorter ones go back to the same share."""
 
-def imp(*, density: float = 0.1, share: float = 0.2, rewind_step: int = 500) -> Method:
+
+def imp(
+    *, density: float = 0.1, share: float = 0.2, num_steps: int = _OF_STEPS, rewind_step: int | None = None
+) -> Method:
     """IMP with late rewinding (Frankle et al. 2020, Linear Mode Connectivity and the Lottery Ticket Hypothesis).
 
     Rule: level 0 trains dense. After each training, `share` of the remaining weights goes, the smallest |weight| over
@@ -18,7 +23,9 @@ def imp(*, density: float = 0.1, share: float = 0.2, rewind_step: int = 500) -> 
     loop sees to its length and to the learning rate, which is to be that of `rewind_step` again.
 
     Differences: a level is exactly round((1 - share)^level * n) weights, with ties drawn; the reference code removes
-    one weight more, and all ties with it.
+    one weight more, and all ties with it. Late rewinding goes back to a step that the papers choose for each network;
+    here it is step 500, or a twentieth of trainings shorter than 10,000 steps, which would else lose most of each
+    level.
 
     Parameters
     ----------
@@ -26,10 +33,19 @@ def imp(*, density: float = 0.1, share: float = 0.2, rewind_step: int = 500) -> 
         Where it ends; the last level is cut to end there exactly.
     share : float
         Of the remaining weights, taken by each level.
-    rewind_step : int
+    num_steps : int
+        Steps of one training, from which `rewind_step` follows unless it is given.
+    rewind_step : int, optional
         Optimizer step of the first training whose weights are returned to.
     """
-    return _pruning("imp", density, share, "rewind", rewind_step)
+    require_steps(1, num_steps)
+    if rewind_step is None:
+        rewind_step = round(_REWIND_STEP * min(num_steps, _OF_STEPS) / _OF_STEPS)
+    if not is_number(rewind_step) or rewind_step < 0 or rewind_step != int(rewind_step):
+        raise UserError(
+            f"rewind_step {rewind_step!r} was given, a whole number of steps from 0 up is wanted: give for example 500"
+        )
+    return _pruning("imp", density, share, "rewind", int(rewind_step))
 
 
 def lth(*, density: float = 0.1, share: float = 0.2) -> Method:
@@ -55,8 +71,6 @@ def imp_c(*, density: float = 0.1, share: float = 0.2) -> Method:
 
 
 def _pruning(name: str, density: float, share: float, afterwards: Afterwards, rewind_step: int) -> Method:
-    if rewind_step < 0:
-        raise UserError(f"rewind_step {rewind_step} was given, a step from 0 up is wanted: give for example 500")
     return Method(
         name=name,
         start=everything,

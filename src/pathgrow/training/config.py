@@ -91,9 +91,15 @@ class TrainRun(Setup):
         for name in ("density", "match_budget"):
             if is_whole(filled.get(name)):
                 filled[name] = float(filled[name])
-        if filled.get("match_run") is not None and filled.get("match", "none") != "none":
-            filled["match_budget"] = spent(filled["match_run"], filled["match"], filled)
-            filled["match_like"] = like(filled["match_run"])
+        if (run := filled.get("match_run")) is not None and filled.get("match", "none") != "none":
+            budget, given_budget = spent(run, filled["match"], filled), filled.get("match_budget")
+            if given_budget not in (None, budget):  # a config that was written holds both, and they agree
+                raise UserError(
+                    f"match_budget {given_budget!r} was given beside {run}, a run that has spent {budget:.6g}: "
+                    "leave out one of --match-budget and --match-run"
+                )
+            filled["match_budget"] = budget
+            filled["match_like"] = like(run)
         return filled
 
     @property

@@ -11,19 +11,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from pathgrow.density import words
 from pathgrow.discovery import Options
-from pathgrow.errors import is_number
 from pathgrow.flops import forward_macs
 from pathgrow.masks import Masks
 from pathgrow.method import Change, Method, Progress
 from pathgrow.methods.schedules import count_at
-from pathgrow.training.bench import Bench, grows, moves
+from pathgrow.training.bench import Bench, grows
 from pathgrow.training.meter import sample_flops
-
-_FEW_CHANGES = 5
-_STEPS_TO_GROW = 20
-"""That new weights should have before the next change can drop them: RigL at shorter intervals did worse on digits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +33,8 @@ class Standing:
     """The step of a training whose masks change within it;"""
     round: int = 0
     """or the number of prunings so far, where a whole training follows each of them."""
+    rewind_step: int | None = None
+    """The step that these trainings are set back to; None: that of the method, which may follow from their length."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,20 +99,9 @@ def cost_by_epochs(bench: Bench, at: Standing, price: Price) -> Callable[[int], 
     return cost
 
 
-def doubt_about_changes(bench: Bench, epochs: int) -> str | None:
-    """A warning about a training that is too short for the interval at which its masks are to change, or None."""
-    method, num_steps = bench.make_method(epochs), epochs * bench.steps_per_epoch
-    if not moves(method) or method.start_density is None:  # chosen later, for somebody's own method: cannot be told yet
-        return None
-    at = Standing(num_on=count_at(method.start_density, bench.scope.num), macs=0)
-    num_changes = sum(stretch.num_changes for stretch in stretches(bench, method, epochs, at))
-    if num_changes >= _FEW_CHANGES:
-        return None
-    every, often = bench.config.method_options.get("every"), max(_STEPS_TO_GROW, num_steps // 20)
-    helps = is_number(every) and num_steps > often < every
-    hint = f"give --method-option every={often}, or " if helps else ""
-    times = words.counted(num_changes, "time")
-    return f"method {method.name!r} will change its masks {times} in these {num_steps} steps: {hint}train longer"
+def price_of(bench: Bench, at: Standing) -> Price:
+    """Prices in the unit of the budget that a run is to match."""
+    return flops_price(bench, at) if bench.config.match == "flops" else parameters_price(bench)
 
 
 def changes_are_due(bench: Bench, at: Standing) -> bool:
@@ -160,7 +145,8 @@ def stretches(bench: Bench, method: Method, epochs: int, at: Standing) -> Iterat
     elif method.clock == "step":
         yield from _by_steps(method, at.step, epochs * per_epoch, num_on, num)
     else:
-        again = method.rewind_step if method.afterwards == "rewind" else 0
+        own = method.rewind_step if method.afterwards == "rewind" else 0
+        again = own if at.rewind_step is None else at.rewind_step
         round = at.round
         yield Stretch(num_steps=epochs * per_epoch - (again if round else 0), num_on=num_on)
         while (change := _due(method, num_on, num, round=round)) is not None:

@@ -2,7 +2,7 @@
 
 A level is a stage: it is stored with the whole state of its network, so that the next level can begin there, in this
 process or in another. How a level is trained depends on its name and on the stage before it, never on the process. The
-same holds for its length where FLOPs are matched: it is chosen by what the levels before have spent and left.
+same holds for its length where a budget is matched: it is chosen by what the levels before have spent and left.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathgrow.methods import fixed
 from pathgrow.runs.store import Stage
 from pathgrow.scope import whole_model_density
 from pathgrow.training.bench import Bench, moves
-from pathgrow.training.forecast import Standing, changes_are_due, cost_by_epochs, flops_price, nearest
+from pathgrow.training.forecast import Standing, changes_are_due, cost_by_epochs, nearest, price_of
 from pathgrow.training.meter import Meter, metered
 from pathgrow.training.pace import Pace, PacedTrainer, paced
 from pathgrow.training.plan import Plan
@@ -174,13 +174,20 @@ class Levels:
         return record
 
     def _level_epochs(self, level: int, before: Sequence[Record], first_step: int) -> int:
-        """As planned; where FLOPs are matched, the remaining levels share what is left of them."""
+        """As planned; where a budget is matched, the remaining levels share what is left of it."""
         bench, plan, attached = self._bench, self._plan, self.attached
-        if plan.match != "flops" or level == 0:
+        if plan.match == "none" or level == 0:
             return plan.epochs
-        spent = sum(record.num_samples * record.sample_flops + record.growth_flops for record in before)
+        if plan.match == "flops":
+            spent = float(sum(record.num_samples * record.sample_flops + record.growth_flops for record in before))
+        else:
+            spent = self.epochs_times(plan.match)
         at = Standing(
-            num_on=attached.masks.num_on, macs=self._meter.macs_now(attached.memory), spent=float(spent), round=level
+            num_on=attached.masks.num_on,
+            macs=self._meter.macs_now(attached.memory),
+            spent=spent,
+            round=level,
+            rewind_step=first_step,
         )
         return self._nearest(at, least=first_step // bench.steps_per_epoch + 1, guess=before[-1].num_epochs)
 
@@ -196,7 +203,7 @@ class Levels:
     def _nearest(self, at: Standing, *, least: int, guess: int) -> int:
         """The length of each training, judged from here, that spends the budget."""
         assert self._plan.budget is not None
-        cost = cost_by_epochs(self._bench, at, flops_price(self._bench, at))
+        cost = cost_by_epochs(self._bench, at, price_of(self._bench, at))
         return nearest(cost, self._plan.budget, least=least, guess=guess)
 
 

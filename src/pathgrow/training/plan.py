@@ -11,7 +11,7 @@ from pathgrow.flops import forward_macs
 from pathgrow.ledger import start_flops
 from pathgrow.revise import decided, start_masks
 from pathgrow.training.bench import Bench
-from pathgrow.training.forecast import Price, Standing, cost_by_epochs, flops_price, nearest, parameters_price
+from pathgrow.training.forecast import Standing, Stretch, cost_by_epochs, nearest, price_of, stretches
 
 _STAGE = "plan"
 
@@ -21,7 +21,7 @@ class Plan:
     """How long to train, and which budget that is to match."""
 
     epochs: int
-    """Epochs of the training, or of each level where there are several; where FLOPs are matched, a forecast."""
+    """Epochs of the training, or of the first level where there are several; where FLOPs are matched, a forecast."""
     match: str
     budget: float | None = None
     """Epochs times parameters or switchable weights, or FLOPs; None where nothing is matched."""
@@ -49,25 +49,43 @@ def _made(bench: Bench) -> Plan:
         return Plan(epochs=config.epochs, match="none")
     at = _start(bench)
     if config.match == "flops":
-        price: Price = flops_price(bench, at)
         dense_epoch = 6 * bench.dense_macs * bench.batch_size * bench.steps_per_epoch
     else:
-        price = parameters_price(bench)
         dense_epoch = bench.num_counted_always(config.match) + bench.scope.num
     budget = float(config.epochs * dense_epoch) if config.match_budget is None else config.match_budget
-    cost = cost_by_epochs(bench, at, price)
-    epochs = nearest(cost, budget)
-    if cost(epochs) > 2 * budget:
-        raise UserError(
-            f"one epoch of method {_method_words(bench)} costs {cost(1):.3g} and the budget is {budget:.3g} "
-            f"({config.match}): give a larger budget"
-        )
+    cost, least = cost_by_epochs(bench, at, price_of(bench, at)), _least_epochs(bench)
+    epochs = nearest(cost, budget, least=least)
+    if epochs == least:
+        _refuse_too_small(budget, bench, at, least, cost(least))
     return Plan(epochs=epochs, match=config.match, budget=budget, planned=cost(epochs))
 
 
-def _method_words(bench: Bench) -> str:
-    density = bench.config.density
-    return repr(bench.config.method) + ("" if density is None else f" at density {words.density(density)}")
+def _least_epochs(bench: Bench) -> int:
+    """Of a training that is set back to a step: enough to go beyond it."""
+    method = bench.make_method(1)
+    return 1 + (method.rewind_step // bench.steps_per_epoch if method.afterwards == "rewind" else 0)
+
+
+def _refuse_too_small(budget: float, bench: Bench, at: Standing, least: int, cost: float) -> None:
+    """Refuse a budget that the shortest run, which costs `cost`, exceeds by more than whole epochs account for.
+
+    That is half an epoch: of the only training, or of the last, whose epoch is the cheapest where weights have gone.
+    """
+    method, per_epoch, density = bench.make_method(least), bench.steps_per_epoch, bench.config.density
+    *before, last = stretches(bench, method, least, at)
+    several = bool(before) and method.clock == "round"
+    an_epoch = cost
+    if several:
+        final = Stretch(num_steps=min(per_epoch, last.num_steps), num_on=last.num_on)
+        an_epoch = price_of(bench, at)(method, final)
+    if cost - budget > an_epoch / 2:
+        shortest = "one epoch" if least == 1 else f"{least} epochs"
+        shortest += " in each training" if several else ""
+        told = repr(bench.config.method) + ("" if density is None else f" at density {words.density(density)}")
+        raise UserError(
+            f"{shortest} of method {told} costs {cost:.3g} and the budget is {budget:.3g} ({bench.config.match}): "
+            "give a larger budget"
+        )
 
 
 def _start(bench: Bench) -> Standing:

@@ -14,7 +14,7 @@ from pathgrow.runs import RunFolder
 from pathgrow.team import Team
 from pathgrow.training.bench import Bench, grows
 from pathgrow.training.config import TrainRun
-from pathgrow.training.forecast import doubt_about_changes
+from pathgrow.training.doubts import doubts
 from pathgrow.training.growth import grow
 from pathgrow.training.levels import Levels
 from pathgrow.training.plan import Plan, plan
@@ -46,13 +46,15 @@ def _work(config: TrainRun, folder: RunFolder | None, progress: Progress, team: 
     """Plan, train, examine, write; only the first process has a folder."""
     bench = Bench.made(config, folder, progress, team)
     planned = plan(bench)
-    if folder is not None and (doubt := doubt_about_changes(bench, planned.epochs)) is not None:
-        warnings.warn(doubt, stacklevel=2)
+    notes = doubts(bench, planned.epochs)
+    if folder is not None:
+        for note in notes:
+            warnings.warn(note, stacklevel=2)
     outcome = _trained(bench, planned)
     if folder is None:
         return
     clear_partials(folder)
-    told = report(bench, planned, outcome)
+    told = {**report(bench, planned, outcome), "notes": notes}
     folder.write_curve([{"kind": "phase", **record.row()} for record in outcome.records])
     told["weights_sha256"] = folder.save_network(outcome.attached.model, outcome.attached.masks)
     told["timing"]["run_seconds"] = folder.seconds
