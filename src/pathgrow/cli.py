@@ -72,7 +72,9 @@ def _exit_code(arguments: list[str] | None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         code = _INTERRUPTED
     except _UsageError as error:
-        return _say(f"{error.format_message().rstrip('.')}: see pathgrow --help", 2)  # type: ignore[attr-defined]
+        context = getattr(error, "ctx", None)
+        command_path = "pathgrow" if context is None else context.command_path
+        return _say(f"{error.format_message().rstrip('.')}: see {command_path} --help", 2)  # type: ignore[attr-defined]
     if code == _INTERRUPTED:
         return _say("interrupted; finished stages are kept, give the same command again to go on", code)
     return code if isinstance(code, int) else 0
@@ -205,11 +207,12 @@ def _discover(team: Team, given: dict[str, Any], out: Path | None, *, quiet: boo
     from pathgrow.report import progress, terminal
     from pathgrow.runs import RunFolder
 
-    config, folder = shared.config_and_folder(Experiment.from_dict, given, out, team)
     quiet = quiet or team.rank > 0
-    shown = progress.Silent() if quiet else progress.create(total_epochs=expected_epochs(config, folder))
-    with closing(shown):
-        run(config, folder, shown, team)
+    with shared.notes(shown=not quiet):
+        config, folder = shared.config_and_folder(Experiment.from_dict, given, out, team)
+        shown = progress.Silent() if quiet else progress.create(total_epochs=expected_epochs(config, folder))
+        with closing(shown):
+            run(config, folder, shown, team)
     if not quiet:
         terminal.show(folder)
         _say_where(RunFolder(folder))

@@ -9,7 +9,8 @@ import typer
 
 from pathgrow.errors import UserError
 
-_WORDS = {"true": True, "false": False, "none": None}
+_WORDS = {"true": True, "false": False, "none": None, "True": True, "False": False, "None": None}
+"""As configs write them, and as Python does, which is how `pathgrow methods` lists defaults."""
 
 
 def whole(metavar: str, help: str) -> Any:

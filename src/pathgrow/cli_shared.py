@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
@@ -56,6 +58,15 @@ def config_and_folder(
 
     found = team.from_first(resolved)
     return found, out if out is not None else Path("runs") / found.name
+
+
+@contextmanager
+def notes(*, shown: bool) -> Iterator[None]:
+    """Lets notes about a run through, or keeps them back; those that doubt a training stand in its report as well."""
+    with warnings.catch_warnings():
+        if not shown:
+            warnings.simplefilter("ignore")
+        yield
 
 
 def say_what_is_missing(folder: RunFolder) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import shutil
 import sys
 from collections.abc import Mapping
 from contextlib import closing
@@ -27,19 +28,25 @@ _COSTS = {
     "dense": "3 f_D",
 }
 """What a training sample costs, where f_S and f_D are a forward pass of the masked and of the dense network."""
-_NEEDS = {
-    "paths": "paths",
-    "gradients": "dense gradients",
-    "data": "data",
-    "dense": "dense training",
-}
+_LEGEND = (
+    "f_S, f_D: a forward pass of the masked and of the dense network; the cost is that of a training sample.",
+    "loss, batches: arguments of pathgrow.attach, which `pathgrow train` sees to.",
+    "density, target_density: given as --density; the others as --method-option NAME=VALUE, but for num_steps, the",
+    "length of the training, which `pathgrow train` fills in.",
+)
 
 
 def train(
     method: Annotated[str, text("NAME", "Sparse-training method, see `pathgrow methods`.")],
     density: Annotated[float | None, real("D", "Kept share of the switchable weights [the method's].")] = None,
     method_option: Annotated[list[str] | None, text("NAME=VALUE", "As every=200, allocation=erk; repeatable.")] = None,
-    scope: Annotated[str | None, text("auto|all", "Switchable weights: the paper's, or all conv and linear.")] = None,
+    scope: Annotated[
+        str | None,
+        text(
+            "auto|default|resnet|vit|all",
+            "Switchable weights: the paper's, by the model or by name, or all conv and linear.",
+        ),
+    ] = None,
     data: shared.Data = None,
     data_root: shared.DataRoot = None,
     fold: shared.Fold = None,
@@ -107,11 +114,12 @@ def _train(team: Team, given: dict[str, Any], out: Path | None, *, quiet: bool) 
     from pathgrow.report import progress, terminal
     from pathgrow.runs import RunFolder
 
-    config, folder = shared.config_and_folder(training.TrainRun.from_dict, given, out, team)
     quiet = quiet or team.rank > 0
-    shown = progress.Silent() if quiet else progress.create()
-    with closing(shown):
-        training.train(config, folder, shown, team)
+    with shared.notes(shown=not quiet):
+        config, folder = shared.config_and_folder(training.TrainRun.from_dict, given, out, team)
+        shown = progress.Silent() if quiet else progress.create()
+        with closing(shown):
+            training.train(config, folder, shown, team)
     if not quiet:
         terminal.show(folder)
         typer.echo(f"Written to {folder}: network.safetensors, report.json and more.")
@@ -123,15 +131,17 @@ def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, of train or discover.")],
     format: Annotated[str, text("table|markdown|csv|json", "How to write it.")] = "table",
 ) -> None:
-    """Put runs in one table; those that differ in their seed alone become one row.
+    """Put runs in a table, one for each data set and network; those that differ in their seed alone become one row.
 
-    Costs are relative to the dense runs of the same task among them; without one, FLOPs are relative to what training
-    dense would take, and times are as measured.
+    Training costs in a table are relative to its longest dense run that matched no budget. Without a dense run, FLOPs
+    are relative to what such a training would take. The line below the table names this 1x. Times are as measured
+    unless all runs, a dense one among them, were trained on the same hardware. Epochs are those really trained.
     """
     from pathgrow.report import comparison, comparison_text
 
     found = comparison.compare(runs)
-    typer.echo(comparison_text.write(found, format), nl=False)
+    width = shutil.get_terminal_size((comparison_text.WIDTH, 24)).columns
+    typer.echo(comparison_text.write(found, format, width), nl=False)
     for note in found.notes:
         print(f"pathgrow: {note}", file=sys.stderr)
 
@@ -154,39 +164,62 @@ def list_methods(
             typer.echo(f"{each:<17}{about.splitlines()[0]}")  # which names the paper
             typer.echo(f"{indent}{_cost(made)}; needs {_needs(made)}; {options or 'no options'}")
         typer.echo("")
-    typer.echo(
-        "f_S, f_D: a forward pass of the masked and of the dense network; the cost is that of a training sample."
-    )
+    for line in _LEGEND:
+        typer.echo(line)
 
 
 def _tell_all(name: str) -> None:
     from pathgrow import methods
+    from pathgrow.methods.allocation import LAWS
 
-    entry, made = methods.entry(name), methods.create(name)
+    entry, made, options = methods.entry(name), methods.create(name), methods.defaults(name)
     typer.echo(f"{name}\n  paper    {entry.paper}\n  needs    {_needs(made)}")
-    typer.echo(f"  cost     {_cost(made)} for a training sample")
-    typer.echo(f"  options  {_options(methods.defaults(name)) or 'none'}")
+    typer.echo(f"  cost     {_cost(made)}")
+    typer.echo(f"  options  {_options(options) or 'none'}")
     for clause, reason in entry.exceptions.items():
         typer.echo(f"  except   {clause}: {reason}")
-    typer.echo(f"\n{inspect.getdoc(entry.make) or ''}")
+    typer.echo(f"\n{inspect.getdoc(entry.make) or ''}\n")
+    if "allocation" in options:
+        typer.echo("Allocations, how much each layer keeps:")
+        for law, words in LAWS.items():
+            typer.echo(f"  {law:<10} {words}")
+        typer.echo("")
+    for line in _LEGEND:
+        typer.echo(line)
 
 
 def _cost(method: Method) -> str:
-    prunes_between_trainings = method.drop is not None and method.clock == "round"
-    return _COSTS[method.cost] + (" in a training at each level" if prunes_between_trainings else "")
+    if method.drop is not None and method.clock == "round":
+        return f"{_COSTS[method.cost]} in a training at each level"
+    if _grows_by_gradients(method):
+        return f"{_COSTS[method.cost]}, and 2 f_S + f_D in a batch of its own at each growth"
+    return _COSTS[method.cost]
+
+
+def _grows_by_gradients(method: Method) -> bool:
+    """Whether there is no step whose gradients it could take, so that it needs a batch for them."""
+    return "gradients" in method.needs and method.clock == "round"
 
 
 def _options(defaults: Mapping[str, Any]) -> str:
-    """Options as the command line names them: every method gets its density from --density, which growth requires."""
-    grown = {"density": "D"} if "target_density" in defaults else {}
-    rest = {option: value for option, value in defaults.items() if option != "target_density"}
-    return ", ".join(f"{option}={value}" for option, value in {**grown, **rest}.items())
+    """Options with their defaults; D is what --density says, which growth requires."""
+    grown = {"target_density": "D"} if "target_density" in defaults else {}
+    return ", ".join(f"{option}={value}" for option, value in {**defaults, **grown}.items())
 
 
 def _needs(method: Method) -> str:
-    needs = {_NEEDS[need] for need in method.needs}
-    if method.cost.startswith("dense_gradient"):
-        needs.add(_NEEDS["gradients"])
-    if method.cost == "dense":
-        needs.add(_NEEDS["dense"])
-    return ", ".join(sorted(needs)) or "nothing"
+    """What somebody who attaches the method has to have, or to pass."""
+    from pathgrow.method import never
+
+    needs = []
+    if "gradients" in method.needs or method.cost.startswith("dense_gradient"):
+        needs.append("dense gradients")
+    if _grows_by_gradients(method):
+        needs.append("loss and batches at each growth")
+    elif "data" in method.needs:
+        needs.append(f"loss and batches {'before training' if method.schedule is never else 'at changes'}")
+    if "dense" in method.needs or method.cost == "dense":
+        needs.append("dense training")
+    if "paths" in method.needs:
+        needs.append("paths")
+    return ", ".join(needs) or "nothing"

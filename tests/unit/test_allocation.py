@@ -17,7 +17,7 @@ from pathgrow.methods.allocation import LAWS, RandomByLaw, allocated, random_in_
 from pathgrow.net import Net
 from pathgrow.wiring import Wiring, read
 
-laws = st.sampled_from(LAWS)
+laws = st.sampled_from(list(LAWS))
 shapes = st.lists(
     st.one_of(
         st.tuples(st.integers(1, 40), st.integers(1, 40)),

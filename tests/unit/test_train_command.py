@@ -9,7 +9,7 @@ import subprocess
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -347,7 +347,10 @@ def test_a_config_is_resolved_in_full_and_equal_after_reading() -> None:
         ("--method rigl --match flops --match-budget -1", "match_budget -1.0 was given"),
         ("--method rigl --match flops --match-run /nowhere", "/nowhere holds no finished run"),
         ("--method rigl --epochs 0", "epochs 0 was given"),
-        ("--method imp --epochs 1", "sets weights back to step 500"),
+        ("--method imp --epochs 1 --method-option rewind_step=500", "sets weights back to step 500"),
+        ("--method rigl --data folder --data-root /nowhere", "the folder that holds your images is wanted"),
+        ("--methd rigl", ": see pathgrow train --help"),
+        ("--method rigl --density", ": see pathgrow train --help"),
         ("--method rigl --data digit", "did you mean digits"),
     ],
 )
@@ -392,9 +395,9 @@ def test_the_command_shows_what_came_out(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_the_folder_of_a_refused_training_can_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = f"train --method imp --density 0.8 --epochs 1 --quiet --model-option widths=8,8 --out {tmp_path / 'run'}"
-    assert leave(*line.split()) == 2
+    assert leave(*line.split(), "--method-option", "rewind_step=500") == 2
     assert "sets weights back to step 500" in capsys.readouterr().err
-    assert leave(*line.split(), "--method-option", "rewind_step=3") == 0
+    assert leave(*line.split()) == 0
 
 
 def test_a_method_of_ones_own_is_found_beside_one(tmp_path: Path) -> None:
@@ -411,32 +414,32 @@ def test_a_method_of_ones_own_is_found_beside_one(tmp_path: Path) -> None:
     assert "a method of your own" in told.stdout
 
 
-def test_methods_are_listed_with_all_that_one_wants_to_know(capsys: pytest.CaptureFixture[str]) -> None:
-    assert leave("methods") == 0
-    told = capsys.readouterr().out
-    lines: Mapping[str, str] = {name: told.partition(f"\n{name} ")[2] for name in methods.names()}
-    lines = {name: "\n".join(after.splitlines()[:2]) for name, after in lines.items()}
-    assert "2 f_S + f_D at changes; needs dense gradients" in lines["rigl"]
-    assert "every=100" in lines["rigl"]
-    assert "Evci" in lines["rigl"]
-    for pruning in ("imp", "imp_c", "lth"):
-        assert "3 f_S in a training at each level; needs dense training" in lines[pruning]
-    assert "needs data;" in lines["snip"]
-    assert "3 f_S, 6 f_S at changes; needs data, dense gradients" in lines["gse"]
-    assert "3 f_D; needs dense training" in lines["dense"]
-    for growth in ("gcg", "gradient_growth", "pathgrow_d", "random_growth", "trace_growth"):
-        assert lines[growth].endswith("; density=D, gamma=0.25, start_density=None")
-    assert leave("methods", "gcg") == 0
-    assert "  options  density=D, gamma=0.25, start_density=None\n" in capsys.readouterr().out
-    assert leave("methods", "str") == 0
-    told = capsys.readouterr().out
-    assert "thresholds are learned" in told
-    assert "Kusupati" in told
-
-
 def test_a_training_whose_masks_hardly_change_is_told(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="method 'set' will change its masks 1 time in these 28 steps: give --method"):
-        train(config("set", method_options={"every": 100}), tmp_path / "seldom")
+    seldom = config("set", epochs=10, method_options={"every": 100})
+    with pytest.warns(
+        UserWarning, match="method 'set' will change its masks 2 times in these 140 steps: give --method"
+    ):
+        told = train(seldom, tmp_path / "seldom")
+    assert [note.partition(" in these")[0] for note in told["notes"]] == ["method 'set' will change its masks 2 times"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        train(config("set"), tmp_path / "often")
+        assert train(config("set"), tmp_path / "often")["notes"] == []
+
+
+@pytest.mark.parametrize(
+    ("option", "note"),
+    [("--method rigl --method-option every=100", "will change its masks 1 time"),
+     ("--method imp --density 0.8 --method-option rewind_step=20", "sets weights back to step 20 of 28")],
+)  # fmt: skip
+def test_a_quiet_training_keeps_its_notes_for_the_report(
+    option: str, note: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = f"train {option} --epochs 2 --batch-size 64 --model-option widths=8,8 --out"
+    assert leave(*line.split(), str(tmp_path / "told")) == 0
+    assert "pathgrow: note: method" in (told := capsys.readouterr().err)
+    assert note in told
+    assert leave(*line.split(), str(tmp_path / "quiet"), "--quiet") == 0
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "")
+    (kept,) = report(tmp_path / "quiet")["notes"]
+    assert note in kept

@@ -60,7 +60,8 @@ def load(name: str, root: str | os.PathLike[str] | None = None, seed: int = 0, f
     place = data_root(root)
     if not os.path.isdir(place):
         what = "is no folder" if os.path.exists(place) else "does not exist or may not be entered"
-        raise UserError(f"data root {place} {what}, the folder that holds {name} is wanted: {_how(name, place)}")
+        held = "your images" if name == "folder" else name
+        raise UserError(f"data root {place} {what}, the folder that holds {held} is wanted: {_how(name, place)}")
     return _from_disk(name, place, seed, fold)
 
 

@@ -50,7 +50,7 @@ _METHODS: dict[str, Entry] = {
     "pathgrow_d": Entry(pathgrow_d, "growth", paper=_YAO),
     "random_growth": Entry(random_growth, "growth", paper=_YAO),
     "gradient_growth": Entry(gradient_growth, "growth", paper=_YAO),
-    "trace_growth": Entry(trace_growth, "growth", paper=_YAO),
+    "trace_growth": Entry(trace_growth, "growth", paper=f"none of its own; motivated in {_YAO}"),
     "imp": Entry(
         imp, "pruning", paper="Frankle et al. 2020, Linear Mode Connectivity and the Lottery Ticket Hypothesis"
     ),

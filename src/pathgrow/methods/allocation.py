@@ -22,7 +22,14 @@ from pathgrow.methods.schedules import count_at, require_density
 from pathgrow.net import Net
 
 Law = Literal["equal", "uniform", "er", "er_matrix", "erk"]
-LAWS: tuple[Law, ...] = ("equal", "uniform", "er", "er_matrix", "erk")
+LAWS: dict[Law, str] = {
+    "equal": "every layer at the density",
+    "uniform": "the same but for a dense first layer, unless that costs the others more than half of their weights",
+    "er": "in proportion to (n_in + n_out) / (n_in n_out), in channels",
+    "er_matrix": "the same, where every tap of a kernel counts as an input",
+    "erk": "in proportion to the sum of all dimensions over their product, those of kernels among them",
+}
+"""What share of its weights a layer keeps, in words."""
 
 
 def allocated(scope: Masks, density: float, law: str) -> dict[str, int]:

@@ -35,7 +35,8 @@ def rigl(
     Parameters
     ----------
     density, allocation
-        Of all switchable weights, and how it is shared out: "erk", "er", or "uniform" with a dense first layer.
+        Of all switchable weights, and how it is shared out: "erk", "er", or "uniform" with a dense first layer, which
+        is no denser than the others where it would take more than half of their weights.
     num_steps, every, end
         Steps of the training, between changes, and the share of the training after which masks stay.
     rate : float

@@ -30,8 +30,9 @@ def sparse_evolution(
     anywhere that is not kept, by chance. Layer densities stay.
 
     Differences: the defaults are those of RigL's comparison (ERK, every 100 steps, a cosine that reaches zero at the
-    share `end` of the training). The paper's own are `allocation="er", anneal="constant", end=inf, by_sign=True` with
-    `every` an epoch: the share is taken from the positive and from the negative weights. Its output layer is dense,
+    share `end` of the training). The paper's own are `allocation="er", anneal="constant", end=1, by_sign=True` with
+    `every` an epoch: masks change to the end of the training, and the share is taken from the positive and from the
+    negative weights. Its output layer is dense,
     which is a matter of the scope. Its code rebuilds the optimizer each epoch and so loses all momentum; here only that
     of weights that go is lost. A weight that is dropped and drawn again in one change keeps its value, as in RigL's
     code; in the paper's it returns as zero. The change comes before the optimizer's step, not after it.
