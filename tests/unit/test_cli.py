@@ -427,6 +427,15 @@ def test_a_delta_finer_than_one_validation_image_is_told(tmp_path: Path) -> None
         run_experiment(Experiment.from_dict({**coarse, "delta": 0.0023}), tmp_path / "fine")
 
 
+def test_a_quiet_discovery_shows_no_notes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = "--budget 4 --model-option widths=12,8 --start-density 0.2 --target-density 0.2 --delta 0.0022 --out"
+    assert leave("discover", *options.split(), str(tmp_path / "told")) == 0
+    assert "pathgrow: note: one of 450 validation images" in capsys.readouterr().err
+    assert leave("discover", *options.split(), str(tmp_path / "quiet"), "-q") == 0
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "")
+
+
 def test_a_folder_of_another_run_or_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_experiment(Experiment.from_dict({**SMALL, "target_density": 0.2}), tmp_path / "run")
     (tmp_path / "file").write_text("precious")
