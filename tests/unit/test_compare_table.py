@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pathgrow.report.comparison import Comparison, Row, compare
+from pathgrow.report.comparison import Comparison, Reference, Row, compare
 from pathgrow.report.comparison_text import write
-from pathgrow.runs import RunFolder
+from tests.finished_runs import finished
 
 ROW = Row(
     method="rigl",
@@ -17,6 +17,7 @@ ROW = Row(
     match="none",
     settings="",
     epochs=10,
+    epochs_trained=13.0,
     density=0.1111,
     density_model=0.2222,
     val=0.9333,
@@ -27,71 +28,108 @@ ROW = Row(
     training_relative=0.5551,
     seconds=66.0,
     wall_relative=0.6662,
+    hardware="cpu (1 thread)",
     inference_relative=0.7773,
     num_seeds=3,
     runs=("a", "b", "c"),
-)
+    reference=Reference(
+        kind="trained", settings="", epochs=20.0, training_flops=1000.0, seconds=99.1, hardware="cpu (1 thread)",
+        runs=("d",),
+    ),
+)  # fmt: skip
 
 
 def test_every_number_stands_under_its_heading() -> None:
-    single = dataclasses.replace(
-        ROW, method="set", val_interval=None, test=None, test_interval=None, training_relative=None, wall_relative=None,
-        inference_relative=None, num_seeds=1, runs=("d",),
+    other = dataclasses.replace(
+        ROW, method="set", val_interval=None, test=None, test_interval=None, training_relative=None,
+        inference_relative=None, num_seeds=1, runs=("d",), epochs_trained=9.5, density=0.3333, density_model=0.4444,
     )  # fmt: skip
-    lines = write(Comparison((ROW, single), ()), "markdown").splitlines()
-    assert lines == [
-        "| method | density | of model | val | test | train FLOPs | time | infer FLOPs | seeds |",
-        "| :-- | --: | --: | --: | --: | --: | --: | --: | --: |",
-        "| rigl | 11.11% | 22.22% | 93.33% ±0.10 | 84.44% ±0.30 | 0.555x | 0.666x | 0.777x | 3 |",
-        "| set | 11.11% | 22.22% | 93.33% | - | - | 1 min 06 s | - | 1 |",
+    assert write(Comparison((ROW, other), ()), "markdown").splitlines() == [
+        "**digits mlp**",
+        "",
+        "| method | epochs | density | of model | val | test | train FLOPs | time | infer FLOPs | seeds |",
+        "| :-- | --: | --: | --: | --: | --: | --: | --: | --: | --: |",
+        "| rigl | 13 | 11.11% | 22.22% | 93.33% ±0.10 | 84.44% ±0.30 | 0.555x | 0.666x | 0.777x | 3 |",
+        "| set | 9.5 | 33.33% | 44.44% | 93.33% | - | 555 | 0.666x | - | 1 |",
+        "",
+        "- 1x: dense, 20 epochs, 1.00 k training FLOPs, 1 min 39 s on cpu (1 thread)",
+        "- infer FLOPs are relative to the dense network",
+        "- ±: half of a 90% interval of the mean over seeds",
     ]
 
 
-def test_what_differs_between_rows_gets_a_column() -> None:
-    other = dataclasses.replace(ROW, subject="cifar10 mlp", match="flops", settings="rate 0.3", epochs=20)
-    heading, _, *lines = write(Comparison((ROW, other), ()), "markdown").splitlines()
-    assert heading.startswith("| method | runs on | matched | settings | epochs | density |")
-    assert lines[0].startswith("| rigl | digits mlp | none |  | 10 | 11.11% |")
-    assert lines[1].startswith("| rigl | cifar10 mlp | flops | rate 0.3 | 20 | 11.11% |")
+def test_what_all_rows_share_stands_in_the_title_and_what_differs_in_columns() -> None:
+    both = Comparison(tuple(dataclasses.replace(ROW, method=name, match="flops") for name in ("rigl", "set")), ())
+    markdown = write(both, "markdown").splitlines()
+    assert markdown[0] == (
+        "**digits mlp: all matched by flops, 13 epochs each, 11.11% of the switchable weights, 22.22% of the model, "
+        "3 seeds each**"
+    )
+    assert markdown[2] == "| method | val | test | train FLOPs | time | infer FLOPs |"
+    assert write(both, "table", 200).splitlines()[0].strip() == markdown[0].strip("*")
+    other = dataclasses.replace(ROW, match="flops", settings="rate 0.3", epochs_trained=20.0)
+    heading, _, *lines = write(Comparison((ROW, other), ()), "markdown").splitlines()[2:]
+    assert heading.startswith("| method | matched | settings | epochs | val |")
+    assert lines[0].startswith("| rigl | none |  | 13 | 93.33% ±0.10 |")
+    assert lines[1].startswith("| rigl | flops | rate 0.3 | 20 | 93.33% ±0.10 |")
 
 
-def test_a_table_without_seeds_and_settings_fits_an_ordinary_terminal() -> None:
+def test_other_data_or_models_have_a_table_of_their_own() -> None:
+    other = dataclasses.replace(ROW, subject="cifar10 mlp", reference=None, training_relative=None)
+    text = write(Comparison((ROW, other), ()), "table")
+    first, second = text.split("\n\n digits mlp")[0], text[text.index(" cifar10 mlp") :]
+    assert "1x: dense, 20 epochs" in first
+    assert "1x" not in second
+    assert "train FLOPs are as counted: no run tells what training dense would take" in second
+
+
+def test_times_of_a_table_have_one_unit() -> None:
+    elsewhere = dataclasses.replace(ROW, method="set", seconds=3.0, wall_relative=None, hardware="NVIDIA H200")
+    text = write(Comparison((ROW, elsewhere), ()), "markdown")
+    assert "| 1 min 06 s |" in text
+    assert "| 3.0 s |" in text
+    assert "0.666x" not in text
+    assert "- time as measured: not all runs are known to be of the same hardware (cpu (1 thread), NVIDIA H200)" in text
+
+
+MIXED = (
+    ROW,
+    dataclasses.replace(ROW, method="gcg (discover)", epochs_trained=240.5, density=1.0, density_model=1.0),
+    dataclasses.replace(ROW, method="random_growth", match="parameters", num_seeds=1, val_interval=None),
+    dataclasses.replace(ROW, settings="every 50, rate 0.3, lr 0.05, recipe_name cifar-augmented, widths [64, 64]"),
+)
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 200])
+def test_tables_fit_the_terminal(width: int) -> None:
+    text = write(Comparison(MIXED, ()), "table", width)
+    assert max(map(len, text.splitlines())) <= width
+    shown = [
+        "0.555x", "0.666x", "0.777x", "93.33%", "±0.10", "84.44%", "±0.30", "11.11%", "22.22%", "240.5", "13",
+        "gcg (discover)", "random_growth", "parameters", "every 50", "rate 0.3", "lr 0.05",
+        "recipe_name", "cifar-augmented", "widths [64, 64]", "1x: dense, 20 epochs, 1.00 k training FLOPs",
+        "3 seeds" if width < 200 else "seeds",
+    ]  # fmt: skip
+    for each in shown:
+        assert each in text, "nothing is cut"
     single = dataclasses.replace(ROW, method="gcg (discover)", val_interval=None, test_interval=None, num_seeds=1)
-    lines = write(Comparison((single,), ()), "table").splitlines()
-    assert max(map(len, lines)) <= 80
-    assert "11.11%  22.22%  93.33%  84.44%  0.555x  0.666x  0.777x      1" in lines[-1]
+    lines = write(Comparison((single,), ()), "table", width).splitlines()
+    assert ("11.11%  22.22%  93.33%  84.44%  0.555x  0.666x  0.777x      1" in "\n".join(lines)) == (width > 80)
 
 
 def test_settings_are_told_under_each_other_and_whole() -> None:
     others = [dataclasses.replace(ROW, settings=f"every {n}, rate 0.3, lr 0.05, widths [64, 64]") for n in (50, 100)]
-    text = write(Comparison(tuple(others), ()), "table")
+    text = write(Comparison(tuple(others), ()), "table", 150)
     for wanted in ("every 50, rate 0.3,", "every 100, rate 0.3,", "lr 0.05, widths [64, 64]"):
         assert wanted in text
     assert max(map(len, text.splitlines())) < 120
 
 
 def test_names_of_settings_are_short_unless_they_end_alike(tmp_path: Path) -> None:
-    folders = []
-    for number, (one, other) in enumerate([(1, 1), (2, 1), (1, 2)]):
-        config = {
-            "data": "digits", "model": "mlp", "method": "set", "match": "none", "epochs": 10, "seed": 0,
-            "recipe": {"rate": one, "lr": number}, "method_options": {"rate": other},
-        }  # fmt: skip
-        score = {"score": 0.5}
-        network = {"density": 0.1, "density_model": 0.2, "val": score, "test": score}
-        with RunFolder.open(tmp_path / str(number), config) as folder:
-            folder.write_report(
-                {
-                    "format": 1,
-                    "kind": "train",
-                    "config": config,
-                    "network": network,
-                    "flops": {"inference_relative": 0.5},
-                    "ledger": {"training_flops": 5, "relative": 0.5},
-                    "timing": {"seconds": 1.0},
-                }
-            )
-        folders.append(folder.path)
+    folders = [
+        finished(tmp_path / str(lr), recipe={"rate": one, "lr": lr}, method_options={"rate": other})
+        for lr, (one, other) in enumerate([(1, 1), (2, 1), (1, 2)])
+    ]
     assert [row.settings for row in compare(folders).rows] == [
         "method_options.rate 1, lr 0, recipe.rate 1",
         "method_options.rate 1, lr 1, recipe.rate 2",
@@ -102,20 +140,7 @@ def test_names_of_settings_are_short_unless_they_end_alike(tmp_path: Path) -> No
 def test_a_mean_is_over_all_seeds_or_there_is_none(tmp_path: Path) -> None:
     """A run that was never tested must not vanish from a mean that says three seeds."""
     for seed, test in enumerate((0.8, None, 0.9)):
-        config = {"data": "digits", "model": "mlp", "method": "set", "match": "none", "epochs": 10, "seed": seed}
-        network = {"density": 0.1, "density_model": 0.2, "val": {"score": 0.7 + 0.1 * seed}}
-        with RunFolder.open(tmp_path / str(seed), config) as folder:
-            folder.write_report(
-                {
-                    "format": 1,
-                    "kind": "train",
-                    "config": config,
-                    "network": {**network, "test": None if test is None else {"score": test}},
-                    "flops": {"inference_relative": 0.5},
-                    "ledger": {"training_flops": 3, "relative": 0.3, "phases": []},
-                    "timing": {"seconds": 1.0},
-                }
-            )
+        finished(tmp_path / str(seed), seed=seed, test=test, val=0.7 + 0.1 * seed)
     (row,) = compare(sorted(tmp_path.iterdir())).rows
     assert (row.num_seeds, row.test, row.test_interval) == (3, None, None)
     assert row.val == pytest.approx(0.8)

@@ -59,5 +59,22 @@ def test_what_was_matched_and_missed_is_said(match: str, off: float, said: str) 
     report = copy.deepcopy(REPORT)
     report["config"]["match"] = match
     report["ledger"]["match"] = {"off": off}
-    report["ledger"]["phases"] = [{"epochs": 20}, {"epochs": 37}]
+    report["ledger"]["phases"] = [{"epochs": 20, "samples": 200}, {"epochs": 37, "samples": 370}]
     assert dict(findings(report))["trained"] == f"57 epochs in 2 phases{said}"
+
+
+def test_epochs_are_those_of_the_samples_that_were_trained() -> None:
+    """Twelve levels of 20 epochs, each after the first set back to epoch 17.86: 2.14 epochs of 896 samples."""
+    report = copy.deepcopy(REPORT)
+    report["ledger"]["phases"] = [{"epochs": 20, "samples": 17_920}, *[{"epochs": 20, "samples": 1_920}] * 11]
+    assert dict(findings(report))["trained"] == "43.6 epochs in 12 phases", "39,040 / 896, in an older report"
+    report["ledger"]["epochs_trained"] = 12.25
+    assert dict(findings(report))["trained"] == "12.2 epochs in 12 phases", "as the report says itself"
+    report["ledger"] |= {"epochs_trained": 1.0, "phases": [{"epochs": 1, "samples": 5}]}
+    assert dict(findings(report))["trained"] == "1 epoch"
+
+
+def test_a_training_that_was_never_tested_can_be_shown() -> None:
+    report = copy.deepcopy(REPORT)
+    report["network"]["test"] = None
+    assert dict(findings(report))["accuracy"] == "91.11% val"

@@ -73,6 +73,15 @@ def test_what_training_dense_would_cost_does_not_hang_on_where_levels_begin(tmp_
     assert ledger["relative"] == pytest.approx(ledger["training_flops"] / dense)
 
 
+def test_epochs_trained_are_counted_by_samples(tmp_path: Path) -> None:
+    """The first of eight levels has all steps of its epochs, the others those after the ninth."""
+    ledger = trained(tmp_path, "imp", method_options={"rewind_step": 9})["ledger"]
+    steps = [EPOCHS * STEPS, *[EPOCHS * STEPS - 9] * 7]
+    assert [phase["epochs"] for phase in ledger["phases"]] == [EPOCHS] * 8
+    assert [phase["epochs_trained"] for phase in ledger["phases"]] == pytest.approx([num / STEPS for num in steps])
+    assert ledger["epochs_trained"] == pytest.approx(sum(steps) / STEPS)
+
+
 @pytest.mark.parametrize("what", ["train", "discover"])
 def test_a_training_left_half_done_is_cleared_when_its_run_is_over(what: str, tmp_path: Path) -> None:
     """A kill may come between the end of a stage and its clearing up; then nobody asks for the half of it again."""

@@ -1,66 +1,41 @@
-"""Finished runs side by side: what each says, and the means over runs that differ in nothing but their seed."""
+"""Finished runs side by side: means over runs that differ in nothing but their seed, costs relative to one reference.
+
+Runs on the same data and model form a table, and all costs in it are relative to the same training.
+"""
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import statistics
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pathgrow.errors import UserError
-from pathgrow.report.reading import progress_of
-from pathgrow.report.story import config_rows
+from pathgrow.report.compared_run import Run, read_run
+from pathgrow.report.telling_apart import settings_of, subjects_of
 from pathgrow.report.training import BUDGETS
 from pathgrow.report.wording import counted
-from pathgrow.runs import RunFolder
 
 CONFIDENCE = 0.9
-_NO_DIFFERENCE = ("seed", "data_root", "threads", "ranks", "engine")
-"""Two runs that differ only in these do the same, apart from the seed and from rounding."""
 _MATCHED_WITHIN = 0.01
 """A run whose spending differs from its budget by more than this share is named in the notes."""
-_TOLD_ANYWAY = ("density", "match_run", "match_budget")
-"""Entries of a config that the columns of the table tell already."""
-_SAME_TASK = ("data", "fold", "model", "model_options", "recipe")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
-    """One finished run, whatever command it came from."""
+class Reference:
+    """The training that costs of a table are relative to: its 1x."""
 
-    path: str
-    method: str
-    match: str
-    match_off: float | None
-    """What was spent beyond the budget that was to be matched, as a share of it."""
-    seed: int
-    task: str
-    """Data, model, recipe and the epochs of a dense training, as a key; costs are compared only between equal tasks."""
-    group: str
-    """Everything in the config that matters, as a key."""
-    settings: Mapping[str, str]
-    """The same, entry by entry, with dotted names."""
-    subject: str
-    """Data and model, for people."""
-    epochs: int
-    density: float
-    density_model: float
-    val: float
-    test: float | None
-    training_flops: int
-    training_relative: float | None
-    """From the run's own ledger: relative to a dense training, which need not have taken place."""
-    inference_relative: float | None
-    seconds: float
-
-    @property
-    def is_reference(self) -> bool:
-        """Whether it is the dense training that costs are compared with, and not one that a budget made longer."""
-        return self.method == "dense" and self.training_relative is not None and math.isclose(self.training_relative, 1)
+    kind: str
+    """ "trained": the dense runs below; "computed": none is there, and this is what a dense training would take."""
+    settings: str
+    """What distinguishes it from other dense runs of the table."""
+    epochs: float
+    training_flops: float
+    seconds: float | None
+    """None if it is computed."""
+    hardware: str | None
+    runs: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +44,14 @@ class Row:
 
     method: str
     subject: str
+    """Data and model, and what else distinguishes this table from others; rows of one table have the same."""
     match: str
     settings: str
-    """What distinguishes this row from others of the same method, subject, match and epochs; empty if nothing does."""
+    """What distinguishes this row from others that would look the same; empty if nothing does."""
     epochs: int
-    """Epochs of the dense training that this one is compared with."""
+    """As asked for: of the dense training that a budget is taken from, or of each level."""
+    epochs_trained: float
+    """Epochs that were trained in all phases together."""
     density: float
     density_model: float
     val: float
@@ -83,32 +61,44 @@ class Row:
     test_interval: tuple[float, float] | None
     training_flops: float
     training_relative: float | None
-    """Relative to the dense runs of the same task in the table; without one, the ledger's own figure."""
+    """Relative to the reference; None if there is none."""
     seconds: float
     wall_relative: float | None
-    """Relative to the dense runs of the same task in the table; None if there is none."""
+    """Relative to the reference; None unless it was trained, and on the same hardware."""
+    hardware: str | None
+    """What the seconds were measured on; None where nobody knows, or where seeds ran on different hardware."""
     inference_relative: float | None
+    """Relative to the dense network."""
     num_seeds: int
     runs: tuple[str, ...]
+    reference: Reference | None
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A table, and a note for each folder that was left out or did not spend the budget it was to match."""
+    """Rows, those of one table together, and a note for each folder that was left out or missed its budget."""
 
     rows: tuple[Row, ...]
     notes: tuple[str, ...]
+
+    @property
+    def tables(self) -> list[list[Row]]:
+        """The rows table by table."""
+        tables: dict[str, list[Row]] = {}
+        for row in self.rows:
+            tables.setdefault(row.subject, []).append(row)
+        return list(tables.values())
 
 
 def compare(paths: Sequence[str | os.PathLike[str]]) -> Comparison:
     """The runs in these folders, grouped; a folder without a finished run is named and left out."""
     runs: list[Run] = []
     notes: list[str] = []
-    for path in paths:
+    for path in [os.fspath(path) for path in paths]:
         try:
-            runs.append(_read(os.fspath(path)))
+            runs.append(read_run(path))
         except UserError as fault:
-            notes.append(str(fault))
+            notes.append(f"{path} is left out: {fault}")
     groups: dict[str, list[Run]] = {}
     for run in runs:
         group = groups.setdefault(run.group, [])
@@ -124,8 +114,10 @@ def compare(paths: Sequence[str | os.PathLike[str]]) -> Comparison:
         )
     kept = [run for group in groups.values() for run in group]
     notes += [_missed(run, off) for run in kept if (off := run.match_off) is not None and abs(off) > _MATCHED_WITHIN]
-    firsts = [group[0] for group in groups.values()]
-    return Comparison(tuple(_row(group, kept, firsts) for group in groups.values()), tuple(notes))
+    tables: dict[str, list[list[Run]]] = {}
+    for subject, group in zip(subjects_of([group[0] for group in groups.values()]), groups.values(), strict=True):
+        tables.setdefault(subject, []).append(group)
+    return Comparison(tuple(row for subject, table in tables.items() for row in _rows(subject, table)), tuple(notes))
 
 
 def interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float] | None:
@@ -150,37 +142,59 @@ def _missed(run: Run, off: float) -> str:
     return f"{run.path} has spent {abs(off):.1%} {by} than the {budget} that it was to match: its epochs are whole"
 
 
-def _apart(run: Run, others: Iterable[Run]) -> str:
-    """The settings in which a run differs from others with the same method, subject, match and epochs."""
-    alike = [other.settings for other in others if _name(other) == _name(run)]
-    names = sorted({name for settings in alike for name in settings}.difference(_TOLD_ANYWAY))
-    differing = [name for name in names if any(other.get(name) != run.settings.get(name) for other in alike)]
-    # "lr" says as much as "recipe.lr", unless two of the names end alike.
-    ends = Counter(name.rpartition(".")[2] for name in differing)
-    short = {name: end if ends[end := name.rpartition(".")[2]] == 1 else name for name in differing}
-    said = {short[name]: run.settings.get(name, "null") for name in differing}
-    return ", ".join(f"{name} {'none' if value == 'null' else value}" for name, value in said.items())
+def _rows(subject: str, groups: Sequence[Sequence[Run]]) -> list[Row]:
+    settings = settings_of(groups)
+    reference = _reference(groups, settings)
+    return [_row(subject, group, told, reference) for group, told in zip(groups, settings, strict=True)]
 
 
-def _name(run: Run) -> tuple[str, str, str, int]:
-    return run.method, run.subject, run.match, run.epochs
+def _reference(groups: Sequence[Sequence[Run]], settings: Sequence[str]) -> Reference | None:
+    """The longest dense training that no budget made longer or shorter, as a mean over its seeds.
+
+    The longest, because it does not depend on which sparse runs are beside it, and because a dense training that was
+    cut short would make everything else look expensive. Of equally long ones that with most seeds, then the first.
+    """
+    dense = [(group, told) for group, told in zip(groups, settings, strict=True) if group[0].method == "dense"]
+    plain = [(group, told) for group, told in dense if group[0].match == "none"]
+    if dense:
+        group, told = max(plain or dense, key=lambda found: (_epochs(found[0]), len(found[0])))
+        return Reference(
+            kind="trained",
+            settings=told,
+            epochs=_epochs(group),
+            training_flops=statistics.fmean(run.training_flops for run in group),
+            seconds=statistics.fmean(run.seconds for run in group),
+            hardware=_hardware(group),
+            runs=tuple(run.path for run in group),
+        )
+    # The same rule for trainings that nobody made: those with a budget of their own are asked last.
+    runs = [run for group in groups for run in group if run.dense_flops]
+    asked = [run for run in runs if run.match == "none"] or runs
+    if not asked:
+        return None
+    longest = max(asked, key=lambda run: run.epochs)
+    assert longest.dense_flops is not None
+    return Reference(
+        kind="computed", settings="", epochs=longest.epochs, training_flops=longest.dense_flops, seconds=None,
+        hardware=None, runs=(),
+    )  # fmt: skip
 
 
-def _row(group: Sequence[Run], everything: Iterable[Run], firsts: Iterable[Run]) -> Row:
+def _row(subject: str, group: Sequence[Run], settings: str, reference: Reference | None) -> Row:
     first = group[0]
-    dense = [run for run in everything if run.is_reference and run.task == first.task]
-    dense_flops = statistics.fmean(run.training_flops for run in dense) if dense else None
-    dense_seconds = statistics.fmean(run.seconds for run in dense) if dense else None
     training_flops = statistics.fmean(run.training_flops for run in group)
-    seconds = statistics.fmean(run.seconds for run in group)
+    seconds, hardware = statistics.fmean(run.seconds for run in group), _hardware(group)
     tests = _all_or_none(run.test for run in group)
-    relative = _mean(_all_or_none(run.training_relative for run in group))
+    wall_relative = None
+    if reference is not None and reference.seconds and hardware is not None and hardware == reference.hardware:
+        wall_relative = seconds / reference.seconds
     return Row(
         method=first.method,
-        subject=first.subject,
+        subject=subject,
         match=first.match,
-        settings=_apart(first, firsts),
+        settings=settings,
         epochs=first.epochs,
+        epochs_trained=_epochs(group),
         density=statistics.fmean(run.density for run in group),
         density_model=statistics.fmean(run.density_model for run in group),
         val=statistics.fmean(run.val for run in group),
@@ -188,13 +202,24 @@ def _row(group: Sequence[Run], everything: Iterable[Run], firsts: Iterable[Run])
         test=_mean(tests),
         test_interval=interval(tests or []),
         training_flops=training_flops,
-        training_relative=training_flops / dense_flops if dense_flops else relative,
+        training_relative=None if reference is None else training_flops / reference.training_flops,
         seconds=seconds,
-        wall_relative=seconds / dense_seconds if dense_seconds else None,
+        wall_relative=wall_relative,
+        hardware=hardware,
         inference_relative=_mean(_all_or_none(run.inference_relative for run in group)),
         num_seeds=len(group),
         runs=tuple(run.path for run in group),
+        reference=reference,
     )
+
+
+def _epochs(group: Sequence[Run]) -> float:
+    return statistics.fmean(run.epochs_trained for run in group)
+
+
+def _hardware(group: Sequence[Run]) -> str | None:
+    seen = {run.hardware for run in group}
+    return seen.pop() if len(seen) == 1 else None
 
 
 def _all_or_none(values: Iterable[float | None]) -> list[float] | None:
@@ -206,72 +231,3 @@ def _all_or_none(values: Iterable[float | None]) -> list[float] | None:
 
 def _mean(values: Sequence[float] | None) -> float | None:
     return statistics.fmean(values) if values else None
-
-
-def _read(path: str) -> Run:
-    folder = RunFolder(path)
-    if not folder.path.is_dir():
-        raise UserError(f"{path} is left out: it is no folder")
-    if folder.config is None:
-        raise UserError(f"{path} is left out: it holds no run of pathgrow")
-    if not folder.finished:
-        stages = counted(len(progress_of(folder).points), "stage")
-        raise UserError(f"{path} is left out: its run is not finished ({stages} so far)")
-    try:
-        return _run(path, folder.report())
-    except KeyError as fault:
-        raise UserError(f"{path} is left out: its report lacks {fault}") from fault
-    except TypeError as fault:
-        raise UserError(f"{path} is left out: its report is none that pathgrow writes ({fault})") from fault
-
-
-def _run(path: str, report: Mapping[str, Any]) -> Run:
-    config, network, ledger = report["config"], report["network"], report["ledger"]
-    is_training = report.get("kind") == "train"
-    method = str(config["method"])
-    test = network["test"]
-    settings = _settings(config)
-    task = {name: config.get(name) for name in _SAME_TASK}
-    task["epochs"] = config["epochs"] if is_training else config["budget"]
-    return Run(
-        path=path,
-        method=method if is_training else f"{method} (discover)",
-        match=config["match"] if is_training else "none",
-        match_off=ledger.get("match", {}).get("off"),
-        seed=int(config["seed"]),
-        task=json.dumps(task, sort_keys=True),
-        group=json.dumps(settings, sort_keys=True),
-        settings=dict(config_rows(settings)),
-        subject=" ".join(str(config[name]) for name in ("data", "model") if name in config),
-        epochs=int(task["epochs"]),
-        density=float(network["density"]),
-        density_model=float(network["density_model"]),
-        val=float(network["val"]["score"]),
-        test=None if test is None else float(test["score"]),
-        training_flops=int(ledger["training_flops"]),
-        training_relative=ledger["relative"],
-        inference_relative=report["flops"]["inference_relative"] if is_training else _inference(report),
-        seconds=float(report["timing"]["seconds"]),
-    )
-
-
-def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    left = {name: value for name, value in config.items() if name not in _NO_DIFFERENCE}
-    if left.get("match_like") is not None:
-        # Each seed is matched to the run of its own seed: what counts is that those runs are alike.
-        left = {name: value for name, value in left.items() if name not in ("match_run", "match_budget")}
-    return left
-
-
-def _inference(report: Mapping[str, Any]) -> float | None:
-    """Relative inference FLOPs of a discovery, from the phase of its ledger that trained the network handed back."""
-    ledger, network = report["ledger"], report["network"]
-    names = ("final", f"probe-{network['round']:03d}")
-    phases = {phase["phase"]: phase for phase in ledger["phases"]}
-    phase = next((phases[name] for name in names if name in phases and phases[name]["samples"]), None)
-    dense = ledger["dense_training_flops"]
-    num_epochs = sum(phase["epochs"] for phase in ledger["phases"])
-    if phase is None or not dense or not num_epochs:
-        return None
-    dense_sample = dense / round(report["config"]["budget"] * ledger["samples"] / num_epochs)
-    return float(phase["training_flops"] / phase["samples"] / dense_sample)

@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pathgrow.errors import UserError
+from pathgrow.report.wanted import DISCOVERY, TRAINING
 from pathgrow.runs import RunFolder
 
 FORMAT = 1
-_WANTED: dict[str, tuple[str, ...]] = {
-    "answer": ("operating_density", "interval", "gain_density", "gain_interval", "delta", "status", "reason", "words"),
-    "network": ("density", "density_model", "num_on", "num", "epochs", "val"),
-    "curve": ("rough", "probes"),
-    "ledger": ("phases", "training_flops", "relative"),
-}
-_WANTED_OF_TRAINING: dict[str, tuple[str, ...]] = {
-    "config": ("method", "match", "epochs", "seed"),
-    "network": ("density", "density_model", "num_on", "num", "epochs", "val", "test"),
-    "flops": ("inference_relative",),
-    "ledger": ("phases", "training_flops", "relative"),
-    "timing": ("seconds",),
-}
 
 
 @dataclass(frozen=True)
@@ -63,13 +52,13 @@ def read_finished(path: str | os.PathLike[str]) -> dict[str, Any]:
     return found
 
 
-def is_training(report: dict[str, Any]) -> bool:
+def is_training(report: Mapping[str, Any]) -> bool:
     """Whether a report is of one training at a chosen density, and not of a discovery."""
     return report.get("kind") == "train"
 
 
 def checked(report: dict[str, Any], where: str) -> dict[str, Any]:
-    """The report itself, if everything that is shown is in it."""
+    """The report itself, if everything that is shown is in it and of the kind that it has to be."""
     if "format" not in report:
         raise UserError(f"{where} names no format, so it is no report of pathgrow: restore it, or run again")
     if report["format"] != FORMAT:
@@ -78,11 +67,9 @@ def checked(report: dict[str, Any], where: str) -> dict[str, Any]:
             f"{where} has format {report['format']!r}, wanted {FORMAT}: show it with the version of pathgrow "
             f"that wrote it{writer}"
         )
-    for part, keys in (_WANTED_OF_TRAINING if is_training(report) else _WANTED).items():
-        inside = report.get(part)
-        missing = [key for key in keys if not isinstance(inside, dict) or key not in inside]
-        if missing:
-            raise UserError(f"{where} lacks '{part}.{missing[0]}': it is no whole report; restore it, or run again")
+    wanted = TRAINING if is_training(report) else DISCOVERY
+    if (fault := wanted(report, "")) is not None:
+        raise UserError(f"{where} {fault}: it is damaged; restore it, or run again")
     return report
 
 

@@ -169,6 +169,12 @@ class RunFolder:
         return _read_object(path, mend) if path.is_file() else None
 
     @property
+    def environment(self) -> dict[str, Any]:
+        """What the run began on; empty where that was not noted."""
+        path = self.path / "env.json"
+        return _read_object(path, "delete it and give the same command again") if path.is_file() else {}
+
+    @property
     def finished(self) -> bool:
         """Whether the run came to its end, so that repeating it does nothing."""
         return (self.path / "report.json").is_file()
@@ -303,7 +309,7 @@ class RunFolder:
         path = self.path / "env.json"
         if not path.is_file():
             atomic.write_text(path, strict_json.dumps(now, indent=1) + "\n")
-        elif changes := env.changes(_read_object(path, "delete it and give the same command again"), now):
+        elif changes := env.changes(self.environment, now):
             warnings.warn(
                 f"{self.path} was begun in another environment ({'; '.join(changes)}); "
                 "it goes on, but may differ in the last bits from an undisturbed run",

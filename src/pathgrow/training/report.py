@@ -73,7 +73,7 @@ def report(bench: Bench, plan: Plan, outcome: Outcome) -> dict[str, Any]:
         },
         "phases": [record.row() for record in outcome.records],
         "ledger": {
-            **ledger.as_dict(),
+            **_with_epochs_trained(ledger.as_dict(), samples_per_epoch),
             "start_flops": outcome.start_flops,
             "epochs_times_parameters": outcome.epochs_times_parameters,
             "epochs_times_switchable": outcome.epochs_times_switchable,
@@ -84,6 +84,15 @@ def report(bench: Bench, plan: Plan, outcome: Outcome) -> dict[str, Any]:
         "masks_sha256": attached.masks.digest(),
         "timing": ledger.timing(),
     }
+
+
+def _with_epochs_trained(ledger: dict[str, Any], samples_per_epoch: int) -> dict[str, Any]:
+    """The ledger with epochs by the samples that were really trained, in all and of each phase.
+
+    `epochs` is the length of a phase's schedule; a level that was set back to a step does only the rest of it.
+    """
+    phases = [{**phase, "epochs_trained": phase["samples"] / samples_per_epoch} for phase in ledger["phases"]]
+    return {**ledger, "phases": phases, "epochs_trained": ledger["samples"] / samples_per_epoch}
 
 
 def _match(plan: Plan, outcome: Outcome) -> dict[str, Any]:
