@@ -84,11 +84,20 @@ def test_scope_and_recipe_are_told_of_different_methods_too(tmp_path: Path) -> N
         finished(tmp_path / "dense", method="dense", recipe_name="other", recipe={"lr": 7, "momentum": 0.5}),
     ]
     assert [row.settings for row in compare(folders).rows] == [
-        "lr 0.1, recipe_name digits, scope all",
-        "lr 0.1, recipe_name digits, scope auto",
-        "lr 0.3, recipe_name digits, scope auto",
-        "recipe_name other, scope auto",
+        "lr 0.1, scope all",
+        "lr 0.1",
+        "lr 0.3",
+        "recipe_name other",
     ]
+    found = compare(folders)
+    assert {row.usual for row in found.rows} == {"recipe_name digits, scope auto"}, "what most of them have"
+    assert "recipe_name digits, scope auto unless said otherwise" in write(found, "markdown")
+    found = compare(folders[1:3])
+    assert [row.settings for row in found.rows] == ["lr 0.1", "lr 0.3"]
+    assert {row.usual for row in found.rows} == {""}, "half of them are not most"
+    found = compare([*folders[1:3], finished(tmp_path / "gmp", method="gmp", recipe={"lr": 0.3})])
+    assert [row.settings for row in found.rows] == ["lr 0.1", "", ""]
+    assert found.rows[0].usual == "lr 0.3"
 
 
 def test_runs_matched_each_to_its_own_seed_are_one_row(tmp_path: Path) -> None:

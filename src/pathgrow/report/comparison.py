@@ -48,6 +48,8 @@ class Row:
     match: str
     settings: str
     """What distinguishes this row from others that would look the same; empty if nothing does."""
+    usual: str
+    """Scope and recipe of the rows of a table whose settings do not say otherwise, as far as any says otherwise."""
     epochs: int
     """As asked for: of the dense training that a budget is taken from, or of each level."""
     epochs_trained: float
@@ -143,9 +145,9 @@ def _missed(run: Run, off: float) -> str:
 
 
 def _rows(subject: str, groups: Sequence[Sequence[Run]]) -> list[Row]:
-    settings = settings_of(groups)
+    settings, usual = settings_of(groups)
     reference = _reference(groups, settings)
-    return [_row(subject, group, told, reference) for group, told in zip(groups, settings, strict=True)]
+    return [_row(subject, group, told, usual, reference) for group, told in zip(groups, settings, strict=True)]
 
 
 def _reference(groups: Sequence[Sequence[Run]], settings: Sequence[str]) -> Reference | None:
@@ -180,7 +182,7 @@ def _reference(groups: Sequence[Sequence[Run]], settings: Sequence[str]) -> Refe
     )  # fmt: skip
 
 
-def _row(subject: str, group: Sequence[Run], settings: str, reference: Reference | None) -> Row:
+def _row(subject: str, group: Sequence[Run], settings: str, usual: str, reference: Reference | None) -> Row:
     first = group[0]
     training_flops = statistics.fmean(run.training_flops for run in group)
     seconds, hardware = statistics.fmean(run.seconds for run in group), _hardware(group)
@@ -193,6 +195,7 @@ def _row(subject: str, group: Sequence[Run], settings: str, reference: Reference
         subject=subject,
         match=first.match,
         settings=settings,
+        usual=usual,
         epochs=first.epochs,
         epochs_trained=_epochs(group),
         density=statistics.fmean(run.density for run in group),

@@ -45,7 +45,8 @@ def columns_of(rows: Sequence[Row]) -> list[Column]:
 def title(rows: Sequence[Row]) -> str:
     """Data and model, and everything that all rows share."""
     shared = [column.shared(rows[0]) for column in _COLUMNS if column.shared and _is_shared(column, rows)]
-    told = ", ".join(each for each in shared if each)
+    usual = f"{printable(rows[0].usual)} unless said otherwise" if rows[0].usual else ""
+    told = ", ".join(each for each in (*shared, usual) if each)
     return f"{printable(rows[0].subject)}: {told}" if told else printable(rows[0].subject)
 
 
