@@ -6,10 +6,14 @@ import csv
 import io
 import json
 import statistics
+import warnings
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
+import pathgrow
 from pathgrow.errors import UserError
 from pathgrow.experiment import Experiment
 from pathgrow.experiment import run as run_experiment
@@ -199,3 +203,29 @@ def test_a_discovery_stands_beside_a_training(tmp_path: Path) -> None:
     report = json.loads((tmp_path / "found" / "report.json").read_text())
     assert found.training_relative == pytest.approx(report["ledger"]["relative"])
     assert found.wall_relative is not None
+
+
+def test_calls_of_discover_on_other_networks_are_other_tasks(tmp_path: Path) -> None:
+    """They know no names of data and models; seeds of one network are seeds all the same."""
+    folders = []
+    for seed, width in ((0, 8), (1, 8), (1, 20)):
+        model = nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 2))
+
+        def fit(model: nn.Module, optimizer: torch.optim.Optimizer, epochs: int) -> None:
+            for _ in range(epochs):
+                model(torch.zeros(3, 4)).sum().backward()
+                optimizer.step()
+
+        folders.append(tmp_path / f"{width}-{seed}")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it learns nothing
+            pathgrow.discover(
+                model, optimizer, fit, lambda model: 0.5, torch.zeros(1, 4), seed=seed, budget=2,
+                start_density=0.5, target_density=0.6, store=folders[-1],
+            )  # fmt: skip
+    rows = compare(folders).rows
+    assert [row.num_seeds for row in rows] == [2, 1]
+    # Samples are 3 an epoch, multiply-adds 4w + ww + 2w, of which those of the output cannot be switched.
+    assert [row.reference.training_flops for row in rows if row.reference] == [2 * 3 * 6 * n for n in (112, 520)]
+    assert rows[0].subject == f"a call of discover, dense_flops {2 * 3 * 6 * 112}, weights 96"

@@ -78,17 +78,20 @@ def _run(path: str, report: Mapping[str, Any], environment: Mapping[str, Any]) -
     config, network, ledger = report["config"], report["network"], report["ledger"]
     is_discovery = not is_training(report)
     settings = {"scope": "auto", **_settings(config)}  # a discovery knows no other
-    test = network.get("test")
+    test, task = network.get("test"), {name: config.get(name) for name in _SAME_TASK}
+    if "data" not in config:
+        # A call of `discover` knows no names; networks of other sizes are other tasks at any rate.
+        task |= {"weights": network["num"], "dense_flops": ledger.get("dense_training_flops")}
     return Run(
         path=path,
         method=f"{config['method']} (discover)" if is_discovery else config["method"],
         match="none" if is_discovery else config["match"],
         match_off=ledger.get("match", {}).get("off"),
         seed=config["seed"],
-        task=dict(config_rows({name: config.get(name) for name in _SAME_TASK})),
-        group=json.dumps([is_discovery, settings], sort_keys=True),
+        task=dict(config_rows(task)),
+        group=json.dumps([is_discovery, task, settings], sort_keys=True),
         settings=dict(config_rows(settings)),
-        subject=" ".join(str(config[name]) for name in ("data", "model") if name in config),
+        subject=" ".join(str(config[name]) for name in ("data", "model") if name in config) or "a call of discover",
         epochs=config["budget"] if is_discovery else config["epochs"],
         epochs_trained=epochs_trained(ledger),
         density=network["density"],
