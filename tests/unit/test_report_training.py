@@ -78,3 +78,12 @@ def test_a_training_that_was_never_tested_can_be_shown() -> None:
     report = copy.deepcopy(REPORT)
     report["network"]["test"] = None
     assert dict(findings(report))["accuracy"] == "91.11% val"
+
+
+def test_doubts_about_a_training_are_shown_with_it() -> None:
+    said = [
+        sentence
+        for label, sentence in findings({**REPORT, "notes": ["masks hardly change", "so\x1b"]})
+        if label == "note"
+    ]
+    assert said == ["masks hardly change", "so?"]

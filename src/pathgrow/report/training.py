@@ -56,6 +56,7 @@ def findings(report: dict[str, Any]) -> list[tuple[str, str]]:
             f"{counted(config['epochs'], 'epoch')}; {timing(report)}",
         ),
         ("inference", f"{report['flops']['inference_relative']:.3g}x the FLOPs of the dense network"),
+        *(("note", printable(note)) for note in report.get("notes", ())),
     ]
 
 

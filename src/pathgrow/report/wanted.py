@@ -63,6 +63,7 @@ TRAINING = table(
         ),
         "timing": table({"seconds": _COST}, {"run_seconds": nullable(_COST)}),
     },
+    {"notes": listing(text)},
 )
 """The report of one training at a chosen density."""
 
