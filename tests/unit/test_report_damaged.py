@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -67,7 +67,7 @@ ODD = [DELETED, None, "high", -5, 0, 1.5, 10**400, True, [], {}, [[]], ["x"], {"
 
 
 @pytest.mark.parametrize("kind", ["train", "discover"])
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_no_entry_can_break_a_table_or_a_page(kind: str, runs: dict[str, Path], data: st.DataObject) -> None:
     file = runs[kind] / "report.json"

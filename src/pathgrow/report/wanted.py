@@ -69,9 +69,22 @@ TRAINING = table(
 
 _ENTRIES_OF_POINTS = {"round": whole(-1), "density": _DENSITY, "score": number()}
 _POINT = table({**_ENTRIES_OF_POINTS, "density_model": _SHARE, "epochs": whole(0)}, {"loss": nullable(number())})
+_TOPOLOGY = table(
+    {},
+    {
+        "log10_total": nullable(number()),
+        "tau_core_size": nullable(whole(0)),
+        "mean_tau_core_ratio": nullable(number()),
+        "num_dead": nullable(whole(0)),
+        "num_isolated": nullable(whole(0)),
+    },
+)
 
 DISCOVERY = table(
     {
+        "pathgrow": text,
+        "masks_sha256": text,
+        "weights_sha256": text,
         "answer": table(
             {
                 "operating_density": nullable(_DENSITY),
@@ -96,7 +109,7 @@ DISCOVERY = table(
         "config": nullable(table({}, {"target_density": nullable(_DENSITY), "budget": whole(1)})),
         "reference": nullable(table({"score": number(), "kind": text}, {"epochs": nullable(whole(0))})),
         "dense": nullable(table({}, {"val": nullable(_SCORED), "test": nullable(_SCORED)})),
-        "topology": nullable(listing(table({}))),
+        "topology": nullable(listing(_TOPOLOGY)),
         "timing": nullable(
             table(
                 {},
