@@ -54,9 +54,7 @@ def finished(
             "dense_training_flops": 100 * epochs,
             "relative": flops / (100 * epochs),
             "epochs_trained": trained,
-            "phases": [
-                {"phase": "level-000", "epochs": epochs, "samples": 7, "density": 0.2, "training_flops": flops}
-            ],
+            "phases": [{"phase": "level-000", "epochs": epochs, "samples": 7, "density": 0.2, "training_flops": flops}],
             "match": {"kind": other.get("match", "none"), "off": other.get("off")},
         },
         "timing": {"seconds": other.get("seconds", 5.0)},

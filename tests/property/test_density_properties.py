@@ -14,8 +14,8 @@ from pathgrow.density import rules
 from pathgrow.density.curve import DENSE, Curve, Grow, Point, Probe, Reference, Stop
 from pathgrow.density.placing import NEXT_TO
 from pathgrow.density.probe import ProbeRule
-from pathgrow.density.saturation import fit_saturation
 from pathgrow.density.reading import allowed_meanwhile
+from pathgrow.density.saturation import fit_saturation
 from pathgrow.density.summary import fit_band, hand_back
 from tests.growing import follow
 
