@@ -155,7 +155,7 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path):
     "line",
     [
         # rewinds past its end
-        "train --method imp --method-option rewind_step=9999 --density 0.8 --epochs 1 --quiet --model-option widths=8,8",
+        "train --method imp --method-option rewind_step=9999 --density 0.8 --epochs 1 -q --model-option widths=8,8",
         "discover --model-option widths=8,8 --start-density 1e-9 --budget 2 --quiet",  # less than one path
     ],
 )
