@@ -12,32 +12,17 @@ import torch
 from torch import nn
 
 from pathgrow import attach, models
-from pathgrow.data.dataset import Dataset, Split
 from pathgrow.discovery.phases import Job
 from pathgrow.engine import EngineOptions, Trainer
 from pathgrow.engine.distributed import joined
 from pathgrow.masks import Masks
 from pathgrow.methods import create
 from pathgrow.recipes import recipe
-from pathgrow.rng import generator
+from tests.compared_steps import OPTIONS, made
 from tests.graphs_on_a_cpu import graphs_on_a_cpu
 from tests.ranks import together
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "rigl": {"density": 0.3, "num_steps": 40, "every": 4},
-    "set": {"density": 0.3, "num_steps": 40, "every": 4},
-    "snfs": {"density": 0.3, "num_steps": 40, "every": 5},
-    "str": {"start": -3.0},
-    "edge_popup": {"density": 0.3},
-}
 PLANS: dict[str, dict[str, Any]] = {"rigl": {"clip_norm": 1.0}, "snfs": {"accumulate": 2}}
-
-
-def made() -> Dataset:
-    labels = torch.arange(96) % 10
-    images = torch.randint(0, 128, (96, 3, 8, 8), generator=generator(0, "captured")) + 12 * labels.view(-1, 1, 1, 1)
-    split = Split(images.to(torch.uint8), labels, (120.0,) * 3, (60.0,) * 3)
-    return Dataset("made", 10, split, split, split)
 
 
 def trained(name: str, step: Literal["captured", "eager"]) -> dict[str, Any]:
@@ -46,7 +31,7 @@ def trained(name: str, step: Literal["captured", "eager"]) -> dict[str, Any]:
     with joined("cpu") as team, graphs_on_a_cpu() if step == "captured" else nullcontext():
         plan = recipe("cifar").changed({"batch_size": 16, "lr": 0.05, **PLANS.get(name, {})})
         trainer = Trainer(
-            made(), plan, EngineOptions(device="cpu", step=step), on_epoch=lambda done, of, loss: told.append(loss)
+            made(96, 8), plan, EngineOptions(device="cpu", step=step), on_epoch=lambda done, of, loss: told.append(loss)
         )
         assert trainer.mode.captured == (step == "captured")
         model, optimizer = trainer.place(models.create("resnet20", 10, seed=team.rank, width=8, image_size=8))
@@ -97,7 +82,7 @@ def test_in_a_team(name: str, tmp_path: Path) -> None:
 def test_a_step_is_captured_again_only_when_it_must() -> None:
     with graphs_on_a_cpu():
         trainer = Trainer(
-            made(), recipe("cifar").changed({"batch_size": 16}), EngineOptions(device="cpu", step="captured")
+            made(96, 8), recipe("cifar").changed({"batch_size": 16}), EngineOptions(device="cpu", step="captured")
         )
         model, optimizer = trainer.place(nn.Sequential(nn.Flatten(), nn.Linear(192, 10)))
         attached = attach(model, optimizer, create("erk", density=0.3), scope=Masks.full(model), seed=1)

@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 
 from pathgrow import attach, models
-from pathgrow.data.dataset import Dataset, Split
 from pathgrow.discovery.phases import Job
 from pathgrow.discovery.snapshot import put_back_, take
 from pathgrow.engine import EngineOptions, Trainer
@@ -18,27 +17,12 @@ from pathgrow.engine.distributed import joined
 from pathgrow.masks import Masks
 from pathgrow.methods import create
 from pathgrow.recipes import recipe
-from pathgrow.rng import generator
+from tests.compared_steps import OPTIONS, made
 from tests.ranks import together
 
 pytestmark = pytest.mark.gpu
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "erk": {"density": 0.3},
-    "rigl": {"density": 0.3, "num_steps": 40, "every": 4},
-    "set": {"density": 0.3, "num_steps": 40, "every": 4},
-    "snfs": {"density": 0.3, "num_steps": 40, "every": 5},
-    "str": {"start": -3.0},
-    "edge_popup": {"density": 0.3},
-}
 PLANS: dict[str, dict[str, Any]] = {"erk": {"clip_norm": 1.0}, "snfs": {"accumulate": 2}}
-
-
-def made(num: int) -> Dataset:
-    labels = torch.arange(num) % 10
-    images = torch.randint(0, 128, (num, 3, 16, 16), generator=generator(0, "gpu test")) + 12 * labels.view(-1, 1, 1, 1)
-    split = Split(images.to(torch.uint8), labels, (120.0,) * 3, (60.0,) * 3)
-    return Dataset("made", 10, split, split, split)
 
 
 def trained(name: str, step: str, epochs: int = 2, num_images: int = 320) -> dict[str, Any]:
@@ -48,7 +32,7 @@ def trained(name: str, step: str, epochs: int = 2, num_images: int = 320) -> dic
     with joined("cuda") as team:
         plan = recipe("cifar").changed({"batch_size": 32, "lr": 0.05, **PLANS.get(name, {})})
         options = EngineOptions(device="cuda", precision="fp32", compile="off", deterministic=True, step=step)
-        trainer = Trainer(made(num_images), plan, options, on_epoch=lambda done, of, loss: told.append(loss))
+        trainer = Trainer(made(num_images, 16), plan, options, on_epoch=lambda done, of, loss: told.append(loss))
         model, optimizer = trainer.place(models.create("resnet20", 10, seed=team.rank, width=8, image_size=16))
         method = create(name, **OPTIONS[name])
         attached = attach(model, optimizer, method, scope=Masks.full(model), seed=1, team=team)

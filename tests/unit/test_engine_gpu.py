@@ -17,8 +17,8 @@ from pathgrow.engine import EngineOptions, Trainer
 from pathgrow.masks import Masks
 from pathgrow.methods import create, fixed
 from pathgrow.recipes import Recipe, recipe
-from pathgrow.rng import generator
 from pathgrow.runs import MemoryStore
+from tests import compared_steps
 
 pytestmark = pytest.mark.gpu
 
@@ -27,11 +27,7 @@ PLAN = recipe("cifar").changed({"batch_size": 32, "lr": 0.05})
 
 @pytest.fixture(scope="module")
 def data() -> Dataset:
-    draw = generator(0, "gpu test")
-    labels = torch.arange(320) % 10
-    images = torch.randint(0, 128, (320, 3, 16, 16), generator=draw) + 12 * labels.view(-1, 1, 1, 1)
-    split = Split(images.to(torch.uint8), labels, (120.0,) * 3, (60.0,) * 3)
-    return Dataset("made", 10, split, split, split)
+    return compared_steps.made(320, 16)
 
 
 def options(**changes: str | bool) -> EngineOptions:

@@ -1,0 +1,27 @@
+"""What captured and eager steps are compared with: small images, and methods that ask something else of a step each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from pathgrow.data.dataset import Dataset, Split
+from pathgrow.rng import generator
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "erk": {"density": 0.3},
+    "rigl": {"density": 0.3, "num_steps": 40, "every": 4},
+    "set": {"density": 0.3, "num_steps": 40, "every": 4},
+    "snfs": {"density": 0.3, "num_steps": 40, "every": 5},
+    "str": {"start": -3.0},
+    "edge_popup": {"density": 0.3},
+}
+
+
+def made(num: int, size: int) -> Dataset:
+    """Noise that is lighter the higher the label, the same for training and tests."""
+    labels = torch.arange(num) % 10
+    noise = torch.randint(0, 128, (num, 3, size, size), generator=generator(0, "gpu test"))
+    split = Split((noise + 12 * labels.view(-1, 1, 1, 1)).to(torch.uint8), labels, (120.0,) * 3, (60.0,) * 3)
+    return Dataset("made", 10, split, split, split)
