@@ -25,22 +25,24 @@ import torch
 from benchmarks.discovery import crossing, smoothed
 from pathgrow import data as datasets
 from pathgrow import models
-from pathgrow.attach import Attached, attach
+from pathgrow.checkpoint import MemoryStore, Store
+from pathgrow.checkpoint.stage_files import StageFiles
 from pathgrow.data.dataset import Dataset
-from pathgrow.discovery.partial import Partial
-from pathgrow.discovery.phases import Job
-from pathgrow.engine import EngineOptions, Trainer
-from pathgrow.experiment import Experiment, run
+from pathgrow.graph import read
+from pathgrow.graph.scope import scope
 from pathgrow.masks import Masks
 from pathgrow.methods import create, fixed
-from pathgrow.networks import fresh_, initial_state, pack_pair, unpack_pair_
-from pathgrow.recipes import recipe
 from pathgrow.rng import derive
-from pathgrow.runs import MemoryStore, Store
-from pathgrow.runs.stages import StageFiles
-from pathgrow.scope import scope
-from pathgrow.training import TrainRun, train
-from pathgrow.wiring import read
+from pathgrow.runs.discover_config import Experiment
+from pathgrow.runs.run_discovery import run
+from pathgrow.runs.train_config import TrainRun
+from pathgrow.runs.training import train
+from pathgrow.sparse.attach import Attached, attach
+from pathgrow.sparse.networks import fresh_, initial_state, pack_pair, unpack_pair_
+from pathgrow.sparse.partial import Partial
+from pathgrow.trainer import EngineOptions, Trainer
+from pathgrow.trainer.interface import Job
+from pathgrow.trainer.recipes import recipe
 
 RUNGS = (0.2, 0.3, 0.25, 0.4, 0.15, 0.5, 0.1, 0.7, 0.05)
 """Densities of the ladder, those first that say most about where half a point below dense lies."""

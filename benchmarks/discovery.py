@@ -28,11 +28,12 @@ import torch
 from sklearn.isotonic import IsotonicRegression
 
 import pathgrow
-from pathgrow import data, models, recipes
+from pathgrow import data, models
 from pathgrow.data import Dataset, Split
-from pathgrow.density.curve import Answer, Curve, Grow, Probe, Stop, Verdict
-from pathgrow.discovery import Discovery, discover
-from pathgrow.engine import EngineOptions, Trainer
+from pathgrow.density.types import Answer, Curve, Grow, Probe, Stop, Verdict
+from pathgrow.runs.discovery import discover
+from pathgrow.runs.result import Discovery
+from pathgrow.trainer import EngineOptions, Trainer, recipes
 
 DELTA = 0.01
 

@@ -20,16 +20,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pathgrow import models
-from pathgrow.attach import Attached, attach
 from pathgrow.data.dataset import Dataset, Split
-from pathgrow.discovery.phases import Job
-from pathgrow.engine import EngineOptions, Trainer
+from pathgrow.graph.scope import scope
 from pathgrow.masks import Masks
+from pathgrow.masks.sampling import uniform
 from pathgrow.methods import create, fixed
-from pathgrow.recipes import Recipe, recipe
 from pathgrow.rng import generator
-from pathgrow.sampling import uniform
-from pathgrow.scope import scope
+from pathgrow.sparse.attach import Attached, attach
+from pathgrow.trainer import EngineOptions, Trainer
+from pathgrow.trainer.interface import Job
+from pathgrow.trainer.recipes import Recipe, recipe
 
 DENSITY = 0.3
 

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from pathgrow import methods
-from pathgrow.training import TrainRun, train
+from pathgrow.runs.train_config import TrainRun
+from pathgrow.runs.training import train
 
 START = 0.03
 

@@ -18,8 +18,8 @@ from statistics import mean, stdev
 import torch
 
 from benchmarks.discovery import SETTINGS, run_discovery
-from pathgrow.density.curve import Answer, Curve, Grow, Stop, Verdict
-from pathgrow.density.reading import scatter
+from pathgrow.density.estimate import scatter
+from pathgrow.density.types import Answer, Curve, Grow, Stop, Verdict
 
 
 @dataclass(frozen=True, kw_only=True)

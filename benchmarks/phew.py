@@ -24,12 +24,12 @@ import torch
 from torch import Tensor, nn
 
 from pathgrow import models
+from pathgrow.graph import Hop, Wiring, read
+from pathgrow.graph.scope import scope_of
 from pathgrow.masks import Masks
-from pathgrow.phew import phew
 from pathgrow.rng import generator
-from pathgrow.scope import scope_of
 from pathgrow.walks import Law, Walker, alive_units
-from pathgrow.wiring import Hop, Wiring, read
+from pathgrow.walks.phew import phew
 
 
 class PlainLoop:

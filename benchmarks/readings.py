@@ -19,12 +19,12 @@ from statistics import mean, median, pstdev
 import numpy as np
 
 from benchmarks.simulated import SETTINGS, ReferenceKind, Setting, Simulation
-from pathgrow.density.curve import Curve
-from pathgrow.density.monotone import fit_curves
+from pathgrow.density.estimate import LEVEL, Reading, allowed_meanwhile, quantiles, read, scatter
+from pathgrow.density.least_squares import Array
+from pathgrow.density.posterior import fit_curves
 from pathgrow.density.probe import CAUTION, ProbeRule
-from pathgrow.density.reading import LEVEL, Reading, allowed_meanwhile, quantiles, read, scatter
 from pathgrow.density.saturation import fit_saturation
-from pathgrow.density.separable import Array
+from pathgrow.density.types import Curve
 
 Reader = Callable[[Curve, float], Array]
 """From a curve and delta to the answer on each of the curves that are possible; a fit alone gives one number."""

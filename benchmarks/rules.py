@@ -21,10 +21,10 @@ from statistics import mean, median
 import numpy as np
 
 from pathgrow.density import rules
-from pathgrow.density.curve import Answer, Curve, Grow, Point, Probe, Reference, Rule, Stop
 from pathgrow.density.saturation import fit_saturation
+from pathgrow.density.types import Answer, Curve, Grow, Point, Probe, Reference, Rule, Stop
 
-EXTRACT = Path(__file__).resolve().parents[1] / "tests" / "data" / "cifar10_resnet32.jsonl"
+EXTRACT = Path(__file__).resolve().parents[1] / "tests" / "recorded" / "cifar10_resnet32.jsonl"
 DELTA = 0.005
 """Half a point: a whole one is reached before the first third of the recorded densities."""
 

@@ -18,7 +18,7 @@ import time
 import torch
 
 from pathgrow.masks import Masks
-from pathgrow.sampling import sample_proportional, top_k, uniform
+from pathgrow.masks.sampling import sample_proportional, top_k, uniform
 
 CANDIDATE_SHARE = 0.9
 WAYS = ("sample_proportional", "torch.topk on all keys", "top_k", "uniform")

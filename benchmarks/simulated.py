@@ -22,9 +22,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from scipy.optimize import brentq
 
-from pathgrow.density.curve import DENSE, Answer, Curve, Grow, Point, Probe, Reference, Rule, Stop
 from pathgrow.density.probe import ProbeRule
 from pathgrow.density.summary import hand_back
+from pathgrow.density.types import DENSE, Answer, Curve, Grow, Point, Probe, Reference, Rule, Stop
 
 Shape = Callable[[float], float]
 ReferenceKind = Literal["exact", "dense", "none"]

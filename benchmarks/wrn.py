@@ -21,18 +21,18 @@ import torch
 from benchmarks.cifar import Lines, named
 from pathgrow import data as datasets
 from pathgrow import models
-from pathgrow.attach import Attached, attach
 from pathgrow.augment import Augment
+from pathgrow.checkpoint import MemoryStore
+from pathgrow.checkpoint.stage_files import StageFiles
 from pathgrow.data.dataset import Dataset, Split
-from pathgrow.discovery.partial import Partial
-from pathgrow.discovery.phases import Job
-from pathgrow.engine import EngineOptions, Trainer
 from pathgrow.masks import Masks
 from pathgrow.methods import create
-from pathgrow.recipes import Recipe, recipe
 from pathgrow.rng import derive
-from pathgrow.runs import MemoryStore
-from pathgrow.runs.stages import StageFiles
+from pathgrow.sparse.attach import Attached, attach
+from pathgrow.sparse.partial import Partial
+from pathgrow.trainer import EngineOptions, Trainer
+from pathgrow.trainer.interface import Job
+from pathgrow.trainer.recipes import Recipe, recipe
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from tests.support import sample_report as synthetic
 
 # The same examples on every machine and every run: a red build must be repeatable, and a slow one is not a failure.
 settings.register_profile(
@@ -50,3 +54,9 @@ _OPERATORS = _declare_torchvision_operators()
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") is not None and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
+
+
+@pytest.fixture
+def sample_report() -> dict[str, Any]:
+    """A report of its own for every test, to change at will."""
+    return copy.deepcopy(synthetic.build())

@@ -8,20 +8,20 @@
 """
 
 from pathgrow import data, methods, models
-from pathgrow.attach import Attached, attach
 from pathgrow.density.saturation import fit_saturation
-from pathgrow.discovery import Discovery
 from pathgrow.errors import RunFailed, UserError
-from pathgrow.flops import training_flops
+from pathgrow.graph.flops import training_flops
+from pathgrow.graph.paths import path_scores
+from pathgrow.graph.scope import scope
+from pathgrow.graph.topology import tau_core
 from pathgrow.masks import Masks
-from pathgrow.method import Method
-from pathgrow.paths import path_scores
-from pathgrow.phew import phew
-from pathgrow.reported import discover
-from pathgrow.sampling import sample_proportional
-from pathgrow.scope import scope
-from pathgrow.topology import tau_core
+from pathgrow.masks.sampling import sample_proportional
+from pathgrow.methods.method import Method
+from pathgrow.runs.reported import discover
+from pathgrow.runs.result import Discovery
+from pathgrow.sparse.attach import Attached, attach
 from pathgrow.version import __version__
+from pathgrow.walks.phew import phew
 
 __all__ = [
     "Attached",

@@ -1,5 +1,5 @@
 """`python -m pathgrow` is the command `pathgrow`."""
 
-from pathgrow.cli import main
+from pathgrow.cli.main import main
 
 main()

@@ -12,16 +12,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pathgrow import cli, data, models
-from pathgrow.engine import EngineOptions, Trainer
+from pathgrow import data, models
+from pathgrow.cli import main
 from pathgrow.masks import Masks
-from pathgrow.recipes import recipe
+from pathgrow.trainer import EngineOptions, Trainer
+from pathgrow.trainer.recipes import recipe
 
 QUICK = ["--budget", "8", "--model-option", "widths=16,16", "--start-density", "0.05"]
 
 
 def pathgrow(*arguments: str | Path, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-    source = str(Path(cli.__file__).parents[1])
+    source = str(Path(main.__file__).parents[2])
     environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "PYTHONPATH": source}
     command = [sys.executable, "-m", "pathgrow", *map(str, arguments)]
     return subprocess.run(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import assert_same, kill_when, start
+from tests.support.command import assert_same, kill_when, start
 
 COMMAND = "discover --quiet --budget 8 --model-option widths=16,16 --start-density 0.05 --reference dense --seed 1"
 WITH_A_DENSE_COPY = (

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from pathgrow import cli
-from tests.command import everything
+from pathgrow.cli import main
+from tests.support.command import everything
 
 COMMAND = "discover --budget 8 --model-option widths=16,16 --start-density 0.05 --target-density 0.3 --out"
 
 
 def torchrun(out: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(Path(main.__file__).parents[2]), "OMP_NUM_THREADS": "1"}
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "pathgrow"]
     command = [*launch, *COMMAND.split(), str(out), "--device", "cpu", *more]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)

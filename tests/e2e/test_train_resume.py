@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import assert_same, kill_when, start
+from tests.support.command import assert_same, kill_when, start
 
 COMMAND = (
     "train --quiet --method imp --density 0.5 --epochs 3 --method-option rewind_step=9 --batch-size 64 "

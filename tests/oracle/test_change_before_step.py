@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pathgrow import methods
-from tests.chain import NAMES, Arrays, attached, batch, chain, flags, same, squares, steps
+from tests.support.chain import NAMES, Arrays, attached, batch, chain, flags, same, squares, steps
 
 LR, MOMENTUM, DECAY = 0.05, 0.9, 0.01
 """Those of `attached`."""

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from pathgrow.density.monotone import BENDS, SPEEDS, fall, fit_curves
-from pathgrow.density.reading import LEVEL, quantiles
+from pathgrow.density.estimate import LEVEL, quantiles
+from pathgrow.density.posterior import BENDS, SPEEDS, fall, fit_curves
 
 RHO = 0.03 * 1.25 ** np.array([0, 3, 6, 9, 12, 15])
 

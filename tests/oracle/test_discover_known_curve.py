@@ -14,8 +14,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pathgrow.density.placing import NEXT_TO
-from pathgrow.discovery import Discovery, discover
+from pathgrow.density.acquisition import NEXT_TO
+from pathgrow.runs.discovery import discover
+from pathgrow.runs.result import Discovery
 
 CHANCE = 0.1
 RISE = 0.5

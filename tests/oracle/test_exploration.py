@@ -18,11 +18,23 @@ from torch.utils.checkpoint import checkpoint
 from pathgrow import methods
 from pathgrow.errors import UserError
 from pathgrow.masks import Masks
-from pathgrow.method import Change, Progress
 from pathgrow.methods.layer_signals import gradient_estimates
-from pathgrow.net import Net
+from pathgrow.methods.method import Change, Progress
+from pathgrow.methods.view import Net
 from pathgrow.rng import generator
-from tests.chain import NAMES, attached, batch, best_of_all, chain, flags, magnitudes, num_on, same, squares, steps
+from tests.support.chain import (
+    NAMES,
+    attached,
+    batch,
+    best_of_all,
+    chain,
+    flags,
+    magnitudes,
+    num_on,
+    same,
+    squares,
+    steps,
+)
 
 Array = npt.NDArray[Any]
 

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from pathgrow import methods
-from pathgrow.attach import Attached, attach
 from pathgrow.masks import Masks
-from pathgrow.net import Net, ReadingCost
+from pathgrow.methods.view import Net, ReadingCost
 from pathgrow.rng import generator
+from pathgrow.sparse.attach import Attached, attach
 
 Array = npt.NDArray[np.float64]
 NAMES = ("0.weight", "2.weight", "4.weight")

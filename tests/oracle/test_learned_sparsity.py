@@ -14,8 +14,8 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LinearLR, LRScheduler, OneCycleLR
 
 from pathgrow import methods
-from pathgrow.attach import Attached, attach
 from pathgrow.masks import Masks
+from pathgrow.sparse.attach import Attached, attach
 
 NUM_STEPS = 6
 SETTINGS: list[dict[str, Any]] = [

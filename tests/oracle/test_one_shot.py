@@ -14,17 +14,17 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from pathgrow import methods
-from pathgrow.attach import Attached, attach
 from pathgrow.errors import UserError
+from pathgrow.graph import read
+from pathgrow.graph.paths import signals
 from pathgrow.masks import Masks
-from pathgrow.method import Method
 from pathgrow.methods.allocation import allocated
+from pathgrow.methods.method import Method
 from pathgrow.methods.path_counts import PathCounts
-from pathgrow.net import Net
-from pathgrow.paths import signals
+from pathgrow.methods.view import Net
 from pathgrow.rng import generator
-from pathgrow.wiring import read
-from tests.chain import (
+from pathgrow.sparse.attach import Attached, attach
+from tests.support.chain import (
     NAMES,
     SIZES,
     Arrays,

@@ -10,7 +10,7 @@ import pytest
 
 from pathgrow import methods
 from pathgrow.errors import UserError
-from pathgrow.method import Method, Progress
+from pathgrow.methods.method import Method, Progress
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "gcg": {"gamma": 0.25},  # undoes a step of pruning by a fifth

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pathgrow import models
-from pathgrow.paths import path_scores, signals, trace_gains
+from pathgrow.graph.paths import path_scores, signals, trace_gains
 
 Edge = tuple[str, int] | None
 """A weight by (parameter name, flat index); None: an edge without a weight, such as a shortcut."""

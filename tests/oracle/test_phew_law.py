@@ -20,9 +20,9 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
+from pathgrow.graph import read
 from pathgrow.rng import generator
 from pathgrow.walks import Law, Walker
-from pathgrow.wiring import read
 
 Place = tuple[int, ...]
 

@@ -12,12 +12,12 @@ from torch import nn
 from torch.optim import SGD, Adam
 
 from pathgrow import methods
-from pathgrow.attach import Attached, attach
-from pathgrow.average import Averaging
 from pathgrow.errors import UserError
 from pathgrow.masks import Masks
-from pathgrow.method import Progress
-from tests.chain import (
+from pathgrow.methods.method import Progress
+from pathgrow.sparse.attach import Attached, attach
+from pathgrow.sparse.ema import Averaging
+from tests.support.chain import (
     NAMES,
     Arrays,
     attached,

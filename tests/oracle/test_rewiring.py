@@ -16,17 +16,17 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from pathgrow import methods
-from pathgrow.attach import Attached, attach
-from pathgrow.engine.mode import EngineOptions
-from pathgrow.engine.step import EagerStep
 from pathgrow.errors import UserError
 from pathgrow.masks import Masks
-from pathgrow.method import Change, Progress
-from pathgrow.nested import take_apart
-from pathgrow.net import Net
-from pathgrow.recipes import Recipe
+from pathgrow.methods.method import Change, Progress
+from pathgrow.methods.view import Net
 from pathgrow.rng import generator
-from tests.chain import (
+from pathgrow.sparse.attach import Attached, attach
+from pathgrow.sparse.tree import take_apart
+from pathgrow.trainer.device import EngineOptions
+from pathgrow.trainer.recipes import Recipe
+from pathgrow.trainer.step import EagerStep
+from tests.support.chain import (
     NAMES,
     Array,
     Arrays,

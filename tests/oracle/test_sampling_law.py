@@ -12,9 +12,8 @@ import pytest
 import torch
 from scipy import stats
 
-from pathgrow import sampling
-from pathgrow.masks import Masks
-from pathgrow.sampling import sample_proportional, top_k, uniform
+from pathgrow.masks import Masks, sampling
+from pathgrow.masks.sampling import sample_proportional, top_k, uniform
 
 Outcome = tuple[int, ...]
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pathgrow.graph.topology import measure, path_kernel_trace, tau_core
 from pathgrow.masks import Masks
-from pathgrow.topology import measure, path_kernel_trace, tau_core
 
 Node = tuple[str, int]
 

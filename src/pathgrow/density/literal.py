@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pathgrow.density import words
-from pathgrow.density.curve import Answer, Curve, Grow, Status, Stop, Verdict
+from pathgrow.density.least_squares import check_delta, check_level
 from pathgrow.density.logistic import fit_logistic
 from pathgrow.density.saturation import fit_saturation
-from pathgrow.density.separable import check_delta, check_level
+from pathgrow.density.types import Answer, Curve, Grow, Status, Stop, Verdict
 from pathgrow.errors import UserError
 
 

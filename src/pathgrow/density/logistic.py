@@ -17,15 +17,8 @@ from numpy.typing import ArrayLike
 from scipy.optimize import minimize, minimize_scalar
 from scipy.special import expit, logit
 
+from pathgrow.density.least_squares import Array, check_delta, check_level, check_points, profile_interval, project
 from pathgrow.density.saturation import ROUNDING, fastest, slowest
-from pathgrow.density.separable import (
-    Array,
-    check_delta,
-    check_level,
-    check_points,
-    profile_interval,
-    project,
-)
 
 NUM_PARAMETERS = 4
 ANCHORS = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0, 10.0, 14.0, 20.0, 30.0])

@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pathgrow.density import probe_words, words
-from pathgrow.density.curve import DENSE, Answer, Curve, Grow, Point, Probe, Status, Stop, Verdict
-from pathgrow.density.placing import NEXT_TO, Question, most_telling, nearest, price, smallest_enough, spread
-from pathgrow.density.reading import LEVEL, MIN_POINTS, Reading, allowed_meanwhile, quantiles, read, read_trajectory
-from pathgrow.density.separable import Array, check_delta
+from pathgrow.density.acquisition import NEXT_TO, Question, most_telling, nearest, price, smallest_enough, spread
+from pathgrow.density.estimate import LEVEL, MIN_POINTS, Reading, allowed_meanwhile, quantiles, read, read_trajectory
+from pathgrow.density.least_squares import Array, check_delta
+from pathgrow.density.types import DENSE, Answer, Curve, Grow, Point, Probe, Status, Stop, Verdict
 from pathgrow.errors import UserError
 
 SURE = 0.9

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from pathgrow.density import words
-from pathgrow.density.curve import Curve, Status
-from pathgrow.density.reading import Reading, allowed_meanwhile
+from pathgrow.density.estimate import Reading, allowed_meanwhile
+from pathgrow.density.types import Curve, Status
 
 
 def allowed_gap(curve: Curve, reading: Reading, delta: float) -> str:

@@ -6,10 +6,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from pathgrow.density.curve import Rule
 from pathgrow.density.literal import exponential, logistic
 from pathgrow.density.probe import ProbeRule
 from pathgrow.density.trajectory import TrajectoryRule
+from pathgrow.density.types import Rule
 from pathgrow.errors import UserError, unknown_name
 
 _RULES: dict[str, Callable[..., Rule]] = {

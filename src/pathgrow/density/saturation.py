@@ -11,14 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import minimize_scalar
 
-from pathgrow.density.separable import (
-    Array,
-    check_delta,
-    check_level,
-    check_points,
-    profile_interval,
-    project,
-)
+from pathgrow.density.least_squares import Array, check_delta, check_level, check_points, profile_interval, project
 
 NUM_PARAMETERS = 3
 ROUNDING = 1e-12

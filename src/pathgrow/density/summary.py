@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from pathgrow.density.curve import Answer, AnswerKind, Curve, Point
-from pathgrow.density.placing import smallest_enough
+from pathgrow.density.acquisition import smallest_enough
+from pathgrow.density.estimate import LEVEL, quantiles, read, read_points, scatter
 from pathgrow.density.probe import CAUTION, ProbeRule
-from pathgrow.density.reading import LEVEL, quantiles, read, read_points, scatter
+from pathgrow.density.types import Answer, AnswerKind, Curve, Point
 
 NUM_DENSITIES = 61
 

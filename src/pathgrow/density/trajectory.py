@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pathgrow.density import words
-from pathgrow.density.curve import Answer, Curve, Grow, Reference, Status, Stop, Verdict
-from pathgrow.density.reading import LEVEL, Reading, quantiles, read_points, scatter
-from pathgrow.density.separable import check_delta
+from pathgrow.density.estimate import LEVEL, Reading, quantiles, read_points, scatter
+from pathgrow.density.least_squares import check_delta
+from pathgrow.density.types import Answer, Curve, Grow, Reference, Status, Stop, Verdict
 from pathgrow.errors import UserError
 
 DOUBT = 2.0

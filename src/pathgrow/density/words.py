@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathgrow.density.curve import DENSE, Grow, Point, Probe, Reference, Stop, Verdict
+from pathgrow.density.types import DENSE, Grow, Point, Probe, Reference, Stop, Verdict
 
 
 def density(value: float) -> str:

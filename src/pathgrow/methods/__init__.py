@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 from pathgrow.errors import UserError, unknown_name
-from pathgrow.method import Method
 from pathgrow.methods.dense import dense
 from pathgrow.methods.dpai import dpai
 from pathgrow.methods.dsr import dsr
@@ -29,6 +28,7 @@ from pathgrow.methods.gse import gse
 from pathgrow.methods.imp import imp, imp_c, lth
 from pathgrow.methods.itop import itop
 from pathgrow.methods.magnitude import magnitude
+from pathgrow.methods.method import Method
 from pathgrow.methods.options import cannot_be_made, of_their_kinds, parameters, unknown_option
 from pathgrow.methods.pathgrow_d import pathgrow_d
 from pathgrow.methods.phew import phew
@@ -36,10 +36,10 @@ from pathgrow.methods.random import random
 from pathgrow.methods.random_growth import random_growth
 from pathgrow.methods.rigl import rigl
 from pathgrow.methods.schedules import require_density
+from pathgrow.methods.set import sparse_evolution
 from pathgrow.methods.snfs import snfs
 from pathgrow.methods.snip import snip
-from pathgrow.methods.soft_threshold import soft_threshold
-from pathgrow.methods.sparse_evolution import sparse_evolution
+from pathgrow.methods.str import soft_threshold
 from pathgrow.methods.synflow import synflow
 from pathgrow.methods.trace_growth import trace_growth
 

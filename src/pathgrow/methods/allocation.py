@@ -15,11 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pathgrow import sampling
 from pathgrow.errors import unknown_name
-from pathgrow.masks import Masks
+from pathgrow.masks import Masks, sampling
 from pathgrow.methods.schedules import count_at, require_density
-from pathgrow.net import Net
+from pathgrow.methods.view import Net
 
 Law = Literal["equal", "uniform", "er", "er_matrix", "erk"]
 LAWS: dict[Law, str] = {

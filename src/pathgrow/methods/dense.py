@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathgrow.method import Method
+from pathgrow.methods.method import Method
 from pathgrow.methods.picks import everything
 
 

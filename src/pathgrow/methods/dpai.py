@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from pathgrow.errors import UserError
+from pathgrow.graph import guess_example_input, read
 from pathgrow.masks import Masks
-from pathgrow.method import Method
 from pathgrow.methods.allocation import allocated_count
+from pathgrow.methods.method import Method
 from pathgrow.methods.path_counts import PathCounts
 from pathgrow.methods.schedules import require_density
-from pathgrow.net import Net
-from pathgrow.wiring import guess_example_input, read
+from pathgrow.methods.view import Net
 
 _LEAK = 2.0**-20
 """What a missing weight lets through while no path is whole. Paths that lack fewest then carry nearly everything ..."""

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from pathgrow.errors import UserError
 from pathgrow.masks import Masks
-from pathgrow.method import Change, Memory, Method, Progress
+from pathgrow.masks.sampling import top_k
 from pathgrow.methods.allocation import RandomByLaw
+from pathgrow.methods.method import Change, Memory, Method, Progress
 from pathgrow.methods.picks import magnitudes
-from pathgrow.methods.rewiring import any_of, apportioned, count, largest, present, with_present
+from pathgrow.methods.rewire import any_of, apportioned, count, largest, present, with_present
 from pathgrow.methods.schedules import require_end, require_steps
-from pathgrow.net import Net
-from pathgrow.sampling import top_k
+from pathgrow.methods.view import Net
 
 
 def dsr(

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from pathgrow.masks import Masks
-from pathgrow.method import Memory, Method
 from pathgrow.methods.allocation import allocated
+from pathgrow.methods.method import Memory, Method
 from pathgrow.methods.picks import everything
 from pathgrow.methods.schedules import require_density
-from pathgrow.net import Net
+from pathgrow.methods.view import Net
 from pathgrow.rng import generator
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
-from pathgrow.method import Method
+from pathgrow.methods.method import Method
 
 Clause = Literal["exact_count", "off_is_zero"]
 """What a method may be excepted from.

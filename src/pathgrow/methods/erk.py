@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pathgrow.method import Method
 from pathgrow.methods.allocation import RandomByLaw
+from pathgrow.methods.method import Method
 from pathgrow.methods.schedules import require_density
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from pathgrow.masks import Masks
-from pathgrow.method import Method
-from pathgrow.net import Net
+from pathgrow.methods.method import Method
+from pathgrow.methods.view import Net
 
 
 def fixed(masks: Masks) -> Method:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathgrow.method import Method
+from pathgrow.masks.sampling import sample_proportional
+from pathgrow.methods.method import Method
 from pathgrow.methods.picks import ByScore, by_walks
 from pathgrow.methods.schedules import GrowEachRound
-from pathgrow.net import Net
-from pathgrow.sampling import sample_proportional
+from pathgrow.methods.view import Net
 
 
 def gcg(*, gamma: float = 0.25, start_density: float | None = None, target_density: float | None = None) -> Method:

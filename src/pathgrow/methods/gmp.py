@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pathgrow.method import Method
+from pathgrow.masks.sampling import top_k
+from pathgrow.methods.method import Method
 from pathgrow.methods.picks import ByScore, everything, smallness
 from pathgrow.methods.schedules import PruneCubically, interval
-from pathgrow.sampling import top_k
 
 
 def gmp(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathgrow.method import Method
+from pathgrow.masks.sampling import top_k
+from pathgrow.methods.method import Method
 from pathgrow.methods.picks import ByScore, by_walks
 from pathgrow.methods.schedules import GrowEachRound
-from pathgrow.net import Net
-from pathgrow.sampling import top_k
+from pathgrow.methods.view import Net
 
 
 def gradient_growth(

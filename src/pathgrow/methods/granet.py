@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 
 from pathgrow.masks import Masks
-from pathgrow.method import Change, Method, Progress
+from pathgrow.masks.sampling import top_k
 from pathgrow.methods.allocation import RandomByLaw
+from pathgrow.methods.method import Change, Method, Progress
 from pathgrow.methods.picks import smallness
-from pathgrow.methods.rewiring import RewireLayers, with_present
+from pathgrow.methods.rewire import RewireLayers, with_present
 from pathgrow.methods.schedules import Cosine, PruneCubically, RewireEvery, interval
-from pathgrow.net import Net
-from pathgrow.sampling import top_k
+from pathgrow.methods.view import Net
 
 _PUBLISHED_STEPS = 160 * 390
 """Of the paper's trainings on CIFAR."""

@@ -14,14 +14,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from pathgrow.errors import UserError
-from pathgrow.ledger import counting
+from pathgrow.graph.looking import uncompiled
+from pathgrow.graph.sample_counter import counting
 from pathgrow.masks import Masks
-from pathgrow.method import Method
+from pathgrow.masks.sampling import top_k
+from pathgrow.methods.method import Method
 from pathgrow.methods.schedules import require_density
-from pathgrow.net import Net, checked_loss, first_batches, probing
+from pathgrow.methods.view import Net, checked_loss, first_batches, probing
 from pathgrow.rng import derive
-from pathgrow.sampling import top_k
-from pathgrow.wiring.looking import uncompiled
 
 
 def grasp(*, density: float = 0.1, temperature: float = 200.0, num_batches: int = 1) -> Method:

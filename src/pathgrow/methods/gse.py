@@ -12,14 +12,14 @@ from torch import Tensor
 
 from pathgrow.errors import UserError, unknown_name
 from pathgrow.masks import Masks
-from pathgrow.method import Change, Method, Progress
+from pathgrow.masks.sampling import ZeroScores, sample_proportional, top_k
 from pathgrow.methods.allocation import RandomByLaw
 from pathgrow.methods.layer_signals import gradient_estimates
+from pathgrow.methods.method import Change, Method, Progress
 from pathgrow.methods.picks import magnitudes
-from pathgrow.methods.rewiring import Rate, any_of, count
+from pathgrow.methods.rewire import Rate, any_of, count
 from pathgrow.methods.schedules import Cosine, RewireEvery, floor_of, interval
-from pathgrow.net import Net
-from pathgrow.sampling import ZeroScores, sample_proportional, top_k
+from pathgrow.methods.view import Net
 
 Guide = Literal["uniform", "grabo", "graest"]
 _GUIDES = ("uniform", "grabo", "graest")

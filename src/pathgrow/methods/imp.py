@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathgrow.errors import UserError, is_number
-from pathgrow.method import Afterwards, Method
+from pathgrow.masks.sampling import top_k
+from pathgrow.methods.method import Afterwards, Method
 from pathgrow.methods.picks import ByScore, everything, smallness
 from pathgrow.methods.schedules import PruneEachRound, require_steps
-from pathgrow.sampling import top_k
 
 _REWIND_STEP, _OF_STEPS = 500, 10_000
 """Where late rewinding goes back to, in trainings of at least so many steps; shorter ones go back to the same share."""

@@ -9,11 +9,11 @@ import torch
 
 from pathgrow.errors import unknown_name
 from pathgrow.masks import Masks
-from pathgrow.method import Change, Memory, Method, Progress
 from pathgrow.methods.allocation import RandomByLaw
-from pathgrow.methods.rewiring import RewireLayers, count
+from pathgrow.methods.method import Change, Memory, Method, Progress
+from pathgrow.methods.rewire import RewireLayers, count
 from pathgrow.methods.schedules import Cosine, RewireEvery, interval
-from pathgrow.net import Net
+from pathgrow.methods.view import Net
 
 Criterion = Literal["gradient", "random"]
 _EVERY = {"gradient": 4000, "random": 1500}

@@ -14,8 +14,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from pathgrow.net import Net
-from pathgrow.wiring.looking import uncompiled
+from pathgrow.graph.looking import uncompiled
+from pathgrow.methods.view import Net
 
 Estimate = Literal["bound", "sketch"]
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)

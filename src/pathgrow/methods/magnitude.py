@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pathgrow.method import Method
+from pathgrow.masks.sampling import top_k
+from pathgrow.methods.method import Method
 from pathgrow.methods.picks import ByScore, magnitudes
 from pathgrow.methods.schedules import require_density
-from pathgrow.sampling import top_k
 
 
 def magnitude(*, density: float = 0.1) -> Method:

@@ -14,8 +14,8 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from pathgrow.wiring import Wiring
-from pathgrow.wiring.graph import Hop, Layer, Window, live_taps
+from pathgrow.graph import Wiring
+from pathgrow.graph.graph import Hop, Layer, Window, live_taps
 
 Scaled = tuple[Tensor, Tensor]
 """A vector whose largest entry is one, and the logarithm of what it was divided by; -inf for nothing at all."""
@@ -35,7 +35,7 @@ class PathCounts:
     """Counts paths of one wiring under many masks.
 
     >>> from torch import nn
-    >>> from pathgrow.wiring import read
+    >>> from pathgrow.graph import read
     >>> net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
     >>> counts = PathCounts(read(net, torch.ones(1, 2)), torch.device("cpu"))
     >>> found = counts({"0.weight": torch.tensor([[1.0, 1.0], [0.0, 1.0]])})

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pathgrow import sampling
-from pathgrow.masks import Masks
-from pathgrow.net import Net
-from pathgrow.phew import phew
+from pathgrow.masks import Masks, sampling
+from pathgrow.methods.view import Net
+from pathgrow.walks.phew import phew
 
 Score = Callable[[Net], Mapping[str, Tensor]]
 """A number for every position, present or missing; higher is more worth having."""

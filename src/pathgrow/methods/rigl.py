@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathgrow.method import Method
 from pathgrow.methods.allocation import RandomByLaw
-from pathgrow.methods.rewiring import RewireLayers
+from pathgrow.methods.method import Method
+from pathgrow.methods.rewire import RewireLayers
 from pathgrow.methods.schedules import Cosine, RewireEvery
-from pathgrow.net import Net
+from pathgrow.methods.view import Net
 
 
 def rigl(

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from pathgrow.errors import UserError, is_number
-from pathgrow.method import Change, Progress
+from pathgrow.methods.method import Change, Progress
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from pathgrow.masks import Masks
-from pathgrow.method import Change, Memory, Method, Progress
 from pathgrow.methods.allocation import RandomByLaw
-from pathgrow.methods.rewiring import Rate, apportioned, count, largest, present, with_present
+from pathgrow.methods.method import Change, Memory, Method, Progress
+from pathgrow.methods.rewire import Rate, apportioned, count, largest, present, with_present
 from pathgrow.methods.schedules import Cosine, RewireEvery, interval
-from pathgrow.net import Net
+from pathgrow.methods.view import Net
 
 _MOMENTUM = 0.9
 _NEARLY_DENSE = 0.2

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from pathgrow.method import Method
+from pathgrow.masks.sampling import top_k
+from pathgrow.methods.method import Method
 from pathgrow.methods.picks import ByScore
 from pathgrow.methods.schedules import require_density
-from pathgrow.net import Net
-from pathgrow.sampling import top_k
+from pathgrow.methods.view import Net
 
 
 def snip(*, density: float = 0.1) -> Method:

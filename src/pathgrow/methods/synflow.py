@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from pathgrow.errors import UserError
+from pathgrow.graph.paths import signals
 from pathgrow.masks import Masks
-from pathgrow.method import Method
+from pathgrow.masks.sampling import top_k
+from pathgrow.methods.method import Method
 from pathgrow.methods.schedules import require_density
-from pathgrow.net import Net
-from pathgrow.paths import signals
-from pathgrow.sampling import top_k
+from pathgrow.methods.view import Net
 
 
 def synflow(*, density: float = 0.1, num_iterations: int = 100) -> Method:

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pathgrow.checkpoint import RunFolder
 from pathgrow.errors import UserError
 from pathgrow.report.reading import checked, is_training, progress_of
 from pathgrow.report.story import config_rows
 from pathgrow.report.training import epochs_trained
 from pathgrow.report.wanted import COMPARED_DISCOVERY
 from pathgrow.report.wording import counted
-from pathgrow.runs import RunFolder
 
 _NO_DIFFERENCE = ("seed", "data_root", "threads", "ranks", "engine")
 """Two runs that differ only in these do the same, apart from the seed and from rounding."""

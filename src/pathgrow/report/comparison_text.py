@@ -7,11 +7,11 @@ import dataclasses
 import io
 from collections.abc import Callable
 
+from pathgrow.checkpoint import strict_json
 from pathgrow.errors import unknown_name
 from pathgrow.report.comparison import Comparison, Reference, Row
 from pathgrow.report.comparison_columns import columns_of, legend, title
 from pathgrow.report.comparison_table import drawn
-from pathgrow.runs import strict_json
 
 FORMAT = 1
 WIDTH = 120

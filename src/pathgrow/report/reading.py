@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pathgrow.checkpoint import RunFolder
 from pathgrow.errors import UserError
 from pathgrow.report.wanted import DISCOVERY, TRAINING
-from pathgrow.runs import RunFolder
 
 FORMAT = 1
 

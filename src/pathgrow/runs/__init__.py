@@ -1,7 +1,1 @@
-"""Run folders: stages remembered on disk, so that re-running is resuming."""
-
-from pathgrow.runs.folder import RunFolder
-from pathgrow.runs.shared import SharedStore
-from pathgrow.runs.store import Facts, MemoryStore, Stage, Store
-
-__all__ = ["Facts", "MemoryStore", "RunFolder", "SharedStore", "Stage", "Store"]
+"""From a config to a finished run directory: training by one method, and density discovery."""

@@ -13,8 +13,8 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
+from pathgrow.graph.graph import Axis, Flags, Hop, Layer, Units, Window, Wiring
 from pathgrow.walks.sets import EMPTY, Catalogue, Moves, Numbers
-from pathgrow.wiring.graph import Axis, Flags, Hop, Layer, Units, Window, Wiring
 
 Sets = tuple[Flags, ...]
 """Alive positions: `[sets, size]` per axis; (): not tracked, all of them may be alive."""

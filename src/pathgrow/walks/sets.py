@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from pathgrow.wiring.graph import Flags, Units
+from pathgrow.graph.graph import Flags, Units
 
 Numbers = npt.NDArray[np.int32]
 

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pathgrow.walks.law import END, Floats, Law
+from pathgrow.graph.graph import Flags, Layer, Units
 from pathgrow.walks.positions import UNTRACKED, Places, Positions
-from pathgrow.wiring.graph import Flags, Layer, Units
+from pathgrow.walks.transitions import END, Floats, Law
 
 T = TypeVar("T", bound=np.generic)
 

@@ -1,0 +1,43 @@
+"""One store for several processes: that of the first, with which the others need no disk in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from pathgrow.checkpoint.store import Facts, Stage, Store
+from pathgrow.distributed.comm import Team
+
+
+class SharedStore:
+    """What the first of a team stores, and all of them find; implements `Store`.
+
+    Parameters
+    ----------
+    store
+        Where the first keeps stages; the stores of the others are never used.
+    """
+
+    def __init__(self, team: Team, store: Store) -> None:
+        self._team = team
+        self._store = store
+
+    def load(self, stage: str) -> Stage | None:
+        """Read by the first, sent to all, so that one missing or damaged stage is missing for everybody."""
+
+        def read() -> Stage | None:
+            found = self._store.load(stage)
+            if found is None:
+                return None
+            # Sent from the CPU: the others do not have the first one's device.
+            return Stage(dict(found.facts), {name: tensor.cpu() for name, tensor in found.tensors.items()})
+
+        return self._team.from_first(read)
+
+    def save(self, stage: str, facts: Facts, tensors: Mapping[str, Tensor] | None = None) -> None:
+        """Written by the first; nobody goes on before it is there."""
+        self._team.only_first(lambda: self._store.save(stage, facts, tensors))
+
+    def forget_tensors(self, stage: str) -> None:
+        self._team.only_first(lambda: self._store.forget_tensors(stage))

@@ -1,0 +1,1 @@
+"""The `pathgrow` command: one file per subcommand."""

@@ -1,0 +1,37 @@
+"""The one reader of models: scope, path scores, walks, FLOPs and topology are all built on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from pathgrow.graph.graph import Axis, Hop, Layer, Space, Window, Wiring
+from pathgrow.graph.inputs import guess_example_input
+from pathgrow.graph.tracer import Reader
+
+
+def read(model: nn.Module, example_input: Any = None) -> Wiring:
+    """How the weights of a module are wired, from one recorded pass over one sample.
+
+    Parameters
+    ----------
+    model
+        Any module whose forward is made of known torch functions; it is not changed.
+    example_input
+        One batch as the model takes it: a tensor, a tuple of arguments or a dict of keyword arguments.
+        None: guessed, for models that say what they take.
+
+    Examples
+    --------
+    >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> [layer.name for layer in read(net, torch.ones(1, 4)).layers]
+    ['0.weight', '2.weight']
+    """
+    if example_input is None:
+        example_input = guess_example_input(model)
+    return Reader(model, dtype=torch.float32).run(example_input).wiring
+
+
+__all__ = ["Axis", "Hop", "Layer", "Space", "Window", "Wiring", "guess_example_input", "read"]

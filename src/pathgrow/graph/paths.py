@@ -1,0 +1,192 @@
+"""Path signals: sums of products of weights along paths, for PathGrow, the topology measures and the trace gain.
+
+Replace every weight by its magnitude. The sum, over all paths from input to output, of the product of the weights on
+the path is then the network's output for an all-ones input (R, the total PWMP). The score of a weight is dR/d|w|: the
+same sum over the paths through its position, of the product of the *other* weights, for present and missing weights
+alike (Yao & Dovrolis, "Gradual Capacity Growth", eq. 4). One forward and one backward pass of one sample give all
+scores.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pathgrow.errors import UserError
+from pathgrow.graph import Wiring, guess_example_input
+from pathgrow.graph.tracer import BatchNorm, Reader, Reading, Use
+
+
+@dataclass(frozen=True, eq=False)
+class UnitSignals:
+    """What arrives at each output unit of one layer and what leaves from it, summed over positions."""
+
+    complexity: Tensor
+    """Sum over paths from the input to the unit of the product of weights."""
+    generality: Tensor
+    """Sum over paths from the unit to the output."""
+    centrality: Tensor
+    """Share of all path weight that runs through the unit (complexity times generality, position by position)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Signals:
+    """One forward and backward pass over the path network. Scores are computed on request, tensor by tensor."""
+
+    reading: Reading
+    generalities: tuple[Tensor, ...]
+    model: nn.Module
+    opened: frozenset[int]
+    """Layers whose all-zero weights were counted as ones."""
+
+    @property
+    def wiring(self) -> Wiring:
+        """How the weights are wired."""
+        return self.reading.wiring
+
+    @property
+    def log2_total(self) -> float:
+        """Logarithm of the total over all paths; finite at any depth."""
+        return math.log2(float(self.reading.total.detach())) + self.reading.exponent
+
+    @property
+    def total(self) -> float:
+        """Total over all paths (R); `inf` where it does not fit a float."""
+        value = float(self.reading.total.detach())
+        return math.ldexp(value, self.reading.exponent) if self.log2_total < 1023 else math.inf
+
+    @cached_property
+    def units(self) -> dict[int, UnitSignals]:
+        """Per layer index: the signals of its output units."""
+        found = {}
+        total = self.reading.total.detach()
+        for use, generality in zip(self.reading.uses, self.generalities, strict=True):
+            value = use.output.detach()
+            before, after = use.wire.exponent, self.reading.exponent - use.wire.exponent
+            found[use.layer.index] = UnitSignals(
+                complexity=torch.ldexp(_per_unit(use, value), torch.tensor(before, device=value.device)),
+                generality=torch.ldexp(_per_unit(use, generality), torch.tensor(after, device=value.device)),
+                centrality=_per_unit(use, value * generality) / total,
+            )
+        return found
+
+    def scores(self) -> Iterator[tuple[str, Tensor]]:
+        """Score of every position of every conv and linear weight, one tensor at a time, divided by the total."""
+        parameters = dict(self.model.named_parameters())
+        waiting: dict[str, list[tuple[Use, Tensor]]] = {}
+        for use, generality in zip(self.reading.uses, self.generalities, strict=True):
+            if use.layer.name is not None:
+                waiting.setdefault(use.layer.name, []).append((use, generality))
+        total = self.reading.total.detach()
+        for name, uses in waiting.items():
+            score = torch.zeros(parameters[name].shape, dtype=torch.float64, device=total.device)
+            for use, generality in uses:
+                (gradient,) = torch.autograd.grad(use.output, use.weight, generality, retain_graph=True)
+                use.layer.lay_(gradient / total, score)
+            yield name, score
+
+
+def signals(
+    model: nn.Module,
+    example_input: Any = None,
+    masks: Mapping[str, Tensor] | None = None,
+    *,
+    squared: bool = False,
+    batch_norm: BatchNorm = "identity",
+    blocked: Mapping[int, Tensor] | None = None,
+    opened: frozenset[int] | None = None,
+) -> Signals:
+    """Complexity, generality and scores of a network in float64.
+
+    Parameters
+    ----------
+    model, example_input
+        Any module the reader understands, and one batch as it takes it (only its shape matters).
+    masks
+        Present weights by parameter name; parameters not named are dense. None: weights as they are.
+    squared
+        Square the weights: scores are then the gain in path-kernel trace from adding a zero weight at a position.
+    batch_norm
+        "identity", or "scale": a channel counts by |gamma| / sqrt(running variance).
+    blocked
+        By layer index: output units to take out of the network.
+    opened
+        Indices of layers whose all-zero weights count as ones; None: chosen here where otherwise every path is zero.
+    """
+    if example_input is None:
+        example_input = guess_example_input(model)
+
+    def read(opened: frozenset[int]) -> Reading:
+        reader = Reader(
+            model, dtype=torch.float64, masks=masks, power=2 if squared else 1, batch_norm=batch_norm,
+            blocked=blocked, opened=opened, gradients=True,
+        )  # fmt: skip
+        return reader.run(example_input)
+
+    may_open = opened is None and not blocked
+    opened = opened or frozenset()
+    reading = read(opened)
+    if float(reading.total.detach()) == 0.0 and may_open:
+        # A zero-initialised head (or branch) has no preference among paths: count its weights as equal.
+        empty = frozenset(u.layer.index for u in reading.uses if not bool(u.weight.detach().any()))
+        switchable = frozenset(u.layer.index for u in reading.uses if u.layer.name in (masks or {}))
+        opened = empty - switchable
+        reading = read(opened)
+        if float(reading.total.detach()) == 0.0:
+            cut = sorted({u.layer.name or "(computed)" for u in reading.uses if not bool(u.weight.detach().any())})
+            where = f"these layers have no non-zero weight: {', '.join(cut[:4])}" if cut else "the masks cut every path"
+            raise UserError(
+                f"no path with non-zero weights leads from input to output, so all path scores would be zero; {where}: "
+                "start from denser masks or initialise these weights"
+            )
+    outputs = [use.output for use in reading.uses]
+    total = reading.total
+    found = torch.autograd.grad(total, outputs, retain_graph=True, allow_unused=True) if total.requires_grad else ()
+    generalities = tuple(
+        torch.zeros_like(output) if gradient is None else gradient.detach()
+        for output, gradient in zip(outputs, found or [None] * len(outputs), strict=True)
+    )
+    return Signals(reading, generalities, model, opened)
+
+
+def path_scores(
+    model: nn.Module,
+    example_input: Any = None,
+    masks: Mapping[str, Tensor] | None = None,
+    *,
+    batch_norm: BatchNorm = "identity",
+) -> dict[str, Tensor]:
+    """PWMP score of every position, present or missing, of every conv and linear weight (float64).
+
+    Scores are divided by the total over all paths. A weight that no path reaches (query and key projections, the layers
+    of a multiplicative gate) scores zero.
+
+    Examples
+    --------
+    >>> net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU(), nn.Linear(2, 1, bias=False))
+    >>> with torch.no_grad():
+    ...     _ = net[0].weight.copy_(torch.tensor([[1.0, -2.0], [0.0, 3.0]]))
+    ...     _ = net[2].weight.copy_(torch.tensor([[1.0, -1.0]]))
+    >>> scores = path_scores(net, torch.ones(1, 2))
+    >>> scores["2.weight"] * 6  # the total over all paths is 6
+    tensor([[3., 3.]], dtype=torch.float64)
+    """
+    return dict(signals(model, example_input, masks, batch_norm=batch_norm).scores())
+
+
+def trace_gains(
+    model: nn.Module, example_input: Any = None, masks: Mapping[str, Tensor] | None = None
+) -> dict[str, Tensor]:
+    """Gain in path-kernel trace from adding a zero weight at each position, up to one common factor (float64)."""
+    return dict(signals(model, example_input, masks, squared=True).scores())
+
+
+def _per_unit(use: Use, values: Tensor) -> Tensor:
+    axes = [axis for axis in range(values.ndim) if axis != use.unit_axis]
+    return values.sum(axes) if axes else values.clone()

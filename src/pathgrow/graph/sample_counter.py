@@ -1,0 +1,47 @@
+"""Counts the samples that a model is trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from pathgrow.graph.inputs import tensors_in
+
+
+class SampleCounter:
+    """A forward hook that counts the samples a model is trained on."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if module.training and torch.is_grad_enabled():
+            first = next(tensors_in([*args, *kwargs.values()]), None)
+            if first is not None:
+                self.samples += first.shape[0] if first.dim() else 1
+
+
+@contextmanager
+def counting(model: nn.Module) -> Iterator[SampleCounter]:
+    """Count the training samples of a block, which are those of forward passes in training mode with gradients on.
+
+    The leading dimension of the first tensor among the arguments is the number of samples.
+
+    >>> model = nn.Linear(2, 1)
+    >>> with counting(model) as counter:
+    ...     _ = model(torch.zeros(8, 2))
+    ...     with torch.no_grad():
+    ...         _ = model(torch.zeros(100, 2))
+    >>> counter.samples
+    8
+    """
+    counter = SampleCounter()
+    handle = model.register_forward_pre_hook(counter, with_kwargs=True)
+    try:
+        yield counter
+    finally:
+        handle.remove()

@@ -1,0 +1,305 @@
+"""What the wiring of a sparse network looks like: path weight, tau-core, dead units, layer densities.
+
+The tau-core (Batta et al. 2021) is a small set of units such that the paths through them carry a share `tau` of all
+path weight. A small core is a bottleneck. A unit is an output channel of a layer, summed over the positions of its map.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from pathgrow.errors import UserError
+from pathgrow.graph import Layer, Wiring
+from pathgrow.graph.flops import forward_macs
+from pathgrow.graph.paths import Signals, signals
+from pathgrow.graph.reachability import alive_units, dead_units, isolated_units
+from pathgrow.graph.scope import output_layers
+from pathgrow.masks import Masks
+
+Floats = npt.NDArray[np.float64]
+
+GLOBAL_LIMIT = 5e9
+"""Multiply-adds that `measure` may spend on the global core: one or two seconds on two CPU cores."""
+_PASS_OVERHEAD = 5e7
+"""What each pass through the model costs in addition, as multiply-adds."""
+_ROUNDING = 1e-12
+
+
+@dataclass(frozen=True)
+class TauCore:
+    """Sizes of tau-cores: of the whole network, and of each layer by itself."""
+
+    tau: float
+    size: int
+    """Number of hidden units, chosen greedily until the paths through them carry `tau` of all path weight."""
+    coverage: float
+    """The share they carry; below `tau` only where some paths avoid every hidden unit."""
+    layer_sizes: dict[str, int]
+    """Per layer: the fewest units that carry `tau` of what runs through the layer."""
+    layer_ratios: dict[str, float]
+    """The same as a share of the layer's width (units on some path of the dense network)."""
+
+    @property
+    def mean_ratio(self) -> float:
+        """Average over layers: low where paths squeeze through few units."""
+        return _mean(self.layer_ratios)
+
+
+@dataclass(frozen=True)
+class Topology:
+    """One look at a sparse network; `as_dict` gives it as JSON values."""
+
+    density: float
+    num_on: int
+    total: float | None
+    """Total over all paths of the product of magnitudes (PWMP); None where it does not fit a float."""
+    log10_total: float
+    tau: float
+    tau_core_size: int | None
+    """Global tau-core; None where it would cost more than the limit."""
+    tau_core_sizes: dict[str, int]
+    tau_core_ratios: dict[str, float]
+    mean_tau_core_ratio: float
+    num_dead: int
+    """Hidden units that lie on a path of the dense network and on none of kept weights."""
+    dead: dict[str, int]
+    num_isolated: int
+    """Hidden units of switchable layers without a kept weight coming in, or without a kept way out."""
+    num_hidden: int
+    """Hidden units of switchable layers that lie on a path of the dense network."""
+    layer_densities: dict[str, float]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings and dicts."""
+        return asdict(self)
+
+
+def tau_core(model: nn.Module, example_input: Any, masks: Masks | None, tau: float = 0.9) -> TauCore:
+    """The tau-core of a masked network, global and per layer.
+
+    The global core is greedy: the unit with the most path weight joins, all its paths are removed, and so on. Layers
+    with switchable weights each have a core of their own. The units of the output layer are in no core.
+
+    Examples
+    --------
+    >>> net = nn.Sequential(nn.Linear(2, 3, bias=False), nn.Linear(3, 2, bias=False), nn.Linear(2, 2, bias=False))
+    >>> rows = [[[1, -2], [0, 3], [-1, 0]], [[2, 0, -1], [0, 1, 0]], [[1, 0], [-2, 3]]]
+    >>> for layer, weight in zip(net, rows):
+    ...     layer.weight.data = torch.tensor(weight, dtype=torch.float32)
+    >>> masks = Masks({f"{i}.weight": layer.weight != 0 for i, layer in enumerate(net)})
+    >>> core = tau_core(net, torch.ones(1, 2), masks)
+    >>> core.size, core.layer_sizes, round(core.mean_ratio, 4)
+    (2, {'0.weight': 2, '1.weight': 2}, 0.8333)
+    """
+    _check(model, masks, tau)
+    found = signals(model, example_input, masks)
+    sizes, ratios = _layer_cores(found, masks, tau)
+    size, coverage = _global_core(model, example_input, masks, tau, found)
+    return TauCore(tau, size, coverage, sizes, ratios)
+
+
+def path_kernel_trace(model: nn.Module, example_input: Any, masks: Masks | None = None) -> float:
+    """Trace of the path kernel: over all paths and present weights, the squared product of the path's other weights.
+
+    Present is what the masks keep, and everything that no mask covers, zero or not. Meant for small nets: it is `inf`
+    beyond the range of a float. Assumes that no path uses a weight twice (no tied layers in series).
+
+    Examples
+    --------
+    >>> net = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
+    >>> _ = net[0].weight.data.fill_(2.0), net[1].weight.data.fill_(3.0)
+    >>> path_kernel_trace(net, torch.ones(1, 1))  # one path, two weights: 3 squared plus 2 squared
+    13.0
+    """
+    found = signals(model, example_input, masks, squared=True)
+    share = 0.0
+    for name, gain in found.scores():
+        present = gain if masks is None or name not in masks else gain[masks[name].to(gain.device)]
+        share += float(present.sum())
+    return share * found.total
+
+
+def measure(
+    model: nn.Module, example_input: Any, masks: Masks, *, tau: float = 0.9, global_limit: float = GLOBAL_LIMIT
+) -> Topology:
+    """Everything that is recorded about a network's topology in a round.
+
+    Parameters
+    ----------
+    global_limit
+        Multiply-adds that the global tau-core may cost; it is left out (None) where the estimate is above.
+    """
+    _check(model, masks, tau)
+    found = signals(model, example_input, masks)
+    wiring = found.wiring
+    sizes, ratios = _layer_cores(found, masks, tau)
+    affordable = _estimated_cost(found, tau) <= global_limit
+    cut = dead_units(wiring, masks)
+    dead = {key: int(cut[layer.index].sum()) for key, layer in _keyed(_hidden(wiring))}
+    num_isolated, num_hidden = count_isolated(wiring, masks)
+    total = found.total
+    return Topology(
+        density=masks.density,
+        num_on=masks.num_on,
+        total=total if math.isfinite(total) else None,
+        log10_total=found.log2_total * math.log10(2),
+        tau=tau,
+        tau_core_size=_global_core(model, example_input, masks, tau, found)[0] if affordable else None,
+        tau_core_sizes=sizes,
+        tau_core_ratios=ratios,
+        mean_tau_core_ratio=_mean(ratios),
+        num_dead=sum(dead.values()),
+        dead=dead,
+        num_isolated=num_isolated,
+        num_hidden=num_hidden,
+        layer_densities={name: _layer_density(kept, masks.scope[name]) for name, kept in masks.items()},
+    )
+
+
+# -- per layer ----------------------------------------------------------------------------------------------------
+
+
+def _layer_cores(found: Signals, masks: Masks | None, tau: float) -> tuple[dict[str, int], dict[str, float]]:
+    """Within a layer no path passes two units, so sorting by centrality is exact."""
+    wiring = found.wiring
+    layers = [layer for layer in _hidden(wiring) if layer.name is not None and (masks is None or layer.name in masks)]
+    if not layers:
+        raise UserError("the tau-core needs a hidden layer with switchable weights: these masks cover none")
+    alive = alive_units(wiring)
+    sizes, ratios = {}, {}
+    for key, layer in _keyed(layers):
+        centrality = _array(found.units[layer.index].centrality)
+        sizes[key] = _fewest(centrality, tau * centrality.sum())
+        ratios[key] = sizes[key] / max(1, int(alive[layer.target].sum()))
+    return sizes, ratios
+
+
+def _fewest(shares: Floats, goal: float) -> int:
+    """How many of the largest shares reach a goal; 0 where there is nothing to reach."""
+    if goal <= 0:
+        return 0
+    sums = np.cumsum(np.sort(shares)[::-1])
+    return min(int(np.searchsorted(sums, goal * (1 - _ROUNDING))) + 1, len(shares))
+
+
+# -- of the whole network -----------------------------------------------------------------------------------------
+
+
+def _global_core(
+    model: nn.Module, example_input: Any, masks: Masks | None, tau: float, found: Signals
+) -> tuple[int, float]:
+    """Greedy core size and its coverage.
+
+    A pass gives every unit's centrality exactly, and centralities only fall as units join. So the unit with the largest
+    known centrality is the next to join whenever that value cannot have fallen since the last pass, that is, when no
+    unit that joined since then shares a path with it. Units of one layer never share a path, and the core of a network
+    mostly sits in few layers.
+    """
+    wiring = found.wiring
+    hidden = _hidden(wiring)
+    related = _related(wiring)
+    blocked = {layer.index: torch.zeros(layer.shape[0], dtype=torch.bool) for layer in hidden}
+    shares = {layer.index: _array(found.units[layer.index].centrality) for layer in hidden}
+    joined: set[int] = set()
+    """Layers with units that joined since the last pass."""
+    size, coverage = 0, 0.0
+    while coverage < tau * (1 - _ROUNDING):
+        index = max(shares, key=lambda i: float(shares[i].max()))
+        unit = int(shares[index].argmax())
+        if shares[index][unit] <= 0:
+            break
+        if any(index != other and index in related[other] for other in joined):
+            now = signals(model, example_input, masks, blocked=blocked, opened=found.opened)
+            left = float(now.reading.total.detach())
+            scale = 2.0 ** (now.log2_total - found.log2_total) if left > 0 else 0.0
+            coverage = 1.0 - scale
+            shares = {i: _array(now.units[i].centrality) * scale if left > 0 else 0 * shares[i] for i in shares}
+            joined.clear()
+            continue
+        size += 1
+        coverage += float(shares[index][unit])
+        shares[index][unit] = 0.0
+        blocked[index][unit] = True
+        joined.add(index)
+    return size, min(coverage, 1.0)
+
+
+def _related(wiring: Wiring) -> dict[int, set[int]]:
+    """By layer index: the layers that share a path with it."""
+    before: dict[int, set[int]] = {}
+    for space in wiring.spaces:
+        found = set().union(*(before[hop.source] for hop in wiring.hops_into[space.id]))
+        if (layer := wiring.layer_into.get(space.id)) is not None:
+            found |= before[layer.source] | {layer.index}
+        before[space.id] = found
+    related = {layer.index: before[layer.source].copy() for layer in wiring.layers}
+    for index, earlier in list(related.items()):
+        for other in earlier.copy():
+            related[other].add(index)
+    return related
+
+
+def _estimated_cost(found: Signals, tau: float) -> float:
+    """Multiply-adds of the global core, estimated from above: a pass per unit of the smallest core of one layer."""
+    hidden = _hidden(found.wiring)
+    shares = [_array(found.units[layer.index].centrality) for layer in hidden]
+    cuts = [_fewest(share, tau) for share in shares if share.sum() >= tau]
+    passes = min(cuts) if cuts else sum(len(share) for share in shares)
+    # Forward, and backward to activations only: twice the forward pass, whatever the masks, since tensors are dense.
+    return passes * (2 * forward_macs(found.wiring) + _PASS_OVERHEAD)
+
+
+# -- small parts --------------------------------------------------------------------------------------------------
+
+
+def _hidden(wiring: Wiring) -> list[Layer]:
+    outputs = set(output_layers(wiring))
+    return [layer for layer in wiring.layers if layer.index not in outputs]
+
+
+def _keyed(layers: list[Layer]) -> list[tuple[str, Layer]]:
+    """Layers with distinct names; a weight that is used again has the number of the use in its name."""
+    uses: dict[str, int] = {}
+    found = []
+    for layer in layers:
+        name = layer.name or f"layer {layer.index}"
+        uses[name] = uses.get(name, 0) + 1
+        found.append((name if uses[name] == 1 else f"{name} (use {uses[name]})", layer))
+    return found
+
+
+def _layer_density(kept: Tensor, inside: Tensor) -> float:
+    return int((kept & inside).sum()) / max(1, int(inside.sum()))
+
+
+def _array(values: Tensor) -> Floats:
+    array: Floats = values.detach().cpu().numpy().copy()
+    return array
+
+
+def _mean(values: dict[str, float]) -> float:
+    return sum(values.values()) / len(values)
+
+
+def _check(model: nn.Module, masks: Masks | None, tau: float) -> None:
+    if not 0 < tau <= 1:
+        raise UserError(f"tau is a share of all path weight, in (0, 1], but {tau!r} was given: the usual one is 0.9")
+    if masks is not None:
+        masks.check(model)
+
+
+def count_isolated(wiring: Wiring, masks: Masks) -> tuple[int, int]:
+    """How many hidden units of switchable layers are isolated, and how many there are; both on dense paths only."""
+    isolated, dense, outputs = isolated_units(wiring, masks), alive_units(wiring), set(output_layers(wiring))
+    hidden = [layer for layer in wiring.layers if layer.name in masks and layer.index not in outputs]
+    return (
+        sum(int(isolated[layer.index].sum()) for layer in hidden),
+        sum(int(dense[layer.target].sum()) for layer in hidden),
+    )

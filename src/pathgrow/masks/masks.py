@@ -1,0 +1,345 @@
+"""Masks: bool tensors beside plain weights, and the scope of positions that may be switched.
+
+A weight stays a plain parameter; its mask lies beside it under the parameter's name. Masks are never inferred from
+zeros. They are edited in place (`masks[name].copy_(...)`, `masks |= picks`), never rebound, so whoever holds one of
+the tensors (an optimizer hook, a captured CUDA graph) sees every change.
+
+The *scope* says which positions may be switched. One class serves two readings of "True", and what lies outside the
+scope tells them apart:
+
+- `Masks(...)`: True = the weight is kept. Outside the scope weights stay dense, so those positions are True.
+- `Masks.select(...)`: True = the position is chosen (candidates, sampled picks, a scope). Outside, nothing is: False.
+
+Nothing else has to be remembered, because plain Boolean algebra keeps both readings straight: a mask plus a selection
+(`|`) or less one (`-`) is a mask; what a mask and a selection share (`&`) is a selection.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from pathgrow.errors import UserError
+from pathgrow.masks import mask_io
+
+
+class Masks(Mapping[str, Tensor]):
+    """Bool tensors by parameter name, with the positions that may be switched.
+
+    Parameters
+    ----------
+    tensors : mapping of parameter name to bool tensor
+        True where a weight is kept. The tensors are held, not copied.
+    scope : mapping of parameter name to bool tensor, optional
+        True where a weight may be switched; without it, everywhere. Outside it `tensors` must be True.
+
+    Examples
+    --------
+    >>> masks = Masks({"fc.weight": torch.tensor([[True, False], [False, False]])})
+    >>> masks.num_on, masks.num, masks.density
+    (1, 4, 0.25)
+    >>> masks |= Masks.select({"fc.weight": torch.tensor([[False, True], [False, False]])})
+    >>> masks.density
+    0.5
+    """
+
+    __slots__ = ("_partial", "_tensors")
+
+    def __init__(self, tensors: Mapping[str, Tensor], scope: Mapping[str, Tensor] | None = None) -> None:
+        self._tensors = _bool_tensors(tensors, "a mask")
+        self._partial = _partial_scope(self._tensors, scope)
+        for name, inside in self._partial.items():
+            if not bool((self._tensors[name] | inside).all()):
+                raise UserError(
+                    f"the mask of {name!r} is False at positions outside its scope, where weights always stay: "
+                    "set them to True, or use Masks.select for a selection of positions"
+                )
+
+    @classmethod
+    def select(cls, tensors: Mapping[str, Tensor], scope: Mapping[str, Tensor] | None = None) -> Masks:
+        """A selection of positions inside `scope`: candidates, picks, or (with `scope=tensors`) a scope itself."""
+        chosen = _bool_tensors(tensors, "a selection")
+        partial = _partial_scope(chosen, scope)
+        for name, inside in partial.items():
+            if not bool((~chosen[name] | inside).all()):
+                raise UserError(
+                    f"the selection of {name!r} has positions outside its scope: only weights that may be switched "
+                    "can be selected, so remove those positions or widen the scope"
+                )
+        return cls._unchecked(chosen, partial)
+
+    @classmethod
+    def full(cls, model: nn.Module, scope: Mapping[str, Tensor] | None = None) -> Masks:
+        """Every weight kept: those of `scope`, or without one the weight of every linear and convolution layer."""
+        if scope is None:
+            parameters = _layer_weights(model)
+            return cls({name: torch.ones_like(p, dtype=torch.bool) for name, p in parameters.items()})
+        masks = cls({name: torch.ones_like(inside) for name, inside in scope.items()}, scope)
+        masks.check(model)
+        return masks
+
+    @classmethod
+    def empty(cls, scope: Mapping[str, Tensor]) -> Masks:
+        """Every weight that may be switched is off; those outside the scope stay."""
+        return cls({name: ~inside for name, inside in _bool_tensors(scope, "a scope").items()}, scope)
+
+    @classmethod
+    def restored(cls, tensors: Mapping[str, Tensor], scope: Mapping[str, Tensor]) -> Masks:
+        """Masks from tensors that were stored or sent, in the order of `scope` and on its devices."""
+        return cls({name: tensors[name].to(inside.device) for name, inside in scope.items()}, scope)
+
+    @classmethod
+    def _unchecked(cls, tensors: dict[str, Tensor], partial: dict[str, Tensor]) -> Masks:
+        masks = cls.__new__(cls)
+        masks._tensors = tensors
+        masks._partial = partial
+        return masks
+
+    # A mapping whose tensors can be edited but not exchanged.
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __repr__(self) -> str:
+        return f"Masks({len(self)} tensors, {self.num_on:,} of {self.num:,} on)"
+
+    @property
+    def scope(self) -> dict[str, Tensor]:
+        """The positions that may be switched, by name; not to be edited."""
+        return {name: self._inside(name) for name in self._tensors}
+
+    def _inside(self, name: str) -> Tensor:
+        if name in self._partial:
+            return self._partial[name]
+        tensor = self._tensors[name]
+        # One True, expanded to the whole shape: a scope of everything costs no memory.
+        return torch.ones((), dtype=torch.bool, device=tensor.device).expand(tensor.shape)
+
+    # Counting.
+
+    @property
+    def num(self) -> int:
+        """Positions that may be switched."""
+        return sum(
+            int(torch.count_nonzero(self._partial[name])) if name in self._partial else tensor.numel()
+            for name, tensor in self._tensors.items()
+        )
+
+    @property
+    def num_on(self) -> int:
+        """Positions that may be switched and are True."""
+        # Not `sum`: it first turns a bool tensor into one of eight times the size.
+        return sum(
+            int(torch.count_nonzero(tensor & self._partial[name] if name in self._partial else tensor))
+            for name, tensor in self._tensors.items()
+        )
+
+    @property
+    def density(self) -> float:
+        """Share of the positions that may be switched and are True."""
+        num = self.num
+        if num == 0:
+            raise UserError("density is undefined for masks without a switchable weight: widen the scope")
+        return self.num_on / num
+
+    # Set algebra. Operands must share names, shapes and scope.
+
+    def present(self) -> Masks:
+        """The positions that may be switched and are on, as a selection."""
+        return self._map(lambda tensor, inside: tensor & inside)
+
+    def missing(self) -> Masks:
+        """The positions that may be switched and are off, as a selection: candidates for growth."""
+        return self._map(lambda tensor, inside: inside & ~tensor)
+
+    def __or__(self, other: Masks) -> Masks:
+        return self._combine(other, torch.logical_or)
+
+    def __and__(self, other: Masks) -> Masks:
+        return self._combine(other, torch.logical_and)
+
+    def __sub__(self, other: Masks) -> Masks:
+        return self._combine(other, lambda mine, theirs: mine & ~theirs)
+
+    # `masks |= picks` must edit the tensors: Python's default would silently rebind the name to a copy.
+
+    def __ior__(self, other: Masks) -> Masks:
+        return self.copy_(self | other)
+
+    def __iand__(self, other: Masks) -> Masks:
+        return self.copy_(self & other)
+
+    def __isub__(self, other: Masks) -> Masks:
+        return self.copy_(self - other)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Masks):
+            return NotImplemented
+        return (
+            self._difference(other) is None
+            and self._same_scope(other)
+            and all(torch.equal(tensor, other[name].to(tensor.device)) for name, tensor in self.items())
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # tensors change in place
+
+    def _map(self, function: Callable[[Tensor, Tensor], Tensor]) -> Masks:
+        tensors = {name: function(tensor, self._inside(name)) for name, tensor in self._tensors.items()}
+        return Masks._unchecked(tensors, self._partial)
+
+    def _combine(self, other: Masks, function: Callable[[Tensor, Tensor], Tensor]) -> Masks:
+        if not isinstance(other, Masks):
+            return NotImplemented
+        self._require_like(other)
+        tensors = {name: function(tensor, other[name].to(tensor.device)) for name, tensor in self._tensors.items()}
+        return Masks._unchecked(tensors, self._partial)
+
+    def _require_like(self, other: Masks) -> None:
+        if (difference := self._difference(other)) is not None:
+            raise UserError(f"these masks do not belong together: {difference}; use masks of the same model")
+        if not self._same_scope(other):
+            raise UserError("these masks do not belong together: their scopes differ; give both the same scope")
+
+    def _difference(self, other: Masks) -> str | None:
+        if only := self._tensors.keys() ^ other._tensors.keys():
+            return f"only one of them has {min(only)!r}"
+        for name, tensor in self._tensors.items():
+            if tensor.shape != other[name].shape:
+                return f"{name!r} is {tuple(tensor.shape)} in one and {tuple(other[name].shape)} in the other"
+        return None
+
+    def _same_scope(self, other: Masks) -> bool:
+        if self._partial is other._partial:
+            return True
+        return self._partial.keys() == other._partial.keys() and all(
+            torch.equal(inside, other._partial[name].to(inside.device)) for name, inside in self._partial.items()
+        )
+
+    # Copies, in place and elsewhere.
+
+    def clone(self) -> Masks:
+        """Independent tensors with the same values; the scope is shared."""
+        return Masks._unchecked({name: tensor.clone() for name, tensor in self._tensors.items()}, self._partial)
+
+    def to(self, device: torch.device | str | int) -> Masks:
+        """The same masks on another device."""
+        tensors, partial = (
+            {name: tensor.to(device) for name, tensor in group.items()} for group in (self._tensors, self._partial)
+        )
+        return Masks._unchecked(tensors, partial)
+
+    def copy_(self, other: Masks) -> Masks:
+        """Copy the values of `other` in place; returns itself."""
+        self._require_like(other)
+        for name, inside in self._partial.items():
+            if not torch.equal(self._tensors[name] | inside, other[name].to(inside.device) | inside):
+                raise UserError(
+                    f"a mask and a selection of {name!r} cannot be copied onto each other, they differ outside the "
+                    "scope: add a selection to a mask with |= or take it away with -="
+                )
+        for name, tensor in self._tensors.items():
+            tensor.copy_(other[name])
+        return self
+
+    # The model.
+
+    def check(self, model: nn.Module) -> None:
+        """Raise a `UserError` unless every mask has a parameter of its name and shape in `model`."""
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        for name, tensor in self._tensors.items():
+            if name not in parameters:
+                raise UserError(
+                    f"there is a mask for {name!r} but {type(model).__name__} has no such parameter: "
+                    "use masks of this model"
+                )
+            if parameters[name].shape != tensor.shape:
+                raise UserError(
+                    f"the mask of {name!r} is {tuple(tensor.shape)} but the parameter of {type(model).__name__} is "
+                    f"{tuple(parameters[name].shape)}: use masks of this model"
+                )
+
+    @torch.no_grad()
+    def apply_(self, model: nn.Module) -> Masks:
+        """Set the off weights of `model` to zero; returns itself."""
+        self.check(model)
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        for name, tensor in self._tensors.items():
+            # Filling, not multiplying: NaN * 0 is NaN.
+            parameters[name].masked_fill_(~tensor.to(parameters[name].device), 0)
+        return self
+
+    # Files.
+
+    def digest(self) -> str:
+        """SHA-256 of names, shapes, values and scope; equal masks have equal digests on every device."""
+        return mask_io.digest(self._tensors, self._partial)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one safetensors file, eight positions to a byte, atomically."""
+        mask_io.write(Path(path), self._tensors, self._partial)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Masks:
+        """Read what `save` wrote, onto the CPU; a damaged or foreign file is a `UserError`."""
+        tensors, partial = mask_io.read(Path(path))
+        on_outside = any(bool((tensors[name] & ~inside).any()) for name, inside in partial.items())
+        scope = {name: partial.get(name, torch.ones_like(tensor)) for name, tensor in tensors.items()}
+        return cls(tensors, scope) if on_outside else cls.select(tensors, scope)
+
+
+def _bool_tensors(tensors: Mapping[str, object], what: str) -> dict[str, Tensor]:
+    found = {
+        name: tensor for name, tensor in tensors.items() if isinstance(tensor, Tensor) and tensor.dtype == torch.bool
+    }
+    for name, tensor in tensors.items():
+        if name not in found:
+            got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise UserError(f"{name!r} is {got} but {what} is a torch.bool tensor: convert it, for example with != 0")
+    return found
+
+
+def _partial_scope(tensors: Mapping[str, Tensor], scope: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+    """Copies of the scope's tensors, without those that are True everywhere, which restrict nothing."""
+    if scope is None:
+        return {}
+    inside = _bool_tensors(scope, "a scope")
+    if only := tensors.keys() ^ inside.keys():
+        name = min(only)
+        holder, other = ("masks have", "scope has") if name in tensors else ("scope has", "masks have")
+        raise UserError(f"the {holder} {name!r} but the {other} not: masks and scope need the same names")
+    for name, tensor in tensors.items():
+        if inside[name].shape != tensor.shape:
+            raise UserError(
+                f"the mask of {name!r} is {tuple(tensor.shape)} but its scope is {tuple(inside[name].shape)}: "
+                "both need the shape of the parameter"
+            )
+    return {
+        name: flags.to(tensors[name].device, copy=True) for name, flags in inside.items() if not _true_everywhere(flags)
+    }
+
+
+def _true_everywhere(flags: Tensor) -> bool:
+    single = flags.numel() > 0 and not any(flags.stride())  # one element under every index, as `scope` gives it
+    return bool(flags[(0,) * flags.dim()] if single else flags.all())
+
+
+def _layer_weights(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The weights of linear and convolution layers by name; a tied weight once, as in `named_parameters`."""
+    layers = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+    weights = {id(module.weight) for module in model.modules() if isinstance(module, layers)}
+    found = {name: parameter for name, parameter in model.named_parameters() if id(parameter) in weights}
+    if not found:
+        raise UserError(
+            f"{type(model).__name__} has no linear or convolution weight to mask: give a scope of its parameters"
+        )
+    return found

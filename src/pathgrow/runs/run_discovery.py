@@ -1,0 +1,137 @@
+"""Run an experiment in a folder: begin it, go on with it, or find that it is done."""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from pathgrow.checkpoint import MemoryStore, RunFolder
+from pathgrow.density import words
+from pathgrow.distributed.comm import Team
+from pathgrow.masks import Masks
+from pathgrow.report.progress import Progress, Silent
+from pathgrow.runs.carry_out import carry_out
+from pathgrow.runs.diary import Diary, tell_resumption
+from pathgrow.runs.discover_config import Experiment
+from pathgrow.runs.discovery import discover
+from pathgrow.runs.observer import Observer
+from pathgrow.runs.options import Options
+from pathgrow.runs.phases import Phases, Score
+from pathgrow.runs.reported import draw, write_findings
+from pathgrow.runs.result import Discovery
+from pathgrow.trainer import Trainer
+from pathgrow.trainer.feed import batches_of
+
+_USUAL_PROBES = {"with a reference": 8, "without": 5}
+
+
+def run(
+    config: Experiment, out: str | os.PathLike[str], progress: Progress | None = None, team: Team | None = None
+) -> dict[str, Any]:
+    """The report of this experiment.
+
+    A finished folder is read, not run again; an unfinished one goes on where it was killed and ends with the same bits.
+
+    Parameters
+    ----------
+    out
+        The run folder. Where several processes work together it is on the machine of the first, which alone writes.
+    progress
+        Shows how the run goes, in the first process.
+    team
+        The processes that work together; None: those that `torchrun` started, else this one.
+    """
+    return carry_out(
+        config, out, lambda folder, team: _work(config, folder, progress or Silent(), team), _shown_report, team
+    )
+
+
+def _shown_report(folder: RunFolder) -> dict[str, Any]:
+    """The report of a finished run, with its pictures drawn."""
+    draw(folder)
+    return folder.report()
+
+
+def expected_epochs(config: Experiment, out: str | os.PathLike[str]) -> int:
+    """About how many epochs are left to train in a folder; how many a rule will ask for cannot be known."""
+    options = Options(**config.discovery())
+    span = (config.target_density or 1.0) / (config.start_density or 0.05)
+    num_rounds = math.ceil(math.log(max(span, 1.0)) / math.log1p(config.gamma))
+    expected = options.num_seed_epochs + num_rounds * (options.num_rough_epochs or Phases.longest)
+    if config.target_density is None:
+        usual = _USUAL_PROBES["without" if config.reference is None else "with a reference"]
+        expected += usual * options.num_probe_epochs
+    if config.target_density is not None or options.num_probe_epochs < config.budget:
+        expected += config.budget
+    if config.reference == "dense":
+        expected += config.budget
+    folder = RunFolder(out)
+    done = [int((folder.facts(stage) or {}).get("num_epochs", 0)) for stage in folder.stages]
+    return max(0, expected - sum(done))
+
+
+def _work(config: Experiment, folder: RunFolder | None, progress: Progress, team: Team) -> None:
+    """Discover, examine, write; only the first process has a folder."""
+    dataset = config.load_data()
+    if folder is not None and config.delta * len(dataset.val) < 1.0:
+        warnings.warn(
+            f"one of {words.counted(len(dataset.val), 'validation image')} is a step of {1 / len(dataset.val):.2g} in "
+            f"the score, more than delta ({config.delta:g}): the answer will be noise, so give a larger --delta, or "
+            "data with more images",
+            stacklevel=2,
+        )
+    if folder is not None:
+        tell_resumption(folder, progress, batches_of(len(dataset.train), config.recipe, config.ranks)[1])
+    trainer = Trainer(
+        dataset,
+        config.recipe,
+        config.engine,
+        num_epochs=None if folder is None else expected_epochs(config, folder.path),
+        on_epoch=progress.epoch,
+        team=team,
+    )
+    model, optimizer = trainer.place(config.new_model(dataset.classes))
+    # Without the number of validation examples (`num_val`), which would make answers more careful still: the rule was
+    # tuned without it, and its intervals cover the truth without it, see docs/design/train_and_compare.md.
+    found = discover(
+        model,
+        optimizer,
+        trainer,
+        trainer.evaluate(dataset.val),
+        dataset.example_input().to(trainer.mode.device),
+        seed=config.seed,
+        store=folder or MemoryStore(),
+        observer=Diary(folder, progress) if folder is not None else Observer(),
+        loss=trainer.loss,
+        batches=trainer.batches,
+        **config.discovery(),
+    )
+    # Everything is decided: only now is the test split looked at, once.
+    network, dense = found.examine(trainer.evaluate(dataset.test))
+    masks = [found.masks_at(round) for round in range(len(found.rounds))]
+    if folder is not None:
+        _write(config, folder, found, masks, network, dense)
+
+
+def _write(
+    config: Experiment,
+    folder: RunFolder,
+    found: Discovery,
+    masks: Sequence[Masks],
+    network: Score,
+    dense: Score | None,
+) -> None:
+    """All files of a finished run; the report goes last, since its presence means that the others are there."""
+    for round, grown in enumerate(masks):
+        folder.save_masks(round, grown)
+    weights_sha256 = folder.save_network(found.attached.model, found.masks)
+    report = found.report()
+    report["config"] = config.as_dict()
+    report["network"]["test"] = {"score": network.score, "loss": network.loss}
+    if dense is not None:
+        report["dense"]["test"] = {"score": dense.score, "loss": dense.loss}
+    report["weights_sha256"] = weights_sha256
+    write_findings(folder, found, report)

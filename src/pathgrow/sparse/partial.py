@@ -1,0 +1,80 @@
+"""The state of a long training that is half done, kept so that a killed run repeats a minute of it and not all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from pathgrow.checkpoint import RunFolder, Store
+from pathgrow.distributed.comm import ALONE, Team
+from pathgrow.sparse.attach import Attached
+from pathgrow.sparse.snapshot import put_back_, take
+
+PREFIX = "partial-"
+"""Begins the names under which half-done trainings are stored."""
+_NOISE = "noise/"
+_STEPS_BETWEEN_QUESTIONS = 64
+"""Processes that train together have to agree on when to save, which would hold them up if asked at every step."""
+
+
+def clear_partials(folder: RunFolder) -> None:
+    """Free half-done trainings in a finished run: a kill may have come between storing a stage and clearing up."""
+    for stage in folder.stages:
+        if stage.startswith(PREFIX):
+            folder.forget_tensors(stage)
+
+
+def half_done(folder: RunFolder) -> dict[str, int]:
+    """The stages of a run in whose middle it will go on, and how many steps of each need not be trained again."""
+    stored = folder.stages
+    steps: dict[str, int] = {}
+    for name in stored:
+        if name.startswith(PREFIX):
+            stage = name.removeprefix(PREFIX).rpartition("-")[0]  # what is left out is the part of its training
+            if stage not in stored and folder.has_tensors(name):
+                steps[stage] = steps.get(stage, 0) + int((folder.facts(name) or {}).get("step", 0))
+    return steps
+
+
+@dataclass(frozen=True)
+class Partial:
+    """Where one training saves its whole state now and then; trainers decide when, `seconds` says how often.
+
+    What is loaded is what was saved, bit for bit: weights, optimizer state, masks, clock, average, the number of steps
+    done and the state of the generator that dropout draws from, of which every process of a team has its own.
+    """
+
+    store: Store
+    name: str
+    seconds: float = 60.0
+    team: Team = ALONE
+
+    def is_due(self, step: int, seconds: float) -> bool:
+        """Whether to save after this step of the training, `seconds` after the last time."""
+        if self.team.size > 1 and step % _STEPS_BETWEEN_QUESTIONS:
+            return False
+        return self.is_worth(seconds)
+
+    def is_worth(self, seconds: float) -> bool:
+        """Whether this much work is worth saving; the clock of the first process decides."""
+        return self.team.from_first(lambda: seconds > self.seconds)
+
+    def save(self, attached: Attached, step: int, noise: Tensor) -> None:
+        """Save the state after `step` steps; `noise` is that of the generator for dropout."""
+        tensors, facts = take(attached)
+        noises = {f"{_NOISE}{rank}": state for rank, state in enumerate(self.team.gather(noise))}
+        self.store.save(self.name, {"step": step, "state": facts}, {**tensors, **noises})
+
+    def load(self, attached: Attached) -> tuple[int, Tensor] | None:
+        """Bring the network to the state saved last; returns its steps and its noise, or None if nothing was saved."""
+        found = self.store.load(self.name)
+        if found is None or not found.tensors:
+            return None
+        tensors = {name: tensor for name, tensor in found.tensors.items() if not name.startswith(_NOISE)}
+        put_back_(attached, tensors, found.facts["state"])
+        return int(found.facts["step"]), found.tensors[f"{_NOISE}{self.team.rank}"]
+
+    def forget(self) -> None:
+        """The stage is stored: what was half done is no longer needed."""
+        self.store.forget_tensors(self.name)

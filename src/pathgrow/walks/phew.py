@@ -1,0 +1,376 @@
+"""The PHEW seed (Patil & Dovrolis 2021): a sparse start made of whole input-output paths.
+
+Walks start in turn from the inputs and from the outputs and choose their way in proportion to weight magnitudes
+(`walks`). Every weight they use is kept, until the density is reached. Where the next whole walk does not fit, single
+weights between units of kept walks make up the rest, so that every kept weight is on a path at every density.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pathgrow.errors import UserError
+from pathgrow.graph import Wiring, guess_example_input, read
+from pathgrow.graph.graph import Flags, Layer, Units
+from pathgrow.graph.paths import path_scores
+from pathgrow.graph.scope import scope_of
+from pathgrow.graph.topology import count_isolated
+from pathgrow.masks import Masks, sampling
+from pathgrow.rng import generator
+from pathgrow.walks import Law, Walker, Walks
+
+START_DENSITIES = (0.01, 0.02, 0.03, 0.05)
+ISOLATED_SHARE = 0.05
+"""At most this share of the hidden units may be without a kept way in or out at the start density."""
+
+_MAX_CELLS = 2**22
+"""Spaces times walkers that move in one sweep: bounds the memory of a batch."""
+_MIN_WALKERS = 64
+"""Each way in one sweep: fewer would cost as much."""
+_MIN_FINDS = 1 / 2
+"""Walks go on while at least this share of their steps finds a new weight ..."""
+_MIN_STEPS = 2**21
+_MIN_STEPS_PER_WEIGHT = 4
+"""... and before that share counts, until they have made this many steps in all, or this many per weight."""
+_POOL = 2048
+"""Marked walks that are kept for splicing."""
+_TRIES = 256
+"""Splices, or walks that have to fit, drawn in one batch."""
+_MAX_DRY = 4
+"""Batches in a row without a find before another way is tried."""
+
+
+def phew(
+    model: nn.Module,
+    example_input: Any,
+    density: float,
+    scope: Masks | None = None,
+    seed: int = 0,
+    *,
+    identity_shortcuts: bool = False,
+    wiring: Wiring | None = None,
+) -> Masks:
+    """Masks of exactly `round(density * num)` switchable weights, each on a path of kept weights from input to output.
+
+    Parameters
+    ----------
+    density
+        Kept share of the switchable weights, in (0, 1].
+    scope
+        True where a weight may be switched; None: `pathgrow.scope(model)`. Walks use other weights too, but these are
+        no part of the masks.
+    seed
+        The masks depend on the model's weights, the scope, the density and this number, and on nothing else.
+    identity_shortcuts
+        Whether identity shortcuts are a branch like any other. By default walks take them only where a unit has no
+        other way on.
+    wiring
+        What `wiring.read` gave for this model, if it was read already.
+
+    Examples
+    --------
+    >>> net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
+    >>> masks = phew(net, torch.ones(1, 16), density=0.1)
+    >>> masks.num_on, masks.num  # the output layer is not in the scope
+    (154, 1536)
+    """
+    if not _is_density(density):
+        raise UserError(f"phew got density {density!r}: give the kept share of the switchable weights, in (0, 1]")
+    wiring, scope, example_input = _prepared(model, example_input, scope, wiring)
+    law = Law(wiring, model, identity_shortcuts=identity_shortcuts)
+    return _walked_masks(Walker(law), _Marks(wiring, scope), density, generator(seed, "phew"), model, example_input)
+
+
+def start_density(
+    model: nn.Module,
+    example_input: Any,
+    scope: Masks | None = None,
+    seed: int = 0,
+    *,
+    identity_shortcuts: bool = False,
+    wiring: Wiring | None = None,
+) -> tuple[float, Masks]:
+    """The smallest of 1, 2, 3 and 5% whose PHEW masks isolate at most 5% of the hidden units, else 5%; and its masks.
+
+    A hidden unit is isolated if no kept weight leads into it or no kept way leads out of it. Units of layers in the
+    scope are counted.
+
+    Examples
+    --------
+    >>> net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+    >>> density, masks = start_density(net, torch.ones(1, 64))
+    >>> density in START_DENSITIES, masks.num_on == round(density * masks.num)
+    (True, True)
+    """
+    wiring, scope, example_input = _prepared(model, example_input, scope, wiring)
+    walker = Walker(Law(wiring, model, identity_shortcuts=identity_shortcuts))
+    for density in START_DENSITIES:
+        marks = _Marks(wiring, scope)
+        last = density == START_DENSITIES[-1]
+        if not last and marks.num_at(density) < len({layer.index for layer in marks.layers}):
+            continue  # not one whole path
+        masks = _walked_masks(walker, marks, density, generator(seed, "phew"), model, example_input)
+        num_isolated, num_hidden = count_isolated(wiring, masks)
+        if num_isolated <= ISOLATED_SHARE * num_hidden:
+            break
+    return density, masks
+
+
+def _is_density(value: object) -> bool:
+    return isinstance(value, Real) and 0 < float(value) <= 1
+
+
+def _prepared(
+    model: nn.Module, example_input: Any, scope: Masks | None, wiring: Wiring | None
+) -> tuple[Wiring, Masks, Any]:
+    if example_input is None:
+        example_input = guess_example_input(model)
+    if wiring is None:
+        wiring = read(model, example_input)
+    if scope is None:
+        scope = scope_of(model, wiring)
+    scope.check(model)
+    return wiring, scope, example_input
+
+
+def _walked_masks(
+    walker: Walker, marks: _Marks, density: float, noise: torch.Generator, model: nn.Module, example_input: Any
+) -> Masks:
+    target = marks.num_at(density)
+    if target == marks.num:
+        return Masks.full(model, marks.scope)
+    seeding = _Seeding(walker, marks, target, noise, model, example_input)
+    seeding.add_walks()
+    if not marks.num_on and not seeding.add_walks_that_fit():
+        raise UserError(
+            f"density {density:g} keeps {target} of {marks.num} weights, fewer than one path from input to output "
+            "takes: ask for a higher density"
+        )
+    while seeding.remaining and (seeding.add_splices() or seeding.add_by_scores() or seeding.add_walks_that_fit()):
+        pass
+    masks = marks.masks()
+    if seeding.remaining:
+        warnings.warn(
+            f"only {marks.num_on} of the {target} weights asked for could be placed on paths from input to output: "
+            f"the other {seeding.remaining} were drawn uniformly",
+            stacklevel=3,
+        )
+        masks |= sampling.uniform(masks.missing(), seeding.remaining, noise)
+    return masks
+
+
+class _Marks:
+    """The switchable weights as one flat array, and which of them are marked."""
+
+    def __init__(self, wiring: Wiring, scope: Masks) -> None:
+        self.scope = scope
+        self.layers = [layer for layer in wiring.layers if layer.name in scope]
+        self._switchable = np.concatenate([flags.cpu().reshape(-1).numpy() for flags in scope.values()])
+        ends = np.cumsum([flags.numel() for flags in scope.values()])
+        self._offset = dict(zip(scope, ends - [flags.numel() for flags in scope.values()], strict=True))
+        self._on = np.zeros(len(self._switchable), dtype=bool)
+        self.num, self.num_on = int(np.count_nonzero(self._switchable)), 0
+        if self.num == 0:
+            raise UserError("the scope has no switchable weight: give one with True where a weight may be switched")
+
+    def num_at(self, density: float) -> int:
+        """The count nearest to a density, at least 1."""
+        return max(1, round(density * self.num))
+
+    def numbers(self, layer: Layer, weights: Units) -> Units:
+        """Flat numbers of some weights of one layer; -1: not switchable, or no weight at all."""
+        assert layer.name is not None
+        places = weights if layer.where is None else layer.where.reshape(-1).numpy()[weights]
+        numbers = places + self._offset[layer.name]
+        return np.where((weights >= 0) & self._switchable[numbers], numbers, -1)
+
+    def of_walks(self, walks: Walks) -> Units:
+        """`[walks, layers]`: the numbers of the weights that each walk uses."""
+        found = [self.numbers(layer, walks.weights[layer.index]) for layer in self.layers]
+        return np.stack(found, axis=1)
+
+    def is_new(self, numbers: Units) -> Flags:
+        """Switchable and not marked."""
+        return (numbers >= 0) & ~self._on[numbers]
+
+    def add(self, numbers: Units) -> None:
+        """Mark the weights with these numbers; -1 is skipped."""
+        self._on[numbers[numbers >= 0]] = True
+        self.num_on = int(np.count_nonzero(self._on))
+
+    def add_masks(self, selection: Masks) -> None:
+        """Mark what is selected."""
+        self.add(np.flatnonzero(np.concatenate([flags.cpu().reshape(-1).numpy() for flags in selection.values()])))
+
+    def keep_only(self, flags: Mapping[str, Tensor]) -> None:
+        """Unmark everything else."""
+        self._on &= np.concatenate([flags[name].cpu().reshape(-1).numpy() for name in self.scope])
+        self.num_on = int(np.count_nonzero(self._on))
+
+    def masks(self) -> Masks:
+        """What is marked, with everything outside the scope kept."""
+        tensors = {}
+        for name, flags in self.scope.items():
+            own = slice(self._offset[name], self._offset[name] + flags.numel())
+            kept = torch.from_numpy(self._on[own] | ~self._switchable[own])
+            tensors[name] = kept.view(flags.shape).to(flags.device)
+        return Masks(tensors, self.scope)
+
+
+class _Seeding:
+    """Marks weights until `target` are marked, in ways that leave every one of them on a path."""
+
+    def __init__(
+        self, walker: Walker, marks: _Marks, target: int, noise: torch.Generator, model: nn.Module, example_input: Any
+    ) -> None:
+        self.walker, self.marks, self.target, self.noise = walker, marks, target, noise
+        self.model, self.example_input = model, example_input
+        self.turn = 0
+        self.pool: Walks | None = None
+        """Some of the walks whose weights are all marked; a few thousand are plenty to splice."""
+
+    @property
+    def remaining(self) -> int:
+        """Weights still to be marked."""
+        return self.target - self.marks.num_on
+
+    def add_walks(self) -> None:
+        """Add whole walks until the next does not fit, or until they hardly find new weights any more."""
+        per_walk, steps = float(len(self.marks.layers)), 0
+        while before := self.remaining:
+            walks = self._walk(math.ceil(1.05 * before / per_walk / 2))
+            numbers = self.marks.of_walks(walks)
+            num_fit = self._num_fit(numbers)
+            self._keep(walks.take(slice(num_fit)), numbers[:num_fit])
+            if num_fit < walks.num:
+                break
+            num_steps, num_new = int(np.count_nonzero(numbers >= 0)), before - self.remaining
+            steps, per_walk = steps + num_steps, max(_MIN_FINDS, num_new / walks.num)
+            if num_new < _MIN_FINDS * num_steps and steps > min(_MIN_STEPS, _MIN_STEPS_PER_WEIGHT * self.marks.num):
+                break
+        self._drop_off_path()
+
+    def add_splices(self) -> int:
+        """Add single weights that join the head of one marked walk to the tail of another; returns how many."""
+        if self.pool is None or self.remaining > 4 * len(self.marks.layers):
+            return 0
+        before, dry, visits = self.remaining, 0, self.marks.of_walks(self.pool) >= 0
+        while self.remaining and dry < _MAX_DRY:
+            heads = self._integers(self.pool.num, _TRIES)
+            lots = torch.rand(len(heads), visits.shape[1], generator=self.noise).numpy()
+            crossed = (lots * visits[heads]).argmax(axis=1)
+            found = [self._crossings(k, heads[crossed == k], visits[:, k]) for k in np.unique(crossed)]
+            spliced, numbers = Walks.together([walks for walks, _ in found]), np.concatenate([n for _, n in found])
+            numbers = numbers[self.walker.real(spliced)]
+            order = torch.randperm(len(numbers), generator=self.noise).numpy()
+            self.marks.add(numbers[order][np.sort(np.unique(numbers[order], return_index=True)[1])][: self.remaining])
+            dry = 0 if len(numbers) else dry + 1
+        return before - self.remaining
+
+    def _crossings(self, number: int, heads: Units, visits: Flags) -> tuple[Walks, Units]:
+        """Walks that cross one layer by a new weight, from the given heads to some tails, and the weights' numbers."""
+        assert self.pool is not None
+        layer, pool, law = self.marks.layers[number], self.pool, self.walker.law
+        those = np.flatnonzero(visits)
+        tails = those[self._integers(len(those), len(heads))]
+        into, out = pool.units[layer.source, heads].astype(np.int64), pool.units[layer.target, tails].astype(np.int64)
+        uniform = torch.rand(len(heads), dtype=torch.float64, generator=self.noise).numpy()
+        weights = law.weight_number(layer, out, into, law.taps(layer, out, into, uniform))
+        numbers = self.marks.numbers(layer, weights)
+        joined = into // layer.shape[1] == out // (layer.shape[0] // layer.groups)
+        new = self.marks.is_new(numbers) & joined
+        return pool.splice(heads[new], tails[new], layer, weights[new]), numbers[new]
+
+    def add_by_scores(self) -> int:
+        """Add single weights with a positive path score, in proportion to how often walks would use them."""
+        masks, on_a_path = self.marks.masks(), self._on_a_path()
+        candidates = Masks.select(
+            {name: flags & on_a_path[name].to(flags.device) for name, flags in masks.missing().items()},
+            self.marks.scope,
+        )
+        count = min(self.remaining, candidates.num_on)
+        if count < candidates.num_on:
+            candidates = sampling.sample_proportional(self._visit_rates(), candidates, count, self.noise)
+        self.marks.add_masks(candidates)
+        return count
+
+    def _visit_rates(self) -> dict[str, Tensor]:
+        rates = {name: torch.zeros(flags.shape, dtype=torch.float64) for name, flags in self.marks.scope.items()}
+        by_layer = self.walker.law.visit_rates()
+        for layer in self.marks.layers:
+            assert layer.name is not None
+            layer.lay_(by_layer[layer.index], rates[layer.name])
+        # A weight of zero is never visited, yet may be asked for when all others are in: it comes last.
+        return {name: rate.clamp_min_(torch.finfo(torch.float64).tiny) for name, rate in rates.items()}
+
+    def add_walks_that_fit(self) -> int:
+        """Add walks that share so much with marked ones that they fit into what remains."""
+        before = self.remaining
+        for _ in range(_MAX_DRY):
+            walks = self._walk(_TRIES)
+            for column, numbers in enumerate(self.marks.of_walks(walks)):
+                new = np.unique(numbers[self.marks.is_new(numbers)])
+                if 0 < len(new) <= self.remaining:
+                    self._keep(walks.take(slice(column, column + 1)), new)
+        self._drop_off_path()
+        return before - self.remaining
+
+    def _on_a_path(self) -> dict[str, Tensor]:
+        """By parameter: positions, marked or not, that a path of kept weights runs through."""
+        masks = self.marks.masks()
+        try:
+            return {name: score > 0 for name, score in path_scores(self.model, self.example_input, masks).items()}
+        except UserError:  # no path at all
+            if self.walker.law.weighs_zeros:  # and none can be: go by the wiring alone
+                return self.walker.law.joinable(masks)
+            return {name: torch.zeros_like(kept) for name, kept in masks.items()}
+
+    def _drop_off_path(self) -> None:
+        """Unmark weights off every path: where positions could not be tracked, walks may have left the map unseen."""
+        if not self.walker.positions.exact:
+            on_a_path = self._on_a_path()
+            self.marks.keep_only({name: on_a_path[name] for name in self.marks.scope})
+            self.pool = None
+
+    def _walk(self, num: int) -> Walks:
+        """About `num` walks each way, at least a few, at most what memory allows."""
+        num = min(max(num, _MIN_WALKERS), max(_MAX_CELLS // len(self.walker.law.wiring.spaces), _MIN_WALKERS))
+        for _ in range(_MAX_DRY):
+            walks = self.walker.walk(self.turn, num, self.noise)
+            self.turn += num
+            if walks.num:
+                return walks
+        raise UserError(
+            "no walk found a path from input to output that stays on the map: the example input is probably too small "
+            "for this model; give one of the size it is trained on"
+        )
+
+    def _num_fit(self, numbers: Units) -> int:
+        """How many walks can be marked, one after the other, before one needs more weights than remain."""
+        flat = numbers.reshape(-1)
+        new = np.flatnonzero(self.marks.is_new(flat))
+        if len(new) <= self.remaining:  # whether or not they share weights
+            return len(numbers)
+        # Number and place in one integer: sorting those is several times as fast as a stable argsort of the numbers.
+        shift = len(flat).bit_length()
+        ordered = np.sort((flat[new] << shift) | new)
+        first = ordered[np.diff(ordered >> shift, prepend=-1) > 0] & ((1 << shift) - 1)
+        new_per_walk = np.bincount(first // numbers.shape[1], minlength=len(numbers))
+        return int(np.count_nonzero(np.cumsum(new_per_walk) <= self.remaining))
+
+    def _keep(self, walks: Walks, numbers: Units) -> None:
+        self.marks.add(numbers)
+        pool = walks if self.pool is None else Walks.together([self.pool, walks])
+        self.pool = pool.take(slice(-_POOL, None)) if pool.num else None
+
+    def _integers(self, below: int, num: int) -> Units:
+        numbers: Units = torch.randint(below, (num,), generator=self.noise).numpy()
+        return numbers

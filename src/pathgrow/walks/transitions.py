@@ -1,0 +1,330 @@
+"""The law of one step of a walk.
+
+- Through a layer, the next unit is drawn in proportion to the kernel's summed magnitude, then one tap of that kernel in
+  proportion to its magnitude. A layer of zeros counts as a layer of ones: it has no preference yet.
+- At a fork, each branch that leads on is equally likely. Identity shortcuts count as a branch only where there is no
+  other.
+- Only units on some path from input to output are entered.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from pathgrow.errors import UserError
+from pathgrow.graph.graph import Flags, Layer, Units, Wiring
+from pathgrow.graph.reachability import alive_units, kept_kernels
+from pathgrow.walks.positions import live_kernel
+
+Floats = npt.NDArray[np.float64]
+
+END = -1
+"""In place of a hop's number: the walk has arrived."""
+_CACHED = 2**26
+"""Table entries kept between sweeps (half a GiB); what does not fit is rebuilt at each sweep."""
+
+
+@dataclass(frozen=True, eq=False)
+class Fork:
+    """Ways on from one space: entry `k` leads by `hop[k]` to `unit[k]`.
+
+    The entries of unit `u` divide the interval from `u` to `u + 1` among them; that of entry `k` ends at `edges[k]`.
+    """
+
+    edges: Floats
+    hop: npt.NDArray[np.int32]
+    unit: npt.NDArray[np.int32]
+
+    @cached_property
+    def hops(self) -> list[int]:
+        """The hops that lead on from here, or `END`."""
+        return [int(number) for number in np.unique(self.hop)]
+
+    @cached_property
+    def _sole(self) -> Units | None:
+        """By unit: its one way on. None: some unit has several."""
+        units = np.ceil(self.edges).astype(np.int64) - 1
+        if (units[1:] == units[:-1]).any():
+            return None
+        sole = np.zeros(units.max(initial=-1) + 1, dtype=np.int64)
+        sole[units] = np.arange(len(units))
+        return sole
+
+    def draw(self, units: Units, uniform: Floats) -> Units:
+        """One entry for each of `units`."""
+        return draw(self.edges, units, units + 1, uniform) if self._sole is None else self._sole[units]
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Running sums over all entries, row by row: row `r` covers `starts[r]` to `starts[r + 1]`."""
+
+    sums: Floats
+    starts: Floats
+
+    def draw(self, rows: Units, uniform: Floats) -> Units:
+        """One entry for each of `rows`, by its number in the whole table."""
+        return draw(self.sums, self.starts[rows], self.starts[rows + 1], uniform)
+
+
+class Law:
+    """Transition probabilities of walks on one wiring, in both directions.
+
+    Parameters
+    ----------
+    wiring, model
+        A reading of the model, and the model whose parameters are meant.
+    identity_shortcuts
+        Whether an identity shortcut is a branch like any other.
+    """
+
+    def __init__(self, wiring: Wiring, model: nn.Module, *, identity_shortcuts: bool = False) -> None:
+        self.wiring = wiring
+        self._identity_shortcuts = identity_shortcuts
+        self._hop_number = {hop: number for number, hop in enumerate(wiring.hops)}
+        self._live = {layer.index: live_kernel(layer).reshape(-1) for layer in wiring.layers}
+        self._weights, self.weighs_zeros = _weights(wiring, model)
+        """Magnitudes are taken of these; the flag tells whether some layer holds nothing but zeros."""
+        self._sums: dict[int, Tensor] = {}
+        self._tables: dict[tuple[int, bool], Table] = {}
+        self._forks: dict[tuple[int, bool], Fork] = {}
+        self._num_cached = 0
+        self.alive = self._find_alive()
+        """Per space: units on some path from input to output; walks enter no others."""
+
+    @cached_property
+    def inputs(self) -> tuple[Units, Units]:
+        """Where forward walks begin: (space, unit) of every alive input unit."""
+        return self._ends((space.id, np.arange(space.size)) for space in self.wiring.spaces if space.input)
+
+    @cached_property
+    def outputs(self) -> tuple[Units, Units]:
+        """Where backward walks begin."""
+        return self._ends(self.wiring.outputs)
+
+    # -- through a layer -----------------------------------------------------------------------------------------
+
+    def next_units(self, layer: Layer, units: Units, uniform: Floats, *, forward: bool) -> Units:
+        """The unit on the other side of a layer, one for each of `units`."""
+        rows, columns = layer.shape[0] // layer.groups, layer.shape[1]
+        mine, other = (columns, rows) if forward else (rows, columns)
+        drawn = self._table(layer, forward).draw(units, uniform) - units * other
+        return drawn if layer.groups == 1 else units // mine * other + drawn
+
+    def taps(self, layer: Layer, out: Units, into: Units, uniform: Floats) -> Units:
+        """One tap of each kernel `[out, into]`, flat within the kernel."""
+        live = self._live[layer.index]
+        if len(live) == 1:
+            return np.zeros(len(out), dtype=np.int64)
+        kernels = self._weights[layer.index].view(-1, len(live)).numpy()
+        # Taps by rows, `[taps, walkers]`: few long rows are summed and counted twice as fast as many short ones.
+        shares = np.abs(kernels[self.weight_number(layer, out, into)].T.astype(np.float64, order="C"))
+        if not live.all():
+            shares[~live] = 0.0
+        sums = np.cumsum(shares, axis=0)
+        empty = sums[-1] == 0.0
+        sums[:, empty] = np.cumsum(live)[:, None]  # a kernel of zeros has no preference
+        point = np.minimum(uniform * sums[-1], np.nextafter(sums[-1], 0.0))
+        chosen: Units = (sums <= point).sum(axis=0, dtype=np.int64)
+        return chosen
+
+    def weight_number(self, layer: Layer, out: Units, into: Units, taps: Units | None = None) -> Units:
+        """Flat position of a weight in its layer; without `taps`, of a kernel among the kernels."""
+        kernel = out * layer.shape[1] + (into if layer.groups == 1 else into % layer.shape[1])
+        return kernel if taps is None else kernel * len(self._live[layer.index]) + taps
+
+    def _kernel_sums(self, layer: Layer) -> Tensor:
+        """Summed magnitudes of the live taps of each kernel, `[out, in / groups]`."""
+        if (kept := self._sums.get(layer.index)) is not None:
+            return kept
+        live = self._live[layer.index]
+        kernels = self._weights[layer.index].view(-1, len(live)).abs()
+        if len(live) == 1:  # as large as the weights themselves: not kept
+            return kernels.view(layer.shape[:2])
+        sums = (kernels @ torch.from_numpy(live).to(kernels)).view(layer.shape[:2])
+        self._sums[layer.index] = sums
+        return sums
+
+    def _steps(self, layer: Layer, forward: bool) -> Tensor:
+        """Kernel sums with one row per unit on this side; dead units on the other side weigh nothing."""
+        blocks = self._kernel_sums(layer).view(layer.groups, -1, layer.shape[1])
+        if forward:
+            # Transposed before the cast to float64: three times as fast. Torch has a fast path for matrices only.
+            blocks = blocks[0].t().contiguous()[None] if layer.groups == 1 else blocks.transpose(1, 2).contiguous()
+        there = self.alive[layer.target if forward else layer.source]
+        if not there.all():
+            blocks = blocks * torch.from_numpy(there).view(layer.groups, 1, -1)
+        steps = torch.from_numpy(np.empty(blocks.shape))  # NumPy asks the system for large pages, torch does not
+        return steps.copy_(blocks).flatten(0, 1)
+
+    def _table(self, layer: Layer, forward: bool) -> Table:
+        key = layer.index, forward
+        if (table := self._tables.get(key)) is None:
+            table = _running_sums(self._steps(layer, forward))
+            if self._num_cached + len(table.sums) <= _CACHED:
+                self._num_cached += len(table.sums)
+                self._tables[key] = table
+        return table
+
+    # -- at a fork -----------------------------------------------------------------------------------------------
+
+    def fork(self, space: int, *, forward: bool) -> Fork:
+        """The ways on from a space that has no layer on this side."""
+        key = space, forward
+        if key not in self._forks:
+            self._forks[key] = self._find_fork(space, forward)
+        return self._forks[key]
+
+    def _find_fork(self, space: int, forward: bool) -> Fork:
+        size = self.wiring.spaces[space].size
+        spaces, ends = self.outputs if forward else self.inputs
+        ending = ends[spaces == space]
+        froms, tos, hops = [ending], [ending], [np.full(len(ending), END)]
+        shares, branches = [np.ones(len(ending))], [np.ones(len(ending), dtype=bool)]
+        for hop in self.wiring.hops_from[space] if forward else self.wiring.hops_into[space]:
+            source, target = (np.arange(size), np.arange(size)) if hop.pairs is None else hop.pairs
+            leads = self.alive[hop.source][source] & self.alive[hop.target][target]
+            here, there = (source[leads], target[leads]) if forward else (target[leads], source[leads])
+            froms.append(here)
+            tos.append(there)
+            hops.append(np.full(len(here), self._hop_number[hop]))
+            # Branches are equally likely, not their targets: a hop that fans out shares one chance among them.
+            shares.append(1.0 / np.bincount(here, minlength=size)[here])
+            branches.append(np.full(len(here), self._identity_shortcuts or not hop.shortcut))
+        unit, following, number, share, branch = map(np.concatenate, (froms, tos, hops, shares, branches))
+        has_branch = np.bincount(unit[branch], minlength=size) > 0
+        kept = np.flatnonzero(branch | ~has_branch[unit])
+        kept = kept[np.argsort(unit[kept], kind="stable")]
+        unit, share = unit[kept], share[kept]
+        total = np.bincount(unit, weights=share, minlength=size)
+        inside = (np.cumsum(share) - (np.cumsum(total) - total)[unit]) / total[unit]
+        last = np.ones(len(unit), dtype=bool)
+        last[:-1] = unit[1:] != unit[:-1]
+        inside[last] = 1.0  # rounding must leave no gap after a unit's last entry
+        return Fork(unit + inside, number[kept].astype(np.int32), following[kept].astype(np.int32))
+
+    # -- over all walks ------------------------------------------------------------------------------------------
+
+    def visit_rates(self) -> dict[int, Tensor]:
+        """By layer index: expected visits of every weight by one pair of walks (one each way), ignoring positions."""
+        rates = {layer.index: torch.zeros(layer.shape, dtype=torch.float64) for layer in self.wiring.layers}
+        for forward in (True, False):
+            flow = {space.id: np.zeros(space.size) for space in self.wiring.spaces}
+            spaces, units = self.inputs if forward else self.outputs
+            for space, unit in zip(spaces, units, strict=True):
+                flow[space][unit] += 1.0 / len(units)
+            layers = self.wiring.layer_from if forward else self.wiring.layer_into
+            for space in self.wiring.spaces if forward else reversed(self.wiring.spaces):
+                layer = layers.get(space.id)
+                if layer is not None:
+                    rates[layer.index] += self._flow_through(layer, flow, forward)
+                    continue
+                fork = self.fork(space.id, forward=forward)
+                unit = np.ceil(fork.edges).astype(np.int64) - 1
+                # Where the entry before belongs to another unit, the share begins at the unit's own edge.
+                share = fork.edges - np.maximum(unit, np.append(0.0, fork.edges)[:-1])
+                for number in np.unique(fork.hop[fork.hop != END]):
+                    hop, way = self.wiring.hops[number], fork.hop == number
+                    end = hop.target if forward else hop.source
+                    np.add.at(flow[end], fork.unit[way], (flow[space.id][unit] * share)[way])
+        return rates
+
+    def _flow_through(self, layer: Layer, flow: dict[int, Floats], forward: bool) -> Tensor:
+        here, there = (layer.source, layer.target) if forward else (layer.target, layer.source)
+        steps = self._steps(layer, forward)
+        steps *= (torch.from_numpy(flow[here]) / steps.sum(dim=1).clamp_min(torch.finfo(torch.float64).tiny))[:, None]
+        blocks = steps.view(layer.groups, -1, steps.shape[1])
+        flow[there] += blocks.sum(dim=1).view(-1).numpy()
+        kernels = (blocks.transpose(1, 2) if forward else blocks).reshape(*layer.shape[:2])
+        live = torch.from_numpy(self._live[layer.index]).view(layer.shape[2:])
+        taps = self._weights[layer.index].double().abs() * live
+        dims = tuple(range(2, taps.ndim))
+        share = taps / (taps.sum(dim=dims, keepdim=True) if dims else taps).clamp_min(torch.finfo(torch.float64).tiny)
+        return share * kernels.view(*layer.shape[:2], *(1 for _ in dims))
+
+    def joinable(self, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """By parameter: positions between units that lie on paths of kept weights, whatever the weights' values."""
+        kernels = kept_kernels(self.wiring, masks)
+        reached, reaching = self.wiring.reached(kernels), self.wiring.reaching(kernels)
+        found = {name: torch.zeros(kept.shape, dtype=torch.bool) for name, kept in masks.items()}
+        for layer in self.wiring.layers:
+            if layer.name in found:
+                into = torch.from_numpy(reached[layer.source]).view(layer.groups, 1, -1)
+                out = torch.from_numpy(reaching[layer.target]).view(layer.groups, -1, 1)
+                live = torch.from_numpy(self._live[layer.index])
+                joins = ((into & out).flatten()[:, None] & live).view(layer.shape)
+                layer.lay_(joins, found[layer.name])
+        return found
+
+    # -- which units can be walked -------------------------------------------------------------------------------
+
+    def _find_alive(self) -> dict[int, Flags]:
+        kernels = None  # the common case, for which sums need not be made yet
+        if any(torch.count_nonzero(weight) < weight.numel() for weight in self._weights.values()):
+            kernels = {layer.index: (self._kernel_sums(layer) > 0).numpy() for layer in self.wiring.layers}
+        found = alive_units(self.wiring, kernels)
+        if not any(found[space][units].any() for space, units in self.wiring.outputs):
+            # Zeros cut every path: walk on the bare wiring, as if all weights were equal.
+            self._weights = {layer.index: _ones(layer) for layer in self.wiring.layers}
+            self._sums.clear()
+            self.weighs_zeros = True
+            found = alive_units(self.wiring)
+        if not any(found[space][units].any() for space, units in self.wiring.outputs):
+            raise UserError("no path leads from the model's input to its output: check that example_input is complete")
+        return found
+
+    def _ends(self, ends: Iterable[tuple[int, Units]]) -> tuple[Units, Units]:
+        living = [(space, units[self.alive[space][units]]) for space, units in ends]
+        spaces = np.concatenate([np.full(len(units), space) for space, units in living])
+        return spaces, np.concatenate([units for _, units in living])
+
+
+def draw(sums: Floats, low: Floats | Units, high: Floats | Units, uniform: Floats) -> Units:
+    """Draw one entry for each row of a table of running sums; a row covers `(low, high]` of it.
+
+    An entry without a share is never drawn, whatever the rounding.
+    """
+    points = np.minimum(low + uniform * (high - low), np.nextafter(high, 0.0))
+    order = np.argsort(points)  # searching a large table in order is twice as fast
+    entries: Units = np.empty(len(points), dtype=np.int64)
+    entries[order] = np.searchsorted(sums, points[order], side="right")
+    return entries
+
+
+def _running_sums(shares: Tensor) -> Table:
+    """The table of a matrix of shares, made in place; rows need not sum to 1, and those of dead units are all zero."""
+    # Scaled so that rows weigh alike: a running sum would swallow a row far smaller than those before it.
+    shares /= shares.sum(dim=1, keepdim=True).clamp_min_(torch.finfo(torch.float64).tiny)
+    sums: Floats = torch.cumsum(shares.view(-1), dim=0, out=shares.view(-1)).numpy()
+    return Table(sums, np.append(0.0, sums[shares.shape[1] - 1 :: shares.shape[1]]))
+
+
+def _weights(wiring: Wiring, model: nn.Module) -> tuple[dict[int, Tensor], bool]:
+    """Weights by layer index, ones for layers of zeros, and whether there are such layers."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    found, has_zeros = {}, False
+    for layer in wiring.layers:
+        if layer.name is None:  # a computed weight: its values are not part of the wiring
+            found[layer.index] = _ones(layer)
+            continue
+        weight = layer.pick(parameters[layer.name].detach()).cpu().contiguous()
+        weight = weight if weight.dtype in (torch.float32, torch.float64) else weight.float()
+        low, high = map(float, weight.aminmax())
+        if not math.isfinite(high - low):
+            raise UserError(f"{layer.name} holds NaN or infinite values: walks need finite weights")
+        empty = low == 0 == high
+        found[layer.index] = _ones(layer) if empty else weight
+        has_zeros |= empty
+    return found, has_zeros
+
+
+def _ones(layer: Layer) -> Tensor:
+    return torch.ones(math.prod(layer.shape)).view(layer.shape)

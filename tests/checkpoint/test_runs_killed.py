@@ -1,0 +1,322 @@
+"""A run killed anywhere leaves a store that loads: the old stage or the new one, never half of either."""
+
+import contextlib
+import os
+import random
+import signal
+import stat
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pathgrow import atomic as atomic_module
+from pathgrow.checkpoint import MemoryStore, RunFolder
+from pathgrow.errors import RunFailed
+
+CONFIG = {"seed": 0}
+STAGES = ("seed", "round_001", "probe_1")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_waiting_for_the_disk():
+    """A killed process loses nothing that it handed to the system: only a power cut could tell the difference."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+class Killed(BaseException):
+    """Not an `Exception`: no handler of the program may see it, as none sees a SIGKILL."""
+
+
+def raise_killed():
+    raise Killed
+
+
+def disk_is_full():
+    raise OSError(28, "No space left on device")
+
+
+def kill_this_process():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class FileSystem:
+    """Dies at the n-th file operation: before it, after it, or with part of a write done."""
+
+    def __init__(self, die_at: int, done: float, die: Callable[[], None] = raise_killed) -> None:
+        self.left = die_at
+        self.done = done
+        self.die = die
+
+    def patched(self) -> contextlib.ExitStack:
+        stack = contextlib.ExitStack()
+        for owner, name in ((os, "replace"), (os, "fsync"), (Path, "unlink")):
+            stack.enter_context(_replaced(owner, name, self._dying(getattr(owner, name))))
+        stack.enter_context(_replaced(atomic_module, "_fill", self._dying_write))
+        return stack
+
+    def _is_last(self) -> bool:
+        self.left -= 1
+        return self.left == 0
+
+    def _dying(self, operation):
+        def operate(*args, **options):
+            if self._is_last():
+                if self.done > 0.5:
+                    operation(*args, **options)
+                self.die()
+            return operation(*args, **options)
+
+        return operate
+
+    def _dying_write(self, path, data):
+        is_last = self._is_last()
+        path.write_bytes(data[: int(len(data) * self.done)] if is_last else data)
+        if is_last:
+            self.die()
+
+
+@contextlib.contextmanager
+def _replaced(owner, name, value):
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def value_of(stage):
+    """A stage is whole when its facts and its tensors tell the same number."""
+    if stage is None:
+        return None
+    if stage.tensors:
+        assert stage.tensors["x"].tolist() == [stage.facts["value"]] * 3
+    return (stage.facts["value"], bool(stage.tensors))
+
+
+steps = st.lists(
+    st.tuples(st.sampled_from(["save", "save_bare", "forget", "log"]), st.sampled_from(STAGES), st.integers(0, 9)),
+    min_size=1,
+    max_size=8,
+)
+
+
+def do(store, step, *, log):
+    action, stage, value = step
+    if action == "save":
+        store.save(stage, {"value": value}, {"x": torch.full((3,), value)})
+    elif action == "save_bare":
+        store.save(stage, {"value": value})
+    elif action == "forget":
+        store.forget_tensors(stage)
+    elif log:
+        store.log(stage, value=value)
+
+
+def killed_at(path, steps, die_at, done, die=raise_killed):
+    """Do the steps until the kill, check the store that is left; whether the kill came at all."""
+    told = MemoryStore()  # the same contract without files: what the folder must hold after each whole step
+    dying = None
+    killed = False
+    with RunFolder.open(path, CONFIG) as folder:
+        try:
+            with FileSystem(die_at, done, die).patched():
+                for step in steps:
+                    dying = step
+                    do(folder, step, log=True)
+                    do(told, step, log=False)
+                    dying = None
+        except (Killed, RunFailed):
+            killed = True
+
+    before = {stage: value_of(told.load(stage)) for stage in STAGES}
+    if dying is not None:
+        do(told, dying, log=False)
+    after = {stage: value_of(told.load(stage)) for stage in STAGES}
+
+    with warnings.catch_warnings(action="error"), RunFolder.open(path, CONFIG) as resumed:  # a kill is not damage
+        found = {stage: value_of(resumed.load(stage)) for stage in STAGES}
+        for stage in STAGES:
+            assert found[stage] in (before[stage], after[stage])
+        finished = {stage for stage in STAGES if found[stage] is not None}
+        assert set(resumed.stages) == finished
+        assert {row["stage"] for row in resumed.metrics} <= finished
+        # Nothing is left lying about, and the folder works as before.
+        assert not list(path.rglob(".*.tmp"))
+        assert len(list(path.rglob("*.safetensors"))) == sum(bool(value and value[1]) for value in found.values())
+        resumed.save("seed", {"value": 5}, {"x": torch.full((3,), 5)})
+        assert value_of(resumed.load("seed")) == (5, True)
+    return killed
+
+
+SCRIPT = [
+    ("log", "seed", 1),
+    ("save", "seed", 1),
+    ("save", "seed", 2),
+    ("save", "seed", 3),
+    ("save_bare", "seed", 4),
+    ("save", "seed", 5),
+    ("save", "round_001", 6),
+    ("forget", "seed", 0),
+    ("save", "seed", 7),
+]
+"""Every kind of step, and every change from one kind to another."""
+
+
+def test_every_kill_point_of_a_script_with_every_kind_of_step(tmp_path):
+    for done in (0.0, 0.4, 1.0):
+        die_at = 1
+        while killed_at(tmp_path / f"{done}_{die_at}", SCRIPT, die_at, done):
+            die_at += 1
+        assert die_at > 40  # all of the points were there
+
+
+def test_a_full_disk_at_any_operation_is_a_sentence_and_loses_nothing(tmp_path):
+    ended = [killed_at(tmp_path / str(at), SCRIPT, at, 0.4, disk_is_full) for at in range(1, 45)]
+    assert sum(ended) > 35  # a file that cannot be removed is no reason to stop
+
+
+class Disk:
+    """What a power cut leaves of a run folder: bytes that were synced, under names that were synced or not.
+
+    Only os.fsync brings anything here. A name may reach the disk earlier, by the system's own choice: both are looked
+    at. Folders are taken to be there.
+    """
+
+    def __init__(self, run: Path, looks: Callable[[Path], None]) -> None:
+        self.run, self.looks = run, looks
+        self.bytes: dict[int, bytes] = {}
+        self.names: dict[int, dict[str, int]] = {}
+        self.num_cuts = 0
+        for place in (run, run / "stages"):
+            place.mkdir(exist_ok=True)
+            self.names[place.stat().st_ino] = self._listed(place)
+        for file in filter(Path.is_file, run.iterdir()):
+            self.bytes[file.stat().st_ino] = file.read_bytes()
+
+    def patched(self) -> contextlib.ExitStack:
+        stack = contextlib.ExitStack()
+        stack.enter_context(_replaced(os, "fsync", self._fsync))
+        stack.enter_context(_replaced(atomic_module, "_fill", self._fill))
+        return stack
+
+    def cut(self) -> None:
+        """The power goes now; `looks` sees what comes up again, with the names of before and with those of now."""
+        self.num_cuts += 1
+        for is_new in (False, True):
+            left = self.run.with_name(f"left_{self.num_cuts}_{is_new}")
+            for place in (self.run, self.run / "stages"):
+                target = left / place.relative_to(self.run)
+                target.mkdir(parents=True)
+                listed = self._listed(place) if is_new else self.names[place.stat().st_ino]
+                for name, number in listed.items():
+                    (target / name).write_bytes(self.bytes.get(number, b""))
+            with _replaced(os, "fsync", lambda descriptor: None), _replaced(atomic_module, "_fill", Path.write_bytes):
+                self.looks(left)
+
+    def _fsync(self, descriptor: int) -> None:
+        self.cut()
+        about = os.fstat(descriptor)
+        if stat.S_ISDIR(about.st_mode):
+            self.names[about.st_ino] = self._listed(descriptor)
+        else:
+            self.bytes[about.st_ino] = os.pread(descriptor, about.st_size, 0)
+        self.cut()
+
+    def _fill(self, path: Path, data: bytes) -> None:
+        path.write_bytes(data)
+        self.bytes.pop(path.stat().st_ino, None)  # of a file that is gone, whose number was given away again
+
+    @staticmethod
+    def _listed(place: Path | int) -> dict[str, int]:
+        with os.scandir(place) as entries:
+            return {entry.name: entry.inode() for entry in entries if entry.is_file()}
+
+
+def test_a_power_cut_leaves_the_old_stage_or_the_new_one_and_every_stage_that_was_saved(tmp_path):
+    told = MemoryStore()
+    allowed: list[dict] = []
+    rows: list[str] = []
+
+    def look(left: Path) -> None:
+        with warnings.catch_warnings(action="error"), RunFolder.open(left, CONFIG) as resumed:
+            found = {stage: value_of(resumed.load(stage)) for stage in STAGES}
+            assert all(any(found[stage] == may[stage] for may in allowed) for stage in STAGES)
+            assert [row["stage"] for row in resumed.metrics] == [stage for stage in rows if found[stage] is not None]
+
+    with RunFolder.open(tmp_path / "run", CONFIG) as folder:
+        disk = Disk(folder.path, look)
+        with disk.patched():
+            for step in SCRIPT:
+                allowed = [{stage: value_of(told.load(stage)) for stage in STAGES}]
+                do(told, step, log=False)
+                allowed.append({stage: value_of(told.load(stage)) for stage in STAGES})
+                rows += [step[1]] * (step[0] == "log")
+                do(folder, step, log=True)
+                del allowed[0]  # now it is there for good
+                disk.cut()
+    assert disk.num_cuts > 2 * 4 * len(SCRIPT)
+
+
+@settings(max_examples=100, deadline=None)
+@given(steps=steps, die_at=st.integers(1, 40), done=st.floats(0, 1))
+def test_a_kill_in_any_script_leaves_a_loadable_store(tmp_path_factory, steps, die_at, done):
+    killed_at(tmp_path_factory.mktemp("run"), steps, die_at, done)
+
+
+@settings(max_examples=30, deadline=None)
+@given(die_at=st.integers(1, 12), done=st.floats(0, 1))
+def test_a_kill_while_the_folder_is_opened(tmp_path_factory, die_at, done):
+    path = tmp_path_factory.mktemp("run")
+    with contextlib.suppress(Killed), FileSystem(die_at, done).patched():
+        RunFolder.open(path, CONFIG).close()
+    with RunFolder.open(path, CONFIG) as folder:
+        assert folder.config == CONFIG
+
+
+def resumable_run(path):
+    """A little run in stages, each computed from the one before, as the real loop is."""
+    with RunFolder.open(path, CONFIG) as folder:
+        value = 0
+        for number in range(6):
+            name = f"round_{number:03d}"
+            stage = folder.load(name)
+            if stage is None:
+                for epoch in range(3):
+                    folder.log(name, epoch=epoch, loss=1 / (1 + value + epoch), time=time.time())
+                folder.save(name, {"value": value + number}, {"x": torch.full((1000,), value + number)})
+                stage = folder.load(name)
+            value = stage.facts["value"]
+            assert stage.tensors["x"].eq(value).all()
+        rows = [{key: row[key] for key in row if key != "time"} for row in folder.metrics]
+        folder.write_report({"value": value, "rows": rows})
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_run_killed_by_the_system_again_and_again_ends_like_an_undisturbed_one(tmp_path):
+    resumable_run(tmp_path / "undisturbed")
+    wanted = (tmp_path / "undisturbed" / "report.json").read_bytes()
+    dice = random.Random(0)
+    num_killed = 0
+    for attempt in range(10):
+        path = tmp_path / f"run_{attempt}"
+        while not RunFolder(path).finished:
+            die_at, done = dice.randint(12, 40), dice.random()  # a stage takes about 10 operations: it goes forward
+            child = os.fork()
+            if child == 0:
+                with FileSystem(die_at, done, kill_this_process).patched():
+                    resumable_run(path)
+                os._exit(0)
+            _, status = os.waitpid(child, 0)
+            num_killed += os.WIFSIGNALED(status)
+        resumable_run(path)
+        assert (path / "report.json").read_bytes() == wanted
+    assert num_killed > 20

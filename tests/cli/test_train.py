@@ -1,0 +1,446 @@
+"""`pathgrow train`: every method of the table, its price by hand, matched budgets, killed runs, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import shutil
+import subprocess
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from pathgrow import attach, data, methods
+from pathgrow.checkpoint import RunFolder
+from pathgrow.errors import UserError
+from pathgrow.graph import read
+from pathgrow.graph.flops import forward_macs, training_flops_per_sample
+from pathgrow.masks import Masks
+from pathgrow.methods.method import Cost, Progress
+from pathgrow.runs import phases
+from pathgrow.runs.meter import sample_flops
+from pathgrow.runs.train_config import TrainRun
+from pathgrow.runs.training import train
+from pathgrow.sparse.partial import Partial
+from pathgrow.sparse.snapshot import put_back_, take
+from pathgrow.trainer import Trainer, recipes
+from pathgrow.trainer.interface import Job
+from tests.support.command import leave
+from tests.support.trainings import report, trained_once
+
+DENSITY = 0.25
+EPOCHS = 2
+BATCH = 64
+QUICK = {"every": 3, "rewind_step": 4, "num_search_steps": 5, "num_iterations": 3}
+"""Options that methods share, small enough for the 28 steps of these trainings."""
+
+
+def config(method: str, **given: Any) -> TrainRun:
+    known = methods.defaults(method)
+    options = {name: value for name, value in QUICK.items() if name in known}
+    if "target_density" in known:
+        options |= {"start_density": 0.1, "gamma": 1.0}
+    values = {
+        "method": method,
+        "method_options": {**options, **given.pop("method_options", {})},
+        "epochs": EPOCHS,
+        "scope": "all",
+        "model_options": {"widths": [16]},
+        "recipe": {"batch_size": BATCH},
+        "threads": 1,
+    }
+    if {"density", "target_density"} & known.keys():
+        values["density"] = DENSITY
+    return TrainRun.from_dict({**values, **given})
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    return trained_once(tmp_path_factory, config)
+
+
+def without_clock(folder: Path) -> dict[str, Any]:
+    return {name: part for name, part in report(folder).items() if name != "timing"}
+
+
+@pytest.mark.parametrize("method", methods.names())
+def test_every_method_trains_to_its_density_and_says_what_it_cost(method: str, trained: Callable[[str], Path]) -> None:
+    folder = trained(method)
+    told, masks = report(folder), Masks.load(folder / "network_masks.safetensors")
+    weights = load_file(folder / "network.safetensors")
+    network, num = told["network"], 64 * 16 + 16 * 10
+    assert (network["num"], network["num_parameters"]) == (num, num + 26)
+    assert network["num_on"] == masks.num_on
+    if "exact_count" not in methods.entry(method).exceptions:
+        assert masks.num_on == (num if method == "dense" else round(DENSITY * num))
+    assert network["density_model"] == pytest.approx((masks.num_on + 26) / (num + 26))
+    for name, mask in masks.items():
+        assert not weights[name][~mask].any(), "plain weights, zero where the masks are off"
+    # In a network of linear layers a weight is a multiply-add.
+    assert told["flops"]["inference"] == 2 * masks.num_on
+    assert told["flops"]["dense_inference"] == 2 * num
+    assert told["ledger"]["dense_training_flops"] == EPOCHS * (898 // BATCH) * BATCH * 6 * num
+    assert told["ledger"]["training_flops"] > 0
+    assert 0 < network["val"]["score"] <= 1
+    assert 0 < network["test"]["score"] <= 1
+    assert told["config"] == RunFolder(folder).config
+
+
+@pytest.mark.parametrize(
+    "method", ["dense", "random", "snip", "grasp", "synflow", "dpai", "phew", "edge_popup", "snfs"]
+)
+def test_the_price_of_masks_that_stay(method: str, trained: Callable[[str], Path]) -> None:
+    told = report(trained(method))
+    num, num_on = told["network"]["num"], told["network"]["num_on"]
+    sample = {"dense": 6 * num, "edge_popup": 6 * num, "snfs": 2 * (2 * num_on + num)}.get(method, 6 * num_on)
+    before = {"snip": BATCH * 6 * num, "grasp": BATCH * 4 * 6 * num, "synflow": 3 * 6 * num, "dpai": 5 * 6 * num}
+    assert told["ledger"]["start_flops"] == before.get(method, 0)
+    assert told["ledger"]["training_flops"] == told["ledger"]["samples"] * sample + before.get(method, 0)
+
+
+@pytest.mark.parametrize("cost", ["sparse", "dense_gradient_at_steps", "dense"])
+def test_a_step_costs_what_the_common_formula_says(cost: Cost) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5))
+    wiring, masks = read(model, torch.zeros(1, 3, 8, 8)), Masks.full(model)
+    masks["0.weight"].view(-1)[::3] = False
+    macs, dense_macs = forward_macs(wiring, masks), forward_macs(wiring)
+    assert macs < dense_macs == 36 * 4 * 27 + 5 * 144
+    assert sample_flops(cost, macs, dense_macs) == training_flops_per_sample(cost, wiring, masks)
+
+
+@pytest.mark.parametrize("method", ["gmp", "rigl", "set", "granet", "gse"])
+def test_the_price_of_masks_that_change_on_the_way(method: str, trained: Callable[[str], Path]) -> None:
+    """Against a plain loop that counts the weights each batch has seen."""
+    told = report(trained(method))
+    steps = told["ledger"]["samples"] // BATCH
+    made = config(method).make_method(steps)
+    model = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    probe = {"loss": lambda model, x: model(x).square().mean(), "batches": [torch.randn(BATCH, 64)]}
+    sparse = attach(model, optimizer, made, torch.zeros(1, 64), scope=Masks.full(model), **probe)
+    num, flops, num_changes = sparse.masks.num, 0, 0
+    for _ in range(steps):
+        num_on, is_due = sparse.masks.num_on, sparse.change_is_due
+        with_all = is_due and made.cost == "dense_gradient_at_changes"
+        flops += BATCH * 2 * (2 * num_on + (num if with_all else num_on))
+        if is_due and "data" in made.needs:
+            flops += BATCH * 2 * 3 * num_on  # a batch of its own, to see where gradients may be large
+        num_changes += is_due
+        optimizer.zero_grad()
+        model(torch.randn(8, 64)).square().mean().backward()
+        optimizer.step()
+    assert num_changes > 2
+    assert told["ledger"]["training_flops"] == flops
+
+
+def test_pruning_between_trainings_pays_for_each_of_them(trained: Callable[[str], Path]) -> None:
+    told = report(trained("imp_c"))
+    num = told["network"]["num"]
+    numbers_on = [round(phase["density"] * num) for phase in told["ledger"]["phases"]]
+    assert numbers_on[0] == num
+    assert numbers_on == sorted(numbers_on, reverse=True)
+    assert len(numbers_on) == 1 + 7, "a fifth less each time: 0.8 to the 7th is the first below a quarter"
+    assert told["ledger"]["relative"] == pytest.approx(sum(numbers_on) / num)
+
+
+def test_a_network_set_back_to_a_step_trains_from_there(trained: Callable[[str], Path]) -> None:
+    told = report(trained("imp"))
+    per_level = EPOCHS * (898 // BATCH) * BATCH
+    first, *others = told["ledger"]["phases"]
+    assert first["samples"] == per_level
+    assert {phase["samples"] for phase in others} == {per_level - QUICK["rewind_step"] * BATCH}
+
+
+def test_a_training_that_begins_at_a_step_ends_like_the_whole() -> None:
+    """Order, augmentation and learning rate are those of the step, not of a beginning."""
+    dataset = data.load("digits")
+    trainer = Trainer(dataset, recipes.recipe("digits").changed({"batch_size": BATCH}))
+
+    def fresh() -> Any:
+        torch.manual_seed(0)
+        model, optimizer = trainer.place(nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10)))
+        return attach(model, optimizer, "random", scope=Masks.full(model))
+
+    class Kept:
+        state: Any = None
+
+        def is_due(self, step: int, seconds: float) -> bool:
+            return step == 17
+
+        def is_worth(self, seconds: float) -> bool:
+            return False
+
+        def load(self, attached: Any) -> None:
+            return None
+
+        def save(self, attached: Any, step: int, noise: Any) -> None:
+            self.state = copy.deepcopy(take(attached))
+
+    whole, kept = fresh(), Kept()
+    assert trainer.train([Job(attached=whole, epochs=2, seed=3, progress=kept)]) == [2 * 14 * BATCH]
+    rest = fresh()
+    put_back_(rest, *kept.state)
+    assert trainer.train([Job(attached=rest, epochs=2, seed=3, first_step=17)]) == [(2 * 14 - 17) * BATCH]
+    for here, there in zip(rest.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(here, there)
+
+
+@pytest.mark.parametrize(("match", "beside"), [("parameters", 26), ("switchable", 0)])
+def test_matched_parameters_follow_the_phases_of_another_run(
+    match: str, beside: int, trained: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """With the biases, which no method switches, or without."""
+    grown = report(trained("gcg"))
+    budget = sum(
+        phase["epochs"] * (beside + round(phase["density"] * grown["network"]["num"]))
+        for phase in grown["ledger"]["phases"]
+    )
+    told = train(config("random", match=match, match_run=str(trained("gcg"))), tmp_path)
+    assert told["ledger"]["match"]["kind"] == match
+    assert told["ledger"]["match"]["budget"] == budget
+    assert told["network"]["epochs"] == round(budget / (beside + told["network"]["num_on"]))
+    assert told["ledger"]["match"]["spent"] == told["network"]["epochs"] * (beside + told["network"]["num_on"])
+
+
+def test_epochs_times_parameters_of_masks_that_change_within_a_training(
+    trained: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """A training that begins dense has had more parameters than it ends with; counted step by step here."""
+    method, num, num_on, total = config("gmp").make_method(28), 1184, 1184, 0
+    for step in range(28):
+        total += 26 + num_on
+        change = method.schedule(Progress(round=0, step=step, num_on=num_on, num=num))
+        num_on -= change.num_drop if change is not None else 0
+    assert report(trained("gmp"))["ledger"]["epochs_times_parameters"] == pytest.approx(total / 14)
+    assert report(trained("gmp"))["ledger"]["epochs_times_switchable"] == pytest.approx(total / 14 - 2 * 26)
+    told = train(config("random", match="parameters", match_run=str(trained("gmp"))), tmp_path)
+    match = told["ledger"]["match"]
+    assert match["budget"] == pytest.approx(total / 14)
+    assert match["spent"] == match["epochs"] * (26 + told["network"]["num_on"])
+    assert match["off"] == pytest.approx(match["spent"] / match["budget"] - 1)
+
+
+def test_a_budget_by_number_and_the_schedule_stretched_over_it(tmp_path: Path) -> None:
+    budget = 5 * (26 + round(DENSITY * 1184))
+    told = train(config("rigl", match="parameters", match_budget=budget), tmp_path)
+    assert told["network"]["epochs"] == 5
+    assert told["ledger"]["samples"] == 5 * 14 * BATCH
+    num_steps = 5 * 14
+    changes = [step for step in range(1, num_steps) if step % 3 == 0 and step < 0.75 * num_steps]
+    num, num_on = told["network"]["num"], told["network"]["num_on"]
+    extra = told["ledger"]["training_flops"] - told["ledger"]["samples"] * 6 * num_on
+    assert extra / (BATCH * 2 * (num - num_on)) == pytest.approx(len(changes), abs=1)
+
+
+class Killed(BaseException):
+    pass
+
+
+def dying(monkeypatch: pytest.MonkeyPatch, after: int) -> Counter[str]:
+    """From now on trainings are stored after every step, and the process dies at one of the saves."""
+    saved: Counter[str] = Counter()
+    save = RunFolder.save
+
+    def counted(self: RunFolder, stage: str, *stored: Any) -> None:
+        save(self, stage, *stored)
+        saved[stage] += 1
+        if saved.total() == after:
+            raise Killed
+
+    monkeypatch.setattr(RunFolder, "save", counted)
+    monkeypatch.setattr(phases, "Partial", functools.partial(Partial, seconds=0.0))
+    return saved
+
+
+@pytest.mark.parametrize("method", methods.names())
+def test_killed_in_the_middle_and_resumed_every_method_ends_with_the_same_bits(
+    method: str, trained: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    several = len(report(trained(method))["ledger"]["phases"]) > 1
+    for after in (19, 45 if several else 7):  # numbers of saves: where there are several trainings, in a later one
+        with monkeypatch.context() as patched:
+            saved = dying(patched, after)
+            with pytest.raises(Killed):
+                train(config(method), tmp_path)
+        assert any(name.startswith("partial-") for name in saved), "killed inside a training"
+        assert not RunFolder(tmp_path).finished
+    train(config(method), tmp_path)
+    assert without_clock(tmp_path) == without_clock(trained(method))
+    assert (tmp_path / "network.safetensors").read_bytes() == (trained(method) / "network.safetensors").read_bytes()
+    assert list((tmp_path / "stages").glob("partial-*.safetensors")) == []
+
+
+def test_a_lost_level_is_trained_again_from_the_last_one_that_is_there(
+    trained: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(trained("lth"), tmp_path / "run")
+    (folder / "report.json").unlink()
+    last = max((folder / "stages").glob("level-*.json"))
+    last.unlink()
+    train(config("lth"), folder)
+    assert without_clock(folder) == without_clock(trained("lth"))
+
+
+def test_a_finished_run_is_read_and_the_test_split_is_looked_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[str] = []
+    evaluate = Trainer.evaluate
+
+    def watched(self: Trainer, split: Any) -> Callable[[nn.Module], tuple[float, float]]:
+        score, name = evaluate(self, split), "test" if split is self.data.test else "val"
+
+        def scored(model: nn.Module) -> tuple[float, float]:
+            looked.append(name)
+            return score(model)
+
+        return scored
+
+    monkeypatch.setattr(Trainer, "evaluate", watched)
+    first = train(config("imp_c"), tmp_path)
+    num_levels = len(first["ledger"]["phases"])
+    once = ["val"] * num_levels + ["test"]
+    assert looked == once
+    assert train(config("imp_c"), tmp_path) == first
+    assert looked == once
+
+
+def test_a_config_is_resolved_in_full_and_equal_after_reading() -> None:
+    resolved = TrainRun.from_dict({"method": "rigl", "density": 0.2, "threads": 1})
+    assert TrainRun.from_dict(resolved.as_dict()) == resolved
+    left = {"density", "num_steps"}
+    assert dict(resolved.method_options) == {
+        name: value for name, value in methods.defaults("rigl").items() if name not in left
+    }
+    assert resolved.epochs == resolved.recipe.epochs
+    assert resolved.name.startswith("digits-mlp-rigl-0.2-")
+    assert TrainRun.from_dict({"method": "rigl", "threads": 1}).density == methods.defaults("rigl")["density"]
+    other_seed = TrainRun.from_dict({**resolved.as_dict(), "seed": 3})
+    assert other_seed.name == resolved.name.replace("seed0", "seed3")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("", "Missing option '--method'"),
+        ("--method rigel", "did you mean rigl"),
+        ("--method rigl --density 0", "a density in (0, 1] is wanted"),
+        ("--method rigl --density 1.5", "a density in (0, 1] is wanted"),
+        ("--method rigl --density much", "'much' was given, a number is wanted"),
+        ("--method dense --density 0.1", "method 'dense' takes none"),
+        ("--method gcg", "was told no density to grow to"),
+        ("--method gcg --density 0.1 --method-option start_density=0.2", "above the density to grow to, 0.1"),
+        ("--method gcg --density 0.0001", "keeps 1 of 8192 weights, fewer than one path"),
+        ("--method rigl --method-option evry=3", "did you mean every"),
+        ("--method rigl --method-option density=0.1", "give --density 0.1 instead"),
+        ("--method rigl --method-option every", "NAME=VALUE is wanted"),
+        ("--method rigl --scope some", "unknown scope 'some'"),
+        ("--method rigl --match flop", "did you mean flops"),
+        ("--method rigl --match-budget 7", "nothing is to match it"),
+        ("--method rigl --match flops --match-budget -1", "match_budget -1.0 was given"),
+        ("--method rigl --match flops --match-run /nowhere", "/nowhere holds no finished run"),
+        ("--method rigl --epochs 0", "epochs 0 was given"),
+        ("--method imp --epochs 1 --method-option rewind_step=500", "sets weights back to step 500"),
+        ("--method rigl --data folder --data-root /nowhere", "the folder that holds your images is wanted"),
+        ("--methd rigl", ": see pathgrow train --help"),
+        ("--method rigl --density", ": see pathgrow train --help"),
+        ("--method rigl --data digit", "did you mean digits"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_sentence(
+    arguments: str, sentence: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert leave("train", *arguments.split(), "--out", str(tmp_path / "run")) == 2
+    told = capsys.readouterr().err
+    assert sentence in told
+    assert told.count("\n") == 1
+    assert "Traceback" not in told
+
+
+@pytest.mark.parametrize("match", ["none", "flops"])
+@pytest.mark.parametrize("method", ["gcg", "gradient_growth", "pathgrow_d", "random_growth", "trace_growth"])
+def test_growth_to_less_than_the_automatic_start_keeps_the_density_asked_for(
+    method: str, match: str, tmp_path: Path
+) -> None:
+    """Of 1184 weights the automatic start would take at least 12 (1%)."""
+    asked = config(method, density=0.008, match=match, method_options={"start_density": None})
+    train(asked, tmp_path / "run")
+    masks = Masks.load(tmp_path / "run" / "network_masks.safetensors")
+    assert (masks.num, masks.num_on) == (1184, 9)
+
+
+def test_a_run_of_another_model_is_no_budget(trained: Callable[[str], Path]) -> None:
+    with pytest.raises(UserError, match="for the same data and model only"):
+        config("random", match="flops", match_run=str(trained("gcg")), model_options={"widths": [8]})
+
+
+def test_the_command_shows_what_came_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "run")
+    line = f"train --method rigl --density 0.5 --epochs 2 --method-option every=5 --model-option widths=8,8 --out {out}"
+    assert leave(*line.split()) == 0
+    shown = capsys.readouterr().out
+    assert "50% of the switchable weights (288 of 576)" in shown
+    assert leave(*line.split()) == 0
+    assert capsys.readouterr().out == shown, "again: nothing is trained, the same is shown"
+    assert leave("show", out) == 0
+    assert capsys.readouterr().out == shown[: shown.index("Written to")]
+
+
+def test_the_folder_of_a_refused_training_can_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = f"train --method imp --density 0.8 --epochs 1 --quiet --model-option widths=8,8 --out {tmp_path / 'run'}"
+    assert leave(*line.split(), "--method-option", "rewind_step=500") == 2
+    assert "sets weights back to step 500" in capsys.readouterr().err
+    assert leave(*line.split()) == 0
+
+
+def test_a_method_of_ones_own_is_found_beside_one(tmp_path: Path) -> None:
+    (tmp_path / "beside_me.py").write_text("from pathgrow.methods import erk as mine\n")
+    # As the installed command starts: without the folder that one is in.
+    start = "import sys; sys.path[:] = [p for p in sys.path if p]; from pathgrow.cli import main; main()"
+    told = subprocess.run(
+        [sys.executable, "-c", start, "methods", "beside_me:mine"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "a method of your own" in told.stdout
+
+
+def test_a_training_whose_masks_hardly_change_is_told(tmp_path: Path) -> None:
+    seldom = config("set", epochs=10, method_options={"every": 100})
+    with pytest.warns(
+        UserWarning, match="method 'set' will change its masks 2 times in these 140 steps: give --method"
+    ):
+        told = train(seldom, tmp_path / "seldom")
+    assert [note.partition(" in these")[0] for note in told["notes"]] == ["method 'set' will change its masks 2 times"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert train(config("set"), tmp_path / "often")["notes"] == []
+
+
+@pytest.mark.parametrize(
+    ("option", "note"),
+    [("--method rigl --method-option every=100", "will change its masks 1 time"),
+     ("--method imp --density 0.8 --method-option rewind_step=20", "sets weights back to step 20 of 28")],
+)  # fmt: skip
+def test_a_quiet_training_keeps_its_notes_for_the_report(
+    option: str, note: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = f"train {option} --epochs 2 --batch-size 64 --model-option widths=8,8 --out"
+    assert leave(*line.split(), str(tmp_path / "told")) == 0
+    assert "pathgrow: note: method" in (told := capsys.readouterr().err)
+    assert note in told
+    assert leave(*line.split(), str(tmp_path / "quiet"), "--quiet") == 0
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "")
+    (kept,) = report(tmp_path / "quiet")["notes"]
+    assert note in kept

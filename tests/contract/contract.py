@@ -1,0 +1,373 @@
+"""What every method has to hold, as checks that take its name: those of the table, and anybody's "module:function"."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import importlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adagrad, Adam, Adamax, AdamW, Optimizer, RMSprop, Rprop
+
+from pathgrow import methods
+from pathgrow.density.types import Answer, Curve, Grow, Verdict
+from pathgrow.graph import read
+from pathgrow.graph.flops import training_flops_per_sample
+from pathgrow.masks import Masks
+from pathgrow.methods.entry import Clause
+from pathgrow.methods.method import Change, Method, Pick, Progress
+from pathgrow.methods.view import Net
+from pathgrow.sparse.attach import Attached, attach
+from pathgrow.sparse.ema import Averaging
+from pathgrow.sparse.tree import take_apart
+
+NUM_STEPS = 12
+SMALL: dict[str, Any] = {
+    "density": 0.3, "num_steps": NUM_STEPS, "every": 3, "rewind_step": 2, "num_search_steps": 5, "num_iterations": 5,
+}  # fmt: skip
+"""Settings under which masks change within few steps, for whichever method has them."""
+OWN: dict[str, dict[str, Any]] = {"str": {"start": -2.5}, "dsr": {"threshold": 0.05, "every": 1}}
+"""Thresholds that bite at once; an interval that doubles with every quarter of the training."""
+OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
+    "sgd": lambda p: SGD(p, lr=0.05, weight_decay=0.1),
+    "nesterov": lambda p: SGD(p, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.1),
+    "adam": lambda p: Adam(p, lr=0.01, weight_decay=0.1),
+    "amsgrad": lambda p: Adam(p, lr=0.01, amsgrad=True, foreach=True),
+    "adamw_fused": lambda p: AdamW(p, lr=0.01, weight_decay=0.1, fused=True),
+    "rmsprop": lambda p: RMSprop(p, lr=0.01, momentum=0.9, centered=True, weight_decay=0.1),
+    "adagrad": lambda p: Adagrad(p, lr=0.01, initial_accumulator_value=0.1),
+    "adamax": lambda p: Adamax(p, lr=0.01),
+    "rprop": lambda p: Rprop(p, lr=0.01),
+}
+
+
+class Residual(nn.Module):
+    """A small convolutional network with everything that could be disturbed: batch norm, a shortcut, dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(2, 6, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(6)
+        self.inner = nn.Conv2d(6, 6, 3, padding=1)
+        self.drop = nn.Dropout(0.1)
+        self.hidden = nn.Linear(6, 12)
+        self.head = nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.norm(self.stem(x)))
+        x = torch.relu(x + self.inner(x))
+        return self.head(torch.relu(self.hidden(self.drop(x.mean((2, 3))))))
+
+
+@dataclasses.dataclass(frozen=True)
+class GoOn:
+    """A density rule that never has enough."""
+
+    name: str = "go on"
+
+    def decide(self, curve: Curve) -> Verdict:
+        return Grow(reason="always")
+
+    def answer(self, curve: Curve) -> Answer:
+        raise NotImplementedError
+
+
+def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+BATCH = (torch.randn(8, 2, 5, 5, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3)
+
+
+def make_of(name: str) -> Callable[..., Method]:
+    if ":" not in name:
+        return methods.entry(name).make
+    module, _, function = name.partition(":")
+    made: Callable[..., Method] = getattr(importlib.import_module(module), function)
+    return made
+
+
+def exceptions_of(name: str) -> Mapping[Clause, str]:
+    return {} if ":" in name else methods.entry(name).exceptions
+
+
+def is_growth(name: str) -> bool:
+    return "target_density" in inspect.signature(make_of(name)).parameters
+
+
+def options_of(name: str) -> dict[str, Any]:
+    known = inspect.signature(make_of(name)).parameters
+    starts = {"start_density": 0.2} if is_growth(name) else {}
+    return {**{key: value for key, value in SMALL.items() if key in known}, **starts, **OWN.get(name, {})}
+
+
+def small(name: str, **options: Any) -> Method:
+    return methods.create(name, **{**options_of(name), **options})
+
+
+def attached(method: Method, seed: int, optimizer: str = "nesterov", *, model_seed: int = 0, **how: Any) -> Attached:
+    """The method on a network of its own."""
+    torch.manual_seed(model_seed)
+    model, batch = Residual(), BATCH
+    if (device := how.pop("precisely_on", None)) is not None:  # alike to many digits on any device
+        model, batch = model.double().to(device), (BATCH[0].double().to(device), BATCH[1].to(device))
+        model.drop.p = 0.0
+    average = Averaging(decay=0.9, every=2)
+    how = {"stop": GoOn(), "loss": loss, "batches": [batch], "average": average, **how}
+    return attach(model, OPTIMIZERS[optimizer](model.parameters()), method, batch[0][:1], seed=seed, **how)
+
+
+def backward(sparse: Attached, step: int) -> None:
+    """Gradients of a batch that, like dropout, depends on the step's number alone, as in a careful loop."""
+    torch.manual_seed(step)
+    sparse.model.train()
+    sparse.optimizer.zero_grad()
+    loss(sparse.model, (torch.randn(8, 2, 5, 5), torch.randint(0, 3, (8,)))).backward()
+
+
+def train(sparse: Attached, first: int = 0, last: int = NUM_STEPS) -> Iterator[int]:
+    """Steps one by one, with an observation after every third: methods on either clock get to change masks."""
+    for step in range(first, last):
+        backward(sparse, step)
+        sparse.optimizer.step()
+        yield step
+        if step % 3 == 2:
+            sparse.observe((step / 10, 1.0 / (step + 1)))
+
+
+def trained(sparse: Attached, first: int = 0, last: int = NUM_STEPS) -> Attached:
+    for _ in train(sparse, first, last):
+        pass
+    return sparse
+
+
+def same_state(ours: Any, theirs: Any) -> bool:
+    """Whether two states are equal to the last bit."""
+    (tensors, facts), (their_tensors, their_facts) = take_apart(ours), take_apart(theirs)
+    return (
+        facts == their_facts
+        and tensors.keys() == their_tensors.keys()
+        and all(torch.equal(tensor, their_tensors[key]) for key, tensor in tensors.items())
+    )
+
+
+def slots_of(sparse: Attached, name: str) -> list[Tensor]:
+    parameter = sparse.model.get_parameter(name)
+    slots = sparse.optimizer.state.get(parameter, {}).values()
+    return [slot for slot in slots if isinstance(slot, Tensor) and slot.shape == parameter.shape]
+
+
+def half_scope() -> dict[str, Tensor]:
+    """A scope that holds only a part of one tensor, and not all tensors."""
+    inside = {name: torch.ones_like(mask) for name, mask in Masks.full(Residual()).items() if name != "head.weight"}
+    inside["inner.weight"].flatten()[::3] = False
+    return inside
+
+
+# The checks
+
+
+def check_counts(name: str, seed: int, density: float) -> None:
+    """Exactly as many weights as the schedule says are on after each change, and as the options say at the end."""
+    known = inspect.signature(make_of(name)).parameters
+    options = {"density": density} if "density" in known else {}
+    if is_growth(name):
+        options = {"start_density": density / 2, "target_density": density}
+    elif "start_density" in known:
+        options["start_density"] = (1 + density) / 2
+    method = small(name, **options)
+    sparse = attached(noting(method), seed, scope=half_scope())
+    num = sum(int(inside.sum()) for inside in half_scope().values())
+    assert sparse.masks.num == num
+    if "exact_count" in exceptions_of(name):
+        check_density_that_emerges(sparse)
+        return
+    if method.weights is None:
+        assert method.start_density is not None
+        assert sparse.masks.num_on == max(1, round(method.start_density * num))
+    for _ in train(sparse):
+        assert sparse.density == sparse.masks.num_on / num
+    while sparse.advance_():
+        pass
+    if options:
+        assert sparse.masks.num_on == max(1, round(density * num))
+
+
+def noting(method: Method) -> Method:
+    """The same method, whose picks and changes are checked from outside whenever they are made."""
+
+    def noted(pick: Pick, candidates_of: Callable[[Net], Masks] | None) -> Pick:
+        def picked(net: Net, candidates: Masks, count: int, draw: torch.Generator) -> Masks:
+            found = pick(net, candidates, count, draw)
+            assert sum(int((chosen & ~candidates[name]).sum()) for name, chosen in found.present().items()) == 0
+            assert found.present().num_on == count
+            if candidates_of is not None:
+                assert (candidates - candidates_of(net)).num_on == 0
+            return found
+
+        return picked
+
+    def revised(net: Net, change: Change, progress: Progress, draw: torch.Generator) -> Masks:
+        assert method.revise is not None
+        before = net.masks.clone()
+        after = method.revise(net, change, progress, draw)
+        assert net.masks == before, "a method reads the live masks and never writes them"
+        dropped, grown = (before - after).present().num_on, (after - before).present().num_on
+        assert grown - dropped == change.num_grow - change.num_drop
+        assert all(bool((after[name] | inside).all()) for name, inside in net.scope.scope.items())
+        return after
+
+    return dataclasses.replace(
+        method,
+        start=noted(method.start, None),
+        drop=None if method.drop is None else noted(method.drop, _present),
+        # What was dropped in the same change may grow again.
+        grow=method.grow if method.grow is None or method.drop is not None else noted(method.grow, _missing),
+        revise=None if method.revise is None else revised,
+    )
+
+
+def _present(net: Net) -> Masks:
+    return net.masks.present()
+
+
+def _missing(net: Net) -> Masks:
+    return net.masks.missing()
+
+
+def check_density_that_emerges(sparse: Attached) -> None:
+    """Promised in place of exact counts: masks are where weights are, and weights do go."""
+    scope = half_scope()
+    for _ in train(sparse):
+        reported, num_on = sparse.density, 0
+        for name, inside in scope.items():
+            num_on += int((sparse.model.get_parameter(name)[inside] != 0).sum())
+        assert reported == num_on / sparse.masks.num == sparse.masks.density
+    assert 0 < sparse.density < 1
+
+
+def check_off_is_zero(name: str, optimizer: str) -> None:
+    """After any step and any change; and the model keeps its keys and finite numbers."""
+    sparse = attached(small(name), seed=1, optimizer=optimizer)
+    keys = list(sparse.model.state_dict())
+    hidden = "off_is_zero" in exceptions_of(name)
+    assert hidden == (sparse.method.weights is not None)
+    for _ in train(sparse):
+        assert_off_is_zero(sparse, weights_only=hidden)
+        with sparse.averaged():
+            assert_off_is_zero(sparse, weights_only=True)
+    assert_off_is_zero(sparse, weights_only=hidden)
+    assert list(sparse.model.state_dict()) == keys == list(Residual().state_dict())
+    assert all(bool(torch.isfinite(value).all()) for value in sparse.model.state_dict().values())
+    sparse.detach()
+    assert_off_is_zero(sparse)  # hidden or not: what is left is a plain model
+    assert all(
+        type(module) is type(other) for module, other in zip(sparse.model.modules(), Residual().modules(), strict=True)
+    )
+    assert not sparse.optimizer._optimizer_step_pre_hooks
+    assert not sparse.optimizer._optimizer_step_post_hooks
+    assert not any(parameter._post_accumulate_grad_hooks for parameter in sparse.model.parameters())
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in sparse.model.modules())
+
+
+def assert_off_is_zero(sparse: Attached, *, weights_only: bool = False) -> None:
+    assert sparse.density == sparse.masks.density  # asked for, the masks of hidden weights are up to date
+    for name, mask in sparse.masks.items():
+        assert bool((sparse.model.get_parameter(name)[~mask] == 0).all()), name
+        if not weights_only:
+            assert all(bool((slot[~mask] == 0).all()) for slot in slots_of(sparse, name)), name
+
+
+def check_change_on_a_step(name: str, seed: int) -> int:
+    """What stays keeps weight and slots, what is new starts at zero; the number of weights that were new."""
+    sparse, num_new = attached(small(name), seed), 0
+    for step in range(NUM_STEPS):
+        before = sparse.masks.clone()
+        with sparse.driven():
+            backward(sparse, step)
+            sparse.watch_()
+            weights = {n: sparse.model.get_parameter(n).detach().clone() for n in before}
+            slots = {n: [slot.clone() for slot in slots_of(sparse, n)] for n in before}
+            gone = sparse.change_if_due_()
+            assert gone <= sparse.method.instead_of_step
+            for n, mask in sparse.masks.items():
+                both = mask & before[n]
+                tensors = [sparse.model.get_parameter(n), *slots_of(sparse, n)]
+                for now, then in zip(tensors, [weights[n], *slots[n]], strict=True):
+                    assert torch.equal(now[both], then[both])
+                    assert bool((now[~both] == 0).all())
+                num_new += int((mask & ~before[n]).sum())
+            if not gone:
+                sparse.mask_gradients_()
+                sparse.optimizer.step()
+            sparse.mask_weights_()
+        sparse.stepped_()
+    return num_new
+
+
+def check_seed(name: str, seed: int) -> None:
+    """The seed alone decides, not the global generator, which in turn does not move."""
+
+    def visited(others: int) -> list[str]:
+        torch.manual_seed(0)
+        sparse = attached(small(name), seed)
+        found = [sparse.masks.digest()]
+        for step in range(4):
+            backward(sparse, step)
+            torch.manual_seed(others)
+            before = torch.get_rng_state()
+            sparse.optimizer.step()
+            if step >= 2:
+                sparse.observe(0.5)
+            assert torch.equal(torch.get_rng_state(), before)
+            found.append(sparse.masks.digest())
+        return found
+
+    assert visited(1) == visited(2)
+
+
+def check_resume(name: str, optimizer: str, seed: int, killed: int) -> None:
+    """A run that is killed and goes on in fresh objects ends with the bits of an undisturbed one."""
+    sparse = attached(small(name), seed, optimizer)
+    trained(sparse, 0, killed)
+    # Torch's own states are the live tensors; ours is a copy that training does not change any more.
+    saved = [*copy.deepcopy([sparse.model.state_dict(), sparse.optimizer.state_dict()]), sparse.state_dict()]
+    trained(sparse, killed)
+
+    other = attached(small(name), seed + 1, optimizer, model_seed=7)
+    loads = [other.model.load_state_dict, other.optimizer.load_state_dict, other.load_state_dict]
+    for index in (0, 1, 2) if killed % 2 else (2, 1, 0):  # in any order
+        loads[index](saved[index])
+        if index == 2 and "off_is_zero" not in exceptions_of(name):
+            assert_off_is_zero(other)
+    trained(other, killed)
+
+    assert other.masks == sparse.masks
+    assert other.curve == sparse.curve
+    for ours, theirs in ((other.model, sparse.model), (other.optimizer, sparse.optimizer), (other, sparse)):
+        assert same_state(ours.state_dict(), theirs.state_dict())
+
+
+def check_cost(name: str) -> None:
+    """A sample's FLOPs from the masks by hand, at 25 positions of a convolution and one of a linear layer."""
+    method = small(name)
+    sparse = attached(method, 0)
+    positions = {"stem.weight": 25, "inner.weight": 25, "hidden.weight": 1, "head.weight": 1}
+    f_dense = sum(2 * num * sparse.model.get_parameter(n).numel() for n, num in positions.items())
+    masks = {
+        n: sparse.masks.get(n, torch.ones_like(sparse.model.get_parameter(n), dtype=torch.bool)) for n in positions
+    }
+    f_sparse = sum(2 * num * int(masks[n].sum()) for n, num in positions.items())
+    wanted = {
+        "sparse": 3 * f_sparse,
+        "dense": 3 * f_dense,
+        "dense_gradient_at_steps": 2 * f_sparse + f_dense,
+        "batch_at_changes": round((3 * f_sparse * 9 + 6 * f_sparse) / 10),
+        "dense_gradient_at_changes": round((3 * f_sparse * 9 + 2 * f_sparse + f_dense) / 10),
+    }
+    wiring = read(Residual(), BATCH[0][:1])
+    assert training_flops_per_sample(method.cost, wiring, sparse.masks, every=9) == wanted[method.cost]

@@ -1,0 +1,212 @@
+"""What holds for EVERY method in the table, with every optimizer. A new method is enrolled by its table line."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pathgrow import methods
+from pathgrow.distributed.comm import Team
+from pathgrow.rng import derive
+from pathgrow.sparse.attach import Attached
+from pathgrow.trainer.process_group import joined
+from tests.contract import contract
+from tests.contract.contract import BATCH, NUM_STEPS, OPTIMIZERS, attached, same_state, small, trained
+from tests.support.ranks import together
+
+NAMES = methods.names()
+GROWTH = [name for name in NAMES if contract.is_growth(name)]
+STEPWISE = [name for name in NAMES if methods.create(name).clock == "step"]
+PAIRS = [(name, "nesterov") for name in NAMES] + [("gcg", optimizer) for optimizer in OPTIMIZERS]
+"""Every method and every optimizer; how they go together does not depend on which ones they are."""
+PAIRS += [("rigl", "adamw_fused"), ("imp_c", "adam"), ("edge_popup", "adam"), ("str", "adamw_fused")]
+COSTS = {
+    "dense": "dense",
+    "str": "dense",
+    "edge_popup": "dense",
+    "snfs": "dense_gradient_at_steps",
+    "rigl": "dense_gradient_at_changes",
+    "itop": "dense_gradient_at_changes",
+    "granet": "dense_gradient_at_changes",
+    "gse": "batch_at_changes",
+}
+"""Which formula is each method's; all others train sparse."""
+seeds = st.integers(0, 2**31)
+
+
+def test_the_suite_sees_both_clocks_and_every_exception() -> None:
+    assert len(GROWTH) >= 5
+    assert {"rigl", "set", "gmp"} <= set(STEPWISE)
+    assert [name for name in NAMES if methods.entry(name).exceptions] == ["str", "edge_popup"]
+    assert all(reason for name in NAMES for reason in methods.entry(name).exceptions.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=3)
+@given(seed=seeds, density=st.floats(0.05, 0.95))
+def test_counts_are_exact(name: str, seed: int, density: float) -> None:
+    contract.check_counts(name, seed, density)
+
+
+@pytest.mark.parametrize(("name", "optimizer"), PAIRS)
+def test_what_is_off_is_zero_after_any_step(name: str, optimizer: str) -> None:
+    contract.check_off_is_zero(name, optimizer)
+
+
+@pytest.mark.parametrize("name", STEPWISE)
+def test_a_change_on_a_step_leaves_what_stays(name: str) -> None:
+    num_new = contract.check_change_on_a_step(name, seed=1)
+    assert (num_new > 0) == (name != "gmp"), "only pruning grows nothing"
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=2)
+@given(seed=seeds)
+def test_the_seed_decides(name: str, seed: int) -> None:
+    contract.check_seed(name, seed)
+
+
+@pytest.mark.parametrize(
+    "name", sorted({"gcg", "random_growth", "random", "erk", "phew", "dpai", "edge_popup", *STEPWISE} - {"gmp"})
+)
+def test_another_seed_gives_other_masks(name: str) -> None:
+    ones, others = (trained(attached(small(name), seed)).masks.digest() for seed in (0, 1))
+    assert ones != others
+
+
+@pytest.mark.parametrize(("name", "optimizer"), PAIRS)
+def test_a_killed_run_goes_on_bit_for_bit(name: str, optimizer: str) -> None:
+    somewhere = derive(0, name, optimizer)
+    contract.check_resume(name, optimizer, seed=somewhere, killed=1 + somewhere % (NUM_STEPS - 1))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_can_be_killed_right_before_and_after_masks_change(name: str) -> None:
+    for killed in (3, 4):
+        contract.check_resume(name, "nesterov", seed=0, killed=killed)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_cost_is_that_of_the_formula(name: str) -> None:
+    assert methods.create(name).cost == COSTS.get(name, "sparse")
+    contract.check_cost(name)
+
+
+def logits(model: torch.nn.Module) -> Tensor:
+    model.eval()
+    with torch.no_grad():
+        return model(BATCH[0])
+
+
+@pytest.mark.parametrize("name", GROWTH)
+@settings(max_examples=3)
+@given(seed=seeds, num=st.integers(1, 300))
+def test_growth_changes_nothing_but_masks(name: str, seed: int, num: int) -> None:
+    sparse = trained(attached(small(name), seed), last=2)
+    model, before, answers = sparse.model, sparse.masks.clone(), logits(sparse.model)
+    weights = copy.deepcopy(model.state_dict())
+    state = copy.deepcopy(sparse.optimizer.state_dict()["state"])
+    gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    modes = [module.training for module in model.modules()]
+    generator = torch.get_rng_state()
+
+    added = sparse.grow_(num)
+
+    assert added == min(num, before.num - before.num_on) == (sparse.masks - before).num_on
+    assert torch.equal(logits(model), answers)
+    assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
+    torch.testing.assert_close(sparse.optimizer.state_dict()["state"], state, rtol=0, atol=0)
+    assert all(torch.equal(model.get_parameter(n).grad, gradient) for n, gradient in gradients.items())
+    assert torch.equal(torch.get_rng_state(), generator)
+    model.train(modes[0])
+    assert [module.training for module in model.modules()] == modes
+    with sparse.averaged():
+        new = (sparse.masks - before).items()
+        assert all(bool((model.get_parameter(n)[positions] == 0).all()) for n, positions in new)
+
+
+@pytest.mark.parametrize("name", GROWTH)
+@settings(max_examples=4)
+@given(seed=seeds, density=st.floats(0.01, 1.0), gamma=st.floats(0.01, 3.0), target=st.floats(0.01, 1.0))
+def test_growth_only_adds_its_share(name: str, seed: int, density: float, gamma: float, target: float) -> None:
+    start = min(density, target)
+    sparse = attached(small(name, start_density=start, gamma=gamma, target_density=target), seed)
+    num_on, goal = (max(1, round(share * sparse.masks.num)) for share in (start, target))
+    for _ in range(3):
+        before = sparse.masks.clone()
+        sparse.observe(0.5)
+        num_on = max(num_on, min(goal, num_on + max(1, int(gamma * num_on + 1e-6))))
+        assert sparse.masks.num_on == num_on
+        assert (before - sparse.masks).num_on == 0
+
+
+HALFWAY, END = 4, 7
+"""Steps of a training on two ranks, between which it is saved by the first: after a change, and before others."""
+
+
+def as_a_rank() -> dict[str, dict[str, Any]]:
+    """Every method trained for some steps, with other batches in each process: undisturbed, and resumed halfway."""
+    with joined("cpu") as team:
+        return {name: rank_trained(name, team) for name in NAMES}
+
+
+def rank_trained(name: str, team: Team) -> dict[str, Any]:
+    noise = torch.Generator().manual_seed(team.rank)
+    how = {"team": team, "batches": [(torch.randn(8, 2, 5, 5, generator=noise), BATCH[1])], "average": None}
+    sparse = attached(small(name), seed=3, **how)
+    digests = rank_steps(sparse, team, 0, HALFWAY)
+    states = [sparse.model.state_dict(), sparse.optimizer.state_dict(), sparse.state_dict()]
+    saved = team.from_first(lambda: copy.deepcopy(states))
+    digests += rank_steps(sparse, team, HALFWAY, END)
+    other = attached(small(name), seed=9, model_seed=7, **how)
+    for part, state in zip((other.model, other.optimizer, other), saved, strict=True):
+        part.load_state_dict(state)
+    resumed = rank_steps(other, team, HALFWAY, END)
+    weights = {n: p.detach().clone() for n, p in sparse.model.named_parameters()}
+    found = {"digests": digests, "weights": weights, "state": sparse.state_dict()}
+    assert resumed == digests[HALFWAY:], name
+    assert same_state(other.state_dict(), found["state"]), name
+    assert all(torch.equal(p, weights[n]) for n, p in other.model.named_parameters()), name
+    for each in (sparse, other):
+        each.detach()
+    return found
+
+
+def rank_steps(sparse: Attached, team: Team, first: int, last: int) -> list[str]:
+    """The masks after each step."""
+    digests = []
+    for step in range(first, last):
+        contract.backward(sparse, 100 * team.rank + step)
+        gradients = [p.grad for p in sparse.model.parameters() if p.grad is not None]
+        team.sum_(gradients)
+        for gradient in gradients:
+            gradient /= team.size
+        sparse.optimizer.step()
+        if step % 3 == 2:
+            sparse.observe(0.5)
+        assert sparse.density > 0
+        digests.append(sparse.masks.digest())
+    return digests
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="gloo over forked processes")
+def test_two_ranks_hold_equal_masks_and_remember_the_same(tmp_path: Path) -> None:
+    ranks = together(tmp_path, as_a_rank)
+    assert [rank.code for rank in ranks] == [0, 0], [rank.said for rank in ranks]
+    ours, theirs = (rank.value for rank in ranks)
+    for name in NAMES:
+        assert ours[name]["digests"] == theirs[name]["digests"], name
+        assert all(torch.equal(weight, theirs[name]["weights"][n]) for n, weight in ours[name]["weights"].items()), name
+        assert same_state(ours[name]["state"], theirs[name]["state"]), name
+    moved = {name for name in NAMES if len(set(ours[name]["digests"])) > 1}
+    assert moved >= {*GROWTH, *STEPWISE, "imp", "str", "edge_popup"}
+    seen = ours["itop"]["state"]
+    assert seen["memory"]["explored"] > 0.31, "more than the 0.3 that are on: changes were seen"

@@ -1,0 +1,146 @@
+"""FLOPs against hooks that count what really runs, and against counts by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from pathgrow import models
+from pathgrow.errors import UserError
+from pathgrow.graph import read
+from pathgrow.graph.flops import (
+    dense_gradient_flops,
+    forward_macs,
+    step_flops,
+    training_flops,
+    training_flops_per_sample,
+)
+from pathgrow.masks import Masks
+from pathgrow.methods.allocation import allocated
+
+
+def macs_by_hooks(model: nn.Module, example: torch.Tensor, masks: dict[str, torch.Tensor]) -> int:
+    """Present weights times output positions, layer by layer, seen from outside; attention products apart."""
+    names = {module: name for name, module in model.named_modules()}
+    total = 0
+
+    def count(module: nn.Module, _args: object, output: torch.Tensor) -> None:
+        nonlocal total
+        weight = f"{names[module]}.weight"
+        num_on = int(masks[weight].sum()) if weight in masks else module.weight.numel()
+        total += num_on * (output.numel() // module.weight.shape[0])
+
+    handles = [m.register_forward_hook(count) for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    model(example)
+    for handle in handles:
+        handle.remove()
+    return total
+
+
+def random_masks(model: nn.Module, seed: int) -> Masks:
+    full = Masks.full(model)
+    rng = torch.Generator().manual_seed(seed)
+    return Masks({name: torch.rand(mask.shape, generator=rng) < 0.3 for name, mask in full.items()})
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "products"),
+    [
+        ("mlp", {}, 0),
+        ("resnet20", {"width": 4}, 0),
+        ("resnet18", {"width": 4, "stem": "imagenet"}, 0),
+        ("resnet50", {"width": 4, "image_size": 64}, 0),
+        ("wrn22_2", {"width": 4}, 0),
+        ("vit", {"depth": 2, "dim": 24, "heads": 3}, 2 * (2 * 65 * 65 * 24)),
+        ("vit", {"depth": 2, "dim": 24, "heads": 3, "spt": True, "lsa": True}, 2 * (2 * 65 * 65 * 24)),
+        ("pit", {"dims": [8, 16], "depths": [1, 2], "heads": [2, 4]}, 2 * 257**2 * 8 + 2 * (2 * 65**2 * 16)),
+    ],
+)
+def test_forward_macs_are_what_hooks_count(name, options, products):
+    model = models.create(name, 5, seed=0, **options)
+    example = model.example_input()
+    wiring = read(model, example)
+    assert forward_macs(wiring) == macs_by_hooks(model, example, {}) + products
+    masks = random_masks(model, seed=1)
+    assert forward_macs(wiring, masks) == macs_by_hooks(model, example, dict(masks)) + products
+
+
+def test_layers_without_a_mask_count_in_full():
+    model = models.create("mlp", 10, inputs=8, widths=[7, 6])
+    only_first = Masks({"layers.0.weight": torch.zeros(7, 8, dtype=torch.bool)})
+    assert forward_macs(read(model, model.example_input()), only_first) == 7 * 6 + 6 * 10
+
+
+def test_the_batch_of_the_example_does_not_count():
+    model = models.create("resnet20", 10, width=4)
+    one = model.example_input()
+    assert training_flops(model, one.repeat(3, 1, 1, 1)) == training_flops(model, one)
+
+
+def test_a_weight_used_twice_costs_twice():
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shared = nn.Linear(6, 6, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.shared(torch.relu(self.shared(x)))
+
+    assert forward_macs(read(Twice(), torch.ones(1, 6))) == 72
+
+
+def test_training_is_three_passes_of_two_operations():
+    model = models.create("mlp", 10)
+    example = model.example_input()
+    masks = random_masks(model, seed=2)
+    wiring = read(model, example)
+    sparse, dense = macs_by_hooks(model, example, dict(masks)), macs_by_hooks(model, example, {})
+    assert step_flops(wiring, masks) == training_flops(model, example, masks) == 6 * sparse
+    assert dense_gradient_flops(wiring, masks) == 4 * sparse + 2 * dense
+
+
+def test_masks_of_another_model_are_refused():
+    model, other = models.create("mlp", 10), models.create("mlp", 10, widths=(7,))
+    with pytest.raises(UserError):
+        training_flops(model, model.example_input(), Masks.full(other))
+
+
+class TestTrainingSample:
+    """A chain 3-4-2 with 5 of its 12 + 8 weights on: f_sparse = 2 x 5, f_dense = 2 x 20."""
+
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    wiring = read(model, torch.zeros(1, 3))
+    masks = Masks({"0.weight": torch.arange(12).view(4, 3) < 3, "1.weight": torch.arange(8).view(2, 4) < 2})
+
+    @pytest.mark.parametrize(
+        ("cost", "every", "wanted"),
+        [
+            ("sparse", None, 3 * 10),
+            ("dense", None, 3 * 40),
+            ("dense_gradient_at_steps", None, 2 * 10 + 40),
+            ("batch_at_changes", 9, (30 * 9 + 60) // 10),
+            ("dense_gradient_at_changes", 1, (30 + 60) // 2),
+            ("dense_gradient_at_changes", 2, (30 * 2 + 60) // 3),
+            ("dense_gradient_at_changes", 9, (30 * 9 + 60) // 10),
+            ("dense_gradient_at_changes", 7, round((30 * 7 + 60) / 8)),
+        ],
+    )
+    def test_by_hand(self, cost, every, wanted):
+        assert training_flops_per_sample(cost, self.wiring, self.masks, every=every) == wanted
+
+    @pytest.mark.parametrize("every", [None, 0, -1])
+    def test_changes_want_an_interval(self, every):
+        with pytest.raises(UserError, match="steps between changes is wanted"):
+            training_flops_per_sample("dense_gradient_at_changes", self.wiring, self.masks, every=every)
+
+    @pytest.mark.parametrize(("density", "wanted"), [(0.2, 0.42), (0.1, 0.24)])
+    def test_rigl_on_resnet50_costs_what_its_authors_state(self, density, wanted):
+        """Shares of dense training in their table, for ERK with changes every hundred steps."""
+        model = models.create("resnet50", 1000)
+        wiring = read(model, model.example_input())
+        masks = Masks.full(model)
+        for name, num in allocated(masks, density, "erk").items():
+            masks[name].flatten()[num:] = False
+        cost = training_flops_per_sample("dense_gradient_at_changes", wiring, masks, every=100)
+        assert cost / step_flops(wiring) == pytest.approx(wanted, abs=0.01)

@@ -1,0 +1,256 @@
+"""A training broken off after any step and taken up by another process ends with the bits of an undisturbed one."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from pathgrow import methods
+from pathgrow.checkpoint import MemoryStore, RunFolder, Store
+from pathgrow.data.dataset import Dataset, Split
+from pathgrow.masks import Masks
+from pathgrow.methods.picks import at_random
+from pathgrow.runs import phases as phases_module
+from pathgrow.runs.discovery import discover
+from pathgrow.runs.observer import Observer
+from pathgrow.sparse.attach import Attached, attach
+from pathgrow.sparse.ema import Averaging
+from pathgrow.sparse.partial import Partial
+from pathgrow.trainer import EngineOptions, Trainer
+from pathgrow.trainer.interface import Job
+from pathgrow.trainer.recipes import Recipe
+from pathgrow.trainer.step import EagerStep
+from tests.support.swapping import swapping
+
+EPOCHS, STEPS_PER_EPOCH = 3, 5
+NUM_STEPS = EPOCHS * STEPS_PER_EPOCH
+AUGMENTED = {"crop_padding": 1, "flip": True, "erase": 0.5, "mixup": 1.0}
+CASES = {
+    "sgd": Recipe(batch_size=8, lr=0.1, warmup=0.2, clip_norm=1.0).changed({"augment": AUGMENTED}),
+    "adamw": Recipe(batch_size=8, optimizer="adamw", lr=0.01, decay_all=False, accumulate=2, label_smoothing=0.1),
+}
+
+
+@cache
+def data() -> Dataset:
+    draw = torch.Generator().manual_seed(0)
+    labels = torch.arange(42) % 3
+    images = torch.randint(0, 160, (42, 1, 4, 4), generator=draw) + 40 * labels.view(-1, 1, 1, 1)
+    split = Split(images.to(torch.uint8), labels, (120.0,), (60.0,))
+    return Dataset("made", 3, split, split, split)
+
+
+def network() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(
+            nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.3),
+            nn.Linear(16, 10), nn.ReLU(), nn.Linear(10, 3),
+        )  # fmt: skip
+
+
+GROWING = dataclasses.replace(methods.create("random_growth", start_density=0.4), start=at_random)
+METHODS = {"growing": GROWING, "swapping": swapping(density=0.3, every=4, num=4)}
+
+
+class Killed(BaseException):
+    """No handler of the program may see it, as none sees a kill."""
+
+
+class Mortal(Partial):
+    """Saves after some of the steps; the process dies after one of them."""
+
+    def __init__(self, store: Store, saves: set[int], dies: int | None) -> None:
+        super().__init__(store, "partial-test-0", seconds=-1.0)
+        object.__setattr__(self, "saves", saves)
+        object.__setattr__(self, "dies", dies)
+        object.__setattr__(self, "asked", [])
+
+    def save(self, attached: Attached, step: int, noise: Tensor) -> None:
+        self.asked.append(step)
+        if step in self.saves:
+            super().save(attached, step, noise)
+        if step == self.dies:
+            raise Killed
+
+
+def train(recipe: str, method: str, progress: Partial | None = None) -> tuple[Attached, list[tuple[int, int, float]]]:
+    """A process of its own: nothing but the store is shared with others."""
+    told: list[tuple[int, int, float]] = []
+    trainer = Trainer(data(), CASES[recipe], EngineOptions(device="cpu"), on_epoch=lambda *epoch: told.append(epoch))
+    model, optimizer = trainer.place(network())
+    attached = attach(
+        model, optimizer, METHODS[method], scope=Masks.full(model), seed=1, average=Averaging(decay=0.8, every=2)
+    )
+    trainer.train([Job(attached=attached, epochs=EPOCHS, seed=5, progress=progress)])
+    return attached, told
+
+
+def everything(attached: Attached) -> dict[str, Tensor]:
+    slots = {
+        f"{name} {key}": value.clone()
+        for name, parameter in attached.model.named_parameters()
+        for key, value in attached.optimizer.state[parameter].items()
+    }
+    with attached.averaged():
+        averages = {f"average {name}": value.clone() for name, value in attached.model.state_dict().items()}
+    masks = {f"mask {name}": mask for name, mask in attached.masks.items()}
+    numbers = {"step": torch.tensor(attached.step), "round": torch.tensor(attached.round)}
+    rates = {"lr": torch.tensor([group["lr"] for group in attached.optimizer.param_groups])}
+    return {**attached.model.state_dict(), **slots, **averages, **masks, **numbers, **rates}
+
+
+@cache
+def undisturbed(recipe: str, method: str) -> tuple[dict[str, Tensor], list[tuple[int, int, float]]]:
+    attached, told = train(recipe, method)
+    return everything(attached), told
+
+
+def assert_same(attached: Attached, recipe: str, method: str) -> None:
+    found, expected = everything(attached), undisturbed(recipe, method)[0]
+    assert found.keys() == expected.keys()
+    assert [name for name in found if not torch.equal(found[name], expected[name])] == []
+
+
+@settings(max_examples=30)
+@given(
+    recipe=st.sampled_from(list(CASES)),
+    method=st.sampled_from(list(METHODS)),
+    saves=st.sets(st.integers(1, NUM_STEPS), max_size=4),
+    kills=st.lists(st.integers(1, NUM_STEPS), min_size=1, max_size=3),
+    noise=st.integers(0, 9),
+)
+def test_broken_off_after_any_step_and_taken_up_again(
+    recipe: str, method: str, saves: set[int], kills: list[int], noise: int
+) -> None:
+    store = MemoryStore()
+    for dies in sorted(kills):
+        torch.manual_seed(noise)  # what a process has drawn before is no matter
+        with pytest.raises(Killed):
+            train(recipe, method, Mortal(store, saves, dies))
+    last = Mortal(store, saves, None)
+    attached, told = train(recipe, method, last)
+    assert_same(attached, recipe, method)
+    # It went on after the last state that was saved before the last kill, and repeated nothing before it.
+    begun = max((step for step in saves if step <= max(kills)), default=0)
+    assert last.asked == [*range(begun + 1, NUM_STEPS + 1), NUM_STEPS]
+    assert told == undisturbed(recipe, method)[1][begun // STEPS_PER_EPOCH :]
+
+
+def test_the_time_since_the_last_save_decides_about_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that ticks once a step: a training that counted from its beginning would soon do nothing but save."""
+    saved: list[int] = []
+    num_steps = 0
+
+    class Every4(Partial):
+        def save(self, attached: Attached, step: int, noise: Tensor) -> None:
+            saved.append(step)
+
+    def step_counted(self: EagerStep, step: int) -> None:
+        nonlocal num_steps
+        num_steps += 1
+        train_step(self, step)
+
+    train_step = EagerStep.__call__
+    monkeypatch.setattr(EagerStep, "__call__", step_counted)
+    monkeypatch.setattr(time, "monotonic", lambda: float(num_steps))
+    train("sgd", "growing", Every4(MemoryStore(), "partial-test-0", seconds=3.5))
+    assert saved == [4, 8, 12, NUM_STEPS], "and what is done is kept"
+
+
+def test_the_cases_tell_states_apart() -> None:
+    """Each part of the state matters: a training that forgets it ends elsewhere."""
+    expected = undisturbed("sgd", "growing")[0]
+    assert expected["5.weight"].count_nonzero() == int(expected["mask 5.weight"].sum())
+    for name in expected:
+        if name.startswith("average") and name.endswith("weight"):
+            assert not torch.equal(expected[name], expected[name.removeprefix("average ")])
+    assert not torch.equal(undisturbed("sgd", "swapping")[0]["mask 5.weight"], expected["mask 5.weight"])
+    store = MemoryStore()
+    with pytest.raises(Killed):
+        train("sgd", "growing", Mortal(store, {7}, 7))
+    stage = store.load("partial-test-0")
+    other = torch.Generator().manual_seed(3).get_state()
+    tensors = {name: other if name.startswith("noise") else tensor for name, tensor in stage.tensors.items()}
+    store.save("partial-test-0", stage.facts, tensors)
+    attached, _ = train("sgd", "growing", Partial(store, "partial-test-0"))
+    assert not torch.equal(attached.model[5].weight, expected["5.weight"]), "dropout goes on with its own noise"
+
+
+@pytest.mark.parametrize("last", [4, 5, NUM_STEPS])
+def test_a_folder_gives_back_what_it_was_given(tmp_path: Path, last: int) -> None:
+    with RunFolder.open(tmp_path / "run", {}) as folder, pytest.raises(Killed):
+        train("adamw", "swapping", Mortal(folder, {last}, last))
+    with RunFolder.open(tmp_path / "run", {}) as folder:
+        attached, _ = train("adamw", "swapping", Partial(folder, "partial-test-0"))
+    assert_same(attached, "adamw", "swapping")
+
+
+# Whole discoveries.
+
+
+def discovered(store: Store, monkeypatch: pytest.MonkeyPatch, dies: tuple[str, int] | None = None) -> dict:
+    """A discovery whose trainings save after every step, broken off at one of them."""
+
+    class Often(Partial):
+        def __init__(self, store: Store, name: str, **others: object) -> None:
+            super().__init__(store, name, **{**others, "seconds": -1.0})
+
+        def save(self, attached: Attached, step: int, noise: Tensor) -> None:
+            super().save(attached, step, noise)
+            if dies == (self.name, step):
+                raise Killed
+
+    monkeypatch.setattr(phases_module, "Partial", Often)
+    began: list[str] = []
+
+    class Diary(Observer):
+        def stage_begins(self, stage: str, *, epochs: int | None, density: float) -> None:
+            began.append(stage)
+
+    trainer = Trainer(data(), CASES["sgd"], EngineOptions(device="cpu"))
+    model, optimizer = trainer.place(network())
+    found = discover(
+        model, optimizer, trainer, trainer.evaluate(data().val), data().example_input(), store=store, budget=8,
+        start_density=0.1, target_density=0.2, gamma=0.5, observe="average", reference="dense", observer=Diary(),
+        rule="trajectory",  # its seed network is trained in several parts
+    )  # fmt: skip
+    report = {key: value for key, value in found.report().items() if key != "timing"}
+    return {"report": report, "weights": {n: t.clone() for n, t in model.state_dict().items()}, "began": began}
+
+
+@pytest.mark.parametrize(
+    "dies",
+    [
+        ("partial-seed-0", 3),
+        ("partial-seed-1", 2),
+        ("partial-round-001-0", 5),
+        ("partial-dense-0", 33),
+        ("partial-final-0", 12),
+    ],
+)
+def test_a_discovery_goes_on_in_the_middle_of_a_stage(dies: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = discovered(MemoryStore(), monkeypatch)
+    store = MemoryStore()
+    with pytest.raises(Killed):
+        discovered(store, monkeypatch, dies)
+    left = store.load(dies[0])
+    assert left is not None
+    assert left.facts["step"] == dies[1]
+    assert left.tensors
+    again = discovered(store, monkeypatch)
+    assert again["report"] == expected["report"]
+    assert all(torch.equal(tensor, again["weights"][name]) for name, tensor in expected["weights"].items())
+    stage = dies[0].removeprefix("partial-").rpartition("-")[0]
+    assert again["began"] == expected["began"][expected["began"].index(stage) :]
+    partials = [name for name in store._stages if name.startswith("partial-")]
+    assert len(partials) >= 5
+    assert [name for name in partials if store.load(name).tensors] == [], "what was half done is done"

@@ -1,0 +1,70 @@
+"""Several processes on this machine, connected as torchrun connects them: for tests of distributed training."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+# Processes fork from one that has imported everything, and has no threads yet: a second instead of five each.
+_CONTEXT = multiprocessing.get_context("forkserver" if sys.platform != "win32" else "spawn")
+if sys.platform != "win32":
+    _CONTEXT.set_forkserver_preload(
+        ["pathgrow.runs.run_discovery", "pathgrow.cli.main", "sklearn.datasets", "torch._dynamo"]
+    )
+_PATIENCE = 100.0
+
+
+@dataclass
+class Rank:
+    """What became of one process."""
+
+    code: int | None
+    value: Any
+    said: str
+
+
+def together(folder: Path, work: Callable[..., Any], *arguments: Any, num: int = 2) -> list[Rank]:
+    """Run `work(*arguments)` in `num` processes at once; what each returned, said, and ended with."""
+    folder.mkdir(parents=True, exist_ok=True)
+    # Like torchrun, which keeps the store in a process of its own: it outlives every rank.
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    processes = [
+        _CONTEXT.Process(target=_be_a_rank, args=(folder, rank, num, store.port, work, arguments), daemon=True)
+        for rank in range(num)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(_PATIENCE)
+    hung = [rank for rank, process in enumerate(processes) if process.is_alive()]
+    for rank in hung:
+        processes[rank].kill()
+    assert not hung, f"ranks {hung} hung"
+    return [_told(folder, rank, process.exitcode) for rank, process in enumerate(processes)]
+
+
+def _told(folder: Path, rank: int, code: int | None) -> Rank:
+    kept = folder / f"{rank}.pt"
+    value = torch.load(kept, weights_only=False) if kept.exists() else None
+    kept.unlink(missing_ok=True)
+    return Rank(code, value, (folder / f"{rank}.txt").read_text())
+
+
+def _be_a_rank(
+    folder: Path, rank: int, num: int, port: int, work: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num), "LOCAL_WORLD_SIZE": str(num)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+    torch.set_num_threads(1)
+    with open(folder / f"{rank}.txt", "w") as said, redirect_stdout(said), redirect_stderr(said):
+        torch.save(work(*arguments), folder / f"{rank}.pt")

@@ -1,0 +1,278 @@
+"""Recipes: the rates they give, the optimizers they make, and what they refuse."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.optim import SGD, AdamW
+
+from pathgrow import data, models
+from pathgrow.augment import Augment
+from pathgrow.errors import UserError
+from pathgrow.trainer import recipes
+from pathgrow.trainer.recipes import Recipe, make_optimizer, recipe, usual
+
+# Rates.
+
+
+def test_a_cosine_rises_over_the_warmup_and_falls_to_nothing() -> None:
+    rates = [Recipe(warmup=0.1).rate(step, 100) for step in range(100)]
+    assert rates[:3] == pytest.approx([1 / 11, 2 / 11, 3 / 11])
+    assert rates[10] == 1
+    assert all(a > b for a, b in pairwise(rates[10:]))
+    assert rates[55] == pytest.approx(0.5)
+    assert 0 < rates[-1] < 1e-3
+    assert Recipe(warmup=0.1).rate(0, 5) == 1  # a phase too short for a warm-up has none
+
+
+def test_a_cosine_stays_above_its_floor() -> None:
+    rates = [Recipe(warmup=0.0, floor=0.2).rate(step, 50) for step in range(50)]
+    expected = [0.2 + 0.8 * (1 + math.cos(math.pi * step / 50)) / 2 for step in range(50)]
+    assert rates == pytest.approx(expected)
+
+
+def test_steps_come_at_their_shares_whether_or_not_there_is_a_warmup() -> None:
+    rates = [Recipe(schedule="step", warmup=0.1, factor=0.2).rate(step, 40) for step in range(40)]
+    assert rates[:4] == pytest.approx([0.2, 0.4, 0.6, 0.8])
+    assert rates[4:] == pytest.approx([1.0] * 16 + [0.2] * 10 + [0.04] * 10)
+
+
+def test_a_constant_rate_is_constant_after_the_warmup() -> None:
+    rates = [Recipe(schedule="constant", warmup=0.5).rate(step, 6) for step in range(6)]
+    assert rates == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1])
+
+
+@given(
+    num_steps=st.integers(1, 400),
+    schedule=st.sampled_from(["cosine", "step", "constant"]),
+    warmup=st.floats(0, 0.9),
+    floor=st.floats(0, 0.9),
+)
+def test_a_rate_is_a_share_that_never_rises_after_the_warmup(
+    num_steps: int, schedule: str, warmup: float, floor: float
+) -> None:
+    plan = Recipe(schedule=schedule, warmup=warmup, floor=floor)  # type: ignore[arg-type]
+    rates = [plan.rate(step, num_steps) for step in range(num_steps)]
+    assert all(0 < rate <= 1 for rate in rates)
+    peak = rates.index(max(rates))
+    assert all(a < b for a, b in pairwise(rates[: peak + 1]))
+    assert all(a >= b for a, b in pairwise(rates[peak:]))
+
+
+@pytest.mark.parametrize(
+    ("name", "num_steps", "changes"),
+    [
+        ("cifar-he", 64_000, [(32_000, 0.1), (48_000, 0.01)]),
+        ("wrn-rigl", 97_656, [(30_000, 0.2), (60_000, 0.04), (90_000, 0.008)]),
+        ("cifar-step", 1_000, [(500, 0.1), (750, 0.01)]),
+    ],
+)
+def test_published_schedules_change_where_they_were_published_to(
+    name: str, num_steps: int, changes: list[tuple[int, float]]
+) -> None:
+    plan, before = recipe(name), 1.0
+    for step, after in changes:
+        assert plan.rate(step - 1, num_steps) == pytest.approx(before)
+        assert plan.rate(step, num_steps) == pytest.approx(after)
+        before = after
+    assert plan.rate(num_steps - 1, num_steps) == pytest.approx(before)
+
+
+@pytest.mark.parametrize(
+    ("name", "epochs", "batch_size", "optimizer", "lr", "last_lr", "weight_decay", "label_smoothing"),
+    [
+        ("cifar-step", 160, 128, "sgd", 0.1, 1e-3, 1e-4, 0.0),
+        ("cifar-he", 182, 128, "sgd", 0.1, 1e-3, 1e-4, 0.0),
+        ("wrn-rigl", 250, 128, "sgd", 0.1, 8e-4, 5e-4, 0.0),
+        ("tiny-resnet", 200, 256, "sgd", 0.2, 2e-3, 1e-4, 0.0),
+        ("tiny-resnet-long", 400, 100, "sgd", 0.2, 0.0, 1e-4, 0.0),
+        ("tiny-vit", 300, 128, "adamw", 1e-3, 1e-6, 0.05, 0.1),
+        ("cifar-vit", 300, 128, "adamw", 1e-3, 1e-6, 0.05, 0.1),
+        ("imagenet", 100, 4096, "sgd", 1.6, 1.6e-3, 1e-4, 0.1),
+    ],
+)
+def test_numbers_are_those_that_were_published(
+    name: str,
+    epochs: int,
+    batch_size: int,
+    optimizer: str,
+    lr: float,
+    last_lr: float,
+    weight_decay: float,
+    label_smoothing: float,
+) -> None:
+    plan = recipe(name)
+    assert (plan.epochs, plan.batch_size, plan.optimizer) == (epochs, batch_size, optimizer)
+    assert (plan.lr, plan.weight_decay, plan.label_smoothing) == (lr, weight_decay, label_smoothing)
+    assert (plan.momentum, plan.second_beta, plan.decay_all) == (0.9, 0.999, optimizer == "sgd")
+    assert plan.lr * plan.rate(999_999, 1_000_000) == pytest.approx(last_lr, rel=1e-4, abs=1e-9)
+
+
+# Optimizers.
+
+
+class SmallViT(nn.Module):
+    """All kinds of parameters that a transformer has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.zeros(1, 1, 4))
+        self.places = nn.Parameter(torch.zeros(1, 5, 4))
+        self.norm = nn.LayerNorm(4)
+        self.patches = nn.Conv2d(3, 4, 2)
+        self.head = nn.Linear(4, 3)
+
+
+def decays(plan: Recipe) -> dict[str, float]:
+    model = SmallViT()
+    optimizer = make_optimizer(model, plan)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    found = {names[id(p)]: group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    assert found.keys() == dict(model.named_parameters()).keys()
+    return found
+
+
+def test_sgd_decays_everything_with_nesterovs_momentum() -> None:
+    plan = Recipe(lr=0.3, momentum=0.8, weight_decay=0.02)
+    assert set(decays(plan).values()) == {0.02}
+    optimizer = make_optimizer(SmallViT(), plan)
+    assert type(optimizer) is SGD
+    [group] = optimizer.param_groups
+    assert (group["lr"], group["momentum"], group["nesterov"]) == (0.3, 0.8, True)
+    [plain] = make_optimizer(SmallViT(), Recipe(momentum=0.0)).param_groups
+    assert (plain["momentum"], plain["nesterov"]) == (0.0, False)
+
+
+def test_adamw_spares_biases_norms_and_tokens() -> None:
+    plan = Recipe(optimizer="adamw", lr=1e-3, momentum=0.8, second_beta=0.95, weight_decay=0.05, decay_all=False)
+    found = decays(plan)
+    assert {name for name, decay in found.items() if decay} == {"patches.weight", "head.weight"}
+    assert {found["patches.weight"], found["head.weight"]} == {0.05}
+    optimizer = make_optimizer(SmallViT(), plan)
+    assert type(optimizer) is AdamW
+    assert [(group["lr"], group["betas"]) for group in optimizer.param_groups] == [(1e-3, (0.8, 0.95))] * 2
+    assert set(decays(dataclasses.replace(plan, decay_all=True)).values()) == {0.05}
+
+
+# Names.
+
+
+def test_every_name_is_a_recipe_and_every_data_set_has_a_usual_one() -> None:
+    assert recipes.names() == list(recipes.RECIPES)
+    for name in recipes.names():
+        assert recipe(name) == recipes.RECIPES[name]
+    for dataset in data.names():
+        for model in models.names():
+            assert usual(dataset, model) in recipes.names()
+
+
+@pytest.mark.parametrize(
+    ("dataset", "model", "name"),
+    [
+        ("digits", "mlp", "digits"),
+        ("digits", "vit", "digits"),
+        ("cifar10", "resnet32", "cifar"),
+        ("cifar100", "vit", "cifar-vit"),
+        ("tiny-imagenet", "resnet18", "tiny-resnet"),
+        ("tiny-imagenet", "pit", "tiny-vit"),
+        ("imagenet", "resnet50", "imagenet"),
+        ("folder", "resnet18", "cifar"),
+        ("cifar10", "timm:vit_tiny_patch16_224", "cifar-vit"),
+        ("cifar10", "timm:resnet18", "cifar"),
+    ],
+)
+def test_the_usual_recipe_goes_with_data_and_model(dataset: str, model: str, name: str) -> None:
+    assert usual(dataset, model) == name
+
+
+def test_an_unknown_recipe_names_the_nearest() -> None:
+    with pytest.raises(UserError, match="unknown recipe 'cifr': did you mean cifar"):
+        recipe("cifr")
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"epochs": 0},
+        {"epochs": 2.0},
+        {"optimizer": "sdg"},
+        {"lr": 0.0},
+        {"lr": math.nan},
+        {"lr": True},
+        {"lr": "fast"},
+        {"momentum": 1.0},
+        {"second_beta": -0.1},
+        {"weight_decay": -1.0},
+        {"weight_decay": math.inf},
+        {"decay_all": 1},
+        {"schedule": "linear"},
+        {"milestones": (0.5, 0.5)},
+        {"milestones": (0.75, 0.5)},
+        {"milestones": (0.0,)},
+        {"milestones": (1.0,)},
+        {"factor": 0.0},
+        {"floor": 1.0},
+        {"warmup": 1.5},
+        {"batch_size": 0},
+        {"accumulate": 0},
+        {"accumulate": 3},
+        {"clip_norm": 0.0},
+        {"label_smoothing": 1.0},
+    ],
+)
+def test_recipes_check_themselves(wrong: dict) -> None:
+    with pytest.raises(UserError, match=next(iter(wrong))):
+        Recipe(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"weight_dekay": 0.1}, "unknown recipe key 'weight_dekay': did you mean weight_decay"),
+        ({"augment": {"flp": True}}, "unknown augment key 'flp': did you mean flip"),
+        ({"augment": {"flip": 3}}, "flip=3"),
+        ({"augment": True}, "augment True was given in a recipe, a table is wanted"),
+        ({"milestones": 0.5}, "milestones 0.5 was given in a recipe, a list is wanted"),
+        ({"milestones": ["half"]}, "milestones"),
+        ({"lr": "fast"}, "lr 'fast' was given in a recipe, a number above 0 is wanted"),
+        ({"optimizer": "adam"}, "unknown optimizer 'adam': did you mean adamw"),
+    ],
+)
+def test_wrong_changes_are_one_sentence(values: dict, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        Recipe().changed(values)
+
+
+# Changes.
+
+
+def test_examples_are_values_that_one_would_give() -> None:
+    for name, example in (("label_smoothing", "0.0"), ("warmup", "0.05"), ("second_beta", "0.999"), ("floor", "0.0")):
+        with pytest.raises(UserError, match=f"{name} 1.0 was given .* give for example {example}$"):
+            Recipe(**{name: 1.0})
+
+
+def test_changes_leave_the_rest_and_augmentation_is_changed_in_part() -> None:
+    plan = recipe("cifar").changed({"lr": 1, "milestones": [0.25], "augment": {"erase": 0.5}})
+    assert plan == dataclasses.replace(
+        recipe("cifar"), lr=1.0, milestones=(0.25,), augment=Augment(crop_padding=4, flip=True, erase=0.5)
+    )
+    assert isinstance(plan.lr, float)
+    assert recipe("cifar").changed({}) == recipe("cifar")
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_every_recipe_comes_back_equal_from_json(name: str) -> None:
+    values = json.loads(json.dumps(dataclasses.asdict(recipe(name))))
+    assert Recipe().changed(values) == recipe(name)

@@ -1,0 +1,715 @@
+"""The engine on a CPU: what a training computes, and on what its result depends."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn import functional
+
+from pathgrow import augment, methods
+from pathgrow.data.dataset import Dataset, Split
+from pathgrow.errors import RunFailed, UserError
+from pathgrow.masks import Masks
+from pathgrow.methods.method import Method
+from pathgrow.methods.picks import at_random
+from pathgrow.rng import generator
+from pathgrow.sparse.attach import Attached, attach
+from pathgrow.sparse.ema import Averaging
+from pathgrow.trainer import EngineOptions, Trainer, feed, trainer
+from pathgrow.trainer import step as steps
+from pathgrow.trainer.interface import Job
+from pathgrow.trainer.recipes import Recipe, make_optimizer
+from tests.support.swapping import swapping
+
+CPU = EngineOptions(device="cpu")
+CLASSES = 3
+PLAIN = Recipe(batch_size=8, lr=0.1, warmup=0.2, weight_decay=0.01)
+
+
+def made(num: int = 27, channels: int = 2, side: int = 4) -> Dataset:
+    """Noise with a little of the class in it; one split for all, whose last samples fill no batch."""
+    draw = torch.Generator().manual_seed(0)
+    labels = torch.arange(num) % CLASSES
+    images = torch.randint(0, 160, (num, channels, side, side), generator=draw) + 40 * labels.view(-1, 1, 1, 1)
+    split = Split(images.to(torch.uint8), labels, (120.0, 110.0)[:channels], (60.0, 50.0)[:channels])
+    return Dataset("made", CLASSES, split, split, split)
+
+
+def seeded(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return make()
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(32, 10), nn.ReLU(), nn.Linear(10, CLASSES))
+
+
+def convolutions() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(2, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 4, 3), nn.Flatten(), nn.Dropout(0.2),
+        nn.Linear(16, CLASSES),
+    )  # fmt: skip
+
+
+GROWING = dataclasses.replace(methods.create("random_growth", start_density=0.4), start=at_random)
+
+
+def sparse(
+    trainer: Trainer, make: Callable[[], nn.Module] = mlp, *, seed: int = 0, method: Method = GROWING, **options: object
+) -> Attached:
+    model, optimizer = trainer.place(seeded(make, seed))
+    return attach(model, optimizer, method, scope=Masks.full(model), seed=seed, **options)
+
+
+def trained(recipe: Recipe, make: Callable[[], nn.Module] = mlp, *, epochs: int = 2, seed: int = 5) -> Attached:
+    engine = Trainer(made(), recipe, CPU)
+    attached = sparse(engine, make)
+    assert engine.train([Job(attached=attached, epochs=epochs, seed=seed)]) == [epochs * 24]
+    return attached
+
+
+def state(attached: Attached) -> dict[str, Tensor]:
+    slots = {
+        f"{name} {key}": value.clone()
+        for name, parameter in attached.model.named_parameters()
+        for key, value in attached.optimizer.state[parameter].items()
+    }
+    return slots | {name: value.clone() for name, value in attached.model.state_dict().items()}
+
+
+def assert_same_bits(ours: Attached, theirs: Attached) -> None:
+    here, there = state(ours), state(theirs)
+    assert here.keys() == there.keys()
+    assert [name for name in here if not torch.equal(here[name], there[name])] == []
+    assert ours.masks == theirs.masks
+    assert ours.step == theirs.step
+
+
+def batches(recipe: Recipe, seed: int, epochs: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """What a training is fed, by the definition: order, then augmentation, from one generator per epoch."""
+    split, size = made().train, recipe.batch_size
+    assert isinstance(split, Split)
+    num_batches = len(split) // size
+    for epoch in range(epochs):
+        draw = generator(seed, "epoch", epoch)
+        order = torch.randperm(len(split), generator=draw)
+        drawn = augment.draw(recipe.augment, num_batches, size, split.shape, CLASSES, draw)
+        for batch in range(num_batches):
+            rows = order[batch * size : (batch + 1) * size]
+            yield augment.apply(
+                recipe.augment, split.images[rows], split.labels[rows], {name: d[batch] for name, d in drawn.items()},
+                mean=torch.tensor(split.mean), std=torch.tensor(split.std), classes=CLASSES,
+            )  # fmt: skip
+
+
+# What is computed.
+
+
+def rate_by_hand(recipe: Recipe, step: int, total: int) -> float:
+    """Of the schedules used below."""
+    num_warmup = int(recipe.warmup * total)
+    if step < num_warmup:
+        return (step + 1) / (num_warmup + 1)
+    if recipe.schedule == "step":
+        return 0.1 ** ((step >= total / 2) + (step >= 3 * total / 4))
+    falling = math.cos(math.pi / 2 * (step - num_warmup) / (total - num_warmup)) ** 2
+    return recipe.floor + (1 - recipe.floor) * falling
+
+
+def train_by_hand(
+    weights: dict[str, np.ndarray], masks: Mapping[str, np.ndarray], recipe: Recipe, seed: int, epochs: int
+) -> dict[str, np.ndarray]:
+    """The MLP trained in NumPy, in double precision, with gradients written out."""
+    w, slots = dict(weights), {name: (np.zeros_like(v), np.zeros_like(v)) for name, v in weights.items()}
+    fed = list(batches(recipe, seed, epochs))
+    for step, (images, targets) in enumerate(fed):
+        x = images.flatten(1).double().numpy()
+        q = np.eye(CLASSES)[targets.numpy()] if targets.dim() == 1 else targets.double().numpy()
+        q = (1 - recipe.label_smoothing) * q + recipe.label_smoothing / CLASSES
+        before = x @ w["1.weight"].T + w["1.bias"]
+        hidden = np.maximum(before, 0)
+        logits = hidden @ w["3.weight"].T + w["3.bias"]
+        chances = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+        onto_logits = (chances - q) / len(x)
+        onto_hidden = (onto_logits @ w["3.weight"]) * (before > 0)
+        gradients = {
+            "1.weight": onto_hidden.T @ x, "1.bias": onto_hidden.sum(0),
+            "3.weight": onto_logits.T @ hidden, "3.bias": onto_logits.sum(0),
+        }  # fmt: skip
+        gradients = {name: g * masks.get(name, 1) for name, g in gradients.items()}
+        if recipe.clip_norm is not None:
+            norm = math.sqrt(sum(float((g**2).sum()) for g in gradients.values()))
+            gradients = {name: g * min(1, recipe.clip_norm / norm) for name, g in gradients.items()}
+        rate = recipe.lr * rate_by_hand(recipe, step, len(fed))
+        for name, g in gradients.items():
+            first, second = slots[name]
+            decay = recipe.weight_decay if recipe.decay_all or w[name].ndim > 1 else 0.0
+            if recipe.optimizer == "sgd":
+                g = g + decay * w[name]
+                first = recipe.momentum * first + g
+                w[name] = w[name] - rate * (g + recipe.momentum * first)
+            else:
+                first = recipe.momentum * first + (1 - recipe.momentum) * g
+                second = recipe.second_beta * second + (1 - recipe.second_beta) * g**2
+                root = np.sqrt(second / (1 - recipe.second_beta ** (step + 1))) + 1e-8
+                change = first / (1 - recipe.momentum ** (step + 1)) / root
+                w[name] = w[name] * (1 - rate * decay) - rate * change
+            slots[name] = first, second
+            w[name] = w[name] * masks.get(name, 1)
+    return w
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"augment": {"crop_padding": 1, "flip": True}},
+        {"schedule": "step", "momentum": 0.0},
+        {"clip_norm": 0.05},
+        {"clip_norm": 100.0},
+        {"label_smoothing": 0.2},
+        {"accumulate": 4},
+        {"augment": {"mixup": 1.0, "cutmix": 1.0, "mix_probability": 1.0}, "label_smoothing": 0.1, "accumulate": 2},
+        {"optimizer": "adamw", "lr": 0.01, "decay_all": False, "floor": 0.1, "weight_decay": 0.1},
+        {"optimizer": "adamw", "lr": 0.01, "clip_norm": 0.05, "weight_decay": 0.1},
+    ],
+    ids=lambda changes: " ".join(changes) or "plain",
+)
+def test_a_training_is_what_numpy_makes_of_it(changes: dict) -> None:
+    recipe = PLAIN.changed(changes)
+    start = sparse(Trainer(made(), recipe, CPU))
+    weights = {name: p.detach().double().numpy() for name, p in start.model.named_parameters()}
+    masks = {name: mask.numpy() for name, mask in start.masks.items()}
+    attached = trained(recipe, epochs=4)
+    assert attached.masks == start.masks
+    for name, expected in train_by_hand(weights, masks, recipe, seed=5, epochs=4).items():
+        found = attached.model.get_parameter(name).detach().numpy()
+        assert np.abs(expected - weights[name]).max() > 5e-3, "a test that trains nothing shows nothing"
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("changes", [{}, {"clip_norm": 0.01}], ids=["plain", "clipped"])
+def test_a_step_has_the_bits_of_a_plain_loop_with_hooks(changes: dict) -> None:
+    """With batch norm, dropout and channels last: the loop that a user of `attach` would write."""
+    recipe = PLAIN.changed({**changes, "augment": {"crop_padding": 1, "flip": True}})
+    engine = Trainer(made(), recipe, CPU)
+    attached, plain = trained(recipe, convolutions), sparse(engine, convolutions)
+    plain.model.train()
+    with torch.random.fork_rng():
+        for step, (images, labels) in enumerate(batches(recipe, seed=5, epochs=2)):
+            if step % 3 == 0:
+                torch.manual_seed(feed_noise_seed(5, step // 3))
+            for group in plain.optimizer.param_groups:
+                group["lr"] = float(np.float32(0.1) * np.float32(recipe.rate(step, 6)))
+            plain.optimizer.zero_grad()
+            logits = plain.model(images.contiguous(memory_format=torch.channels_last))
+            functional.cross_entropy(logits, labels).backward()
+            if recipe.clip_norm is not None:
+                nn.utils.clip_grad_norm_(plain.model.parameters(), recipe.clip_norm)
+            plain.optimizer.step()
+    assert_same_bits(attached, plain)
+
+
+def feed_noise_seed(seed: int, epoch: int) -> int:
+    """Where dropout of an epoch begins: a generator of its own name."""
+    return generator(seed, "noise", epoch).initial_seed()
+
+
+def test_parts_of_a_batch_add_up_to_it() -> None:
+    whole, parts = trained(PLAIN), trained(PLAIN.changed({"accumulate": 8}))
+    for name, tensor in state(whole).items():
+        torch.testing.assert_close(state(parts)[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+def test_a_batch_larger_than_the_data_is_cut_into_equal_parts() -> None:
+    """27 samples in 4 parts: 24 of them, since parts of unequal size would not add up to the mean."""
+    whole = trained(PLAIN.changed({"batch_size": 24}))
+    engine = Trainer(made(), PLAIN.changed({"batch_size": 64, "accumulate": 4}), CPU)
+    attached = sparse(engine)
+    assert engine.train([Job(attached=attached, epochs=2, seed=5)]) == [48]
+    for name, tensor in state(whole).items():
+        torch.testing.assert_close(state(attached)[name], tensor, rtol=1e-5, atol=1e-6)
+    tiny = Trainer(made(num=3), PLAIN.changed({"batch_size": 64, "accumulate": 4}), CPU)
+    with pytest.raises(UserError, match=r"3 training samples cannot be computed in 4 parts"):
+        tiny.train([Job(attached=sparse(tiny), epochs=1, seed=5)])
+
+
+def test_the_weight_average_is_taken_along() -> None:
+    engine = Trainer(made(), PLAIN, CPU)
+    followed = sparse(engine, average=Averaging(decay=0.6, every=2))
+    engine.train([Job(attached=followed, epochs=3, seed=5)])
+    # The weights after steps 2, 4, 6 and 8 of the same training, broken off there.
+    plain = Trainer(made(), PLAIN, CPU)
+    one_by_one = sparse(plain)
+    seen = []
+
+    class Watch(torch.optim.SGD):
+        def step(self, closure: object = None) -> None:
+            super().step(closure)
+            seen.append(one_by_one.model[1].bias.detach().clone())
+
+    one_by_one.optimizer.__class__ = Watch
+    plain.train([Job(attached=one_by_one, epochs=3, seed=5)])
+    assert len(seen) == 9
+    expected = torch.zeros(10)
+    for num_before, weights in enumerate(seen[1::2]):
+        old = min(0.6, num_before / (num_before + 1))
+        expected = old * expected + (1 - old) * weights
+    with followed.averaged():
+        torch.testing.assert_close(followed.model[1].bias.detach(), expected)
+    assert not torch.allclose(followed.model[1].bias.detach(), expected, atol=1e-3)
+
+
+def test_optimizers_that_move_every_weight_are_held_back() -> None:
+    class Drift(torch.optim.Optimizer):
+        """As Muon and its kin: the update of one weight depends on the gradients of others."""
+
+        @torch.no_grad()
+        def step(self, closure: object = None) -> None:
+            for parameter in self.param_groups[0]["params"]:
+                parameter += self.param_groups[0]["lr"]
+                self.state[parameter]["sum"] = self.state[parameter].get("sum", 0) + torch.ones_like(parameter)
+
+    engine = Trainer(made(), PLAIN, CPU)
+    model = seeded(mlp)
+    optimizer = Drift(model.parameters(), {"lr": 0.1})
+    attached = attach(model, optimizer, GROWING, scope=Masks.full(model))
+    engine.train([Job(attached=attached, epochs=2, seed=5)])
+    for name, mask in attached.masks.items():
+        assert torch.equal(model.get_parameter(name) != 0, mask)
+        assert torch.equal(optimizer.state[model.get_parameter(name)]["sum"], 6.0 * mask)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [swapping(density=0.3), methods.create("snfs", density=0.3, num_steps=6, every=2)],
+    ids=["looks when it changes", "watches every step"],
+)
+def test_a_method_with_a_step_clock_gets_its_dense_gradients(method: Method) -> None:
+    """The same masks and bits as in a plain loop, where the hooks see every step."""
+    engine = Trainer(made(), PLAIN, CPU)
+    attached, plain = (sparse(engine, method=method, average=Averaging(every=1)) for _ in range(2))
+    before = attached.masks.clone()
+    engine.train([Job(attached=attached, epochs=2, seed=5)])
+    for step, (images, labels) in enumerate(batches(PLAIN, seed=5, epochs=2)):
+        for group in plain.optimizer.param_groups:
+            group["lr"] = float(np.float32(0.1) * np.float32(PLAIN.rate(step, 6)))
+        plain.optimizer.zero_grad()
+        functional.cross_entropy(plain.model(images.contiguous()), labels).backward()
+        plain.optimizer.step()
+    assert_same_bits(attached, plain)
+    assert (attached.masks - before).num_on > 3
+    with attached.averaged(), plain.averaged():
+        assert torch.equal(attached.model[1].weight, plain.model[1].weight)
+
+
+def test_gradients_are_clipped_at_steps_that_change_masks_too() -> None:
+    """By the norm over the weights that are on after the change."""
+    engine = Trainer(made(), PLAIN.changed({"clip_norm": 0.01}), CPU)
+    attached = sparse(engine, method=swapping(density=0.3))
+    norms = []
+
+    def note(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        gradients = {name: p.grad for name, p in attached.model.named_parameters()}
+        assert all(not gradient[~attached.masks[name]].any() for name, gradient in gradients.items() if name in masks)
+        norms.append(math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients.values())))
+
+    masks = attached.masks
+    attached.optimizer.register_step_pre_hook(note)
+    engine.train([Job(attached=attached, epochs=2, seed=5)])
+    assert norms == pytest.approx([0.01] * 6, rel=1e-3)
+
+
+def test_bfloat16_is_used_in_training_and_not_in_evaluation() -> None:
+    engine = Trainer(made(), PLAIN, EngineOptions(device="cpu", precision="bf16"))
+    attached, seen = sparse(engine), []
+    attached.model[1].register_forward_hook(lambda module, given, out: seen.append(out.dtype))
+    engine.train([Job(attached=attached, epochs=1, seed=5)])
+    engine.evaluate(engine.data.val)(attached.model)
+    assert seen == [torch.bfloat16] * 3 + [torch.float32]
+    assert attached.model[1].weight.dtype == torch.float32
+    exact = trained(PLAIN, epochs=1)
+    for name, tensor in state(exact).items():
+        torch.testing.assert_close(state(attached)[name], tensor, rtol=0.05, atol=0.01)
+
+
+def test_a_compiled_step_gives_the_same_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Traced as ever, but not handed to the C++ compiler, which would take twenty seconds.
+    count = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(steps.forward_loss, dynamic=False, backend=count)
+    monkeypatch.setattr(steps, "compiled_forward_loss", lambda kind: compiled)
+    engine = Trainer(made(), PLAIN, EngineOptions(device="cpu", compile="on"))
+    attached = sparse(engine)
+    engine.train([Job(attached=attached, epochs=2, seed=5)])
+    for name, tensor in state(trained(PLAIN)).items():
+        torch.testing.assert_close(state(attached)[name], tensor, rtol=1e-4, atol=1e-5)
+    assert count.frame_count == 1  # and not once for every step of the epoch
+
+
+# Batches.
+
+
+class Spy(nn.Module):
+    """Notes the samples that it is fed, which carry their number in their first pixel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, CLASSES)
+        self.fed: list[list[int]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.fed.append([round(value) for value in x[:, 0, 0, 0].tolist()])
+        return self.layer(x[:, 0, 0])
+
+
+def numbered(num: int = 50) -> Dataset:
+    images = torch.arange(num, dtype=torch.uint8).view(-1, 1, 1, 1)
+    split = Split(images, torch.arange(num) % CLASSES, (0.0,), (1.0,))
+    return Dataset("numbered", CLASSES, split, split, split)
+
+
+def orders(seed: int, epochs: int, *, recipe: Recipe = PLAIN, global_seed: int = 0) -> list[list[list[int]]]:
+    """Batches of sample numbers, epoch by epoch."""
+    engine = Trainer(numbered(), recipe.changed({"lr": 1e-6}), CPU)
+    torch.manual_seed(global_seed)
+    attached = sparse(engine, Spy)
+    engine.train([Job(attached=attached, epochs=epochs, seed=seed)])
+    fed = attached.model.fed
+    return [fed[i : i + len(fed) // epochs] for i in range(0, len(fed), len(fed) // epochs)]
+
+
+def test_an_epoch_has_whole_batches_of_samples_that_come_once() -> None:
+    epochs = orders(seed=1, epochs=20)
+    assert all([len(batch) for batch in epoch] == [8] * 6 for epoch in epochs)
+    seen = [frozenset(sample for batch in epoch for sample in batch) for epoch in epochs]
+    assert all(len(samples) == 48 for samples in seen)
+    assert len(set(seen)) > 15, "it is not always the same two that are left out"
+
+
+def test_the_order_is_a_function_of_seed_and_epoch_alone() -> None:
+    first = orders(seed=1, epochs=3)
+    assert first[0] != first[1] != first[2]
+    assert orders(seed=1, epochs=3, global_seed=99) == first
+    assert orders(seed=1, epochs=2) == first[:2]
+    assert orders(seed=2, epochs=1)[0] != first[0]
+
+
+def test_a_second_training_of_the_same_network_has_its_own_order() -> None:
+    engine = Trainer(numbered(), PLAIN.changed({"lr": 1e-6}), CPU)
+    attached = sparse(engine, Spy)
+    for seed in (1, 2, 1):
+        engine.train([Job(attached=attached, epochs=1, seed=seed)])
+    fed = attached.model.fed
+    assert fed[:6] == fed[12:]
+    assert [fed[:6], fed[6:12]] == [orders(seed=1, epochs=1)[0], orders(seed=2, epochs=1)[0]]
+
+
+def test_global_generators_and_switches_are_left_alone() -> None:
+    engine = Trainer(made(), PLAIN, EngineOptions(device="cpu", deterministic=True))
+    attached = sparse(engine, convolutions)
+    torch.manual_seed(3)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    try:
+        engine.train([Job(attached=attached, epochs=1, seed=5)])
+        engine.evaluate(engine.data.val)(attached.model)
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1:] == (np.random.get_state()[1].tolist(), random.getstate())
+
+
+def test_repeatable_algorithms_are_asked_for_in_trainings_and_between_them_and_only_there() -> None:
+    cudnn = torch.backends.cudnn
+
+    def switches() -> tuple[bool, bool]:
+        return cudnn.benchmark, cudnn.deterministic
+
+    repeatable = EngineOptions(device="cpu", deterministic=True).resolved()
+    fast = CPU.resolved()
+    before = switches()
+    try:
+        for set_before in (before, (True, False), (False, True)):
+            cudnn.benchmark, cudnn.deterministic = set_before
+            with repeatable.settings():
+                assert (*switches(), torch.are_deterministic_algorithms_enabled()) == (False, True, True)
+            with repeatable.between_trainings():
+                assert switches() == (False, True)
+            with fast.settings():
+                assert (*switches(), torch.are_deterministic_algorithms_enabled()) == (True, False, False)
+            with fast.between_trainings():
+                assert switches() == set_before
+            assert (*switches(), torch.are_deterministic_algorithms_enabled()) == (*set_before, False)
+    finally:
+        cudnn.benchmark, cudnn.deterministic = before
+
+
+def test_data_too_large_to_be_kept_normalised_are_trained_and_scored_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = trained(PLAIN, convolutions)
+    score = Trainer(made(), PLAIN, CPU).evaluate(made().val)(kept.model)
+    monkeypatch.setattr(feed, "_READY_BYTES", 0)
+    assert_same_bits(trained(PLAIN, convolutions), kept)
+    assert Trainer(made(), PLAIN, CPU).evaluate(made().val)(kept.model) == score
+
+
+def test_batches_for_growth_are_every_sample_once_as_it_is() -> None:
+    engine = Trainer(numbered(), PLAIN, CPU)
+    torch.manual_seed(4)
+    order = torch.randperm(50)
+    torch.manual_seed(4)
+    found = list(engine.batches())
+    assert [len(labels) for _, labels in found] == [8] * 6 + [2]
+    assert torch.equal(torch.cat([images for images, _ in found]).flatten(), order.float())
+    assert torch.equal(torch.cat([labels for _, labels in found]), order % CLASSES)
+    model, smooth = seeded(Spy), Trainer(numbered(), PLAIN.changed({"label_smoothing": 0.2}), CPU)
+    expected = functional.cross_entropy(model(found[0][0]), found[0][1], label_smoothing=0.2)
+    assert smooth.loss(model, found[0]) == expected
+
+
+# Trainings.
+
+
+def test_several_jobs_get_the_bits_that_each_gets_alone() -> None:
+    engine = Trainer(made(), PLAIN, CPU)
+    fleet = [sparse(engine, convolutions, seed=seed) for seed in range(3)]
+    jobs = [Job(attached=one, epochs=1 + seed, seed=10 + seed) for seed, one in enumerate(fleet)]
+    assert engine.train(jobs) == [24, 48, 72]
+    for seed, one in enumerate(fleet):
+        alone = Trainer(made(), PLAIN, CPU)
+        twin = sparse(alone, convolutions, seed=seed)
+        alone.train([Job(attached=twin, epochs=1 + seed, seed=10 + seed)])
+        assert_same_bits(one, twin)
+    assert engine.train([]) == []
+
+
+def test_a_network_that_comes_in_evaluation_mode_is_trained_like_any_other() -> None:
+    engine = Trainer(made(), PLAIN, CPU)
+    attached, twin = sparse(engine, convolutions), sparse(engine, convolutions)
+    attached.model.eval()
+    for one in (attached, twin):
+        engine.train([Job(attached=one, epochs=1, seed=5)])
+    assert_same_bits(attached, twin)
+    assert attached.model.training
+
+
+def test_a_network_set_back_to_a_step_has_the_rest_of_the_training() -> None:
+    """Six batches an epoch: from the third batch of the second epoch on, at the rates of these steps."""
+    engine = Trainer(numbered(), PLAIN.changed({"lr": 1e-6}), CPU)
+    attached = sparse(engine, Spy)
+    rates: list[float] = []
+    attached.optimizer.register_step_pre_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"]))
+    assert engine.train([Job(attached=attached, epochs=3, seed=1, first_step=8)]) == [10 * 8]
+    whole = [batch for epoch in orders(seed=1, epochs=3) for batch in epoch]
+    assert attached.model.fed == whole[8:]
+    assert rates == pytest.approx([1e-6 * rate_by_hand(PLAIN, step, 18) for step in range(8, 18)])
+
+
+def test_a_training_goes_on_where_the_network_stands() -> None:
+    """Growth between two trainings is seen by the second, which starts at the peak of its own schedule."""
+    engine = Trainer(made(), PLAIN, CPU)
+    attached, twin = sparse(engine), sparse(engine)
+    for one in (attached, twin):
+        engine.train([Job(attached=one, epochs=1, seed=1)])
+        assert [group["lr"] for group in one.optimizer.param_groups] == [0.1]
+        one.grow_(50)
+        if one is twin:
+            one.companions.clear()  # as if the engine had never seen it
+        engine.train([Job(attached=one, epochs=1, seed=2)])
+    assert_same_bits(attached, twin)
+    assert attached.masks.num_on == sparse(engine).masks.num_on + 50
+    for name, mask in attached.masks.items():
+        assert torch.equal(attached.model.get_parameter(name) != 0, mask)
+
+
+def test_a_network_that_changes_trainers_is_trained_by_the_second_one() -> None:
+    def started() -> tuple[Trainer, Attached]:
+        first = Trainer(made(num=40), PLAIN, CPU)
+        attached = sparse(first)
+        first.train([Job(attached=attached, epochs=1, seed=1)])
+        return Trainer(made(), PLAIN, CPU), attached  # other data, the same recipe
+
+    second, attached = started()
+    assert second.train([Job(attached=attached, epochs=1, seed=5)]) == [24]
+    other, anew = started()
+    anew.companions.clear()
+    other.train([Job(attached=anew, epochs=1, seed=5)])
+    assert_same_bits(attached, anew)
+
+
+def test_a_learning_rate_that_was_changed_between_two_trainings_is_used() -> None:
+    engine = Trainer(made(), PLAIN, CPU)
+    attached, twin = sparse(engine), sparse(engine)
+    for one in (attached, twin):
+        engine.train([Job(attached=one, epochs=1, seed=1)])
+        if one is twin:
+            one.companions.clear()  # as if the engine had never seen it
+        one.optimizer.param_groups[0]["lr"] = 0.02
+        engine.train([Job(attached=one, epochs=1, seed=2)])
+        assert one.optimizer.param_groups[0]["lr"] == 0.02
+    assert_same_bits(attached, twin)
+
+
+def test_groups_keep_the_ratio_of_their_rates() -> None:
+    plan = PLAIN.changed({"optimizer": "adamw", "decay_all": False, "lr": 0.01})
+    engine = Trainer(made(), plan, CPU)
+    attached, slow = sparse(engine), sparse(engine)
+    slow.optimizer.param_groups[1]["lr"] = 0.0  # biases stand still
+    for one in (attached, slow):
+        engine.train([Job(attached=one, epochs=1, seed=1)])
+    assert [group["lr"] for group in slow.optimizer.param_groups] == [0.01, 0.0]
+    start = sparse(engine).model
+    assert torch.equal(slow.model[1].bias, start[1].bias)
+    assert not torch.equal(attached.model[1].bias, start[1].bias)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_epochs_are_told_with_their_last_loss(parts: int) -> None:
+    told: list[tuple[int, int, float]] = []
+    recipe = PLAIN.changed({"accumulate": parts})
+    engine = Trainer(made(), recipe, CPU, on_epoch=lambda *values: told.append(values))
+    attached = sparse(engine)
+    given: list[Tensor] = []
+    attached.model.register_forward_hook(lambda module, images, out: given.append(out.detach()))
+    engine.train([Job(attached=attached, epochs=2, seed=5)])
+    logits = torch.cat(given).split(recipe.batch_size)
+    labels = [labels for _, labels in batches(recipe, seed=5, epochs=2)]
+    expected = [float(functional.cross_entropy(logits[at], labels[at])) for at in (2, 5)]
+    assert told == [(1, 2, pytest.approx(expected[0])), (2, 2, pytest.approx(expected[1]))]
+
+
+@pytest.mark.parametrize(("bias", "loss"), [(math.nan, "nan"), (-3e38, "inf")])
+def test_a_diverging_loss_ends_in_one_sentence(bias: float, loss: str) -> None:
+    engine = Trainer(made(), PLAIN, CPU)
+    attached = sparse(engine)
+    with torch.no_grad():
+        attached.model[3].bias.copy_(torch.tensor([bias, 3e38, 0.0]))  # -3e38 is finite, its distance from 3e38 is not
+    wanted = rf"became {loss} in epoch 1 of 3: lower the learning rate \(0.1 was used\)$"
+    with pytest.raises(RunFailed, match=wanted):
+        engine.train([Job(attached=attached, epochs=3, seed=5)])
+
+
+def test_a_trainer_is_a_fit_for_networks_that_are_not_attached() -> None:
+    engine = Trainer(made(), PLAIN, CPU)
+    model, optimizer = engine.place(seeded(mlp))
+    torch.manual_seed(8)
+    engine(model, optimizer, 2)
+    torch.manual_seed(8)
+    seed = int(torch.randint(2**62, ()).item())
+    dense = sparse(engine, method=dataclasses.replace(GROWING, start_density=1.0))
+    engine.train([Job(attached=dense, epochs=2, seed=seed)])
+    assert all(torch.equal(value, dense.model.state_dict()[name]) for name, value in model.state_dict().items())
+    attach(model, optimizer, GROWING, scope=Masks.full(model)).detach()  # it left no attachment behind
+    with torch.no_grad():
+        model[1].weight.fill_(math.nan)
+    with pytest.raises(RunFailed):
+        engine(model, optimizer, 1)
+    attach(model, optimizer, GROWING, scope=Masks.full(model)).detach()
+
+
+def test_training_learns() -> None:
+    engine = Trainer(made(60), PLAIN, CPU)
+    model, optimizer = engine.place(seeded(mlp))
+    evaluate = engine.evaluate(engine.data.val)
+    before = evaluate(model)
+    engine(model, optimizer, 30)
+    assert evaluate(model)[0] > 0.95
+    assert evaluate(model)[1] < before[1]
+
+
+# Scores.
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_evaluate_equals_a_plain_loop_and_leaves_the_mode(training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer, "_EVALUATION_BATCH", 7)
+    data, model = made(), seeded(convolutions)
+    model.train(training)
+    model[1].eval()
+    engine = Trainer(data, PLAIN, CPU)
+    accuracy, loss = engine.evaluate(data.val)(model)
+    assert [module.training for module in model] == [training, False, *[training] * 5]
+    model.eval()
+    with torch.no_grad():
+        images = data.val.images.float()
+        images = torch.stack([(images[:, 0] - 120) / 60, (images[:, 1] - 110) / 50], dim=1)
+        logits = model(images).double().numpy()
+    truth = data.val.labels.numpy()
+    chances = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    assert accuracy == np.mean(logits.argmax(1) == truth)
+    assert loss == pytest.approx(-np.log(chances[np.arange(len(truth)), truth]).mean(), rel=1e-6)
+
+
+# Options.
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"precision": "fp16"}, "unknown value of precision 'fp16': did you mean"),
+        ({"step": "graph"}, "unknown value of step 'graph'"),
+        ({"compile": "of"}, "unknown value of compile 'of': did you mean off"),
+        ({"precision": 16}, "unknown value of precision '16'"),
+    ],
+)
+def test_unknown_options_name_the_nearest(options: dict, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        EngineOptions(**options)
+
+
+@pytest.mark.parametrize("number", [0, 33, 2.0, True, "4"])
+def test_a_number_of_networks_that_no_gpu_trains_at_once_is_one_sentence(number: Any) -> None:
+    with pytest.raises(UserError, match=f"^side_by_side {number!r} was given, a whole number from 1 to 32 is wanted"):
+        EngineOptions(side_by_side=number)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"device": "gpu"}, "device 'gpu' was given, cpu or cuda is wanted"),
+        ({"device": "cuda:x"}, "device 'cuda:x' was given"),
+        ({"device": "cpu", "step": "captured"}, "a captured step was asked for on cpu, which has no graphs"),
+        ({"device": "cuda:99"}, "device cuda:99 was asked for and torch sees"),
+    ],
+)
+def test_what_the_machine_cannot_do_is_one_sentence(options: dict, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence) as caught:
+        EngineOptions(**options).resolved()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_cpu_computes_in_float32_step_by_step_unless_told_otherwise() -> None:
+    mode = CPU.resolved()
+    assert (mode.device.type, mode.autocast, mode.captured, mode.compile) == ("cpu", None, False, "off")
+    mode = EngineOptions(device="cpu", precision="bf16", step="eager", compile="on").resolved()
+    assert (mode.autocast, mode.captured, mode.compile) == (torch.bfloat16, False, "on")
+
+
+def test_convolutions_are_laid_out_with_channels_last() -> None:
+    model, optimizer = Trainer(made(), PLAIN, CPU).place(seeded(convolutions))
+    assert model[3].weight.is_contiguous(memory_format=torch.channels_last)
+    assert not model[3].weight.is_contiguous()
+    assert {id(p) for p in model.parameters()} == {id(p) for p in optimizer.param_groups[0]["params"]}
+    expected = make_optimizer(seeded(convolutions), PLAIN).defaults
+    assert optimizer.defaults == expected
+
+
+def test_compiling_is_chosen_where_it_wins_back_its_time() -> None:
+    mode = dataclasses.replace(CPU.resolved(), compile="auto")
+    model = nn.Sequential(*[nn.Linear(2, 2) for _ in range(10)])
+    # 10 layers take 6 s to compile; a step of 10 ms then saves 2.3 ms, so 2,609 steps break even.
+    assert not mode.compiles(model, 2_500, 0.01)
+    assert mode.compiles(model, 2_700, 0.01)
+    assert dataclasses.replace(mode, compile="on").compiles(model, 1, 1e-6)
+    assert not dataclasses.replace(mode, compile="off").compiles(model, 10**9, 1.0)
