@@ -28,7 +28,7 @@ from pathgrow import models
 from pathgrow.checkpoint import MemoryStore, Store
 from pathgrow.checkpoint.stage_files import StageFiles
 from pathgrow.data.dataset import Dataset
-from pathgrow.graph import read
+from pathgrow.graph import trace
 from pathgrow.graph.scope import scope
 from pathgrow.masks import Masks
 from pathgrow.methods import create, fixed
@@ -163,8 +163,8 @@ def ladder(bench: Bench, rungs: dict[str, list[float]]) -> None:
         had = 0
         if final == "fresh":
             masks = _kept_masks(bench, seed, density)
-            wiring, initial = read(model, bench.example), initial_state(model)
-            fresh_(model, optimizer, initial, masks, derive(seed, "fresh", str(density)), wiring=wiring)
+            graph, initial = trace(model, bench.example), initial_state(model)
+            fresh_(model, optimizer, initial, masks, derive(seed, "fresh", str(density)), graph=graph)
         else:
             masks, had = _kept_network_(bench, model, optimizer, seed, density)
         attached = attach(model, optimizer, fixed(masks), scope=scope(model))
@@ -191,8 +191,10 @@ def grow(bench: Bench, seeds: list[int]) -> None:
                 had[seed] += 1
             _train_all(bench, open_, 1, "round")
         for seed, trunk in trunks.items():
-            tensors, facts = pack_pair(trunk.model, trunk.optimizer, trunk.masks)
-            bench.store.save(named("trunk", seed=seed, density=density), {"epochs": had[seed], "state": facts}, tensors)
+            tensors, metadata = pack_pair(trunk.model, trunk.optimizer, trunk.masks)
+            bench.store.save(
+                named("trunk", seed=seed, density=density), {"epochs": had[seed], "state": metadata}, tensors
+            )
             key = {"kind": "trunk", "density": density, "epochs": had[seed], "seed": seed}
             bench.lines.add(**key, val=list(bench.score(trunk)["val"]))
     for trunk in trunks.values():
@@ -223,9 +225,9 @@ def _kept_network_(
     """Put a trunk as it stood at a density into a network; its masks, and the epochs that it had."""
     found = bench.store.load(named("trunk", seed=seed, density=density))
     assert found is not None, "grown before"
-    masks = unpack_pair_(model, optimizer, found.tensors, found.facts["state"])
+    masks = unpack_pair_(model, optimizer, found.tensors, found.metadata["state"])
     assert masks is not None
-    return masks.to(bench.trainer.mode.device), int(found.facts["epochs"])
+    return masks.to(bench.trainer.mode.device), int(found.metadata["epochs"])
 
 
 def named(what: str, **key: Any) -> str:

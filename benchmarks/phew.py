@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from pathgrow import models
-from pathgrow.graph import Hop, Wiring, read
+from pathgrow.graph import Graph, Link, trace
 from pathgrow.graph.scope import scope_of
 from pathgrow.masks import Masks
 from pathgrow.rng import generator
@@ -35,12 +35,12 @@ from pathgrow.walks.phew import phew
 class PlainLoop:
     """One forward or backward walk at a time on torch tensors."""
 
-    def __init__(self, wiring: Wiring, model: nn.Module, scope: Masks, seed: int) -> None:
-        self.wiring, self.scope, self.random = wiring, scope, generator(seed, "plain")
+    def __init__(self, graph: Graph, model: nn.Module, scope: Masks, seed: int) -> None:
+        self.graph, self.scope, self.random = graph, scope, generator(seed, "plain")
         parameters = dict(model.named_parameters())
-        self.weights = {layer.index: layer.pick(parameters[layer.name]).detach().abs() for layer in wiring.layers}
+        self.weights = {layer.index: layer.pick(parameters[layer.name]).detach().abs() for layer in graph.layers}
         self.kernels = {index: weight.reshape(*weight.shape[:2], -1).sum(-1) for index, weight in self.weights.items()}
-        self.alive = alive_units(wiring)
+        self.alive = alive_units(graph)
         self.marks = Masks.empty(scope)
         self.num_marked = 0
 
@@ -48,13 +48,13 @@ class PlainLoop:
         """The walk of one turn: forward from an input if it is even, backward from an output if it is odd."""
         forward, number = turn % 2 == 0, turn // 2
         if forward:
-            space = next(space.id for space in self.wiring.spaces if space.input)
-            unit = number % self.wiring.spaces[space].size
+            space = next(space.id for space in self.graph.spaces if space.input)
+            unit = number % self.graph.spaces[space].size
         else:
-            space, units = self.wiring.outputs[0]
+            space, units = self.graph.outputs[0]
             unit = int(units[number % len(units)])
-        layers = self.wiring.layer_from if forward else self.wiring.layer_into
-        hops = self.wiring.hops_from if forward else self.wiring.hops_into
+        layers = self.graph.layer_from if forward else self.graph.layer_into
+        hops = self.graph.hops_from if forward else self.graph.hops_into
         while space in layers or hops[space]:
             if space in layers:
                 layer = layers[space]
@@ -71,7 +71,7 @@ class PlainLoop:
                 hop = ways[int(torch.randint(len(ways), (), generator=self.random))]
                 space = hop.target if forward else hop.source
 
-    def _leads(self, hop: Hop, unit: int, forward: bool) -> bool:
+    def _leads(self, hop: Link, unit: int, forward: bool) -> bool:
         assert hop.pairs is None, "the plain loop knows networks whose channels keep their numbers"
         return bool(self.alive[hop.target if forward else hop.source][unit])
 
@@ -84,12 +84,12 @@ class PlainLoop:
             self.num_marked += 1
 
 
-def num_walks(wiring: Wiring, model: nn.Module, scope: Masks, target: int) -> int:
+def num_walks(graph: Graph, model: nn.Module, scope: Masks, target: int) -> int:
     """How many walks it takes until `target` weights are marked."""
-    walker, noise, turn, step = Walker(Law(wiring, model)), generator(0, "count"), 0, 1024
+    walker, noise, turn, step = Walker(Law(graph, model)), generator(0, "count"), 0, 1024
     sizes = [flags.numel() for flags in scope.values()]
     begins = dict(zip(scope, np.cumsum(sizes) - sizes, strict=True))
-    layers = [layer for layer in wiring.layers if layer.name in scope]
+    layers = [layer for layer in graph.layers if layer.name in scope]
     visited = np.zeros((0, len(layers)), dtype=np.int64)
     while True:
         weights = walker.walk(turn, step, noise).weights
@@ -121,17 +121,17 @@ def main() -> None:
     model = models.create(given.model, given.classes, seed=0)
     example = model.example_input()
 
-    reading = timeit(partial(read, model, example), number=1)
+    reading = timeit(partial(trace, model, example), number=1)
     calling = timeit(partial(phew, model, example, given.density), number=1)
     print(f"first reading of the process (loads parts of torch): {reading:.2f} s")
     print(f"first call of phew (memory new to the process): {calling:.2f} s")
-    wiring = read(model, example)
-    scope = scope_of(model, wiring)
+    graph = trace(model, example)
+    scope = scope_of(model, graph)
     masks = phew(model, example, given.density)
-    walks = num_walks(wiring, model, scope, masks.num_on)
+    walks = num_walks(graph, model, scope, masks.num_on)
     print(f"{masks}: what {walks:,} walks visit")
 
-    loop = PlainLoop(wiring, model, scope, seed=0)
+    loop = PlainLoop(graph, model, scope, seed=0)
     turns = itertools.count()
     ours, theirs = [], []
     for seed in range(given.rounds):

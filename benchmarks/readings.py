@@ -19,14 +19,14 @@ from statistics import mean, median, pstdev
 import numpy as np
 
 from benchmarks.simulated import SETTINGS, ReferenceKind, Setting, Simulation
-from pathgrow.density.estimate import LEVEL, Reading, allowed_meanwhile, quantiles, read, scatter
+from pathgrow.density.estimate import LEVEL, Estimate, allowed_meanwhile, estimate, quantiles, scatter
 from pathgrow.density.least_squares import Array
 from pathgrow.density.posterior import fit_curves
 from pathgrow.density.probe import CAUTION, ProbeRule
 from pathgrow.density.saturation import fit_saturation
 from pathgrow.density.types import Curve
 
-Reader = Callable[[Curve, float], Array]
+Tracer = Callable[[Curve, float], Array]
 """From a curve and delta to the answer on each of the curves that are possible; a fit alone gives one number."""
 
 
@@ -76,7 +76,7 @@ def against_an_exact_score(curve: Curve, delta: float) -> Array:
     return reading.curves.reach(curve.reference.score - reading.allowed)
 
 
-READERS: dict[ReferenceKind, dict[str, Reader]] = {
+READERS: dict[ReferenceKind, dict[str, Tracer]] = {
     "none": {
         "fitted value at the dense copy (the rule)": as_the_rule_does,
         "raw score of the dense copy": against_the_raw_score,
@@ -94,8 +94,8 @@ READERS: dict[ReferenceKind, dict[str, Reader]] = {
 }
 
 
-def _read(curve: Curve, delta: float) -> Reading:
-    reading = read(curve, delta)
+def _read(curve: Curve, delta: float) -> Estimate:
+    reading = estimate(curve, delta)
     assert reading is not None, "a discovery that has ended has probes enough"
     return reading
 
@@ -113,7 +113,7 @@ def discovered(setting: Setting, noise: float, reference: ReferenceKind, num: in
     ]
 
 
-def cell(reader: Reader, setting: Setting, curves: Sequence[Curve]) -> str:
+def cell(reader: Tracer, setting: Setting, curves: Sequence[Curve]) -> str:
     """One reader on the discoveries of one setting."""
     known = setting.known()
     ratios, covered = list[float](), list[bool]()

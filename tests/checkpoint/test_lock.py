@@ -10,7 +10,7 @@ import pytest
 from torch import nn, optim, zeros
 
 from pathgrow import discover
-from pathgrow.checkpoint import RunFolder
+from pathgrow.checkpoint import RunDir
 from pathgrow.checkpoint.lock import Lock
 from pathgrow.errors import UserError
 from tests.support.command import leave
@@ -22,15 +22,15 @@ def left_in(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
-def broken_off(place: Path, error: Exception, meanwhile: Callable[[RunFolder], object] = id) -> None:
+def broken_off(place: Path, error: Exception, meanwhile: Callable[[RunDir], object] = id) -> None:
     """Begin a run, do something in its folder, and end it by an error."""
     with ExitStack() as stack:
         stack.enter_context(pytest.raises(type(error)))
-        meanwhile(stack.enter_context(RunFolder.open(place, CONFIG)))
+        meanwhile(stack.enter_context(RunDir.open(place, CONFIG)))
         raise error
 
 
-def refused(place: Path, meanwhile: Callable[[RunFolder], object] = id) -> None:
+def refused(place: Path, meanwhile: Callable[[RunDir], object] = id) -> None:
     broken_off(place, UserError("bad input"), meanwhile)
 
 
@@ -62,16 +62,16 @@ def test_what_others_put_into_the_folder_meanwhile_stays(tmp_path):
 
 def test_a_run_that_failed_otherwise_can_go_on(tmp_path):
     broken_off(tmp_path / "run", RuntimeError("no memory"), lambda folder: folder.save("plan", {"epochs": 3}))
-    assert RunFolder(tmp_path / "run").facts("plan") == {"epochs": 3}
+    assert RunDir(tmp_path / "run").metadata("plan") == {"epochs": 3}
 
 
 def test_the_folder_of_another_config_gets_no_lock_from_a_refusal(tmp_path):
     """As in a copy that was made without hidden files."""
-    RunFolder.open(tmp_path, CONFIG).close()
+    RunDir.open(tmp_path, CONFIG).close()
     (tmp_path / ".lock").unlink()
     before = left_in(tmp_path)
     with pytest.raises(UserError, match="another config"):
-        RunFolder.open(tmp_path, {"seed": 1})
+        RunDir.open(tmp_path, {"seed": 1})
     assert left_in(tmp_path) == before
 
 
@@ -147,7 +147,7 @@ def test_many_who_come_and_go_are_never_two_at_a_time(tmp_path, monkeypatch):
 def test_a_folder_that_cannot_be_made_is_said(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     with pytest.raises(UserError, match="cannot write in"):
-        RunFolder.open(tmp_path / "link", CONFIG)
+        RunDir.open(tmp_path / "link", CONFIG)
     assert left_in(tmp_path) == ["link"]
 
 

@@ -7,7 +7,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from pathgrow.checkpoint import RunFolder
+from pathgrow.checkpoint import RunDir
 from pathgrow.checkpoint.network_file import mismatch
 from pathgrow.errors import UserError
 from pathgrow.masks import Masks
@@ -27,7 +27,7 @@ def masks_of(net):
 
 @pytest.fixture
 def folder(tmp_path):
-    with RunFolder.open(tmp_path / "run", {}) as opened:
+    with RunDir.open(tmp_path / "run", {}) as opened:
         yield opened
 
 
@@ -36,7 +36,7 @@ def test_weights_masks_and_buffers_come_back(folder):
     net[1].running_mean.fill_(3)
     folder.save_network(net, masks_of(net))
     other = model(seed=1)
-    masks = RunFolder(folder.path).load_network_(other)
+    masks = RunDir(folder.path).load_network_(other)
     assert masks == masks_of(net)
     for name, tensor in net.state_dict().items():
         assert tensor.equal(other.state_dict()[name])

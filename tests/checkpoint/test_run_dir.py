@@ -14,7 +14,7 @@ import warnings
 import pytest
 import torch
 
-from pathgrow.checkpoint import RunFolder, environment, lock, strict_json
+from pathgrow.checkpoint import RunDir, environment, lock, strict_json
 from pathgrow.checkpoint.run_dir import EnvironmentChangedWarning
 from pathgrow.checkpoint.stage_files import DamagedStageWarning
 from pathgrow.errors import RunFailed, UserError
@@ -25,13 +25,13 @@ CONFIG = {"seed": 0, "delta": 0.01, "model": {"name": "mlp", "widths": [64, 10]}
 
 @pytest.fixture
 def folder(tmp_path):
-    with RunFolder.open(tmp_path / "run", CONFIG) as opened:
+    with RunDir.open(tmp_path / "run", CONFIG) as opened:
         yield opened
 
 
 @pytest.fixture
 def of_a_command(tmp_path):
-    with RunFolder.open(tmp_path / "run", {**CONFIG, "data": "digits"}) as opened:
+    with RunDir.open(tmp_path / "run", {**CONFIG, "data": "digits"}) as opened:
         yield opened
 
 
@@ -50,7 +50,7 @@ def tensors():
 
 
 def test_a_stage_comes_back_bit_for_bit(folder):
-    facts = {
+    metadata = {
         "score": 0.1 + 0.2,
         "tiny": 5e-324,
         "big": 2**70,
@@ -58,10 +58,10 @@ def test_a_stage_comes_back_bit_for_bit(folder):
         "text": "Grüße \ud83d",
         "list": [1, [True]],
     }
-    folder.save("round_001", facts, tensors())
-    stage = RunFolder(folder.path).load("round_001")
-    assert stage.facts == facts
-    assert type(stage.facts["list"][1][0]) is bool
+    folder.save("round_001", metadata, tensors())
+    stage = RunDir(folder.path).load("round_001")
+    assert stage.metadata == metadata
+    assert type(stage.metadata["list"][1][0]) is bool
     assert stage.tensors.keys() == tensors().keys()
     for name, tensor in tensors().items():
         back = stage.tensors[name]
@@ -84,7 +84,7 @@ def test_saving_again_replaces_the_stage_and_leaves_one_tensor_file(folder):
     for value in range(4):
         folder.save("latest", {"value": value}, {"x": torch.tensor([value])})
         stage = folder.load("latest")
-        assert (stage.facts["value"], stage.tensors["x"].item()) == (value, value)
+        assert (stage.metadata["value"], stage.tensors["x"].item()) == (value, value)
         assert len(list((folder.path / "stages").glob("*.safetensors"))) == 1
     folder.save("latest", {"value": 9})
     assert folder.load("latest").tensors == {}
@@ -93,10 +93,10 @@ def test_saving_again_replaces_the_stage_and_leaves_one_tensor_file(folder):
 
 def test_forgetting_tensors_keeps_the_facts(folder):
     folder.save("seed", {"score": 0.5}, tensors())
-    folder.forget_tensors("seed")
-    folder.forget_tensors("seed")
-    folder.forget_tensors("never_there")
-    assert folder.load("seed").facts == folder.facts("seed") == {"score": 0.5}
+    folder.delete_tensors("seed")
+    folder.delete_tensors("seed")
+    folder.delete_tensors("never_there")
+    assert folder.load("seed").metadata == folder.metadata("seed") == {"score": 0.5}
     assert folder.load("seed").tensors == {}
     assert not list((folder.path / "stages").glob("*.safetensors"))
 
@@ -105,7 +105,7 @@ def test_stages_are_told_in_the_order_in_which_they_ended(folder):
     for stage in ("c", "a", "b"):
         folder.save(stage, {}, tensors())
         time.sleep(0.02)  # file systems may count in ticks
-    folder.forget_tensors("c")
+    folder.delete_tensors("c")
     assert list(folder.stages) == ["c", "a", "b"]
 
 
@@ -119,9 +119,9 @@ def test_stages_are_told_in_the_order_in_which_they_ended(folder):
         ({"x": torch.tensor(1.0)}, r"facts\.x is a Tensor"),
     ],
 )
-def test_facts_that_would_not_come_back_equal_are_refused_with_their_place(folder, facts, fault):
+def test_facts_that_would_not_come_back_equal_are_refused_with_their_place(folder, metadata, fault):
     with pytest.raises(RunFailed, match=fault):
-        folder.save("seed", facts)
+        folder.save("seed", metadata)
     assert folder.load("seed") is None
 
 
@@ -154,9 +154,9 @@ def test_a_truncated_stage_is_set_aside_at_every_length(folder, file):
 
 
 def test_a_flipped_bit_never_changes_what_is_read(folder):
-    facts = {"score": 0.512345, "rounds": [1, 2, 3], "name": "mlp"}
+    metadata = {"score": 0.512345, "rounds": [1, 2, 3], "name": "mlp"}
     generator = torch.Generator().manual_seed(0)
-    folder.save("seed", facts, {"x": torch.arange(100)})
+    folder.save("seed", metadata, {"x": torch.arange(100)})
     stages = folder.path / "stages"
     whole = {name: (stages / name).read_bytes() for name in ("seed.json", "seed.safetensors")}
     detected = 0
@@ -170,7 +170,7 @@ def test_a_flipped_bit_never_changes_what_is_read(folder):
             stage = folder.load("seed")
         detected += stage is None
         # A flip in white space between values changes nothing, and nothing may come of it.
-        assert stage is None or (stage.facts == facts and stage.tensors["x"].equal(torch.arange(100)))
+        assert stage is None or (stage.metadata == metadata and stage.tensors["x"].equal(torch.arange(100)))
     assert detected > 250
 
 
@@ -186,7 +186,7 @@ def test_a_record_under_the_name_of_another_stage_is_damage(folder):
     shutil.copy(folder.path / "stages" / "seed.json", folder.path / "stages" / "final.json")
     with pytest.warns(DamagedStageWarning, match=r"final\.json holds stage 'seed'"):
         assert folder.load("final") is None
-    assert folder.load("seed").facts == {"score": 0.5}
+    assert folder.load("seed").metadata == {"score": 0.5}
 
 
 def test_a_reader_leaves_a_damaged_stage_where_it_is(folder):
@@ -194,7 +194,7 @@ def test_a_reader_leaves_a_damaged_stage_where_it_is(folder):
     path = folder.path / "stages" / "seed.json"
     path.write_bytes(b"{")
     with pytest.warns(DamagedStageWarning, match="left as it is"):
-        assert RunFolder(folder.path).load("seed") is None
+        assert RunDir(folder.path).load("seed") is None
     assert path.read_bytes() == b"{"
 
 
@@ -202,7 +202,7 @@ def test_opening_never_deletes_tensors_of_a_damaged_record(folder):
     folder.save("seed", {}, {"x": torch.zeros(1)})
     (folder.path / "stages" / "seed.json").write_bytes(b"{")
     folder.close()
-    with RunFolder.open(folder.path, CONFIG):
+    with RunDir.open(folder.path, CONFIG):
         assert (folder.path / "stages" / "seed.safetensors").exists()
 
 
@@ -235,8 +235,8 @@ def test_the_same_config_opens_again_whatever_the_order_of_keys_and_tuples(folde
     folder.save("seed", {"score": 1})
     folder.close()
     same = {"model": {"widths": (64, 10), "name": "mlp"}, "delta": 0.01, "seed": 0}
-    with RunFolder.open(folder.path, same) as again:
-        assert again.load("seed").facts == {"score": 1}
+    with RunDir.open(folder.path, same) as again:
+        assert again.load("seed").metadata == {"score": 1}
 
 
 def test_another_config_is_refused_with_the_keys_that_differ(folder):
@@ -244,26 +244,26 @@ def test_another_config_is_refused_with_the_keys_that_differ(folder):
     before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
     other = {"seed": True, "delta": 0.02, "model": {"name": "mlp", "widths": [64, 9], "bias": False}}
     with pytest.raises(UserError) as error:
-        RunFolder.open(folder.path, other)
+        RunDir.open(folder.path, other)
     sentence = str(error.value)
     assert "seed was 0, now true; delta was 0.01, now 0.02; model.widths was [64, 10], now [64, 9]; and 1 " in sentence
     assert "--out" in sentence
     assert before == {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
-    RunFolder.open(folder.path, CONFIG).close()
+    RunDir.open(folder.path, CONFIG).close()
 
 
 @pytest.mark.parametrize(("before", "now"), [(1, True), (0, False), (1, 1.0), (2.0, 2)])
 def test_values_that_python_takes_for_equal_are_different_configs(tmp_path, before, now):
-    RunFolder.open(tmp_path, {"x": before}).close()
+    RunDir.open(tmp_path, {"x": before}).close()
     with pytest.raises(UserError, match=f"x was {json.dumps(before)}, now {json.dumps(now)}"):
-        RunFolder.open(tmp_path, {"x": now})
+        RunDir.open(tmp_path, {"x": now})
 
 
 def test_a_run_refused_at_its_start_makes_way_for_another(folder):
     folder.save("plan", {"epochs": 3})
     folder.withdraw()
     folder.close()
-    with RunFolder.open(folder.path, {"seed": 1}) as again:
+    with RunDir.open(folder.path, {"seed": 1}) as again:
         assert again.load("plan") is None
         assert again.config == {"seed": 1}
 
@@ -274,28 +274,28 @@ def test_a_run_that_has_trained_is_not_withdrawn(folder):
     folder.withdraw()
     assert before == {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
     folder.close()
-    with RunFolder.open(folder.path, CONFIG) as again:
+    with RunDir.open(folder.path, CONFIG) as again:
         again.withdraw()
-        assert again.load("seed").facts == {"score": 1}
+        assert again.load("seed").metadata == {"score": 1}
 
 
 def test_what_an_earlier_process_began_is_not_withdrawn(folder):
     folder.save("plan", {"epochs": 3})
     folder.close()
-    with RunFolder.open(folder.path, CONFIG) as again:
+    with RunDir.open(folder.path, CONFIG) as again:
         again.withdraw()
-        assert again.load("plan").facts == {"epochs": 3}
+        assert again.load("plan").metadata == {"epochs": 3}
 
 
 def test_things_that_are_no_run_folder_are_refused(tmp_path):
     file = tmp_path / "file"
     file.write_text("mine")
     with pytest.raises(UserError, match="is a file"):
-        RunFolder.open(file, CONFIG)
+        RunDir.open(file, CONFIG)
     with pytest.raises(UserError, match="cannot write in"):
-        RunFolder.open(file / "below", CONFIG)
+        RunDir.open(file / "below", CONFIG)
     with pytest.raises(UserError, match=r"holds 'file' but no config\.json"):
-        RunFolder.open(tmp_path, CONFIG)
+        RunDir.open(tmp_path, CONFIG)
     assert file.read_text() == "mine"
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
@@ -306,13 +306,13 @@ def test_an_unwritable_folder_is_refused(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "open", refuse)  # the tests may run as root, whom no permission stops
     with pytest.raises(UserError, match="Permission denied"):
-        RunFolder.open(tmp_path / "run", CONFIG)
+        RunDir.open(tmp_path / "run", CONFIG)
 
 
 def test_a_folder_killed_before_its_config_was_written_opens(tmp_path):
     (tmp_path / ".lock").write_text("4711\n")
     (tmp_path / ".config.json.tmp").write_text('{"se')
-    with RunFolder.open(tmp_path, CONFIG) as folder:
+    with RunDir.open(tmp_path, CONFIG) as folder:
         assert folder.config == CONFIG
     assert not (tmp_path / ".config.json.tmp").exists()
 
@@ -320,9 +320,9 @@ def test_a_folder_killed_before_its_config_was_written_opens(tmp_path):
 def test_a_config_that_is_not_json_is_a_sentence(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UserError, match=r"config\.json is not JSON"):
-        RunFolder.open(tmp_path, CONFIG)
+        RunDir.open(tmp_path, CONFIG)
     with pytest.raises(UserError, match=r"config\.scope is a set"):
-        RunFolder.open(tmp_path / "run", {"scope": {1}})
+        RunDir.open(tmp_path / "run", {"scope": {1}})
 
 
 @pytest.mark.parametrize("content", ["{", "[1]"])
@@ -331,9 +331,9 @@ def test_what_is_advised_about_a_damaged_config_works(folder, content):
     folder.close()
     (folder.path / "config.json").write_text(content)
     with pytest.raises(UserError, match="delete the whole folder to begin anew"):
-        RunFolder.open(folder.path, CONFIG)
+        RunDir.open(folder.path, CONFIG)
     shutil.rmtree(folder.path)
-    with RunFolder.open(folder.path, CONFIG) as again:
+    with RunDir.open(folder.path, CONFIG) as again:
         assert again.stages == []
 
 
@@ -345,9 +345,9 @@ def test_what_is_advised_about_a_damaged_report_works(folder, content):
         folder.report()
     folder.close()
     (folder.path / "report.json").unlink()
-    with RunFolder.open(folder.path, CONFIG) as again:
+    with RunDir.open(folder.path, CONFIG) as again:
         assert not again.finished
-        assert again.load("seed").facts == {"score": 0.5}
+        assert again.load("seed").metadata == {"score": 0.5}
 
 
 def test_files_that_were_taken_from_a_finished_run_are_named(of_a_command):
@@ -388,7 +388,7 @@ def test_another_environment_is_said_and_the_first_one_kept(folder):
     environment = json.loads(path.read_text())
     path.write_text(json.dumps({**environment, "torch": "1.0"}))
     with pytest.warns(EnvironmentChangedWarning, match=r"torch 1\.0 -> "):
-        RunFolder.open(folder.path, CONFIG).close()
+        RunDir.open(folder.path, CONFIG).close()
     assert json.loads(path.read_text())["torch"] == "1.0"
 
 
@@ -407,18 +407,18 @@ def test_a_reader_who_asks_at_this_moment_does_not_keep_a_run_from_opening(folde
     reader = os.open(folder.path / ".lock", os.O_RDONLY)
     fcntl.flock(reader, fcntl.LOCK_SH)
     monkeypatch.setattr(lock.time, "sleep", lambda seconds: fcntl.flock(reader, fcntl.LOCK_UN))
-    with RunFolder.open(folder.path, CONFIG):
-        assert RunFolder(folder.path).worker is not None
+    with RunDir.open(folder.path, CONFIG):
+        assert RunDir(folder.path).worker is not None
     os.close(reader)
 
 
 def test_a_second_opening_is_refused_and_names_the_process(folder):
     with pytest.raises(UserError, match=f"in use by another process \\(pid {os.getpid()}\\)"):
-        RunFolder.open(folder.path, CONFIG)
-    assert RunFolder(folder.path).worker == f"another process (pid {os.getpid()})"
+        RunDir.open(folder.path, CONFIG)
+    assert RunDir(folder.path).worker == f"another process (pid {os.getpid()})"
     folder.close()
-    assert RunFolder(folder.path).worker is None
-    RunFolder.open(folder.path, CONFIG).close()
+    assert RunDir(folder.path).worker is None
+    RunDir.open(folder.path, CONFIG).close()
 
 
 def test_a_killed_process_leaves_no_stale_lock(tmp_path):
@@ -432,11 +432,11 @@ time.sleep(60)
     holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     holder.stdout.readline()
     with pytest.raises(UserError, match="in use"):
-        RunFolder.open(tmp_path, CONFIG)
+        RunDir.open(tmp_path, CONFIG)
     holder.kill()
     holder.wait()
     holder.stdout.close()
-    RunFolder.open(tmp_path, CONFIG).close()
+    RunDir.open(tmp_path, CONFIG).close()
 
 
 def test_a_forked_worker_does_not_keep_the_lock(folder):
@@ -446,7 +446,7 @@ def test_a_forked_worker_does_not_keep_the_lock(folder):
         os._exit(0)
     try:
         folder.close()  # as if the parent had been killed: its own descriptor is gone, the child lives
-        RunFolder.open(folder.path, CONFIG).close()
+        RunDir.open(folder.path, CONFIG).close()
     finally:
         os.kill(child, 9)
         os.waitpid(child, 0)
@@ -463,7 +463,7 @@ def test_rows_of_unfinished_stages_and_torn_lines_go_on_opening(folder):
     with open(folder.path / "metrics.jsonl", "a") as file:
         file.write('{"stage": "seed", "epo')
     assert folder.metrics[1] == {"stage": "round_001", "epoch": 1, "loss": None}
-    with RunFolder.open(folder.path, CONFIG) as again:
+    with RunDir.open(folder.path, CONFIG) as again:
         assert again.metrics == [{"stage": "seed", "epoch": 1, "loss": 0.5, "time": {"seconds": 1.0}}]
 
 
@@ -472,7 +472,7 @@ def test_a_finished_file_of_metrics_is_not_rewritten(folder):
     folder.save("seed", {})
     folder.close()
     before = (folder.path / "metrics.jsonl").stat().st_ino
-    RunFolder.open(folder.path, CONFIG).close()
+    RunDir.open(folder.path, CONFIG).close()
     assert (folder.path / "metrics.jsonl").stat().st_ino == before
 
 
@@ -496,7 +496,7 @@ def test_a_report_is_strict_json_and_means_finished(folder):
     assert strict_json.loads((folder.path / "report.json").read_bytes())
     folder.close()
     before = {path: path.stat().st_mtime_ns for path in folder.path.rglob("*") if path.name != ".lock"}
-    with RunFolder.open(folder.path, CONFIG) as again:
+    with RunDir.open(folder.path, CONFIG) as again:
         assert again.finished
     assert before == {path: path.stat().st_mtime_ns for path in folder.path.rglob("*") if path.name != ".lock"}
 
@@ -524,7 +524,7 @@ def test_a_full_disk_ends_the_run_with_a_sentence_and_keeps_the_last_state(folde
         folder.save("seed", {"score": 2}, {"x": torch.ones(2)})
     monkeypatch.setattr(os, "fsync", real_fsync)
     stage = folder.load("seed")
-    assert stage.facts == {"score": 1}
+    assert stage.metadata == {"score": 1}
     assert stage.tensors["x"].tolist() == [0, 0]
     assert not list(folder.path.rglob(".*.tmp"))
 
@@ -533,7 +533,7 @@ def test_the_time_of_a_run_adds_up_over_its_processes(tmp_path, monkeypatch):
     """Of a process that was killed, what it stored last tells how long it worked."""
     now = 1000.0
     monkeypatch.setattr("pathgrow.checkpoint.run_dir.time", types.SimpleNamespace(monotonic=lambda: now))
-    first = RunFolder.open(tmp_path, CONFIG)
+    first = RunDir.open(tmp_path, CONFIG)
     now += 10
     first.save("seed", {"score": 0.5}, tensors())
     now += 5
@@ -541,27 +541,27 @@ def test_the_time_of_a_run_adds_up_over_its_processes(tmp_path, monkeypatch):
     now += 3  # lost by a kill
     assert first.seconds == 18
     first.close()
-    assert RunFolder(tmp_path).seconds == 15
+    assert RunDir(tmp_path).seconds == 15
     now += 5000
-    with RunFolder.open(tmp_path, CONFIG) as second:
+    with RunDir.open(tmp_path, CONFIG) as second:
         now += 2
-        second.forget_tensors("seed")
+        second.delete_tensors("seed")
         assert second.seconds == 17
         now += 4
     now += 50
-    assert second.seconds == RunFolder(tmp_path).seconds == 17
-    assert second.load("seed").facts == {"score": 0.5}
+    assert second.seconds == RunDir(tmp_path).seconds == 17
+    assert second.load("seed").metadata == {"score": 0.5}
     (tmp_path / "stages" / "seed.json").write_text("{}")
-    assert RunFolder(tmp_path).seconds == 15, "a damaged stage says nothing"
+    assert RunDir(tmp_path).seconds == 15, "a damaged stage says nothing"
 
 
 def test_stages_without_a_time_are_those_of_an_older_version(tmp_path):
     body = {"format": 1, "stage": "seed", "facts": {"score": 0.5}, "tensors": None}
     record = {**body, "sha256": hashlib.sha256(strict_json.dumps(body).encode()).hexdigest()}
-    with RunFolder.open(tmp_path, CONFIG):
+    with RunDir.open(tmp_path, CONFIG):
         pass
     (tmp_path / "stages").mkdir(exist_ok=True)
     (tmp_path / "stages" / "seed.json").write_text(strict_json.dumps(record))
-    folder = RunFolder(tmp_path)
+    folder = RunDir(tmp_path)
     assert folder.seconds == 0
-    assert folder.load("seed").facts == {"score": 0.5}
+    assert folder.load("seed").metadata == {"score": 0.5}

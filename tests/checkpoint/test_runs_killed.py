@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pathgrow import atomic as atomic_module
-from pathgrow.checkpoint import MemoryStore, RunFolder
+from pathgrow.checkpoint import MemoryStore, RunDir
 from pathgrow.errors import RunFailed
 
 CONFIG = {"seed": 0}
@@ -98,8 +98,8 @@ def value_of(stage):
     if stage is None:
         return None
     if stage.tensors:
-        assert stage.tensors["x"].tolist() == [stage.facts["value"]] * 3
-    return (stage.facts["value"], bool(stage.tensors))
+        assert stage.tensors["x"].tolist() == [stage.metadata["value"]] * 3
+    return (stage.metadata["value"], bool(stage.tensors))
 
 
 steps = st.lists(
@@ -116,7 +116,7 @@ def do(store, step, *, log):
     elif action == "save_bare":
         store.save(stage, {"value": value})
     elif action == "forget":
-        store.forget_tensors(stage)
+        store.delete_tensors(stage)
     elif log:
         store.log(stage, value=value)
 
@@ -126,7 +126,7 @@ def killed_at(path, steps, die_at, done, die=raise_killed):
     told = MemoryStore()  # the same contract without files: what the folder must hold after each whole step
     dying = None
     killed = False
-    with RunFolder.open(path, CONFIG) as folder:
+    with RunDir.open(path, CONFIG) as folder:
         try:
             with FileSystem(die_at, done, die).patched():
                 for step in steps:
@@ -142,7 +142,7 @@ def killed_at(path, steps, die_at, done, die=raise_killed):
         do(told, dying, log=False)
     after = {stage: value_of(told.load(stage)) for stage in STAGES}
 
-    with warnings.catch_warnings(action="error"), RunFolder.open(path, CONFIG) as resumed:  # a kill is not damage
+    with warnings.catch_warnings(action="error"), RunDir.open(path, CONFIG) as resumed:  # a kill is not damage
         found = {stage: value_of(resumed.load(stage)) for stage in STAGES}
         for stage in STAGES:
             assert found[stage] in (before[stage], after[stage])
@@ -247,12 +247,12 @@ def test_a_power_cut_leaves_the_old_stage_or_the_new_one_and_every_stage_that_wa
     rows: list[str] = []
 
     def look(left: Path) -> None:
-        with warnings.catch_warnings(action="error"), RunFolder.open(left, CONFIG) as resumed:
+        with warnings.catch_warnings(action="error"), RunDir.open(left, CONFIG) as resumed:
             found = {stage: value_of(resumed.load(stage)) for stage in STAGES}
             assert all(any(found[stage] == may[stage] for may in allowed) for stage in STAGES)
             assert [row["stage"] for row in resumed.metrics] == [stage for stage in rows if found[stage] is not None]
 
-    with RunFolder.open(tmp_path / "run", CONFIG) as folder:
+    with RunDir.open(tmp_path / "run", CONFIG) as folder:
         disk = Disk(folder.path, look)
         with disk.patched():
             for step in SCRIPT:
@@ -277,14 +277,14 @@ def test_a_kill_in_any_script_leaves_a_loadable_store(tmp_path_factory, steps, d
 def test_a_kill_while_the_folder_is_opened(tmp_path_factory, die_at, done):
     path = tmp_path_factory.mktemp("run")
     with contextlib.suppress(Killed), FileSystem(die_at, done).patched():
-        RunFolder.open(path, CONFIG).close()
-    with RunFolder.open(path, CONFIG) as folder:
+        RunDir.open(path, CONFIG).close()
+    with RunDir.open(path, CONFIG) as folder:
         assert folder.config == CONFIG
 
 
 def resumable_run(path):
     """A little run in stages, each computed from the one before, as the real loop is."""
-    with RunFolder.open(path, CONFIG) as folder:
+    with RunDir.open(path, CONFIG) as folder:
         value = 0
         for number in range(6):
             name = f"round_{number:03d}"
@@ -294,7 +294,7 @@ def resumable_run(path):
                     folder.log(name, epoch=epoch, loss=1 / (1 + value + epoch), time=time.time())
                 folder.save(name, {"value": value + number}, {"x": torch.full((1000,), value + number)})
                 stage = folder.load(name)
-            value = stage.facts["value"]
+            value = stage.metadata["value"]
             assert stage.tensors["x"].eq(value).all()
         rows = [{key: row[key] for key in row if key != "time"} for row in folder.metrics]
         folder.write_report({"value": value, "rows": rows})
@@ -308,7 +308,7 @@ def test_a_run_killed_by_the_system_again_and_again_ends_like_an_undisturbed_one
     num_killed = 0
     for attempt in range(10):
         path = tmp_path / f"run_{attempt}"
-        while not RunFolder(path).finished:
+        while not RunDir(path).finished:
             die_at, done = dice.randint(12, 40), dice.random()  # a stage takes about 10 operations: it goes forward
             child = os.fork()
             if child == 0:

@@ -15,7 +15,7 @@ from PIL import Image
 
 from pathgrow import data, methods, models
 from pathgrow.augment import Augment
-from pathgrow.checkpoint import RunFolder
+from pathgrow.checkpoint import RunDir
 from pathgrow.cli import main
 from pathgrow.density import rules
 from pathgrow.errors import RunFailed, UserError
@@ -215,7 +215,7 @@ def test_options_become_the_config(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen: list[Experiment] = []
-    monkeypatch.setattr("pathgrow.runs.run_discovery.run", lambda config, out, progress, team: seen.append(config))
+    monkeypatch.setattr("pathgrow.runs.run_discovery.run", lambda config, out, progress, comm: seen.append(config))
     line = "--reference 1 --rough 3 --model-option widths=8,9 --lr 0.5 --seed 7 --gamma 1 --out"
     assert leave("discover", "--quiet", *line.split(), str(tmp_path / "run")) == 0
     (config,) = seen
@@ -366,7 +366,7 @@ def test_the_environment_of_a_run_tells_the_device_it_trains_on(
         raise UserError(f"opened for {device}")
 
     config = Experiment.from_dict(SMALL)
-    monkeypatch.setattr(RunFolder, "open", opened)
+    monkeypatch.setattr(RunDir, "open", opened)
     cuda = dataclasses.replace(config.engine.resolved(), device=torch.device("cuda", 1))
     monkeypatch.setattr(EngineOptions, "resolved", lambda self: cuda)
     with pytest.raises(UserError, match=r"opened for cuda$"):
@@ -377,7 +377,7 @@ def test_a_run_leaves_its_files_and_is_not_repeated(tmp_path: Path) -> None:
     config = Experiment.from_dict(SMALL)
     out = tmp_path / "run"
     before = expected_epochs(config, out)
-    with RunFolder.open(out, config.as_dict()) as folder:  # as a kill may leave it, its stage being stored
+    with RunDir.open(out, config.as_dict()) as folder:  # as a kill may leave it, its stage being stored
         folder.save("partial-probe-099-0", {"step": 1}, {"noise/0": torch.zeros(1)})
     report = run_experiment(config, out)
     assert not list((out / "stages").glob("partial-*.safetensors"))
@@ -501,6 +501,6 @@ def test_the_thread_count_of_a_run_is_kept_when_it_goes_on(tmp_path: Path, monke
     seen: list[Experiment] = []
     config = Experiment.from_dict({**SMALL, "threads": 2, "target_density": 0.2})
     run_experiment(config, tmp_path / "run")
-    monkeypatch.setattr("pathgrow.runs.run_discovery.run", lambda config, out, progress, team: seen.append(config))
+    monkeypatch.setattr("pathgrow.runs.run_discovery.run", lambda config, out, progress, comm: seen.append(config))
     assert leave("discover", "--quiet", "--out", str(tmp_path / "run")) == 0
     assert seen[0].threads == 2

@@ -133,7 +133,7 @@ def test_the_papers_own_settings_of_set_are_taken() -> None:
     method = TrainRun.from_dict({"method": "set", "method_options": given, "threads": 1}).make_method(100)
     due = [step for step in range(100) if method.due(Progress(round=0, step=step, num_on=9, num=90)) is not None]
     assert due == list(range(0, 100, 5))
-    assert {method.revise.rate(step) for step in due} == {0.3}  # type: ignore[union-attr]
+    assert {method.update.rate(step) for step in due} == {0.3}  # type: ignore[union-attr]
 
 
 def test_every_scope_that_is_taken_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:

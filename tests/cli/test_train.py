@@ -19,9 +19,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from pathgrow import attach, data, methods
-from pathgrow.checkpoint import RunFolder
+from pathgrow.checkpoint import RunDir
 from pathgrow.errors import UserError
-from pathgrow.graph import read
+from pathgrow.graph import trace
 from pathgrow.graph.flops import forward_macs, training_flops_per_sample
 from pathgrow.masks import Masks
 from pathgrow.methods.method import Cost, Progress
@@ -91,7 +91,7 @@ def test_every_method_trains_to_its_density_and_says_what_it_cost(method: str, t
     assert told["ledger"]["training_flops"] > 0
     assert 0 < network["val"]["score"] <= 1
     assert 0 < network["test"]["score"] <= 1
-    assert told["config"] == RunFolder(folder).config
+    assert told["config"] == RunDir(folder).config
 
 
 @pytest.mark.parametrize(
@@ -109,11 +109,11 @@ def test_the_price_of_masks_that_stay(method: str, trained: Callable[[str], Path
 @pytest.mark.parametrize("cost", ["sparse", "dense_gradient_at_steps", "dense"])
 def test_a_step_costs_what_the_common_formula_says(cost: Cost) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5))
-    wiring, masks = read(model, torch.zeros(1, 3, 8, 8)), Masks.full(model)
+    graph, masks = trace(model, torch.zeros(1, 3, 8, 8)), Masks.full(model)
     masks["0.weight"].view(-1)[::3] = False
-    macs, dense_macs = forward_macs(wiring, masks), forward_macs(wiring)
+    macs, dense_macs = forward_macs(graph, masks), forward_macs(graph)
     assert macs < dense_macs == 36 * 4 * 27 + 5 * 144
-    assert sample_flops(cost, macs, dense_macs) == training_flops_per_sample(cost, wiring, masks)
+    assert sample_flops(cost, macs, dense_macs) == training_flops_per_sample(cost, graph, masks)
 
 
 @pytest.mark.parametrize("method", ["gmp", "rigl", "set", "granet", "gse"])
@@ -128,7 +128,7 @@ def test_the_price_of_masks_that_change_on_the_way(method: str, trained: Callabl
     sparse = attach(model, optimizer, made, torch.zeros(1, 64), scope=Masks.full(model), **probe)
     num, flops, num_changes = sparse.masks.num, 0, 0
     for _ in range(steps):
-        num_on, is_due = sparse.masks.num_on, sparse.change_is_due
+        num_on, is_due = sparse.masks.num_on, sparse.update_is_due
         with_all = is_due and made.cost == "dense_gradient_at_changes"
         flops += BATCH * 2 * (2 * num_on + (num if with_all else num_on))
         if is_due and "data" in made.needs:
@@ -247,15 +247,15 @@ class Killed(BaseException):
 def dying(monkeypatch: pytest.MonkeyPatch, after: int) -> Counter[str]:
     """From now on trainings are stored after every step, and the process dies at one of the saves."""
     saved: Counter[str] = Counter()
-    save = RunFolder.save
+    save = RunDir.save
 
-    def counted(self: RunFolder, stage: str, *stored: Any) -> None:
+    def counted(self: RunDir, stage: str, *stored: Any) -> None:
         save(self, stage, *stored)
         saved[stage] += 1
         if saved.total() == after:
             raise Killed
 
-    monkeypatch.setattr(RunFolder, "save", counted)
+    monkeypatch.setattr(RunDir, "save", counted)
     monkeypatch.setattr(phases, "Partial", functools.partial(Partial, seconds=0.0))
     return saved
 
@@ -271,7 +271,7 @@ def test_killed_in_the_middle_and_resumed_every_method_ends_with_the_same_bits(
             with pytest.raises(Killed):
                 train(config(method), tmp_path)
         assert any(name.startswith("partial-") for name in saved), "killed inside a training"
-        assert not RunFolder(tmp_path).finished
+        assert not RunDir(tmp_path).finished
     train(config(method), tmp_path)
     assert without_clock(tmp_path) == without_clock(trained(method))
     assert (tmp_path / "network.safetensors").read_bytes() == (trained(method) / "network.safetensors").read_bytes()
@@ -292,14 +292,14 @@ def test_a_lost_level_is_trained_again_from_the_last_one_that_is_there(
 def test_a_finished_run_is_read_and_the_test_split_is_looked_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked: list[str] = []
+    charge: list[str] = []
     evaluate = Trainer.evaluate
 
     def watched(self: Trainer, split: Any) -> Callable[[nn.Module], tuple[float, float]]:
         score, name = evaluate(self, split), "test" if split is self.data.test else "val"
 
         def scored(model: nn.Module) -> tuple[float, float]:
-            looked.append(name)
+            charge.append(name)
             return score(model)
 
         return scored
@@ -308,9 +308,9 @@ def test_a_finished_run_is_read_and_the_test_split_is_looked_at_once(
     first = train(config("imp_c"), tmp_path)
     num_levels = len(first["ledger"]["phases"])
     once = ["val"] * num_levels + ["test"]
-    assert looked == once
+    assert charge == once
     assert train(config("imp_c"), tmp_path) == first
-    assert looked == once
+    assert charge == once
 
 
 def test_a_config_is_resolved_in_full_and_equal_after_reading() -> None:

@@ -15,12 +15,12 @@ from torch.optim import SGD, Adagrad, Adam, Adamax, AdamW, Optimizer, RMSprop, R
 
 from pathgrow import methods
 from pathgrow.density.types import Answer, Curve, Grow, Verdict
-from pathgrow.graph import read
+from pathgrow.graph import trace
 from pathgrow.graph.flops import training_flops_per_sample
 from pathgrow.masks import Masks
 from pathgrow.methods.entry import Clause
-from pathgrow.methods.method import Change, Method, Pick, Progress
-from pathgrow.methods.view import Net
+from pathgrow.methods.method import MaskUpdate, Method, Pick, Progress
+from pathgrow.methods.view import NetworkView
 from pathgrow.sparse.attach import Attached, attach
 from pathgrow.sparse.ema import Averaging
 from pathgrow.sparse.tree import take_apart
@@ -147,9 +147,9 @@ def trained(sparse: Attached, first: int = 0, last: int = NUM_STEPS) -> Attached
 
 def same_state(ours: Any, theirs: Any) -> bool:
     """Whether two states are equal to the last bit."""
-    (tensors, facts), (their_tensors, their_facts) = take_apart(ours), take_apart(theirs)
+    (tensors, metadata), (their_tensors, their_facts) = take_apart(ours), take_apart(theirs)
     return (
-        facts == their_facts
+        metadata == their_facts
         and tensors.keys() == their_tensors.keys()
         and all(torch.equal(tensor, their_tensors[key]) for key, tensor in tensors.items())
     )
@@ -200,8 +200,8 @@ def check_counts(name: str, seed: int, density: float) -> None:
 def noting(method: Method) -> Method:
     """The same method, whose picks and changes are checked from outside whenever they are made."""
 
-    def noted(pick: Pick, candidates_of: Callable[[Net], Masks] | None) -> Pick:
-        def picked(net: Net, candidates: Masks, count: int, draw: torch.Generator) -> Masks:
+    def noted(pick: Pick, candidates_of: Callable[[NetworkView], Masks] | None) -> Pick:
+        def picked(net: NetworkView, candidates: Masks, count: int, draw: torch.Generator) -> Masks:
             found = pick(net, candidates, count, draw)
             assert sum(int((chosen & ~candidates[name]).sum()) for name, chosen in found.present().items()) == 0
             assert found.present().num_on == count
@@ -211,10 +211,10 @@ def noting(method: Method) -> Method:
 
         return picked
 
-    def revised(net: Net, change: Change, progress: Progress, draw: torch.Generator) -> Masks:
-        assert method.revise is not None
+    def revised(net: NetworkView, change: MaskUpdate, progress: Progress, draw: torch.Generator) -> Masks:
+        assert method.update is not None
         before = net.masks.clone()
-        after = method.revise(net, change, progress, draw)
+        after = method.update(net, change, progress, draw)
         assert net.masks == before, "a method reads the live masks and never writes them"
         dropped, grown = (before - after).present().num_on, (after - before).present().num_on
         assert grown - dropped == change.num_grow - change.num_drop
@@ -227,15 +227,15 @@ def noting(method: Method) -> Method:
         drop=None if method.drop is None else noted(method.drop, _present),
         # What was dropped in the same change may grow again.
         grow=method.grow if method.grow is None or method.drop is not None else noted(method.grow, _missing),
-        revise=None if method.revise is None else revised,
+        update=None if method.update is None else revised,
     )
 
 
-def _present(net: Net) -> Masks:
+def _present(net: NetworkView) -> Masks:
     return net.masks.present()
 
 
-def _missing(net: Net) -> Masks:
+def _missing(net: NetworkView) -> Masks:
     return net.masks.missing()
 
 
@@ -292,8 +292,8 @@ def check_change_on_a_step(name: str, seed: int) -> int:
             sparse.watch_()
             weights = {n: sparse.model.get_parameter(n).detach().clone() for n in before}
             slots = {n: [slot.clone() for slot in slots_of(sparse, n)] for n in before}
-            gone = sparse.change_if_due_()
-            assert gone <= sparse.method.instead_of_step
+            gone = sparse.update_masks_if_due_()
+            assert gone <= sparse.method.skip_step_on_update
             for n, mask in sparse.masks.items():
                 both = mask & before[n]
                 tensors = [sparse.model.get_parameter(n), *slots_of(sparse, n)]
@@ -369,5 +369,5 @@ def check_cost(name: str) -> None:
         "batch_at_changes": round((3 * f_sparse * 9 + 6 * f_sparse) / 10),
         "dense_gradient_at_changes": round((3 * f_sparse * 9 + 2 * f_sparse + f_dense) / 10),
     }
-    wiring = read(Residual(), BATCH[0][:1])
-    assert training_flops_per_sample(method.cost, wiring, sparse.masks, every=9) == wanted[method.cost]
+    graph = trace(Residual(), BATCH[0][:1])
+    assert training_flops_per_sample(method.cost, graph, sparse.masks, every=9) == wanted[method.cost]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pathgrow import methods
-from pathgrow.distributed.comm import Team
+from pathgrow.distributed.comm import Communicator
 from pathgrow.rng import derive
 from pathgrow.sparse.attach import Attached
 from pathgrow.trainer.process_group import joined
@@ -154,22 +154,22 @@ HALFWAY, END = 4, 7
 
 def as_a_rank() -> dict[str, dict[str, Any]]:
     """Every method trained for some steps, with other batches in each process: undisturbed, and resumed halfway."""
-    with joined("cpu") as team:
-        return {name: rank_trained(name, team) for name in NAMES}
+    with joined("cpu") as comm:
+        return {name: rank_trained(name, comm) for name in NAMES}
 
 
-def rank_trained(name: str, team: Team) -> dict[str, Any]:
-    noise = torch.Generator().manual_seed(team.rank)
-    how = {"team": team, "batches": [(torch.randn(8, 2, 5, 5, generator=noise), BATCH[1])], "average": None}
+def rank_trained(name: str, comm: Communicator) -> dict[str, Any]:
+    noise = torch.Generator().manual_seed(comm.rank)
+    how = {"comm": comm, "batches": [(torch.randn(8, 2, 5, 5, generator=noise), BATCH[1])], "average": None}
     sparse = attached(small(name), seed=3, **how)
-    digests = rank_steps(sparse, team, 0, HALFWAY)
+    digests = rank_steps(sparse, comm, 0, HALFWAY)
     states = [sparse.model.state_dict(), sparse.optimizer.state_dict(), sparse.state_dict()]
-    saved = team.from_first(lambda: copy.deepcopy(states))
-    digests += rank_steps(sparse, team, HALFWAY, END)
+    saved = comm.broadcast_from_rank0(lambda: copy.deepcopy(states))
+    digests += rank_steps(sparse, comm, HALFWAY, END)
     other = attached(small(name), seed=9, model_seed=7, **how)
     for part, state in zip((other.model, other.optimizer, other), saved, strict=True):
         part.load_state_dict(state)
-    resumed = rank_steps(other, team, HALFWAY, END)
+    resumed = rank_steps(other, comm, HALFWAY, END)
     weights = {n: p.detach().clone() for n, p in sparse.model.named_parameters()}
     found = {"digests": digests, "weights": weights, "state": sparse.state_dict()}
     assert resumed == digests[HALFWAY:], name
@@ -180,15 +180,15 @@ def rank_trained(name: str, team: Team) -> dict[str, Any]:
     return found
 
 
-def rank_steps(sparse: Attached, team: Team, first: int, last: int) -> list[str]:
+def rank_steps(sparse: Attached, comm: Communicator, first: int, last: int) -> list[str]:
     """The masks after each step."""
     digests = []
     for step in range(first, last):
-        contract.backward(sparse, 100 * team.rank + step)
+        contract.backward(sparse, 100 * comm.rank + step)
         gradients = [p.grad for p in sparse.model.parameters() if p.grad is not None]
-        team.sum_(gradients)
+        comm.all_reduce_(gradients)
         for gradient in gradients:
-            gradient /= team.size
+            gradient /= comm.size
         sparse.optimizer.step()
         if step % 3 == 2:
             sparse.observe(0.5)

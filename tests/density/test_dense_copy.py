@@ -16,7 +16,7 @@ from scipy.optimize import brentq
 
 from pathgrow.density import rules
 from pathgrow.density.acquisition import smallest_enough
-from pathgrow.density.estimate import allowed_meanwhile, read_points
+from pathgrow.density.estimate import allowed_meanwhile, estimate_from_points
 from pathgrow.density.posterior import fit_curves
 from pathgrow.density.probe import ProbeRule
 from pathgrow.density.summary import hand_back
@@ -221,7 +221,7 @@ LADDER = [0.05, 0.1, 0.2, 0.4, 1.0]
 
 
 def test_the_allowed_gap_is_a_power_of_the_epochs_with_doubt() -> None:
-    reading = read_points(points(LADDER, power(0.127), 16), 0.01, None, noise_hint=1e-3, epochs_in_full=80)
+    reading = estimate_from_points(points(LADDER, power(0.127), 16), 0.01, None, noise_hint=1e-3, epochs_in_full=80)
     assert reading is not None
     powers = np.sort(np.log(reading.allowed / 0.01) / math.log(80 / 16))
     wanted = np.array([NormalDist(0.2, 0.1).inv_cdf((k + 0.5) / len(powers)) for k in range(len(powers))])
@@ -238,7 +238,7 @@ def test_the_allowed_gap_is_a_power_of_the_epochs_with_doubt() -> None:
 
 
 def test_answers_are_where_each_curve_comes_within_its_own_gap() -> None:
-    reading = read_points(points(LADDER, power(0.127), 16), 0.01, None, noise_hint=1e-3, epochs_in_full=160)
+    reading = estimate_from_points(points(LADDER, power(0.127), 16), 0.01, None, noise_hint=1e-3, epochs_in_full=160)
     assert reading is not None
     curves = reading.curves
     for k in range(0, len(curves.top), 97):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from pathgrow.density.estimate import LEVEL, Reading, quantiles, read_points, scatter
+from pathgrow.density.estimate import LEVEL, Estimate, estimate_from_points, quantiles, scatter
 from pathgrow.density.posterior import fit_curves
 from pathgrow.density.probe import ProbeRule
 from pathgrow.density.types import DENSE, Curve, Point, Probe, Reference
@@ -29,14 +29,14 @@ def probes(score: Callable[[float], float] = exponential, noise: float = NOISE) 
     ]
 
 
-def reading(reference: Reference | None, **options: object) -> Reading:
-    found = read_points(probes(), 0.02, reference, noise_hint=NOISE, **options)  # type: ignore[arg-type]
+def reading(reference: Reference | None, **options: object) -> Estimate:
+    found = estimate_from_points(probes(), 0.02, reference, noise_hint=NOISE, **options)  # type: ignore[arg-type]
     assert found is not None
     return found
 
 
 def test_without_noise_all_of_the_gain_answer_is_where_the_exponential_has_made_95_percent() -> None:
-    exact = read_points(probes(noise=0.0), 0.02, None, noise_hint=1e-5)
+    exact = estimate_from_points(probes(noise=0.0), 0.02, None, noise_hint=1e-5)
     assert exact is not None
     assert quantiles(exact.gain_density, LEVEL) == pytest.approx([math.log(20) / 8] * 3, rel=0.02)
     points = tuple(probes(noise=0.0))
@@ -51,7 +51,7 @@ def test_three_scores_of_two_densities_are_too_few() -> None:
     full = Point(round=1, density=1.0, epochs=16, score=0.9)
     copy = Point(round=DENSE, density=1.0, epochs=16, score=0.91)
     points = [Point(round=0, density=0.3, epochs=16, score=0.8), full, copy]
-    assert read_points(points, 0.01, None, noise_hint=None) is None
+    assert estimate_from_points(points, 0.01, None, noise_hint=None) is None
     assert ProbeRule().answer(Curve(rough=tuple(points[:2]), probes=tuple(points))).status == "open"
     visited = (Point(round=0, density=0.1, epochs=16, score=0.6), *points[:2])
     verdict = ProbeRule().decide(Curve(rough=visited, probes=tuple(points[1:]), at_ceiling=True))
@@ -75,7 +75,7 @@ def test_a_reference_on_the_curve_sharpens_its_end() -> None:
     """Trained as long as the probes and where they point to: it and they say one thing."""
     points = probes()[:-1]
     apart = fit_curves(LADDER[:-1], [point.score for point in points], noise_hint=NOISE)
-    met = read_points(points, 0.02, Reference(score=0.9, kind="dense", epochs=16), noise_hint=NOISE)
+    met = estimate_from_points(points, 0.02, Reference(score=0.9, kind="dense", epochs=16), noise_hint=NOISE)
     assert met is not None
     assert float(np.std(met.curves.top)) < 0.75 * float(np.std(apart.top))
     # For most of the curves the reference's true score is then the curve's own end.

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pathgrow.density import rules, words
-from pathgrow.density.estimate import read
+from pathgrow.density.estimate import estimate
 from pathgrow.density.probe import ProbeRule
 from pathgrow.density.summary import fit_band, hand_back
 from pathgrow.density.types import Answer, Curve, Grow, Point, Probe, Reference, Stop
@@ -434,7 +434,7 @@ def test_an_interval_that_reaches_below_every_probe_is_open_there() -> None:
     rule = ProbeRule(delta=0.012)
     curve = Curve(rough=points, probes=points, at_ceiling=True)
     answer = rule.answer(curve)
-    below = float(np.mean(read(curve, rule.delta).delta_density <= 0.1))
+    below = float(np.mean(estimate(curve, rule.delta).delta_density <= 0.1))
     assert below > 0.05
     assert answer.status == "found"
     assert answer.interval[0] == 0.0

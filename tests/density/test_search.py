@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from pathgrow.density import rules
-from pathgrow.density.estimate import quantiles, read
+from pathgrow.density.estimate import estimate, quantiles
 from pathgrow.density.probe import ProbeRule
 from pathgrow.density.summary import fit_band, hand_back
 from pathgrow.density.types import Curve, Grow, Point, Probe, Reference
@@ -160,7 +160,7 @@ def test_growth_goes_on_while_a_bracket_holds_with_less_than_ninety_percent(nois
     )
     probes = tuple(rough[k] for k in (0, 3, 6, 8, 10, 12))
     curve = Curve(rough=rough, probes=probes, reference=Reference(score=0.906, kind="given", epochs=160))
-    reading = read(curve, 0.01)
+    reading = estimate(curve, 0.01)
     assert reading is not None
     assert 0.12 < reading.share_above < 0.45
     assert 1.5 * quantiles(reading.delta_density, (2 / 3,))[0] < probes[-1].density

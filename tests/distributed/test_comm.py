@@ -19,20 +19,20 @@ from torch import nn
 from torch.optim import SGD
 
 from pathgrow import attach, data, discover
-from pathgrow.checkpoint import MemoryStore, SharedStore
+from pathgrow.checkpoint import MemoryStore, RankZeroStore
 from pathgrow.cli import main
-from pathgrow.distributed.comm import ALONE, Alone, Team
+from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator, SingleProcess
 from pathgrow.errors import PeerFailed, RunFailed, UserError
 from pathgrow.masks import Masks
 from pathgrow.methods import random_growth
 from pathgrow.trainer import EngineOptions
-from pathgrow.trainer.process_group import check_shares, current_team, joined, mode_for
+from pathgrow.trainer.process_group import check_shares, current_communicator, joined, mode_for
 from tests.support.ranks import together
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
 
 
-class Pair(Alone):
+class Pair(SingleProcess):
     """A team of two as far as size goes; for checks that end before anything is said."""
 
     size = 2
@@ -59,7 +59,7 @@ def test_several_processes_train_one_network_at_a_time_eagerly_unless_asked(
     monkeypatch.setattr(EngineOptions, "resolved", lambda self: replace(here, captured=self.step != "eager"))
     for step, captured in (("auto", False), ("eager", False), ("captured", True)):
         assert mode_for(EngineOptions(step=step), Pair()) == replace(here, captured=captured, side_by_side=1)
-    assert mode_for(EngineOptions(), ALONE) == replace(here, captured=True)
+    assert mode_for(EngineOptions(), SINGLE_PROCESS) == replace(here, captured=True)
 
 
 def test_one_device_for_all_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,14 +92,14 @@ def test_sharded_weights_are_refused_in_one_sentence() -> None:
 
 @pytest.mark.usefixtures("group_of_one")
 def test_a_group_of_one_is_alone() -> None:
-    assert current_team() is ALONE
+    assert current_communicator() is SINGLE_PROCESS
 
 
 def test_without_torchrun_one_works_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    with joined() as team:
-        assert team is ALONE
+    with joined() as comm:
+        assert comm is SINGLE_PROCESS
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     monkeypatch.delenv("MASTER_ADDR", raising=False)
@@ -111,40 +111,40 @@ def test_without_torchrun_one_works_alone(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def shares() -> dict[str, object]:
-    with joined("cpu") as team:
-        mine = team.rank + 1
+    with joined("cpu") as comm:
+        mine = comm.rank + 1
         total, everybody = torch.tensor([float(mine), 10.0 * mine]), torch.arange(6.0).reshape(2, 3).t() * mine
-        flags, count = torch.tensor([team.rank == 0, True]), torch.tensor(7 * mine)
-        team.sum_([total])
-        team.spread_([everybody, flags, count])
+        flags, count = torch.tensor([comm.rank == 0, True]), torch.tensor(7 * mine)
+        comm.all_reduce_([total])
+        comm.broadcast_([everybody, flags, count])
         own = MemoryStore()
-        store = SharedStore(team, own)
+        store = RankZeroStore(comm, own)
         missing = store.load("seed")
         store.save("seed", {"score": 0.5 * mine}, {"w": torch.full((2,), float(mine))})
         found = store.load("seed")
         assert found is not None
-        store.forget_tensors("seed")
+        store.delete_tensors("seed")
         forgotten = store.load("seed")
         assert forgotten is not None
         return {
-            "from_first": team.from_first(lambda: {"rank": team.rank}),
-            "only_first": team.only_first(lambda: team.rank),
+            "from_first": comm.broadcast_from_rank0(lambda: {"rank": comm.rank}),
+            "only_first": comm.on_rank0(lambda: comm.rank),
             "kept": own.load("seed") is not None,
-            "held": team.only_first(threading.Lock) is not None,  # which could not travel
-            "gathered": team.gather(team.rank),
-            "failed": [_failed_by_first(team, fault) for fault in (UserError("no"), RunFailed("over"), KeyError("k"))],
+            "held": comm.on_rank0(threading.Lock) is not None,  # which could not travel
+            "gathered": comm.gather(comm.rank),
+            "failed": [_failed_by_first(comm, fault) for fault in (UserError("no"), RunFailed("over"), KeyError("k"))],
             "total": total.tolist(),
             "spread": (everybody.tolist(), everybody.is_contiguous(), flags.tolist(), count.item()),
-            "stored": (missing, found.facts, found.tensors["w"].tolist(), dict(forgotten.tensors)),
+            "stored": (missing, found.metadata, found.tensors["w"].tolist(), dict(forgotten.tensors)),
         }
 
 
-def _failed_by_first(team: Team, fault: Exception) -> str:
+def _failed_by_first(comm: Communicator, fault: Exception) -> str:
     def work() -> None:
         raise fault
 
     try:
-        team.from_first(work)
+        comm.broadcast_from_rank0(work)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"
@@ -170,13 +170,13 @@ def test_the_first_decides_and_all_take_part(tmp_path: Path) -> None:
 
 def tampered(where: str) -> tuple[str, str]:
     """Rank 1 comes to other masks behind everybody's back."""
-    with joined("cpu") as team:
+    with joined("cpu") as comm:
         model = small_net()
         optimizer = SGD(model.parameters(), lr=0.1)
         method = random_growth(start_density=0.2)
-        sparse = attach(model, optimizer, method, torch.zeros(1, 6), scope=Masks.full(model), team=team)
+        sparse = attach(model, optimizer, method, torch.zeros(1, 6), scope=Masks.full(model), comm=comm)
         state = sparse.state_dict()
-        if team.rank == 1:
+        if comm.rank == 1:
             masks = sparse.masks if where == "masks" else state["masks"]
             masks["0.weight"].logical_not_()
         try:
@@ -198,11 +198,11 @@ def test_a_rank_with_other_masks_is_found_and_named(where: str, tmp_path: Path) 
 
 def odd_ones() -> list[str]:
     """What is said where one of three differs, whatever its digest is."""
-    with joined("cpu") as team:
+    with joined("cpu") as comm:
         found = []
         for digests in ("bbb", "bba", "bab", "cbd"):
             try:
-                team.check_same("masks", lambda digests=digests: digests[team.rank])  # type: ignore[misc]
+                comm.check_equal("masks", lambda digests=digests: digests[comm.rank])  # type: ignore[misc]
                 found.append("")
             except RunFailed as error:
                 found.append(str(error).partition(" are not")[0])
@@ -228,10 +228,10 @@ def fails(how: str) -> tuple[str, int | None, float]:
 
 
 def _waits(how: str) -> str:
-    with joined("cpu") as team:
-        team.gather(None)
-        _fail(how, team.rank)
-        team.gather("waiting for the others")
+    with joined("cpu") as comm:
+        comm.gather(None)
+        _fail(how, comm.rank)
+        comm.gather("waiting for the others")
     return "nothing"
 
 
@@ -269,12 +269,12 @@ def test_one_that_fails_ends_all(
 def first_fails(port: int) -> str:
     # As without torchrun: the first rank keeps the store, and takes it along when it goes.
     os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "False", "MASTER_PORT": str(port)}
-    with joined("cpu") as team:
+    with joined("cpu") as comm:
 
         def work() -> None:
             raise UserError("the first cannot")
 
-        team.only_first(work)
+        comm.on_rank0(work)
     return "nothing"
 
 

@@ -29,16 +29,18 @@ def trained(name: str, step: str, epochs: int = 2, num_images: int = 320) -> dic
     """What this rank came to after some epochs, a restoration of its state, and as many more."""
     dist.init_process_group("gloo")  # by itself the engine would give each process a GPU of its own
     told: list[float] = []
-    with joined("cuda") as team:
+    with joined("cuda") as comm:
         plan = recipe("cifar").changed({"batch_size": 32, "lr": 0.05, **PLANS.get(name, {})})
         options = EngineOptions(device="cuda", precision="fp32", compile="off", deterministic=True, step=step)
         trainer = Trainer(made(num_images, 16), plan, options, on_epoch=lambda done, of, loss: told.append(loss))
-        model, optimizer = trainer.place(models.create("resnet20", 10, seed=team.rank, width=8, image_size=16))
+        model, optimizer = trainer.place(models.create("resnet20", 10, seed=comm.rank, width=8, image_size=16))
         method = create(name, **OPTIONS[name])
-        attached = attach(model, optimizer, method, scope=Masks.full(model), seed=1, team=team)
+        attached = attach(model, optimizer, method, scope=Masks.full(model), seed=1, comm=comm)
         trainer.train([Job(attached=attached, epochs=epochs, seed=7)])
-        tensors, facts = take(attached)
-        put_back_(attached, {key: tensor.clone() for key, tensor in tensors.items()}, facts)  # slots lie elsewhere now
+        tensors, metadata = take(attached)
+        put_back_(
+            attached, {key: tensor.clone() for key, tensor in tensors.items()}, metadata
+        )  # slots lie elsewhere now
         optimizer.zero_grad()
         trainer.train([Job(attached=attached, epochs=epochs, seed=8)])
         score = trainer.evaluate(trainer.data.test)(model)

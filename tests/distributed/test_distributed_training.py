@@ -25,9 +25,9 @@ from pathgrow.masks import Masks
 from pathgrow.masks.sampling import top_k
 from pathgrow.methods import create
 from pathgrow.methods.method import Method
-from pathgrow.methods.view import Net
+from pathgrow.methods.view import NetworkView
 from pathgrow.runs import phases
-from pathgrow.runs.observer import Observer
+from pathgrow.runs.callback import Callback
 from pathgrow.runs.records import Record
 from pathgrow.sparse import partial as halfway
 from pathgrow.sparse.attach import Attached
@@ -73,7 +73,7 @@ def normed(seed: int) -> nn.Module:
     return model
 
 
-def by_local_chance(net: Net, candidates: Masks, count: int, draw: torch.Generator) -> Masks:
+def by_local_chance(net: NetworkView, candidates: Masks, count: int, draw: torch.Generator) -> Masks:
     """Breaks the contract of picks: it draws from the global generator, which is another one in every process."""
     return top_k({name: torch.rand(mask.shape) for name, mask in candidates.items()}, candidates, count, draw)
 
@@ -82,11 +82,11 @@ def method_by(name: str) -> Method:
     return Method(name="local", start=by_local_chance, grow=by_local_chance) if name == "local" else create(name)
 
 
-class Told(Observer):
+class Told(Callback):
     def __init__(self) -> None:
         self.stages: list[str] = []
 
-    def stage_ends(self, record: Record, *, resumed: bool) -> None:
+    def on_stage_end(self, record: Record, *, resumed: bool) -> None:
         self.stages.append(record.stage)
 
 
@@ -102,12 +102,12 @@ def discovered(build: Any, method: str, recipe: Recipe = RECIPE, **options: Any)
 
     Attached._check_masks = noted  # type: ignore[method-assign]
     try:
-        with joined("cpu") as team:
+        with joined("cpu") as comm:
             told = Told()
             dataset = digits()
             trainer = Trainer(dataset, recipe, EngineOptions(device="cpu"))
-            model, optimizer = trainer.place(build(team.rank))  # the weights of the first are those that count
-            torch.manual_seed(100 + team.rank)
+            model, optimizer = trainer.place(build(comm.rank))  # the weights of the first are those that count
+            torch.manual_seed(100 + comm.rank)
             found = discover(
                 model,
                 optimizer,
@@ -117,7 +117,7 @@ def discovered(build: Any, method: str, recipe: Recipe = RECIPE, **options: Any)
                 method=method_by(method),
                 loss=trainer.loss,
                 batches=trainer.batches,
-                observer=told,
+                callback=told,
                 seed=1,
                 **options,
             )
@@ -243,13 +243,13 @@ def test_ranks_that_are_asked_how_dense_train_the_same_copies(tmp_path: Path) ->
 
 def hides_weights(method: str) -> dict[str, Any]:
     """What this rank came to, having begun with weights of its own."""
-    with joined("cpu") as team:
+    with joined("cpu") as comm:
         trainer = Trainer(digits(), RECIPE, EngineOptions(device="cpu"))
-        model, optimizer = trainer.place(perceptron(team.rank))
-        sparse = attach(model, optimizer, create(method), scope=Masks.full(model), seed=1, team=team)
+        model, optimizer = trainer.place(perceptron(comm.rank))
+        sparse = attach(model, optimizer, create(method), scope=Masks.full(model), seed=1, comm=comm)
         trainer.train([Job(attached=sparse, epochs=1, seed=7)])
         sparse.load_state_dict(sparse.state_dict())
-        hidden = {kind: part for kind, part in sparse.memory.items() if isinstance(part, dict)}
+        hidden = {kind: part for kind, part in sparse.method_state.items() if isinstance(part, dict)}
         return {
             "masks": sparse.masks.digest(),
             **{f"{k} {n}": torch.as_tensor(t) for k, part in hidden.items() for n, t in part.items()},
@@ -360,11 +360,11 @@ def test_a_rank_that_is_killed_in_a_training_ends_the_other(tmp_path: Path) -> N
 
 def rewired() -> tuple[dict[str, Tensor], str]:
     """A network whose masks follow its dense gradients every fourth step."""
-    with joined("cpu") as team:
+    with joined("cpu") as comm:
         trainer = Trainer(digits(), RECIPE, EngineOptions(device="cpu"))
         model, optimizer = trainer.place(perceptron(0))
         method = swapping(density=0.2, every=4, num=20)
-        sparse = attach(model, optimizer, method, trainer.data.example_input(), team=team)
+        sparse = attach(model, optimizer, method, trainer.data.example_input(), comm=comm)
         before = sparse.masks.digest()
         trainer.train([Job(attached=sparse, epochs=3, seed=5)])
         assert sparse.masks.digest() != before
@@ -384,33 +384,33 @@ def test_rewiring_sees_the_dense_gradients_of_the_joined_batch(tmp_path: Path) -
 
 def own_loop(drifting: bool) -> str:
     """Somebody's own loop with DDP, given the team; in one case rank 1's weights change behind everybody's back."""
-    with joined("cpu") as team:
+    with joined("cpu") as comm:
         inputs, labels = torch.randn(64, 1, 8, 8, generator=torch.Generator().manual_seed(3)), torch.arange(64) % 10
 
         def fit(model: nn.Module, optimizer: torch.optim.Optimizer, epochs: int) -> None:
             parallel = DistributedDataParallel(model, init_sync=False)  # what is unequal before stays so
             for rows in torch.arange(64).split(16) * epochs:
-                mine = rows[team.rank :: team.size]
+                mine = rows[comm.rank :: comm.size]
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(parallel(inputs[mine]), labels[mine]).backward()
                 optimizer.step()
-            if drifting and team.rank == 1:
+            if drifting and comm.rank == 1:
                 next(model.parameters()).detach().mul_(1.001)
 
         def evaluate(model: nn.Module) -> float:
-            statistics = team.gather([buffer.tolist() for buffer in model.buffers()])
+            statistics = comm.gather([buffer.tolist() for buffer in model.buffers()])
             assert statistics[0] == statistics[1]
-            return 0.5 + 0.1 * team.rank  # somebody's, on data of its own: the first rank's counts
+            return 0.5 + 0.1 * comm.rank  # somebody's, on data of its own: the first rank's counts
 
-        model = normed(team.rank)
-        next(model.parameters()).detach().add_(0.01 * team.rank)
+        model = normed(comm.rank)
+        next(model.parameters()).detach().add_(0.01 * comm.rank)
         found = discover(
             model,
             SGD(model.parameters(), lr=0.1),
             fit,
             evaluate,
             inputs[:1],
-            team=team,
+            comm=comm,
             method="random_growth",
             start_density=0.2,
             target_density=0.3,

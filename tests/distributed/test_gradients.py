@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pathgrow.distributed.comm import Alone
+from pathgrow.distributed.comm import SingleProcess
 from pathgrow.distributed.gradients import SharedGradients
 from pathgrow.errors import RunFailed
 from pathgrow.trainer.process_group import joined
@@ -33,7 +33,7 @@ def batch(seed: int) -> Tensor:
     return torch.randn(6, 2, 5, 5, generator=torch.Generator().manual_seed(seed))
 
 
-class Counting(Alone):
+class Counting(SingleProcess):
     """Two processes with the same gradients; hears what is sent."""
 
     size = 2
@@ -41,7 +41,7 @@ class Counting(Alone):
     def __init__(self) -> None:
         self.sent: list[Tensor] = []
 
-    def sum_(self, tensors: object) -> None:
+    def all_reduce_(self, tensors: object) -> None:
         assert isinstance(tensors, list)
         for tensor in tensors:
             self.sent.append(tensor.clone())
@@ -49,16 +49,16 @@ class Counting(Alone):
 
 
 def test_gradients_lie_in_one_piece_for_each_type_and_keep_their_layout() -> None:
-    model, plain, team = network(), network(), Counting()
-    shared = SharedGradients(model.parameters(), team)
+    model, plain, comm = network(), network(), Counting()
+    shared = SharedGradients(model.parameters(), comm)
     for _ in range(2):  # the second time from zero again
         shared.clear_()
         model(batch(1)).square().sum().backward()
     plain(batch(1)).square().sum().backward()
     shared.average_()
     # One message for each type, in which every gradient begins at a multiple of 512 bytes.
-    assert [tensor.numel() for tensor in team.sent] == [128 + 128 + 128, 192 + 64]
-    assert [tensor.dtype for tensor in team.sent] == [torch.float32, torch.float64]
+    assert [tensor.numel() for tensor in comm.sent] == [128 + 128 + 128, 192 + 64]
+    assert [tensor.dtype for tensor in comm.sent] == [torch.float32, torch.float64]
     for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
         assert ours.grad is not None
         assert theirs.grad is not None
@@ -89,10 +89,10 @@ def test_large_gradients_of_half_precision_are_no_infinity() -> None:
 
 
 def laid_out_otherwise() -> str:
-    with joined("cpu") as team:
-        weight = nn.Parameter(torch.ones(4, 6).t().contiguous().t() if team.rank else torch.ones(4, 6))
+    with joined("cpu") as comm:
+        weight = nn.Parameter(torch.ones(4, 6).t().contiguous().t() if comm.rank else torch.ones(4, 6))
         with pytest.raises(RunFailed) as refused:
-            SharedGradients([weight], team)
+            SharedGradients([weight], comm)
         return str(refused.value)
 
 
@@ -103,14 +103,14 @@ def test_processes_whose_numbers_lie_in_another_order_end_with_a_sentence(tmp_pa
 
 def both_ways() -> list[tuple[Tensor, Tensor]]:
     """Gradients of this rank: shared, and by torch's own wrapper."""
-    with joined("cpu") as team:
+    with joined("cpu") as comm:
         model, other = network(), network()
-        shared = SharedGradients(model.parameters(), team)
+        shared = SharedGradients(model.parameters(), comm)
         shared.clear_()
-        model(batch(team.rank)).square().mean().backward()
+        model(batch(comm.rank)).square().mean().backward()
         shared.average_()
         wrapper = DistributedDataParallel(other)
-        wrapper(batch(team.rank)).square().mean().backward()
+        wrapper(batch(comm.rank)).square().mean().backward()
         return [(a.grad.clone(), b.grad.clone()) for a, b in zip(model.parameters(), other.parameters(), strict=True)]
 
 

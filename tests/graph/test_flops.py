@@ -8,7 +8,7 @@ from torch import nn
 
 from pathgrow import models
 from pathgrow.errors import UserError
-from pathgrow.graph import read
+from pathgrow.graph import trace
 from pathgrow.graph.flops import (
     dense_gradient_flops,
     forward_macs,
@@ -60,16 +60,16 @@ def random_masks(model: nn.Module, seed: int) -> Masks:
 def test_forward_macs_are_what_hooks_count(name, options, products):
     model = models.create(name, 5, seed=0, **options)
     example = model.example_input()
-    wiring = read(model, example)
-    assert forward_macs(wiring) == macs_by_hooks(model, example, {}) + products
+    graph = trace(model, example)
+    assert forward_macs(graph) == macs_by_hooks(model, example, {}) + products
     masks = random_masks(model, seed=1)
-    assert forward_macs(wiring, masks) == macs_by_hooks(model, example, dict(masks)) + products
+    assert forward_macs(graph, masks) == macs_by_hooks(model, example, dict(masks)) + products
 
 
 def test_layers_without_a_mask_count_in_full():
     model = models.create("mlp", 10, inputs=8, widths=[7, 6])
-    only_first = Masks({"layers.0.weight": torch.zeros(7, 8, dtype=torch.bool)})
-    assert forward_macs(read(model, model.example_input()), only_first) == 7 * 6 + 6 * 10
+    on_rank0 = Masks({"layers.0.weight": torch.zeros(7, 8, dtype=torch.bool)})
+    assert forward_macs(trace(model, model.example_input()), on_rank0) == 7 * 6 + 6 * 10
 
 
 def test_the_batch_of_the_example_does_not_count():
@@ -87,17 +87,17 @@ def test_a_weight_used_twice_costs_twice():
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.shared(torch.relu(self.shared(x)))
 
-    assert forward_macs(read(Twice(), torch.ones(1, 6))) == 72
+    assert forward_macs(trace(Twice(), torch.ones(1, 6))) == 72
 
 
 def test_training_is_three_passes_of_two_operations():
     model = models.create("mlp", 10)
     example = model.example_input()
     masks = random_masks(model, seed=2)
-    wiring = read(model, example)
+    graph = trace(model, example)
     sparse, dense = macs_by_hooks(model, example, dict(masks)), macs_by_hooks(model, example, {})
-    assert step_flops(wiring, masks) == training_flops(model, example, masks) == 6 * sparse
-    assert dense_gradient_flops(wiring, masks) == 4 * sparse + 2 * dense
+    assert step_flops(graph, masks) == training_flops(model, example, masks) == 6 * sparse
+    assert dense_gradient_flops(graph, masks) == 4 * sparse + 2 * dense
 
 
 def test_masks_of_another_model_are_refused():
@@ -110,7 +110,7 @@ class TestTrainingSample:
     """A chain 3-4-2 with 5 of its 12 + 8 weights on: f_sparse = 2 x 5, f_dense = 2 x 20."""
 
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
-    wiring = read(model, torch.zeros(1, 3))
+    graph = trace(model, torch.zeros(1, 3))
     masks = Masks({"0.weight": torch.arange(12).view(4, 3) < 3, "1.weight": torch.arange(8).view(2, 4) < 2})
 
     @pytest.mark.parametrize(
@@ -127,20 +127,20 @@ class TestTrainingSample:
         ],
     )
     def test_by_hand(self, cost, every, wanted):
-        assert training_flops_per_sample(cost, self.wiring, self.masks, every=every) == wanted
+        assert training_flops_per_sample(cost, self.graph, self.masks, every=every) == wanted
 
     @pytest.mark.parametrize("every", [None, 0, -1])
     def test_changes_want_an_interval(self, every):
         with pytest.raises(UserError, match="steps between changes is wanted"):
-            training_flops_per_sample("dense_gradient_at_changes", self.wiring, self.masks, every=every)
+            training_flops_per_sample("dense_gradient_at_changes", self.graph, self.masks, every=every)
 
     @pytest.mark.parametrize(("density", "wanted"), [(0.2, 0.42), (0.1, 0.24)])
     def test_rigl_on_resnet50_costs_what_its_authors_state(self, density, wanted):
         """Shares of dense training in their table, for ERK with changes every hundred steps."""
         model = models.create("resnet50", 1000)
-        wiring = read(model, model.example_input())
+        graph = trace(model, model.example_input())
         masks = Masks.full(model)
         for name, num in allocated(masks, density, "erk").items():
             masks[name].flatten()[num:] = False
-        cost = training_flops_per_sample("dense_gradient_at_changes", wiring, masks, every=100)
-        assert cost / step_flops(wiring) == pytest.approx(wanted, abs=0.01)
+        cost = training_flops_per_sample("dense_gradient_at_changes", graph, masks, every=100)
+        assert cost / step_flops(graph) == pytest.approx(wanted, abs=0.01)

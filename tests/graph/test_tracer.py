@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pathgrow import models
 from pathgrow.errors import UserError
-from pathgrow.graph import read
+from pathgrow.graph import trace
 from pathgrow.graph.paths import path_scores, signals
 from pathgrow.graph.scope import scope
 
@@ -298,18 +298,18 @@ def test_unknown_functions_are_refused_by_name() -> None:
             return self.head(torch.cumsum(x, -1))
 
     with pytest.raises(UserError, match="'cumsum'"):
-        read(Odd(), torch.ones(1, 4))
+        trace(Odd(), torch.ones(1, 4))
 
 
 def test_recurrent_layers_are_refused_in_one_sentence() -> None:
     with pytest.raises(UserError, match="'lstm'"):
-        read(nn.LSTM(3, 4, batch_first=True), torch.ones(1, 5, 3))
+        trace(nn.LSTM(3, 4, batch_first=True), torch.ones(1, 5, 3))
 
 
 @pytest.mark.parametrize("example", [None, torch.ones(0, 4), "text"])
 def test_bad_example_inputs(example: object) -> None:
     with pytest.raises(UserError):
-        read(nn.Identity() if example is None else nn.Linear(4, 2), example)
+        trace(nn.Identity() if example is None else nn.Linear(4, 2), example)
 
 
 def test_multihead_attention_module_matches_its_parts() -> None:
@@ -394,7 +394,7 @@ def test_masks_of_another_model_are_refused() -> None:
 def test_windows_connect_the_positions_that_convolutions_do(layer: nn.Conv1d | nn.ConvTranspose1d) -> None:
     """One tap at a time, ones are sent through the layer from one position at a time."""
     size = 7
-    window = read(layer, torch.ones(1, 1, size)).layers[0].window
+    window = trace(layer, torch.ones(1, 1, size)).layers[0].window
     (axis,) = window.axes
     for tap in range(axis.taps):
         with torch.no_grad():

@@ -12,8 +12,8 @@ from torch.optim import SGD
 from pathgrow import methods
 from pathgrow.masks import Masks
 from pathgrow.masks.sampling import uniform
-from pathgrow.methods.method import Change, Method, Progress
-from pathgrow.methods.view import Net
+from pathgrow.methods.method import MaskUpdate, Method, Progress
+from pathgrow.methods.view import NetworkView
 from pathgrow.sparse.attach import attach
 
 NUM = 4
@@ -45,7 +45,7 @@ def seeds_of(method: Method, seed: int) -> list[int]:
 def test_growth_draws_anew_in_every_round_and_batches_are_shuffled_anew() -> None:
     drawn: list[int] = []
 
-    def grow(net: Net, candidates: Masks, count: int, draw: torch.Generator) -> Masks:
+    def grow(net: NetworkView, candidates: Masks, count: int, draw: torch.Generator) -> Masks:
         drawn.append(draw.initial_seed())
         net.gradients()
         return uniform(candidates, count, draw)
@@ -63,11 +63,11 @@ def test_growth_draws_anew_in_every_round_and_batches_are_shuffled_anew() -> Non
 def test_changes_draw_anew_at_every_step() -> None:
     drawn: list[int] = []
 
-    def revise(net: Net, change: Change, progress: Progress, draw: torch.Generator) -> Masks:
+    def update(net: NetworkView, change: MaskUpdate, progress: Progress, draw: torch.Generator) -> Masks:
         drawn.append(draw.initial_seed())
         return net.masks
 
-    method = dataclasses.replace(methods.create("set", every=1), revise=revise)
+    method = dataclasses.replace(methods.create("set", every=1), update=update)
     for seed in (0, 1, 0):
         seeds_of(method, seed)
     assert len(set(drawn[: 2 * NUM])) == 2 * NUM

@@ -16,12 +16,12 @@ from torch.utils.data import DataLoader, TensorDataset
 from pathgrow import methods
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.masks import Masks
-from pathgrow.methods.method import Change, Method, Progress, never
+from pathgrow.methods.method import MaskUpdate, Method, Progress, never
 from pathgrow.methods.picks import at_random
 from pathgrow.methods.schedules import GrowEachRound, count_at
-from pathgrow.methods.view import Net, ReadingCost, loss_gradients
+from pathgrow.methods.view import NetworkView, ScoringCost, loss_gradients
 from pathgrow.rng import generator
-from pathgrow.sparse.update import revised_masks
+from pathgrow.sparse.update import updated_masks
 
 
 def stranger(*, density: float = 0.5) -> Method:
@@ -134,7 +134,7 @@ class TestSchedule:
     )
     def test_at_least_one_and_never_beyond_the_last(self, num_on: int, gamma: float, grown: int | None) -> None:
         change = GrowEachRound(gamma=gamma)(Progress(round=0, step=0, num_on=num_on, num=1000))
-        assert change == (None if grown is None else Change(num_grow=grown))
+        assert change == (None if grown is None else MaskUpdate(num_grow=grown))
 
     def test_never(self) -> None:
         assert never(Progress(round=0, step=0, num_on=1, num=2)) is None
@@ -174,20 +174,20 @@ class TestNet:
             calls.append(1)
             return {name: -torch.ones_like(mask, dtype=torch.float32) for name, mask in masks.items()}, 9
 
-        net = Net(model, masks, masks, torch.ones(1, 4), gradients)
-        assert net.reading_cost == ReadingCost()
+        net = NetworkView(model, masks, masks, torch.ones(1, 4), gradients)
+        assert net.scoring_cost == ScoringCost()
         assert net.path_scores() is net.path_scores()
         assert net.gradients() is net.gradients()
         assert float(net.gradients()["0.weight"].min()) == 1.0
         assert calls == [1]
-        assert net.reading_cost == ReadingCost(num_path_passes=1, num_gradient_samples=9)
+        assert net.scoring_cost == ScoringCost(num_path_passes=1, num_gradient_samples=9)
         assert set(net.weights()) == {"0.weight", "2.weight"}
         assert not net.weights()["0.weight"].requires_grad
 
     def test_gradients_that_nobody_can_give(self) -> None:
         model = nn.Linear(2, 2)
         with pytest.raises(UserError, match="give attach"):
-            Net(model, Masks.full(model), Masks.full(model)).gradients()
+            NetworkView(model, Masks.full(model), Masks.full(model)).gradients()
 
     def test_looking_leaves_no_trace(self) -> None:
         torch.manual_seed(0)
@@ -261,32 +261,32 @@ class TestPicks:
     """What anybody's picks give is checked; what a method drops it may take back in the same change."""
 
     @staticmethod
-    def net(masks: Masks) -> Net:
+    def net(masks: Masks) -> NetworkView:
         model = nn.Sequential(nn.Linear(3, 2, bias=False))
-        return Net(model, masks, Masks.select(Masks.full(model)))
+        return NetworkView(model, masks, Masks.select(Masks.full(model)))
 
     @staticmethod
-    def revised(method: Method, masks: Masks, change: Change) -> Masks:
+    def revised(method: Method, masks: Masks, change: MaskUpdate) -> Masks:
         progress = Progress(round=0, step=0, num_on=masks.num_on, num=masks.num)
-        return revised_masks(method, TestPicks.net(masks), change, progress, generator(0, "draw"))
+        return updated_masks(method, TestPicks.net(masks), change, progress, generator(0, "draw"))
 
     def test_what_was_dropped_can_grow_again(self) -> None:
         full = Masks({"0.weight": torch.ones(2, 3, dtype=torch.bool)})
         method = Method(name="both", start=at_random, drop=at_random, grow=at_random)
-        assert self.revised(method, full, Change(num_drop=2, num_grow=2)) == full
+        assert self.revised(method, full, MaskUpdate(num_drop=2, num_grow=2)) == full
 
     def test_a_pick_of_what_is_no_candidate_is_refused(self) -> None:
         half = Masks({"0.weight": torch.tensor([[True, True, True], [False, False, False]])})
 
-        def present(net: Net, candidates: Masks, count: int, draw: torch.Generator) -> Masks:
+        def present(net: NetworkView, candidates: Masks, count: int, draw: torch.Generator) -> Masks:
             return at_random(net, net.masks.present(), count, draw)
 
         method = Method(name="odd", start=at_random, grow=present)
         with pytest.raises(UserError, match="picked 2 weights, 2 of them no candidates"):
-            self.revised(method, half, Change(num_grow=2))
+            self.revised(method, half, MaskUpdate(num_grow=2))
 
     def test_a_revision_with_another_number_is_refused(self) -> None:
         half = Masks({"0.weight": torch.tensor([[True, True, True], [False, False, False]])})
-        method = Method(name="odd", start=at_random, revise=lambda net, change, progress, draw: net.masks)
+        method = Method(name="odd", start=at_random, update=lambda net, change, progress, draw: net.masks)
         with pytest.raises(UserError, match="left 3 weights on, exactly 4 are wanted"):
-            self.revised(method, half, Change(num_grow=1))
+            self.revised(method, half, MaskUpdate(num_grow=1))

@@ -8,7 +8,7 @@ from torch import nn
 
 from pathgrow import models
 from pathgrow.errors import UserError
-from pathgrow.graph import read
+from pathgrow.graph import trace
 from pathgrow.graph.flops import forward_macs
 from pathgrow.graph.scope import scope
 
@@ -32,7 +32,7 @@ def test_sizes_are_those_of_the_literature(name, classes, options, num_parameter
     model = models.create(name, classes, seed=0, **options)
     assert sum(p.numel() for p in model.parameters()) == num_parameters
     assert scope(model, example_input=model.example_input()).num == num_switchable
-    assert round(forward_macs(read(model, model.example_input())) / 1e6, digits) == macs
+    assert round(forward_macs(trace(model, model.example_input())) / 1e6, digits) == macs
 
 
 @pytest.mark.parametrize(("name", "blocks"), [("wrn22_2", 3), ("wrn28_2", 4)])
@@ -49,7 +49,7 @@ def test_wide_resnet_sizes_by_hand(name, blocks):
     assert total == {"wrn22_2": 1_079_642, "wrn28_2": 1_467_610}[name]  # 1.08M and 1.47M in the literature
     assert sum(p.numel() for p in model.parameters()) == total
     assert scope(model).num == stem + kernels
-    assert forward_macs(read(model)) == macs + 128 * 10
+    assert forward_macs(trace(model)) == macs + 128 * 10
 
 
 def test_pit_sizes_by_hand():
@@ -72,14 +72,14 @@ def test_pit_sizes_by_hand():
     rest += 2 * 384 + 385 * 200
     assert sum(p.numel() for p in model.parameters()) == switchable + rest == 6_864_200
     assert scope(model).num == switchable
-    assert forward_macs(read(model)) == macs + 384 * 200
+    assert forward_macs(trace(model)) == macs + 384 * 200
 
 
 def test_mlp_sizes():
     model = models.create("mlp", 10)
     assert sum(p.numel() for p in model.parameters()) == (64 + 1) * 64 + (64 + 1) * 64 + (64 + 1) * 10
     assert scope(model, example_input=model.example_input()).num == 64 * 64 + 64 * 64
-    assert forward_macs(read(model, model.example_input())) == 64 * 64 + 64 * 64 + 64 * 10
+    assert forward_macs(trace(model, model.example_input())) == 64 * 64 + 64 * 64 + 64 * 10
 
 
 @pytest.mark.parametrize(("name", "depth"), [("resnet20", 20), ("resnet44", 44), ("resnet110", 110)])

@@ -19,8 +19,8 @@ from pathgrow import methods
 from pathgrow.errors import UserError
 from pathgrow.masks import Masks
 from pathgrow.methods.layer_signals import gradient_estimates
-from pathgrow.methods.method import Change, Progress
-from pathgrow.methods.view import Net
+from pathgrow.methods.method import MaskUpdate, Progress
+from pathgrow.methods.view import NetworkView
 from pathgrow.rng import generator
 from tests.support.chain import (
     NAMES,
@@ -91,9 +91,9 @@ def read(kind: str, estimate: str) -> tuple[Array, Array, Array, Array]:
         model = Recorded(make().double())
         x = torch.randn(shape).double()
     full = Masks.full(model)
-    net = Net(model, full, Masks.select(full), loss=cube, batches=[x])
+    net = NetworkView(model, full, Masks.select(full), loss=cube, batches=[x])
     found = gradient_estimates(net, estimate, generator(0, "draw"))["layer.weight"].numpy()
-    assert net.reading_cost.num_gradient_samples == shape[0]
+    assert net.scoring_cost.num_gradient_samples == shape[0]
     cube(model, x).backward()
     back, true = model.output.grad.numpy(), model.layer.weight.grad.abs().numpy()
     if isinstance(model.layer, nn.Linear):
@@ -143,7 +143,7 @@ def test_a_layer_that_runs_twice_has_the_sum_and_no_hook_stays() -> None:
             return self.layer(torch.tanh(self.layer(x)))
 
     model, x = Twice(), torch.randn(5, 4).double()
-    net = Net(model, Masks.full(model), Masks.select(Masks.full(model)), loss=cube, batches=[x])
+    net = NetworkView(model, Masks.full(model), Masks.select(Masks.full(model)), loss=cube, batches=[x])
     found = gradient_estimates(net, "bound", generator(0, "draw"))["layer.weight"]
     first = model.layer(x)
     first.retain_grad()
@@ -190,7 +190,7 @@ def test_how_a_layer_is_called_does_not_matter(call: str, estimate: str) -> None
         with torch.random.fork_rng():
             model = Pair(call)
         full = Masks.full(model)
-        net = Net(model, full, Masks.select(full), loss=cube, batches=[x])
+        net = NetworkView(model, full, Masks.select(full), loss=cube, batches=[x])
         return gradient_estimates(net, estimate, generator(0, "draw"))
 
     x = torch.randn(1, 2, 6, 7, generator=torch.Generator().manual_seed(1)).double()
@@ -206,7 +206,7 @@ def test_compiled_models_show_their_layers() -> None:
     cube(compiled, x)  # before there are hooks to compile
     found = []
     for each in (model, compiled):
-        net = Net(each, Masks.full(each), Masks.select(Masks.full(each)), loss=cube, batches=[x])
+        net = NetworkView(each, Masks.full(each), Masks.select(Masks.full(each)), loss=cube, batches=[x])
         found.append(gradient_estimates(net, "bound", generator(0, "draw")))
     plain, ours = found
     assert {f"_orig_mod.{name}" for name in plain} == set(ours) != set()
@@ -216,7 +216,9 @@ def test_compiled_models_show_their_layers() -> None:
 def test_frozen_layers_have_no_estimate() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)).double()
     model[1].weight.requires_grad_(False)
-    net = Net(model, Masks.full(model), Masks.select(Masks.full(model)), loss=cube, batches=[torch.ones(5, 4).double()])
+    net = NetworkView(
+        model, Masks.full(model), Masks.select(Masks.full(model)), loss=cube, batches=[torch.ones(5, 4).double()]
+    )
     assert gradient_estimates(net, "bound", generator(0, "draw")).keys() == {"0.weight"}
 
 
@@ -250,13 +252,15 @@ def test_candidates_are_off_and_follow_the_estimates(guide: str) -> None:
     masks = Masks({"0.weight": torch.tensor([[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0]]).bool()})
     masks.apply_(model)
     gradients = {"0.weight": torch.rand(3, 4).double()}
-    net = Net(model, masks, Masks.select(Masks.full(model)), gradients=lambda: (gradients, 0), loss=cube, batches=[x])
-    revise = methods.create("gse", guide=guide, gamma=1e-9, rate=0.5).revise
+    net = NetworkView(
+        model, masks, Masks.select(Masks.full(model)), gradients=lambda: (gradients, 0), loss=cube, batches=[x]
+    )
+    update = methods.create("gse", guide=guide, gamma=1e-9, rate=0.5).update
     progress = Progress(round=0, step=0, num_on=4, num=12)
     counts: Counter[int] = Counter()
     num = 250
     for seed in range(num):
-        after = revise(net, Change(), progress, generator(seed, "draw"))
+        after = update(net, MaskUpdate(), progress, generator(seed, "draw"))
         new = (after - masks)["0.weight"].flatten()
         assert after.num_on == 4
         assert int(new.sum()) == 1
@@ -280,9 +284,11 @@ def grown_by(guide: str, masks: Masks, pull: dict[str, Tensor], **options: Any) 
     model = nn.Sequential(*layers)
     masks.apply_(model)
     x = torch.randn(6, layers[0].in_features, generator=torch.Generator().manual_seed(1)).double()
-    net = Net(model, masks, Masks.select(Masks.full(model)), gradients=lambda: (pull, 0), loss=cube, batches=[x])
+    net = NetworkView(
+        model, masks, Masks.select(Masks.full(model)), gradients=lambda: (pull, 0), loss=cube, batches=[x]
+    )
     progress = Progress(round=0, step=0, num_on=masks.num_on, num=masks.num)
-    after = methods.create("gse", guide=guide, **options).revise(net, Change(), progress, generator(0, "draw"))
+    after = methods.create("gse", guide=guide, **options).update(net, MaskUpdate(), progress, generator(0, "draw"))
     assert after.num_on == masks.num_on
     return after - masks
 
@@ -309,14 +315,14 @@ def test_graest_never_draws_what_cancels_and_grabo_does() -> None:
     model = nn.Sequential(nn.Linear(2, 2, bias=False)).double()
     masks = Masks({"0.weight": torch.zeros(2, 2, dtype=torch.bool)})
     like = torch.tensor([[1.0, 1.0], [1.0, -1.0]]).double()  # by sample
-    net = Net(
+    net = NetworkView(
         model, masks, Masks.select(Masks.full(model)), gradients=lambda: (ones(masks), 0),
         loss=lambda model, x: (model(x) * like).sum(), batches=[like],
     )  # fmt: skip
     drawn = {}
     for guide in ("grabo", "graest"):
-        revise = methods.create("gse", guide=guide, gamma=1.0).revise
-        drawn[guide] = sum(revise._candidates(net, generator(seed, "draw"))["0.weight"].int() for seed in range(40))
+        update = methods.create("gse", guide=guide, gamma=1.0).update
+        drawn[guide] = sum(update._candidates(net, generator(seed, "draw"))["0.weight"].int() for seed in range(40))
     assert (drawn["grabo"] > 0).all()
     assert drawn["graest"].fill_diagonal_(0).sum() == 0
     assert sum(int(total.sum()) for total in drawn.values()) >= 40
@@ -327,7 +333,7 @@ def test_no_data_no_guide() -> None:
     with pytest.raises(UserError, match="loss"):
         attached(methods.create("gse"), model, masks)
     attached(methods.create("gse", guide="uniform"), model, masks).detach()
-    net = Net(model, masks, Masks.select(Masks.full(model)))
+    net = NetworkView(model, masks, Masks.select(Masks.full(model)))
     with pytest.raises(UserError, match="batches"):
         net.probe_gradients(0)
 
@@ -349,10 +355,10 @@ def test_weights_of_no_layer_of_their_own_are_drawn_uniformly() -> None:
     masks = Masks({name: torch.rand(scope[name].shape, generator=draw) < 0.3 for name in names})
     masks.apply_(model)
     pull = {"weight": torch.ones(6, 5), "fc.weight": torch.zeros(2, 6)}
-    net = Net(model, masks, scope, gradients=lambda: (pull, 0), loss=cube, batches=[x])
+    net = NetworkView(model, masks, scope, gradients=lambda: (pull, 0), loss=cube, batches=[x])
     assert gradient_estimates(net, "bound", draw).keys() == {"fc.weight"}
-    revise = methods.create("gse", rate=0.3).revise
-    after = revise(net, Change(), Progress(round=0, step=0, num_on=masks.num_on, num=42), draw)
+    update = methods.create("gse", rate=0.3).update
+    after = update(net, MaskUpdate(), Progress(round=0, step=0, num_on=masks.num_on, num=42), draw)
     new = after - masks
     assert after.num_on == masks.num_on
     assert int(new["weight"].sum()) == int(0.3 * masks.num_on)

@@ -15,7 +15,7 @@ from torch.optim import SGD
 
 from pathgrow import methods
 from pathgrow.masks import Masks
-from pathgrow.methods.view import Net, ReadingCost
+from pathgrow.methods.view import NetworkView, ScoringCost
 from pathgrow.rng import generator
 from pathgrow.sparse.attach import Attached, attach
 
@@ -82,7 +82,7 @@ def gradients(model: nn.Module, x: Array, y: Array) -> list[Array]:
     return found
 
 
-def first_picks(method: str, net: Net, num: int) -> Counter[tuple[str, int]]:
+def first_picks(method: str, net: NetworkView, num: int) -> Counter[tuple[str, int]]:
     grow = methods.create(method).grow
     assert grow is not None
     candidates = net.masks.missing()
@@ -99,7 +99,7 @@ def p_value(counts: Counter[tuple[str, int]], shares: dict[tuple[str, int], floa
 @pytest.mark.parametrize(("method", "power"), [("gcg", 1), ("trace_growth", 2)])
 def test_sampled_growth_follows_the_path_products(method: str, power: int) -> None:
     model, masks = chain()
-    net = Net(model, masks, Masks.select(Masks.full(model)), torch.ones(1, 3, dtype=torch.float64))
+    net = NetworkView(model, masks, Masks.select(Masks.full(model)), torch.ones(1, 3, dtype=torch.float64))
     shares = missing(masks, path_products(arrays(model), power))
     counts = first_picks(method, net, 1200)
     assert p_value(counts, shares) > 0.01
@@ -109,7 +109,7 @@ def test_sampled_growth_follows_the_path_products(method: str, power: int) -> No
 
 def test_random_growth_is_uniform_over_all_missing_positions() -> None:
     model, masks = chain()
-    net = Net(model, masks, Masks.select(Masks.full(model)))
+    net = NetworkView(model, masks, Masks.select(Masks.full(model)))
     counts = first_picks("random_growth", net, 1200)
     assert p_value(counts, dict.fromkeys(missing(masks, arrays(model)), 1.0)) > 0.01
 
@@ -144,7 +144,7 @@ def test_pathgrow_d_breaks_ties_at_random() -> None:
             parameter.fill_(1.0)
     masks = Masks({"0.weight": torch.eye(3, dtype=torch.bool)})
     masks.apply_(model)
-    net = Net(model, masks, Masks.select(masks.scope, masks.scope), torch.ones(1, 3, dtype=torch.float64))
+    net = NetworkView(model, masks, Masks.select(masks.scope, masks.scope), torch.ones(1, 3, dtype=torch.float64))
     grow = methods.create("pathgrow_d").grow
     assert grow is not None
     drawn = [grow(net, masks.missing(), 1, generator(seed, "tie"))["0.weight"] for seed in range(600)]
@@ -171,7 +171,7 @@ def test_gradient_growth_takes_the_largest_gradients_of_all_layers() -> None:
         sparse = attached("gradient_growth", masks, model, loss=loss, batches=batches)
         sparse.grow_(num)
         assert positions(sparse.masks - masks) == set(ranked[:num])
-        assert sparse.last_reading_cost == ReadingCost(num_gradient_samples=50)
+        assert sparse.last_scoring_cost == ScoringCost(num_gradient_samples=50)
         sparse.detach()
 
 

@@ -123,8 +123,8 @@ def test_str_is_autograd_through_the_soft_threshold(settings: dict[str, Any], st
     for index in (0, 2):
         name = f"{index}.weight"
         torch.testing.assert_close(sparse.model.get_parameter(name), theirs[index].effective())
-        torch.testing.assert_close(sparse.memory["hidden"][name], theirs[index].weight.detach())
-        torch.testing.assert_close(sparse.memory["s"][name], theirs[index].s.detach())
+        torch.testing.assert_close(sparse.method_state["hidden"][name], theirs[index].weight.detach())
+        torch.testing.assert_close(sparse.method_state["s"][name], theirs[index].s.detach())
         assert abs(float(theirs[index].s.detach()) - start) > 1e-4, "a threshold that never moved shows nothing"
     assert 0 < sparse.density < 1
     assert sparse.masks == Masks({n: (sparse.model.get_parameter(n) != 0) | ~partial[n] for n in partial}, partial)
@@ -134,7 +134,7 @@ def test_str_is_autograd_through_the_soft_threshold(settings: dict[str, Any], st
 def test_thresholds_wake_half_way_on_the_course_of_their_decay(momentum: float, decay: float) -> None:
     num_steps = 2000
     sparse = attached("str", lambda p: SGD(p, lr=0.1, momentum=momentum, weight_decay=decay), num_steps=num_steps)
-    start = float(sparse.memory["s"]["0.weight"])
+    start = float(sparse.method_state["s"]["0.weight"])
     assert start < -10
     for step in range(num_steps):  # a schedule that averages half of its peak, and no gradient but that of decay
         sparse.optimizer.param_groups[0]["lr"] = 0.1 * (1 - step / num_steps)
@@ -142,7 +142,7 @@ def test_thresholds_wake_half_way_on_the_course_of_their_decay(momentum: float, 
         (0.0 * sparse.model(torch.ones(1, 5, dtype=torch.float64)).sum()).backward()
         sparse.optimizer.step()
     # As far above -5 in the end as it began below, by ratio.
-    assert float(sparse.memory["s"]["0.weight"]) == pytest.approx(25 / start, rel=0.1)
+    assert float(sparse.method_state["s"]["0.weight"]) == pytest.approx(25 / start, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_a_warm_up_that_has_begun_wakes_no_threshold_earlier(schedule: Callable[
     def plain(parameters: Any) -> Optimizer:
         return SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.003)
 
-    starts = [attached("str", make, num_steps=2000).memory["s"]["0.weight"] for make in (warmed_up, plain)]
+    starts = [attached("str", make, num_steps=2000).method_state["s"]["0.weight"] for make in (warmed_up, plain)]
     assert float(starts[0]) == pytest.approx(float(starts[1]))
     assert float(starts[0]) < -10
 
@@ -171,7 +171,9 @@ def test_thresholds_have_their_own_decay() -> None:
     sparse = attached("str", lambda p: SGD(p, lr=0.1, weight_decay=0.5), start=-3200.0, decay=0.01)
     trained(sparse.model, sparse.optimizer)
     # At -3200 the sigmoid is flat: nothing but the decay moves it.
-    assert float(sparse.memory["s"]["0.weight"]) == pytest.approx(-3200 * (1 - 0.1 * 0.01) ** NUM_STEPS, rel=1e-12)
+    assert float(sparse.method_state["s"]["0.weight"]) == pytest.approx(
+        -3200 * (1 - 0.1 * 0.01) ** NUM_STEPS, rel=1e-12
+    )
     assert sparse.density == 1
 
 
@@ -185,11 +187,11 @@ def test_edge_popup_is_autograd_straight_through_the_choice(
         return SGD(parameters, **{**settings, "lr": 0.5}) if optimizer == "sgd" else AdamW(parameters, lr=0.02)
 
     sparse = attached("edge_popup", make, density=density)
-    plain, memory = mlp(), sparse.memory
+    plain, method_state = mlp(), sparse.method_state
     theirs = nn.Sequential(
-        Popup(plain[0], memory["frozen"]["0.weight"], memory["scores"]["0.weight"], round(density * 40)),
+        Popup(plain[0], method_state["frozen"]["0.weight"], method_state["scores"]["0.weight"], round(density * 40)),
         nn.Tanh(),
-        Popup(plain[2], memory["frozen"]["2.weight"], memory["scores"]["2.weight"], round(density * 24)),
+        Popup(plain[2], method_state["frozen"]["2.weight"], method_state["scores"]["2.weight"], round(density * 24)),
     )
     before = sparse.masks.clone()
     losses = trained(sparse.model, sparse.optimizer)
@@ -197,7 +199,7 @@ def test_edge_popup_is_autograd_straight_through_the_choice(
     torch.testing.assert_close(losses, trained(theirs, make(theirs.parameters())), rtol=1e-12, atol=1e-12)
     for index in (0, 2):
         torch.testing.assert_close(sparse.model.get_parameter(f"{index}.weight"), theirs[index].effective())
-        torch.testing.assert_close(memory["scores"][f"{index}.weight"], theirs[index].scores.detach())
+        torch.testing.assert_close(method_state["scores"][f"{index}.weight"], theirs[index].scores.detach())
     assert sparse.masks.num_on == before.num_on == round(density * 64)
     sparse.detach()
     assert sparse.masks != before, "a choice that never changed shows nothing"
@@ -210,7 +212,7 @@ def test_edge_popup_starts_from_signed_constants_and_uniform_scores() -> None:
         nn.init.normal_(model[0].weight)
         drawn = model[0].weight.detach().clone()
         sparse = attach(model, SGD(model.parameters(), lr=0.1), "edge_popup", scope=Masks.full(model), seed=seed)
-        return drawn, sparse.memory["frozen"]["0.weight"], sparse.memory["scores"]["0.weight"]
+        return drawn, sparse.method_state["frozen"]["0.weight"], sparse.method_state["scores"]["0.weight"]
 
     drawn, frozen, scores = scored(5)
     assert torch.equal(frozen.sign(), drawn.sign())
@@ -222,7 +224,9 @@ def test_edge_popup_starts_from_signed_constants_and_uniform_scores() -> None:
     assert torch.equal(scored(5)[2], scores)
     assert not torch.equal(scored(6)[2], scores)
     twins = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
-    drawn_for = attach(twins, SGD(twins.parameters(), lr=0.1), "edge_popup", scope=Masks.full(twins)).memory["scores"]
+    drawn_for = attach(twins, SGD(twins.parameters(), lr=0.1), "edge_popup", scope=Masks.full(twins)).method_state[
+        "scores"
+    ]
     assert not torch.equal(drawn_for["0.weight"], drawn_for["2.weight"])
 
 

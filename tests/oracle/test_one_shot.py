@@ -15,13 +15,13 @@ from torch.optim import SGD
 
 from pathgrow import methods
 from pathgrow.errors import UserError
-from pathgrow.graph import read
+from pathgrow.graph import trace
 from pathgrow.graph.paths import signals
 from pathgrow.masks import Masks
 from pathgrow.methods.allocation import allocated
 from pathgrow.methods.method import Method
 from pathgrow.methods.path_counts import PathCounts
-from pathgrow.methods.view import Net
+from pathgrow.methods.view import NetworkView
 from pathgrow.rng import generator
 from pathgrow.sparse.attach import Attached, attach
 from tests.support.chain import (
@@ -205,7 +205,7 @@ class TestGraSP:
 
         model = Dropped()
         full = Masks.full(model, {"weight": torch.ones(1, 200, dtype=torch.bool)})
-        net = Net(
+        net = NetworkView(
             model, full, Masks.select(full), loss=lambda net, x: net(x).square().sum() / 2,
             batches=[torch.ones(1, 1, dtype=torch.float64)],
         )  # fmt: skip
@@ -239,7 +239,7 @@ class TestGraSP:
             model = nn.Sequential(nn.Linear(6, 8), activation, nn.Linear(8, 3)).double()
             full = Masks.full(model)
             loss: Any = lambda net, pair: nn.functional.mse_loss(net(pair[0]), pair[1])  # noqa: E731
-            net = Net(model, full, Masks.select(full), loss=loss, batches=[batch(0)])
+            net = NetworkView(model, full, Masks.select(full), loss=loss, batches=[batch(0)])
             found: dict[str, Tensor] = methods.create("grasp").start.scores(net, seed=0)  # type: ignore[union-attr]
             return found
 
@@ -401,7 +401,7 @@ class Joined(nn.Module):
 class TestPathCounts:
     def test_chain_path_by_path(self) -> None:
         model, masks = chain(density=0.5)
-        counted = PathCounts(read(model, EXAMPLE), torch.device("cpu"))({n: masks[n].double() for n in NAMES})
+        counted = PathCounts(trace(model, EXAMPLE), torch.device("cpu"))({n: masks[n].double() for n in NAMES})
         on = {name: array.astype(np.float64) for name, array in flags(masks).items()}
         total, _, others = path_sums(on)
         assert counted.log_total.item() == pytest.approx(np.log(total))
@@ -416,11 +416,11 @@ class TestPathCounts:
             for parameter in model.parameters():
                 parameter.fill_(1.0)
         truth = signals(model, example, masks)
-        paths = PathCounts(read(model, example), torch.device("cpu"))
+        paths = PathCounts(trace(model, example), torch.device("cpu"))
         counted = paths({name: mask.double() for name, mask in masks.items()})
         assert counted.log_total.item() == pytest.approx(truth.log2_total * np.log(2))
         found = {name: torch.zeros(mask.shape, dtype=torch.float64) for name, mask in masks.items()}
-        for layer, gradient in zip(paths.wiring.layers, counted.gradients, strict=True):
+        for layer, gradient in zip(paths.graph.layers, counted.gradients, strict=True):
             assert layer.name is not None
             layer.lay_(gradient, found[layer.name])
         for name, score in truth.scores():
@@ -431,7 +431,7 @@ class TestPathCounts:
         """From one pixel every tap of three reaches an output; with a border cut off, the middle one alone."""
         for padding, stride in ((0, 1), (1, 1), (1, 2)):
             layer = nn.ConvTranspose2d(2, 3, 3, padding=padding, stride=stride).double()
-            counted = PathCounts(read(layer, torch.ones(1, 2, size, size).double()), torch.device("cpu"))({})
+            counted = PathCounts(trace(layer, torch.ones(1, 2, size, size).double()), torch.device("cpu"))({})
             moved = torch.zeros(3, 3, dtype=torch.bool)
             for tap in np.ndindex(3, 3):
                 with torch.no_grad():
@@ -443,7 +443,7 @@ class TestPathCounts:
 
     def test_depth_does_not_overflow(self) -> None:
         model = nn.Sequential(*(nn.Linear(10, 10, bias=False) for _ in range(400)))
-        counted = PathCounts(read(model, torch.ones(1, 10)), torch.device("cpu"))({})
+        counted = PathCounts(trace(model, torch.ones(1, 10)), torch.device("cpu"))({})
         assert counted.log_total.item() == pytest.approx(401 * np.log(10))
         assert all(gradient.sum().item() == pytest.approx(1) for gradient in counted.gradients)
 
@@ -500,7 +500,7 @@ class TestDPaI:
     def test_units_and_kernels_of_convolutions(self, alpha: float, beta: float) -> None:
         """A kernel without a used weight, and a unit without a used kernel, pull all of their weights."""
         model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 5, 3, padding=1))
-        paths = PathCounts(read(model, torch.ones(1, 3, 6, 6)), torch.device("cpu"))
+        paths = PathCounts(trace(model, torch.ones(1, 3, 6, 6)), torch.device("cpu"))
         draw = torch.Generator().manual_seed(2)
         kept = {name: torch.rand(mask.shape, generator=draw) < 0.05 for name, mask in Masks.full(model).items()}
         kept["0.weight"][1] = False

@@ -106,17 +106,17 @@ def test_an_interval_is_a_whole_number_of_steps(every: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "rate_of", "end", "last"),
     [
-        ("rigl", lambda revise: revise.rate, 0.5, 0.0),
-        ("set", lambda revise: revise.rate, 0.5, 0.0),
-        ("gse", lambda revise: revise.rate, 0.5, 0.0),
-        ("snfs", lambda revise: revise.rate, None, 0.004),
-        ("granet", lambda revise: revise.layers.rate, None, 0.004),
-        ("itop", lambda revise: revise.layers.rate, None, 0.004),
+        ("rigl", lambda update: update.rate, 0.5, 0.0),
+        ("set", lambda update: update.rate, 0.5, 0.0),
+        ("gse", lambda update: update.rate, 0.5, 0.0),
+        ("snfs", lambda update: update.rate, None, 0.004),
+        ("granet", lambda update: update.layers.rate, None, 0.004),
+        ("itop", lambda update: update.layers.rate, None, 0.004),
     ],
 )
 def test_drop_rates_fall_along_a_cosine_and_stay(name: str, rate_of: Any, end: float | None, last: float) -> None:
     options = {} if end is None else {"end": end}
-    rate = rate_of(methods.create(name, rate=0.4, num_steps=100, **options).revise)
+    rate = rate_of(methods.create(name, rate=0.4, num_steps=100, **options).update)
     length = 100 * (end or 1.0)
     for step in (0, 10, 25, 50, 99, 100, 1000):
         x = min(step / length, 1.0)

@@ -69,7 +69,7 @@ def check_centralities(model: nn.Module, example: Tensor, graph: Graph, starts: 
             for name, index in used:
                 through[name][index // parameters[name][0].numel()] += product
     found = signals(model, example)
-    for layer in found.wiring.layers:
+    for layer in found.graph.layers:
         if layer.where is None and layer.name is not None:
             torch.testing.assert_close(
                 found.units[layer.index].centrality, through[layer.name] / total, rtol=1e-9, atol=0

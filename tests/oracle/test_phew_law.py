@@ -20,7 +20,7 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from pathgrow.graph import read
+from pathgrow.graph import trace
 from pathgrow.rng import generator
 from pathgrow.walks import Law, Walker
 
@@ -170,10 +170,10 @@ def tensor(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-class Net(nn.Module):
+class NetworkView(nn.Module):
     """Weights by name, and the same function twice: as a module and as parts of the reference."""
 
-    def __init__(self, forward: Callable[[Net, Tensor], Tensor], **shapes: tuple[int, ...]) -> None:
+    def __init__(self, forward: Callable[[NetworkView, Tensor], Tensor], **shapes: tuple[int, ...]) -> None:
         super().__init__()
         for number, (name, shape) in enumerate(shapes.items()):
             self.register_parameter(name, nn.Parameter(tensor(*shape, seed=number)))
@@ -186,21 +186,21 @@ class Net(nn.Module):
 conv, linear = nn.functional.conv2d, nn.functional.linear
 
 
-def mlp() -> tuple[Net, Tensor, list]:
-    net = Net(lambda n, x: linear(linear(linear(x, n.a).relu(), n.b).relu(), n.c), a=(7, 5), b=(6, 7), c=(3, 6))
+def mlp() -> tuple[NetworkView, Tensor, list]:
+    net = NetworkView(lambda n, x: linear(linear(linear(x, n.a).relu(), n.b).relu(), n.c), a=(7, 5), b=(6, 7), c=(3, 6))
     return net, torch.ones(1, 5), [Conv("a", net.a), Conv("b", net.b), Conv("c", net.c)]
 
 
-def residual() -> tuple[Net, Tensor, list]:
+def residual() -> tuple[NetworkView, Tensor, list]:
     """A block with a strided projection, then one with an identity shortcut."""
 
-    def run(n: Net, x: Tensor) -> Tensor:
+    def run(n: NetworkView, x: Tensor) -> Tensor:
         x = conv(x, n.stem, padding=1).relu()
         x = (conv(conv(x, n.a, stride=2, padding=1).relu(), n.b, padding=1) + conv(x, n.p, stride=2)).relu()
         x = (conv(conv(x, n.c, padding=1).relu(), n.d, padding=1) + x).relu()
         return linear(x.mean((2, 3)), n.head)
 
-    net = Net(
+    net = NetworkView(
         run,
         stem=(3, 2, 3, 3),
         a=(4, 3, 3, 3),
@@ -223,35 +223,35 @@ def residual() -> tuple[Net, Tensor, list]:
     return net, torch.ones(1, 2, 8, 8), parts
 
 
-def small_map() -> tuple[Net, Tensor, list]:
+def small_map() -> tuple[NetworkView, Tensor, list]:
     """Padded 3x3 convolutions on a 2x2 map, where most steps would leave it."""
 
-    def run(n: Net, x: Tensor) -> Tensor:
+    def run(n: NetworkView, x: Tensor) -> Tensor:
         x = conv(conv(x, n.a, stride=2, padding=1).relu(), n.b, padding=1).relu()
         return linear(conv(conv(x, n.c, padding=1).relu(), n.d, padding=1).mean((2, 3)), n.head)
 
-    net = Net(run, a=(3, 2, 3, 3), b=(3, 3, 3, 3), c=(3, 3, 3, 3), d=(3, 3, 3, 3), head=(2, 3))
+    net = NetworkView(run, a=(3, 2, 3, 3), b=(3, 3, 3, 3), c=(3, 3, 3, 3), d=(3, 3, 3, 3), head=(2, 3))
     parts = [Conv("a", net.a, (4, 4), stride=2, padding=1)]
     parts += [Conv(name, getattr(net, name), (2, 2), padding=1) for name in "bcd"]
     return net, torch.ones(1, 2, 4, 4), [*parts, Forget(), Conv("head", net.head)]
 
 
-def flattened() -> tuple[Net, Tensor, list]:
-    def run(n: Net, x: Tensor) -> Tensor:
+def flattened() -> tuple[NetworkView, Tensor, list]:
+    def run(n: NetworkView, x: Tensor) -> Tensor:
         x = nn.functional.max_pool2d(conv(x, n.a, padding=1).relu(), 2)
         return linear(linear(conv(x, n.b, padding=1).relu().flatten(1), n.c).relu(), n.d)
 
-    net = Net(run, a=(3, 2, 3, 3), b=(2, 3, 3, 3), c=(4, 8), d=(2, 4))
+    net = NetworkView(run, a=(3, 2, 3, 3), b=(2, 3, 3, 3), c=(4, 8), d=(2, 4))
     parts = [Conv("a", net.a, (4, 4), padding=1), Pool(2), Conv("b", net.b, (2, 2), padding=1), Flatten((2, 2))]
     return net, torch.ones(1, 2, 4, 4), [*parts, Conv("c", net.c), Conv("d", net.d)]
 
 
-def grouped() -> tuple[Net, Tensor, list]:
-    def run(n: Net, x: Tensor) -> Tensor:
+def grouped() -> tuple[NetworkView, Tensor, list]:
+    def run(n: NetworkView, x: Tensor) -> Tensor:
         x = conv(conv(x, n.a, padding=1).relu(), n.b, padding=1, groups=2).relu()
         return linear(conv(x, n.c, padding=1, groups=6).relu().mean((2, 3)), n.head)
 
-    net = Net(run, a=(4, 3, 3, 3), b=(6, 2, 3, 3), c=(6, 1, 3, 3), head=(3, 6))
+    net = NetworkView(run, a=(4, 3, 3, 3), b=(6, 2, 3, 3), c=(6, 1, 3, 3), head=(3, 6))
     parts = [
         Conv("a", net.a, (5, 5), padding=1),
         Conv("b", net.b, (5, 5), padding=1, groups=2),
@@ -262,15 +262,15 @@ def grouped() -> tuple[Net, Tensor, list]:
     return net, torch.ones(1, 3, 5, 5), parts
 
 
-def bottleneck() -> tuple[Net, Tensor, list]:
+def bottleneck() -> tuple[NetworkView, Tensor, list]:
     """1x1 convolutions on the main branch are no shortcuts."""
 
-    def run(n: Net, x: Tensor) -> Tensor:
+    def run(n: NetworkView, x: Tensor) -> Tensor:
         y = conv(conv(conv(x, n.a).relu(), n.b, stride=2, padding=1).relu(), n.c)
         x = (y + conv(x, n.p, stride=2)).relu()
         return linear((conv(conv(conv(x, n.d).relu(), n.e, padding=1).relu(), n.f) + x).relu().mean((2, 3)), n.head)
 
-    net = Net(run, a=(2, 3, 1, 1), b=(2, 2, 3, 3), c=(5, 2, 1, 1), p=(5, 3, 1, 1),
+    net = NetworkView(run, a=(2, 3, 1, 1), b=(2, 2, 3, 3), c=(5, 2, 1, 1), p=(5, 3, 1, 1),
               d=(2, 5, 1, 1), e=(2, 2, 3, 3), f=(5, 2, 1, 1), head=(3, 5))  # fmt: skip
     first = [Conv("a", net.a, (6, 6)), Conv("b", net.b, (6, 6), stride=2, padding=1), Conv("c", net.c, (3, 3))]
     second = [Conv("d", net.d, (3, 3)), Conv("e", net.e, (3, 3), padding=1), Conv("f", net.f, (3, 3))]
@@ -302,15 +302,15 @@ def p_value(ours: Counter, theirs: Counter) -> float:
 
 @pytest.mark.parametrize("make", NETS)
 @pytest.mark.parametrize("forward", [True, False], ids=["forward", "backward"])
-def test_visits_follow_the_one_walker_loop(make: Callable[[], tuple[Net, Tensor, list]], forward: bool) -> None:
+def test_visits_follow_the_one_walker_loop(make: Callable[[], tuple[NetworkView, Tensor, list]], forward: bool) -> None:
     net, example, parts = make()
-    law = Law(read(net, example), net)
+    law = Law(trace(net, example), net)
     num_ours, num_theirs = 20_000, 3_000
     walks = Walker(law).walk(0, num_ours, generator(0, make.__name__))
     assert walks.num == 2 * num_ours  # nothing was dropped
     walks = walks.take(slice(0 if forward else 1, None, 2))
     ends = law.inputs[1] if forward else law.outputs[1]
-    layers = {layer.name: layer for layer in law.wiring.layers}
+    layers = {layer.name: layer for layer in law.graph.layers}
     reference = OneWalker(seed=1).run(parts, list(layers), num_theirs, len(ends), forward)
     for name, layer in layers.items():
         used = walks.weights[layer.index]
@@ -322,21 +322,21 @@ def test_visits_follow_the_one_walker_loop(make: Callable[[], tuple[Net, Tensor,
 def test_the_comparison_notices_a_wrong_law() -> None:
     net, example, parts = mlp()
     reference = OneWalker(seed=1).run(parts, ["a", "b", "c"], 2_000, 5, True)
-    flat = Net(net._run, a=(7, 5), b=(6, 7), c=(3, 6))
+    flat = NetworkView(net._run, a=(7, 5), b=(6, 7), c=(3, 6))
     for weight in flat.parameters():
         nn.init.ones_(weight)
-    walks = Walker(Law(read(flat, example), flat)).walk(0, 20_000, generator(0)).take(slice(0, None, 2))
+    walks = Walker(Law(trace(flat, example), flat)).walk(0, 20_000, generator(0)).take(slice(0, None, 2))
     visited = np.column_stack(np.unravel_index(walks.weights[1], (6, 7)))
     assert p_value(counts(list(visited), 20_000), counts(reference["b"], 2_000)) < 1e-9
 
 
 @pytest.mark.parametrize("make", [mlp, residual, grouped])
-def test_visit_rates_are_the_expected_frequencies(make: Callable[[], tuple[Net, Tensor, list]]) -> None:
+def test_visit_rates_are_the_expected_frequencies(make: Callable[[], tuple[NetworkView, Tensor, list]]) -> None:
     net, example, _ = make()
-    law = Law(read(net, example), net)
+    law = Law(trace(net, example), net)
     num = 40_000
     walks = Walker(law).walk(0, num, generator(3, make.__name__))
-    for layer in law.wiring.layers:
+    for layer in law.graph.layers:
         rates = law.visit_rates()[layer.index].reshape(-1).numpy()
         used = walks.weights[layer.index]
         seen = np.bincount(used[used >= 0], minlength=len(rates)) / num

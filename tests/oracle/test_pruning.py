@@ -187,7 +187,7 @@ class TestLevels:
         for step in range(1, 4):
             train(sparse, step)
         sparse.load_state_dict(early)
-        assert (sparse.step, sparse.memory) == (1, {})
+        assert (sparse.step, sparse.method_state) == (1, {})
 
     def test_a_level_that_ends_before_there_is_where_to_go_back_to(self) -> None:
         sparse = attached(methods.create("imp", rewind_step=9), chain()[0])

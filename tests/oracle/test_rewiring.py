@@ -18,8 +18,8 @@ from torch.optim import SGD
 from pathgrow import methods
 from pathgrow.errors import UserError
 from pathgrow.masks import Masks
-from pathgrow.methods.method import Change, Progress
-from pathgrow.methods.view import Net
+from pathgrow.methods.method import MaskUpdate, Progress
+from pathgrow.methods.view import NetworkView
 from pathgrow.rng import generator
 from pathgrow.sparse.attach import Attached, attach
 from pathgrow.sparse.tree import take_apart
@@ -112,9 +112,9 @@ class TestRigL:
                 for name in NAMES:
                     model.get_parameter(name).masked_fill_(~masks[name], 0)
             scores = {name: (~masks[name]).double() + torch.rand(masks[name].shape).double() / 2 for name in NAMES}
-            net = Net(model, masks, Masks.select(Masks.full(model)), gradients=lambda: (scores, 0))
+            net = NetworkView(model, masks, Masks.select(Masks.full(model)), gradients=lambda: (scores, 0))
             progress = Progress(round=0, step=step, num_on=masks.num_on, num=masks.num)
-            after = method.revise(net, Change(), progress, generator(0, "draw"))
+            after = method.update(net, MaskUpdate(), progress, generator(0, "draw"))
             assert after.num_on == before.num_on
             return (after - before).num_on
 
@@ -228,8 +228,8 @@ class TestSET:
     def test_growth_is_uniform_over_all_that_is_not_kept(self, method: str, options: dict[str, str]) -> None:
         model, masks = chain()
         masks.apply_(model)
-        net = Net(model, masks, Masks.select(Masks.full(model)), memory={"ever_on": dict(masks.clone())})
-        revise = methods.create(method, rate=0.3, **options).revise
+        net = NetworkView(model, masks, Masks.select(Masks.full(model)), method_state={"ever_on": dict(masks.clone())})
+        update = methods.create(method, rate=0.3, **options).update
         progress = Progress(round=0, step=0, num_on=masks.num_on, num=masks.num)
         name, num = NAMES[0], 400
         on, weight = flags(masks)[name], weights(model)[name]
@@ -237,7 +237,7 @@ class TestSET:
         free = ~best(abs(weight), on, int(on.sum()) - num_grow)
         counts: Counter[int] = Counter()
         for seed in range(num):
-            after = revise(net, Change(), progress, generator(seed, "draw"))[name].numpy()
+            after = update(net, MaskUpdate(), progress, generator(seed, "draw"))[name].numpy()
             counts.update(np.flatnonzero(after & free).tolist())
         assert sum(counts.values()) == num * num_grow
         places = np.flatnonzero(free)
@@ -252,17 +252,17 @@ class TestSET:
         masks.apply_(model)
         with torch.no_grad():
             model[0].weight[masks[NAMES[0]]] *= torch.arange(int(masks[NAMES[0]].sum())) % 3 != 0
-        net = Net(model, masks, Masks.select(Masks.full(model)))
-        revise = methods.create("set", rate=0.0, by_sign=True).revise
+        net = NetworkView(model, masks, Masks.select(Masks.full(model)))
+        update = methods.create("set", rate=0.0, by_sign=True).update
         progress = Progress(round=0, step=0, num_on=masks.num_on, num=masks.num)
-        drawn = [revise(net, Change(), progress, generator(seed, "draw"))[NAMES[0]] for seed in range(60)]
+        drawn = [update(net, MaskUpdate(), progress, generator(seed, "draw"))[NAMES[0]] for seed in range(60)]
         always = torch.stack(drawn).all(0)
         assert torch.equal(always, model[0].weight != 0)
 
     def test_the_paper_s_own_settings(self) -> None:
         method = methods.create("set", anneal="constant", end=math.inf, rate=0.3, every=10, num_steps=50)
-        assert method.revise.rate(10**6) == 0.3
-        assert method.schedule(Progress(round=0, step=10**6, num_on=1, num=9)) == Change()
+        assert method.update.rate(10**6) == 0.3
+        assert method.schedule(Progress(round=0, step=10**6, num_on=1, num=9)) == MaskUpdate()
 
 
 class TestITOP:
@@ -271,11 +271,11 @@ class TestITOP:
         model, masks = chain(0.2)
         sparse = attached(methods.create("itop", criterion=criterion, every=3, num_steps=30), model, masks)
         union = flags(sparse.masks)
-        assert sparse.memory["explored"] == masks.density
+        assert sparse.method_state["explored"] == masks.density
         for _, on, *_ in steps(sparse, 30):
             union = {name: union[name] | on[name] for name in NAMES}
-            assert sparse.memory["explored"] == num_on(union) / masks.num
-        assert sparse.memory["explored"] > 1.5 * masks.density
+            assert sparse.method_state["explored"] == num_on(union) / masks.num
+        assert sparse.method_state["explored"] > 1.5 * masks.density
 
     def test_a_change_by_gradient(self) -> None:
         model, masks = chain()
@@ -310,7 +310,7 @@ class TestSNFS:
         wanted = {name: np.zeros(masks[name].shape) for name in NAMES}
         for _, _, _, _, gradient in steps(sparse, 5):
             for name in NAMES:
-                np.testing.assert_allclose(sparse.memory["momentum"][name].numpy(), wanted[name], rtol=1e-10)
+                np.testing.assert_allclose(sparse.method_state["momentum"][name].numpy(), wanted[name], rtol=1e-10)
                 wanted[name] = 0.9 * wanted[name] + gradient[name]
         assert any(wanted[name][~masks[name].numpy()].any() for name in NAMES)
 
@@ -327,7 +327,9 @@ class TestSNFS:
             if step == 0 or step % 4:
                 continue
             # `watch` comes first: the momentum at a change has the gradient of its step in it.
-            momentum = {name: abs(0.9 * sparse.memory["momentum"][name].numpy() + gradient[name]) for name in NAMES}
+            momentum = {
+                name: abs(0.9 * sparse.method_state["momentum"][name].numpy() + gradient[name]) for name in NAMES
+            }
             shares = np.array([momentum[name][on[name]].mean() for name in NAMES])
             shares /= shares.sum()
             kept, spared = {}, set()
@@ -355,9 +357,9 @@ class TestSNFS:
         masks[NAMES[1]].copy_(lone)
         masks.apply_(model)
         momentum = {name: torch.rand(masks[name].shape).double() * (name != NAMES[1]) for name in NAMES}
-        net = Net(model, masks, Masks.select(Masks.full(model)), memory={"momentum": momentum})
+        net = NetworkView(model, masks, Masks.select(Masks.full(model)), method_state={"momentum": momentum})
         progress = Progress(round=0, step=0, num_on=masks.num_on, num=masks.num)
-        after = methods.create("snfs", rate=0.5).revise(net, Change(), progress, generator(0, "draw"))
+        after = methods.create("snfs", rate=0.5).update(net, MaskUpdate(), progress, generator(0, "draw"))
         assert torch.equal(after[NAMES[1]], lone)
         assert after.num_on == masks.num_on
 
@@ -379,9 +381,9 @@ class TestSNFS:
         # Where nothing is on, momentum is larger: new places are taken before old ones come back.
         momentum = {name: torch.where(on, 1.0, 9.0).double() for name, on in masks.items()}
         momentum["0.weight"][masks["0.weight"]] = pull
-        net = Net(model, masks, Masks.select(Masks.full(model)), memory={"momentum": momentum})
+        net = NetworkView(model, masks, Masks.select(Masks.full(model)), method_state={"momentum": momentum})
         progress = Progress(round=0, step=0, num_on=masks.num_on, num=masks.num)
-        after = methods.create("snfs", rate=rate).revise(net, Change(), progress, generator(0, "draw"))
+        after = methods.create("snfs", rate=rate).update(net, MaskUpdate(), progress, generator(0, "draw"))
         assert int((masks - after)["0.weight"].sum()) == num_gone
         assert not after["4.weight"].any(), "a layer with nothing on has no share"
 
@@ -394,8 +396,8 @@ class TestDSR:
         )
         found = []
         for step, on, now, _, _ in steps(sparse, 20):
-            found.append((step, on, now, sparse.memory["threshold"]))
-        found.append((20, flags(sparse.masks), weights(model), sparse.memory["threshold"]))
+            found.append((step, on, now, sparse.method_state["threshold"]))
+        found.append((20, flags(sparse.masks), weights(model), sparse.method_state["threshold"]))
         return sparse, found
 
     def test_pruning_by_threshold_and_growth_in_proportion(self) -> None:
@@ -444,11 +446,11 @@ class TestDSR:
             model[0].weight.copy_(on * torch.arange(1, 201).view(10, 20).double())
         masks = Masks({"0.weight": on})
         threshold = 2.0 * num_gone + 1  # the k-th weight that is on is 2k + 1: one is at the threshold, and stays
-        net = Net(model, masks, Masks.select(Masks.full(model)), memory={"threshold": threshold})
-        revise = methods.create("dsr", share=0.1).revise
-        after = revise(net, Change(), Progress(round=0, step=0, num_on=100, num=200), generator(0, "draw"))
+        net = NetworkView(model, masks, Masks.select(Masks.full(model)), method_state={"threshold": threshold})
+        update = methods.create("dsr", share=0.1).update
+        after = update(net, MaskUpdate(), Progress(round=0, step=0, num_on=100, num=200), generator(0, "draw"))
         assert (masks - after).num_on == num_gone
-        assert net.memory["threshold"] == factor * threshold
+        assert net.method_state["threshold"] == factor * threshold
 
     def test_intervals_double_with_each_quarter(self) -> None:
         def due(**options: float) -> list[int]:
@@ -480,8 +482,8 @@ def test_a_resumed_run_remembers_everything(name: str, killed: int) -> None:
     assert sparse.masks == other.masks
     assert same(weights(sparse.model), weights(other.model))
     assert same(momenta(sparse), momenta(other))
-    (tensors, facts), (others, other_facts) = take_apart(sparse.state_dict()), take_apart(other.state_dict())
-    assert facts == other_facts
+    (tensors, metadata), (others, other_facts) = take_apart(sparse.state_dict()), take_apart(other.state_dict())
+    assert metadata == other_facts
     assert tensors.keys() == others.keys()
     assert all(torch.equal(tensor, others[key]) for key, tensor in tensors.items())
 

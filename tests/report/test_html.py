@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 from rich.console import Console
 
-from pathgrow.checkpoint import RunFolder
+from pathgrow.checkpoint import RunDir
 from pathgrow.errors import UserError
 from pathgrow.report import curve_png, page, story, summary, write_all
 from pathgrow.report.figure import BLUE, GREEN, VERMILLION, draw
@@ -32,7 +32,7 @@ INJECTIONS = [
 ]
 
 
-class Reader(HTMLParser):
+class Tracer(HTMLParser):
     """What a browser would make of the page: elements, attributes, text."""
 
     def __init__(self, text):
@@ -132,7 +132,7 @@ def test_positions_on_the_page_are_those_of_the_numbers(sample_report):
 
 def test_the_page_tells_everything_once_it_is_opened_from_disk(sample_report):
     text = page(sample_report)
-    reader = Reader(text)
+    reader = Tracer(text)
     for wanted in (
         "8.48% of the switchable weights keep the accuracy within 1 point of the reference.",
         "How the answer was found",
@@ -189,7 +189,7 @@ def test_the_words_of_the_answer_are_a_list(sample_report):
 
 
 def test_the_page_can_be_read_without_seeing_it(sample_report):
-    reader = Reader(page(sample_report))
+    reader = Tracer(page(sample_report))
     assert ("html", "lang", "en") in reader.attributes
     assert reader.elements.count("h1") == 1
     assert reader.elements.count("table") == reader.elements.count("caption")
@@ -229,10 +229,10 @@ def poisoned(value, poison):
 
 @pytest.mark.parametrize("poison", INJECTIONS)
 def test_no_string_of_a_report_ever_becomes_code(sample_report, poison):
-    clean = Reader(page(sample_report))
+    clean = Tracer(page(sample_report))
     report = poisoned(sample_report, poison)
     report["answer"]["status"] = "found"
-    reader = Reader(page(report))
+    reader = Tracer(page(report))
     assert set(reader.elements) <= set(clean.elements)
     assert not [name for _, name, _ in reader.attributes if name.startswith("on") or name in ("src", "href", "style")]
     assert {name for _, name, _ in reader.attributes} <= {name for _, name, _ in clean.attributes}
@@ -338,7 +338,7 @@ def test_reports_with_parts_missing_are_shown_as_far_as_they_go(sample_report, c
     console = Console(file=io.StringIO(), width=80)
     console.print(summary(sample_report))
     assert "None" not in console.file.getvalue()
-    assert "None" not in Reader(page(sample_report)).text
+    assert "None" not in Tracer(page(sample_report)).text
     assert "nan" not in console.file.getvalue()
 
 
@@ -358,7 +358,7 @@ def test_one_round_and_one_epoch_are_said_in_the_singular(sample_report):
     one_point(sample_report)
     sample_report["curve"]["rough"][0]["epochs"] = 1
     sample_report["network"]["epochs"] = 1
-    text = Reader(page(sample_report)).text
+    text = Tracer(page(sample_report)).text
     assert "planted and trained for 1 epoch. It did not grow." in text
     assert "trained 1 epoch " in text
     assert "1 epochs" not in text
@@ -368,7 +368,7 @@ def test_one_round_and_one_epoch_are_said_in_the_singular(sample_report):
 
 
 def test_write_all_puts_picture_and_page_into_a_finished_folder_only(tmp_path, sample_report):
-    with RunFolder.open(tmp_path / "run", {}) as folder:
+    with RunDir.open(tmp_path / "run", {}) as folder:
         with pytest.raises(UserError, match="unfinished run"):
             write_all(folder.path)
         folder.write_report(sample_report)

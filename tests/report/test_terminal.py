@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from pathgrow.checkpoint import RunFolder
+from pathgrow.checkpoint import RunDir
 from pathgrow.errors import UserError
 from pathgrow.report import wording
 from pathgrow.report.chart import ANSWER, BAND, GOAL, PROBE, REFERENCE, curve_chart
@@ -180,7 +180,7 @@ def test_control_characters_and_markup_in_names_are_only_text(sample_report):
 
 
 def test_showing_an_unfinished_run_says_where_it_is(tmp_path):
-    with RunFolder.open(tmp_path / "run", {"data": "digits", "seed": 0}) as folder:
+    with RunDir.open(tmp_path / "run", {"data": "digits", "seed": 0}) as folder:
         folder.save("seed", {"round": 0, "density": 0.02, "score": 0.81})
         show(folder.path, one := Console(file=io.StringIO(), width=200))
         assert "1 stage finished;" in one.file.getvalue()
@@ -199,7 +199,7 @@ def test_showing_an_unfinished_run_says_where_it_is(tmp_path):
 
 def test_an_unfinished_call_is_told_from_a_command(tmp_path):
     """There is no command to give again."""
-    with RunFolder.open(tmp_path / "store", {"budget": 4}) as folder:
+    with RunDir.open(tmp_path / "store", {"budget": 4}) as folder:
         folder.save("seed", {"round": 0, "density": 0.02, "score": 0.81})
     show(folder.path, console := Console(file=io.StringIO(), width=200))
     text = console.file.getvalue()
@@ -214,7 +214,7 @@ def test_showing_what_is_no_run_is_a_sentence(tmp_path, sample_report):
         show(tmp_path / "nowhere")
     with pytest.raises(UserError, match="holds no run"):
         show(tmp_path)
-    with RunFolder.open(tmp_path / "run", {}) as folder:
+    with RunDir.open(tmp_path / "run", {}) as folder:
         for other in (0, 7):
             folder.write_report({**sample_report, "format": other})
             with pytest.raises(UserError, match=f"format {other}, wanted 1"):
@@ -232,7 +232,7 @@ def test_showing_what_is_no_run_is_a_sentence(tmp_path, sample_report):
 
 
 def test_showing_a_finished_run_prints_the_summary(tmp_path, sample_report):
-    with RunFolder.open(tmp_path / "run", {}) as folder:
+    with RunDir.open(tmp_path / "run", {}) as folder:
         folder.write_report(sample_report)
     console = Console(file=io.StringIO(), width=80)
     show(folder.path, console)

@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from pathgrow import attach, data, methods, models
-from pathgrow.checkpoint import RunFolder
+from pathgrow.checkpoint import RunDir
 from pathgrow.density.types import Point
-from pathgrow.distributed.comm import ALONE
+from pathgrow.distributed.comm import SINGLE_PROCESS
 from pathgrow.errors import UserError
 from pathgrow.masks import Masks
 from pathgrow.report.progress import Silent
@@ -159,7 +159,7 @@ def test_growth_to_a_density_is_a_discovery_as_long_as_its_budget_lasts(monkeypa
     )
     given = {**SHARED, "method": "gcg", "density": 0.4, "epochs": 9, "match": "flops", "recipe": {"batch_size": 64}}
     config = TrainRun.from_dict({**given, "method_options": {"gamma": 0.8, "start_density": 0.1}})
-    bench = Bench.made(config, None, Silent(), ALONE)
+    bench = Bench.made(config, None, Silent(), SINGLE_PROCESS)
     an_epoch = 14 * 64 * 100
     grow(bench, Plan(epochs=21, match="flops", budget=30.0 * an_epoch))
     assert (seen["budget"], seen["gamma"], seen["target_density"], seen["seed"]) == (21, 0.8, 0.4, 5)
@@ -208,7 +208,7 @@ def test_test_scores_are_those_of_the_test_split_and_of_their_own_network(
     assert (report["dense"]["test"]["score"], report["dense"]["test"]["loss"]) == tuple(seen[dense])
     # The same by hand, from the files.
     assert report["weights_sha256"] == sha256((tmp_path / "run" / "network.safetensors").read_bytes()).hexdigest()
-    folder, test = RunFolder(tmp_path / "run"), data.load("digits", None, 0, 3).test
+    folder, test = RunDir(tmp_path / "run"), data.load("digits", None, 0, 3).test
     model = models.create("mlp", 10, seed=0, inputs=64, widths=[16])
     model.load_state_dict(load_file(folder.path / "network.safetensors"))
     masks = Masks.load(folder.path / "network_masks.safetensors")

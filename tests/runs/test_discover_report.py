@@ -14,7 +14,7 @@ import torch
 
 import pathgrow
 from pathgrow import report
-from pathgrow.checkpoint import MemoryStore, RunFolder
+from pathgrow.checkpoint import MemoryStore, RunDir
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.runs import discovery
 from pathgrow.trainer.process_group import joined
@@ -63,7 +63,7 @@ def test_the_same_call_again_writes_only_what_is_gone(tmp_path: Path) -> None:
     assert world.fits == []
     assert {name: (tmp_path / name).read_bytes() for name in WRITTEN} == before
     (tmp_path / "curve.csv").unlink()
-    assert RunFolder(tmp_path).missing == ["curve.csv"]
+    assert RunDir(tmp_path).missing == ["curve.csv"]
     (tmp_path / "report.json").unlink()
     found_by(World(), store=tmp_path)
     assert (tmp_path / "curve.csv").read_bytes() == before["curve.csv"]
@@ -107,9 +107,9 @@ def test_a_call_that_is_broken_off_leaves_none(tmp_path: Path, capsys: pytest.Ca
 
 def found_together(store: str) -> list[str]:
     """In one of several processes, each of which has a folder of this name."""
-    with joined("cpu") as team:
-        place = Path(f"{store}-{team.rank}")
-        found_by(World(), store=place, team=team, target_density=0.2)
+    with joined("cpu") as comm:
+        place = Path(f"{store}-{comm.rank}")
+        found_by(World(), store=place, comm=comm, target_density=0.2)
         return left(place) if place.exists() else []
 
 

@@ -20,8 +20,8 @@ from pathgrow.checkpoint.store import MemoryStore
 from pathgrow.density.types import Answer, Curve, Grow, Probe, Stop, Verdict
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.masks import Masks
+from pathgrow.runs.callback import Callback
 from pathgrow.runs.discovery import discover
-from pathgrow.runs.observer import Observer
 from pathgrow.runs.options import Options
 from pathgrow.runs.records import Record
 from pathgrow.runs.result import Discovery
@@ -511,24 +511,24 @@ def test_averaged_observation_scores_the_average() -> None:
 def test_the_observer_hears_of_every_stage() -> None:
     heard: list[str] = []
 
-    class Listener(Observer):
-        def stage_begins(self, stage: str, *, epochs: int | None, density: float) -> None:
+    class Listener(Callback):
+        def on_stage_start(self, stage: str, *, epochs: int | None, density: float) -> None:
             heard.append(f"begin {stage} {epochs}")
 
-        def stage_ends(self, record: Record, *, resumed: bool) -> None:
+        def on_stage_end(self, record: Record, *, resumed: bool) -> None:
             heard.append(f"end {record.stage}{' resumed' if resumed else ''}")
 
-        def decided(self, verdict: Verdict, answer: Answer) -> None:
+        def on_decision(self, verdict: Verdict, answer: Answer) -> None:
             heard.append(type(verdict).__name__)
 
     store, rule = MemoryStore(), Script(probe=(0,), last=1)
-    World().discover(rule=rule, store=store, observer=Listener())
+    World().discover(rule=rule, store=store, callback=Listener())
     assert heard == [
         *["begin seed 2", "end seed", "Probe", "begin probe-000 5", "end probe-000", "Grow"],
         *["begin round-001 1", "end round-001", "Stop", "begin final 16", "end final"],
     ]
     heard.clear()
-    World().discover(rule=rule, store=store, observer=Listener())
+    World().discover(rule=rule, store=store, callback=Listener())
     assert heard == [
         *["end seed resumed", "Probe", "end probe-000 resumed", "Grow", "end round-001 resumed", "Stop"],
         "end final resumed",
@@ -593,7 +593,7 @@ def test_weights_that_were_lost_are_worked_out_again() -> None:
     with pytest.raises(Killed):
         World().discover(store=store, **options)
     for stage in ("weights-000", "weights-001"):
-        store.forget_tensors(stage)
+        store.delete_tensors(stage)
     assert without_timing(World().discover(store=store, **options)) == undisturbed
 
 
@@ -702,7 +702,7 @@ def test_a_score_of_the_wrong_kind_is_refused(bad: object) -> None:
         ({"num_val": 0.5}, "num_val"),
         ({"store": 3}, "a folder or a Store"),
         ({"store": MemoryStore}, "a folder or a Store"),
-        ({"observer": print}, "Observer is wanted"),
+        ({"callback": print}, "Callback is wanted"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_trained(options: dict, sentence: str) -> None:

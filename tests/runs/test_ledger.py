@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pathgrow.graph import read
+from pathgrow.graph import trace
 from pathgrow.graph.flops import growth_flops
 from pathgrow.graph.sample_counter import counting
 from pathgrow.masks import Masks
@@ -47,12 +47,12 @@ def test_without_samples_there_is_nothing_to_compare(epochs: int) -> None:
 
 def test_growth_costs_what_was_read() -> None:
     model = nn.Sequential(nn.Linear(4, 3, bias=False), nn.ReLU(), nn.Linear(3, 2, bias=False))
-    wiring = read(model, torch.ones(1, 4))
+    graph = trace(model, torch.ones(1, 4))
     masks = Masks({"0.weight": torch.eye(3, 4, dtype=torch.bool)})
     dense, sparse = 12 + 6, 3 + 6  # multiply-adds of one forward pass
-    assert growth_flops(wiring, masks) == 0
-    assert growth_flops(wiring, masks, num_path_passes=2) == 2 * 3 * 2 * dense
-    assert growth_flops(wiring, masks, num_gradient_samples=10) == 10 * 2 * (2 * sparse + dense)
+    assert growth_flops(graph, masks) == 0
+    assert growth_flops(graph, masks, num_path_passes=2) == 2 * 3 * 2 * dense
+    assert growth_flops(graph, masks, num_gradient_samples=10) == 10 * 2 * (2 * sparse + dense)
 
 
 class TwoInputs(nn.Module):

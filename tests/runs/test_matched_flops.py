@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pathgrow import methods
-from pathgrow.checkpoint import RunFolder
+from pathgrow.checkpoint import RunDir
 from pathgrow.errors import RunFailed
 from pathgrow.masks import Masks
-from pathgrow.methods.method import Change, Method, Progress
+from pathgrow.methods.method import MaskUpdate, Method, Progress
 from pathgrow.methods.picks import at_random
 from pathgrow.methods.schedules import PruneCubically
 from pathgrow.report.training import findings
@@ -150,11 +150,11 @@ class Killed(BaseException):
 def test_killed_and_resumed_it_ends_with_the_same_bits(
     method: str, trained: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save = RunFolder.save
+    save = RunDir.save
     for after in (23, 29):  # saves: one after every step, and more between stages
         num_saves = 0
 
-        def counted(self: RunFolder, stage: str, *stored: Any, until: int = after) -> None:
+        def counted(self: RunDir, stage: str, *stored: Any, until: int = after) -> None:
             nonlocal num_saves
             save(self, stage, *stored)
             num_saves += 1
@@ -162,7 +162,7 @@ def test_killed_and_resumed_it_ends_with_the_same_bits(
                 raise Killed
 
         with monkeypatch.context() as patched:
-            patched.setattr(RunFolder, "save", counted)
+            patched.setattr(RunDir, "save", counted)
             patched.setattr(phases, "Partial", functools.partial(Partial, seconds=0.0))
             with pytest.raises(Killed):
                 train(config(method), tmp_path)
@@ -176,16 +176,16 @@ def as_a_team(out: Path, dies: int | None) -> dict[str, Any]:
     """A matched training in one folder, stored after every fourth step; killed at one of the saves."""
     phases.Partial = functools.partial(Partial, seconds=0.0)  # type: ignore[misc, assignment]
     halfway._STEPS_BETWEEN_QUESTIONS = 4
-    save, num_saves = RunFolder.save, 0
+    save, num_saves = RunDir.save, 0
 
-    def counted(self: RunFolder, stage: str, *stored: Any) -> None:
+    def counted(self: RunDir, stage: str, *stored: Any) -> None:
         nonlocal num_saves
         save(self, stage, *stored)
         num_saves += 1
         if num_saves == dies:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    RunFolder.save = counted  # type: ignore[method-assign]
+    RunDir.save = counted  # type: ignore[method-assign]
     told = train(config("snfs", ranks=2), out)
     return {name: part for name, part in told.items() if name != "timing"}
 
@@ -259,8 +259,8 @@ class Trainer:
 
 def job_of(pace: Pace) -> Job:
     def make(epochs: int) -> Method:
-        def once_at_half(progress: Progress) -> Change | None:
-            return Change(num_drop=1, num_grow=1) if progress.step == 2 * epochs else None
+        def once_at_half(progress: Progress) -> MaskUpdate | None:
+            return MaskUpdate(num_drop=1, num_grow=1) if progress.step == 2 * epochs else None
 
         return Method(name="m", start=at_random, start_density=0.5, schedule=once_at_half, clock="step", grow=at_random)
 
@@ -283,13 +283,13 @@ def test_a_paced_training_ends_where_it_was_said_last_and_its_method_with_it(fir
     (num_samples,) = PacedTrainer(Trainer(), pace, how_long).train([job])  # type: ignore[arg-type]
     length = pace.epochs
     assert num_samples == 40 * length
-    found = lengths(job.attached.memory)
+    found = lengths(job.attached.method_state)
     assert found[0] == [0, first]
     assert found[-1][1] == length
     for step, before in zip(asked, thought, strict=True):
         assert before == next(pair[1] for pair in reversed(found) if pair[0] < step // 4)
     at_half = job.attached.method.schedule(Progress(round=0, step=2 * length, num_on=1, num=4))
-    assert at_half == Change(num_drop=1, num_grow=1), "the method is that of the last length"
+    assert at_half == MaskUpdate(num_drop=1, num_grow=1), "the method is that of the last length"
     if len({first, *said}) == 1:
         looks = {-(-part * first // LOOKS) for part in range(1, LOOKS)} - {first}
         assert asked == [4 * epoch for epoch in sorted(looks)]
@@ -300,7 +300,7 @@ def test_a_paced_training_ends_where_it_was_said_last_and_its_method_with_it(fir
 def test_a_training_of_an_older_version_is_not_gone_on_with() -> None:
     pace = Pace(3)
     job = job_of(pace)
-    del job.attached.memory["pace"]
+    del job.attached.method_state["pace"]
     with pytest.raises(RunFailed, match="fixed its length beforehand: resume with that version"):
         PacedTrainer(Trainer(), pace, lambda attached, before: before).train([job])  # type: ignore[arg-type]
     job.attached.detach()
@@ -312,10 +312,10 @@ def test_a_paced_method_moves_weights_as_one_of_its_present_length_does() -> Non
     def make(epochs: int) -> Method:
         return Method(
             name="m", start=at_random, start_density=0.5, schedule=lambda progress: None, clock="step",
-            revise=lambda net, change, progress, draw: epochs,  # type: ignore[arg-type, return-value]
+            update=lambda net, change, progress, draw: epochs,  # type: ignore[arg-type, return-value]
         )  # fmt: skip
 
     pace = Pace(3)
     method = paced(make, pace)
     for pace.epochs in (3, 7, 5):
-        assert method.revise(None, None, None, None) == pace.epochs  # type: ignore[misc, arg-type]
+        assert method.update(None, None, None, None) == pace.epochs  # type: ignore[misc, arg-type]

@@ -145,7 +145,7 @@ def undisturbed() -> tuple[Run, int, dict[int, str]]:
 def test_lengths_rates_and_samples_of_a_paced_training() -> None:
     run, num_samples, stood = undisturbed()
     assert list(stood) == [epoch * STEPS_PER_EPOCH for epoch in (1, 2, 3, 4, 5)]
-    assert lengths(run.attached.memory) == [[0, 6], [1, 8], [2, 5], [3, 7], [5, 6]]
+    assert lengths(run.attached.method_state) == [[0, 6], [1, 8], [2, 5], [3, 7], [5, 6]]
     assert run.rates == pytest.approx(rates_by_hand([6, 8, 5, 7, 7, 6]), rel=1e-6)
     assert num_samples == BATCH * STEPS_PER_EPOCH * 6
 
@@ -168,7 +168,7 @@ def test_killed_anywhere_it_finds_the_same_lengths_and_ends_with_the_same_bits(k
     run, counted, stood_then = paced_run(last)
     ours, theirs = everything_of(run), everything_of(expected)
     assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
-    assert lengths(run.attached.memory) == lengths(expected.attached.memory)
+    assert lengths(run.attached.method_state) == lengths(expected.attached.method_state)
     assert counted == num_samples, "those before the kills among them"
     died = max(kills)
     assert run.rates == expected.rates[died:]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from pathgrow.checkpoint import RunFolder
+from pathgrow.checkpoint import RunDir
 from pathgrow.report import progress
 from pathgrow.runs import phases
 from pathgrow.sparse.partial import Partial, half_done
@@ -31,14 +31,14 @@ class Killed(BaseException):
 
 def die_in(monkeypatch: pytest.MonkeyPatch, stage: str, step: int) -> None:
     """Trainings are stored after every step; the process dies when this many steps of one of them are stored."""
-    save = RunFolder.save
+    save = RunDir.save
 
-    def dying(self: RunFolder, name: str, facts: Any, *tensors: Any) -> None:
-        save(self, name, facts, *tensors)
-        if name == f"partial-{stage}-0" and facts["step"] == step:
+    def dying(self: RunDir, name: str, metadata: Any, *tensors: Any) -> None:
+        save(self, name, metadata, *tensors)
+        if name == f"partial-{stage}-0" and metadata["step"] == step:
             raise Killed
 
-    monkeypatch.setattr(RunFolder, "save", dying)
+    monkeypatch.setattr(RunDir, "save", dying)
     monkeypatch.setattr(phases, "Partial", functools.partial(Partial, seconds=0.0))
 
 
@@ -60,14 +60,14 @@ def test_a_killed_run_says_where_it_goes_on(
         with pytest.raises(Killed):
             leave(*arguments)
     assert "goes on where" not in capsys.readouterr().err, "it began"
-    seconds = RunFolder(tmp_path / "run").seconds
+    seconds = RunDir(tmp_path / "run").seconds
     assert seconds > 0
     assert leave(*arguments) == 0
     lines = capsys.readouterr().err.splitlines()
     assert [TOLD.fullmatch(line) is not None for line in lines[:2]] == [True, False]
     assert TOLD.fullmatch(lines[0])[1] == f"{before}{stage} goes on after {7 / STEPS_PER_EPOCH:g} epochs"  # type: ignore[index]
     assert not any("begins" in line for line in lines), "it began before"
-    timing = RunFolder(tmp_path / "run").report()["timing"]
+    timing = RunDir(tmp_path / "run").report()["timing"]
     assert timing["run_seconds"] > seconds + timing["phases"][-1]["seconds"], "the time before the kill counts too"
     assert leave(*arguments) == 0
     assert capsys.readouterr().err == "", "a finished run is only shown"
@@ -77,15 +77,15 @@ def test_a_run_killed_between_stages_names_the_one_that_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [*DISCOVER.split(), "--out", str(tmp_path / "run")]
-    save = RunFolder.save
+    save = RunDir.save
 
-    def dying(self: RunFolder, name: str, *stored: Any) -> None:
+    def dying(self: RunDir, name: str, *stored: Any) -> None:
         save(self, name, *stored)
         if name == "round-001":
             raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(RunFolder, "save", dying)
+        patched.setattr(RunDir, "save", dying)
         with pytest.raises(Killed):
             leave(*arguments)
     capsys.readouterr()
@@ -97,14 +97,14 @@ def test_a_run_killed_between_stages_names_the_one_that_begins(
 
 def test_what_is_half_done_is_what_need_not_be_trained_again(tmp_path: Path) -> None:
     some = {"weight": torch.ones(2)}
-    with RunFolder.open(tmp_path, {}) as folder:
+    with RunDir.open(tmp_path, {}) as folder:
         folder.save("seed", {"score": 0.5})
         folder.save("partial-seed-0", {"step": 99}, some)  # killed before it was cleared
         folder.save("partial-round-001-0", {"step": 20}, some)
         folder.save("partial-round-001-1", {"step": 3}, some)
         folder.save("partial-probe-dense-0", {"step": 5}, some)
         folder.save("partial-final-0", {"step": 8}, some)
-        folder.forget_tensors("partial-final-0")
+        folder.delete_tensors("partial-final-0")
         assert half_done(folder) == {"round-001": 23, "probe-dense": 5}
 
 

@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from pathgrow.checkpoint import RunFolder
+from pathgrow.checkpoint import RunDir
 from pathgrow.masks import Masks
 from pathgrow.masks.sampling import top_k
-from pathgrow.methods.method import Change, Method, Progress
+from pathgrow.methods.method import MaskUpdate, Method, Progress
 from pathgrow.methods.picks import ByScore, at_random, everything
-from pathgrow.methods.view import Net
+from pathgrow.methods.view import NetworkView
 from pathgrow.runs.discover_config import Experiment
 from pathgrow.runs.levels import Levels
 from pathgrow.runs.meter import Meter
@@ -95,7 +95,7 @@ def test_a_training_left_half_done_is_cleared_when_its_run_is_over(what: str, tm
         run = partial(run_experiment, config, tmp_path / "run")
     first = run()
     (tmp_path / "run" / "report.json").unlink()
-    with RunFolder.open(tmp_path / "run", config.as_dict(), device="cpu") as folder:
+    with RunDir.open(tmp_path / "run", config.as_dict(), device="cpu") as folder:
         folder.save("partial-level-000-0", {"step": 3}, {"weights": torch.zeros(3)})
     again = run()
     assert {**again, "timing": None} == {**first, "timing": None}
@@ -127,11 +127,11 @@ def test_samples_that_a_change_has_looked_at_are_paid_for() -> None:
 def pruning_by_gradient() -> Method:
     """Half of the weights goes after a training, those with the smallest gradients."""
 
-    def smallness(net: Net) -> dict[str, Tensor]:
+    def smallness(net: NetworkView) -> dict[str, Tensor]:
         return {name: -gradient for name, gradient in net.gradients().items()}
 
-    def half_once(progress: Progress) -> Change | None:
-        return Change(num_drop=progress.num // 2) if progress.round == 0 else None
+    def half_once(progress: Progress) -> MaskUpdate | None:
+        return MaskUpdate(num_drop=progress.num // 2) if progress.round == 0 else None
 
     return Method(
         name="mine", start=everything, start_density=1.0, drop=ByScore(smallness, top_k), schedule=half_once,
@@ -142,11 +142,11 @@ def pruning_by_gradient() -> Method:
 def rewiring_by_paths() -> Method:
     """Ten weights make room at every fourth step for others that lie on heavy paths."""
 
-    def at_fourth_steps(progress: Progress) -> Change | None:
-        return Change(num_drop=10, num_grow=10) if progress.step % 4 == 3 else None
+    def at_fourth_steps(progress: Progress) -> MaskUpdate | None:
+        return MaskUpdate(num_drop=10, num_grow=10) if progress.step % 4 == 3 else None
 
     return Method(
-        name="mine", start=at_random, start_density=0.5, drop=at_random, grow=ByScore(Net.path_scores, top_k),
+        name="mine", start=at_random, start_density=0.5, drop=at_random, grow=ByScore(NetworkView.path_scores, top_k),
         schedule=at_fourth_steps, clock="step", needs=frozenset({"paths"}),
     )  # fmt: skip
 
@@ -185,15 +185,15 @@ def test_choosing_the_first_masks_takes_time_too(killed: bool, tmp_path: Path, m
     module.mine = lambda: Method(name="mine", start=slowly, start_density=0.5)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "my_methods", module)
     if killed:
-        save = RunFolder.save
+        save = RunDir.save
 
-        def last(self: RunFolder, stage: str, *stored: Any) -> None:
+        def last(self: RunDir, stage: str, *stored: Any) -> None:
             save(self, stage, *stored)
             if stage == "start":
                 raise Killed
 
         with monkeypatch.context() as patched:
-            patched.setattr(RunFolder, "save", last)
+            patched.setattr(RunDir, "save", last)
             with pytest.raises(Killed):
                 trained(tmp_path, "my_methods:mine", density=None)
     timing = trained(tmp_path, "my_methods:mine", density=None)["timing"]

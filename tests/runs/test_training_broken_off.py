@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pathgrow import methods
-from pathgrow.checkpoint import MemoryStore, RunFolder, Store
+from pathgrow.checkpoint import MemoryStore, RunDir, Store
 from pathgrow.data.dataset import Dataset, Split
 from pathgrow.masks import Masks
 from pathgrow.methods.picks import at_random
 from pathgrow.runs import phases as phases_module
+from pathgrow.runs.callback import Callback
 from pathgrow.runs.discovery import discover
-from pathgrow.runs.observer import Observer
 from pathgrow.sparse.attach import Attached, attach
 from pathgrow.sparse.ema import Averaging
 from pathgrow.sparse.partial import Partial
@@ -180,16 +180,16 @@ def test_the_cases_tell_states_apart() -> None:
     stage = store.load("partial-test-0")
     other = torch.Generator().manual_seed(3).get_state()
     tensors = {name: other if name.startswith("noise") else tensor for name, tensor in stage.tensors.items()}
-    store.save("partial-test-0", stage.facts, tensors)
+    store.save("partial-test-0", stage.metadata, tensors)
     attached, _ = train("sgd", "growing", Partial(store, "partial-test-0"))
     assert not torch.equal(attached.model[5].weight, expected["5.weight"]), "dropout goes on with its own noise"
 
 
 @pytest.mark.parametrize("last", [4, 5, NUM_STEPS])
 def test_a_folder_gives_back_what_it_was_given(tmp_path: Path, last: int) -> None:
-    with RunFolder.open(tmp_path / "run", {}) as folder, pytest.raises(Killed):
+    with RunDir.open(tmp_path / "run", {}) as folder, pytest.raises(Killed):
         train("adamw", "swapping", Mortal(folder, {last}, last))
-    with RunFolder.open(tmp_path / "run", {}) as folder:
+    with RunDir.open(tmp_path / "run", {}) as folder:
         attached, _ = train("adamw", "swapping", Partial(folder, "partial-test-0"))
     assert_same(attached, "adamw", "swapping")
 
@@ -212,15 +212,16 @@ def discovered(store: Store, monkeypatch: pytest.MonkeyPatch, dies: tuple[str, i
     monkeypatch.setattr(phases_module, "Partial", Often)
     began: list[str] = []
 
-    class Diary(Observer):
-        def stage_begins(self, stage: str, *, epochs: int | None, density: float) -> None:
+    class MetricsLogger(Callback):
+        def on_stage_start(self, stage: str, *, epochs: int | None, density: float) -> None:
             began.append(stage)
 
     trainer = Trainer(data(), CASES["sgd"], EngineOptions(device="cpu"))
     model, optimizer = trainer.place(network())
     found = discover(
         model, optimizer, trainer, trainer.evaluate(data().val), data().example_input(), store=store, budget=8,
-        start_density=0.1, target_density=0.2, gamma=0.5, observe="average", reference="dense", observer=Diary(),
+        start_density=0.1, target_density=0.2, gamma=0.5, observe="average", reference="dense", 
+        callback=MetricsLogger(),
         rule="trajectory",  # its seed network is trained in several parts
     )  # fmt: skip
     report = {key: value for key, value in found.report().items() if key != "timing"}
@@ -244,7 +245,7 @@ def test_a_discovery_goes_on_in_the_middle_of_a_stage(dies: tuple[str, int], mon
         discovered(store, monkeypatch, dies)
     left = store.load(dies[0])
     assert left is not None
-    assert left.facts["step"] == dies[1]
+    assert left.metadata["step"] == dies[1]
     assert left.tensors
     again = discovered(store, monkeypatch)
     assert again["report"] == expected["report"]

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pathgrow import methods
-from pathgrow.methods.method import Change, Method, Progress
+from pathgrow.methods.method import MaskUpdate, Method, Progress
 from pathgrow.methods.picks import at_random
 from pathgrow.runs.bench import Bench, moves
 from pathgrow.runs.doubts import doubt_about_changes, doubt_about_rewinding, doubts
@@ -42,7 +42,7 @@ def num_changes(bench: Bench, epochs: int) -> int:
     num_on, found = round((method.start_density or 1.0) * num), 0
     for step in range(epochs * STEPS):
         change = method.schedule(Progress(round=0, step=step, num_on=num_on, num=num))
-        if change is not None and (method.revise is not None or change.num_drop or change.num_grow):
+        if change is not None and (method.update is not None or change.num_drop or change.num_grow):
             found += 1
             num_on += change.num_grow - change.num_drop
     return found
@@ -129,8 +129,8 @@ def test_where_a_budget_decides_on_the_length_nobody_is_told_to_change_it() -> N
 def once(*, density: float = 0.25, num_steps: int = 100) -> Method:
     """Half-way through the training, one weight makes room for another."""
 
-    def half_way(progress: Progress) -> Change | None:
-        return Change(num_drop=1, num_grow=1) if progress.step == num_steps // 2 else None
+    def half_way(progress: Progress) -> MaskUpdate | None:
+        return MaskUpdate(num_drop=1, num_grow=1) if progress.step == num_steps // 2 else None
 
     return Method(
         name="once", start=at_random, start_density=density, drop=at_random, grow=at_random, schedule=half_way,

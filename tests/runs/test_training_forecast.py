@@ -11,7 +11,7 @@ import pytest
 from pathgrow.errors import UserError
 from pathgrow.methods.method import Progress
 from pathgrow.runs.bench import Bench
-from pathgrow.runs.forecast import Standing, changes_are_due, cost_by_epochs, flops_price, parameters_price
+from pathgrow.runs.forecast import Standing, cost_by_epochs, flops_price, parameters_price, updates_are_due
 from pathgrow.runs.plan import plan
 from pathgrow.runs.spent import like, spent
 from pathgrow.runs.train_config import TrainRun
@@ -34,7 +34,7 @@ def played(bench: Bench, epochs: int, at: Standing) -> list[tuple[int, bool]]:
             seen += [(num_on, False)] * STEPS * max(1, round(epochs / 160))
         return seen + [(num_on, False)] * STEPS * epochs
     if method.clock == "round":
-        round_, again = at.round, method.rewind_step if method.afterwards == "rewind" else 0
+        round_, again = at.round, method.rewind_step if method.after_update == "rewind" else 0
         while True:
             seen += [(num_on, False)] * (STEPS * epochs - (again if round_ else 0))
             change = method.schedule(Progress(round=round_, step=0, num_on=num_on, num=NUM))
@@ -43,7 +43,7 @@ def played(bench: Bench, epochs: int, at: Standing) -> list[tuple[int, bool]]:
             num_on, round_ = num_on - change.num_drop, round_ + 1
     for step in range(at.step, STEPS * epochs):
         change = method.schedule(Progress(round=0, step=step, num_on=num_on, num=NUM))
-        is_real = change is not None and (method.revise is not None or bool(change.num_drop or change.num_grow))
+        is_real = change is not None and (method.update is not None or bool(change.num_drop or change.num_grow))
         seen.append((num_on, is_real))
         if change is not None:
             num_on += change.num_grow - change.num_drop
@@ -124,8 +124,8 @@ def test_pruning_that_is_not_done_yet_is_due_and_other_methods_owe_nothing() -> 
     made = bench("gmp")
     for num_on, due in ((NUM, True), (round(0.25 * NUM), False)):
         at = Standing(num_on=num_on, macs=num_on + OUTPUT, step=2 * STEPS)
-        assert changes_are_due(made, at) is due
-    assert not changes_are_due(bench("rigl"), Standing(num_on=304, macs=304 + OUTPUT, step=2 * STEPS))
+        assert updates_are_due(made, at) is due
+    assert not updates_are_due(bench("rigl"), Standing(num_on=304, macs=304 + OUTPUT, step=2 * STEPS))
 
 
 # The plan.

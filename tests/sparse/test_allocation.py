@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from pathgrow import models
 from pathgrow.errors import UserError
-from pathgrow.graph import Wiring, read
+from pathgrow.graph import Graph, trace
 from pathgrow.masks import Masks
 from pathgrow.methods.allocation import LAWS, RandomByLaw, allocated, random_in_layers, top_k_in_layers
-from pathgrow.methods.view import Net
+from pathgrow.methods.view import NetworkView
 
 laws = st.sampled_from(list(LAWS))
 shapes = st.lists(
@@ -34,28 +34,28 @@ def scope_of_shapes(*sizes: tuple[int, ...]) -> Masks:
 
 
 @pytest.fixture(scope="module")
-def resnet() -> tuple[Masks, Wiring]:
+def resnet() -> tuple[Masks, Graph]:
     model = models.create("resnet50", 1000)
     inside = {name: torch.ones_like(mask) for name, mask in Masks.full(model).items()}
-    return Masks.select(inside, inside), read(model, torch.zeros(1, 3, 224, 224))
+    return Masks.select(inside, inside), trace(model, torch.zeros(1, 3, 224, 224))
 
 
 class TestResNet50:
     """RigL's own figures: ERK at 80 and 90% sparse, and the cost of a forward pass in shares of the dense one."""
 
     @staticmethod
-    def share_of_macs(wiring: Wiring, counts: dict[str, int]) -> float:
-        assert all(layer.name is not None for layer in wiring.layers)
-        macs = sum(counts[str(layer.name)] * layer.positions for layer in wiring.layers)
-        return macs / sum(layer.macs for layer in wiring.layers)
+    def share_of_macs(graph: Graph, counts: dict[str, int]) -> float:
+        assert all(layer.name is not None for layer in graph.layers)
+        macs = sum(counts[str(layer.name)] * layer.positions for layer in graph.layers)
+        return macs / sum(layer.macs for layer in graph.layers)
 
     @pytest.mark.parametrize(
         ("density", "epsilon", "num_dense", "cost"), [(0.2, 99.56, 8, 0.414), (0.1, 48.79, 1, 0.242)]
     )
     def test_erk(
-        self, resnet: tuple[Masks, Wiring], density: float, epsilon: float, num_dense: int, cost: float
+        self, resnet: tuple[Masks, Graph], density: float, epsilon: float, num_dense: int, cost: float
     ) -> None:
-        scope, wiring = resnet
+        scope, graph = resnet
         counts = allocated(scope, density, "erk")
         assert len(counts) == 54
         assert sum(counts.values()) == round(density * 25_502_912)
@@ -64,14 +64,14 @@ class TestResNet50:
         # density x product of dimensions / sum of dimensions is the same number in every layer that is not dense
         for name, num in free.items():
             assert num / sum(scope[name].shape) == pytest.approx(epsilon, abs=0.005 + 1 / sum(scope[name].shape))
-        assert self.share_of_macs(wiring, counts) == pytest.approx(cost, abs=0.0005)
+        assert self.share_of_macs(graph, counts) == pytest.approx(cost, abs=0.0005)
 
     @pytest.mark.parametrize(("density", "cost"), [(0.2, 0.223), (0.1, 0.126)])
-    def test_uniform(self, resnet: tuple[Masks, Wiring], density: float, cost: float) -> None:
-        scope, wiring = resnet
+    def test_uniform(self, resnet: tuple[Masks, Graph], density: float, cost: float) -> None:
+        scope, graph = resnet
         counts = allocated(scope, density, "uniform")
         assert next(iter(counts.values())) == 64 * 3 * 7 * 7
-        assert self.share_of_macs(wiring, counts) == pytest.approx(cost, abs=0.0005)
+        assert self.share_of_macs(graph, counts) == pytest.approx(cost, abs=0.0005)
 
 
 def test_equal_is_the_density_of_every_tensor() -> None:
@@ -171,7 +171,7 @@ def test_only_switchable_weights_count() -> None:
 def test_random_masks_have_these_numbers(sizes: list[tuple[int, ...]], density: float, law: str, seed: int) -> None:
     scope = scope_of_shapes(*sizes)
     counts = allocated(scope, density, law)
-    net = Net(torch.nn.Identity(), Masks.empty(scope), scope)
+    net = NetworkView(torch.nn.Identity(), Masks.empty(scope), scope)
     picked = RandomByLaw(law)(net, scope, sum(counts.values()), torch.Generator().manual_seed(seed))
     assert {name: int(chosen.sum()) for name, chosen in picked.items()} == counts
 

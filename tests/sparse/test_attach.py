@@ -521,7 +521,7 @@ class TestDriven:
             with sparse.driven():
                 optimizer.zero_grad()
                 model(torch.randn(16, 6, generator=draw)).square().mean().backward()
-                sparse.change_if_due_()
+                sparse.update_masks_if_due_()
                 sparse.mask_gradients_()
                 optimizer.step()
                 sparse.mask_weights_()
@@ -584,12 +584,12 @@ class TestDriven:
         model, optimizer, sparse = sparse_mlp(method=swapping(density=0.2))
         due = []
         for _ in range(4):
-            due.append(sparse.change_is_due)
+            due.append(sparse.update_is_due)
             before = sparse.masks.clone()
             self.drive(model, optimizer, sparse, steps=1)
             assert (sparse.masks - before).num_on == 3 * due[-1]
         assert due == [False, True, False, True]
-        assert not sparse_mlp()[2].change_is_due, "a clock of rounds is not asked at steps"
+        assert not sparse_mlp()[2].update_is_due, "a clock of rounds is not asked at steps"
 
     def test_an_average_is_not_trained(self) -> None:
         model, optimizer, sparse = sparse_mlp(average=Averaging(every=1))

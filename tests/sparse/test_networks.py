@@ -17,14 +17,14 @@ from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
 from pathgrow import methods
 from pathgrow.errors import UserError
-from pathgrow.graph import read
+from pathgrow.graph import trace
 from pathgrow.graph.sample_counter import counting
 from pathgrow.masks import Masks
 from pathgrow.methods.fixed import fixed
 from pathgrow.methods.picks import at_random
 from pathgrow.sparse.attach import attach
 from pathgrow.sparse.networks import copy_pair, fresh_, initial_state, pack_pair, unpack_pair_
-from pathgrow.sparse.optimizer_state import empty_slots_, forget_slots_
+from pathgrow.sparse.optimizer_state import empty_slots_, reset_optimizer_state_
 from pathgrow.sparse.tree import put_together, take_apart
 
 OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
@@ -61,8 +61,8 @@ def assert_same(model: nn.Module, optimizer: Optimizer, other: nn.Module, other_
         (model.state_dict(), other.state_dict()),
         (optimizer.state_dict(), other_optimizer.state_dict()),
     ):
-        (tensors, facts), (their_tensors, their_facts) = take_apart(here), take_apart(there)
-        assert facts == their_facts
+        (tensors, metadata), (their_tensors, their_facts) = take_apart(here), take_apart(there)
+        assert metadata == their_facts
         for key, tensor in tensors.items():
             assert tensor.dtype == their_tensors[key].dtype
             assert torch.equal(tensor, their_tensors[key]), key
@@ -134,7 +134,7 @@ class TestFresh:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.fill_(7.0)
-        fresh_(model, optimizer, initial, Masks({"0.weight": mask}), seed=0, wiring=read(model, torch.ones(1, 4)))
+        fresh_(model, optimizer, initial, Masks({"0.weight": mask}), seed=0, graph=trace(model, torch.ones(1, 4)))
         weight, values = model[0].weight.detach(), initial["0.weight"].flatten()
         assert all(float((values - entry).abs().min()) < 1e-7 for entry in weight[0])
         assert float((values - weight[1, 0] / 2).abs().min()) < 1e-7  # sqrt(4 / 1)
@@ -150,7 +150,7 @@ class TestFresh:
         masks, optimizer = Masks.full(model), SGD(model.parameters(), lr=0.1)
         found = []
         for seed in (0, 0, 1):
-            fresh_(model, optimizer, initial, masks, seed, wiring=read(model, torch.ones(1, 6)))
+            fresh_(model, optimizer, initial, masks, seed, graph=trace(model, torch.ones(1, 6)))
             found.append(model[0].weight.detach().clone())
         assert torch.equal(found[0], found[1])
         assert not torch.equal(found[0], found[2])
@@ -172,7 +172,7 @@ class TestFresh:
             initial,
             Masks({"0.weight": mask}),
             seed=0,
-            wiring=read(model, x[:1]),
+            graph=trace(model, x[:1]),
         )
         assert model(x).std().item() == pytest.approx(dense, rel=0.03)
 
@@ -187,7 +187,7 @@ class TestFresh:
             initial,
             Masks({"0.weight": mask}, {"0.weight": scope}),
             seed=0,
-            wiring=read(model, torch.ones(1, 4)),
+            graph=trace(model, torch.ones(1, 4)),
         )
         scale = math.sqrt(4 / 3)
         torch.testing.assert_close(model[0].weight[0, 2:], initial["0.weight"][0, 2:] * scale)
@@ -205,7 +205,7 @@ class TestFresh:
             initial_state(model),
             Masks({"0.weight": mask}),
             seed=0,
-            wiring=read(model, torch.ones(1, 4, 5, 5)),
+            graph=trace(model, torch.ones(1, 4, 5, 5)),
         )
         for channel in range(6):
             group, row = divmod(channel, 6 // groups)
@@ -227,20 +227,20 @@ class TestFresh:
 
         model = nn.Sequential(InByOut(), nn.Linear(3, 2))
         mask = torch.tensor([[1, 1, 0], [1, 0, 0], [1, 0, 0], [1, 0, 0]], dtype=torch.bool)
-        masks, wiring = Masks({"0.weight": mask}), read(model, torch.ones(1, 4))
-        fresh_(model, SGD(model.parameters(), lr=0.1), initial_state(model), masks, seed=0, wiring=wiring)
+        masks, graph = Masks({"0.weight": mask}), trace(model, torch.ones(1, 4))
+        fresh_(model, SGD(model.parameters(), lr=0.1), initial_state(model), masks, seed=0, graph=graph)
         expected = torch.tensor([[1.0, 2.0, 0.0], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
         torch.testing.assert_close(model[0].weight.detach(), expected)
 
     def test_a_weight_that_is_not_used_is_not_scaled(self) -> None:
         model = nn.Sequential(nn.Linear(4, 4))
-        wiring = read(model, torch.ones(1, 4))
+        graph = trace(model, torch.ones(1, 4))
         model.spare = nn.Linear(4, 4)
         model.spare.forward = lambda x: x  # type: ignore[method-assign]
         nn.init.ones_(model.spare.weight)
         mask = torch.eye(4, dtype=torch.bool)
         masks = Masks({"spare.weight": mask})
-        fresh_(model, SGD(model.parameters(), lr=0.1), initial_state(model), masks, seed=0, wiring=wiring)
+        fresh_(model, SGD(model.parameters(), lr=0.1), initial_state(model), masks, seed=0, graph=graph)
         assert torch.equal(model.spare.weight, mask.float())
 
     @pytest.mark.parametrize("make", [lambda p: Adam(p, lr=0.3), lambda p: Adagrad(p, initial_accumulator_value=0.5)])
@@ -251,16 +251,16 @@ class TestFresh:
         optimizer.param_groups[0]["lr"] = 0.123
         train(model, optimizer, 3)
         masks = Masks.full(model)
-        fresh_(model, optimizer, initial, masks, seed=0, wiring=read(model, torch.ones(1, 5)))
+        fresh_(model, optimizer, initial, masks, seed=0, graph=trace(model, torch.ones(1, 5)))
         twin = mlp()
         twin_optimizer = make(twin.parameters())
         twin_optimizer.param_groups[0]["lr"] = 0.123
-        fresh_(twin, twin_optimizer, initial, masks, seed=0, wiring=read(twin, torch.ones(1, 5)))
+        fresh_(twin, twin_optimizer, initial, masks, seed=0, graph=trace(twin, torch.ones(1, 5)))
         for pair in ((model, optimizer), (twin, twin_optimizer)):
             train(*pair, 2)
         assert_same(model, optimizer, twin, twin_optimizer)
 
-    @pytest.mark.parametrize("forget", [empty_slots_, forget_slots_])
+    @pytest.mark.parametrize("forget", [empty_slots_, reset_optimizer_state_])
     @pytest.mark.parametrize("make", [SGD, Adam, AdamW, Adagrad, RMSprop])
     def test_an_optimizer_that_has_forgotten_steps_as_a_new_one(
         self, make: type[Optimizer], forget: Callable[[Optimizer], None]
@@ -290,8 +290,8 @@ class TestFresh:
 
         model = Tied()
         mask = torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0], [1, 0, 0, 0]], dtype=torch.bool)
-        masks, wiring = Masks({"weight": mask}), read(model, torch.ones(1, 4))
-        fresh_(model, SGD(model.parameters(), lr=0.1), initial_state(model), masks, seed=0, wiring=wiring)
+        masks, graph = Masks({"weight": mask}), trace(model, torch.ones(1, 4))
+        fresh_(model, SGD(model.parameters(), lr=0.1), initial_state(model), masks, seed=0, graph=graph)
         expected = mask * torch.tensor([[1.0], [2.0], [2.0]])
         torch.testing.assert_close(model.weight.detach(), expected)
 
@@ -304,7 +304,7 @@ class TestFresh:
                 initial_state(nn.Linear(2, 2)),
                 Masks.full(model),
                 seed=0,
-                wiring=read(model, torch.ones(1, 5)),
+                graph=trace(model, torch.ones(1, 5)),
             )
 
 
@@ -316,10 +316,10 @@ class TestStorage:
         train(model, optimizer, 3)
         optimizer.param_groups[0]["lr"] = 0.03125
         # Through bytes and text, as a store would keep them.
-        tensors, facts = pack_pair(model, optimizer)
+        tensors, metadata = pack_pair(model, optimizer)
         kept = safetensors.torch.load(safetensors.torch.save({key: t.clone() for key, t in tensors.items()}))
-        told = json.loads(json.dumps(facts, allow_nan=False))
-        assert told == facts
+        told = json.loads(json.dumps(metadata, allow_nan=False))
+        assert told == metadata
         other = mlp(seed=1)
         other_optimizer = OPTIMIZERS[name](other.parameters())
         train(other, other_optimizer, 1, first=50)
@@ -335,18 +335,18 @@ class TestStorage:
         optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
         moment = torch.tensor([[1 / 3, 2 / 3, 1e-9], [0.0, -1.0, 5.0]])
         optimizer.state[model.weight]["momentum_buffer"] = moment
-        tensors, facts = pack_pair(model, optimizer)
+        tensors, metadata = pack_pair(model, optimizer)
         optimizer.state.clear()
-        unpack_pair_(model, optimizer, tensors, facts)
+        unpack_pair_(model, optimizer, tensors, metadata)
         assert torch.equal(optimizer.state[model.weight]["momentum_buffer"], moment)
 
     def test_how_to_step_is_decided_by_the_machine_that_goes_on(self) -> None:
         stored = mlp()
         on_gpu = AdamW(stored.parameters(), lr=0.5, capturable=True)
-        tensors, facts = pack_pair(stored, on_gpu)
+        tensors, metadata = pack_pair(stored, on_gpu)
         model = mlp(seed=1)
         optimizer = AdamW(model.parameters(), lr=0.01)
-        unpack_pair_(model, optimizer, tensors, facts)
+        unpack_pair_(model, optimizer, tensors, metadata)
         assert optimizer.param_groups[0]["lr"] == 0.5
         model(torch.zeros(2, next(model.parameters()).shape[1])).sum().backward()
         optimizer.step()  # a CPU refuses to be captured
@@ -376,8 +376,8 @@ class TestStorage:
             "a": {"b": torch.zeros(1), 3: (1, [None, True], "x")},
             "f": [math.inf, 0.1, -0.0],
         }
-        tensors, facts = take_apart(value)
-        back = put_together(tensors, json.loads(json.dumps(facts, allow_nan=False)))
+        tensors, metadata = take_apart(value)
+        back = put_together(tensors, json.loads(json.dumps(metadata, allow_nan=False)))
         assert back["a.b"] is value["a.b"]
         assert back["a"]["b"] is value["a"]["b"]
         assert back["a"][3] == (1, [None, True], "x")

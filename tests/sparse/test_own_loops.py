@@ -115,8 +115,8 @@ def test_between_changes_clipping_sees_only_gradients_that_count(name: str) -> N
             loss_at(sparse, step).backward()
         beside = [sparse.model.get_parameter(weight).grad[~mask] for weight, mask in sparse.masks.items()]
         is_dense = any(bool(gradient.any()) for gradient in beside)
-        assert sparse.change_is_due or not is_dense
-        num_masked += not sparse.change_is_due
+        assert sparse.update_is_due or not is_dense
+        num_masked += not sparse.update_is_due
         num_dense += is_dense
         sparse.optimizer.step()
     assert num_masked >= 3

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from pathgrow import attach, methods
-from pathgrow.graph import read
+from pathgrow.graph import trace
 from pathgrow.graph.flops import start_flops
 from pathgrow.masks import Masks
-from pathgrow.methods.view import ReadingCost
+from pathgrow.methods.view import ScoringCost
 
 MACS = 4 * 3 + 3 * 2
-NO_DATA = ReadingCost()
+NO_DATA = ScoringCost()
 
 
 def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -29,7 +29,7 @@ def batches(num: int, size: int, width: int) -> list[tuple[Tensor, Tensor]]:
     return [(torch.randn(size, width, generator=draw), torch.arange(size) % 2) for _ in range(num)]
 
 
-def looked(model: nn.Module, width: int, method: str, size: int, **options: Any) -> ReadingCost:
+def charge(model: nn.Module, width: int, method: str, size: int, **options: Any) -> ScoringCost:
     made = methods.create(method, **({"density": 0.5} | options))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     sparse = attach(
@@ -41,7 +41,7 @@ def looked(model: nn.Module, width: int, method: str, size: int, **options: Any)
         loss=loss,
         batches=batches(3, size, width),
     )
-    found = sparse.last_reading_cost
+    found = sparse.last_scoring_cost
     sparse.detach()
     return found
 
@@ -63,8 +63,8 @@ def looked(model: nn.Module, width: int, method: str, size: int, **options: Any)
 def test_the_price_of_a_start_by_hand(method: str, options: dict[str, int], passes: int) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
-    found = looked(model, 4, method, 5, **options)
-    assert start_flops(read(model, torch.zeros(1, 4)), **dataclasses.asdict(found)) == passes * 3 * 2 * MACS
+    found = charge(model, 4, method, 5, **options)
+    assert start_flops(trace(model, torch.zeros(1, 4)), **dataclasses.asdict(found)) == passes * 3 * 2 * MACS
 
 
 @pytest.mark.parametrize("method", ["snip", "grasp"])
@@ -73,8 +73,8 @@ def test_the_price_of_gradients_is_that_of_the_products_that_torch_makes(method:
     torch.manual_seed(0)
     model = nn.Sequential(*[layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU())])
     with FlopCounterMode(display=False) as counter:
-        found = looked(model, width, method, size)
-    price = start_flops(read(model, torch.zeros(1, width)), **dataclasses.asdict(found))
+        found = charge(model, width, method, size)
+    price = start_flops(trace(model, torch.zeros(1, width)), **dataclasses.asdict(found))
     # The first layer's input wants no gradient, so the network does a little less than the formula says.
     assert counter.get_total_flops() == pytest.approx(price, rel=1.5 / depth)
     assert counter.get_total_flops() < price
@@ -85,6 +85,6 @@ def test_a_change_of_the_masks_tells_its_own_reading() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     made = dataclasses.replace(methods.create("imp_c"), start=methods.create("snip").start, start_density=0.9)
     sparse = attach(model, optimizer, made, scope=Masks.full(model), loss=loss, batches=batches(1, 5, 4))
-    assert sparse.last_reading_cost == ReadingCost(num_gradient_samples=5)
+    assert sparse.last_scoring_cost == ScoringCost(num_gradient_samples=5)
     assert sparse.advance_()
-    assert sparse.last_reading_cost == NO_DATA
+    assert sparse.last_scoring_cost == NO_DATA

@@ -5,21 +5,21 @@ from __future__ import annotations
 from torch import Tensor
 
 from pathgrow.masks.sampling import top_k
-from pathgrow.methods.method import Change, Method, Progress
+from pathgrow.methods.method import MaskUpdate, Method, Progress
 from pathgrow.methods.picks import ByScore, at_random
-from pathgrow.methods.view import Net
+from pathgrow.methods.view import NetworkView
 
 
 def swapping(*, density: float, every: int = 2, num: int = 3) -> Method:
     """A small RigL: every so many steps, drop the `num` smallest magnitudes, grow the `num` largest dense gradients."""
 
-    def lowest(net: Net) -> dict[str, Tensor]:
+    def lowest(net: NetworkView) -> dict[str, Tensor]:
         return {name: -weight.abs() for name, weight in net.weights().items()}
 
-    def schedule(progress: Progress) -> Change | None:
-        return Change(num_drop=num, num_grow=num) if progress.step % every == every - 1 else None
+    def schedule(progress: Progress) -> MaskUpdate | None:
+        return MaskUpdate(num_drop=num, num_grow=num) if progress.step % every == every - 1 else None
 
     return Method(
         name="swapping", start=at_random, start_density=density, clock="step", schedule=schedule,
-        drop=ByScore(lowest, top_k), grow=ByScore(Net.gradients, top_k), needs=frozenset({"gradients"}),
+        drop=ByScore(lowest, top_k), grow=ByScore(NetworkView.gradients, top_k), needs=frozenset({"gradients"}),
     )  # fmt: skip

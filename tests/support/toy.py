@@ -126,11 +126,11 @@ class MortalStore(MemoryStore):
         super().__init__()
         self.left, self._saves_the_last = num_saves, saves_the_last
 
-    def save(self, stage: str, facts: object, tensors: object = None) -> None:
+    def save(self, stage: str, metadata: object, tensors: object = None) -> None:
         self.left -= 1
         if self.left == 0 and not self._saves_the_last:
             raise Killed
-        super().save(stage, facts, tensors)  # type: ignore[arg-type]
+        super().save(stage, metadata, tensors)  # type: ignore[arg-type]
         if self.left == 0:
             raise Killed
 

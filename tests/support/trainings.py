@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pathgrow import methods
-from pathgrow.distributed.comm import ALONE
+from pathgrow.distributed.comm import SINGLE_PROCESS
 from pathgrow.report.progress import Silent
 from pathgrow.runs.bench import Bench
 from pathgrow.runs.train_config import TrainRun
@@ -51,4 +51,4 @@ def bench(method: str, **given: Any) -> Bench:
     }
     if {"density", "target_density"} & known.keys():
         values["density"] = 0.25
-    return Bench.made(TrainRun.from_dict({**values, **given}), None, Silent(), ALONE)
+    return Bench.made(TrainRun.from_dict({**values, **given}), None, Silent(), SINGLE_PROCESS)

@@ -28,20 +28,20 @@ PLANS: dict[str, dict[str, Any]] = {"rigl": {"clip_norm": 1.0}, "snfs": {"accumu
 def trained(name: str, step: Literal["captured", "eager"]) -> dict[str, Any]:
     """What this process came to after five epochs, between which slots move, gradients are lost, and the rate falls."""
     told: list[float] = []
-    with joined("cpu") as team, graphs_on_a_cpu() if step == "captured" else nullcontext():
+    with joined("cpu") as comm, graphs_on_a_cpu() if step == "captured" else nullcontext():
         plan = recipe("cifar").changed({"batch_size": 16, "lr": 0.05, **PLANS.get(name, {})})
         trainer = Trainer(
             made(96, 8), plan, EngineOptions(device="cpu", step=step), on_epoch=lambda done, of, loss: told.append(loss)
         )
         assert trainer.mode.captured == (step == "captured")
-        model, optimizer = trainer.place(models.create("resnet20", 10, seed=team.rank, width=8, image_size=8))
+        model, optimizer = trainer.place(models.create("resnet20", 10, seed=comm.rank, width=8, image_size=8))
         model.get_parameter("fc.bias").requires_grad_(False)
         scope = Masks.full(model)
-        attached = attach(model, optimizer, create(name, **OPTIONS[name]), scope=scope, seed=1, team=team)
+        attached = attach(model, optimizer, create(name, **OPTIONS[name]), scope=scope, seed=1, comm=comm)
         with torch.no_grad():
-            model.get_parameter("bn1.bias").add_(team.rank)  # put right by both steps: all begin as the first does
+            model.get_parameter("bn1.bias").add_(comm.rank)  # put right by both steps: all begin as the first does
         trainer.train([Job(attached=attached, epochs=2, seed=7)])
-        if team.rank == team.size - 1:  # slots of one process alone lie elsewhere now: all have to capture again
+        if comm.rank == comm.size - 1:  # slots of one process alone lie elsewhere now: all have to capture again
             for slots in optimizer.state.values():
                 slots["momentum_buffer"] = slots["momentum_buffer"].clone()
         trainer.train([Job(attached=attached, epochs=1, seed=8)])

@@ -19,7 +19,7 @@ class Told:
 
     def __init__(self, parameter: nn.Parameter, due: bool, takes_place: bool) -> None:
         self.heard: list[str] = []
-        self.change_is_due = due
+        self.update_is_due = due
         self._parameter, self._takes_place = parameter, takes_place
         self.optimizer = SGD([parameter], lr=0.5)
 
@@ -29,7 +29,7 @@ class Told:
     def driven(self) -> Any:
         return nullcontext()
 
-    def change_if_due_(self) -> bool:
+    def update_masks_if_due_(self) -> bool:
         self.heard.append(f"change by {self._gradient} at {self.optimizer.param_groups[0]['lr']}")
         return self._takes_place
 

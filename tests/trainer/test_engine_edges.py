@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pathgrow.data.dataset import Dataset, Split
-from pathgrow.distributed.comm import Alone
+from pathgrow.distributed.comm import SingleProcess
 from pathgrow.errors import UserError
 from pathgrow.trainer import EngineOptions, Trainer
 from pathgrow.trainer.feed import Resident, ResidentFeed
@@ -72,7 +72,7 @@ def test_processes_share_data_that_do_not_fill_a_batch(size: int, num: int) -> N
 
 @pytest.mark.parametrize("num", [31, 32, 33])
 def test_processes_get_equally_many_rows_of_every_batch_for_growth(num: int) -> None:
-    class One(Alone):
+    class One(SingleProcess):
         size = 2
 
         def __init__(self, rank: int) -> None:
@@ -81,7 +81,7 @@ def test_processes_get_equally_many_rows_of_every_batch_for_growth(num: int) -> 
     found = []
     for rank in range(2):
         torch.manual_seed(0)
-        trainer = Trainer(numbered(num), Recipe(batch_size=8), CPU, team=One(rank))
+        trainer = Trainer(numbered(num), Recipe(batch_size=8), CPU, comm=One(rank))
         found.append([images.flatten().tolist() for images, _ in trainer.batches()])
     assert [len(rows) for rows in found[0]] == [len(rows) for rows in found[1]] == [4] * (num // 8)
     seen = [number for batches in found for rows in batches for number in rows]

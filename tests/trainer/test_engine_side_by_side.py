@@ -121,11 +121,11 @@ def test_a_training_that_is_alone_goes_on() -> None:
     ("done", "change_is_due", "comes_last"),
     [(0, False, True), (7, False, False), (7, True, True), (30, False, True)],
 )
-def test_what_would_wait(has_work: bool, is_well_ahead: bool, done: int, change_is_due: bool, comes_last: bool) -> None:
+def test_what_would_wait(has_work: bool, is_well_ahead: bool, done: int, update_is_due: bool, comes_last: bool) -> None:
     captured: Any = object.__new__(CapturedStep)
     captured.stream = SimpleNamespace(query=lambda: not has_work)
     captured._marks = deque([SimpleNamespace(query=lambda: False)] * 4 if is_well_ahead else [])
-    job: Any = SimpleNamespace(attached=SimpleNamespace(change_is_due=change_is_due), epochs=9, first_step=done)
+    job: Any = SimpleNamespace(attached=SimpleNamespace(update_is_due=update_is_due), epochs=9, first_step=done)
     feed: Any = SimpleNamespace(num_steps=10)
     anything: Any = None
     training = Training(job, feed, anything, captured, lambda *told: None)

@@ -17,7 +17,7 @@ from pathgrow.augment import Augment
 from pathgrow.checkpoint import MemoryStore
 from pathgrow.data.dataset import Dataset, Split, StreamedSplit
 from pathgrow.data.streaming import StreamLoader
-from pathgrow.distributed.comm import Alone
+from pathgrow.distributed.comm import SingleProcess
 from pathgrow.sparse.attach import Attached, attach
 from pathgrow.sparse.partial import Partial
 from pathgrow.trainer import EngineOptions, Trainer
@@ -125,7 +125,7 @@ def test_it_learns_and_is_scored_like_a_plain_loop(data: Dataset) -> None:
     assert loss == pytest.approx(float(nn.functional.cross_entropy(scores, data.val.labels)), rel=1e-5)
 
 
-class OneOfTwo(Alone):
+class OneOfTwo(SingleProcess):
     """A rank whose sums stay its own, and whose first has this model."""
 
     size = 2
@@ -133,7 +133,7 @@ class OneOfTwo(Alone):
     def __init__(self, rank: int, first: nn.Module) -> None:
         self.rank, self._first = rank, first
 
-    def spread_(self, tensors: Iterable[torch.Tensor]) -> None:
+    def broadcast_(self, tensors: Iterable[torch.Tensor]) -> None:
         for mine, theirs in zip(tensors, self._first.buffers(), strict=True):
             mine.copy_(theirs)
 
@@ -151,7 +151,7 @@ def test_two_ranks_score_a_part_each_by_the_statistics_of_the_first(in_memory: b
     accuracy, loss = trainer(data).evaluate(split)(models[0])
     options = EngineOptions(device="cpu")
     scores = [
-        Trainer(data, PLAN, options, workers=0, team=OneOfTwo(rank, models[0])).evaluate(split)(models[rank])
+        Trainer(data, PLAN, options, workers=0, comm=OneOfTwo(rank, models[0])).evaluate(split)(models[rank])
         for rank in range(2)
     ]
     assert 0 < scores[0][0] < accuracy < 1

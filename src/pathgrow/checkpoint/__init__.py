@@ -1,7 +1,7 @@
 """Run folders: stages remembered on disk, so that re-running is resuming."""
 
-from pathgrow.checkpoint.run_dir import RunFolder
-from pathgrow.checkpoint.shared_store import SharedStore
-from pathgrow.checkpoint.store import Facts, MemoryStore, Stage, Store
+from pathgrow.checkpoint.run_dir import RunDir
+from pathgrow.checkpoint.shared_store import RankZeroStore
+from pathgrow.checkpoint.store import MemoryStore, Metadata, Stage, Store
 
-__all__ = ["Facts", "MemoryStore", "RunFolder", "SharedStore", "Stage", "Store"]
+__all__ = ["MemoryStore", "Metadata", "RankZeroStore", "RunDir", "Stage", "Store"]

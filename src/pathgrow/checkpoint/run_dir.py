@@ -31,7 +31,7 @@ from pathgrow.checkpoint import environment, network_file, strict_json
 from pathgrow.checkpoint import lock as locks
 from pathgrow.checkpoint.metrics import Metrics
 from pathgrow.checkpoint.stage_files import StageFiles
-from pathgrow.checkpoint.store import Facts, Stage
+from pathgrow.checkpoint.store import Metadata, Stage
 from pathgrow.errors import UserError
 from pathgrow.masks import Masks
 
@@ -44,18 +44,18 @@ class EnvironmentChangedWarning(UserWarning):
     """A run goes on under other versions than it began with; its last bits may differ."""
 
 
-class RunFolder:
+class RunDir:
     """The files of one run; implements `Store`.
 
     `RunFolder(path)` is for reading. A run works in `RunFolder.open(path, config)`, which checks, locks and cleans up.
 
     >>> import tempfile
     >>> place = tempfile.mkdtemp()
-    >>> with RunFolder.open(place, {"seed": 0}) as folder:
+    >>> with RunDir.open(place, {"seed": 0}) as folder:
     ...     folder.log("seed", epoch=1, loss=0.5)
     ...     folder.save("seed", {"score": 0.9})
-    >>> with RunFolder.open(place, {"seed": 0}) as folder:
-    ...     folder.load("seed").facts
+    >>> with RunDir.open(place, {"seed": 0}) as folder:
+    ...     folder.load("seed").metadata
     {'score': 0.9}
     """
 
@@ -69,7 +69,7 @@ class RunFolder:
         self._is_new = False
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], config: Mapping[str, Any], *, device: str = "cpu") -> RunFolder:
+    def open(cls, path: str | os.PathLike[str], config: Mapping[str, Any], *, device: str = "cpu") -> RunDir:
         """Begin a run, or go on with the one of this very config.
 
         Anything that stands in the way (another config, another process, other files, no permission) is a `UserError`,
@@ -136,22 +136,22 @@ class RunFolder:
             self._metrics.keep(lambda name: name != stage)
         return found
 
-    def save(self, stage: str, facts: Facts, tensors: Mapping[str, Tensor] | None = None) -> None:
+    def save(self, stage: str, metadata: Metadata, tensors: Mapping[str, Tensor] | None = None) -> None:
         """Store a finished stage atomically, after its metrics have reached the disk."""
         self._metrics.sync()
-        self._stages.save(stage, facts, tensors)
+        self._stages.save(stage, metadata, tensors)
 
-    def facts(self, stage: str) -> Facts | None:
+    def metadata(self, stage: str) -> Metadata | None:
         """The facts of a finished stage without its tensors."""
-        return self._stages.facts(stage)
+        return self._stages.metadata(stage)
 
     def has_tensors(self, stage: str) -> bool:
         """Whether a finished stage has tensors, which are not read."""
         return self._stages.has_tensors(stage)
 
-    def forget_tensors(self, stage: str) -> None:
+    def delete_tensors(self, stage: str) -> None:
         """Free the tensors of a stage that no later stage needs; its facts stay."""
-        self._stages.forget_tensors(stage)
+        self._stages.delete_tensors(stage)
 
     @property
     def stages(self) -> list[str]:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from pathgrow.checkpoint.store import Facts, Stage, Store
-from pathgrow.distributed.comm import Team
+from pathgrow.checkpoint.store import Metadata, Stage, Store
+from pathgrow.distributed.comm import Communicator
 
 
-class SharedStore:
+class RankZeroStore:
     """What the first of a team stores, and all of them find; implements `Store`.
 
     Parameters
@@ -19,8 +19,8 @@ class SharedStore:
         Where the first keeps stages; the stores of the others are never used.
     """
 
-    def __init__(self, team: Team, store: Store) -> None:
-        self._team = team
+    def __init__(self, comm: Communicator, store: Store) -> None:
+        self._comm = comm
         self._store = store
 
     def load(self, stage: str) -> Stage | None:
@@ -31,13 +31,13 @@ class SharedStore:
             if found is None:
                 return None
             # Sent from the CPU: the others do not have the first one's device.
-            return Stage(dict(found.facts), {name: tensor.cpu() for name, tensor in found.tensors.items()})
+            return Stage(dict(found.metadata), {name: tensor.cpu() for name, tensor in found.tensors.items()})
 
-        return self._team.from_first(read)
+        return self._comm.broadcast_from_rank0(read)
 
-    def save(self, stage: str, facts: Facts, tensors: Mapping[str, Tensor] | None = None) -> None:
+    def save(self, stage: str, metadata: Metadata, tensors: Mapping[str, Tensor] | None = None) -> None:
         """Written by the first; nobody goes on before it is there."""
-        self._team.only_first(lambda: self._store.save(stage, facts, tensors))
+        self._comm.on_rank0(lambda: self._store.save(stage, metadata, tensors))
 
-    def forget_tensors(self, stage: str) -> None:
-        self._team.only_first(lambda: self._store.forget_tensors(stage))
+    def delete_tensors(self, stage: str) -> None:
+        self._comm.on_rank0(lambda: self._store.delete_tensors(stage))

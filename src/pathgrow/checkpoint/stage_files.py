@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pathgrow import atomic
 from pathgrow.checkpoint import strict_json
-from pathgrow.checkpoint.store import Facts, Stage
+from pathgrow.checkpoint.store import Metadata, Stage
 from pathgrow.errors import RunFailed, UserError
 
 FORMAT = 1
@@ -62,22 +62,22 @@ class StageFiles:
             return None
         return Stage(record["facts"], tensors)
 
-    def facts(self, stage: str) -> Facts | None:
+    def metadata(self, stage: str) -> Metadata | None:
         """The facts of a stage without its tensors; None if it is not there or damaged. Changes nothing."""
         try:
-            facts: Facts = _read_record(self._record_path(stage), stage)["facts"]
+            metadata: Metadata = _read_record(self._record_path(stage), stage)["facts"]
         except (FileNotFoundError, _DamageError):
             return None
-        return facts
+        return metadata
 
     def has_tensors(self, stage: str) -> bool:
         """Whether a stage has tensors, which are not looked at."""
         return self._tensor_file(self._record_path(stage), stage) is not None
 
-    def save(self, stage: str, facts: Facts, tensors: Mapping[str, Tensor] | None = None) -> None:
+    def save(self, stage: str, metadata: Metadata, tensors: Mapping[str, Tensor] | None = None) -> None:
         """Remember a finished stage; a stage of this name stays whole until the new one is."""
-        facts = dict(facts)
-        if fault := strict_json.fault(facts, "facts"):
+        metadata = dict(metadata)
+        if fault := strict_json.fault(metadata, "facts"):
             raise RunFailed(
                 f"stage {stage!r} cannot be stored: {fault}, and a stage holds finite numbers, strings, lists and "
                 "dicts only, so that it comes back equal; look at what the stage computed"
@@ -92,11 +92,11 @@ class StageFiles:
             data = serialize(tensors)
             atomic.write_bytes(self.folder / name, data)
             entry = {"file": name, "sha256": hashlib.sha256(data).hexdigest()}
-        self._write_record(record_path, stage, facts, entry)
+        self._write_record(record_path, stage, metadata, entry)
         if previous is not None and (entry is None or entry["file"] != previous):
             atomic.discard(self.folder / previous)
 
-    def forget_tensors(self, stage: str) -> None:
+    def delete_tensors(self, stage: str) -> None:
         """Free the tensors of a stage; its facts stay."""
         record_path = self._record_path(stage)
         try:
@@ -147,8 +147,10 @@ class StageFiles:
             raise UserError(f"stage name {stage!r} is no file name: use letters, digits, '_' and '-' only")
         return self.folder / f"{stage}.json"
 
-    def _write_record(self, path: Path, stage: str, facts: Mapping[str, Any], tensors: dict[str, str] | None) -> None:
-        body = {"format": FORMAT, "stage": stage, "facts": facts, "tensors": tensors, "seconds": self._clock()}
+    def _write_record(
+        self, path: Path, stage: str, metadata: Mapping[str, Any], tensors: dict[str, str] | None
+    ) -> None:
+        body = {"format": FORMAT, "stage": stage, "facts": metadata, "tensors": tensors, "seconds": self._clock()}
         atomic.write_text(path, strict_json.dumps({**body, "sha256": _digest(body)}, indent=1))
 
     def _tensor_file(self, record_path: Path, stage: str) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-Facts = Mapping[str, Any]
+Metadata = Mapping[str, Any]
 """JSON values only: they are written as they are and must come back equal."""
 
 
@@ -16,7 +16,7 @@ Facts = Mapping[str, Any]
 class Stage:
     """What one finished stage left behind."""
 
-    facts: Facts
+    metadata: Metadata
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
 
@@ -26,10 +26,10 @@ class Store(Protocol):
     def load(self, stage: str) -> Stage | None:
         """The stage as it was saved, or None if it never finished."""
 
-    def save(self, stage: str, facts: Facts, tensors: Mapping[str, Tensor] | None = None) -> None:
+    def save(self, stage: str, metadata: Metadata, tensors: Mapping[str, Tensor] | None = None) -> None:
         """Remember a finished stage, atomically."""
 
-    def forget_tensors(self, stage: str) -> None:
+    def delete_tensors(self, stage: str) -> None:
         """Free the tensors of a stage that no later stage needs; its facts stay."""
 
 
@@ -42,10 +42,10 @@ class MemoryStore:
     def load(self, stage: str) -> Stage | None:
         return self._stages.get(stage)
 
-    def save(self, stage: str, facts: Facts, tensors: Mapping[str, Tensor] | None = None) -> None:
+    def save(self, stage: str, metadata: Metadata, tensors: Mapping[str, Tensor] | None = None) -> None:
         copies = {name: tensor.detach().clone() for name, tensor in (tensors or {}).items()}
-        self._stages[stage] = Stage(dict(facts), copies)
+        self._stages[stage] = Stage(dict(metadata), copies)
 
-    def forget_tensors(self, stage: str) -> None:
+    def delete_tensors(self, stage: str) -> None:
         if stage in self._stages:
-            self._stages[stage] = Stage(self._stages[stage].facts)
+            self._stages[stage] = Stage(self._stages[stage].metadata)

@@ -22,8 +22,8 @@ from pathgrow.errors import PeerFailed, RunFailed, UserError
 from pathgrow.version import __version__
 
 if TYPE_CHECKING:
-    from pathgrow.checkpoint import RunFolder
-    from pathgrow.distributed.comm import Team
+    from pathgrow.checkpoint import RunDir
+    from pathgrow.distributed.comm import Communicator
 
 app = typer.Typer(
     name="pathgrow",
@@ -198,28 +198,28 @@ def discover(
     )
     from pathgrow.trainer.process_group import joined
 
-    with joined(device or "auto") as team:
-        _discover(team, given, out, quiet=quiet)
+    with joined(device or "auto") as comm:
+        _discover(comm, given, out, quiet=quiet)
 
 
-def _discover(team: Team, given: dict[str, Any], out: Path | None, *, quiet: bool) -> None:
-    from pathgrow.checkpoint import RunFolder
+def _discover(comm: Communicator, given: dict[str, Any], out: Path | None, *, quiet: bool) -> None:
+    from pathgrow.checkpoint import RunDir
     from pathgrow.report import progress, terminal
     from pathgrow.runs.discover_config import Experiment
     from pathgrow.runs.run_discovery import expected_epochs, run
 
-    quiet = quiet or team.rank > 0
+    quiet = quiet or comm.rank > 0
     with shared.notes(shown=not quiet):
-        config, folder = shared.config_and_folder(Experiment.from_dict, given, out, team)
+        config, folder = shared.config_and_folder(Experiment.from_dict, given, out, comm)
         shown = progress.Silent() if quiet else progress.create(total_epochs=expected_epochs(config, folder))
         with closing(shown):
-            run(config, folder, shown, team)
+            run(config, folder, shown, comm)
     if not quiet:
         terminal.show(folder)
-        _say_where(RunFolder(folder))
+        _say_where(RunDir(folder))
 
 
-def _say_where(folder: RunFolder) -> None:
+def _say_where(folder: RunDir) -> None:
     told = ("report.html", "curve.png", "network.safetensors", "report.json")
     there = ", ".join(name for name in told if (folder.path / name).is_file())
     typer.echo(f"Written to {folder.path}: {there} and more. See it again with: pathgrow show {folder.path}")
@@ -249,11 +249,11 @@ def _rough(text: str | None) -> int | float | str | None:
 @app.command()
 def show(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.")]) -> None:
     """Show a run, finished or not."""
-    from pathgrow.checkpoint import RunFolder
+    from pathgrow.checkpoint import RunDir
     from pathgrow.report import terminal
 
     terminal.show(folder)
-    shared.say_what_is_missing(RunFolder(folder))
+    shared.say_what_is_missing(RunDir(folder))
 
 
 @app.command("models")

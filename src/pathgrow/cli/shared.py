@@ -13,8 +13,8 @@ import typer
 from pathgrow.cli.options import real, text, whole
 
 if TYPE_CHECKING:
-    from pathgrow.checkpoint import RunFolder
-    from pathgrow.distributed.comm import Team
+    from pathgrow.checkpoint import RunDir
+    from pathgrow.distributed.comm import Communicator
 
 Data = Annotated[str | None, text("NAME", "Data set, see `pathgrow data` [digits].")]
 DataRoot = Annotated[str | None, text("DIR", "Folder of downloaded data [$PATHGROW_DATA, else data].")]
@@ -45,18 +45,18 @@ _AnyConfig = TypeVar("_AnyConfig", bound=_Config)
 
 
 def config_and_folder(
-    config: Callable[[dict[str, Any]], _AnyConfig], given: dict[str, Any], out: Path | None, team: Team
+    config: Callable[[dict[str, Any]], _AnyConfig], given: dict[str, Any], out: Path | None, comm: Communicator
 ) -> tuple[_AnyConfig, Path]:
     """The config of a run, with everything that was not given filled in, and its folder; equal in every process."""
-    from pathgrow.checkpoint import RunFolder
+    from pathgrow.checkpoint import RunDir
 
     def resolved() -> _AnyConfig:
         # A run keeps the number of threads it began with, whatever machine it goes on with.
-        before = (RunFolder(out).config or {}) if out is not None else {}
+        before = (RunDir(out).config or {}) if out is not None else {}
         kept = {"threads": before["threads"]} if "threads" in before else {}
-        return config({**kept, "ranks": team.size, **given})
+        return config({**kept, "ranks": comm.size, **given})
 
-    found = team.from_first(resolved)
+    found = comm.broadcast_from_rank0(resolved)
     return found, out if out is not None else Path("runs") / found.name
 
 
@@ -69,7 +69,7 @@ def notes(*, shown: bool) -> Iterator[None]:
         yield
 
 
-def say_what_is_missing(folder: RunFolder) -> None:
+def say_what_is_missing(folder: RunDir) -> None:
     """Name the files that a finished run no longer has, and how to get them back."""
     missing = folder.missing
     for_good = [name for name in missing if name == "metrics.jsonl"]  # its rows are only written during training

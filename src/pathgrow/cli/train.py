@@ -17,7 +17,7 @@ from pathgrow.cli import shared as shared
 from pathgrow.cli.options import pairs, real, text, whole, without_none
 
 if TYPE_CHECKING:
-    from pathgrow.distributed.comm import Team
+    from pathgrow.distributed.comm import Communicator
     from pathgrow.methods.method import Method
 
 _COSTS = {
@@ -105,27 +105,27 @@ def train(
     )
     from pathgrow.trainer.process_group import joined
 
-    with joined(device or "auto") as team:
-        _train(team, given, out, quiet=quiet)
+    with joined(device or "auto") as comm:
+        _train(comm, given, out, quiet=quiet)
 
 
-def _train(team: Team, given: dict[str, Any], out: Path | None, *, quiet: bool) -> None:
-    from pathgrow.checkpoint import RunFolder
+def _train(comm: Communicator, given: dict[str, Any], out: Path | None, *, quiet: bool) -> None:
+    from pathgrow.checkpoint import RunDir
     from pathgrow.report import progress, terminal
     from pathgrow.runs import training
     from pathgrow.runs.train_config import TrainRun
 
-    quiet = quiet or team.rank > 0
+    quiet = quiet or comm.rank > 0
     with shared.notes(shown=not quiet):
-        config, folder = shared.config_and_folder(TrainRun.from_dict, given, out, team)
+        config, folder = shared.config_and_folder(TrainRun.from_dict, given, out, comm)
         shown = progress.Silent() if quiet else progress.create()
         with closing(shown):
-            training.train(config, folder, shown, team)
+            training.train(config, folder, shown, comm)
     if not quiet:
         terminal.show(folder)
         typer.echo(f"Written to {folder}: network.safetensors, report.json and more.")
         typer.echo(f"See it again with: pathgrow show {folder}; beside others with: pathgrow compare {folder} ...")
-        shared.say_what_is_missing(RunFolder(folder))
+        shared.say_what_is_missing(RunDir(folder))
 
 
 def compare(

@@ -70,26 +70,26 @@ def _stored(path: Path, fingerprint: str) -> Tensor | None:
     """The images of the file, if it is whole and stands for these inputs."""
     try:
         with safe_open(path, framework="pt") as file:
-            facts = file.metadata() or {}
-            if facts.get("fingerprint") != fingerprint:
+            metadata = file.metadata() or {}
+            if metadata.get("fingerprint") != fingerprint:
                 return None
             pixels: Tensor = file.get_tensor("images")
     except (OSError, SafetensorError):
         return None
-    return pixels if facts.get("sha256") == _digest(pixels) else None
+    return pixels if metadata.get("sha256") == _digest(pixels) else None
 
 
 def _store(path: Path, pixels: Tensor, fingerprint: str) -> None:
     # Only the holder of the lock comes here: what other writers began was left by killed ones.
     for left_over in path.parent.glob(f"{path.name}.*.tmp"):
         atomic.discard(left_over)
-    facts = {"fingerprint": fingerprint, "sha256": _digest(pixels)}
+    metadata = {"fingerprint": fingerprint, "sha256": _digest(pixels)}
     try:
         descriptor, name = tempfile.mkstemp(prefix=f"{path.name}.", suffix=".tmp", dir=path.parent)
         os.close(descriptor)
         temporary = Path(name)
         try:
-            save_file({"images": pixels}, temporary, metadata=facts)
+            save_file({"images": pixels}, temporary, metadata=metadata)
             os.chmod(temporary, 0o644)  # others who read the data may read this too
             atomic.install(temporary, path)
         finally:

@@ -256,7 +256,7 @@ class _Machine:
             case _:
                 raise Refused("sets the inner state of something that is no array of bytes")
 
-    def remember(self, index: int) -> None:
+    def init_state(self, index: int) -> None:
         self.memo[index] = self.stack[-1]
 
 
@@ -317,7 +317,7 @@ def _unicode(length: _Number) -> _Action:
 
 
 def _put(index: _Number) -> _Action:
-    return lambda machine: machine.remember(index(machine))
+    return lambda machine: machine.init_state(index(machine))
 
 
 def _get(index: _Number) -> _Action:
@@ -358,7 +358,7 @@ _ACTIONS: dict[int, _Action] = {
         "SETITEMS": lambda machine: machine.set_items(machine.since_mark()),
         "BINPUT": _put(_u1),
         "LONG_BINPUT": _put(_u4),
-        "MEMOIZE": lambda machine: machine.remember(len(machine.memo)),
+        "MEMOIZE": lambda machine: machine.init_state(len(machine.memo)),
         "BINGET": _get(_u1),
         "LONG_BINGET": _get(_u4),
         "GLOBAL": _Machine.name_in_text,

@@ -60,13 +60,13 @@ class _Worker:
 
     def __init__(self, context: BaseContext, fill: Callable[[Pixels, Any], None], shape: tuple[int, ...]) -> None:
         # multiprocessing's own arrays: where /dev/shm is small (64 MB in many containers) they lie elsewhere.
-        memory = context.RawArray(ctypes.c_uint8, DEPTH * math.prod(shape))
-        self._arrays = _arrays(memory, shape)
+        method_state = context.RawArray(ctypes.c_uint8, DEPTH * math.prod(shape))
+        self._arrays = _arrays(method_state, shape)
         self._num_taken = 0
         self._connection, theirs = context.Pipe()
         # Processes differ by context in their types alone.
         self._process: Any = context.Process(  # type: ignore[attr-defined]
-            target=_work, args=(theirs, self._connection, fill, memory, shape), daemon=True
+            target=_work, args=(theirs, self._connection, fill, method_state, shape), daemon=True
         )
         self._process.start()
         theirs.close()  # or the end of the process would not end the connection
@@ -107,7 +107,7 @@ def _work(
     connection: Connection,
     far_end: Connection,
     fill: Callable[[Pixels, Any], None],
-    memory: Any,
+    method_state: Any,
     shape: tuple[int, ...],
 ) -> None:
     far_end.close()  # a fork's copy: the end of the main process must end the connection
@@ -115,7 +115,7 @@ def _work(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
-    arrays = _arrays(memory, shape)
+    arrays = _arrays(method_state, shape)
     turn = 0
     while True:
         try:
@@ -134,5 +134,5 @@ def _work(
         turn += 1
 
 
-def _arrays(memory: Any, shape: tuple[int, ...]) -> Pixels:
-    return np.frombuffer(memory, dtype=np.uint8).reshape(DEPTH, *shape)
+def _arrays(method_state: Any, shape: tuple[int, ...]) -> Pixels:
+    return np.frombuffer(method_state, dtype=np.uint8).reshape(DEPTH, *shape)

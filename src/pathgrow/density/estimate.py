@@ -28,7 +28,7 @@ LEVEL = (0.05, 0.5, 0.95)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class Estimate:
     """The possible curves through one set of points, and the two answers read from each of them."""
 
     lowest: float
@@ -73,9 +73,9 @@ class Reading:
 
 
 @lru_cache(maxsize=4)  # a verdict and an answer are asked for one after the other, about the same curve
-def read(curve: Curve, delta: float) -> Reading | None:
+def estimate(curve: Curve, delta: float) -> Estimate | None:
     """Read the probes; None while there are too few of them."""
-    return read_points(
+    return estimate_from_points(
         curve.probes,
         delta,
         curve.reference,
@@ -86,12 +86,12 @@ def read(curve: Curve, delta: float) -> Reading | None:
 
 
 @lru_cache(maxsize=4)
-def read_trajectory(rough: tuple[Point, ...], delta: float) -> Reading | None:
+def estimate_from_trajectory(rough: tuple[Point, ...], delta: float) -> Estimate | None:
     """Read the trunk as if its rounds were trained equally, which gives a proposal and never an answer."""
-    return read_points(rough, delta, None, noise_hint=scatter(rough))
+    return estimate_from_points(rough, delta, None, noise_hint=scatter(rough))
 
 
-def read_points(
+def estimate_from_points(
     points: Sequence[Point],
     delta: float,
     reference: Reference | None,
@@ -99,7 +99,7 @@ def read_points(
     noise_hint: float | None,
     num_val: int | None = None,
     epochs_in_full: int | None = None,
-) -> Reading | None:
+) -> Estimate | None:
     """Read any points as if they were trained equally, against a reference or else against the densest of them.
 
     `epochs_in_full` is how long the networks in question will be trained, where the points were trained for less.
@@ -121,7 +121,7 @@ def read_points(
     else:
         curves, level = _weigh(reference, points, curves, noise_hint, blur)
     allowed = delta * _shrinks(points[-1].epochs, epochs_in_full, curves.lag)
-    return Reading(
+    return Estimate(
         lowest=densities[0],
         densest=points[-1],
         curves=curves,

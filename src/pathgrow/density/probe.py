@@ -23,7 +23,15 @@ from numpy.typing import NDArray
 
 from pathgrow.density import probe_words, words
 from pathgrow.density.acquisition import NEXT_TO, Question, most_telling, nearest, price, smallest_enough, spread
-from pathgrow.density.estimate import LEVEL, MIN_POINTS, Reading, allowed_meanwhile, quantiles, read, read_trajectory
+from pathgrow.density.estimate import (
+    LEVEL,
+    MIN_POINTS,
+    Estimate,
+    allowed_meanwhile,
+    estimate,
+    estimate_from_trajectory,
+    quantiles,
+)
 from pathgrow.density.least_squares import Array, check_delta
 from pathgrow.density.types import DENSE, Answer, Curve, Grow, Point, Probe, Status, Stop, Verdict
 from pathgrow.errors import UserError
@@ -86,11 +94,11 @@ class ProbeRule:
         """Grow, probe a visited round, or stop."""
         if not curve.can_probe:
             raise UserError("the probe rule trains copies, which this loop cannot do: use the rule 'trajectory'")
-        return self._decide(curve, read(curve, self.delta))
+        return self._decide(curve, estimate(curve, self.delta))
 
     def answer(self, curve: Curve) -> Answer:
         """Both answers, their intervals and the words for them."""
-        reading = read(curve, self.delta)
+        reading = estimate(curve, self.delta)
         if reading is None:
             num = len(curve.probes)
             return Answer.without_density(
@@ -127,7 +135,7 @@ class ProbeRule:
             allowed=allowed if allowed > self.delta else None,
         )
 
-    def _decide(self, curve: Curve, reading: Reading | None) -> Verdict:
+    def _decide(self, curve: Curve, reading: Estimate | None) -> Verdict:
         if not curve.rough:
             return Grow(reason="nothing has been observed yet")
         if reading is None:
@@ -182,7 +190,7 @@ class ProbeRule:
         limit = self.max_price if curve.reference is None else None
         return limit is None or price([*curve.probes, *points]) <= limit
 
-    def _is_due(self, curve: Curve, reading: Reading) -> bool:
+    def _is_due(self, curve: Curve, reading: Estimate) -> bool:
         """Whether to probe the trunk here, beyond the first batch: the answers, if they hold, would be bracketed."""
         here = curve.rough[-1].density
         densest = reading.densest.density
@@ -191,7 +199,7 @@ class ProbeRule:
         is_bracket = wanted > densest and here >= max(wanted, 1.2 * densest)
         return is_bracket or (here >= self.spacing * densest and here * ROOM < curve.ceiling)
 
-    def _still_open(self, curve: Curve, reading: Reading) -> str:
+    def _still_open(self, curve: Curve, reading: Estimate) -> str:
         """What is not bracketed yet, in words; empty when growth may end."""
         densest = reading.densest.density
         top = words.density(densest)
@@ -213,7 +221,7 @@ class ProbeRule:
             return f"the gain answer is not yet well below the densest probe ({top})"
         return ""
 
-    def _refine(self, curve: Curve, reading: Reading) -> Verdict:
+    def _refine(self, curve: Curve, reading: Estimate) -> Verdict:
         """Probe what would be handed back now, and where an answer that is still wide would gain most for the price."""
         questions: list[Question] = []
         reach = (reading.lowest / 2, 2 * curve.ceiling)
@@ -246,7 +254,7 @@ class ProbeRule:
             return Stop(reason=f"all {len(curve.probes)} probes are spent (more of them would narrow the interval)")
         return self._end(curve, reading, "probes at the densities visited would hardly narrow the interval any more")
 
-    def _end(self, curve: Curve, reading: Reading, reason: str) -> Stop:
+    def _end(self, curve: Curve, reading: Estimate, reason: str) -> Stop:
         """Stop with this reason if an answer was found; otherwise the reason is that there is none."""
         is_found = _delta_answer(curve, reading)[0] == "found"
         return Stop(reason=reason if is_found else _why_settled(curve, reading, self.delta))
@@ -255,7 +263,7 @@ class ProbeRule:
 def _still_rising(curve: Curve, delta: float) -> str:
     """Why the trunk is not yet dense enough to be worth a probe, in words; empty when it is."""
     here = curve.rough[-1].density
-    reading = read_trajectory(curve.rough, delta) if len(curve.rough) >= MIN_ROUNDS else None
+    reading = estimate_from_trajectory(curve.rough, delta) if len(curve.rough) >= MIN_ROUNDS else None
     if reading is None:
         return f"{MIN_ROUNDS} rounds are wanted before the trajectory says how far to look"
     if not reading.has_gain:
@@ -267,7 +275,7 @@ def _still_rising(curve: Curve, delta: float) -> str:
     return f"density {words.density(here)} is not yet beyond the point where the trajectory flattens"
 
 
-def _why_settled(curve: Curve, reading: Reading, delta: float) -> str:
+def _why_settled(curve: Curve, reading: Estimate, delta: float) -> str:
     far = probe_words.allowed_gap(curve, reading, delta)
     top = words.density(min(reading.densest.density, curve.ceiling))
     match _delta_answer(curve, reading)[0]:
@@ -289,12 +297,12 @@ def _sure(holds: NDArray[np.bool_]) -> bool:
     return float(np.mean(holds)) >= SURE
 
 
-def _enough(reading: Reading) -> float:
+def _enough(reading: Estimate) -> float:
     """The delta answer, whether or not it lies within what was observed."""
     return quantiles(reading.delta_density, (CAUTION,))[0]
 
 
-def _wanted(curve: Curve, reading: Reading) -> float:
+def _wanted(curve: Curve, reading: Estimate) -> float:
     """The density that chooses the network; where the gain does not end, all there is."""
     if curve.wanted == "delta" or not reading.has_gain:
         return _enough(reading)
@@ -302,7 +310,7 @@ def _wanted(curve: Curve, reading: Reading) -> float:
     return curve.ceiling if gain is None else gain
 
 
-def _to_hand_back(curve: Curve, reading: Reading) -> Point:
+def _to_hand_back(curve: Curve, reading: Estimate) -> Point:
     """The network that the answer would choose now; below all probes, one sparse enough to bracket the answer."""
     enough = _wanted(curve, reading)
     sparser = [point for point in curve.rough if point.density < reading.lowest]
@@ -320,7 +328,7 @@ def _rounds(points: list[Point]) -> tuple[int, ...]:
     return tuple(sorted(point.round for point in points))
 
 
-def _delta_answer(curve: Curve, reading: Reading) -> tuple[Status, float | None, tuple[float, float] | None]:
+def _delta_answer(curve: Curve, reading: Estimate) -> tuple[Status, float | None, tuple[float, float] | None]:
     low, _, high = quantiles(reading.delta_density, LEVEL)
     density = _enough(reading)
     if density <= reading.lowest:
@@ -331,7 +339,7 @@ def _delta_answer(curve: Curve, reading: Reading) -> tuple[Status, float | None,
     return "found", density, (low if low > reading.lowest else 0.0, min(high, curve.ceiling))
 
 
-def _gain_answer(curve: Curve, reading: Reading) -> tuple[float | None, tuple[float, float] | None]:
+def _gain_answer(curve: Curve, reading: Estimate) -> tuple[float | None, tuple[float, float] | None]:
     low, _, high = quantiles(reading.gain_density, LEVEL)
     if not reading.has_gain or low > curve.ceiling:
         return None, None

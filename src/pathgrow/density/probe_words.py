@@ -5,18 +5,18 @@ from __future__ import annotations
 import numpy as np
 
 from pathgrow.density import words
-from pathgrow.density.estimate import Reading, allowed_meanwhile
+from pathgrow.density.estimate import Estimate, allowed_meanwhile
 from pathgrow.density.types import Curve, Status
 
 
-def allowed_gap(curve: Curve, reading: Reading, delta: float) -> str:
+def allowed_gap(curve: Curve, reading: Estimate, delta: float) -> str:
     """How far below the reference a probe may stay: delta, or the gap that stands for it after a short training."""
     allowed = allowed_meanwhile(delta, reading.densest.epochs, curve.epochs_in_full)[0]
     return words.score(delta) if allowed == delta else f"{allowed:.2g}"
 
 
 def answer_words(
-    curve: Curve, reading: Reading, delta: float, status: Status, density: float | None
+    curve: Curve, reading: Estimate, delta: float, status: Status, density: float | None
 ) -> tuple[str, ...]:
     """The delta answer in one sentence, and what to know of it, a sentence each."""
     against = words.reference(reading.reference, reading.densest)
@@ -59,7 +59,7 @@ def answer_words(
             )
 
 
-def read_where(curve: Curve, reading: Reading, delta: float) -> str:
+def read_where(curve: Curve, reading: Estimate, delta: float) -> str:
     """What an answer was read against, where its first sentence does not say it."""
     if reading.reference.kind != "densest":
         return ""
@@ -67,7 +67,7 @@ def read_where(curve: Curve, reading: Reading, delta: float) -> str:
     return f"The answer was read where the curve comes within {allowed_gap(curve, reading, delta)} of {against}."
 
 
-def no_gain(reading: Reading) -> str:
+def no_gain(reading: Estimate) -> str:
     """Why there is no gain answer."""
     if not reading.has_gain:
         return "The scores do not rise with density by more than their noise, so there is no gain to take 95% of."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pathgrow.density.acquisition import smallest_enough
-from pathgrow.density.estimate import LEVEL, quantiles, read, read_points, scatter
+from pathgrow.density.estimate import LEVEL, estimate, estimate_from_points, quantiles, scatter
 from pathgrow.density.probe import CAUTION, ProbeRule
 from pathgrow.density.types import Answer, AnswerKind, Curve, Point
 
@@ -23,14 +23,14 @@ def fit_band(curve: Curve, answer: Answer | None = None) -> dict[str, list[float
     these are above, each seen from its own goal, so it crosses the goal at the answer.
     """
     points = curve.probes if curve.can_probe else curve.rough
-    reading = read_points(points, 1.0, curve.reference, noise_hint=scatter(curve.rough))
+    reading = estimate_from_points(points, 1.0, curve.reference, noise_hint=scatter(curve.rough))
     if reading is None:
         return None
     densities = np.geomspace(reading.lowest, reading.densest.density, NUM_DENSITIES)
     rows = [quantiles(reading.curves.at(float(density)), LEVEL) for density in densities]
     low, score, high = (list(column) for column in zip(*rows, strict=True))
     band = {"density": densities.tolist(), "score": score, "low": low, "high": high}
-    judged = read(curve, answer.delta) if answer is not None and answer.rule == ProbeRule.name else None
+    judged = estimate(curve, answer.delta) if answer is not None and answer.rule == ProbeRule.name else None
     if answer is not None and judged is not None:
         goal = judged.reference.score - (answer.delta if answer.allowed is None else answer.allowed)
         band["cautious"] = [goal + judged.margin(float(density), CAUTION) for density in densities]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pathgrow.density import words
-from pathgrow.density.estimate import LEVEL, Reading, quantiles, read_points, scatter
+from pathgrow.density.estimate import LEVEL, Estimate, estimate_from_points, quantiles, scatter
 from pathgrow.density.least_squares import check_delta
 from pathgrow.density.types import Answer, Curve, Grow, Reference, Status, Stop, Verdict
 from pathgrow.errors import UserError
@@ -108,19 +108,19 @@ class TrajectoryRule:
             notes=tuple(line for note in notes for line in note.splitlines()),
         )
 
-    def _read(self, curve: Curve) -> Reading | None:
+    def _read(self, curve: Curve) -> Estimate | None:
         if len(curve.rough) < self.min_points:
             return None
         hint = scatter(curve.rough)
         if curve.reference is not None:
             # A rough network that already comes within delta is enough: more training only helps.
             reference = _incomparable(curve.reference)
-            reading = read_points(curve.rough, self.delta, reference, noise_hint=hint, num_val=curve.num_val)
+            reading = estimate_from_points(curve.rough, self.delta, reference, noise_hint=hint, num_val=curve.num_val)
             if reading is not None and reading.share_above < 0.5:
                 return reading
-        return read_points(curve.rough, self.delta, None, noise_hint=hint, num_val=curve.num_val)
+        return estimate_from_points(curve.rough, self.delta, None, noise_hint=hint, num_val=curve.num_val)
 
-    def _decide(self, curve: Curve, reading: Reading | None) -> Verdict:
+    def _decide(self, curve: Curve, reading: Estimate | None) -> Verdict:
         if curve.at_ceiling:
             return Stop(reason="growth cannot go on")
         if reading is None:

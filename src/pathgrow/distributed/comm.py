@@ -15,7 +15,7 @@ from torch import Tensor
 T = TypeVar("T")
 
 
-class Team(Protocol):
+class Communicator(Protocol):
     """The processes of one run, as one of them sees it. Every method has to be called by all of them alike."""
 
     @property
@@ -26,56 +26,56 @@ class Team(Protocol):
     def size(self) -> int:
         """How many there are."""
 
-    def from_first(self, work: Callable[[], T]) -> T:
+    def broadcast_from_rank0(self, work: Callable[[], T]) -> T:
         """Run `work` in the first and return its result in all of them; if it fails, it fails for all."""
 
-    def only_first(self, work: Callable[[], T]) -> T | None:
+    def on_rank0(self, work: Callable[[], T]) -> T | None:
         """Run `work` in the first; the others wait and get None, or fail if it fails."""
 
     def gather(self, value: T) -> list[T]:
         """The values of all of them, by rank."""
 
-    def sum_(self, tensors: Iterable[Tensor]) -> None:
+    def all_reduce_(self, tensors: Iterable[Tensor]) -> None:
         """Replace each tensor by its sum over all processes."""
 
-    def spread_(self, tensors: Iterable[Tensor]) -> None:
+    def broadcast_(self, tensors: Iterable[Tensor]) -> None:
         """Replace each tensor by that of the first."""
 
-    def check_same(self, what: str, digest: Callable[[], str]) -> None:
+    def check_equal(self, what: str, digest: Callable[[], str]) -> None:
         """Fail, naming the one that differs, unless all have the same digest."""
 
 
-class Alone:
+class SingleProcess:
     """A team of one: nothing to agree on, nothing to pay for.
 
-    >>> ALONE.from_first(lambda: 3), ALONE.size
+    >>> SINGLE_PROCESS.broadcast_from_rank0(lambda: 3), SINGLE_PROCESS.size
     (3, 1)
     """
 
     rank = 0
     size = 1
 
-    def from_first(self, work: Callable[[], T]) -> T:
+    def broadcast_from_rank0(self, work: Callable[[], T]) -> T:
         return work()
 
-    def only_first(self, work: Callable[[], T]) -> T | None:
+    def on_rank0(self, work: Callable[[], T]) -> T | None:
         return work()
 
     def gather(self, value: T) -> list[T]:
         return [value]
 
-    def sum_(self, tensors: Iterable[Tensor]) -> None: ...
+    def all_reduce_(self, tensors: Iterable[Tensor]) -> None: ...
 
-    def spread_(self, tensors: Iterable[Tensor]) -> None: ...
+    def broadcast_(self, tensors: Iterable[Tensor]) -> None: ...
 
-    def check_same(self, what: str, digest: Callable[[], str]) -> None: ...
+    def check_equal(self, what: str, digest: Callable[[], str]) -> None: ...
 
 
-ALONE: Team = Alone()
+SINGLE_PROCESS: Communicator = SingleProcess()
 
 
 @contextmanager
-def held_by_first(team: Team, open: Callable[[], AbstractContextManager[T]]) -> Iterator[T | None]:
+def held_by_rank0(comm: Communicator, open: Callable[[], AbstractContextManager[T]]) -> Iterator[T | None]:
     """Open something that only one process may hold (a locked folder): in the first; the others get None."""
     with ExitStack() as stack:
-        yield team.only_first(lambda: stack.enter_context(open()))
+        yield comm.on_rank0(lambda: stack.enter_context(open()))

@@ -8,7 +8,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
-from pathgrow.distributed.comm import Team
+from pathgrow.distributed.comm import Communicator
 
 _ALIGNMENT_BYTES = 512
 """At which torch's allocator begins every tensor: kernels over many tensors read one that begins elsewhere more slowly,
@@ -21,12 +21,12 @@ class SharedGradients:
     The memory stays where it is, so that graphs can write and read it.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], team: Team) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], comm: Communicator) -> None:
         parameters = list(parameters)
         # Else the numbers of one process would be added to others in another.
         layout = [(parameter.shape, torch.empty_like(parameter).stride(), parameter.dtype) for parameter in parameters]
-        team.check_same("layouts of the parameters", lambda: str(layout))
-        self._team = team
+        comm.check_equal("layouts of the parameters", lambda: str(layout))
+        self._comm = comm
         by_type: dict[torch.dtype, list[nn.Parameter]] = {}
         for parameter in parameters:
             by_type.setdefault(parameter.dtype, []).append(parameter)
@@ -50,8 +50,8 @@ class SharedGradients:
     def average_(self) -> None:
         """Replace the gradients by their means over all processes. Cannot be captured."""
         for piece in self._pieces:
-            piece.div_(self._team.size)  # first, as DDP does: a sum might be too large for half precision
-        self._team.sum_(self._pieces)
+            piece.div_(self._comm.size)  # first, as DDP does: a sum might be too large for half precision
+        self._comm.all_reduce_(self._pieces)
 
 
 def _laid_out_as(parameter: nn.Parameter, piece: Tensor, start: int) -> Tensor:

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from pathgrow.graph.graph import Axis, Hop, Layer, Space, Window, Wiring
+from pathgrow.graph.graph import Axis, Channels, Graph, Layer, Link, Window
 from pathgrow.graph.inputs import guess_example_input
-from pathgrow.graph.tracer import Reader
+from pathgrow.graph.tracer import Tracer
 
 
-def read(model: nn.Module, example_input: Any = None) -> Wiring:
+def trace(model: nn.Module, example_input: Any = None) -> Graph:
     """How the weights of a module are wired, from one recorded pass over one sample.
 
     Parameters
@@ -26,12 +26,12 @@ def read(model: nn.Module, example_input: Any = None) -> Wiring:
     Examples
     --------
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-    >>> [layer.name for layer in read(net, torch.ones(1, 4)).layers]
+    >>> [layer.name for layer in trace(net, torch.ones(1, 4)).layers]
     ['0.weight', '2.weight']
     """
     if example_input is None:
         example_input = guess_example_input(model)
-    return Reader(model, dtype=torch.float32).run(example_input).wiring
+    return Tracer(model, dtype=torch.float32).run(example_input).graph
 
 
-__all__ = ["Axis", "Hop", "Layer", "Space", "Window", "Wiring", "guess_example_input", "read"]
+__all__ = ["Axis", "Channels", "Graph", "Layer", "Link", "Window", "guess_example_input", "trace"]

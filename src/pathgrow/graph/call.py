@@ -9,14 +9,14 @@ from typing import Any
 from torch import Tensor
 
 from pathgrow.graph.labels import wire_of
-from pathgrow.graph.tracer import Reader
+from pathgrow.graph.tracer import Tracer
 
 
 @dataclass(frozen=True)
 class Call:
     """One call of a torch function on followed activations."""
 
-    reader: Reader
+    reader: Tracer
     func: Callable[..., Any]
     name: str
     args: tuple[Any, ...]

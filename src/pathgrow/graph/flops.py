@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from pathgrow.errors import UserError
-from pathgrow.graph import Wiring, read
+from pathgrow.graph import Graph, trace
 from pathgrow.masks import Masks
 
 Cost = Literal["sparse", "batch_at_changes", "dense_gradient_at_changes", "dense_gradient_at_steps", "dense"]
@@ -21,10 +21,10 @@ Cost = Literal["sparse", "batch_at_changes", "dense_gradient_at_changes", "dense
 gradients at changes; dense weight gradients at each step; all dense."""
 
 
-def forward_macs(wiring: Wiring, masks: Masks | None = None) -> int:
+def forward_macs(graph: Graph, masks: Masks | None = None) -> int:
     """Multiply-adds of one forward pass; attention and layers without a mask count in full."""
-    macs = wiring.product_macs
-    for layer in wiring.layers:
+    macs = graph.product_macs
+    for layer in graph.layers:
         if masks is None or layer.name is None or layer.name not in masks:
             macs += layer.macs
         else:
@@ -32,20 +32,20 @@ def forward_macs(wiring: Wiring, masks: Masks | None = None) -> int:
     return macs
 
 
-def step_flops(wiring: Wiring, masks: Masks | None = None) -> int:
+def step_flops(graph: Graph, masks: Masks | None = None) -> int:
     """FLOPs of one sample in a training step: forward, and twice that for the gradients of inputs and of weights."""
-    return 2 * 3 * forward_macs(wiring, masks)
+    return 2 * 3 * forward_macs(graph, masks)
 
 
-def dense_gradient_flops(wiring: Wiring, masks: Masks) -> int:
+def dense_gradient_flops(graph: Graph, masks: Masks) -> int:
     """FLOPs of one sample where the loss gradient at missing weights is needed too (gradient growth).
 
     Activations and their gradients pass through present weights only; the weight gradient is that of a dense network.
     """
-    return 2 * (2 * forward_macs(wiring, masks) + forward_macs(wiring))
+    return 2 * (2 * forward_macs(graph, masks) + forward_macs(graph))
 
 
-def training_flops_per_sample(cost: Cost, wiring: Wiring, masks: Masks, *, every: int | None = None) -> int:
+def training_flops_per_sample(cost: Cost, graph: Graph, masks: Masks, *, every: int | None = None) -> int:
     """FLOPs of one sample, on average, in the training of a method at these masks.
 
     With f the FLOPs of a forward pass, sparse or dense, a step takes 3 f_sparse; 2 f_sparse + f_dense if it needs the
@@ -53,9 +53,9 @@ def training_flops_per_sample(cost: Cost, wiring: Wiring, masks: Masks, *, every
     looks at a second batch, only when masks change, one such step after `every` plain ones is averaged in, rounded to a
     whole number.
     """
-    sparse, dense_gradient = step_flops(wiring, masks), dense_gradient_flops(wiring, masks)
+    sparse, dense_gradient = step_flops(graph, masks), dense_gradient_flops(graph, masks)
     if cost == "dense":
-        return step_flops(wiring)
+        return step_flops(graph)
     if cost == "dense_gradient_at_steps":
         return dense_gradient
     if cost == "sparse":
@@ -79,29 +79,29 @@ def training_flops(model: nn.Module, example_input: Any, masks: Masks | None = N
     """
     if masks is not None:
         masks.check(model)
-    return step_flops(read(model, example_input), masks)
+    return step_flops(trace(model, example_input), masks)
 
 
-def growth_flops(wiring: Wiring, masks: Masks, *, num_path_passes: int = 0, num_gradient_samples: int = 0) -> int:
+def growth_flops(graph: Graph, masks: Masks, *, num_path_passes: int = 0, num_gradient_samples: int = 0) -> int:
     """What it costs a method to read the network before it grows `masks`.
 
     A pass over the paths takes one sample forward and backward through all weights, missing ones too, and so costs one
     dense training sample. Loss gradients of missing weights take a batch whose forward pass and activation gradients
     are sparse and whose weight gradients are dense.
     """
-    return num_path_passes * step_flops(wiring) + num_gradient_samples * dense_gradient_flops(wiring, masks)
+    return num_path_passes * step_flops(graph) + num_gradient_samples * dense_gradient_flops(graph, masks)
 
 
 def start_flops(
-    wiring: Wiring, *, num_path_passes: int = 0, num_gradient_samples: int = 0, num_hessian_samples: int = 0
+    graph: Graph, *, num_path_passes: int = 0, num_gradient_samples: int = 0, num_hessian_samples: int = 0
 ) -> int:
     """What choosing the first masks costs, in a network that still has all its weights.
 
     A pass over the paths and the gradient of a sample each cost as much as a dense training sample. Differentiating
     that gradient, for a product with the Hessian, takes two matrix products for each of its own: twice as much again.
 
-    >>> from pathgrow.graph import read
-    >>> start_flops(read(nn.Linear(4, 2), torch.zeros(1, 4)), num_gradient_samples=10)  # 10 x 6 x 8
+    >>> from pathgrow.graph import trace
+    >>> start_flops(trace(nn.Linear(4, 2), torch.zeros(1, 4)), num_gradient_samples=10)  # 10 x 6 x 8
     480
     """
-    return step_flops(wiring) * (num_path_passes + num_gradient_samples + 2 * num_hessian_samples)
+    return step_flops(graph) * (num_path_passes + num_gradient_samples + 2 * num_hessian_samples)

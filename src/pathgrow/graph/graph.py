@@ -48,7 +48,7 @@ class Window:
 
 
 @dataclass(frozen=True, eq=False)
-class Space:
+class Channels:
     """Units side by side. Paths begin in `input` spaces."""
 
     id: int
@@ -57,7 +57,7 @@ class Space:
 
 
 @dataclass(frozen=True, eq=False)
-class Hop:
+class Link:
     """A connection without weights. `pairs` are arrays of source and target units; None: unit `i` leads to unit `i`."""
 
     source: int
@@ -108,11 +108,11 @@ class Layer:
 
 
 @dataclass(frozen=True, eq=False)
-class Wiring:
+class Graph:
     """One reading of one model."""
 
-    spaces: tuple[Space, ...]
-    hops: tuple[Hop, ...]
+    spaces: tuple[Channels, ...]
+    hops: tuple[Link, ...]
     layers: tuple[Layer, ...]
     """In order of use. A tied weight appears once per use."""
     outputs: tuple[tuple[int, Units], ...]
@@ -125,17 +125,17 @@ class Wiring:
     """Whether some softmax mixes positions."""
 
     @cached_property
-    def hops_from(self) -> dict[int, list[Hop]]:
+    def hops_from(self) -> dict[int, list[Link]]:
         """Hops by the space they leave."""
-        found: dict[int, list[Hop]] = {space.id: [] for space in self.spaces}
+        found: dict[int, list[Link]] = {space.id: [] for space in self.spaces}
         for hop in self.hops:
             found[hop.source].append(hop)
         return found
 
     @cached_property
-    def hops_into(self) -> dict[int, list[Hop]]:
+    def hops_into(self) -> dict[int, list[Link]]:
         """Hops by the space they lead into."""
-        found: dict[int, list[Hop]] = {space.id: [] for space in self.spaces}
+        found: dict[int, list[Link]] = {space.id: [] for space in self.spaces}
         for hop in self.hops:
             found[hop.target].append(hop)
         return found
@@ -219,4 +219,4 @@ def live_taps(window: Window) -> tuple[Flags, ...]:
     return tuple(found)
 
 
-__all__ = ["Axis", "Flags", "Hop", "Layer", "Space", "Units", "Window", "Wiring", "live_taps", "per_axis"]
+__all__ = ["Axis", "Channels", "Flags", "Graph", "Layer", "Link", "Units", "Window", "live_taps", "per_axis"]

@@ -31,10 +31,10 @@ from pathgrow.graph.labels import (
     put,
     wire_of,
 )
-from pathgrow.graph.tracer import ALIAS, FROM_PARAMETER, TOKENS, Reader
+from pathgrow.graph.tracer import ALIAS, FROM_PARAMETER, TOKENS, Tracer
 
 
-def follow(reader: Reader, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def follow(reader: Tracer, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What a torch function returns in the path network."""
     name, in_place = plain_name(func)
     # Constants that the model makes to go with this activation get the device and dtype of its parameters.
@@ -58,7 +58,7 @@ def follow(reader: Reader, func: Callable[..., Any], args: tuple[Any, ...], kwar
     return result
 
 
-def constant(reader: Reader, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def constant(reader: Tracer, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call that touches no followed activation: token ids, weights on their way to a layer, plain constants."""
     name, _ = plain_name(func)
     first = args[0] if args else None
@@ -107,7 +107,7 @@ _IN_PLACE_OPERATORS = {"add", "sub", "mul", "truediv", "matmul", "pow"}
 _OPERATORS = {"truediv": "div", "rtruediv": "rdiv", "getitem": "getitem"}
 
 
-def _embedded(reader: Reader, tokens: Tensor, weight: Tensor) -> Tensor:
+def _embedded(reader: Tracer, tokens: Tensor, weight: Tensor) -> Tensor:
     """Paths begin at the embedding, as the mean over the vocabulary, so that no single token decides."""
     reader.tokens_in = True
     mean = reader.coefficient(weight).mean(0)
@@ -220,7 +220,7 @@ def _addcmul(call: Call) -> Any:
     return call.reader.join(start, product) if wire_of(start) is not None else product
 
 
-def _product(reader: Reader, a: Any, b: Any) -> Any:
+def _product(reader: Tracer, a: Any, b: Any) -> Any:
     if wire_of(a) is None and wire_of(b) is None:
         return a * b
     return _mul(Call(reader, torch.mul, "mul", (a, b), {}))

@@ -16,12 +16,12 @@ from torch import Tensor
 from pathgrow.errors import UserError
 from pathgrow.graph.graph import Axis, Window, per_axis
 from pathgrow.graph.labels import PLAIN, aligned, followed_wire, put, wire_of
-from pathgrow.graph.tracer import Reader
+from pathgrow.graph.tracer import Tracer
 
 # -- layers ---------------------------------------------------------------------------------------------------------
 
 
-def linear(reader: Reader, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(reader: Tracer, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`y = x W^T`."""
     x = input
     if wire_of(weight) is not None:
@@ -29,14 +29,14 @@ def linear(reader: Reader, input: Tensor, weight: Tensor, bias: Tensor | None = 
     return reader.layer(x, reader.weight(weight), F.linear, kind="linear", unit_axis=x.ndim - 1)
 
 
-def _linear_transposed(reader: Reader, x: Tensor, weight: Tensor) -> Tensor:
+def _linear_transposed(reader: Tracer, x: Tensor, weight: Tensor) -> Tensor:
     """`y = x W` with a weight laid out `[in, out]`."""
     return reader.layer(x, reader.weight(weight).moved(Tensor.t), F.linear, kind="linear", unit_axis=x.ndim - 1)
 
 
 def _conv(
     axes: int,
-    reader: Reader,
+    reader: Tracer,
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -78,7 +78,7 @@ def _conv(
 
 def _conv_transpose(
     axes: int,
-    reader: Reader,
+    reader: Tracer,
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -124,7 +124,7 @@ conv_transpose1d, conv_transpose2d, conv_transpose3d = (partial(_conv_transpose,
 # -- two activations ------------------------------------------------------------------------------------------------
 
 
-def gated(reader: Reader, a: Tensor, b: Tensor) -> Tensor:
+def gated(reader: Tracer, a: Tensor, b: Tensor) -> Tensor:
     """An elementwise product: paths run through the operand that is less of a gate; through both if neither is one."""
     wa, wb = followed_wire(a), followed_wire(b)
     if wa.strength == wb.strength:
@@ -140,13 +140,13 @@ def gated(reader: Reader, a: Tensor, b: Tensor) -> Tensor:
     return put(out, replace(wire, units=aligned(wire.units, len(shape))))
 
 
-def glu(reader: Reader, input: Tensor, dim: int = -1) -> Tensor:
+def glu(reader: Tracer, input: Tensor, dim: int = -1) -> Tensor:
     """`a * sigmoid(b)`: the gate is open."""
     half: Tensor = reader.__torch_function__(torch.chunk, (), (input, 2, dim))[0]
     return half
 
 
-def matmul(reader: Reader, input: Any, other: Any) -> Tensor:
+def matmul(reader: Tracer, input: Any, other: Any) -> Tensor:
     """A layer where one side is a weight; mixing where one side is a gate (attention) or a constant."""
     a, b = input, other
     wa, wb = wire_of(a), wire_of(b)
@@ -166,7 +166,7 @@ def matmul(reader: Reader, input: Any, other: Any) -> Tensor:
     return _mixed(reader, reader.coefficient(a), b)
 
 
-def rmatmul(reader: Reader, input: Any, other: Any) -> Tensor:
+def rmatmul(reader: Tracer, input: Any, other: Any) -> Tensor:
     return matmul(reader, other, input)
 
 
@@ -174,7 +174,7 @@ mm = bmm = matmul
 
 
 def addmm(
-    reader: Reader, input: Any, mat1: Any, mat2: Any, *, beta: float = 1, alpha: float = 1, out: Any = None
+    reader: Tracer, input: Any, mat1: Any, mat2: Any, *, beta: float = 1, alpha: float = 1, out: Any = None
 ) -> Tensor:
     """`beta * input + alpha * (mat1 @ mat2)`."""
 
@@ -186,11 +186,11 @@ def addmm(
     return reader.join(product, times(input, beta)) if wire_of(input) is not None else product
 
 
-def baddbmm(reader: Reader, input: Any, batch1: Any, batch2: Any, **scales: Any) -> Tensor:
+def baddbmm(reader: Tracer, input: Any, batch1: Any, batch2: Any, **scales: Any) -> Tensor:
     return addmm(reader, input, batch1, batch2, **scales)
 
 
-def _mixed(reader: Reader, mixing: Tensor, values: Tensor) -> Tensor:
+def _mixed(reader: Tracer, mixing: Tensor, values: Tensor) -> Tensor:
     """Positions mixed by fixed coefficients: `mixing @ values`."""
     wire = reader.reduced(followed_wire(values).plain(), [values.ndim - 2])
     if reader.gradients:
@@ -201,7 +201,7 @@ def _mixed(reader: Reader, mixing: Tensor, values: Tensor) -> Tensor:
     return put(out, replace(wire, units=aligned(wire.units, out.ndim)))
 
 
-def _activations_matmul(reader: Reader, a: Tensor, b: Tensor) -> Tensor:
+def _activations_matmul(reader: Tracer, a: Tensor, b: Tensor) -> Tensor:
     wa, wb = followed_wire(a), followed_wire(b)
     reader.product_macs += (
         a.shape[-1] * torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]).numel() * a.shape[-2] * b.shape[-1]
@@ -221,7 +221,7 @@ def _activations_matmul(reader: Reader, a: Tensor, b: Tensor) -> Tensor:
     return reader.join(left, right)
 
 
-def einsum(reader: Reader, equation: str, *operands: Any) -> Tensor:
+def einsum(reader: Tracer, equation: str, *operands: Any) -> Tensor:
     """Two operands, rewritten as the products above."""
     if len(operands) == 1 and isinstance(operands[0], (tuple, list)):
         operands = tuple(operands[0])
@@ -266,7 +266,7 @@ def _letters(equation: str, *ndims: int) -> tuple[list[str], str]:
     return named, out.replace("...", dots)
 
 
-def _contracted(reader: Reader, x: Tensor, own: str, factor: Tensor, other: str, out: str) -> Tensor:
+def _contracted(reader: Tracer, x: Tensor, own: str, factor: Tensor, other: str, out: str) -> Tensor:
     """`einsum` of a followed activation with fixed coefficients."""
     gone = [axis for axis, letter in enumerate(own) if letter not in out]
     wire = reader.reduced(followed_wire(x).plain(), gone)
@@ -283,7 +283,7 @@ def _contracted(reader: Reader, x: Tensor, own: str, factor: Tensor, other: str,
 
 
 def _einsum_layer(
-    reader: Reader, x: Tensor, own: str, weight: Tensor, other: str, out: str, shared: list[str], new: list[str]
+    reader: Tracer, x: Tensor, own: str, weight: Tensor, other: str, out: str, shared: list[str], new: list[str]
 ) -> Tensor:
     """A weight that sums over `shared` letters and makes `new` ones is a linear layer."""
 
@@ -307,7 +307,7 @@ def _einsum_layer(
 
 
 def scaled_dot_product_attention(
-    reader: Reader, query: Tensor, key: Tensor, value: Tensor, *args: Any, enable_gqa: bool = False, **kwargs: Any
+    reader: Tracer, query: Tensor, key: Tensor, value: Tensor, *args: Any, enable_gqa: bool = False, **kwargs: Any
 ) -> Tensor:
     """Every query reads every position equally."""
     length, keys = query.shape[-2], key.shape[-2]
@@ -322,7 +322,7 @@ def scaled_dot_product_attention(
     return put(mean.expand(*mean.shape[:-2], length, mean.shape[-1]), wire)
 
 
-def multi_head_attention_forward(reader: Reader, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+def multi_head_attention_forward(reader: Tracer, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
     """`nn.MultiheadAttention`: value projection, uniform mixing over positions, output projection."""
     bound = inspect.signature(F.multi_head_attention_forward).bind(*args, **kwargs)
     bound.apply_defaults()

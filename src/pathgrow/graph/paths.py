@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from pathgrow.errors import UserError
-from pathgrow.graph import Wiring, guess_example_input
-from pathgrow.graph.tracer import BatchNorm, Reader, Reading, Use
+from pathgrow.graph import Graph, guess_example_input
+from pathgrow.graph.tracer import BatchNorm, Trace, Tracer, Use
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,16 +39,16 @@ class UnitSignals:
 class Signals:
     """One forward and backward pass over the path network. Scores are computed on request, tensor by tensor."""
 
-    reading: Reading
+    reading: Trace
     generalities: tuple[Tensor, ...]
     model: nn.Module
     opened: frozenset[int]
     """Layers whose all-zero weights were counted as ones."""
 
     @property
-    def wiring(self) -> Wiring:
+    def graph(self) -> Graph:
         """How the weights are wired."""
-        return self.reading.wiring
+        return self.reading.graph
 
     @property
     def log2_total(self) -> float:
@@ -122,8 +122,8 @@ def signals(
     if example_input is None:
         example_input = guess_example_input(model)
 
-    def read(opened: frozenset[int]) -> Reading:
-        reader = Reader(
+    def read(opened: frozenset[int]) -> Trace:
+        reader = Tracer(
             model, dtype=torch.float64, masks=masks, power=2 if squared else 1, batch_norm=batch_norm,
             blocked=blocked, opened=opened, gradients=True,
         )  # fmt: skip

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 import numpy as np
 from torch import Tensor
 
-from pathgrow.graph.graph import Flags, Wiring
+from pathgrow.graph.graph import Flags, Graph
 
 
-def kept_kernels(wiring: Wiring, masks: Mapping[str, Tensor]) -> dict[int, Flags]:
+def kept_kernels(graph: Graph, masks: Mapping[str, Tensor]) -> dict[int, Flags]:
     """By layer index: kernels `[out, in / groups]` with at least one kept weight."""
     found = {}
-    for layer in wiring.layers:
+    for layer in graph.layers:
         if layer.name is None or layer.name not in masks:
             found[layer.index] = np.ones(layer.shape[:2], dtype=bool)
         else:
@@ -22,37 +22,37 @@ def kept_kernels(wiring: Wiring, masks: Mapping[str, Tensor]) -> dict[int, Flags
     return found
 
 
-def alive_units(wiring: Wiring, kernels: dict[int, Flags] | None = None) -> dict[int, Flags]:
+def alive_units(graph: Graph, kernels: dict[int, Flags] | None = None) -> dict[int, Flags]:
     """By space: units on some path from input to output, through the given kernels only (None: all)."""
-    reached, reaching = wiring.reached(kernels), wiring.reaching(kernels)
-    return {space.id: reached[space.id] & reaching[space.id] for space in wiring.spaces}
+    reached, reaching = graph.reached(kernels), graph.reaching(kernels)
+    return {space.id: reached[space.id] & reaching[space.id] for space in graph.spaces}
 
 
-def dead_units(wiring: Wiring, masks: Mapping[str, Tensor]) -> dict[int, Flags]:
+def dead_units(graph: Graph, masks: Mapping[str, Tensor]) -> dict[int, Flags]:
     """By layer index: output units that lie on a path of the dense network and on none of kept weights."""
-    dense, kept = alive_units(wiring), alive_units(wiring, kept_kernels(wiring, masks))
-    return {layer.index: dense[layer.target] & ~kept[layer.target] for layer in wiring.layers}
+    dense, kept = alive_units(graph), alive_units(graph, kept_kernels(graph, masks))
+    return {layer.index: dense[layer.target] & ~kept[layer.target] for layer in graph.layers}
 
 
-def isolated_units(wiring: Wiring, masks: Mapping[str, Tensor]) -> dict[int, Flags]:
+def isolated_units(graph: Graph, masks: Mapping[str, Tensor]) -> dict[int, Flags]:
     """By layer index: output units alive in the dense network that have no kept weight coming in, or no kept way out.
 
     A way out is a kept weight of any layer that reads the unit, directly or through additions, or the output itself.
     """
-    kernels, dense = kept_kernels(wiring, masks), alive_units(wiring)
-    leads = {space.id: np.zeros(space.size, dtype=bool) for space in wiring.spaces}
-    for space_id, units in wiring.outputs:
+    kernels, dense = kept_kernels(graph, masks), alive_units(graph)
+    leads = {space.id: np.zeros(space.size, dtype=bool) for space in graph.spaces}
+    for space_id, units in graph.outputs:
         leads[space_id][units] = True
-    for space in reversed(wiring.spaces):
-        if (layer := wiring.layer_from.get(space.id)) is not None:
+    for space in reversed(graph.spaces):
+        if (layer := graph.layer_from.get(space.id)) is not None:
             blocks = kernels[layer.index].reshape(layer.groups, -1, layer.shape[1])
             leads[space.id] |= blocks.any(axis=1).reshape(-1)
-        for hop in wiring.hops_from[space.id]:
+        for hop in graph.hops_from[space.id]:
             if hop.pairs is None:
                 leads[space.id] |= leads[hop.target]
             else:
                 np.logical_or.at(leads[space.id], hop.pairs[0], leads[hop.target][hop.pairs[1]])
     return {
         layer.index: dense[layer.target] & ~(kernels[layer.index].any(axis=1) & leads[layer.target])
-        for layer in wiring.layers
+        for layer in graph.layers
     }

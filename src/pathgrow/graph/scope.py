@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from pathgrow.errors import UserError, unknown_name
-from pathgrow.graph import Layer, Wiring, guess_example_input, read
+from pathgrow.graph import Graph, Layer, guess_example_input, trace
 from pathgrow.masks import Masks
 
 PRESETS = ("auto", "default", "resnet", "vit")
@@ -51,8 +51,8 @@ def scope(
         raise unknown_name("scope preset", preset, PRESETS)
     if example_input is None:
         example_input = guess_example_input(model)
-    wiring = read(model, example_input)
-    return scope_of(model, wiring, preset, only=only)
+    graph = trace(model, example_input)
+    return scope_of(model, graph, preset, only=only)
 
 
 def trained_scope(model: nn.Module, example_input: Any = None) -> Masks:
@@ -68,21 +68,21 @@ def trained_scope(model: nn.Module, example_input: Any = None) -> Masks:
     return Masks.select(trained, trained)
 
 
-def scope_of(model: nn.Module, wiring: Wiring, preset: str = "auto", *, only: NameFilter | None = None) -> Masks:
+def scope_of(model: nn.Module, graph: Graph, preset: str = "auto", *, only: NameFilter | None = None) -> Masks:
     """The scope of a model whose wiring was read already."""
     if preset == "auto":
-        preset = "vit" if wiring.attention else "resnet"
-    dense = set(output_layers(wiring))
+        preset = "vit" if graph.attention else "resnet"
+    dense = set(output_layers(graph))
     if preset == "resnet":
-        dense |= set(projection_shortcuts(wiring))
+        dense |= set(projection_shortcuts(graph))
     if preset == "vit":
-        dense |= set(input_layers(wiring))
+        dense |= set(input_layers(graph))
     accepts = _as_filter(only)
-    reached, reaching = wiring.reached(), wiring.reaching()
+    reached, reaching = graph.reached(), graph.reaching()
     parameters = dict(model.named_parameters())
-    kept_dense = {layer.name for layer in wiring.layers if layer.index in dense}
+    kept_dense = {layer.name for layer in graph.layers if layer.index in dense}
     switchable: dict[str, torch.Tensor] = {}
-    for layer in wiring.layers:
+    for layer in graph.layers:
         if layer.name is None or layer.name in kept_dense or not accepts(layer.name):
             continue
         rows = torch.from_numpy(reached[layer.target] & reaching[layer.target])
@@ -103,53 +103,53 @@ def scope_of(model: nn.Module, wiring: Wiring, preset: str = "auto", *, only: Na
     return Masks.select(switchable, switchable)
 
 
-def output_layers(wiring: Wiring) -> list[int]:
+def output_layers(graph: Graph) -> list[int]:
     """Layers whose result is an output as it is: nothing is added to it and no weight follows."""
     found = []
-    for space, _ in wiring.outputs:
-        while space not in wiring.layer_into and len(wiring.hops_into[space]) == 1:
-            space = wiring.hops_into[space][0].source
-        if space in wiring.layer_into:
-            found.append(wiring.layer_into[space].index)
+    for space, _ in graph.outputs:
+        while space not in graph.layer_into and len(graph.hops_into[space]) == 1:
+            space = graph.hops_into[space][0].source
+        if space in graph.layer_into:
+            found.append(graph.layer_into[space].index)
     return found
 
 
-def input_layers(wiring: Wiring) -> list[int]:
+def input_layers(graph: Graph) -> list[int]:
     """Layers that read the raw input (patch embeddings); none where it is tokens, since embeddings are no layers."""
-    if wiring.tokens_in:
+    if graph.tokens_in:
         return []
-    return [layer.index for layer in wiring.layers if wiring.spaces[_feeding(wiring, layer)].input]
+    return [layer.index for layer in graph.layers if graph.spaces[_feeding(graph, layer)].input]
 
 
-def projection_shortcuts(wiring: Wiring) -> list[int]:
+def projection_shortcuts(graph: Graph) -> list[int]:
     """Layers that are, by themselves, one of two branches from a fork to an addition, beside a deeper one."""
-    ancestors = _ancestors(wiring)
+    ancestors = _ancestors(graph)
     found = []
-    for space in wiring.spaces:
-        incoming = wiring.hops_into[space.id]
+    for space in graph.spaces:
+        incoming = graph.hops_into[space.id]
         if len(incoming) != 2:
             continue
         for short, deep in (incoming, incoming[::-1]):
-            layer, other = wiring.layer_into.get(short.source), wiring.layer_into.get(deep.source)
+            layer, other = graph.layer_into.get(short.source), graph.layer_into.get(deep.source)
             if layer is None:
                 continue
-            fork = _feeding(wiring, layer)
-            deeper = other is None or _feeding(wiring, other) != fork
+            fork = _feeding(graph, layer)
+            deeper = other is None or _feeding(graph, other) != fork
             if deeper and fork in ancestors[deep.source] and short.source not in ancestors[deep.source]:
                 found.append(layer.index)
     return found
 
 
-def _feeding(wiring: Wiring, layer: Layer) -> int:
+def _feeding(graph: Graph, layer: Layer) -> int:
     """The space whose units a layer reads."""
-    return wiring.hops_into[layer.source][0].source
+    return graph.hops_into[layer.source][0].source
 
 
-def _ancestors(wiring: Wiring) -> dict[int, set[int]]:
+def _ancestors(graph: Graph) -> dict[int, set[int]]:
     found: dict[int, set[int]] = {}
-    for space in wiring.spaces:
-        before = {hop.source for hop in wiring.hops_into[space.id]}
-        if (layer := wiring.layer_into.get(space.id)) is not None:
+    for space in graph.spaces:
+        before = {hop.source for hop in graph.hops_into[space.id]}
+        if (layer := graph.layer_into.get(space.id)) is not None:
             before.add(layer.source)
         found[space.id] = before.union(*(found[parent] for parent in before)) if before else set()
     return found

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from pathgrow.errors import UserError
-from pathgrow.graph import Layer, Wiring
+from pathgrow.graph import Graph, Layer
 from pathgrow.graph.flops import forward_macs
 from pathgrow.graph.paths import Signals, signals
 from pathgrow.graph.reachability import alive_units, dead_units, isolated_units
@@ -138,12 +138,12 @@ def measure(
     """
     _check(model, masks, tau)
     found = signals(model, example_input, masks)
-    wiring = found.wiring
+    graph = found.graph
     sizes, ratios = _layer_cores(found, masks, tau)
     affordable = _estimated_cost(found, tau) <= global_limit
-    cut = dead_units(wiring, masks)
-    dead = {key: int(cut[layer.index].sum()) for key, layer in _keyed(_hidden(wiring))}
-    num_isolated, num_hidden = count_isolated(wiring, masks)
+    cut = dead_units(graph, masks)
+    dead = {key: int(cut[layer.index].sum()) for key, layer in _keyed(_hidden(graph))}
+    num_isolated, num_hidden = count_isolated(graph, masks)
     total = found.total
     return Topology(
         density=masks.density,
@@ -168,11 +168,11 @@ def measure(
 
 def _layer_cores(found: Signals, masks: Masks | None, tau: float) -> tuple[dict[str, int], dict[str, float]]:
     """Within a layer no path passes two units, so sorting by centrality is exact."""
-    wiring = found.wiring
-    layers = [layer for layer in _hidden(wiring) if layer.name is not None and (masks is None or layer.name in masks)]
+    graph = found.graph
+    layers = [layer for layer in _hidden(graph) if layer.name is not None and (masks is None or layer.name in masks)]
     if not layers:
         raise UserError("the tau-core needs a hidden layer with switchable weights: these masks cover none")
-    alive = alive_units(wiring)
+    alive = alive_units(graph)
     sizes, ratios = {}, {}
     for key, layer in _keyed(layers):
         centrality = _array(found.units[layer.index].centrality)
@@ -202,9 +202,9 @@ def _global_core(
     unit that joined since then shares a path with it. Units of one layer never share a path, and the core of a network
     mostly sits in few layers.
     """
-    wiring = found.wiring
-    hidden = _hidden(wiring)
-    related = _related(wiring)
+    graph = found.graph
+    hidden = _hidden(graph)
+    related = _related(graph)
     blocked = {layer.index: torch.zeros(layer.shape[0], dtype=torch.bool) for layer in hidden}
     shares = {layer.index: _array(found.units[layer.index].centrality) for layer in hidden}
     joined: set[int] = set()
@@ -231,15 +231,15 @@ def _global_core(
     return size, min(coverage, 1.0)
 
 
-def _related(wiring: Wiring) -> dict[int, set[int]]:
+def _related(graph: Graph) -> dict[int, set[int]]:
     """By layer index: the layers that share a path with it."""
     before: dict[int, set[int]] = {}
-    for space in wiring.spaces:
-        found = set().union(*(before[hop.source] for hop in wiring.hops_into[space.id]))
-        if (layer := wiring.layer_into.get(space.id)) is not None:
+    for space in graph.spaces:
+        found = set().union(*(before[hop.source] for hop in graph.hops_into[space.id]))
+        if (layer := graph.layer_into.get(space.id)) is not None:
             found |= before[layer.source] | {layer.index}
         before[space.id] = found
-    related = {layer.index: before[layer.source].copy() for layer in wiring.layers}
+    related = {layer.index: before[layer.source].copy() for layer in graph.layers}
     for index, earlier in list(related.items()):
         for other in earlier.copy():
             related[other].add(index)
@@ -248,20 +248,20 @@ def _related(wiring: Wiring) -> dict[int, set[int]]:
 
 def _estimated_cost(found: Signals, tau: float) -> float:
     """Multiply-adds of the global core, estimated from above: a pass per unit of the smallest core of one layer."""
-    hidden = _hidden(found.wiring)
+    hidden = _hidden(found.graph)
     shares = [_array(found.units[layer.index].centrality) for layer in hidden]
     cuts = [_fewest(share, tau) for share in shares if share.sum() >= tau]
     passes = min(cuts) if cuts else sum(len(share) for share in shares)
     # Forward, and backward to activations only: twice the forward pass, whatever the masks, since tensors are dense.
-    return passes * (2 * forward_macs(found.wiring) + _PASS_OVERHEAD)
+    return passes * (2 * forward_macs(found.graph) + _PASS_OVERHEAD)
 
 
 # -- small parts --------------------------------------------------------------------------------------------------
 
 
-def _hidden(wiring: Wiring) -> list[Layer]:
-    outputs = set(output_layers(wiring))
-    return [layer for layer in wiring.layers if layer.index not in outputs]
+def _hidden(graph: Graph) -> list[Layer]:
+    outputs = set(output_layers(graph))
+    return [layer for layer in graph.layers if layer.index not in outputs]
 
 
 def _keyed(layers: list[Layer]) -> list[tuple[str, Layer]]:
@@ -295,10 +295,10 @@ def _check(model: nn.Module, masks: Masks | None, tau: float) -> None:
         masks.check(model)
 
 
-def count_isolated(wiring: Wiring, masks: Masks) -> tuple[int, int]:
+def count_isolated(graph: Graph, masks: Masks) -> tuple[int, int]:
     """How many hidden units of switchable layers are isolated, and how many there are; both on dense paths only."""
-    isolated, dense, outputs = isolated_units(wiring, masks), alive_units(wiring), set(output_layers(wiring))
-    hidden = [layer for layer in wiring.layers if layer.name in masks and layer.index not in outputs]
+    isolated, dense, outputs = isolated_units(graph, masks), alive_units(graph), set(output_layers(graph))
+    hidden = [layer for layer in graph.layers if layer.name in masks and layer.index not in outputs]
     return (
         sum(int(isolated[layer.index].sum()) for layer in hidden),
         sum(int(dense[layer.target].sum()) for layer in hidden),

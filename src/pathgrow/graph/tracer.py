@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from pathgrow.errors import UserError
-from pathgrow.graph.graph import Hop, Layer, Space, Window, Wiring
+from pathgrow.graph.graph import Channels, Graph, Layer, Link, Window
 from pathgrow.graph.inputs import one_sample, read_outputs
 from pathgrow.graph.labels import ATTENTION, Wire, aligned, along, compact, followed_wire, put, relation, wire_of
 from pathgrow.graph.looking import check_shaped, looked_at
@@ -43,10 +43,10 @@ class Use:
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
+class Trace:
     """One finished pass: the graph, and the tensors to take gradients of."""
 
-    wiring: Wiring
+    graph: Graph
     uses: list[Use]
     total: Tensor
     exponent: int
@@ -73,7 +73,7 @@ class Weight:
         return Weight(move(self.values), self.name, None if positions is None else move(positions).contiguous())
 
 
-class Reader(TorchFunctionMode):
+class Tracer(TorchFunctionMode):
     """Follows activations through a forward pass. Use `run`; the mode is entered there."""
 
     def __init__(
@@ -104,15 +104,15 @@ class Reader(TorchFunctionMode):
         self.device, self.model_dtype = example.device, example.dtype
         self.names = {id(parameter): name for name, parameter in model.named_parameters()}
         self.sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
-        self.spaces: list[Space] = []
-        self.hops: list[Hop] = []
+        self.spaces: list[Channels] = []
+        self.hops: list[Link] = []
         self.uses: list[Use] = []
         self.ancestors: list[int] = []
         self.product_macs = 0
         self.tokens_in = False
         self.attention = False
 
-    def run(self, example_input: Any) -> Reading:
+    def run(self, example_input: Any) -> Trace:
         """One pass over one sample of ones."""
         args, kwargs = one_sample(example_input)
         try:
@@ -137,14 +137,14 @@ class Reader(TorchFunctionMode):
         with torch.set_grad_enabled(self.gradients):
             return self._finish(followed)
 
-    def _finish(self, outputs: list[Tensor]) -> Reading:
+    def _finish(self, outputs: list[Tensor]) -> Trace:
         wires = [wire for tensor in outputs if (wire := wire_of(tensor)) is not None]
         exponent = max(wire.exponent for wire in wires)
         sums = [t.sum() * 2.0 ** (w.exponent - exponent) for t, w in zip(outputs, wires, strict=True)]
         read: dict[int, list[Tensor]] = {}
         for wire in wires:
             read.setdefault(wire.space, []).append(wire.units[wire.units >= 0].reshape(-1))
-        wiring = Wiring(
+        graph = Graph(
             spaces=tuple(self.spaces),
             hops=tuple(self.hops),
             layers=tuple(use.layer for use in self.uses),
@@ -153,7 +153,7 @@ class Reader(TorchFunctionMode):
             tokens_in=self.tokens_in,
             attention=self.attention,
         )
-        return Reading(wiring, self.uses, torch.stack(sums).sum(), exponent)
+        return Trace(graph, self.uses, torch.stack(sums).sum(), exponent)
 
     def _enter(self, value: Any) -> Any:
         """An input as the path network sees it: real values become ones, token ids are marked as such."""
@@ -184,7 +184,7 @@ class Reader(TorchFunctionMode):
     def space(self, size: int, *parents: int, is_input: bool = False) -> int:
         """A new space; `parents` are the spaces it is computed from."""
         number = len(self.spaces)
-        self.spaces.append(Space(number, size, is_input))
+        self.spaces.append(Channels(number, size, is_input))
         bits = 1 << number
         for parent in parents:
             bits |= self.ancestors[parent]
@@ -202,7 +202,7 @@ class Reader(TorchFunctionMode):
         count = torch.arange(size)
         same = size == self.spaces[target].size and torch.equal(here, count) and torch.equal(there, count)
         pairs = None if same else (here.numpy(), there.numpy())
-        self.hops.append(Hop(wire.space, target, pairs, shortcut, wire.trail))
+        self.hops.append(Link(wire.space, target, pairs, shortcut, wire.trail))
 
     def source(self, values: Tensor, axis: int) -> Tensor:
         """An activation at which paths begin; its units lie along `axis`."""

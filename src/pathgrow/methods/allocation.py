@@ -18,7 +18,7 @@ from torch import Tensor
 from pathgrow.errors import unknown_name
 from pathgrow.masks import Masks, sampling
 from pathgrow.methods.schedules import count_at, require_density
-from pathgrow.methods.view import Net
+from pathgrow.methods.view import NetworkView
 
 Law = Literal["equal", "uniform", "er", "er_matrix", "erk"]
 LAWS: dict[Law, str] = {
@@ -97,7 +97,7 @@ class RandomByLaw:
         if self.law not in LAWS:
             raise unknown_name("allocation", self.law, LAWS)
 
-    def __call__(self, net: Net, candidates: Masks, count: int, draw: torch.Generator) -> Masks:
+    def __call__(self, net: NetworkView, candidates: Masks, count: int, draw: torch.Generator) -> Masks:
         return random_in_layers(candidates, allocated_count(candidates, count, self.law), draw)
 
 

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from pathgrow.errors import UserError
-from pathgrow.graph import guess_example_input, read
+from pathgrow.graph import guess_example_input, trace
 from pathgrow.masks import Masks
 from pathgrow.methods.allocation import allocated_count
 from pathgrow.methods.method import Method
 from pathgrow.methods.path_counts import PathCounts
 from pathgrow.methods.schedules import require_density
-from pathgrow.methods.view import Net
+from pathgrow.methods.view import NetworkView
 
 _LEAK = 2.0**-20
 """What a missing weight lets through while no path is whole. Paths that lack fewest then carry nearly everything ..."""
@@ -73,18 +73,18 @@ class ByNodePathBalance:
     num_steps: int
     rate: float
 
-    def __call__(self, net: Net, candidates: Masks, count: int, draw: torch.Generator) -> Masks:
+    def __call__(self, net: NetworkView, candidates: Masks, count: int, draw: torch.Generator) -> Masks:
         numbers = allocated_count(candidates, count, "erk")
         scores = {
             name: torch.randn(chosen.shape, generator=draw, dtype=torch.float64).abs().to(chosen.device)
             for name, chosen in candidates.items()
         }
         example = guess_example_input(net.model) if net.example_input is None else net.example_input
-        paths = PathCounts(read(net.model, example), next(iter(scores.values())).device)
+        paths = PathCounts(trace(net.model, example), next(iter(scores.values())).device)
         adam = torch.optim.Adam(scores.values(), lr=self.rate)
         outside = {name: ~inside for name, inside in candidates.scope.items()}
         chosen = {name: _top(score, candidates[name], numbers[name]) for name, score in scores.items()}
-        net.looked(path_passes=self.num_steps)
+        net.charge(path_passes=self.num_steps)
         for _ in range(self.num_steps):
             kept = {name: chosen[name] | outside[name] for name in chosen}
             for name, gradient in self.ascent(paths, kept).items():
@@ -102,7 +102,7 @@ class ByNodePathBalance:
             masks = {name: mask.clamp_min(_LEAK) for name, mask in masks.items()}
             counted = paths(masks)
         found = {name: mask.new_zeros(mask.shape) for name, mask in masks.items()}
-        for layer, gradient in zip(paths.wiring.layers, counted.gradients, strict=True):
+        for layer, gradient in zip(paths.graph.layers, counted.gradients, strict=True):
             if layer.name in found:
                 share = layer.pick(masks[layer.name]) * gradient
                 factor = self._factor(share > 0) if whole else share > _NEARLY * share.max()

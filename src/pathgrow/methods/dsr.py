@@ -12,11 +12,11 @@ from pathgrow.errors import UserError
 from pathgrow.masks import Masks
 from pathgrow.masks.sampling import top_k
 from pathgrow.methods.allocation import RandomByLaw
-from pathgrow.methods.method import Change, Memory, Method, Progress
+from pathgrow.methods.method import MaskUpdate, Method, MethodState, Progress
 from pathgrow.methods.picks import magnitudes
 from pathgrow.methods.rewire import any_of, apportioned, count, largest, present, with_present
 from pathgrow.methods.schedules import require_end, require_steps
-from pathgrow.methods.view import Net
+from pathgrow.methods.view import NetworkView
 
 
 def dsr(
@@ -64,8 +64,8 @@ def dsr(
         start=RandomByLaw(allocation),
         start_density=density,
         schedule=_DoublingIntervals(every, num_steps, end),
-        revise=_Reallocate(share),
-        remember=_FirstThreshold(threshold),
+        update=_Reallocate(share),
+        init_state=_FirstThreshold(threshold),
         clock="step",
     )
 
@@ -74,7 +74,7 @@ def dsr(
 class _FirstThreshold:
     value: float
 
-    def __call__(self, net: Net) -> Memory:
+    def __call__(self, net: NetworkView) -> MethodState:
         return {"threshold": self.value}
 
 
@@ -88,24 +88,24 @@ class _DoublingIntervals:
         require_steps(self.every, self.num_steps)
         require_end(self.end)
 
-    def __call__(self, progress: Progress) -> Change | None:
+    def __call__(self, progress: Progress) -> MaskUpdate | None:
         quarter = min(4 * progress.step // self.num_steps, 3)
         due = progress.step > 0 and progress.step % (self.every * 2**quarter) == 0
-        return Change() if due and progress.step <= self.end * self.num_steps else None
+        return MaskUpdate() if due and progress.step <= self.end * self.num_steps else None
 
 
 @dataclass(frozen=True)
 class _Reallocate:
     share: float
 
-    def __call__(self, net: Net, change: Change, progress: Progress, draw: torch.Generator) -> Masks:
-        threshold, on, weights = net.memory["threshold"], present(net), magnitudes(net)
+    def __call__(self, net: NetworkView, change: MaskUpdate, progress: Progress, draw: torch.Generator) -> Masks:
+        threshold, on, weights = net.method_state["threshold"], present(net), magnitudes(net)
         kept = {name: _survivors(weights[name], here, threshold, draw) for name, here in on.items()}
         num_gone, num_wanted = progress.num_on - sum(map(count, kept.values())), self.share * progress.num_on
         if num_gone < 0.9 * num_wanted:
-            net.memory["threshold"] = threshold * 2
+            net.method_state["threshold"] = threshold * 2
         elif num_gone > 1.1 * num_wanted:
-            net.memory["threshold"] = threshold / 2
+            net.method_state["threshold"] = threshold / 2
         room = net.masks.missing()
         if (num_stay := num_gone - room.num_on) > 0:
             gone = net.masks.present() - with_present(net, kept).present()

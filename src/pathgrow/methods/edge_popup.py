@@ -10,10 +10,10 @@ from torch import Tensor
 
 from pathgrow.masks import Masks
 from pathgrow.methods.allocation import allocated
-from pathgrow.methods.method import Memory, Method
+from pathgrow.methods.method import Method, MethodState
 from pathgrow.methods.picks import everything
 from pathgrow.methods.schedules import require_density
-from pathgrow.methods.view import Net
+from pathgrow.methods.view import NetworkView
 from pathgrow.rng import generator
 
 
@@ -42,7 +42,7 @@ def edge_popup(*, density: float = 0.5, constant: bool = True) -> Method:
         name="edge_popup",
         start=everything,
         start_density=1.0,
-        remember=weights,
+        init_state=weights,
         weights=weights,
         needs=frozenset({"dense"}),
         cost="dense",
@@ -56,7 +56,7 @@ class Popup:
     density: float
     constant: bool
 
-    def __call__(self, net: Net) -> Memory:
+    def __call__(self, net: NetworkView) -> MethodState:
         """What is remembered at first."""
         frozen, scores = {}, {}
         for name, weight in net.weights().items():
@@ -69,25 +69,25 @@ class Popup:
         return {"frozen": frozen, "scores": scores, "kept": allocated(net.scope, self.density, "equal")}
 
     @torch.no_grad()
-    def reveal_(self, net: Net) -> None:
+    def restore_latent_(self, net: NetworkView) -> None:
         weights = net.weights()
         for name, gradient in net.signed_gradients().items():
-            scores = net.memory["scores"][name]
-            gradient.mul_(torch.where(net.scope[name], net.memory["frozen"][name] * scores.sign(), 1))
+            scores = net.method_state["scores"][name]
+            gradient.mul_(torch.where(net.scope[name], net.method_state["frozen"][name] * scores.sign(), 1))
             weights[name].copy_(scores)
 
     @torch.no_grad()
-    def cover_(self, net: Net) -> None:
+    def apply_effective_(self, net: NetworkView) -> None:
         for name, weight in net.weights().items():
-            net.memory["scores"][name].copy_(weight)
-            chosen = torch.where(self._chosen(net, name), net.memory["frozen"][name], 0)
+            net.method_state["scores"][name].copy_(weight)
+            chosen = torch.where(self._chosen(net, name), net.method_state["frozen"][name], 0)
             weight.copy_(torch.where(net.scope[name], chosen, weight))
 
-    def masks(self, net: Net) -> Masks:
+    def masks(self, net: NetworkView) -> Masks:
         return Masks({name: self._chosen(net, name) | ~inside for name, inside in net.scope.items()}, net.scope)
 
-    def _chosen(self, net: Net, name: str) -> Tensor:
+    def _chosen(self, net: NetworkView, name: str) -> Tensor:
         """Exactly as many as are kept, by |score|; which of two equal ones is left to the device."""
-        sizes = torch.where(net.scope[name], net.memory["scores"][name].abs(), -1).flatten()
-        best = torch.topk(sizes, net.memory["kept"][name], sorted=False).indices
+        sizes = torch.where(net.scope[name], net.method_state["scores"][name].abs(), -1).flatten()
+        best = torch.topk(sizes, net.method_state["kept"][name], sorted=False).indices
         return torch.zeros_like(sizes, dtype=torch.bool).index_fill_(0, best, True).view(net.scope[name].shape)

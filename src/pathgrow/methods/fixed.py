@@ -6,7 +6,7 @@ import torch
 
 from pathgrow.masks import Masks
 from pathgrow.methods.method import Method
-from pathgrow.methods.view import Net
+from pathgrow.methods.view import NetworkView
 
 
 def fixed(masks: Masks) -> Method:
@@ -17,7 +17,7 @@ def fixed(masks: Masks) -> Method:
     """
     kept = masks.clone()
 
-    def start(net: Net, candidates: Masks, count: int, generator: torch.Generator) -> Masks:
+    def start(net: NetworkView, candidates: Masks, count: int, generator: torch.Generator) -> Masks:
         return kept
 
     return Method(name="fixed", start=start, start_density=kept.density)

@@ -6,7 +6,7 @@ from pathgrow.masks.sampling import sample_proportional
 from pathgrow.methods.method import Method
 from pathgrow.methods.picks import ByScore, by_walks
 from pathgrow.methods.schedules import GrowEachRound
-from pathgrow.methods.view import Net
+from pathgrow.methods.view import NetworkView
 
 
 def gcg(*, gamma: float = 0.25, start_density: float | None = None, target_density: float | None = None) -> Method:
@@ -34,7 +34,7 @@ def gcg(*, gamma: float = 0.25, start_density: float | None = None, target_densi
         start=by_walks,
         start_density=start_density,
         target_density=target_density,
-        grow=ByScore(Net.path_scores, sample_proportional),
+        grow=ByScore(NetworkView.path_scores, sample_proportional),
         schedule=GrowEachRound(gamma=gamma, target_density=target_density),
         needs=frozenset({"paths"}),
     )

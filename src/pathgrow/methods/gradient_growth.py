@@ -6,7 +6,7 @@ from pathgrow.masks.sampling import top_k
 from pathgrow.methods.method import Method
 from pathgrow.methods.picks import ByScore, by_walks
 from pathgrow.methods.schedules import GrowEachRound
-from pathgrow.methods.view import Net
+from pathgrow.methods.view import NetworkView
 
 
 def gradient_growth(
@@ -25,7 +25,7 @@ def gradient_growth(
         start=by_walks,
         start_density=start_density,
         target_density=target_density,
-        grow=ByScore(Net.gradients, top_k),
+        grow=ByScore(NetworkView.gradients, top_k),
         schedule=GrowEachRound(gamma=gamma, target_density=target_density),
         needs=frozenset({"paths", "gradients"}),
     )

@@ -9,11 +9,11 @@ import torch
 from pathgrow.masks import Masks
 from pathgrow.masks.sampling import top_k
 from pathgrow.methods.allocation import RandomByLaw
-from pathgrow.methods.method import Change, Method, Progress
+from pathgrow.methods.method import MaskUpdate, Method, Progress
 from pathgrow.methods.picks import smallness
 from pathgrow.methods.rewire import RewireLayers, with_present
 from pathgrow.methods.schedules import Cosine, PruneCubically, RewireEvery, interval
-from pathgrow.methods.view import Net
+from pathgrow.methods.view import NetworkView
 
 _PUBLISHED_STEPS = 160 * 390
 """Of the paper's trainings on CIFAR."""
@@ -53,8 +53,8 @@ def granet(
             ),
             RewireEvery(every=every, num_steps=num_steps, first=every),
         ),
-        revise=_PruneAndRewire(
-            RewireLayers(rate=Cosine(first=rate, last=rate / 100, num_steps=num_steps), score=Net.gradients)
+        update=_PruneAndRewire(
+            RewireLayers(rate=Cosine(first=rate, last=rate / 100, num_steps=num_steps), score=NetworkView.gradients)
         ),
         clock="step",
         needs=frozenset({"gradients"}),
@@ -67,7 +67,7 @@ class _PruneThenRewire:
     prune: PruneCubically
     rewire: RewireEvery
 
-    def __call__(self, progress: Progress) -> Change | None:
+    def __call__(self, progress: Progress) -> MaskUpdate | None:
         return self.prune(progress) or self.rewire(progress)
 
 
@@ -75,7 +75,7 @@ class _PruneThenRewire:
 class _PruneAndRewire:
     layers: RewireLayers
 
-    def __call__(self, net: Net, change: Change, progress: Progress, draw: torch.Generator) -> Masks:
+    def __call__(self, net: NetworkView, change: MaskUpdate, progress: Progress, draw: torch.Generator) -> Masks:
         on = net.masks.present()
         pruned = on - top_k(smallness(net), on, change.num_drop, draw)
         return with_present(net, self.layers.rewired(net, pruned, progress.step, draw))

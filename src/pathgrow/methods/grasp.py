@@ -20,7 +20,7 @@ from pathgrow.masks import Masks
 from pathgrow.masks.sampling import top_k
 from pathgrow.methods.method import Method
 from pathgrow.methods.schedules import require_density
-from pathgrow.methods.view import Net, checked_loss, first_batches, probing
+from pathgrow.methods.view import NetworkView, checked_loss, first_batches, probing
 from pathgrow.rng import derive
 
 
@@ -61,10 +61,10 @@ class ByGradientFlow:
     temperature: float
     num_batches: int
 
-    def __call__(self, net: Net, candidates: Masks, count: int, draw: torch.Generator) -> Masks:
+    def __call__(self, net: NetworkView, candidates: Masks, count: int, draw: torch.Generator) -> Masks:
         return top_k(self.scores(net, draw.initial_seed()), candidates, count, draw)
 
-    def scores(self, net: Net, seed: int) -> dict[str, Tensor]:
+    def scores(self, net: NetworkView, seed: int) -> dict[str, Tensor]:
         """weight x (Hg) of every position."""
         assert net.loss is not None and net.batches is not None, "`attach` sees to it that they are there"
         parameters = dict(net.model.named_parameters())
@@ -90,7 +90,7 @@ class ByGradientFlow:
                     flow = sum((a * b).sum() for a, b in zip(gradients, found, strict=True))
                     assert isinstance(flow, Tensor)
                     _add_(products, _gradients(flow, wanted))
-        net.looked(gradient_samples=counter.samples, hessian_samples=counter.samples - num_samples)
+        net.charge(gradient_samples=counter.samples, hessian_samples=counter.samples - num_samples)
         return {
             name: parameter.detach().double() * product
             for name, parameter, product in zip(net.masks, wanted, products, strict=True)

@@ -15,11 +15,11 @@ from pathgrow.masks import Masks
 from pathgrow.masks.sampling import ZeroScores, sample_proportional, top_k
 from pathgrow.methods.allocation import RandomByLaw
 from pathgrow.methods.layer_signals import gradient_estimates
-from pathgrow.methods.method import Change, Method, Progress
+from pathgrow.methods.method import MaskUpdate, Method, Progress
 from pathgrow.methods.picks import magnitudes
 from pathgrow.methods.rewire import Rate, any_of, count
 from pathgrow.methods.schedules import Cosine, RewireEvery, floor_of, interval
-from pathgrow.methods.view import Net
+from pathgrow.methods.view import NetworkView
 
 Guide = Literal["uniform", "grabo", "graest"]
 _GUIDES = ("uniform", "grabo", "graest")
@@ -76,7 +76,7 @@ def gse(
         start=RandomByLaw(allocation),
         start_density=density,
         schedule=RewireEvery(every=every, num_steps=num_steps, first=every, end=end),
-        revise=_Explore(Cosine(first=rate, num_steps=end * num_steps), guide, gamma),
+        update=_Explore(Cosine(first=rate, num_steps=end * num_steps), guide, gamma),
         clock="step",
         needs=frozenset({"gradients"} if guide == "uniform" else {"gradients", "data"}),
         cost="sparse" if guide == "uniform" else "batch_at_changes",
@@ -89,14 +89,14 @@ class _Explore:
     guide: Guide
     gamma: float
 
-    def __call__(self, net: Net, change: Change, progress: Progress, draw: torch.Generator) -> Masks:
+    def __call__(self, net: NetworkView, change: MaskUpdate, progress: Progress, draw: torch.Generator) -> Masks:
         candidates = self._candidates(net, draw)
         num_moved = min(floor_of(self.rate(progress.step) * progress.num_on), candidates.num_on)
         grown = top_k(net.gradients(), candidates, num_moved, draw)
         kept = top_k(magnitudes(net), net.masks.present(), progress.num_on - num_moved, draw)
         return Masks.empty(net.masks.scope) | kept | grown
 
-    def _candidates(self, net: Net, draw: torch.Generator) -> Masks:
+    def _candidates(self, net: NetworkView, draw: torch.Generator) -> Masks:
         estimates: dict[str, Tensor] = {}
         if self.guide != "uniform":
             estimates = gradient_estimates(net, "bound" if self.guide == "grabo" else "sketch", draw)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathgrow.errors import UserError, is_number
 from pathgrow.masks.sampling import top_k
-from pathgrow.methods.method import Afterwards, Method
+from pathgrow.methods.method import AfterUpdate, Method
 from pathgrow.methods.picks import ByScore, everything, smallness
 from pathgrow.methods.schedules import PruneEachRound, require_steps
 
@@ -70,14 +70,14 @@ def imp_c(*, density: float = 0.1, share: float = 0.2) -> Method:
     return _pruning("imp_c", density, share, "forget_slots", 0)
 
 
-def _pruning(name: str, density: float, share: float, afterwards: Afterwards, rewind_step: int) -> Method:
+def _pruning(name: str, density: float, share: float, after_update: AfterUpdate, rewind_step: int) -> Method:
     return Method(
         name=name,
         start=everything,
         start_density=1.0,
         drop=ByScore(smallness, top_k),
         schedule=PruneEachRound(density=density, share=share),
-        afterwards=afterwards,
+        after_update=after_update,
         rewind_step=rewind_step,
         needs=frozenset({"dense"}),
     )

@@ -10,10 +10,10 @@ import torch
 from pathgrow.errors import unknown_name
 from pathgrow.masks import Masks
 from pathgrow.methods.allocation import RandomByLaw
-from pathgrow.methods.method import Change, Memory, Method, Progress
+from pathgrow.methods.method import MaskUpdate, Method, MethodState, Progress
 from pathgrow.methods.rewire import RewireLayers, count
 from pathgrow.methods.schedules import Cosine, RewireEvery, interval
-from pathgrow.methods.view import Net
+from pathgrow.methods.view import NetworkView
 
 Criterion = Literal["gradient", "random"]
 _EVERY = {"gradient": 4000, "random": 1500}
@@ -45,21 +45,21 @@ def itop(
         raise unknown_name("criterion", criterion, _EVERY)
     by_gradient = criterion == "gradient"
     every = interval(every, published=_EVERY[criterion], of_steps=_PUBLISHED_STEPS, num_steps=num_steps)
-    score = Net.gradients if by_gradient else None
+    score = NetworkView.gradients if by_gradient else None
     return Method(
         name="itop",
         start=RandomByLaw(allocation),
         start_density=density,
         schedule=RewireEvery(every=every, num_steps=num_steps, first=every),
-        revise=_Explore(RewireLayers(rate=Cosine(first=rate, last=rate / 100, num_steps=num_steps), score=score)),
-        remember=_first_seen,
+        update=_Explore(RewireLayers(rate=Cosine(first=rate, last=rate / 100, num_steps=num_steps), score=score)),
+        init_state=_first_seen,
         clock="step",
         needs=frozenset({"gradients"}) if by_gradient else frozenset(),
         cost="dense_gradient_at_changes" if by_gradient else "sparse",
     )
 
 
-def _first_seen(net: Net) -> Memory:
+def _first_seen(net: NetworkView) -> MethodState:
     return {"ever_on": dict(net.masks.present()), "explored": net.masks.density}
 
 
@@ -67,9 +67,9 @@ def _first_seen(net: Net) -> Memory:
 class _Explore:
     layers: RewireLayers
 
-    def __call__(self, net: Net, change: Change, progress: Progress, draw: torch.Generator) -> Masks:
-        masks, ever_on = self.layers(net, change, progress, draw), net.memory["ever_on"]
+    def __call__(self, net: NetworkView, change: MaskUpdate, progress: Progress, draw: torch.Generator) -> Masks:
+        masks, ever_on = self.layers(net, change, progress, draw), net.method_state["ever_on"]
         for name, on in masks.present().items():
             ever_on[name] |= on
-        net.memory["explored"] = sum(map(count, ever_on.values())) / masks.num
+        net.method_state["explored"] = sum(map(count, ever_on.values())) / masks.num
         return masks

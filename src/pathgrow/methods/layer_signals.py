@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from pathgrow.graph.looking import uncompiled
-from pathgrow.methods.view import Net
+from pathgrow.methods.view import NetworkView
 
 Estimate = Literal["bound", "sketch"]
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
-def gradient_estimates(net: Net, estimate: Estimate, draw: torch.Generator) -> dict[str, Tensor]:
+def gradient_estimates(net: NetworkView, estimate: Estimate, draw: torch.Generator) -> dict[str, Tensor]:
     """The product of both sides for each weight, in float64, of every linear and convolution layer that ran.
 
     A layer that runs several times has the sum; weights that are used in other ways than by their own layer are
@@ -34,8 +34,8 @@ def gradient_estimates(net: Net, estimate: Estimate, draw: torch.Generator) -> d
             owner, _, kind = name.rpartition(".")
             layer = net.model.get_submodule(owner)
             if kind == "weight" and isinstance(layer, _LAYERS) and layer.weight.requires_grad:
-                watch = partial(_watch, found, name, estimate, draw)
-                handle = layer.register_forward_hook(watch, with_kwargs=True)
+                on_gradients = partial(_watch, found, name, estimate, draw)
+                handle = layer.register_forward_hook(on_gradients, with_kwargs=True)
                 hooks.callback(handle.remove)
         with uncompiled():  # which would run past the hooks
             net.probe_gradients(seed)

@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     import torch
 
     from pathgrow.masks import Masks
-    from pathgrow.methods.view import Net
+    from pathgrow.methods.view import NetworkView
 
 Need = Literal["paths", "gradients", "data", "dense"]
 """Paths of the network; its dense loss gradients at a change; batches of its own, for the first masks or at changes; a
 dense training."""
-Pick = Callable[["Net", "Masks", int, "torch.Generator"], "Masks"]
-Revision = Callable[["Net", "Change", "Progress", "torch.Generator"], "Masks"]
+Pick = Callable[["NetworkView", "Masks", int, "torch.Generator"], "Masks"]
+UpdateMasks = Callable[["NetworkView", "MaskUpdate", "Progress", "torch.Generator"], "Masks"]
 """Returns the next masks, in which as many weights are on as the change says."""
-Memory = dict[str, Any]
+MethodState = dict[str, Any]
 """Tensors, JSON values, and mappings of these."""
-Afterwards = Literal["keep", "forget_slots", "rewind"]
+AfterUpdate = Literal["keep", "forget_slots", "rewind"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Progress:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class MaskUpdate:
     """Exactly how many weights to switch off and on.
 
     For a method with `revise` these count only the net loss and gain, not the weights it moves: rewiring at a constant
@@ -54,15 +54,15 @@ class Change:
     num_grow: int = 0
 
 
-Schedule = Callable[[Progress], Change | None]
+Schedule = Callable[[Progress], MaskUpdate | None]
 
 
-def never(progress: Progress) -> Change | None:
+def never(progress: Progress) -> MaskUpdate | None:
     """The schedule of a mask that stays."""
     return None
 
 
-class HiddenWeights(Protocol):
+class LatentWeights(Protocol):
     """Weights that training moves but that the network does not compute with; it uses effective weights made from them.
 
     Between steps the model holds the effective weights. Before the optimizer steps, `reveal_` puts the hidden ones in
@@ -71,11 +71,11 @@ class HiddenWeights(Protocol):
     `Method.remember` leaves in the model, and they are covered at once.
     """
 
-    def reveal_(self, net: Net) -> None: ...
+    def restore_latent_(self, net: NetworkView) -> None: ...
 
-    def cover_(self, net: Net) -> None: ...
+    def apply_effective_(self, net: NetworkView) -> None: ...
 
-    def masks(self, net: Net) -> Masks:
+    def masks(self, net: NetworkView) -> Masks:
         """Where the effective weights are on now."""
 
 
@@ -109,18 +109,18 @@ class Method:
     schedule: Schedule = never
     clock: Literal["round", "step"] = "round"
     """When the schedule is asked: at each observation, or before each optimizer step."""
-    revise: Revision | None = None
+    update: UpdateMasks | None = None
     """Gives the next masks as a whole, instead of `drop` and `grow`."""
-    remember: Callable[[Net], Memory] | None = None
+    init_state: Callable[[NetworkView], MethodState] | None = None
     """Returns what the method remembers at first; called once the start masks are on."""
-    watch: Callable[[Net], None] | None = None
+    on_gradients: Callable[[NetworkView], None] | None = None
     """Sees the dense gradients of every step before they are masked, and writes to tensors of `Net.memory` in place. So
     that it can be captured, it may neither branch on values nor rebind anything."""
-    weights: HiddenWeights | None = None
+    weights: LatentWeights | None = None
     """For methods that train hidden weights, from which those of the network are made."""
-    instead_of_step: bool = False
+    skip_step_on_update: bool = False
     """A change takes the place of the optimizer's step."""
-    afterwards: Afterwards = "keep"
+    after_update: AfterUpdate = "keep"
     """After a change at an observation: train on, train on with empty optimizer state, or go back to the weights of
     `rewind_step`."""
     rewind_step: int = 0
@@ -129,10 +129,10 @@ class Method:
     cost: Cost = "sparse"
     """What a training sample costs, see `flops.training_flops_per_sample`."""
 
-    def due(self, progress: Progress) -> Change | None:
+    def due(self, progress: Progress) -> MaskUpdate | None:
         """The change that the schedule asks for; None if it asks for none, or for one that would change nothing."""
         change = self.schedule(progress)
-        if change is None or (self.revise is None and not change.num_drop and not change.num_grow):
+        if change is None or (self.update is None and not change.num_drop and not change.num_grow):
             return None
         return change
 

@@ -14,8 +14,8 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from pathgrow.graph import Wiring
-from pathgrow.graph.graph import Hop, Layer, Window, live_taps
+from pathgrow.graph import Graph
+from pathgrow.graph.graph import Layer, Link, Window, live_taps
 
 Scaled = tuple[Tensor, Tensor]
 """A vector whose largest entry is one, and the logarithm of what it was divided by; -inf for nothing at all."""
@@ -43,27 +43,27 @@ class PathCounts:
     (3, [[2.0, 1.0]])
     """
 
-    def __init__(self, wiring: Wiring, device: torch.device) -> None:
-        self.wiring = wiring
+    def __init__(self, graph: Graph, device: torch.device) -> None:
+        self.graph = graph
         self._device = device
-        self._live = [_live(layer, device) for layer in wiring.layers]
+        self._live = [_live(layer, device) for layer in graph.layers]
         self._pairs = {
             id(hop): tuple(torch.from_numpy(units).to(device) for units in hop.pairs)
-            for hop in wiring.hops
+            for hop in graph.hops
             if hop.pairs is not None
         }
-        self._outputs = [(space, torch.from_numpy(units).to(device)) for space, units in wiring.outputs]
+        self._outputs = [(space, torch.from_numpy(units).to(device)) for space, units in graph.outputs]
 
     def __call__(self, masks: Mapping[str, Tensor]) -> Counted:
         """Count with these masks by parameter name, ones and zeros as floats; layers not named are dense."""
-        kernels = [self._kernels(layer, masks) for layer in self.wiring.layers]
+        kernels = [self._kernels(layer, masks) for layer in self.graph.layers]
         complexity = self._forward(kernels)
         ends = [_scaled(complexity[space][0][units], complexity[space][1]) for space, units in self._outputs]
         vector, log = _sum([(ends_vector.sum().view(1), ends_log) for ends_vector, ends_log in ends])
         log_total = log + vector.log().view(())
         generality = self._backward(kernels)
         gradients = []
-        for layer in self.wiring.layers:
+        for layer in self.graph.layers:
             (into, log_into), (out, log_out) = complexity[layer.source], generality[layer.target]
             groups = layer.groups
             block = torch.einsum("go,gi->goi", out.view(groups, -1), into.view(groups, -1))
@@ -84,12 +84,12 @@ class PathCounts:
     def _forward(self, kernels: list[Tensor]) -> dict[int, Scaled]:
         """By space: the number of paths from the input to each unit."""
         found: dict[int, Scaled] = {}
-        for space in self.wiring.spaces:
+        for space in self.graph.spaces:
             if space.input:
                 found[space.id] = self._constant(space.size, 1.0)
                 continue
-            parts = [self._hop(hop, found[hop.source], space.size) for hop in self.wiring.hops_into[space.id]]
-            if (layer := self.wiring.layer_into.get(space.id)) is not None:
+            parts = [self._hop(hop, found[hop.source], space.size) for hop in self.graph.hops_into[space.id]]
+            if (layer := self.graph.layer_into.get(space.id)) is not None:
                 vector, log = found[layer.source]
                 parts.append(_scaled((kernels[layer.index] @ vector.view(layer.groups, -1, 1)).view(-1), log))
             found[space.id] = _sum(parts) if parts else self._constant(space.size, 0.0)
@@ -98,26 +98,26 @@ class PathCounts:
     def _backward(self, kernels: list[Tensor]) -> dict[int, Scaled]:
         """By space: the number of paths from each unit to the output."""
         found: dict[int, Scaled] = {}
-        for space in reversed(self.wiring.spaces):
-            parts = [self._hop_back(hop, found[hop.target], space.size) for hop in self.wiring.hops_from[space.id]]
+        for space in reversed(self.graph.spaces):
+            parts = [self._hop_back(hop, found[hop.target], space.size) for hop in self.graph.hops_from[space.id]]
             for output, units in self._outputs:
                 if output == space.id:
                     read = torch.zeros(space.size, dtype=torch.float64, device=self._device)
                     parts.append(_scaled(read.index_fill_(0, units, 1.0), read.new_zeros(())))
-            if (layer := self.wiring.layer_from.get(space.id)) is not None:
+            if (layer := self.graph.layer_from.get(space.id)) is not None:
                 vector, log = found[layer.target]
                 back = kernels[layer.index].transpose(1, 2) @ vector.view(layer.groups, -1, 1)
                 parts.append(_scaled(back.view(-1), log))
             found[space.id] = _sum(parts) if parts else self._constant(space.size, 0.0)
         return found
 
-    def _hop(self, hop: Hop, value: Scaled, size: int) -> Scaled:
+    def _hop(self, hop: Link, value: Scaled, size: int) -> Scaled:
         if hop.pairs is None:
             return value
         sources, targets = self._pairs[id(hop)]
         return _moved(value, sources, targets, size)
 
-    def _hop_back(self, hop: Hop, value: Scaled, size: int) -> Scaled:
+    def _hop_back(self, hop: Link, value: Scaled, size: int) -> Scaled:
         if hop.pairs is None:
             return value
         sources, targets = self._pairs[id(hop)]

@@ -6,7 +6,7 @@ from pathgrow.masks.sampling import top_k
 from pathgrow.methods.method import Method
 from pathgrow.methods.picks import ByScore, by_walks
 from pathgrow.methods.schedules import GrowEachRound
-from pathgrow.methods.view import Net
+from pathgrow.methods.view import NetworkView
 
 
 def pathgrow_d(
@@ -24,7 +24,7 @@ def pathgrow_d(
         start=by_walks,
         start_density=start_density,
         target_density=target_density,
-        grow=ByScore(Net.path_scores, top_k),
+        grow=ByScore(NetworkView.path_scores, top_k),
         schedule=GrowEachRound(gamma=gamma, target_density=target_density),
         needs=frozenset({"paths"}),
     )

@@ -10,20 +10,20 @@ import torch
 from torch import Tensor
 
 from pathgrow.masks import Masks, sampling
-from pathgrow.methods.view import Net
+from pathgrow.methods.view import NetworkView
 from pathgrow.walks.phew import phew
 
-Score = Callable[[Net], Mapping[str, Tensor]]
+Score = Callable[[NetworkView], Mapping[str, Tensor]]
 """A number for every position, present or missing; higher is more worth having."""
 Sampler = Callable[[Mapping[str, Tensor], Masks, int, torch.Generator], Masks]
 
 
-def magnitudes(net: Net) -> dict[str, Tensor]:
+def magnitudes(net: NetworkView) -> dict[str, Tensor]:
     """A score: |weight|."""
     return {name: weight.abs() for name, weight in net.weights().items()}
 
 
-def smallness(net: Net) -> dict[str, Tensor]:
+def smallness(net: NetworkView) -> dict[str, Tensor]:
     """A score that is higher the smaller |weight| is, for picks that drop."""
     return {name: -weight.abs() for name, weight in net.weights().items()}
 
@@ -35,23 +35,23 @@ class ByScore:
     score: Score
     sampler: Sampler
 
-    def __call__(self, net: Net, candidates: Masks, count: int, generator: torch.Generator) -> Masks:
+    def __call__(self, net: NetworkView, candidates: Masks, count: int, generator: torch.Generator) -> Masks:
         with warnings.catch_warnings():
             # Near full density the last missing weights belong to units that no path reaches yet: nothing to tell.
             warnings.simplefilter("ignore", sampling.ZeroScores)
             return self.sampler(self.score(net), candidates, count, generator)
 
 
-def at_random(net: Net, candidates: Masks, count: int, generator: torch.Generator) -> Masks:
+def at_random(net: NetworkView, candidates: Masks, count: int, generator: torch.Generator) -> Masks:
     """Every candidate alike."""
     return sampling.uniform(candidates, count, generator)
 
 
-def everything(net: Net, candidates: Masks, count: int, generator: torch.Generator) -> Masks:
+def everything(net: NetworkView, candidates: Masks, count: int, generator: torch.Generator) -> Masks:
     """All candidates, for methods that start dense."""
     return candidates
 
 
-def by_walks(net: Net, candidates: Masks, count: int, generator: torch.Generator) -> Masks:
+def by_walks(net: NetworkView, candidates: Masks, count: int, generator: torch.Generator) -> Masks:
     """The PHEW seed: weights met by random walks over the whole scope, each on a path from input to output."""
     return phew(net.model, net.example_input, count / net.scope.num, scope=net.scope, seed=generator.initial_seed())

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from pathgrow.errors import UserError
 from pathgrow.masks import Masks
-from pathgrow.methods.method import Change, Progress
+from pathgrow.methods.method import MaskUpdate, Progress
 from pathgrow.methods.picks import Score
 from pathgrow.methods.schedules import floor_of
-from pathgrow.methods.view import Net
+from pathgrow.methods.view import NetworkView
 
 Rate = Callable[[int], float]
 """Share of the present weights to drop at a step."""
@@ -37,10 +37,12 @@ class RewireLayers:
     by_sign: bool = False
     """Drop the share from the positive and from the negative weights, each by itself; zeros go first."""
 
-    def __call__(self, net: Net, change: Change, progress: Progress, draw: torch.Generator) -> Masks:
+    def __call__(self, net: NetworkView, change: MaskUpdate, progress: Progress, draw: torch.Generator) -> Masks:
         return with_present(net, self.rewired(net, present(net), progress.step, draw))
 
-    def rewired(self, net: Net, on: Mapping[str, Tensor], step: int, draw: torch.Generator) -> dict[str, Tensor]:
+    def rewired(
+        self, net: NetworkView, on: Mapping[str, Tensor], step: int, draw: torch.Generator
+    ) -> dict[str, Tensor]:
         """What is on afterwards, where `on` is now."""
         share, weights, inside = self.rate(step), net.weights(), net.masks.scope
         scores = None if self.score is None else self.score(net)
@@ -60,12 +62,12 @@ class RewireLayers:
         return up | down
 
 
-def present(net: Net) -> dict[str, Tensor]:
+def present(net: NetworkView) -> dict[str, Tensor]:
     """What is on among the switchable weights, by layer."""
     return dict(net.masks.present())
 
 
-def with_present(net: Net, on: Mapping[str, Tensor]) -> Masks:
+def with_present(net: NetworkView, on: Mapping[str, Tensor]) -> Masks:
     """Masks in which exactly these switchable weights are on."""
     scope = net.masks.scope
     return Masks.empty(scope) | Masks.select(on, scope)

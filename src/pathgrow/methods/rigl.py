@@ -6,7 +6,7 @@ from pathgrow.methods.allocation import RandomByLaw
 from pathgrow.methods.method import Method
 from pathgrow.methods.rewire import RewireLayers
 from pathgrow.methods.schedules import Cosine, RewireEvery
-from pathgrow.methods.view import Net
+from pathgrow.methods.view import NetworkView
 
 
 def rigl(
@@ -47,9 +47,9 @@ def rigl(
         start=RandomByLaw(allocation),
         start_density=density,
         schedule=RewireEvery(every=every, num_steps=num_steps, end=end),
-        revise=RewireLayers(rate=Cosine(first=rate, num_steps=end * num_steps), score=Net.gradients),
+        update=RewireLayers(rate=Cosine(first=rate, num_steps=end * num_steps), score=NetworkView.gradients),
         clock="step",
-        instead_of_step=True,
+        skip_step_on_update=True,
         needs=frozenset({"gradients"}),
         cost="dense_gradient_at_changes",
     )

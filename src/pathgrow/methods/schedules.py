@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from pathgrow.errors import UserError, is_number
-from pathgrow.methods.method import Change, Progress
+from pathgrow.methods.method import MaskUpdate, Progress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,12 +33,12 @@ class GrowEachRound:
                 "give for example 0.2, or None for no target"
             )
 
-    def __call__(self, progress: Progress) -> Change | None:
+    def __call__(self, progress: Progress) -> MaskUpdate | None:
         ceiling = progress.num if self.target_density is None else count_at(self.target_density, progress.num)
         num_left = ceiling - progress.num_on
         if num_left <= 0:
             return None
-        return Change(num_grow=min(max(1, floor_of(self.gamma * progress.num_on)), num_left))
+        return MaskUpdate(num_grow=min(max(1, floor_of(self.gamma * progress.num_on)), num_left))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +57,11 @@ class PruneEachRound:
         if not 0 < self.share < 1:
             raise UserError(f"share {self.share!r} was given, a share between 0 and 1 is wanted: give for example 0.2")
 
-    def __call__(self, progress: Progress) -> Change | None:
+    def __call__(self, progress: Progress) -> MaskUpdate | None:
         # From the number of the round, so that rounding does not add up; at least one, so that it always ends.
         rung = min(count_at((1 - self.share) ** (progress.round + 1), progress.num), progress.num_on - 1)
         num_drop = progress.num_on - max(rung, count_at(self.density, progress.num))
-        return Change(num_drop=num_drop) if num_drop > 0 else None
+        return MaskUpdate(num_drop=num_drop) if num_drop > 0 else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,14 +106,14 @@ class PruneCubically:
         left = 1 - max((step - first) / (last - first), 0.0)
         return self.density + (self.start_density - self.density) * left**3
 
-    def __call__(self, progress: Progress) -> Change | None:
+    def __call__(self, progress: Progress) -> MaskUpdate | None:
         first, last = self._steps
         on_the_grid = progress.step >= first and (progress.step - first) % self.every == 0
         # After the last step too: where a training is cut shorter on its way, the density has still to be reached.
         if not on_the_grid and progress.step < last:
             return None
         num_drop = progress.num_on - count_at(self.density_at(progress.step), progress.num)
-        return Change(num_drop=num_drop) if num_drop > 0 else None
+        return MaskUpdate(num_drop=num_drop) if num_drop > 0 else None
 
     @property
     def _steps(self) -> tuple[int, int]:
@@ -140,9 +140,9 @@ class RewireEvery:
         require_steps(self.every, self.num_steps)
         require_end(self.end)
 
-    def __call__(self, progress: Progress) -> Change | None:
+    def __call__(self, progress: Progress) -> MaskUpdate | None:
         due = progress.step >= self.first and progress.step % self.every == 0
-        return Change() if due and progress.step <= self.end * self.num_steps else None
+        return MaskUpdate() if due and progress.step <= self.end * self.num_steps else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,6 +56,6 @@ def sparse_evolution(
         start=RandomByLaw(allocation),
         start_density=density,
         schedule=RewireEvery(every=every, num_steps=num_steps, end=end),
-        revise=RewireLayers(rate=falling, score=None, by_sign=by_sign),
+        update=RewireLayers(rate=falling, score=None, by_sign=by_sign),
         clock="step",
     )

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from pathgrow.masks import Masks
 from pathgrow.methods.allocation import RandomByLaw
-from pathgrow.methods.method import Change, Memory, Method, Progress
+from pathgrow.methods.method import MaskUpdate, Method, MethodState, Progress
 from pathgrow.methods.rewire import Rate, apportioned, count, largest, present, with_present
 from pathgrow.methods.schedules import Cosine, RewireEvery, interval
-from pathgrow.methods.view import Net
+from pathgrow.methods.view import NetworkView
 
 _MOMENTUM = 0.9
 _NEARLY_DENSE = 0.2
@@ -50,22 +50,22 @@ def snfs(
         start=RandomByLaw(allocation),
         start_density=density,
         schedule=RewireEvery(every=every, num_steps=num_steps, first=every),
-        revise=_Redistribute(Cosine(first=rate, last=rate / 100, num_steps=num_steps)),
-        remember=_no_momentum,
-        watch=_gather_,
+        update=_Redistribute(Cosine(first=rate, last=rate / 100, num_steps=num_steps)),
+        init_state=_no_momentum,
+        on_gradients=_gather_,
         clock="step",
         needs=frozenset({"gradients"}),
         cost="dense_gradient_at_steps",
     )
 
 
-def _no_momentum(net: Net) -> Memory:
+def _no_momentum(net: NetworkView) -> MethodState:
     return {"momentum": {name: torch.zeros_like(weight) for name, weight in net.weights().items()}}
 
 
 @torch.no_grad()
-def _gather_(net: Net) -> None:
-    gradients, momenta = net.signed_gradients(), net.memory["momentum"]
+def _gather_(net: NetworkView) -> None:
+    gradients, momenta = net.signed_gradients(), net.method_state["momentum"]
     # Two launches for all layers: this is part of every step.
     torch._foreach_mul_(list(momenta.values()), _MOMENTUM)
     torch._foreach_add_(list(momenta.values()), [gradients[name] for name in momenta])
@@ -75,9 +75,9 @@ def _gather_(net: Net) -> None:
 class _Redistribute:
     rate: Rate
 
-    def __call__(self, net: Net, change: Change, progress: Progress, draw: torch.Generator) -> Masks:
+    def __call__(self, net: NetworkView, change: MaskUpdate, progress: Progress, draw: torch.Generator) -> Masks:
         on, inside, weights = present(net), net.masks.scope, net.weights()
-        momentum = {name: tensor.abs() for name, tensor in net.memory["momentum"].items()}
+        momentum = {name: tensor.abs() for name, tensor in net.method_state["momentum"].items()}
         shares = _contributions(momentum, on)
         kept = {}
         for name, here in on.items():

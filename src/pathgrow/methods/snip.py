@@ -8,7 +8,7 @@ from pathgrow.masks.sampling import top_k
 from pathgrow.methods.method import Method
 from pathgrow.methods.picks import ByScore
 from pathgrow.methods.schedules import require_density
-from pathgrow.methods.view import Net
+from pathgrow.methods.view import NetworkView
 
 
 def snip(*, density: float = 0.1) -> Method:
@@ -26,6 +26,6 @@ def snip(*, density: float = 0.1) -> Method:
     return Method(name="snip", start=start, start_density=density, needs=frozenset({"data"}))
 
 
-def _sensitivities(net: Net) -> dict[str, Tensor]:
+def _sensitivities(net: NetworkView) -> dict[str, Tensor]:
     gradients = net.signed_gradients()
     return {name: (weight.double() * gradients[name]).abs() for name, weight in net.weights().items()}

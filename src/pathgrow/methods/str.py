@@ -11,10 +11,10 @@ from torch import Tensor
 
 from pathgrow.errors import UserError
 from pathgrow.masks import Masks
-from pathgrow.methods.method import Memory, Method
+from pathgrow.methods.method import Method, MethodState
 from pathgrow.methods.picks import everything
 from pathgrow.methods.schedules import require_steps
-from pathgrow.methods.view import Net
+from pathgrow.methods.view import NetworkView
 
 AWAKE = -5.0
 """An s from which on its gradient counts: the threshold is 0.007, a few percent of a usual weight."""
@@ -52,7 +52,7 @@ def soft_threshold(*, start: float | None = None, decay: float | None = None, nu
         name="str",
         start=everything,
         start_density=1.0,
-        remember=weights,
+        init_state=weights,
         weights=weights,
         needs=frozenset({"dense"}),
         cost="dense",
@@ -67,7 +67,7 @@ class SoftThreshold:
     decay: float | None
     num_steps: int
 
-    def __call__(self, net: Net) -> Memory:
+    def __call__(self, net: NetworkView) -> MethodState:
         """What is remembered at first."""
         weights, groups = net.weights(), _groups(net)
         # One number decays over the whole training: it needs more digits than a weight in half precision has.
@@ -91,15 +91,15 @@ class SoftThreshold:
         return float(group.get("weight_decay", 0.0) if self.decay is None else self.decay)
 
     @torch.no_grad()
-    def reveal_(self, net: Net) -> None:
+    def restore_latent_(self, net: NetworkView) -> None:
         weights, group_of = net.weights(), _groups(net)
         for name, gradient in net.signed_gradients().items():
-            hidden, s = net.memory["hidden"][name], net.memory["s"][name]
+            hidden, s = net.method_state["hidden"][name], net.method_state["s"][name]
             threshold, inside = torch.sigmoid(s), net.scope[name]
             gradient.masked_fill_((hidden.abs() <= threshold) & inside, 0)
             if name in group_of:  # else it is not trained
                 slope = (gradient * hidden.sign() * inside).sum() * -threshold * (1 - threshold)
-                self._move_(s, net.memory["momentum"][name], slope, group_of[name])
+                self._move_(s, net.method_state["momentum"][name], slope, group_of[name])
             weights[name].copy_(hidden)
 
     def _move_(self, s: Tensor, momentum: Tensor, slope: Tensor, group: dict[str, Any]) -> None:
@@ -109,17 +109,17 @@ class SoftThreshold:
         s.sub_(group["lr"] * (slope + inertia * momentum if group.get("nesterov") else momentum))
 
     @torch.no_grad()
-    def cover_(self, net: Net) -> None:
+    def apply_effective_(self, net: NetworkView) -> None:
         for name, weight in net.weights().items():
-            net.memory["hidden"][name].copy_(weight)
+            net.method_state["hidden"][name].copy_(weight)
             weight.copy_(self._effective(net, name))
 
-    def masks(self, net: Net) -> Masks:
+    def masks(self, net: NetworkView) -> Masks:
         return Masks({n: (self._effective(net, n) != 0) | ~inside for n, inside in net.scope.items()}, net.scope)
 
-    def _effective(self, net: Net, name: str) -> Tensor:
-        hidden = net.memory["hidden"][name]
-        soft = hidden.sign() * (hidden.abs() - torch.sigmoid(net.memory["s"][name])).relu()
+    def _effective(self, net: NetworkView, name: str) -> Tensor:
+        hidden = net.method_state["hidden"][name]
+        soft = hidden.sign() * (hidden.abs() - torch.sigmoid(net.method_state["s"][name])).relu()
         return torch.where(net.scope[name], soft, hidden)
 
 
@@ -128,7 +128,7 @@ def _peak(group: dict[str, Any]) -> float:
     return max(float(group[name]) for name in ("lr", "initial_lr", "max_lr") if name in group)
 
 
-def _groups(net: Net) -> dict[str, dict[str, Any]]:
+def _groups(net: NetworkView) -> dict[str, dict[str, Any]]:
     """The optimizer's settings for each switchable tensor that it owns."""
     assert net.optimizer is not None
     owner = {id(parameter): group for group in net.optimizer.param_groups for parameter in group["params"]}

@@ -13,7 +13,7 @@ from pathgrow.masks import Masks
 from pathgrow.masks.sampling import top_k
 from pathgrow.methods.method import Method
 from pathgrow.methods.schedules import require_density
-from pathgrow.methods.view import Net
+from pathgrow.methods.view import NetworkView
 
 
 def synflow(*, density: float = 0.1, num_iterations: int = 100) -> Method:
@@ -47,7 +47,7 @@ class BySynapticFlow:
 
     num_iterations: int
 
-    def __call__(self, net: Net, candidates: Masks, count: int, draw: torch.Generator) -> Masks:
+    def __call__(self, net: NetworkView, candidates: Masks, count: int, draw: torch.Generator) -> Masks:
         empty, num = Masks.empty(candidates), candidates.num_on
         weights = net.weights()
         kept, opened = candidates, None
@@ -57,7 +57,7 @@ class BySynapticFlow:
                 continue
             flow = signals(net.model, net.example_input, empty | kept, opened=opened)
             opened = flow.opened
-            net.looked(path_passes=1)
+            net.charge(path_passes=1)
             if float(flow.reading.total.detach()) == 0:
                 # Fewer weights than a path takes: there is nothing left to tell them apart by.
                 scores: dict[str, Tensor] = {name: torch.zeros_like(weight) for name, weight in weights.items()}

@@ -6,7 +6,7 @@ from pathgrow.masks.sampling import sample_proportional
 from pathgrow.methods.method import Method
 from pathgrow.methods.picks import ByScore, by_walks
 from pathgrow.methods.schedules import GrowEachRound
-from pathgrow.methods.view import Net
+from pathgrow.methods.view import NetworkView
 
 
 def trace_growth(
@@ -25,7 +25,7 @@ def trace_growth(
         start=by_walks,
         start_density=start_density,
         target_density=target_density,
-        grow=ByScore(Net.trace_gains, sample_proportional),
+        grow=ByScore(NetworkView.trace_gains, sample_proportional),
         schedule=GrowEachRound(gamma=gamma, target_density=target_density),
         needs=frozenset({"paths"}),
     )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pathgrow.distributed.comm import Team
+from pathgrow.distributed.comm import Communicator
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.graph import paths
 from pathgrow.graph.sample_counter import counting
@@ -24,7 +24,7 @@ Batches = Iterable[Any] | Callable[[], Iterator[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadingCost:
+class ScoringCost:
     """What it took to read a network before deciding on its masks; `ledger.growth_flops` turns it into FLOPs."""
 
     num_path_passes: int = 0
@@ -35,7 +35,7 @@ class ReadingCost:
     """Samples whose gradients were themselves differentiated, for a product with the Hessian."""
 
 
-class Net:
+class NetworkView:
     """A network at one moment. Picks read it and never write.
 
     Parameters
@@ -70,7 +70,7 @@ class Net:
         gradients: Callable[[], tuple[Mapping[str, Tensor], int]] | None = None,
         *,
         seed: int = 0,
-        memory: dict[str, Any] | None = None,
+        method_state: dict[str, Any] | None = None,
         optimizer: Optimizer | None = None,
         loss: Loss | None = None,
         batches: Batches | None = None,
@@ -80,7 +80,7 @@ class Net:
         self.scope = scope
         self.example_input = example_input
         self.seed = seed
-        self.memory: dict[str, Any] = memory if memory is not None else {}
+        self.method_state: dict[str, Any] = method_state if method_state is not None else {}
         self.optimizer = optimizer
         self.loss = loss
         self.batches = batches
@@ -90,15 +90,15 @@ class Net:
         self._num_hessian_samples = 0
 
     @property
-    def reading_cost(self) -> ReadingCost:
+    def scoring_cost(self) -> ScoringCost:
         """What was read so far."""
-        return ReadingCost(
+        return ScoringCost(
             num_path_passes=self._num_path_passes,
             num_gradient_samples=self._num_gradient_samples,
             num_hessian_samples=self._num_hessian_samples,
         )
 
-    def looked(self, *, path_passes: int = 0, gradient_samples: int = 0, hessian_samples: int = 0) -> None:
+    def charge(self, *, path_passes: int = 0, gradient_samples: int = 0, hessian_samples: int = 0) -> None:
         """Charge a pick for what it has read by itself, without the methods below."""
         self._num_path_passes += path_passes
         self._num_gradient_samples += gradient_samples
@@ -188,14 +188,14 @@ def loss_gradients(
 
 
 def mean_gradients(
-    team: Team, read: Callable[[], tuple[Mapping[str, Tensor], int]]
+    comm: Communicator, read: Callable[[], tuple[Mapping[str, Tensor], int]]
 ) -> tuple[Mapping[str, Tensor], int]:
     """Gradients averaged over the team, in which each process reads a batch of its own, and the samples of them all."""
     gradients, num_samples = read()
-    if team.size == 1:
+    if comm.size == 1:
         return gradients, num_samples
-    team.sum_(gradients.values())
-    return {name: total / team.size for name, total in gradients.items()}, sum(team.gather(num_samples))
+    comm.all_reduce_(gradients.values())
+    return {name: total / comm.size for name, total in gradients.items()}, sum(comm.gather(num_samples))
 
 
 def first_batches(batches: Batches, num: int) -> list[Any]:

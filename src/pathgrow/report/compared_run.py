@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pathgrow.checkpoint import RunFolder
+from pathgrow.checkpoint import RunDir
 from pathgrow.errors import UserError
 from pathgrow.report.reading import checked, is_training, progress_of
 from pathgrow.report.story import config_rows
@@ -60,7 +60,7 @@ class Run:
 
 def read_run(path: str) -> Run:
     """The run in a folder; where there is none that is finished and whole, a `UserError` says why."""
-    folder = RunFolder(path)
+    folder = RunDir(path)
     if not folder.path.is_dir():
         raise UserError("it is no folder")
     if folder.config is None:

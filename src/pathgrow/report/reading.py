@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pathgrow.checkpoint import RunFolder
+from pathgrow.checkpoint import RunDir
 from pathgrow.errors import UserError
 from pathgrow.report.wanted import DISCOVERY, TRAINING
 
@@ -32,7 +32,7 @@ class Unfinished:
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any] | Unfinished:
     """The report of a finished run, or how far an unfinished one is; a folder that holds no run is a `UserError`."""
-    folder = RunFolder(path)
+    folder = RunDir(path)
     if not folder.path.is_dir():
         raise UserError(f"{folder.path} is no folder: give the folder of a run, the one named by --out")
     if folder.finished:
@@ -73,15 +73,15 @@ def checked(report: dict[str, Any], where: str) -> dict[str, Any]:
     return report
 
 
-def progress_of(folder: RunFolder) -> Unfinished:
+def progress_of(folder: RunDir) -> Unfinished:
     """How far the run in a folder has come."""
     stages = tuple(folder.stages)
     begun = [str(row["stage"]) for row in folder.metrics]
     points = []
     for stage in stages:
-        facts = folder.facts(stage) or {}
-        if isinstance(facts.get("score"), float) and isinstance(facts.get("density"), float):
-            points.append({"stage": stage, **{key: facts.get(key) for key in ("round", "density", "score")}})
+        metadata = folder.metadata(stage) or {}
+        if isinstance(metadata.get("score"), float) and isinstance(metadata.get("density"), float):
+            points.append({"stage": stage, **{key: metadata.get(key) for key in ("round", "density", "score")}})
     return Unfinished(
         stages=stages,
         current=begun[-1] if begun and begun[-1] not in stages else None,

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pathgrow.checkpoint import MemoryStore, RunFolder, SharedStore, Store
+from pathgrow.checkpoint import MemoryStore, RankZeroStore, RunDir, Store
 from pathgrow.data.dataset import Dataset
-from pathgrow.distributed.comm import Team
-from pathgrow.graph import Wiring, read
+from pathgrow.distributed.comm import Communicator
+from pathgrow.graph import Graph, trace
 from pathgrow.graph.flops import forward_macs
 from pathgrow.graph.scope import scope_of
 from pathgrow.masks import Masks
 from pathgrow.methods.method import Method
 from pathgrow.report.progress import Progress
-from pathgrow.runs.diary import Diary, tell_resumption
-from pathgrow.runs.observer import Observer
+from pathgrow.runs.callback import Callback
+from pathgrow.runs.diary import MetricsLogger, announce_resumption
 from pathgrow.runs.train_config import EVERYTHING, TrainRun
 from pathgrow.trainer import Trainer
 from pathgrow.trainer.feed import batches_of
@@ -33,35 +33,35 @@ class Bench:
     model: nn.Module
     optimizer: Optimizer
     example_input: Tensor
-    wiring: Wiring
+    graph: Graph
     scope: Masks
     store: Store
-    observer: Observer
-    team: Team
+    callback: Callback
+    comm: Communicator
     batch_size: int
     steps_per_epoch: int
 
     @classmethod
-    def made(cls, config: TrainRun, folder: RunFolder | None, progress: Progress, team: Team) -> Bench:
+    def made(cls, config: TrainRun, folder: RunDir | None, progress: Progress, comm: Communicator) -> Bench:
         """The bench of a config; only the first process of a team has a `folder`."""
         dataset = config.load_data()
         batch_size, steps_per_epoch = batches_of(len(dataset.train), config.recipe, config.ranks)
         if folder is not None:
-            tell_resumption(folder, progress, steps_per_epoch)
+            announce_resumption(folder, progress, steps_per_epoch)
         trainer = Trainer(
             dataset,
             config.recipe,
             config.engine,
             num_epochs=config.epochs,
             on_epoch=progress.epoch,
-            team=team,
+            comm=comm,
         )
         device = trainer.mode.device
         model, optimizer = trainer.place(config.new_model(dataset.classes))
-        team.spread_([*model.parameters(), *model.buffers()])
+        comm.broadcast_([*model.parameters(), *model.buffers()])
         example_input = dataset.example_input().to(device)
-        wiring = read(model, example_input)
-        scope = Masks.full(model) if config.scope == EVERYTHING else scope_of(model, wiring, config.scope)
+        graph = trace(model, example_input)
+        scope = Masks.full(model) if config.scope == EVERYTHING else scope_of(model, graph, config.scope)
         store: Store = folder if folder is not None else MemoryStore()
         return cls(
             config=config,
@@ -70,11 +70,11 @@ class Bench:
             model=model,
             optimizer=optimizer,
             example_input=example_input,
-            wiring=wiring,
+            graph=graph,
             scope=scope.to(device),
-            store=store if team.size == 1 else SharedStore(team, store),
-            observer=Diary(folder, progress) if folder is not None else Observer(),
-            team=team,
+            store=store if comm.size == 1 else RankZeroStore(comm, store),
+            callback=MetricsLogger(folder, progress) if folder is not None else Callback(),
+            comm=comm,
             batch_size=batch_size,
             steps_per_epoch=steps_per_epoch,
         )
@@ -82,7 +82,7 @@ class Bench:
     @property
     def dense_macs(self) -> int:
         """Multiply-adds of one sample forward through the dense network."""
-        return forward_macs(self.wiring)
+        return forward_macs(self.graph)
 
     @property
     def num_parameters(self) -> int:
@@ -95,7 +95,7 @@ class Bench:
     @property
     def probe_size(self) -> int:
         """Samples in one of the trainer's `batches`, which each process takes for itself to look at the network."""
-        return self.batch_size // (self.config.recipe.accumulate * self.team.size)
+        return self.batch_size // (self.config.recipe.accumulate * self.comm.size)
 
     def make_method(self, epochs: int) -> Method:
         """The method for a training of this many epochs."""

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from pathgrow.checkpoint import RunFolder
-from pathgrow.distributed.comm import Team, held_by_first
+from pathgrow.checkpoint import RunDir
+from pathgrow.distributed.comm import Communicator, held_by_rank0
 from pathgrow.errors import UserError
 from pathgrow.runs.run_config import Setup
 from pathgrow.trainer.process_group import joined
 
-Work = Callable[[RunFolder | None, Team], None]
+Work = Callable[[RunDir | None, Communicator], None]
 """Does what is left to do; only the first process has a folder."""
 
 
@@ -23,30 +23,30 @@ def carry_out(
     config: Setup,
     out: str | os.PathLike[str],
     work: Work,
-    read: Callable[[RunFolder], dict[str, Any]],
-    team: Team | None = None,
+    read: Callable[[RunDir], dict[str, Any]],
+    comm: Communicator | None = None,
 ) -> dict[str, Any]:
     """Do `work` in the folder unless it is finished; returns what `read` makes of it.
 
     If `team` is None it is the processes that `torchrun` started, else this one.
     """
-    if team is None:
-        with joined(config.engine.device) as team:
-            return carry_out(config, out, work, read, team)
-    if config.ranks != team.size:
+    if comm is None:
+        with joined(config.engine.device) as comm:
+            return carry_out(config, out, work, read, comm)
+    if config.ranks != comm.size:
         raise UserError(
-            f"this config is for {config.ranks} processes and {team.size} were started: "
-            f"start it with torchrun --nproc-per-node {config.ranks}, or set `ranks` to {team.size}"
+            f"this config is for {config.ranks} processes and {comm.size} were started: "
+            f"start it with torchrun --nproc-per-node {config.ranks}, or set `ranks` to {comm.size}"
         )
     mode = config.engine.resolved()
     with (
         _threads(config.threads),
         mode.between_trainings(),
-        held_by_first(team, lambda: RunFolder.open(out, config.as_dict(), device=mode.device.type)) as folder,
+        held_by_rank0(comm, lambda: RunDir.open(out, config.as_dict(), device=mode.device.type)) as folder,
     ):
-        if not team.from_first(lambda: RunFolder(out).finished):
-            work(folder, team)
-        return team.from_first(lambda: read(RunFolder(out)))
+        if not comm.broadcast_from_rank0(lambda: RunDir(out).finished):
+            work(folder, comm)
+        return comm.broadcast_from_rank0(lambda: read(RunDir(out)))
 
 
 @contextmanager

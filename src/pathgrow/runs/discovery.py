@@ -104,7 +104,7 @@ def discover(
     How dense must a small network be to tell whether two numbers have the same sign?
 
     >>> import torch
-    >>> from pathgrow.discovery import Observer
+    >>> from pathgrow.discovery import Callback
     >>> _ = torch.manual_seed(0)
     >>> inputs = torch.randn(512, 8)
     >>> labels = (inputs[:, 0] * inputs[:, 1] > 0).long()
@@ -120,13 +120,13 @@ def discover(
     >>> def evaluate(model):
     ...     with torch.no_grad():
     ...         return float((model(inputs[384:]).argmax(1) == labels[384:]).float().mean())
-    >>> class Diary(Observer):
-    ...     def stage_ends(self, record, *, resumed):
+    >>> class MetricsLogger(Callback):
+    ...     def on_stage_end(self, record, *, resumed):
     ...         if record.stage == "seed":
     ...             print("the seed network is trained")
     >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     >>> found = discover(
-    ...     model, optimizer, fit, evaluate, inputs[:1], delta=0.05, budget=16, num_val=128, observer=Diary()
+    ...     model, optimizer, fit, evaluate, inputs[:1], delta=0.05, budget=16, num_val=128, callback=MetricsLogger()
     ... )
     the seed network is trained
     >>> found
@@ -137,7 +137,7 @@ def discover(
     """
     chosen = Options.checked(
         {"start_density": start_density, "delta": delta, "reference": reference, "budget": budget, **options}
-    ).in_team_of(fit)
+    ).with_comm_of(fit)
     check_calls(fit, evaluate)
     if callable(chosen.final_epochs):
         check_call(chosen.final_epochs, "final_epochs", "records")
@@ -233,7 +233,7 @@ class Loop:
                 self._warn(doubt_about_reference(curve))
             num_probed = len(curve.probes)
             verdict = self._rule.decide(curve)
-            self._options.observer.decided(verdict, self._rule.answer(curve))
+            self._options.callback.on_decision(verdict, self._rule.answer(curve))
             match verdict:
                 case Stop():
                     return verdict.reason
@@ -261,7 +261,7 @@ class Loop:
         return nothing_learned(answer, before, after), before
 
     def _warn(self, doubt: str | None) -> None:
-        if doubt is not None and self._site.team.rank == 0:
+        if doubt is not None and self._site.comm.rank == 0:
             warnings.warn(doubt, stacklevel=_frames_to_the_caller())
 
     def _next_size(self, up_to: float | None) -> int:
@@ -301,14 +301,14 @@ class Loop:
     def _hand_over(self, round: int) -> tuple[Record, bool]:
         """Put the trained-out network of a round into the user's model; returns its record, and whether it is new."""
         # Decided by the first of a team: records hold seconds, which differ between processes.
-        epochs = self._site.team.from_first(lambda: self._options.num_final_epochs(self._trained))
+        epochs = self._site.comm.broadcast_from_rank0(lambda: self._options.num_final_epochs(self._trained))
         record = probe = self._probes.get(round)
         trained_anew = record is None or record.point.epochs < epochs
         if record is None or trained_anew:
             ahead = probe if self._options.head_start and self._options.final == "fresh" else None
             [record] = train_out(self._site, self._trunk, {"final": round}, epochs, from_probe=ahead)
             for other in self._probes.values():
-                self._site.store.forget_tensors(other.stage)
+                self._site.store.delete_tensors(other.stage)
         found = self._site.stages.tensors(record.stage)
         assert found is not None
         self._trunk.hand_over_(self._trunk.masks(round), *found)

@@ -47,7 +47,7 @@ def doubt_about_changes(bench: Bench, epochs: int) -> str | None:
 def doubt_about_rewinding(bench: Bench, epochs: int) -> str | None:
     """A warning about levels that begin so late that little is left of them, or None."""
     method, num_steps = bench.make_method(epochs), epochs * bench.steps_per_epoch
-    if method.afterwards != "rewind" or not num_steps / 2 < method.rewind_step < num_steps:
+    if method.after_update != "rewind" or not num_steps / 2 < method.rewind_step < num_steps:
         return None
     told = (
         f"method {method.name!r} sets weights back to step {method.rewind_step} of {num_steps}, so that a level "

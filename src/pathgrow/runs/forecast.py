@@ -13,7 +13,7 @@ from functools import cache
 
 from pathgrow.graph.flops import forward_macs
 from pathgrow.masks import Masks
-from pathgrow.methods.method import Change, Method, Progress
+from pathgrow.methods.method import MaskUpdate, Method, Progress
 from pathgrow.methods.schedules import count_at
 from pathgrow.runs.bench import Bench, grows
 from pathgrow.runs.meter import sample_flops
@@ -53,7 +53,7 @@ Price = Callable[[Method, Stretch], float]
 def flops_price(bench: Bench, at: Standing) -> Price:
     """Prices a stretch by its training FLOPs."""
     dense_macs, num = bench.dense_macs, bench.scope.num
-    fixed_macs = forward_macs(bench.wiring, Masks.empty(bench.scope))
+    fixed_macs = forward_macs(bench.graph, Masks.empty(bench.scope))
 
     def macs(num_on: int) -> int:
         if num_on <= at.num_on:
@@ -67,7 +67,7 @@ def flops_price(bench: Bench, at: Standing) -> Price:
         if method.cost == "batch_at_changes":  # looked at by the first of a team
             return bench.probe_size * 6 * here
         if grows(method) and "gradients" in method.needs:  # over a batch of each of a team
-            return bench.team.size * bench.probe_size * 2 * (2 * here + dense_macs)
+            return bench.comm.size * bench.probe_size * 2 * (2 * here + dense_macs)
         return 0  # or a pass over the paths, which costs as much as one sample
 
     def price(method: Method, stretch: Stretch) -> float:
@@ -104,7 +104,7 @@ def price_of(bench: Bench, at: Standing) -> Price:
     return flops_price(bench, at) if bench.config.match == "flops" else parameters_price(bench)
 
 
-def changes_are_due(bench: Bench, at: Standing) -> bool:
+def updates_are_due(bench: Bench, at: Standing) -> bool:
     """Whether the number of weights still has to change in a training that would end with the next epoch."""
     epochs = at.step // bench.steps_per_epoch + 1
     *_, last = stretches(bench, bench.make_method(epochs), epochs, at)
@@ -145,7 +145,7 @@ def stretches(bench: Bench, method: Method, epochs: int, at: Standing) -> Iterat
     elif method.clock == "step":
         yield from _by_steps(method, at.step, epochs * per_epoch, num_on, num)
     else:
-        own = method.rewind_step if method.afterwards == "rewind" else 0
+        own = method.rewind_step if method.after_update == "rewind" else 0
         again = own if at.rewind_step is None else at.rewind_step
         round = at.round
         yield Stretch(num_steps=epochs * per_epoch - (again if round else 0), num_on=num_on)
@@ -169,5 +169,5 @@ def _by_steps(method: Method, began: int, num_steps: int, num_on: int, num: int)
     yield Stretch(num_steps=max(0, num_steps - began), num_on=num_on, num_changes=num_changes)
 
 
-def _due(method: Method, num_on: int, num: int, *, round: int = 0, step: int = 0) -> Change | None:
+def _due(method: Method, num_on: int, num: int, *, round: int = 0, step: int = 0) -> MaskUpdate | None:
     return method.due(Progress(round=round, step=step, num_on=num_on, num=num))

@@ -40,8 +40,8 @@ def grow(bench: Bench, plan: Plan) -> Discovery:
         method=bench.make_method(plan.epochs),
         gamma=config.method_options.get("gamma", Options.gamma),
         store=bench.store,
-        observer=bench.observer,
+        callback=bench.callback,
         loss=trainer.loss,
         batches=trainer.batches,
-        team=bench.team,
+        comm=bench.comm,
     )

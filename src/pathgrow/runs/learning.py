@@ -63,7 +63,7 @@ def scored_untrained(site: Site, trunk: Trunk, curve: Curve) -> tuple[Point, ...
         ]
         site.store.save(STAGE, {"scores": scores})
     else:
-        scores = found.facts["scores"]
+        scores = found.metadata["scores"]
     return tuple(replace(point, epochs=0, score=score, loss=None) for point, score in zip(points, scores, strict=True))
 
 

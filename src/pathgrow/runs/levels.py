@@ -21,7 +21,7 @@ from pathgrow.masks import Masks
 from pathgrow.methods import fixed
 from pathgrow.methods.method import Method
 from pathgrow.runs.bench import Bench, moves
-from pathgrow.runs.forecast import Standing, changes_are_due, cost_by_epochs, nearest, price_of
+from pathgrow.runs.forecast import Standing, cost_by_epochs, nearest, price_of, updates_are_due
 from pathgrow.runs.meter import Meter, metered
 from pathgrow.runs.pace import Pace, PacedTrainer, paced
 from pathgrow.runs.phases import Phases
@@ -44,7 +44,7 @@ class Levels:
         if self._pace is not None:
             method = paced(bench.make_method, self._pace)
         num_steps = plan.epochs * bench.steps_per_epoch
-        if method.afterwards == "rewind" and method.rewind_step >= num_steps:
+        if method.after_update == "rewind" and method.rewind_step >= num_steps:
             raise UserError(
                 f"method {method.name!r} sets weights back to step {method.rewind_step} of trainings that have "
                 f"{num_steps} steps: give the option rewind_step={num_steps // 10}, or train longer"
@@ -59,24 +59,24 @@ class Levels:
             seed=bench.config.seed,
             average=False,
             store=bench.store,
-            team=bench.team,
+            comm=bench.comm,
         )
-        self.attached, self.start_flops, self._start_seconds = self._attach(metered(method, bench.wiring))
+        self.attached, self.start_flops, self._start_seconds = self._attach(metered(method, bench.graph))
 
     def epochs_times(self, match: str) -> float:
         """What has been spent so far, in epochs times "parameters" or "switchable" weights."""
         num_steps, bench = self.attached.step, self._bench
-        weight_steps = self._meter.weight_steps(self.attached.memory, num_steps)
+        weight_steps = self._meter.weight_steps(self.attached.method_state, num_steps)
         return (weight_steps + num_steps * bench.num_counted_always(match)) / bench.steps_per_epoch
 
     def run(self) -> list[Record]:
         """Train what is not stored yet; returns the records of all levels. The model holds the network of the last."""
         done = self._stored()
-        records = [Record.from_facts(_stage(level), stage.facts) for level, stage in enumerate(done)]
+        records = [Record.from_facts(_stage(level), stage.metadata) for level, stage in enumerate(done)]
         for record in records:
-            self._bench.observer.stage_ends(record, resumed=True)
+            self._bench.callback.on_stage_end(record, resumed=True)
         if done:
-            put_back_(self.attached, done[-1].tensors, done[-1].facts["state"])
+            put_back_(self.attached, done[-1].tensors, done[-1].metadata["state"])
         for level in count(len(done)):
             began, step = time.perf_counter(), self.attached.step
             if level > 0 and not self.attached.advance_():
@@ -93,7 +93,7 @@ class Levels:
         fingerprint = digest(bench.model.state_dict())
         found = bench.store.load(_START)
         if found is not None:
-            if found.facts["weights"] != fingerprint:
+            if found.metadata["weights"] != fingerprint:
                 raise RunFailed(
                     "the stored stages began from other initial weights than this version of the model has: "
                     "resume with the version that began the run, or choose another --out"
@@ -110,15 +110,15 @@ class Levels:
             loss=trainer.loss,
             batches=trainer.batches,
             seed=bench.config.seed,
-            team=bench.team,
+            comm=bench.comm,
         )
         if found is not None:
             # Neither is there in a run that an older version began.
-            return attached, int(found.facts.get("start_flops", 0)), float(found.facts.get("seconds", 0.0))
+            return attached, int(found.metadata.get("start_flops", 0)), float(found.metadata.get("seconds", 0.0))
         seconds = time.perf_counter() - began
-        price = start_flops(bench.wiring, **dataclasses.asdict(attached.last_reading_cost))
-        facts = {"weights": fingerprint, "start_flops": price, "seconds": seconds}
-        bench.store.save(_START, facts, dict(attached.masks))
+        price = start_flops(bench.graph, **dataclasses.asdict(attached.last_scoring_cost))
+        metadata = {"weights": fingerprint, "start_flops": price, "seconds": seconds}
+        bench.store.save(_START, metadata, dict(attached.masks))
         return attached, price, seconds
 
     def _stored(self) -> Sequence[Stage]:
@@ -135,14 +135,14 @@ class Levels:
 
     def _train_(self, level: int, before: Sequence[Record], step: int, began: float) -> Record:
         attached, bench, stage = self.attached, self._bench, _stage(level)
-        rewound = level > 0 and attached.method.afterwards == "rewind"
+        rewound = level > 0 and attached.method.after_update == "rewind"
         first_step = attached.method.rewind_step if rewound else 0
         epochs = self._level_epochs(level, before, first_step)
-        bench.observer.stage_begins(stage, epochs=epochs, density=attached.density)
+        bench.callback.on_stage_start(stage, epochs=epochs, density=attached.density)
         trained = self.phases.train_(attached, stage, epochs, first_step)
         if self._pace is not None:
             trained = dataclasses.replace(trained, num_epochs=self._pace.epochs)
-        flops = self._meter.training_flops(attached.memory, step, attached.step)
+        flops = self._meter.training_flops(attached.method_state, step, attached.step)
         seconds = time.perf_counter() - began
         if level == 0:
             flops, seconds = flops + self.start_flops, seconds + self._start_seconds
@@ -165,12 +165,12 @@ class Levels:
             growth_flops=rest,
             seconds=seconds,
         )
-        tensors, facts = take(attached)
-        bench.observer.stage_ends(record, resumed=False)
-        bench.store.save(stage, {**record.facts(), "state": facts}, tensors)
+        tensors, metadata = take(attached)
+        bench.callback.on_stage_end(record, resumed=False)
+        bench.store.save(stage, {**record.metadata(), "state": metadata}, tensors)
         self.phases.forget_partials(stage)
         if level > 0:
-            bench.store.forget_tensors(_stage(level - 1))
+            bench.store.delete_tensors(_stage(level - 1))
         return record
 
     def _level_epochs(self, level: int, before: Sequence[Record], first_step: int) -> int:
@@ -184,7 +184,7 @@ class Levels:
             spent = self.epochs_times(plan.match)
         at = Standing(
             num_on=attached.masks.num_on,
-            macs=self._meter.macs_now(attached.memory),
+            macs=self._meter.macs_now(attached.method_state),
             spent=spent,
             round=level,
             rewind_step=first_step,
@@ -194,11 +194,11 @@ class Levels:
     def _how_long(self, attached: Attached, before: int) -> int:
         """The length of the training that spends the budget, judged from where it stands; `before`: the last guess."""
         bench = self._bench
-        spent = self.start_flops + self._meter.training_flops(attached.memory, 0, attached.step)
-        macs = self._meter.macs_now(attached.memory)
+        spent = self.start_flops + self._meter.training_flops(attached.method_state, 0, attached.step)
+        macs = self._meter.macs_now(attached.method_state)
         at = Standing(num_on=attached.masks.num_on, macs=macs, spent=float(spent), step=attached.step)
         done = attached.step // bench.steps_per_epoch
-        return self._nearest(at, least=done + changes_are_due(bench, at), guess=before)
+        return self._nearest(at, least=done + updates_are_due(bench, at), guess=before)
 
     def _nearest(self, at: Standing, *, least: int, guess: int) -> int:
         """The length of each training, judged from here, that spends the budget."""

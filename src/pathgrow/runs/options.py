@@ -9,14 +9,14 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from pathgrow.checkpoint import MemoryStore, RunFolder, SharedStore, Store, strict_json
+from pathgrow.checkpoint import MemoryStore, RankZeroStore, RunDir, Store, strict_json
 from pathgrow.density import rules
 from pathgrow.density.types import AnswerKind, Rule
-from pathgrow.distributed.comm import ALONE, Team, held_by_first
+from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator, held_by_rank0
 from pathgrow.errors import UserError, is_number, is_whole, require, unknown_name
 from pathgrow.methods.method import Method
 from pathgrow.methods.view import Batches, Loss
-from pathgrow.runs.observer import Observer
+from pathgrow.runs.callback import Callback
 from pathgrow.runs.records import Record
 from pathgrow.sparse.checks import checked_method
 
@@ -80,13 +80,13 @@ class Options:
     store: Store | str | os.PathLike[str] | None = None
     """Where finished stages are kept, a folder or a `Store`; stages that are found there are not repeated. In a folder
     `pathgrow.discover` leaves its report as well."""
-    observer: Observer = dataclasses.field(default_factory=Observer)
+    callback: Callback = dataclasses.field(default_factory=Callback)
     """Is told when stages begin and end, and what the density rule says."""
     loss: Loss | None = None
     """`loss(model, batch)`, and"""
     batches: Batches | None = None
     """training batches, for growth rules that read gradients."""
-    team: Team | None = None
+    comm: Communicator | None = None
     """The processes that train together, see `pathgrow.trainer.process_group`; None: those of `fit`, else this one."""
 
     def __post_init__(self) -> None:
@@ -129,12 +129,12 @@ class Options:
         require(
             self.store is None
             or isinstance(self.store, str | os.PathLike)
-            or _has(self.store, "load", "save", "forget_tensors"),
+            or _has(self.store, "load", "save", "delete_tensors"),
             "store", self.store, "a folder or a Store", "'runs/first'",
         )  # fmt: skip
         require(
-            _has(self.observer, "stage_begins", "stage_ends", "decided"),
-            "observer", self.observer, "a pathgrow.discovery.Observer", "an instance of a subclass of it",
+            _has(self.callback, "on_stage_start", "on_stage_end", "on_decision"),
+            "callback", self.callback, "a pathgrow.Callback", "an instance of a subclass of it",
         )  # fmt: skip
         require(isinstance(self.head_start, bool), "head_start", self.head_start, "true or false", "true")
         for name, allowed in (("final", Final), ("answer", AnswerKind), ("observe", Observe)):
@@ -154,7 +154,7 @@ class Options:
 
     def as_dict(self) -> dict[str, Any]:
         """What was chosen, as JSON values; methods and rules by name, functions not at all."""
-        objects = ["store", "observer", "loss", "batches", "method", "rule", "team"]
+        objects = ["store", "callback", "loss", "batches", "method", "rule", "comm"]
         if callable(self.final_epochs):
             objects.append("final_epochs")
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in objects}
@@ -172,26 +172,26 @@ class Options:
         """The density rule as a value."""
         return rules.create(self.rule, delta=self.delta) if isinstance(self.rule, str) else self.rule
 
-    def in_team_of(self, fit: object) -> Options:
+    def with_comm_of(self, fit: object) -> Options:
         """These options for one of the processes that train with `fit`: only the first of them tells the observer."""
-        team = self.team if self.team is not None else getattr(fit, "team", ALONE)
-        return dataclasses.replace(self, team=team, observer=Observer() if team.rank else self.observer)
+        comm = self.comm if self.comm is not None else getattr(fit, "comm", SINGLE_PROCESS)
+        return dataclasses.replace(self, comm=comm, callback=Callback() if comm.rank else self.callback)
 
     @contextmanager
     def opened_store(self, seed: int) -> Iterator[Store]:
         """The store, for the duration of the discovery: a folder is locked, and refused if it has other options."""
-        team = self.team or ALONE
+        comm = self.comm or SINGLE_PROCESS
         if isinstance(self.store, str | os.PathLike):
             with self.opened_folder(self.store, seed) as folder:
-                yield _shared(team, folder or MemoryStore())
+                yield _shared(comm, folder or MemoryStore())
         else:
-            yield _shared(team, self.store if self.store is not None else MemoryStore())
+            yield _shared(comm, self.store if self.store is not None else MemoryStore())
 
-    def opened_folder(self, place: str | os.PathLike[str], seed: int) -> AbstractContextManager[RunFolder | None]:
+    def opened_folder(self, place: str | os.PathLike[str], seed: int) -> AbstractContextManager[RunDir | None]:
         """The folder of a discovery with these options, for the first of a team to work in; the others get None."""
         # By way of JSON, since numbers may be NumPy's.
         config = strict_json.loads(strict_json.dumps({"seed": seed, **self.as_dict()}))
-        return held_by_first(self.team or ALONE, lambda: RunFolder.open(place, config))
+        return held_by_rank0(self.comm or SINGLE_PROCESS, lambda: RunDir.open(place, config))
 
     @property
     def num_seed_epochs(self) -> int:
@@ -232,8 +232,8 @@ class Options:
         return max(1, min(_LEAST_PROBE, round(_LEAST_SHARE * self.budget)), round(self.budget / 10))
 
 
-def _shared(team: Team, store: Store) -> Store:
-    return store if team.size == 1 else SharedStore(team, store)
+def _shared(comm: Communicator, store: Store) -> Store:
+    return store if comm.size == 1 else RankZeroStore(comm, store)
 
 
 def _has(value: object, *methods: str) -> bool:

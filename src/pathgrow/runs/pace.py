@@ -21,8 +21,8 @@ from torch.optim import Optimizer
 
 from pathgrow.errors import RunFailed
 from pathgrow.masks import Masks
-from pathgrow.methods.method import Change, Memory, Method, Progress
-from pathgrow.methods.view import Net
+from pathgrow.methods.method import MaskUpdate, Method, MethodState, Progress
+from pathgrow.methods.view import NetworkView
 from pathgrow.sparse.attach import Attached
 from pathgrow.trainer import Trainer
 from pathgrow.trainer.interface import Job
@@ -44,26 +44,26 @@ def paced(make: Callable[[int], Method], pace: Pace) -> Method:
     made = cache(make)
     first = made(pace.epochs)
 
-    def remember(net: Net) -> Memory:
-        own = first.remember(net) if first.remember is not None else {}
+    def init_state(net: NetworkView) -> MethodState:
+        own = first.init_state(net) if first.init_state is not None else {}
         return {**own, _NOTES: _notes(pace.epochs, 0, [])}
 
-    def schedule(progress: Progress) -> Change | None:
+    def schedule(progress: Progress) -> MaskUpdate | None:
         return made(pace.epochs).schedule(progress)
 
-    def revise(net: Net, change: Change, progress: Progress, draw: torch.Generator) -> Masks:
-        now = made(pace.epochs).revise
+    def update(net: NetworkView, change: MaskUpdate, progress: Progress, draw: torch.Generator) -> Masks:
+        now = made(pace.epochs).update
         assert now is not None
         return now(net, change, progress, draw)
 
     return dataclasses.replace(
-        first, remember=remember, schedule=schedule, revise=None if first.revise is None else revise
+        first, init_state=init_state, schedule=schedule, update=None if first.update is None else update
     )
 
 
-def lengths(memory: Memory) -> list[list[int]]:
+def lengths(method_state: MethodState) -> list[list[int]]:
     """Pairs of the epoch after which the length of a training was decided, and that length."""
-    return [list(pair) for pair in memory[_NOTES]["lengths"]] if _NOTES in memory else []
+    return [list(pair) for pair in method_state[_NOTES]["lengths"]] if _NOTES in method_state else []
 
 
 def _notes(length: int, done: int, before: Sequence[Sequence[int]]) -> dict[str, Any]:
@@ -102,14 +102,14 @@ class PacedTrainer:
         return counts
 
     def _length(self, attached: Attached, done: int) -> int:
-        if _NOTES not in attached.memory:
+        if _NOTES not in attached.method_state:
             raise RunFailed(
                 "this training was begun by a version that fixed its length beforehand: "
                 "resume with that version, or choose another --out"
             )
-        notes: dict[str, Any] = attached.memory[_NOTES]
+        notes: dict[str, Any] = attached.method_state[_NOTES]
         if done == notes["until"] != notes["length"]:
             notes = _notes(self._how_long(attached, notes["length"]), done, notes["lengths"])
-            attached.memory[_NOTES] = notes
+            attached.method_state[_NOTES] = notes
         self._pace.epochs = notes["length"]
         return self._pace.epochs

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pathgrow.checkpoint.store import Store
-from pathgrow.distributed.comm import ALONE, Team
+from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.graph.sample_counter import counting
 from pathgrow.rng import derive
@@ -167,11 +167,11 @@ class Phases:
         seed: int,
         average: bool,
         store: Store,
-        team: Team = ALONE,
+        comm: Communicator = SINGLE_PROCESS,
     ) -> None:
         self._fit = fit
         self._store = store
-        self._team = team
+        self._comm = comm
         self._partials: dict[str, list[Partial]] = {}
         self._evaluate = evaluate
         self.settings = OptimizerSettings(optimizer)
@@ -236,14 +236,14 @@ class Phases:
         with seeded(self._seed, stage, "fit", part), counting(attached.model) as counter:
             self._fit(attached.model, attached.optimizer, epochs)
         self._end_fit(attached, stage)
-        return sum(self._team.gather(counter.samples))
+        return sum(self._comm.gather(counter.samples))
 
     def _train_jobs_(self, asked: Sequence[tuple[Attached, str, int, int, int]]) -> list[int]:
         assert isinstance(self._fit, Trainer)
         jobs = []
         for attached, stage, epochs, part, first_step in asked:
             self.settings.restore_(attached.optimizer)
-            partial = Partial(self._store, f"{PREFIX}{stage}-{part}", team=self._team)
+            partial = Partial(self._store, f"{PREFIX}{stage}-{part}", comm=self._comm)
             self._partials.setdefault(stage, []).append(partial)
             seed = derive(self._seed, stage, "fit", part)
             jobs.append(Job(attached=attached, epochs=epochs, seed=seed, first_step=first_step, progress=partial))
@@ -255,8 +255,8 @@ class Phases:
     def _end_fit(self, attached: Attached, stage: str) -> None:
         self.settings.restore_(attached.optimizer)
         # In training each process has batch-norm statistics of its own: from here on those of the first count.
-        self._team.spread_(attached.model.buffers())
-        self._team.check_same("trained weights", lambda: digest(dict(attached.model.named_parameters())))
+        self._comm.broadcast_(attached.model.buffers())
+        self._comm.check_equal("trained weights", lambda: digest(dict(attached.model.named_parameters())))
         for name, parameter in attached.model.named_parameters():
             if not bool(torch.isfinite(parameter).all()):
                 raise RunFailed(
@@ -269,4 +269,4 @@ class Phases:
         weights = attached.averaged() if self._average else nullcontext()
         with weights, seeded(self._seed, stage, "evaluate", part):
             value = (evaluate or self._evaluate)(attached.model)
-            return self._team.from_first(lambda: read_score(value, stage))
+            return self._comm.broadcast_from_rank0(lambda: read_score(value, stage))

@@ -10,7 +10,7 @@ from pathgrow.errors import UserError
 from pathgrow.graph.flops import forward_macs, start_flops
 from pathgrow.runs.bench import Bench
 from pathgrow.runs.forecast import Standing, Stretch, cost_by_epochs, nearest, price_of, stretches
-from pathgrow.sparse.update import decided, start_masks
+from pathgrow.sparse.update import decide_on_rank0, start_masks
 
 _STAGE = "plan"
 
@@ -38,8 +38,10 @@ def plan(bench: Bench) -> Plan:
         made = _made(bench)
         bench.store.save(_STAGE, made.as_dict())
         return made
-    facts = found.facts
-    return Plan(epochs=facts["epochs"], match=facts["kind"], budget=facts["budget"], planned=facts["planned"])
+    metadata = found.metadata
+    return Plan(
+        epochs=metadata["epochs"], match=metadata["kind"], budget=metadata["budget"], planned=metadata["planned"]
+    )
 
 
 def _made(bench: Bench) -> Plan:
@@ -62,7 +64,7 @@ def _made(bench: Bench) -> Plan:
 def _least_epochs(bench: Bench) -> int:
     """Of a training that is set back to a step: enough to go beyond it."""
     method = bench.make_method(1)
-    return 1 + (method.rewind_step // bench.steps_per_epoch if method.afterwards == "rewind" else 0)
+    return 1 + (method.rewind_step // bench.steps_per_epoch if method.after_update == "rewind" else 0)
 
 
 def _refuse_too_small(budget: float, bench: Bench, at: Standing, least: int, cost: float) -> None:
@@ -90,12 +92,12 @@ def _refuse_too_small(budget: float, bench: Bench, at: Standing, least: int, cos
 def _start(bench: Bench) -> Standing:
     """Where a run begins: the first masks, and what choosing them costs."""
     method, trainer, config = bench.make_method(bench.config.epochs), bench.trainer, bench.config
-    masks, reading_cost = decided(
-        bench.team,
+    masks, scoring_cost = decide_on_rank0(
+        bench.comm,
         bench.scope,
         lambda: start_masks(
             bench.model, method, bench.scope, bench.example_input, config.seed, trainer.loss, trainer.batches
         ),
     )
-    spent = start_flops(bench.wiring, **asdict(reading_cost)) if config.match == "flops" else 0
-    return Standing(num_on=masks.num_on, macs=forward_macs(bench.wiring, masks), spent=float(spent))
+    spent = start_flops(bench.graph, **asdict(scoring_cost)) if config.match == "flops" else 0
+    return Standing(num_on=masks.num_on, macs=forward_macs(bench.graph, masks), spent=float(spent))

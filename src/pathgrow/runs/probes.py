@@ -84,7 +84,7 @@ def untrained_copy(site: Site, trunk: Trunk, round: int) -> Attached:
     """The network of a round in its fresh initialisation; `DENSE`: with all weights."""
     model, optimizer = site.copy()
     masks = Masks.full(model, site.scope) if round == DENSE else trunk.masks(round)
-    fresh_(model, optimizer, site.initial, masks, derive(site.seed, "fresh", round), wiring=site.wiring)
+    fresh_(model, optimizer, site.initial, masks, derive(site.seed, "fresh", round), graph=site.graph)
     return site.attach(model, optimizer, fixed(masks))
 
 

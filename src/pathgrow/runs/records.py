@@ -10,8 +10,8 @@ from torch import Tensor
 
 from pathgrow.checkpoint.store import Store
 from pathgrow.density.types import Point
+from pathgrow.runs.callback import Callback
 from pathgrow.runs.ledger import Ledger
-from pathgrow.runs.observer import Observer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class Record:
             "loss": point.loss,
         }
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Everything but the name of the stage."""
         rest = {name: getattr(self, name) for name in _BESIDE_THE_POINT}
         return {**self.row(), **rest}
@@ -64,11 +64,11 @@ class Record:
         )
 
     @classmethod
-    def from_facts(cls, stage: str, facts: Mapping[str, Any]) -> Record:
+    def from_facts(cls, stage: str, metadata: Mapping[str, Any]) -> Record:
         """The record with these `facts()`."""
-        point = Point(**{name: facts[name] for name in ("round", "density", "epochs", "score", "loss")})
-        rest = {name: facts[name] for name in _BESIDE_THE_POINT}
-        return cls(stage=stage, point=point, density_model=facts["density_model"], **rest)
+        point = Point(**{name: metadata[name] for name in ("round", "density", "epochs", "score", "loss")})
+        rest = {name: metadata[name] for name in _BESIDE_THE_POINT}
+        return cls(stage=stage, point=point, density_model=metadata["density_model"], **rest)
 
 
 _BESIDE_THE_POINT = ("num_on", "num_epochs", "num_samples", "sample_flops", "growth_flops", "topology", "seconds")
@@ -80,15 +80,15 @@ class Work:
 
     record: Record
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Stages:
     """Does each stage once, and finds it in the store from then on."""
 
-    def __init__(self, store: Store, observer: Observer, on_stored: Callable[[str], None] = lambda stage: None) -> None:
+    def __init__(self, store: Store, callback: Callback, on_stored: Callable[[str], None] = lambda stage: None) -> None:
         self.store = store
-        self.observer = observer
+        self.callback = callback
         self._on_stored = on_stored
 
     def once(self, stage: str, work: Callable[[], Work]) -> Record:
@@ -100,13 +100,13 @@ class Stages:
         records: dict[str, Record] = {}
         for stage in stages:
             if (found := self.store.load(stage)) is not None:
-                records[stage] = Record.from_facts(stage, found.facts)
-                self.observer.stage_ends(records[stage], resumed=True)
+                records[stage] = Record.from_facts(stage, found.metadata)
+                self.callback.on_stage_end(records[stage], resumed=True)
         missing = [stage for stage in stages if stage not in records]
         for stage, done in zip(missing, work(missing) if missing else (), strict=True):
             # The observer is told first, so that what it writes about a stage is there whenever the stage is stored.
-            self.observer.stage_ends(done.record, resumed=False)
-            self.store.save(stage, {**done.record.facts(), "state": done.facts}, done.tensors)
+            self.callback.on_stage_end(done.record, resumed=False)
+            self.store.save(stage, {**done.record.metadata(), "state": done.metadata}, done.tensors)
             self._on_stored(stage)
             records[stage] = done.record
         return [records[stage] for stage in stages]
@@ -114,4 +114,4 @@ class Stages:
     def tensors(self, stage: str) -> tuple[Mapping[str, Tensor], Mapping[str, Any]] | None:
         """The tensors and facts that a stage left for later ones, or None if they are not there (any more)."""
         found = self.store.load(stage)
-        return None if found is None or not found.tensors else (found.tensors, found.facts["state"])
+        return None if found is None or not found.tensors else (found.tensors, found.metadata["state"])

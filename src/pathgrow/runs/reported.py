@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec
 
 from pathgrow import report
-from pathgrow.checkpoint import RunFolder
+from pathgrow.checkpoint import RunDir
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.runs import discovery
 from pathgrow.runs.result import Discovery
@@ -22,7 +22,7 @@ _Arguments = ParamSpec("_Arguments")
 PICTURES = ("curve.png", "report.html")
 
 
-def write_findings(folder: RunFolder, found: Discovery, told: dict[str, Any]) -> None:
+def write_findings(folder: RunDir, found: Discovery, told: dict[str, Any]) -> None:
     """Write curve.csv and then, last of all, what is told of a discovery as report.json."""
     clear_partials(folder)
     observed = [("rough", found.rounds), ("probe", found.probes)]
@@ -31,7 +31,7 @@ def write_findings(folder: RunFolder, found: Discovery, told: dict[str, Any]) ->
     folder.write_report(told)
 
 
-def draw(folder: RunFolder) -> None:
+def draw(folder: RunDir) -> None:
     """Draw the pictures of a finished discovery, unless they are there."""
     if not all((folder.path / name).exists() for name in PICTURES):
         report.write_all(folder.path)
@@ -39,7 +39,7 @@ def draw(folder: RunFolder) -> None:
 
 def leave_report(found: Discovery) -> None:
     """Write the report of a discovery into the folder it was given as a store; without a folder nothing is written."""
-    options, team = found.site.options, found.site.team
+    options, comm = found.site.options, found.site.comm
     if not isinstance(options.store, str | os.PathLike):
         return
 
@@ -51,7 +51,7 @@ def leave_report(found: Discovery) -> None:
 
     try:
         with options.opened_folder(options.store, found.site.seed) as folder:
-            team.only_first(write)
+            comm.on_rank0(write)
     except (UserError, RunFailed, OSError) as error:
         # What took hours is not lost for a page.
         warnings.warn(f"the discovery is over, but its report could not be written: {error}", stacklevel=3)

@@ -18,7 +18,7 @@ from pathgrow import data as datasets
 from pathgrow import models
 from pathgrow.data.dataset import Dataset
 from pathgrow.errors import UserError, unknown_name
-from pathgrow.graph import read
+from pathgrow.graph import trace
 from pathgrow.graph.flops import forward_macs
 from pathgrow.trainer import EngineOptions, recipes
 from pathgrow.trainer.process_group import check_shares
@@ -193,7 +193,7 @@ def _tried(config: Setup) -> int:
                 else "leave those model options out that say how large a sample is"
             )
         ) from fault
-    return forward_macs(read(model, sample))
+    return forward_macs(trace(model, sample))
 
 
 def _threads(config: Setup, macs: int) -> int:

@@ -8,16 +8,16 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from pathgrow.checkpoint import MemoryStore, RunFolder
+from pathgrow.checkpoint import MemoryStore, RunDir
 from pathgrow.density import words
-from pathgrow.distributed.comm import Team
+from pathgrow.distributed.comm import Communicator
 from pathgrow.masks import Masks
 from pathgrow.report.progress import Progress, Silent
+from pathgrow.runs.callback import Callback
 from pathgrow.runs.carry_out import carry_out
-from pathgrow.runs.diary import Diary, tell_resumption
+from pathgrow.runs.diary import MetricsLogger, announce_resumption
 from pathgrow.runs.discover_config import Experiment
 from pathgrow.runs.discovery import discover
-from pathgrow.runs.observer import Observer
 from pathgrow.runs.options import Options
 from pathgrow.runs.phases import Phases, Score
 from pathgrow.runs.reported import draw, write_findings
@@ -29,7 +29,7 @@ _USUAL_PROBES = {"with a reference": 8, "without": 5}
 
 
 def run(
-    config: Experiment, out: str | os.PathLike[str], progress: Progress | None = None, team: Team | None = None
+    config: Experiment, out: str | os.PathLike[str], progress: Progress | None = None, comm: Communicator | None = None
 ) -> dict[str, Any]:
     """The report of this experiment.
 
@@ -45,11 +45,11 @@ def run(
         The processes that work together; None: those that `torchrun` started, else this one.
     """
     return carry_out(
-        config, out, lambda folder, team: _work(config, folder, progress or Silent(), team), _shown_report, team
+        config, out, lambda folder, comm: _work(config, folder, progress or Silent(), comm), _shown_report, comm
     )
 
 
-def _shown_report(folder: RunFolder) -> dict[str, Any]:
+def _shown_report(folder: RunDir) -> dict[str, Any]:
     """The report of a finished run, with its pictures drawn."""
     draw(folder)
     return folder.report()
@@ -68,12 +68,12 @@ def expected_epochs(config: Experiment, out: str | os.PathLike[str]) -> int:
         expected += config.budget
     if config.reference == "dense":
         expected += config.budget
-    folder = RunFolder(out)
-    done = [int((folder.facts(stage) or {}).get("num_epochs", 0)) for stage in folder.stages]
+    folder = RunDir(out)
+    done = [int((folder.metadata(stage) or {}).get("num_epochs", 0)) for stage in folder.stages]
     return max(0, expected - sum(done))
 
 
-def _work(config: Experiment, folder: RunFolder | None, progress: Progress, team: Team) -> None:
+def _work(config: Experiment, folder: RunDir | None, progress: Progress, comm: Communicator) -> None:
     """Discover, examine, write; only the first process has a folder."""
     dataset = config.load_data()
     if folder is not None and config.delta * len(dataset.val) < 1.0:
@@ -84,14 +84,14 @@ def _work(config: Experiment, folder: RunFolder | None, progress: Progress, team
             stacklevel=2,
         )
     if folder is not None:
-        tell_resumption(folder, progress, batches_of(len(dataset.train), config.recipe, config.ranks)[1])
+        announce_resumption(folder, progress, batches_of(len(dataset.train), config.recipe, config.ranks)[1])
     trainer = Trainer(
         dataset,
         config.recipe,
         config.engine,
         num_epochs=None if folder is None else expected_epochs(config, folder.path),
         on_epoch=progress.epoch,
-        team=team,
+        comm=comm,
     )
     model, optimizer = trainer.place(config.new_model(dataset.classes))
     # Without the number of validation examples (`num_val`), which would make answers more careful still: the rule was
@@ -104,7 +104,7 @@ def _work(config: Experiment, folder: RunFolder | None, progress: Progress, team
         dataset.example_input().to(trainer.mode.device),
         seed=config.seed,
         store=folder or MemoryStore(),
-        observer=Diary(folder, progress) if folder is not None else Observer(),
+        callback=MetricsLogger(folder, progress) if folder is not None else Callback(),
         loss=trainer.loss,
         batches=trainer.batches,
         **config.discovery(),
@@ -118,7 +118,7 @@ def _work(config: Experiment, folder: RunFolder | None, progress: Progress, team
 
 def _write(
     config: Experiment,
-    folder: RunFolder,
+    folder: RunDir,
     found: Discovery,
     masks: Sequence[Masks],
     network: Score,

@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 from pathgrow.checkpoint import Store
 from pathgrow.density.probe import ProbeRule
 from pathgrow.density.types import Point
-from pathgrow.distributed.comm import ALONE
-from pathgrow.graph import read
+from pathgrow.distributed.comm import SINGLE_PROCESS
+from pathgrow.graph import trace
 from pathgrow.graph.flops import step_flops
 from pathgrow.graph.scope import trained_scope, whole_model_density
 from pathgrow.masks import Masks
@@ -50,14 +50,14 @@ class Site:
         self.method = options.growth_method()
         self.rule = options.density_rule()
         average = options.observe == "average"
-        self.team = options.team or ALONE
-        self.phases = Phases(fit, evaluate, optimizer, seed=seed, average=average, store=store, team=self.team)
-        self.stages = Stages(store, options.observer, on_stored=self.phases.forget_partials)
-        self.team.spread_([*model.parameters(), *model.buffers()])
+        self.comm = options.comm or SINGLE_PROCESS
+        self.phases = Phases(fit, evaluate, optimizer, seed=seed, average=average, store=store, comm=self.comm)
+        self.stages = Stages(store, options.callback, on_stored=self.phases.forget_partials)
+        self.comm.broadcast_([*model.parameters(), *model.buffers()])
         # Copied before anything is trained, so that whatever users keep on their model is untrained too.
         self._pristine = copy_pair(model, optimizer)
-        self.wiring = read(model, example_input)
-        self.dense_flops = step_flops(self.wiring)
+        self.graph = trace(model, example_input)
+        self.dense_flops = step_flops(self.graph)
         self.scope = trained_scope(model, example_input) if scope is None else scope
 
     @property
@@ -82,7 +82,7 @@ class Site:
             batches=self.options.batches,
             seed=self.seed,
             average=Averaging() if self.options.observe == "average" else None,
-            team=self.team,
+            comm=self.comm,
         )
 
     def masks_of(self, record: Record) -> Masks:
@@ -93,13 +93,13 @@ class Site:
 
     def train_(self, attached: Attached, stage: str, epochs: int | None) -> Trained:
         """One phase of training; with `epochs` None, for as long as the validation loss falls."""
-        self.options.observer.stage_begins(stage, epochs=epochs, density=attached.density)
+        self.options.callback.on_stage_start(stage, epochs=epochs, density=attached.density)
         return self.phases.train_(attached, stage, epochs)
 
     def train_together_(self, networks: Sequence[tuple[Attached, str]], epochs: Sequence[int]) -> list[Trained]:
         """Phases of several networks, side by side where that is possible."""
         for (attached, stage), num in zip(networks, epochs, strict=True):
-            self.options.observer.stage_begins(stage, epochs=num, density=attached.density)
+            self.options.callback.on_stage_start(stage, epochs=num, density=attached.density)
         return self.phases.train_together_(networks, epochs)
 
     def train_seed_(self, attached: Attached, stage: str) -> Trained:
@@ -112,7 +112,7 @@ class Site:
         epochs = self.options.num_seed_epochs
         if self.options.seed_epochs is not None or isinstance(self.rule, ProbeRule):
             return self.train_(attached, stage, epochs)
-        self.options.observer.stage_begins(stage, epochs=epochs, density=attached.density)
+        self.options.callback.on_stage_start(stage, epochs=epochs, density=attached.density)
         return self.phases.train_to_plateau_(attached, stage, epochs, max(1, epochs // 2), self.options.delta / 2)
 
     def record(
@@ -143,7 +143,7 @@ class Site:
             num_on=masks.num_on,
             num_epochs=trained.num_epochs,
             num_samples=trained.num_samples,
-            sample_flops=step_flops(self.wiring, masks),
+            sample_flops=step_flops(self.graph, masks),
             growth_flops=growth_flops,
             topology=topology,
             seconds=seconds,

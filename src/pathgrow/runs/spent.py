@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from pathgrow.checkpoint import RunFolder
+from pathgrow.checkpoint import RunDir
 from pathgrow.errors import UserError
 
 _SAME = ("data", "fold", "model", "model_options")
@@ -59,7 +59,7 @@ def _num_parameters(network: Mapping[str, Any]) -> int:
 
 
 def _report(path: str) -> dict[str, Any]:
-    folder = RunFolder(path)
+    folder = RunDir(path)
     if not folder.finished:
         raise UserError(f"{path} holds no finished run whose budget could be matched: give the folder of one")
     report = folder.report()

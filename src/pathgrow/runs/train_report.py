@@ -42,7 +42,7 @@ def report(bench: Bench, plan: Plan, outcome: Outcome) -> dict[str, Any]:
     method = bench.make_method(plan.epochs)
     samples_per_epoch = bench.batch_size * bench.steps_per_epoch
     dense_training = config.epochs * samples_per_epoch * 6 * bench.dense_macs
-    inference, dense_inference = 2 * forward_macs(bench.wiring, attached.masks), 2 * bench.dense_macs
+    inference, dense_inference = 2 * forward_macs(bench.graph, attached.masks), 2 * bench.dense_macs
     return {
         "format": FORMAT,
         "kind": KIND,
@@ -111,5 +111,5 @@ def _match(plan: Plan, outcome: Outcome) -> dict[str, Any]:
         **plan.as_dict(),
         "spent": spent,
         "off": None if spent is None or plan.budget is None else spent / plan.budget - 1,
-        "lengths": lengths(outcome.attached.memory),
+        "lengths": lengths(outcome.attached.method_state),
     }

@@ -6,8 +6,8 @@ import os
 import warnings
 from typing import Any
 
-from pathgrow.checkpoint import RunFolder
-from pathgrow.distributed.comm import Team
+from pathgrow.checkpoint import RunDir
+from pathgrow.distributed.comm import Communicator
 from pathgrow.report.progress import Progress, Silent
 from pathgrow.runs.bench import Bench, grows
 from pathgrow.runs.carry_out import carry_out
@@ -22,7 +22,7 @@ from pathgrow.sparse.partial import clear_partials
 
 
 def train(
-    config: TrainRun, out: str | os.PathLike[str], progress: Progress | None = None, team: Team | None = None
+    config: TrainRun, out: str | os.PathLike[str], progress: Progress | None = None, comm: Communicator | None = None
 ) -> dict[str, Any]:
     """The report of this training.
 
@@ -38,13 +38,13 @@ def train(
         The processes that work together; None: those that `torchrun` started, else this one.
     """
     return carry_out(
-        config, out, lambda folder, team: _work(config, folder, progress or Silent(), team), RunFolder.report, team
+        config, out, lambda folder, comm: _work(config, folder, progress or Silent(), comm), RunDir.report, comm
     )
 
 
-def _work(config: TrainRun, folder: RunFolder | None, progress: Progress, team: Team) -> None:
+def _work(config: TrainRun, folder: RunDir | None, progress: Progress, comm: Communicator) -> None:
     """Plan, train, examine, write; only the first process has a folder."""
-    bench = Bench.made(config, folder, progress, team)
+    bench = Bench.made(config, folder, progress, comm)
     planned = plan(bench)
     notes = doubts(bench, planned.epochs)
     if folder is not None:

@@ -65,7 +65,7 @@ class Trunk:
         def work() -> Work:
             began = time.perf_counter()
             trained, cost = self._work_(round, stage, num_on)
-            topology = self._site.team.from_first(lambda: self._topology(round).as_dict())
+            topology = self._site.comm.broadcast_from_rank0(lambda: self._topology(round).as_dict())
             record = self._site.record(
                 stage,
                 self.attached,
@@ -80,7 +80,7 @@ class Trunk:
 
         self.rounds.append(self._site.stages.once(stage, work))
         if round > 0 and self._site.options.final == "fresh":
-            self._store.forget_tensors(_weights(round - 1))
+            self._store.delete_tensors(_weights(round - 1))
         return self.rounds[-1]
 
     def masks(self, round: int) -> Masks:
@@ -92,13 +92,13 @@ class Trunk:
         self._stand_at_(round)
         return copy_pair(self.attached.model, self.attached.optimizer)
 
-    def hand_over_(self, masks: Masks, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Attached:
+    def hand_over_(self, masks: Masks, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> Attached:
         """Put a finished network into the user's own model, its masks enforced; growth is over."""
         model, optimizer = self.attached.model, self.attached.optimizer
         self.attached.detach()
         self._stands_at = None
         self.attached = self._site.attach(model, optimizer, fixed(masks))
-        put_back_(self.attached, tensors, facts)  # settings of the optimizer too, stored as they came
+        put_back_(self.attached, tensors, metadata)  # settings of the optimizer too, stored as they came
         return self.attached
 
     def give_back_(self) -> None:
@@ -118,12 +118,12 @@ class Trunk:
             attached = site.attach(model, optimizer, site.method)
             self._store.save("start", {"weights": fingerprint, "optimizer": settings}, dict(attached.masks))
             return attached
-        if found.facts["weights"] != fingerprint:
+        if found.metadata["weights"] != fingerprint:
             raise UserError(
                 "the stored stages belong to a discovery that began from other weights: "
                 "begin from the same model and seed, or choose another store"
             )
-        if change := changed_setting(found.facts["optimizer"], settings):
+        if change := changed_setting(found.metadata["optimizer"], settings):
             raise UserError(
                 f"the stored stages belong to a discovery with another optimizer ({change}): "
                 "begin with the same one, or choose another store"
@@ -141,19 +141,19 @@ class Trunk:
         if round > 0:
             before = self.attached.masks.clone()
             self.attached.grow_(num_on - before.num_on)
-            looked = self.attached.last_reading_cost
+            charge = self.attached.last_scoring_cost
             cost = growth_flops(
-                self._site.wiring,
+                self._site.graph,
                 before,
-                num_path_passes=looked.num_path_passes,
-                num_gradient_samples=looked.num_gradient_samples,
+                num_path_passes=charge.num_path_passes,
+                num_gradient_samples=charge.num_gradient_samples,
             )
         if round == 0:
             trained = self._site.train_seed_(self.attached, stage)
         else:
             trained = self._site.train_(self.attached, stage, options.num_rough_epochs)
-        tensors, facts = take(self.attached)
-        self._store.save(_weights(round), facts, tensors)
+        tensors, metadata = take(self.attached)
+        self._store.save(_weights(round), metadata, tensors)
         self._stands_at = round
         return trained, cost
 
@@ -172,7 +172,7 @@ class Trunk:
             return
         found = self._store.load(_weights(round)) if round >= 0 else None
         if found is not None and found.tensors:
-            put_back_(self.attached, found.tensors, found.facts)
+            put_back_(self.attached, found.tensors, found.metadata)
             self._stands_at = round
         elif round >= 0:
             self._work_(round, self.rounds[round].stage, self.rounds[round].num_on)

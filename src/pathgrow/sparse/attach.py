@@ -20,11 +20,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from pathgrow.density import words
 from pathgrow.density.types import Answer, Curve, Grow, Point, Probe, Rule, Stop, Verdict
-from pathgrow.distributed.comm import ALONE, Team
+from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator
 from pathgrow.errors import UserError
 from pathgrow.graph.scope import trained_scope
 from pathgrow.masks import Masks
-from pathgrow.methods.method import Change, Method, never
+from pathgrow.methods.method import MaskUpdate, Method, never
 from pathgrow.methods.view import Batches, Loss
 from pathgrow.sparse import enforce, optimizer_state
 from pathgrow.sparse.checks import (
@@ -39,8 +39,8 @@ from pathgrow.sparse.checks import (
     unwrapped,
 )
 from pathgrow.sparse.ema import Averaging
-from pathgrow.sparse.hooks import Live, Parts
-from pathgrow.sparse.update import decided, start_masks
+from pathgrow.sparse.hooks import MaskedOptimizer, Parts
+from pathgrow.sparse.update import decide_on_rank0, start_masks
 
 _FORMAT = 2
 # Two sets of masks on one optimizer, or on one weight, would each undo the growth of the other.
@@ -60,7 +60,7 @@ def attach(
     batches: Batches | None = None,
     seed: int = 0,
     average: Averaging | None = None,
-    team: Team = ALONE,
+    comm: Communicator = SINGLE_PROCESS,
 ) -> Attached:
     """Make a model sparse and keep it sparse while your own loop trains it.
 
@@ -119,8 +119,8 @@ def attach(
         )
     check_needs(method, loss, batches)
     rule = checked_rule(stop)
-    masks, cost = decided(
-        team, switchable, lambda: start_masks(model, method, switchable, example_input, seed, loss, batches)
+    masks, cost = decide_on_rank0(
+        comm, switchable, lambda: start_masks(model, method, switchable, example_input, seed, loss, batches)
     )
     parts = Parts(
         model=model,
@@ -134,14 +134,14 @@ def attach(
         batches=batches,
         seed=seed,
         average=average,
-        team=team,
+        comm=comm,
     )
     attached = Attached(parts, rule)
-    attached.last_reading_cost = cost
+    attached.last_scoring_cost = cost
     return attached
 
 
-class Attached(Live):
+class Attached(MaskedOptimizer):
     """A sparse model in training; made by `attach`."""
 
     def __init__(self, parts: Parts, rule: Rule) -> None:
@@ -197,7 +197,7 @@ class Attached(Live):
             and the masks stay as they are, but training may go on for as long as it pays. `reason` says why.
         """
         self._refuse_average("observed")
-        score, loss = self._team.from_first(lambda: checked_metric(metric))
+        score, loss = self._comm.broadcast_from_rank0(lambda: checked_metric(metric))
         if self._stopped is not None:
             return self._stopped
         point = Point(round=self.round, density=self.density, epochs=len(self._points) + 1, score=score, loss=loss)
@@ -232,7 +232,7 @@ class Attached(Live):
             raise UserError(f"grow_({num}) was asked for, a number of weights from 0 up is wanted")
         count = min(num, self._num - self._num_on)
         if count:
-            self._grow_round_(Change(num_grow=count))
+            self._grow_round_(MaskUpdate(num_grow=count))
         return count
 
     @contextmanager
@@ -262,7 +262,7 @@ class Attached(Live):
             "step": self.step,
             "points": [dataclasses.asdict(point) for point in self._points],
             "stopped": None if self._stopped is None else self._stopped.reason,
-            "memory": optimizer_state.copied(self.memory),
+            "memory": optimizer_state.copied(self.method_state),
             "average": None if self._average is None else self._average.state_dict(),
         }
 
@@ -277,7 +277,7 @@ class Attached(Live):
         self._points = [Point(**point) for point in state["points"]]
         self._stopped = None if state["stopped"] is None else Stop(reason=state["stopped"])
         self._set_masks_(masks)
-        optimizer_state.load_(self.memory, state["memory"])
+        optimizer_state.load_(self.method_state, state["memory"])
         if self._average is not None:
             self._average.load_state_dict(state["average"])
         self._enforce_()
@@ -290,7 +290,7 @@ class Attached(Live):
         if self.method.weights is not None:
             # The optimizer's state belongs to the hidden weights; those that are left start without any.
             nothing = {name: torch.zeros_like(ones) for name, ones in self._keep.items()}
-            enforce.mask_slots_(self.optimizer, self._parameters, nothing)
+            enforce.mask_optimizer_state_(self.optimizer, self._parameters, nothing)
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -299,7 +299,7 @@ class Attached(Live):
         for parameter in self._parameters.values():
             _MASKED.pop(parameter, None)
 
-    def _decide(self, curve: Curve, due: Change | None) -> Verdict:
+    def _decide(self, curve: Curve, due: MaskUpdate | None) -> Verdict:
         if (without_growth := self._verdict_without_growth(due)) is not None:
             return without_growth
         verdict = self._rule.decide(curve)
@@ -312,7 +312,7 @@ class Attached(Live):
             return Stop(reason=f"method {self.method.name!r} has nothing to change here at density {self.density:.4g}")
         return verdict
 
-    def _verdict_without_growth(self, due: Change | None) -> Verdict | None:
+    def _verdict_without_growth(self, due: MaskUpdate | None) -> Verdict | None:
         """The verdict for a method that does not grow at observations, so that there is no density to find."""
         method, name = self.method, f"method {self.method.name!r}"
         if method.clock == "step" or method.weights is not None:

@@ -57,7 +57,7 @@ def mask_weights_(parameters: Parameters, keep: Tensors) -> None:
     _mask_all_((parameters[name], ones) for name, ones in keep.items())
 
 
-def mask_slots_(optimizer: Optimizer, parameters: Parameters, keep: Tensors) -> None:
+def mask_optimizer_state_(optimizer: Optimizer, parameters: Parameters, keep: Tensors) -> None:
     """Zero the optimizer's state at weights that are off.
 
     In SGD, Adam and most others masked gradients are enough to keep it at zero, but not in all (Adamax adds an epsilon,

@@ -15,7 +15,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from pathgrow.errors import UserError
-from pathgrow.graph import Wiring
+from pathgrow.graph import Graph
 from pathgrow.graph.sample_counter import SampleCounter
 from pathgrow.masks import Masks
 from pathgrow.rng import generator
@@ -56,7 +56,7 @@ def initial_state(model: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def fresh_(
-    model: nn.Module, optimizer: Optimizer, initial: Mapping[str, Tensor], masks: Masks, seed: int, *, wiring: Wiring
+    model: nn.Module, optimizer: Optimizer, initial: Mapping[str, Tensor], masks: Masks, seed: int, *, graph: Graph
 ) -> None:
     """Start over with a found mask, from a new draw of the user's own initialisation.
 
@@ -82,7 +82,7 @@ def fresh_(
     _require_same_model(model, initial)
     for name, tensor in weights_and_buffers(model):
         tensor.copy_(initial[name])
-    scales = _fan_in_scales(masks, wiring)
+    scales = _fan_in_scales(masks, graph)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for name in masks:
         weight = parameters[name]
@@ -115,10 +115,10 @@ def pack_pair(model: nn.Module, optimizer: Optimizer, masks: Masks | None = None
 
 @torch.no_grad()
 def unpack_pair_(
-    model: nn.Module, optimizer: Optimizer, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
+    model: nn.Module, optimizer: Optimizer, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]
 ) -> Masks | None:
     """Load a stored pair into a model and an optimizer that were built alike, bit for bit; returns its masks."""
-    stored = put_together(tensors, facts)
+    stored = put_together(tensors, metadata)
     _require_same_model(model, stored["model"])
     if len(stored["groups"]) != len(optimizer.param_groups):
         raise UserError(
@@ -155,10 +155,10 @@ def _copy_optimizer(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
     return twin
 
 
-def _fan_in_scales(masks: Masks, wiring: Wiring) -> dict[str, Tensor]:
+def _fan_in_scales(masks: Masks, graph: Graph) -> dict[str, Tensor]:
     """For each weight sqrt(dense fan-in / kept fan-in) of the unit it leads to; 1 for a unit that kept nothing."""
     scales = {name: torch.ones(mask.shape, dtype=torch.float64, device=mask.device) for name, mask in masks.items()}
-    for layer in reversed(wiring.layers):  # the first use of a weight has the last word
+    for layer in reversed(graph.layers):  # the first use of a weight has the last word
         if layer.name is None or layer.name not in masks:
             continue
         inputs = layer.pick(masks[layer.name]).flatten(1)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, Optimizer
 
-from pathgrow.distributed.comm import Team
-from pathgrow.methods.method import Memory
+from pathgrow.distributed.comm import Communicator
+from pathgrow.methods.method import MethodState
 from pathgrow.sparse.tree import put_together, take_apart
 
 
@@ -22,7 +22,7 @@ def weights_and_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 @torch.no_grad()
-def forget_slots_(optimizer: Optimizer) -> None:
+def reset_optimizer_state_(optimizer: Optimizer) -> None:
     """Make the optimizer's state as new; in place where that is all zeros, since captured steps hold the tensors."""
     if not isinstance(optimizer, SGD | Adam):
         empty_slots_(optimizer)
@@ -69,51 +69,51 @@ def held(optimizer: Optimizer) -> Callable[[], None]:
     return put_back
 
 
-def copied(memory: Any) -> Any:
+def copied(method_state: Any) -> Any:
     """A copy of what a method remembers, which training does not change any more."""
-    if isinstance(memory, Mapping):
-        return {name: copied(value) for name, value in memory.items()}
-    return memory.detach().clone() if isinstance(memory, Tensor) else memory
+    if isinstance(method_state, Mapping):
+        return {name: copied(value) for name, value in method_state.items()}
+    return method_state.detach().clone() if isinstance(method_state, Tensor) else method_state
 
 
 @contextmanager
-def shared_(memory: Memory, team: Team) -> Iterator[None]:
+def shared_(method_state: MethodState, comm: Communicator) -> Iterator[None]:
     """What the first of a team writes to its memory inside the block, all of them have afterwards.
 
     A method's `revise` runs in the first process only. Without this the others would remember something else, which
     nobody would notice until one of them is asked, saves its own state, or becomes the first.
     """
-    if team.size == 1:
+    if comm.size == 1:
         yield
         return
     # The tensors themselves are kept, not their addresses: a new one might be allocated where an old one was.
-    before = {name: (tensor, tensor._version) for name, tensor in take_apart(memory)[0].items()}
+    before = {name: (tensor, tensor._version) for name, tensor in take_apart(method_state)[0].items()}
     yield
 
     def written() -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors, facts = take_apart(memory)
+        tensors, metadata = take_apart(method_state)
         known = {
             name
             for name, tensor in tensors.items()
             if name in before and tensor is before[name][0] and tensor._version == before[name][1]
         }
-        return {name: tensor.cpu() for name, tensor in tensors.items() if name not in known}, facts
+        return {name: tensor.cpu() for name, tensor in tensors.items() if name not in known}, metadata
 
-    changed, facts = team.from_first(written)
-    if team.rank > 0:
-        load_(memory, put_together({**take_apart(memory)[0], **changed}, facts))
+    changed, metadata = comm.broadcast_from_rank0(written)
+    if comm.rank > 0:
+        load_(method_state, put_together({**take_apart(method_state)[0], **changed}, metadata))
 
 
-def load_(memory: Memory, stored: Mapping[str, Any]) -> None:
+def load_(method_state: MethodState, stored: Mapping[str, Any]) -> None:
     """Load a stored memory, into the existing tensors where they fit: a captured step holds them."""
-    for name in [name for name in memory if name not in stored]:
-        del memory[name]
+    for name in [name for name in method_state if name not in stored]:
+        del method_state[name]
     for name, value in stored.items():
-        here = memory.get(name)
+        here = method_state.get(name)
         if isinstance(value, Mapping):
-            load_(memory.setdefault(name, {}), value)
+            load_(method_state.setdefault(name, {}), value)
         elif isinstance(value, Tensor) and isinstance(here, Tensor) and here.shape == value.shape:
             with torch.no_grad():
                 here.copy_(value)
         else:
-            memory[name] = value.clone() if isinstance(value, Tensor) else value
+            method_state[name] = value.clone() if isinstance(value, Tensor) else value

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from pathgrow.checkpoint import RunFolder, Store
-from pathgrow.distributed.comm import ALONE, Team
+from pathgrow.checkpoint import RunDir, Store
+from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator
 from pathgrow.sparse.attach import Attached
 from pathgrow.sparse.snapshot import put_back_, take
 
@@ -18,14 +18,14 @@ _STEPS_BETWEEN_QUESTIONS = 64
 """Processes that train together have to agree on when to save, which would hold them up if asked at every step."""
 
 
-def clear_partials(folder: RunFolder) -> None:
+def clear_partials(folder: RunDir) -> None:
     """Free half-done trainings in a finished run: a kill may have come between storing a stage and clearing up."""
     for stage in folder.stages:
         if stage.startswith(PREFIX):
-            folder.forget_tensors(stage)
+            folder.delete_tensors(stage)
 
 
-def half_done(folder: RunFolder) -> dict[str, int]:
+def half_done(folder: RunDir) -> dict[str, int]:
     """The stages of a run in whose middle it will go on, and how many steps of each need not be trained again."""
     stored = folder.stages
     steps: dict[str, int] = {}
@@ -33,7 +33,7 @@ def half_done(folder: RunFolder) -> dict[str, int]:
         if name.startswith(PREFIX):
             stage = name.removeprefix(PREFIX).rpartition("-")[0]  # what is left out is the part of its training
             if stage not in stored and folder.has_tensors(name):
-                steps[stage] = steps.get(stage, 0) + int((folder.facts(name) or {}).get("step", 0))
+                steps[stage] = steps.get(stage, 0) + int((folder.metadata(name) or {}).get("step", 0))
     return steps
 
 
@@ -48,23 +48,23 @@ class Partial:
     store: Store
     name: str
     seconds: float = 60.0
-    team: Team = ALONE
+    comm: Communicator = SINGLE_PROCESS
 
     def is_due(self, step: int, seconds: float) -> bool:
         """Whether to save after this step of the training, `seconds` after the last time."""
-        if self.team.size > 1 and step % _STEPS_BETWEEN_QUESTIONS:
+        if self.comm.size > 1 and step % _STEPS_BETWEEN_QUESTIONS:
             return False
         return self.is_worth(seconds)
 
     def is_worth(self, seconds: float) -> bool:
         """Whether this much work is worth saving; the clock of the first process decides."""
-        return self.team.from_first(lambda: seconds > self.seconds)
+        return self.comm.broadcast_from_rank0(lambda: seconds > self.seconds)
 
     def save(self, attached: Attached, step: int, noise: Tensor) -> None:
         """Save the state after `step` steps; `noise` is that of the generator for dropout."""
-        tensors, facts = take(attached)
-        noises = {f"{_NOISE}{rank}": state for rank, state in enumerate(self.team.gather(noise))}
-        self.store.save(self.name, {"step": step, "state": facts}, {**tensors, **noises})
+        tensors, metadata = take(attached)
+        noises = {f"{_NOISE}{rank}": state for rank, state in enumerate(self.comm.gather(noise))}
+        self.store.save(self.name, {"step": step, "state": metadata}, {**tensors, **noises})
 
     def load(self, attached: Attached) -> tuple[int, Tensor] | None:
         """Bring the network to the state saved last; returns its steps and its noise, or None if nothing was saved."""
@@ -72,9 +72,9 @@ class Partial:
         if found is None or not found.tensors:
             return None
         tensors = {name: tensor for name, tensor in found.tensors.items() if not name.startswith(_NOISE)}
-        put_back_(attached, tensors, found.facts["state"])
-        return int(found.facts["step"]), found.tensors[f"{_NOISE}{self.team.rank}"]
+        put_back_(attached, tensors, found.metadata["state"])
+        return int(found.metadata["step"]), found.tensors[f"{_NOISE}{self.comm.rank}"]
 
     def forget(self) -> None:
         """The stage is stored: what was half done is no longer needed."""
-        self.store.forget_tensors(self.name)
+        self.store.delete_tensors(self.name)

@@ -25,10 +25,10 @@ def take(attached: Attached) -> Flat:
     return tensors, {"pair": pair_facts, "clock": clock_facts}
 
 
-def put_back_(attached: Attached, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+def put_back_(attached: Attached, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
     """Bring a network to the state of a snapshot, bit for bit."""
-    unpack_pair_(attached.model, attached.optimizer, _part(tensors, _PAIR), facts["pair"])
-    attached.load_state_dict(put_together(_part(tensors, _CLOCK), facts["clock"]))
+    unpack_pair_(attached.model, attached.optimizer, _part(tensors, _PAIR), metadata["pair"])
+    attached.load_state_dict(put_together(_part(tensors, _CLOCK), metadata["clock"]))
 
 
 def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

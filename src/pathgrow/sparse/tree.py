@@ -20,19 +20,19 @@ def take_apart(value: Any) -> Flat:
     """(tensors, facts) of a nested value. Tensors are handed over as they are, not copied.
 
     >>> import torch
-    >>> tensors, facts = take_apart({"betas": (0.9, 0.99), "state": {0: {"step": torch.tensor(3.0)}}})
+    >>> tensors, metadata = take_apart({"betas": (0.9, 0.99), "state": {0: {"step": torch.tensor(3.0)}}})
     >>> list(tensors)
     ['state.0.step']
-    >>> put_together(tensors, facts)
+    >>> put_together(tensors, metadata)
     {'betas': (0.9, 0.99), 'state': {0: {'step': tensor(3.)}}}
     """
     tensors: dict[str, Tensor] = {}
     return tensors, {"nested": _apart(value, (), tensors)}
 
 
-def put_together(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Any:
+def put_together(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> Any:
     """The nested value that `take_apart` was given."""
-    return _together(facts["nested"], tensors)
+    return _together(metadata["nested"], tensors)
 
 
 def _apart(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Any:

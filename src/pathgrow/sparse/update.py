@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathgrow.distributed.comm import Team
+from pathgrow.distributed.comm import Communicator
 from pathgrow.errors import UserError
 from pathgrow.masks import Masks
-from pathgrow.methods.method import Change, Method, Pick, Progress
+from pathgrow.methods.method import MaskUpdate, Method, Pick, Progress
 from pathgrow.methods.schedules import count_at
-from pathgrow.methods.view import Batches, Loss, Net, ReadingCost, loss_gradients
+from pathgrow.methods.view import Batches, Loss, NetworkView, ScoringCost, loss_gradients
 from pathgrow.rng import derive, generator
 from pathgrow.walks.phew import start_density
 
@@ -27,7 +27,7 @@ def start_masks(
     seed: int,
     loss: Loss | None = None,
     batches: Batches | None = None,
-) -> tuple[Masks, ReadingCost]:
+) -> tuple[Masks, ScoringCost]:
     """The first masks, chosen by `method.start` at its start density, and what choosing them cost."""
     draw = generator(seed, "start")
     density = method.start_density
@@ -39,19 +39,21 @@ def start_masks(
     gradients = None
     if loss is not None and batches is not None:
         gradients = partial(loss_gradients, model, list(scope), loss, batches, derive(seed, "batch", "start"))
-    net = Net(model, empty, scope, example_input, gradients, loss=loss, batches=batches)
+    net = NetworkView(model, empty, scope, example_input, gradients, loss=loss, batches=batches)
     masks = empty | _picked(method, "start", method.start, net, scope, count_at(density, scope.num), draw)
-    return masks, net.reading_cost
+    return masks, net.scoring_cost
 
 
-def revised_masks(method: Method, net: Net, change: Change, progress: Progress, draw: torch.Generator) -> Masks:
+def updated_masks(
+    method: Method, net: NetworkView, change: MaskUpdate, progress: Progress, draw: torch.Generator
+) -> Masks:
     """The masks after a change: by the method's `revise`, or first dropped, then grown, by exactly the asked numbers.
 
     Growth may take back what was dropped a moment ago; such a weight was never off and keeps its value.
     """
     masks = net.masks
-    if method.revise is not None:
-        revised = method.revise(net, change, progress, draw)
+    if method.update is not None:
+        revised = method.update(net, change, progress, draw)
         wanted = masks.num_on - change.num_drop + change.num_grow
         if revised.num_on != wanted:
             raise UserError(
@@ -66,21 +68,23 @@ def revised_masks(method: Method, net: Net, change: Change, progress: Progress, 
     return masks
 
 
-def decided(team: Team, scope: Masks, decide: Callable[[], tuple[Masks, ReadingCost]]) -> tuple[Masks, ReadingCost]:
+def decide_on_rank0(
+    comm: Communicator, scope: Masks, decide: Callable[[], tuple[Masks, ScoringCost]]
+) -> tuple[Masks, ScoringCost]:
     """Masks that the first of a team decides on and all take over, with what the decision cost it."""
-    if team.size == 1:
+    if comm.size == 1:
         return decide()
 
-    def sent() -> tuple[dict[str, Tensor], ReadingCost]:
+    def sent() -> tuple[dict[str, Tensor], ScoringCost]:
         masks, cost = decide()
         return {name: mask.cpu() for name, mask in masks.items()}, cost
 
-    tensors, cost = team.from_first(sent)
+    tensors, cost = comm.broadcast_from_rank0(sent)
     return Masks.restored(tensors, scope), cost
 
 
 def _picked(
-    method: Method, part: str, pick: Pick | None, net: Net, candidates: Masks, count: int, draw: torch.Generator
+    method: Method, part: str, pick: Pick | None, net: NetworkView, candidates: Masks, count: int, draw: torch.Generator
 ) -> Masks:
     """The picked positions as a selection. Methods may be anybody's, so what comes back is counted."""
     if pick is None:

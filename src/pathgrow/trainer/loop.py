@@ -12,7 +12,7 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from pathgrow.distributed.comm import ALONE, Team
+from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator
 from pathgrow.errors import RunFailed
 from pathgrow.rng import derive
 from pathgrow.trainer.device import Mode
@@ -49,7 +49,7 @@ class Training:
         step: EagerStep | CapturedStep,
         on_epoch: OnEpoch,
         found: tuple[int, Tensor] | None = None,
-        team: Team = ALONE,
+        comm: Communicator = SINGLE_PROCESS,
     ) -> None:
         """`found`: the steps that the network has had already, and the noise that it goes on with."""
         self._job = job
@@ -58,7 +58,7 @@ class Training:
         self._step = step
         self._captured = step if isinstance(step, CapturedStep) else None
         self._on_epoch = on_epoch
-        self._team = team
+        self._comm = comm
         self._length = job.epochs
         self._losses: list[_Told] = []
         self._saves_next = False
@@ -81,7 +81,7 @@ class Training:
         if self._captured is None:
             return False
         begins_epoch = self._done % self._feed.num_steps == 0
-        if begins_epoch or self._saves_next or self._job.attached.change_is_due:
+        if begins_epoch or self._saves_next or self._job.attached.update_is_due:
             return not self._captured.stream.query()
         return self._captured.is_well_ahead
 
@@ -140,7 +140,7 @@ class Training:
 
     def _seed_noise(self, epoch: int, state: Tensor | None) -> None:
         """Dropout of this epoch; `state` where it goes on in the middle."""
-        name = (_NOISE, epoch, self._team.rank) if self._team.rank else (_NOISE, epoch)
+        name = (_NOISE, epoch, self._comm.rank) if self._comm.rank else (_NOISE, epoch)
         if state is not None:
             self._put_noise(state)
         elif self._captured is not None:
@@ -181,15 +181,15 @@ class Training:
                 arrived.record()
             self._losses.append(_Told(epoch, host, arrived))
         # Processes that train together look at the same time: one that ended before would leave the others waiting.
-        self._hear_losses(only_arrived=self._captured is not None and self._team.size == 1)
+        self._hear_losses(only_arrived=self._captured is not None and self._comm.size == 1)
 
     def _shared_loss(self) -> Tensor:
         """The mean over all processes: a loss that is no number anywhere is none for all, who then end alike."""
         loss = self._step.loss.detach()
-        if self._team.size == 1:
+        if self._comm.size == 1:
             return loss
-        mean = loss / self._team.size
-        self._team.sum_([mean])
+        mean = loss / self._comm.size
+        self._comm.all_reduce_([mean])
         return mean
 
     def _hear_losses(self, *, only_arrived: bool = False) -> None:

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pathgrow.distributed.comm import ALONE, Team
+from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator
 from pathgrow.errors import PeerFailed, RunFailed, UserError
 from pathgrow.trainer.device import EngineOptions, Mode
 
@@ -63,7 +63,7 @@ class ProcessTeam:
     def __repr__(self) -> str:
         return f"ProcessTeam(rank {self.rank} of {self.size})"
 
-    def from_first(self, work: Callable[[], T]) -> T:
+    def broadcast_from_rank0(self, work: Callable[[], T]) -> T:
         if self.rank != _FIRST:
             value: T = self._hear().opened()
             return value
@@ -71,7 +71,7 @@ class ProcessTeam:
         self._say(_Parcel(value))
         return value
 
-    def only_first(self, work: Callable[[], T]) -> T | None:
+    def on_rank0(self, work: Callable[[], T]) -> T | None:
         if self.rank != _FIRST:
             self._hear().opened()
             return None
@@ -85,17 +85,17 @@ class ProcessTeam:
             dist.all_gather_object(values, value, group=self._group)
         return values
 
-    def sum_(self, tensors: Iterable[Tensor]) -> None:
+    def all_reduce_(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
             with _talking(), _in_plain_order(tensor) as plain:
                 dist.all_reduce(plain)
 
-    def spread_(self, tensors: Iterable[Tensor]) -> None:
+    def broadcast_(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
             with _talking(), _in_plain_order(tensor) as plain:
                 dist.broadcast(plain.view(-1).view(torch.uint8), _FIRST)  # as bytes: of any type of number
 
-    def check_same(self, what: str, digest: Callable[[], str]) -> None:
+    def check_equal(self, what: str, digest: Callable[[], str]) -> None:
         digests = self.gather(digest())
         odd = [rank for rank, other in enumerate(digests) if other != digests[_FIRST]]
         if odd:
@@ -175,18 +175,18 @@ def _talking() -> Iterator[None]:
         raise RunFailed(_BROKEN) from error
 
 
-def current_team() -> Team:
+def current_communicator() -> Communicator:
     """The processes of the default process group, where there is one; otherwise this process alone.
 
     Where there is one, all of its processes have to call this.
     """
     if not is_connected() or dist.get_world_size() == 1:
-        return ALONE
+        return SINGLE_PROCESS
     return ProcessTeam()
 
 
 @contextmanager
-def joined(device: str = "auto") -> Iterator[Team]:
+def joined(device: str = "auto") -> Iterator[Communicator]:
     """Join the other processes that `torchrun` started; without it, or in a group of one's own, nothing changes.
 
     An error in one process ends all of them, with the exit code it stands for: the process that fails first raises its
@@ -198,22 +198,22 @@ def joined(device: str = "auto") -> Iterator[Team]:
         What will be trained on: with GPUs each process takes the one of its local rank.
     """
     if is_connected():
-        yield current_team()
+        yield current_communicator()
         return
     size = os.environ.get("WORLD_SIZE", "1")
     if size == "1" or "RANK" not in os.environ:
-        yield ALONE
+        yield SINGLE_PROCESS
         return
     store = _connect(_backend(device))
-    team = ProcessTeam()
+    comm = ProcessTeam()
     try:
-        yield team
+        yield comm
     except BaseException as error:
-        _leave_failed(store, team, error)
+        _leave_failed(store, comm, error)
         raise
     else:
-        team.gather(None)  # nobody goes before the last is done
-        team.disconnect_()
+        comm.gather(None)  # nobody goes before the last is done
+        comm.disconnect_()
 
 
 def is_connected() -> bool:
@@ -255,17 +255,17 @@ def _backend(device: str) -> str:
     return "cpu:gloo,cuda:nccl"
 
 
-def _leave_failed(store: Store, team: ProcessTeam, error: BaseException) -> None:
+def _leave_failed(store: Store, comm: ProcessTeam, error: BaseException) -> None:
     """Tell the others why this process goes, or learn from them why it has to.
 
     The groups are left as they are: to take a group of NCCL apart while others wait in it can wait itself.
     """
     try:
-        first = _first_fault(store, _Fault.of(error, team.rank))
-        _linger(store, team)
+        first = _first_fault(store, _Fault.of(error, comm.rank))
+        _linger(store, comm)
     except RuntimeError:
         first = None  # the process that kept the store is gone, and with it the word of who failed first
-    if first is not None and first.rank != team.rank:
+    if first is not None and first.rank != comm.rank:
         raise PeerFailed(first.sentence, rank=first.rank, exit_code=first.code) from error
     if not isinstance(error, UserError | RunFailed) and _is_link_fault(error):
         raise RunFailed(_BROKEN) from error
@@ -279,12 +279,12 @@ def _first_fault(store: Store, mine: _Fault) -> _Fault:
     return _Fault(**json.loads(store.get(_FAULT)))
 
 
-def _linger(store: Store, team: ProcessTeam) -> None:
+def _linger(store: Store, comm: ProcessTeam) -> None:
     """Without torchrun the first process keeps the store: it stays a moment, for others to read what it says."""
-    if team.rank != _FIRST or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+    if comm.rank != _FIRST or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return
     end = time.monotonic() + _LINGER_SECONDS
-    while store.add(_NUM_FAILED, 0) < team.size and time.monotonic() < end:
+    while store.add(_NUM_FAILED, 0) < comm.size and time.monotonic() < end:
         time.sleep(0.02)
     time.sleep(0.2)  # the last has counted itself and reads now
 
@@ -299,9 +299,9 @@ def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0].rstrip(".")
 
 
-def wrapped(model: nn.Module, team: Team) -> nn.Module:
+def wrapped(model: nn.Module, comm: Communicator) -> nn.Module:
     """The model as it is called in training: its gradients become the means over all processes."""
-    if team.size == 1:
+    if comm.size == 1:
         return model
     return _Shared(model, gradient_as_bucket_view=True)
 
@@ -321,14 +321,14 @@ class _Shared(DistributedDataParallel):
             ) from fault
 
 
-def mode_for(options: EngineOptions, team: Team) -> Mode:
+def mode_for(options: EngineOptions, comm: Communicator) -> Mode:
     """The engine's choices for one of several processes."""
     mode = options.resolved()
-    if team.size == 1:
+    if comm.size == 1:
         return mode
     if ":" in options.device:
         raise UserError(
-            f"device {options.device} was asked for in {team.size} processes, each of which needs its own: "
+            f"device {options.device} was asked for in {comm.size} processes, each of which needs its own: "
             f"give {options.device.partition(':')[0]}"
         )
     # Captured steps of several processes have to be asked for: over NCCL, on a GPU each, nobody has run them yet.

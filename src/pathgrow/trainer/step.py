@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from pathgrow.distributed.comm import ALONE, Team
+from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator
 from pathgrow.distributed.gradients import SharedGradients
 from pathgrow.errors import UserError
 from pathgrow.sparse.attach import Attached
@@ -92,7 +92,7 @@ class EagerStep:
             with attached.driven():
                 self._backward(step)
                 attached.watch_()
-                if attached.change_if_due_():
+                if attached.update_masks_if_due_():
                     attached.mask_weights_()  # and nothing else: the change took the place of the step
                 else:
                     apply_gradients_(attached, self._recipe)
@@ -109,7 +109,13 @@ class CapturedStep:
     """A step as two CUDA graphs, one after the other on a stream of its own."""
 
     def __init__(
-        self, attached: Attached, feed: Feed, recipe: Recipe, mode: Mode, num_steps: int, team: Team = ALONE
+        self,
+        attached: Attached,
+        feed: Feed,
+        recipe: Recipe,
+        mode: Mode,
+        num_steps: int,
+        comm: Communicator = SINGLE_PROCESS,
     ) -> None:
         """Capture; `num_steps` is about how often the step will run, which decides whether compiling it pays."""
         self.attached = attached
@@ -133,11 +139,11 @@ class CapturedStep:
         """Those that the graphs write and read."""
         _give_slots_(self._optimizer)
         with self._untouched(), torch.cuda.stream(self.stream), self._own_noise():
-            if team.size > 1:
-                self._shared = SharedGradients(self._reached_parameters(), team)
+            if comm.size > 1:
+                self._shared = SharedGradients(self._reached_parameters(), comm)
             if mode.compile != "on":
                 self._capture_(forward_loss)
-            if mode.compile == "on" or team.from_first(
+            if mode.compile == "on" or comm.broadcast_from_rank0(
                 lambda: mode.compiles(attached.model, num_steps, self._seconds())
             ):
                 self.compiled = True
@@ -162,7 +168,7 @@ class CapturedStep:
         if self._shared is not None:
             self._shared.average_()
             self._show_gradients_()
-        if self.attached.change_is_due and self._change_(step):
+        if self.attached.update_is_due and self._change_(step):
             self._index += 1  # the second graph would have
         else:
             self._from_gradients.replay()
@@ -184,7 +190,7 @@ class CapturedStep:
         self._regain_gradients_()
         rated = _rated(self._optimizer, self._peaks, self._feed.rate(step))
         with rated, self.attached.driven(), self._own_noise():
-            took_place = self.attached.change_if_due_()
+            took_place = self.attached.update_masks_if_due_()
             if took_place:
                 self.attached.mask_weights_()
         return took_place
@@ -366,7 +372,7 @@ def _trained_tensors(attached: Attached) -> Iterator[Tensor]:
     for group in attached.optimizer.param_groups:
         for parameter in group["params"]:
             yield from _tensors_in(attached.optimizer.state.get(parameter, {}))
-    yield from _tensors_in(attached.memory)
+    yield from _tensors_in(attached.method_state)
 
 
 def _tensors_in(values: Mapping[str, Any]) -> Iterator[Tensor]:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from pathgrow.data.dataset import Dataset, Split, StreamedSplit, normalised
 from pathgrow.data.streaming import StreamLoader
-from pathgrow.distributed.comm import Team
+from pathgrow.distributed.comm import Communicator
 from pathgrow.masks import Masks
 from pathgrow.methods import fixed
 from pathgrow.sparse.attach import attach
@@ -23,7 +23,7 @@ from pathgrow.trainer.device import EngineOptions
 from pathgrow.trainer.feed import Feed, ResidentFeed, Residents, StreamedFeed, batches_of
 from pathgrow.trainer.interface import Job
 from pathgrow.trainer.loop import OnEpoch, Training
-from pathgrow.trainer.process_group import check_shares, current_team, mode_for, wrapped
+from pathgrow.trainer.process_group import check_shares, current_communicator, mode_for, wrapped
 from pathgrow.trainer.recipes import Recipe, make_optimizer
 from pathgrow.trainer.step import CapturedStep, EagerStep, enough_rows
 
@@ -65,15 +65,15 @@ class Trainer:
         num_epochs: int | None = None,
         on_epoch: OnEpoch | None = None,
         workers: int = 4,
-        team: Team | None = None,
+        comm: Communicator | None = None,
     ) -> None:
         self.data = data
         self.recipe = recipe
-        self.team = team if team is not None else current_team()
-        self.mode = mode_for(options or EngineOptions(), self.team)
+        self.comm = comm if comm is not None else current_communicator()
+        self.mode = mode_for(options or EngineOptions(), self.comm)
         self._num_epochs = num_epochs
         self._workers = workers
-        self._on_epoch = on_epoch if on_epoch is not None and self.team.rank == 0 else _tell_nobody
+        self._on_epoch = on_epoch if on_epoch is not None and self.comm.rank == 0 else _tell_nobody
         self._residents = Residents(self.mode.device)
 
     def place(self, model: nn.Module) -> tuple[nn.Module, Optimizer]:
@@ -83,8 +83,8 @@ class Trainer:
 
     def __call__(self, model: nn.Module, optimizer: Optimizer, epochs: int) -> None:
         """Train a network that is not attached, dense, as any `fit` does; the global torch seed decides the order."""
-        seed = self.team.from_first(lambda: int(torch.randint(2**62, ()).item()))
-        attached = attach(model, optimizer, fixed(Masks.full(model)), scope=Masks.full(model), team=self.team)
+        seed = self.comm.broadcast_from_rank0(lambda: int(torch.randint(2**62, ()).item()))
+        attached = attach(model, optimizer, fixed(Masks.full(model)), scope=Masks.full(model), comm=self.comm)
         try:
             self.train([Job(attached=attached, epochs=epochs, seed=seed)])
         finally:
@@ -120,10 +120,10 @@ class Trainer:
 
         Processes that train together score a part each, with the buffers of the first, and add up: all get one score.
         """
-        team, device = self.team, self.mode.device
+        comm, device = self.comm, self.mode.device
 
         def evaluate(model: nn.Module) -> tuple[float, float]:
-            team.spread_(model.buffers())
+            comm.broadcast_(model.buffers())
             num_right = torch.zeros((), dtype=torch.int64, device=device)
             loss = torch.zeros((), dtype=torch.float64, device=device)
             with self.mode.settings(), _evaluating(model):
@@ -131,14 +131,14 @@ class Trainer:
                     logits = model(images)
                     num_right += (logits.argmax(dim=1) == truth).sum()
                     loss += functional.cross_entropy(logits.double(), truth, reduction="sum")
-            team.sum_([num_right, loss])
+            comm.all_reduce_([num_right, loss])
             return int(num_right) / len(split), float(loss) / len(split)
 
         return evaluate
 
     def _scored(self, split: Split | StreamedSplit) -> Iterator[tuple[Tensor, Tensor]]:
         """Normalised images and labels of this process's part of a split, in its order."""
-        rank, size = self.team.rank, self.team.size
+        rank, size = self.comm.rank, self.comm.size
         if isinstance(split, Split):
             resident = self._residents.of(split)
             start, end = len(split) * rank // size, len(split) * (rank + 1) // size
@@ -166,7 +166,7 @@ class Trainer:
         Where the recipe computes a batch in parts, to save memory, each is as large as such a part. Processes that
         train together get equally many rows of each.
         """
-        split, rank, size = self.data.train, self.team.rank, self.team.size
+        split, rank, size = self.data.train, self.comm.rank, self.comm.size
         num = batches_of(len(split), self.recipe, size)[0] // self.recipe.accumulate
         if isinstance(split, StreamedSplit):
             seed = int(torch.randint(2**62, ()).item())
@@ -186,30 +186,30 @@ class Trainer:
         found = job.progress.load(attached) if job.progress is not None else None
         kept: Companion | None = attached.companions.get(_COMPANION)
         if kept is None or kept.trainer is not self:
-            check_shares(self.recipe.batch_size, self.recipe.accumulate, self.team.size)
+            check_shares(self.recipe.batch_size, self.recipe.accumulate, self.comm.size)
             kept = Companion(self, self._feed(job))
         kept.feed.retarget_(seed=job.seed, num_epochs=job.epochs)
         # Processes make their steps together: where a restored network lies differs from one to the next.
-        if any(self.team.gather(kept.step is None or not kept.step.is_current)):
+        if any(self.comm.gather(kept.step is None or not kept.step.is_current)):
             kept.step = self._step(job, kept.feed)
         assert kept.step is not None
         attached.companions[_COMPANION] = kept
-        return Training(job, kept.feed, self.mode, kept.step, self._on_epoch, found, self.team)
+        return Training(job, kept.feed, self.mode, kept.step, self._on_epoch, found, self.comm)
 
     def _step(self, job: Job, feed: Feed) -> EagerStep | CapturedStep:
         attached = job.attached
         if not self.mode.captured:
-            return EagerStep(attached, feed, self.recipe, self.mode, wrapped(attached.model, self.team))
+            return EagerStep(attached, feed, self.recipe, self.mode, wrapped(attached.model, self.comm))
         feed.fill_(0)
         attached.model.train()
         num_epochs = self._num_epochs if self._num_epochs is not None else job.epochs
         # All begin with the weights of the first, as by the wrapper of an eager step they do.
-        self.team.spread_([*attached.model.parameters(), *attached.model.buffers()])
-        return CapturedStep(attached, feed, self.recipe, self.mode, num_epochs * feed.num_steps, self.team)
+        self.comm.broadcast_([*attached.model.parameters(), *attached.model.buffers()])
+        return CapturedStep(attached, feed, self.recipe, self.mode, num_epochs * feed.num_steps, self.comm)
 
     def _feed(self, job: Job) -> Feed:
         split, recipe, classes = self.data.train, self.recipe, self.data.classes
-        training = {"seed": job.seed, "num_epochs": job.epochs, "shard": (self.team.rank, self.team.size)}
+        training = {"seed": job.seed, "num_epochs": job.epochs, "shard": (self.comm.rank, self.comm.size)}
         if isinstance(split, StreamedSplit):
             return StreamedFeed(split, self.mode.device, recipe, classes, self._workers, **training)
         return ResidentFeed(self._residents.of(split), recipe, classes, **training)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from pathgrow.errors import UserError
-from pathgrow.graph import Wiring, guess_example_input, read
+from pathgrow.graph import Graph, guess_example_input, trace
 from pathgrow.graph.graph import Flags, Layer, Units
 from pathgrow.graph.paths import path_scores
 from pathgrow.graph.scope import scope_of
@@ -56,7 +56,7 @@ def phew(
     seed: int = 0,
     *,
     identity_shortcuts: bool = False,
-    wiring: Wiring | None = None,
+    graph: Graph | None = None,
 ) -> Masks:
     """Masks of exactly `round(density * num)` switchable weights, each on a path of kept weights from input to output.
 
@@ -84,9 +84,9 @@ def phew(
     """
     if not _is_density(density):
         raise UserError(f"phew got density {density!r}: give the kept share of the switchable weights, in (0, 1]")
-    wiring, scope, example_input = _prepared(model, example_input, scope, wiring)
-    law = Law(wiring, model, identity_shortcuts=identity_shortcuts)
-    return _walked_masks(Walker(law), _Marks(wiring, scope), density, generator(seed, "phew"), model, example_input)
+    graph, scope, example_input = _prepared(model, example_input, scope, graph)
+    law = Law(graph, model, identity_shortcuts=identity_shortcuts)
+    return _walked_masks(Walker(law), _Marks(graph, scope), density, generator(seed, "phew"), model, example_input)
 
 
 def start_density(
@@ -96,7 +96,7 @@ def start_density(
     seed: int = 0,
     *,
     identity_shortcuts: bool = False,
-    wiring: Wiring | None = None,
+    graph: Graph | None = None,
 ) -> tuple[float, Masks]:
     """The smallest of 1, 2, 3 and 5% whose PHEW masks isolate at most 5% of the hidden units, else 5%; and its masks.
 
@@ -110,15 +110,15 @@ def start_density(
     >>> density in START_DENSITIES, masks.num_on == round(density * masks.num)
     (True, True)
     """
-    wiring, scope, example_input = _prepared(model, example_input, scope, wiring)
-    walker = Walker(Law(wiring, model, identity_shortcuts=identity_shortcuts))
+    graph, scope, example_input = _prepared(model, example_input, scope, graph)
+    walker = Walker(Law(graph, model, identity_shortcuts=identity_shortcuts))
     for density in START_DENSITIES:
-        marks = _Marks(wiring, scope)
+        marks = _Marks(graph, scope)
         last = density == START_DENSITIES[-1]
         if not last and marks.num_at(density) < len({layer.index for layer in marks.layers}):
             continue  # not one whole path
         masks = _walked_masks(walker, marks, density, generator(seed, "phew"), model, example_input)
-        num_isolated, num_hidden = count_isolated(wiring, masks)
+        num_isolated, num_hidden = count_isolated(graph, masks)
         if num_isolated <= ISOLATED_SHARE * num_hidden:
             break
     return density, masks
@@ -129,16 +129,16 @@ def _is_density(value: object) -> bool:
 
 
 def _prepared(
-    model: nn.Module, example_input: Any, scope: Masks | None, wiring: Wiring | None
-) -> tuple[Wiring, Masks, Any]:
+    model: nn.Module, example_input: Any, scope: Masks | None, graph: Graph | None
+) -> tuple[Graph, Masks, Any]:
     if example_input is None:
         example_input = guess_example_input(model)
-    if wiring is None:
-        wiring = read(model, example_input)
+    if graph is None:
+        graph = trace(model, example_input)
     if scope is None:
-        scope = scope_of(model, wiring)
+        scope = scope_of(model, graph)
     scope.check(model)
-    return wiring, scope, example_input
+    return graph, scope, example_input
 
 
 def _walked_masks(
@@ -170,9 +170,9 @@ def _walked_masks(
 class _Marks:
     """The switchable weights as one flat array, and which of them are marked."""
 
-    def __init__(self, wiring: Wiring, scope: Masks) -> None:
+    def __init__(self, graph: Graph, scope: Masks) -> None:
         self.scope = scope
-        self.layers = [layer for layer in wiring.layers if layer.name in scope]
+        self.layers = [layer for layer in graph.layers if layer.name in scope]
         self._switchable = np.concatenate([flags.cpu().reshape(-1).numpy() for flags in scope.values()])
         ends = np.cumsum([flags.numel() for flags in scope.values()])
         self._offset = dict(zip(scope, ends - [flags.numel() for flags in scope.values()], strict=True))
@@ -342,7 +342,7 @@ class _Seeding:
 
     def _walk(self, num: int) -> Walks:
         """About `num` walks each way, at least a few, at most what memory allows."""
-        num = min(max(num, _MIN_WALKERS), max(_MAX_CELLS // len(self.walker.law.wiring.spaces), _MIN_WALKERS))
+        num = min(max(num, _MIN_WALKERS), max(_MAX_CELLS // len(self.walker.law.graph.spaces), _MIN_WALKERS))
         for _ in range(_MAX_DRY):
             walks = self.walker.walk(self.turn, num, self.noise)
             self.turn += num

@@ -13,7 +13,7 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
-from pathgrow.graph.graph import Axis, Flags, Hop, Layer, Units, Window, Wiring
+from pathgrow.graph.graph import Axis, Flags, Graph, Layer, Link, Units, Window
 from pathgrow.walks.sets import EMPTY, Catalogue, Moves, Numbers
 
 Sets = tuple[Flags, ...]
@@ -45,29 +45,29 @@ UNTRACKED = Places((), ())
 class Positions:
     """Moves sets of positions along the connections of a wiring, with or against the arrows."""
 
-    def __init__(self, wiring: Wiring) -> None:
+    def __init__(self, graph: Graph) -> None:
         self._catalogue = Catalogue()
         self._moves: dict[tuple[Axis, bool, bool, bool], Moves] = {}
         self._keeps: dict[tuple[int, int, bool], Moves] = {}
         self._taps_by_axis = {
             layer.index: np.unravel_index(np.arange(prod(layer.shape[2:])), layer.shape[2:])
-            for layer in wiring.layers
+            for layer in graph.layers
             if layer.window.axes
         }
-        self._unfolds: dict[Hop, _Unfold] = {}
+        self._unfolds: dict[Link, _Unfold] = {}
         self.grid: dict[int, Grid | None] = {}
         """Per space: the size of the map. None: that of the raw input, whatever it is; (): not tracked."""
         self.exact = True
         """False where some window reads positions that could no longer be tracked."""
-        for space in wiring.spaces:
-            layer = wiring.layer_into.get(space.id)
-            grids = [self._grid_after(hop) for hop in wiring.hops_into[space.id]]
+        for space in graph.spaces:
+            layer = graph.layer_into.get(space.id)
+            grids = [self._grid_after(hop) for hop in graph.hops_into[space.id]]
             if layer is not None:
                 grids.append(self._grid_behind(layer))
             known = {grid for grid in grids if grid is not None}
             self.grid[space.id] = (known.pop() if len(known) == 1 else ()) if known else None
-        self._from_input = self._possible(wiring, forward=True)
-        self._to_output = self._possible(wiring, forward=False)
+        self._from_input = self._possible(graph, forward=True)
+        self._to_output = self._possible(graph, forward=False)
 
     def places(self, sets: Sets) -> Places:
         """These sets, by their numbers."""
@@ -103,7 +103,7 @@ class Positions:
             return UNTRACKED
         return self._through(layer.window, places, len(taps), (taps, self._taps_by_axis[layer.index]), forward=forward)
 
-    def along_hop(self, hop: Hop, places: Places, targets: npt.NDArray[np.integer], *, forward: bool) -> Places:
+    def along_hop(self, hop: Link, places: Places, targets: npt.NDArray[np.integer], *, forward: bool) -> Places:
         """Through a hop's pools; where the hop flattens positions into units, the target unit tells the position."""
         unfold = self._unfolds.get(hop)
         trail = hop.trail if unfold is None else unfold.trail
@@ -164,18 +164,18 @@ class Positions:
             self._keeps[key] = Moves(self._catalogue, leading.shape[1], 1, lambda sets, _: sets & leading)
         return self._keeps[key]
 
-    def _possible(self, wiring: Wiring, *, forward: bool) -> dict[int, Sets]:
+    def _possible(self, graph: Graph, *, forward: bool) -> dict[int, Sets]:
         """Per space: positions that a path from this end can reach; () where it can reach all."""
         found: dict[int, Sets] = {}
-        for space in wiring.spaces if forward else reversed(wiring.spaces):
+        for space in graph.spaces if forward else reversed(graph.spaces):
             arriving = []
-            for hop in wiring.hops_into[space.id] if forward else wiring.hops_from[space.id]:
+            for hop in graph.hops_into[space.id] if forward else graph.hops_from[space.id]:
                 sets = found[hop.source if forward else hop.target]
                 trail = self._unfolds[hop].trail if hop in self._unfolds else hop.trail
                 for window in trail if forward else reversed(trail):
                     sets = _pooled(window, sets, forward=forward)
                 arriving.append(() if hop in self._unfolds and forward else sets)
-            layer = (wiring.layer_into if forward else wiring.layer_from).get(space.id)
+            layer = (graph.layer_into if forward else graph.layer_from).get(space.id)
             if layer is not None:
                 near = found[layer.source if forward else layer.target]
                 arriving.append(_pooled(layer.window, near, forward=forward))
@@ -191,7 +191,7 @@ class Positions:
             self.exact = False
         return tuple(axis.size_out for axis in axes)
 
-    def _grid_after(self, hop: Hop) -> Grid | None:
+    def _grid_after(self, hop: Link) -> Grid | None:
         """The map on which a hop arrives; also records a hop that flattens it, and positions lost on the way."""
         trail = hop.trail
         while trail and not trail[-1].axes:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from pathgrow.errors import UserError
-from pathgrow.graph.graph import Flags, Layer, Units, Wiring
+from pathgrow.graph.graph import Flags, Graph, Layer, Units
 from pathgrow.graph.reachability import alive_units, kept_kernels
 from pathgrow.walks.positions import live_kernel
 
@@ -86,12 +86,12 @@ class Law:
         Whether an identity shortcut is a branch like any other.
     """
 
-    def __init__(self, wiring: Wiring, model: nn.Module, *, identity_shortcuts: bool = False) -> None:
-        self.wiring = wiring
+    def __init__(self, graph: Graph, model: nn.Module, *, identity_shortcuts: bool = False) -> None:
+        self.graph = graph
         self._identity_shortcuts = identity_shortcuts
-        self._hop_number = {hop: number for number, hop in enumerate(wiring.hops)}
-        self._live = {layer.index: live_kernel(layer).reshape(-1) for layer in wiring.layers}
-        self._weights, self.weighs_zeros = _weights(wiring, model)
+        self._hop_number = {hop: number for number, hop in enumerate(graph.hops)}
+        self._live = {layer.index: live_kernel(layer).reshape(-1) for layer in graph.layers}
+        self._weights, self.weighs_zeros = _weights(graph, model)
         """Magnitudes are taken of these; the flag tells whether some layer holds nothing but zeros."""
         self._sums: dict[int, Tensor] = {}
         self._tables: dict[tuple[int, bool], Table] = {}
@@ -103,12 +103,12 @@ class Law:
     @cached_property
     def inputs(self) -> tuple[Units, Units]:
         """Where forward walks begin: (space, unit) of every alive input unit."""
-        return self._ends((space.id, np.arange(space.size)) for space in self.wiring.spaces if space.input)
+        return self._ends((space.id, np.arange(space.size)) for space in self.graph.spaces if space.input)
 
     @cached_property
     def outputs(self) -> tuple[Units, Units]:
         """Where backward walks begin."""
-        return self._ends(self.wiring.outputs)
+        return self._ends(self.graph.outputs)
 
     # -- through a layer -----------------------------------------------------------------------------------------
 
@@ -184,12 +184,12 @@ class Law:
         return self._forks[key]
 
     def _find_fork(self, space: int, forward: bool) -> Fork:
-        size = self.wiring.spaces[space].size
+        size = self.graph.spaces[space].size
         spaces, ends = self.outputs if forward else self.inputs
         ending = ends[spaces == space]
         froms, tos, hops = [ending], [ending], [np.full(len(ending), END)]
         shares, branches = [np.ones(len(ending))], [np.ones(len(ending), dtype=bool)]
-        for hop in self.wiring.hops_from[space] if forward else self.wiring.hops_into[space]:
+        for hop in self.graph.hops_from[space] if forward else self.graph.hops_into[space]:
             source, target = (np.arange(size), np.arange(size)) if hop.pairs is None else hop.pairs
             leads = self.alive[hop.source][source] & self.alive[hop.target][target]
             here, there = (source[leads], target[leads]) if forward else (target[leads], source[leads])
@@ -215,14 +215,14 @@ class Law:
 
     def visit_rates(self) -> dict[int, Tensor]:
         """By layer index: expected visits of every weight by one pair of walks (one each way), ignoring positions."""
-        rates = {layer.index: torch.zeros(layer.shape, dtype=torch.float64) for layer in self.wiring.layers}
+        rates = {layer.index: torch.zeros(layer.shape, dtype=torch.float64) for layer in self.graph.layers}
         for forward in (True, False):
-            flow = {space.id: np.zeros(space.size) for space in self.wiring.spaces}
+            flow = {space.id: np.zeros(space.size) for space in self.graph.spaces}
             spaces, units = self.inputs if forward else self.outputs
             for space, unit in zip(spaces, units, strict=True):
                 flow[space][unit] += 1.0 / len(units)
-            layers = self.wiring.layer_from if forward else self.wiring.layer_into
-            for space in self.wiring.spaces if forward else reversed(self.wiring.spaces):
+            layers = self.graph.layer_from if forward else self.graph.layer_into
+            for space in self.graph.spaces if forward else reversed(self.graph.spaces):
                 layer = layers.get(space.id)
                 if layer is not None:
                     rates[layer.index] += self._flow_through(layer, flow, forward)
@@ -232,7 +232,7 @@ class Law:
                 # Where the entry before belongs to another unit, the share begins at the unit's own edge.
                 share = fork.edges - np.maximum(unit, np.append(0.0, fork.edges)[:-1])
                 for number in np.unique(fork.hop[fork.hop != END]):
-                    hop, way = self.wiring.hops[number], fork.hop == number
+                    hop, way = self.graph.hops[number], fork.hop == number
                     end = hop.target if forward else hop.source
                     np.add.at(flow[end], fork.unit[way], (flow[space.id][unit] * share)[way])
         return rates
@@ -252,10 +252,10 @@ class Law:
 
     def joinable(self, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """By parameter: positions between units that lie on paths of kept weights, whatever the weights' values."""
-        kernels = kept_kernels(self.wiring, masks)
-        reached, reaching = self.wiring.reached(kernels), self.wiring.reaching(kernels)
+        kernels = kept_kernels(self.graph, masks)
+        reached, reaching = self.graph.reached(kernels), self.graph.reaching(kernels)
         found = {name: torch.zeros(kept.shape, dtype=torch.bool) for name, kept in masks.items()}
-        for layer in self.wiring.layers:
+        for layer in self.graph.layers:
             if layer.name in found:
                 into = torch.from_numpy(reached[layer.source]).view(layer.groups, 1, -1)
                 out = torch.from_numpy(reaching[layer.target]).view(layer.groups, -1, 1)
@@ -269,15 +269,15 @@ class Law:
     def _find_alive(self) -> dict[int, Flags]:
         kernels = None  # the common case, for which sums need not be made yet
         if any(torch.count_nonzero(weight) < weight.numel() for weight in self._weights.values()):
-            kernels = {layer.index: (self._kernel_sums(layer) > 0).numpy() for layer in self.wiring.layers}
-        found = alive_units(self.wiring, kernels)
-        if not any(found[space][units].any() for space, units in self.wiring.outputs):
+            kernels = {layer.index: (self._kernel_sums(layer) > 0).numpy() for layer in self.graph.layers}
+        found = alive_units(self.graph, kernels)
+        if not any(found[space][units].any() for space, units in self.graph.outputs):
             # Zeros cut every path: walk on the bare wiring, as if all weights were equal.
-            self._weights = {layer.index: _ones(layer) for layer in self.wiring.layers}
+            self._weights = {layer.index: _ones(layer) for layer in self.graph.layers}
             self._sums.clear()
             self.weighs_zeros = True
-            found = alive_units(self.wiring)
-        if not any(found[space][units].any() for space, units in self.wiring.outputs):
+            found = alive_units(self.graph)
+        if not any(found[space][units].any() for space, units in self.graph.outputs):
             raise UserError("no path leads from the model's input to its output: check that example_input is complete")
         return found
 
@@ -307,11 +307,11 @@ def _running_sums(shares: Tensor) -> Table:
     return Table(sums, np.append(0.0, sums[shares.shape[1] - 1 :: shares.shape[1]]))
 
 
-def _weights(wiring: Wiring, model: nn.Module) -> tuple[dict[int, Tensor], bool]:
+def _weights(graph: Graph, model: nn.Module) -> tuple[dict[int, Tensor], bool]:
     """Weights by layer index, ones for layers of zeros, and whether there are such layers."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     found, has_zeros = {}, False
-    for layer in wiring.layers:
+    for layer in graph.layers:
         if layer.name is None:  # a computed weight: its values are not part of the wiring
             found[layer.index] = _ones(layer)
             continue

@@ -39,11 +39,11 @@ class Walks:
     @staticmethod
     def blank(law: Law, num: int) -> Walks:
         """`num` walks that have not begun."""
-        rows = len(law.wiring.spaces)
+        rows = len(law.graph.spaces)
         return Walks(
             np.full((rows, num), -1, dtype=np.int32),
             np.full((rows, num), -1, dtype=np.int32),
-            np.full((len(law.wiring.layers), num), -1, dtype=np.int64),
+            np.full((len(law.graph.layers), num), -1, dtype=np.int64),
         )
 
     @property
@@ -81,7 +81,7 @@ class Walker:
 
     def __init__(self, law: Law) -> None:
         self.law = law
-        self.positions = Positions(law.wiring)
+        self.positions = Positions(law.graph)
 
     def walk(self, first: int, num: int, generator: torch.Generator) -> Walks:
         """`num` walks each way, alternating (forward first); starting units go round robin from turn `first` on.
@@ -102,18 +102,18 @@ class Walker:
 
     def real(self, walks: Walks) -> Flags:
         """Which walks have a position to be at, all the way from input to output."""
-        wiring, good = self.law.wiring, np.ones(walks.num, dtype=bool)
+        graph, good = self.law.graph, np.ones(walks.num, dtype=bool)
         places = _Whereabouts(self.positions, walks.num, forward=True)
-        for space in wiring.spaces:
+        for space in graph.spaces:
             here = np.flatnonzero((walks.units[space.id] >= 0) & good)
-            if (layer := wiring.layer_from.get(space.id)) is not None:
+            if (layer := graph.layer_from.get(space.id)) is not None:
                 taps = walks.weights[layer.index, here] % int(np.prod(layer.shape[2:], dtype=np.int64))
                 moved = self.positions.along_layer(layer, places.at(space.id, here), taps, forward=True)
                 good[here] = places.put(layer.target, here, moved)
                 continue
             leaving = walks.hops[space.id, here]
             for number in np.unique(leaving[leaving >= 0]):
-                hop, who = wiring.hops[number], here[leaving == number]
+                hop, who = graph.hops[number], here[leaving == number]
                 moved = self.positions.along_hop(
                     hop, places.at(space.id, who), walks.units[hop.target, who], forward=True
                 )
@@ -122,11 +122,11 @@ class Walker:
 
     def _sweep(self, walks: Walks, spaces: Units, units: Units, generator: torch.Generator, *, forward: bool) -> Flags:
         """Fill in walks from where they begin; returns which of them reached the other end."""
-        wiring = self.law.wiring
+        graph = self.law.graph
         walks.units[spaces, np.arange(walks.num)] = units
         step = _Step(self, walks, generator, forward)
-        layers = wiring.layer_from if forward else wiring.layer_into
-        for space in wiring.spaces if forward else reversed(wiring.spaces):
+        layers = graph.layer_from if forward else graph.layer_into
+        for space in graph.spaces if forward else reversed(graph.spaces):
             here = np.flatnonzero(walks.units[space.id] >= 0)
             layer = layers.get(space.id)
             for _ in range(_TRIES):
@@ -179,7 +179,7 @@ class _Step:
         if number == END:
             self.finished[who] = True
             return np.ones(len(who), dtype=bool)
-        hop = self.law.wiring.hops[number]
+        hop = self.law.graph.hops[number]
         start, end = (hop.source, hop.target) if self.forward else (hop.target, hop.source)
         targets = units if self.forward else self.walks.units[start, who]
         moved = self.positions.along_hop(hop, self.places.at(start, who), targets, forward=self.forward)

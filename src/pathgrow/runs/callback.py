@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     from pathgrow.runs.records import Record
 
 
-class Observer:
+class Callback:
     """Is told about stages and decisions; override the methods of interest."""
 
-    def stage_begins(self, stage: str, *, epochs: int | None, density: float) -> None:
+    def on_stage_start(self, stage: str, *, epochs: int | None, density: float) -> None:
         """A stage is about to train; `epochs` is None where its length is adaptive. Not called for resumed stages."""
 
-    def stage_ends(self, record: Record, *, resumed: bool) -> None:
+    def on_stage_end(self, record: Record, *, resumed: bool) -> None:
         """A stage was trained and scored and is about to be stored, or was found in the store (`resumed`)."""
 
-    def decided(self, verdict: Verdict, answer: Answer) -> None:
+    def on_decision(self, verdict: Verdict, answer: Answer) -> None:
         """The density rule gave its verdict; `answer` is its estimate so far."""
