@@ -10,18 +10,15 @@ A config is a frozen dataclass whose fields are declared with `option`. From tha
 from __future__ import annotations
 
 import dataclasses
-import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from pathgrow.errors import UserError, unknown_name
+from pathgrow.errors import UserError, is_int, is_number, require, short, unknown_name
 
 _KEY = "pathgrow.option"
-_LARGEST = 1e300
-"""JSON integers have no limit; larger ones cannot be converted to float."""
 
 T = TypeVar("T")
 
@@ -100,7 +97,21 @@ def check(config: Any) -> None:
     """Refuse a config whose values have wrong types or lie outside their bounds; call it in `__post_init__`."""
     hints = get_type_hints(type(config))
     for field in dataclasses.fields(config):
-        _check_value(getattr(config, field.name), hints[field.name], option_of(field), field.name)
+        check_value(getattr(config, field.name), hints[field.name], option_of(field), field.name)
+
+
+def check_value(value: Any, hint: Any, spec: Option, name: str) -> None:
+    """Refuse a value that does not have the type `hint` or lies outside the bounds of `spec`.
+
+    >>> check_value(1.5, int | None, Option(at_least=1, example="20"), "epochs")
+    Traceback (most recent call last):
+    pathgrow.errors.UserError: epochs must be an integer >= 1, got 1.5 (e.g. 20)
+    """
+    members = _members(hint)
+    if Any in members or (value is None and type(None) in members):
+        return
+    if not any(_fits(value, member, spec, name) for member in members):
+        require(False, name, value, _expected(members, spec, value), spec.example)
 
 
 def from_json(cls: type[T], values: Any, *, where: str = "") -> T:
@@ -119,7 +130,7 @@ def from_json(cls: type[T], values: Any, *, where: str = "") -> T:
     pathgrow.errors.UserError: network.val.score must be a number, got 'high'
     """
     if not isinstance(values, Mapping):
-        raise UserError(f"{where or 'the value'} must be a JSON object, got {_short(values)}")
+        raise UserError(f"{where or 'the value'} must be a JSON object, got {short(values)}")
     hints = get_type_hints(cls)
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key in values:
@@ -152,7 +163,7 @@ def to_json(value: Any) -> Any:
 
 def _converted(value: Any, hint: Any, spec: Option, at: str) -> Any:
     """`value` as the type that `hint` names: JSON has no tuples, and writes 1.0 as 1."""
-    _check_value(value, hint, spec, at)
+    check_value(value, hint, spec, at)
     return _shaped(value, hint, at)
 
 
@@ -170,18 +181,9 @@ def _shaped(value: Any, hint: Any, at: str) -> Any:
             return [_shaped(item, get_args(member)[0], f"{at}[{i}]") for i, item in enumerate(value)]
         if origin in (dict, Mapping) and isinstance(value, Mapping):
             return {key: _shaped(item, get_args(member)[1], f"{at}.{key}") for key, item in value.items()}
-    if float in members and int not in members and _is_int(value):
+    if float in members and int not in members and is_int(value):
         return float(value)
     return value
-
-
-def _check_value(value: Any, hint: Any, spec: Option, at: str) -> None:
-    members = _members(hint)
-    if Any in members or (value is None and type(None) in members):
-        return
-    if not any(_fits(value, member, spec, at) for member in members):
-        example = f" (e.g. {spec.example})" if spec.example else ""
-        raise UserError(f"{at} must be {_expected(members, spec, value)}, got {_short(value)}{example}")
 
 
 def _fits(value: Any, member: Any, spec: Option, at: str) -> bool:
@@ -191,9 +193,9 @@ def _fits(value: Any, member: Any, spec: Option, at: str) -> bool:
     if member is bool:
         return isinstance(value, bool)
     if member is int:
-        return _is_int(value) and spec.allows(value)
+        return is_int(value) and spec.allows(value)
     if member is float:
-        return _is_number(value) and spec.allows(value)
+        return is_number(value) and spec.allows(value)
     if dataclasses.is_dataclass(member):
         if isinstance(value, Mapping):
             from_json(member, value, where=at)  # type: ignore[arg-type]
@@ -206,13 +208,13 @@ def _fits(value: Any, member: Any, spec: Option, at: str) -> bool:
         if pairs is None:
             return False
         for i, (item, part) in enumerate(pairs):
-            _check_value(item, part, spec, f"{at}[{i}]")
+            check_value(item, part, spec, f"{at}[{i}]")
         return True
     if origin in (dict, Mapping):
         if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
             return False
         for key, item in value.items():
-            _check_value(item, get_args(member)[1], spec, f"{at}.{key}")
+            check_value(item, get_args(member)[1], spec, f"{at}.{key}")
         return True
     if isinstance(member, type):
         return isinstance(value, member)
@@ -232,8 +234,8 @@ def _members(hint: Any) -> tuple[Any, ...]:
 
 
 def _expected(members: tuple[Any, ...], spec: Option, value: Any) -> str:
-    """What the value must be, in words; a number out of bounds is told its bounds only."""
-    if spec.bounds and _is_number(value) and (float in members or _is_int(value)):
+    """What the value must be, in words; for a number out of bounds, just the bounds."""
+    if spec.bounds and is_number(value) and (float in members or is_int(value)):
         return spec.bounds
     said = [text for member in members if (text := _kind(member, spec))]
     return f"{', '.join(said[:-1])} or {said[-1]}" if len(said) > 1 else said[0]
@@ -253,21 +255,3 @@ def _kind(member: Any, spec: Option) -> str:
         return "a JSON object"
     names = {bool: "true or false", int: f"an integer{bounds}", float: f"a number{bounds}", str: "a string"}
     return names.get(member, "" if member is type(None) else getattr(member, "__name__", str(member)))
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return (
-        isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and abs(value) <= _LARGEST
-        and math.isfinite(value)
-    )
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

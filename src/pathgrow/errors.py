@@ -1,35 +1,35 @@
-"""Errors that people read.
+"""Errors with messages for users.
 
-A `UserError` says what was given, what is wanted and what to do; the command line turns it into exit code 2.
-A `RunFailed` is a run that started well and could not go on (NaN loss, a full disk): exit code 1.
+A `UserError` states what was expected, what was received and how to fix it; the command line exits with code 2.
+A `RunFailed` is a run that started correctly and could not continue (NaN loss, full disk): exit code 1.
 """
 
 from __future__ import annotations
 
 import difflib
-import math
+import sys
 from collections.abc import Iterable
 from typing import TypeGuard
 
 
 class UserError(ValueError):
-    """Something the caller can mend; the message is one clear sentence."""
+    """An error that the caller can fix; the message is one sentence."""
 
 
 class RunFailed(RuntimeError):
-    """A run that cannot go on; everything written before stays valid."""
+    """A run that cannot continue; everything it has written stays valid."""
 
 
 class PeerFailed(RunFailed):
-    """A run of several processes ends here because another process failed, which has said why."""
+    """This process ends because another rank failed; that rank has printed the reason."""
 
-    def __init__(self, sentence: str, *, rank: int, exit_code: int) -> None:
-        super().__init__(f"rank {rank} failed: {sentence}")
+    def __init__(self, message: str, *, rank: int, exit_code: int) -> None:
+        super().__init__(f"rank {rank} failed: {message}")
         self.exit_code = exit_code
 
 
 def nearest_names(got: str, known: Iterable[str], *, most: int) -> list[str]:
-    """Names that somebody who wrote `got` may have meant, the nearest first; capitals do not matter.
+    """Return the known names closest to `got`, nearest first, ignoring case.
 
     >>> nearest_names("STR", ["set", "str"], most=1)
     ['str']
@@ -42,12 +42,12 @@ def nearest_names(got: str, known: Iterable[str], *, most: int) -> list[str]:
 
 
 def unknown_name(kind: str, got: str, known: Iterable[str]) -> UserError:
-    """An error for a name that is not in a table, with the nearest ones first.
+    """Return the error for an unknown name, with the nearest known names as suggestions.
 
     >>> str(unknown_name("model", "resnet23", ["mlp", "resnet20", "resnet32"]))
     "unknown model 'resnet23': did you mean resnet32, resnet20? (known: mlp, resnet20, resnet32)"
-    >>> str(unknown_name("data set", "cifar10", ["digits"]))
-    "unknown data set 'cifar10' (known: digits)"
+    >>> str(unknown_name("dataset", "cifar10", ["digits"]))
+    "unknown dataset 'cifar10' (known: digits)"
     """
     names = sorted(known)
     near = nearest_names(got, names, most=3)
@@ -55,22 +55,28 @@ def unknown_name(kind: str, got: str, known: Iterable[str]) -> UserError:
     return UserError(f"unknown {kind} {got!r}{hint} (known: {', '.join(names)})")
 
 
-def require(fine: bool, name: str, given: object, wanted: str, example: str) -> None:
-    """Raise a `UserError` about a value that is not `fine`.
+def require(ok: bool, name: str, value: object, expected: str, example: object = None) -> None:
+    """Raise a `UserError` unless `ok`.
 
-    >>> require(False, "gamma", -1, "a number above 0", "0.25")
+    >>> require(False, "gamma", -1, "> 0", 0.25)
     Traceback (most recent call last):
-    pathgrow.errors.UserError: gamma -1 was given, a number above 0 is wanted: give for example 0.25
+    pathgrow.errors.UserError: gamma must be > 0, got -1 (e.g. 0.25)
     """
-    if not fine:
-        raise UserError(f"{name} {given!r} was given, {wanted} is wanted: give for example {example}")
+    if not ok:
+        raise UserError(f"{name} must be {expected}, got {short(value)}{f' (e.g. {example})' if example else ''}")
 
 
-def is_whole(value: object) -> TypeGuard[int]:
-    """Whether a value is an int; Python counts True and False as such, people do not."""
+def short(value: object) -> str:
+    """The repr of a value, cut to a length that fits into a message."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def is_int(value: object) -> TypeGuard[int]:
+    """Whether a value is an int but not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value is a finite int or float, and no bool."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether a value is a finite int or float but not a bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

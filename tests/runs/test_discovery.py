@@ -676,7 +676,7 @@ def test_a_score_of_the_wrong_kind_is_refused(bad: object) -> None:
     ("options", "sentence"),
     [
         ({"gama": 0.5}, "did you mean gamma"),
-        ({"start_density": 0.0}, r"start_density 0.0 was given, a density in \(0, 1\]"),
+        ({"start_density": 0.0}, r"start_density must be .*in \(0, 1\], got 0.0"),
         ({"start_density": 1.5}, "start_density"),
         ({"target_density": -1}, "target_density"),
         ({"start_density": 0.5, "target_density": 0.2}, "start lower"),
@@ -702,7 +702,7 @@ def test_a_score_of_the_wrong_kind_is_refused(bad: object) -> None:
         ({"num_val": 0.5}, "num_val"),
         ({"store": 3}, "a folder or a Store"),
         ({"store": MemoryStore}, "a folder or a Store"),
-        ({"callback": print}, "Callback is wanted"),
+        ({"callback": print}, "callback must be a pathgrow.Callback"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_trained(options: dict, sentence: str) -> None:

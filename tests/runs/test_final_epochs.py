@@ -85,7 +85,7 @@ def test_grown_weights_bring_their_epochs_along() -> None:
 @pytest.mark.parametrize("wrong", [0, -3, 2.5, True, "long"])
 def test_a_wrong_number_is_refused_before_anything_is_trained(wrong: Any) -> None:
     world = World()
-    with pytest.raises(UserError, match=rf"final_epochs {wrong!r} was given, a whole number of epochs from 1 up, or"):
+    with pytest.raises(UserError, match=rf"final_epochs must be .* got {wrong!r}"):
         world.discover(final_epochs=wrong)
     assert world.fits == []
 

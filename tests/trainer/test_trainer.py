@@ -670,7 +670,7 @@ def test_unknown_options_name_the_nearest(options: dict, sentence: str) -> None:
 
 @pytest.mark.parametrize("number", [0, 33, 2.0, True, "4"])
 def test_a_number_of_networks_that_no_gpu_trains_at_once_is_one_sentence(number: Any) -> None:
-    with pytest.raises(UserError, match=f"^side_by_side {number!r} was given, a whole number from 1 to 32 is wanted"):
+    with pytest.raises(UserError, match=f"^side_by_side must be .* got {number!r}"):
         EngineOptions(side_by_side=number)
 
 

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from pathgrow.errors import UserError, is_whole, nearest_names
+from pathgrow.errors import UserError, is_int, nearest_names
 
 _KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
     (bool, "true or false"),
@@ -47,7 +47,7 @@ def of_their_kinds(method: str, given: Mapping[str, Any], defaults: Mapping[str,
     taken = {}
     for name, value in given.items():
         default = defaults.get(name)
-        if is_whole(default) and isinstance(value, float) and value.is_integer():
+        if is_int(default) and isinstance(value, float) and value.is_integer():
             value = int(value)
         wanted = next((words for kind, words in _KINDS if isinstance(default, kind)), None)
         if wanted is not None and not _is_like(value, default):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathgrow.errors import UserError, is_number, is_whole
+from pathgrow.errors import UserError, is_int, is_number
 
 
 def check_option(key: str, value: object, like: object) -> None:
@@ -45,7 +45,7 @@ def hidden_units(dim: int, mlp_ratio: float) -> int:
 
 
 def _is_size(value: object) -> bool:
-    return is_whole(value) and value >= 1
+    return is_int(value) and value >= 1
 
 
 def _is_sizes(value: object) -> bool:

@@ -13,7 +13,7 @@ from pathgrow.checkpoint import MemoryStore, RankZeroStore, RunDir, Store, stric
 from pathgrow.density import rules
 from pathgrow.density.types import AnswerKind, Rule
 from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator, held_by_rank0
-from pathgrow.errors import UserError, is_number, is_whole, require, unknown_name
+from pathgrow.errors import UserError, is_int, is_number, require, unknown_name
 from pathgrow.methods.method import Method
 from pathgrow.methods.view import Batches, Loss
 from pathgrow.runs.callback import Callback
@@ -92,7 +92,7 @@ class Options:
     def __post_init__(self) -> None:
         require(is_number(self.delta) and self.delta > 0, "delta", self.delta, "a number above 0", "0.01 for one point")
         require(
-            is_whole(self.budget) and self.budget >= 1,
+            is_int(self.budget) and self.budget >= 1,
             "budget", self.budget, "a whole number of epochs from 1 up", "160",
         )  # fmt: skip
         require(
@@ -104,18 +104,18 @@ class Options:
             require(value is None or (is_number(value) and 0 < value <= 1), name, value, "a density in (0, 1]", "0.05")
         require(is_number(self.gamma) and self.gamma > 0, "gamma", self.gamma, "a number above 0", "0.25")
         require(
-            self.seed_epochs is None or (is_whole(self.seed_epochs) and self.seed_epochs >= 1),
+            self.seed_epochs is None or (is_int(self.seed_epochs) and self.seed_epochs >= 1),
             "seed_epochs", self.seed_epochs, "a whole number of epochs from 1 up", "20",
         )  # fmt: skip
         require(
             self.rough == "adaptive"
-            or (is_whole(self.rough) and self.rough >= 1)
+            or (is_int(self.rough) and self.rough >= 1)
             or (isinstance(self.rough, float) and 0 < self.rough <= 1),
             "rough", self.rough, 'epochs (an int), a share of the budget in (0, 1] (a float) or "adaptive"', "4",
         )  # fmt: skip
         require(
             self.final_epochs is None or callable(self.final_epochs)
-            or (is_whole(self.final_epochs) and self.final_epochs >= 1),
+            or (is_int(self.final_epochs) and self.final_epochs >= 1),
             "final_epochs", self.final_epochs, "a whole number of epochs from 1 up, or a function that gives it", "160",
         )  # fmt: skip
         require(
@@ -123,7 +123,7 @@ class Options:
             "probe_fraction", self.probe_fraction, "a share of the budget in (0, 1]", "0.1",
         )  # fmt: skip
         require(
-            self.num_val is None or (is_whole(self.num_val) and self.num_val >= 1),
+            self.num_val is None or (is_int(self.num_val) and self.num_val >= 1),
             "num_val", self.num_val, "a whole number of examples from 1 up", "5000",
         )  # fmt: skip
         require(
@@ -211,7 +211,7 @@ class Options:
         if not callable(self.final_epochs):
             return self.final_epochs
         found = self.final_epochs(before)
-        if not is_whole(found) or found < 1:
+        if not is_int(found) or found < 1:
             raise UserError(
                 f"final_epochs gave {found!r} for the records of {len(before)} stages, a whole number of epochs from 1 "
                 "up is wanted: mend the function and go on, what was trained is kept where there is a store"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from pathgrow import methods
-from pathgrow.errors import UserError, is_number, is_whole, require, unknown_name
+from pathgrow.errors import UserError, is_int, is_number, require, unknown_name
 from pathgrow.graph.scope import PRESETS
 from pathgrow.methods.method import Method
 from pathgrow.runs.run_config import Setup
@@ -55,7 +55,7 @@ class TrainRun(Setup):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(is_whole(self.epochs) and self.epochs >= 1, "epochs", self.epochs, "a whole number from 1 up", "80")
+        require(is_int(self.epochs) and self.epochs >= 1, "epochs", self.epochs, "a whole number from 1 up", "80")
         if self.scope not in SCOPES:
             raise unknown_name("scope", str(self.scope), SCOPES)
         if self.match not in get_args(Match):
@@ -89,7 +89,7 @@ class TrainRun(Setup):
         if isinstance(known.get("density"), int | float):
             filled["density"] = filled.get("density", known["density"])
         for name in ("density", "match_budget"):
-            if is_whole(filled.get(name)):
+            if is_int(filled.get(name)):
                 filled[name] = float(filled[name])
         if (run := filled.get("match_run")) is not None and filled.get("match", "none") != "none":
             budget, given_budget = spent(run, filled["match"], filled), filled.get("match_budget")

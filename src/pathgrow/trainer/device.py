@@ -11,7 +11,7 @@ from typing import Literal, get_args
 import torch
 from torch import nn
 
-from pathgrow.errors import UserError, is_whole, require, unknown_name
+from pathgrow.errors import UserError, is_int, require, unknown_name
 
 Precision = Literal["auto", "fp32", "bf16"]
 StepKind = Literal["auto", "captured", "eager"]
@@ -51,7 +51,7 @@ class EngineOptions:
             raise UserError(f"device {self.device!r} was given, cpu or cuda is wanted: leave it out to choose")
         if not isinstance(self.deterministic, bool):
             raise UserError(f"deterministic {self.deterministic!r} was given, true or false is wanted: give either")
-        fits = is_whole(self.side_by_side) and 1 <= self.side_by_side <= _MOST_STREAMS
+        fits = is_int(self.side_by_side) and 1 <= self.side_by_side <= _MOST_STREAMS
         require(fits, "side_by_side", self.side_by_side, f"a whole number from 1 to {_MOST_STREAMS}", "4")
         for name, allowed in (("precision", Precision), ("step", StepKind), ("compile", Compile)):
             if getattr(self, name) not in get_args(allowed):

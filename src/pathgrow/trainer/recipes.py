@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from pathgrow.augment import Augment
-from pathgrow.errors import UserError, is_number, is_whole, unknown_name
+from pathgrow.errors import UserError, is_int, is_number, unknown_name
 
 OptimizerName = Literal["sgd", "adamw"]
 ScheduleName = Literal["cosine", "step", "constant"]
@@ -63,7 +63,7 @@ class Recipe:
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "accumulate"):
             value = getattr(self, name)
-            _want(is_whole(value) and value >= 1, name, value, "a whole number from 1 up", "1")
+            _want(is_int(value) and value >= 1, name, value, "a whole number from 1 up", "1")
         for name, allowed in (("optimizer", OptimizerName), ("schedule", ScheduleName)):
             if getattr(self, name) not in get_args(allowed):
                 raise unknown_name(name, str(getattr(self, name)), get_args(allowed))
@@ -125,7 +125,7 @@ class Recipe:
             if not isinstance(value, list | tuple):
                 raise UserError(f"milestones {value!r} was given in a recipe, a list is wanted: give for example [0.5]")
             return tuple(value)  # JSON gives lists back
-        if isinstance(default, float) and is_whole(value):
+        if isinstance(default, float) and is_int(value):
             return float(value)
         return value
 
