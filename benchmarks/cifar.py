@@ -33,9 +33,8 @@ from pathgrow.graph.scope import scope
 from pathgrow.masks import Masks
 from pathgrow.methods import create, fixed
 from pathgrow.rng import derive
-from pathgrow.runs.discover_config import Experiment
+from pathgrow.runs.config import DiscoverConfig, TrainConfig
 from pathgrow.runs.run_discovery import run
-from pathgrow.runs.train_config import TrainRun
 from pathgrow.runs.training import train
 from pathgrow.sparse.attach import Attached, attach
 from pathgrow.sparse.networks import fresh_, initial_state, pack_pair, unpack_pair_
@@ -251,7 +250,7 @@ def discoveries(bench: Bench, *, budget: int, delta: float, reference: float | N
             "data": bench.data_name, "data_root": bench.data_root, "model": bench.model_name,
             "budget": budget, "delta": delta, "seed": seed,
         }  # fmt: skip
-        config = Experiment.from_dict(given | ({"reference": reference} if reference is not None else {}))
+        config = DiscoverConfig.from_dict(given | ({"reference": reference} if reference is not None else {}))
         began = time.perf_counter()
         with tempfile.TemporaryDirectory() as away:
             report = run(config, bench.kept / named("run", **key) if bench.kept is not None else away)
@@ -277,7 +276,7 @@ def alone(bench: Bench) -> None:
     if bench.lines.has(**key):
         return
     given = {"data": bench.data_name, "data_root": bench.data_root, "model": bench.model_name, "method": "dense"}
-    config = TrainRun.from_dict({**given, "epochs": key["epochs"], "seed": key["seed"]})
+    config = TrainConfig.from_dict({**given, "epochs": key["epochs"], "seed": key["seed"]})
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         report = train(config, folder)

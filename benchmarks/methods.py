@@ -18,13 +18,13 @@ from typing import Any
 import torch
 
 from pathgrow import methods
-from pathgrow.runs.train_config import TrainRun
+from pathgrow.runs.config import TrainConfig
 from pathgrow.runs.training import train
 
 START = 0.03
 
 
-def config(name: str, density: float, seed: int) -> TrainRun:
+def config(name: str, density: float, seed: int) -> TrainConfig:
     """One training of a method; a density where it takes one."""
     known = methods.defaults(name)
     given: dict[str, Any] = {"method": name, "data": "digits", "model": "mlp", "seed": seed}
@@ -32,7 +32,7 @@ def config(name: str, density: float, seed: int) -> TrainRun:
         given["density"] = density
     if "target_density" in known and "start_density" in known:
         given["method_options"] = {"start_density": START}
-    return TrainRun.from_dict(given)
+    return TrainConfig.from_dict(given)
 
 
 def trained(name: str, density: float, seed: int) -> dict[str, Any]:

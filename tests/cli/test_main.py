@@ -19,7 +19,7 @@ from pathgrow.checkpoint import RunDir
 from pathgrow.cli import main
 from pathgrow.density import rules
 from pathgrow.errors import RunFailed, UserError
-from pathgrow.runs.discover_config import Experiment
+from pathgrow.runs.config import DiscoverConfig
 from pathgrow.runs.run_discovery import expected_epochs
 from pathgrow.runs.run_discovery import run as run_experiment
 from pathgrow.trainer import EngineOptions, recipes
@@ -214,21 +214,21 @@ def test_lists_and_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_options_become_the_config(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    seen: list[Experiment] = []
+    seen: list[DiscoverConfig] = []
     monkeypatch.setattr("pathgrow.runs.run_discovery.run", lambda config, out, progress, comm: seen.append(config))
     line = "--reference 1 --rough 3 --model-option widths=8,9 --lr 0.5 --seed 7 --gamma 1 --out"
     assert leave("discover", "--quiet", *line.split(), str(tmp_path / "run")) == 0
     (config,) = seen
     assert (config.reference, config.rough, config.seed, config.gamma) == (1.0, 3, 7, 1.0)
     assert config.model_options == {"inputs": 64, "widths": [8, 9]}
-    assert config.recipe == dataclasses.replace(Experiment.from_dict({}).recipe, lr=0.5)
+    assert config.recipe == dataclasses.replace(DiscoverConfig.from_dict({}).recipe, lr=0.5)
     assert isinstance(config.rough, int)
     assert leave("discover", "--quiet", "--rough", "0.1", "--reference", "dense") == 0
     assert (seen[1].rough, seen[1].reference) == (0.1, "dense")
 
 
 def test_recipe_and_engine_options_become_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Experiment] = []
+    seen: list[DiscoverConfig] = []
     monkeypatch.setattr("pathgrow.runs.run_discovery.run", lambda config, *others: seen.append(config))
     assert leave("discover", "--quiet") == 0
     assert seen[-1].recipe_name == "digits"
@@ -253,14 +253,14 @@ def test_recipe_and_engine_options_become_the_config(monkeypatch: pytest.MonkeyP
 
 
 def test_how_many_train_at_once_is_no_part_of_what_a_run_is() -> None:
-    few, many = (Experiment.from_dict({**SMALL, "engine": {"side_by_side": number}}) for number in (2, 9))
+    few, many = (DiscoverConfig.from_dict({**SMALL, "engine": {"side_by_side": number}}) for number in (2, 9))
     assert (few.engine.side_by_side, many.engine.side_by_side) == (2, 9)
     assert few.as_dict() == many.as_dict()
     assert few.name == many.name
 
 
 def test_a_config_comes_back_equal_from_json() -> None:
-    config = Experiment.from_dict(
+    config = DiscoverConfig.from_dict(
         {
             **SMALL,
             "reference": "dense",
@@ -269,7 +269,7 @@ def test_a_config_comes_back_equal_from_json() -> None:
             "engine": {"device": "cpu", "precision": "bf16", "deterministic": True},
         }
     )
-    assert Experiment.from_dict(json.loads(json.dumps(config.as_dict()))) == config
+    assert DiscoverConfig.from_dict(json.loads(json.dumps(config.as_dict()))) == config
     assert (config.recipe.lr, config.recipe.milestones, config.recipe.factor) == (1.0, (0.25,), 0.2)
     assert config.recipe.augment == Augment(crop_padding=4, flip=True, erase=0.5)
     assert config.engine == EngineOptions(device="cpu", precision="bf16", deterministic=True)
@@ -277,25 +277,25 @@ def test_a_config_comes_back_equal_from_json() -> None:
 
 @pytest.mark.parametrize("name", recipes.names())
 def test_a_config_with_any_recipe_comes_back_equal_from_json(name: str) -> None:
-    config = Experiment.from_dict({"recipe_name": name})
+    config = DiscoverConfig.from_dict({"recipe_name": name})
     assert config.recipe == recipes.recipe(name)
     assert config.budget == config.recipe.epochs
-    assert Experiment.from_dict(json.loads(json.dumps(config.as_dict()))) == config
+    assert DiscoverConfig.from_dict(json.loads(json.dumps(config.as_dict()))) == config
 
 
 def test_a_config_is_resolved_in_full() -> None:
-    config = Experiment.from_dict({"model": "resnet20", "model_options": {"width": 4}})
+    config = DiscoverConfig.from_dict({"model": "resnet20", "model_options": {"width": 4}})
     assert config.model_options == {"in_channels": 1, "width": 4, "image_size": 8}
     assert set(config.as_dict()["recipe"]) == {field.name for field in dataclasses.fields(Recipe)}
-    assert Experiment.from_dict({}).threads == 1
+    assert DiscoverConfig.from_dict({}).threads == 1
 
 
 def test_the_name_tells_configs_apart_but_for_the_seed() -> None:
-    first, second = Experiment.from_dict({"seed": 1}), Experiment.from_dict({"seed": 2})
+    first, second = DiscoverConfig.from_dict({"seed": 1}), DiscoverConfig.from_dict({"seed": 2})
     assert first.name.removesuffix("seed1") == second.name.removesuffix("seed2")
     assert first.name.startswith("digits-mlp-")
     others = ({"delta": 0.02}, {"recipe": {"lr": 0.04}}, {"engine": {"precision": "bf16"}})
-    names = [Experiment.from_dict({**other, "seed": 1}).name for other in others]
+    names = [DiscoverConfig.from_dict({**other, "seed": 1}).name for other in others]
     assert len({first.name, *names}) == 4
 
 
@@ -336,7 +336,7 @@ def test_the_name_tells_configs_apart_but_for_the_seed() -> None:
 )
 def test_configs_are_read_strictly(given: dict, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        Experiment.from_dict(given)
+        DiscoverConfig.from_dict(given)
 
 
 # Run folders.
@@ -344,7 +344,7 @@ def test_configs_are_read_strictly(given: dict, sentence: str) -> None:
 
 def test_a_run_with_a_recipe_of_another_data_set_and_bfloat16(tmp_path: Path) -> None:
     """All of the recipe is used: AdamW, soft targets, a policy and erasing on eight by eight grey pixels."""
-    config = Experiment.from_dict(
+    config = DiscoverConfig.from_dict(
         {
             **SMALL,
             "recipe_name": "cifar-vit",
@@ -365,7 +365,7 @@ def test_the_environment_of_a_run_tells_the_device_it_trains_on(
     def opened(path: Path, config: dict, *, device: str) -> None:
         raise UserError(f"opened for {device}")
 
-    config = Experiment.from_dict(SMALL)
+    config = DiscoverConfig.from_dict(SMALL)
     monkeypatch.setattr(RunDir, "open", opened)
     cuda = dataclasses.replace(config.engine.resolved(), device=torch.device("cuda", 1))
     monkeypatch.setattr(EngineOptions, "resolved", lambda self: cuda)
@@ -374,7 +374,7 @@ def test_the_environment_of_a_run_tells_the_device_it_trains_on(
 
 
 def test_a_run_leaves_its_files_and_is_not_repeated(tmp_path: Path) -> None:
-    config = Experiment.from_dict(SMALL)
+    config = DiscoverConfig.from_dict(SMALL)
     out = tmp_path / "run"
     before = expected_epochs(config, out)
     with RunDir.open(out, config.as_dict()) as folder:  # as a kill may leave it, its stage being stored
@@ -402,7 +402,7 @@ def test_a_run_leaves_its_files_and_is_not_repeated(tmp_path: Path) -> None:
 
 
 def test_gradient_growth_runs_from_a_config(tmp_path: Path) -> None:
-    config = Experiment.from_dict({**SMALL, "method": "gradient_growth", "target_density": 0.3})
+    config = DiscoverConfig.from_dict({**SMALL, "method": "gradient_growth", "target_density": 0.3})
     report = run_experiment(config, tmp_path / "run")
     assert report["network"]["density"] == pytest.approx(0.3, abs=1e-3)
 
@@ -423,10 +423,10 @@ def test_a_network_for_squares_says_so(tmp_path: Path, capsys: pytest.CaptureFix
 def test_a_delta_finer_than_one_validation_image_is_told(tmp_path: Path) -> None:
     coarse = {**SMALL, "target_density": 0.2, "delta": 0.0022}
     with pytest.warns(UserWarning, match=r"one of 450 validation images is a step of 0.0022 in the score, more than"):
-        run_experiment(Experiment.from_dict(coarse), tmp_path / "coarse")
+        run_experiment(DiscoverConfig.from_dict(coarse), tmp_path / "coarse")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        run_experiment(Experiment.from_dict({**coarse, "delta": 0.0023}), tmp_path / "fine")
+        run_experiment(DiscoverConfig.from_dict({**coarse, "delta": 0.0023}), tmp_path / "fine")
 
 
 def test_a_quiet_discovery_shows_no_notes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -439,7 +439,7 @@ def test_a_quiet_discovery_shows_no_notes(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_a_folder_of_another_run_or_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_experiment(Experiment.from_dict({**SMALL, "target_density": 0.2}), tmp_path / "run")
+    run_experiment(DiscoverConfig.from_dict({**SMALL, "target_density": 0.2}), tmp_path / "run")
     (tmp_path / "file").write_text("precious")
     for out, sentence in (("run", "holds a run of another config"), ("file", "is a file"), ("file/below", "--out")):
         assert leave("discover", "--out", str(tmp_path / out)) == 2
@@ -490,7 +490,7 @@ def test_a_finished_run_says_which_of_its_files_are_there(tmp_path: Path, capsys
 
 
 def test_a_tolerance_that_every_density_meets_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = Experiment.from_dict({"budget": 4, "model_options": {"widths": [12]}, "delta": 0.99})
+    config = DiscoverConfig.from_dict({"budget": 4, "model_options": {"widths": [12]}, "delta": 0.99})
     report = run_experiment(config, tmp_path / "run")
     assert (report["answer"]["status"], report["answer"]["interval"][0]) == ("flat", 0.0)
     assert leave("show", str(tmp_path / "run")) == 0
@@ -498,8 +498,8 @@ def test_a_tolerance_that_every_density_meets_is_shown(tmp_path: Path, capsys: p
 
 
 def test_the_thread_count_of_a_run_is_kept_when_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Experiment] = []
-    config = Experiment.from_dict({**SMALL, "threads": 2, "target_density": 0.2})
+    seen: list[DiscoverConfig] = []
+    config = DiscoverConfig.from_dict({**SMALL, "threads": 2, "target_density": 0.2})
     run_experiment(config, tmp_path / "run")
     monkeypatch.setattr("pathgrow.runs.run_discovery.run", lambda config, out, progress, comm: seen.append(config))
     assert leave("discover", "--quiet", "--out", str(tmp_path / "run")) == 0

@@ -18,7 +18,7 @@ from pathgrow.cli.options import pairs
 from pathgrow.errors import UserError
 from pathgrow.methods.allocation import LAWS
 from pathgrow.methods.method import Progress
-from pathgrow.runs.train_config import SCOPES, TrainRun
+from pathgrow.runs.config import SCOPES, TrainConfig
 from tests.support.command import leave
 
 GROWTH = ("gcg", "gradient_growth", "pathgrow_d", "random_growth", "trace_growth")
@@ -99,7 +99,7 @@ def taken(name: str, texts: list[str]) -> Mapping[str, Any]:
     """The options that a training has when these are given on a command line."""
     density = {"density": 0.2} if "target_density" in methods.defaults(name) else {}
     options = pairs(texts, "--method-option", "every=200")
-    return TrainRun.from_dict({"method": name, "method_options": options, "threads": 1, **density}).method_options
+    return TrainConfig.from_dict({"method": name, "method_options": options, "threads": 1, **density}).method_options
 
 
 @pytest.mark.parametrize("name", methods.names())
@@ -130,7 +130,7 @@ def test_the_papers_own_settings_of_set_are_taken() -> None:
     about = " ".join((inspect.getdoc(methods.entry("set").make) or "").split())
     assert '`allocation="er", anneal="constant", end=1, by_sign=True`' in about
     given = pairs(texts, "--method-option", "every=200")
-    method = TrainRun.from_dict({"method": "set", "method_options": given, "threads": 1}).make_method(100)
+    method = TrainConfig.from_dict({"method": "set", "method_options": given, "threads": 1}).make_method(100)
     due = [step for step in range(100) if method.due(Progress(round=0, step=step, num_on=9, num=90)) is not None]
     assert due == list(range(0, 100, 5))
     assert {method.update.rate(step) for step in due} == {0.3}  # type: ignore[union-attr]

@@ -26,8 +26,8 @@ from pathgrow.graph.flops import forward_macs, training_flops_per_sample
 from pathgrow.masks import Masks
 from pathgrow.methods.method import Cost, Progress
 from pathgrow.runs import phases
+from pathgrow.runs.config import TrainConfig
 from pathgrow.runs.meter import sample_flops
-from pathgrow.runs.train_config import TrainRun
 from pathgrow.runs.training import train
 from pathgrow.sparse.partial import Partial
 from pathgrow.sparse.snapshot import put_back_, take
@@ -43,7 +43,7 @@ QUICK = {"every": 3, "rewind_step": 4, "num_search_steps": 5, "num_iterations": 
 """Options that methods share, small enough for the 28 steps of these trainings."""
 
 
-def config(method: str, **given: Any) -> TrainRun:
+def config(method: str, **given: Any) -> TrainConfig:
     known = methods.defaults(method)
     options = {name: value for name, value in QUICK.items() if name in known}
     if "target_density" in known:
@@ -59,7 +59,7 @@ def config(method: str, **given: Any) -> TrainRun:
     }
     if {"density", "target_density"} & known.keys():
         values["density"] = DENSITY
-    return TrainRun.from_dict({**values, **given})
+    return TrainConfig.from_dict({**values, **given})
 
 
 @pytest.fixture(scope="module")
@@ -314,16 +314,16 @@ def test_a_finished_run_is_read_and_the_test_split_is_looked_at_once(
 
 
 def test_a_config_is_resolved_in_full_and_equal_after_reading() -> None:
-    resolved = TrainRun.from_dict({"method": "rigl", "density": 0.2, "threads": 1})
-    assert TrainRun.from_dict(resolved.as_dict()) == resolved
+    resolved = TrainConfig.from_dict({"method": "rigl", "density": 0.2, "threads": 1})
+    assert TrainConfig.from_dict(resolved.as_dict()) == resolved
     left = {"density", "num_steps"}
     assert dict(resolved.method_options) == {
         name: value for name, value in methods.defaults("rigl").items() if name not in left
     }
     assert resolved.epochs == resolved.recipe.epochs
     assert resolved.name.startswith("digits-mlp-rigl-0.2-")
-    assert TrainRun.from_dict({"method": "rigl", "threads": 1}).density == methods.defaults("rigl")["density"]
-    other_seed = TrainRun.from_dict({**resolved.as_dict(), "seed": 3})
+    assert TrainConfig.from_dict({"method": "rigl", "threads": 1}).density == methods.defaults("rigl")["density"]
+    other_seed = TrainConfig.from_dict({**resolved.as_dict(), "seed": 3})
     assert other_seed.name == resolved.name.replace("seed0", "seed3")
 
 

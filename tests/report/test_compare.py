@@ -17,9 +17,8 @@ import pathgrow
 from pathgrow.errors import UserError
 from pathgrow.report.comparison import compare
 from pathgrow.report.comparison_text import write
-from pathgrow.runs.discover_config import Experiment
+from pathgrow.runs.config import DiscoverConfig, TrainConfig
 from pathgrow.runs.run_discovery import run as run_experiment
-from pathgrow.runs.train_config import TrainRun
 from pathgrow.runs.training import train
 from tests.support.command import leave
 from tests.support.finished_runs import finished
@@ -193,9 +192,10 @@ def test_the_same_numbers_in_every_format(tmp_path: Path) -> None:
 def test_a_discovery_stands_beside_a_training(tmp_path: Path) -> None:
     small = {"model_options": {"widths": [12]}, "threads": 1}
     run_experiment(
-        Experiment.from_dict({**small, "budget": 4, "start_density": 0.2, "target_density": 0.3}), tmp_path / "found"
+        DiscoverConfig.from_dict({**small, "budget": 4, "start_density": 0.2, "target_density": 0.3}),
+        tmp_path / "found",
     )
-    train(TrainRun.from_dict({**small, "method": "dense", "epochs": 4}), tmp_path / "dense")
+    train(TrainConfig.from_dict({**small, "method": "dense", "epochs": 4}), tmp_path / "dense")
     found, dense = compare([tmp_path / "found", tmp_path / "dense"]).rows
     assert found.method == "gcg (discover)"
     assert dense.inference_relative == 1.0

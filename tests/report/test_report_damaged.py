@@ -20,9 +20,8 @@ from pathgrow.errors import UserError
 from pathgrow.report import terminal
 from pathgrow.report.comparison import compare
 from pathgrow.report.comparison_text import FORMATS, write
-from pathgrow.runs.discover_config import Experiment
+from pathgrow.runs.config import DiscoverConfig, TrainConfig
 from pathgrow.runs.run_discovery import run as run_experiment
-from pathgrow.runs.train_config import TrainRun
 from pathgrow.runs.training import train
 from tests.support.command import leave
 from tests.support.finished_runs import finished
@@ -35,8 +34,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One real run of each kind."""
     here = tmp_path_factory.mktemp("runs")
     shared: dict[str, Any] = {"model_options": {"widths": [12]}, "threads": 1}
-    train(TrainRun.from_dict({**shared, "method": "dense", "epochs": 2}), here / "train")
-    run_experiment(Experiment.from_dict({**shared, "budget": 4, "start_density": 0.1}), here / "discover")
+    train(TrainConfig.from_dict({**shared, "method": "dense", "epochs": 2}), here / "train")
+    run_experiment(DiscoverConfig.from_dict({**shared, "budget": 4, "start_density": 0.1}), here / "discover")
     return {kind: here / kind for kind in ("train", "discover")}
 
 

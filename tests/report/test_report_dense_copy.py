@@ -18,7 +18,7 @@ from pathgrow.report.chart import PROBE, curve_chart
 from pathgrow.report.comparison import compare
 from pathgrow.report.frame import Frame, threshold
 from pathgrow.report.picture import Picture
-from pathgrow.runs.discover_config import Experiment
+from pathgrow.runs.config import DiscoverConfig
 from pathgrow.runs.run_discovery import expected_epochs
 from pathgrow.runs.run_discovery import run as run_experiment
 
@@ -217,7 +217,7 @@ def test_progress_names_it() -> None:
 
 
 def test_a_real_run_tells_of_it_in_every_file(tmp_path: Path) -> None:
-    config = Experiment.from_dict(
+    config = DiscoverConfig.from_dict(
         {"model_options": {"widths": [12]}, "threads": 1, "budget": 10, "start_density": 0.05, "delta": 0.05}
     )
     # An eighth of the budget, a step of 25% a round from 5% to all, five probes of three epochs, and the network.

@@ -23,13 +23,11 @@ from pathgrow.masks import Masks
 from pathgrow.report.progress import Silent
 from pathgrow.rng import derive
 from pathgrow.runs.bench import Bench
-from pathgrow.runs.discover_config import Experiment
+from pathgrow.runs.config import DiscoverConfig, DiscoverOptions, TrainConfig
 from pathgrow.runs.growth import grow
-from pathgrow.runs.options import Options
 from pathgrow.runs.plan import Plan
 from pathgrow.runs.records import Record
 from pathgrow.runs.run_discovery import run as run_experiment
-from pathgrow.runs.train_config import TrainRun
 from pathgrow.runs.training import train
 from pathgrow.trainer import Trainer
 from pathgrow.trainer.interface import Job
@@ -72,7 +70,7 @@ def begin(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], tupl
 
 
 def test_seed_and_fold_reach_a_training(begin: Callable[..., Any], tmp_path: Path) -> None:
-    config = TrainRun.from_dict({**SHARED, "method": "random", "density": 0.3, "epochs": 2})
+    config = TrainConfig.from_dict({**SHARED, "method": "random", "density": 0.3, "epochs": 2})
     trainer, job, model = begin(lambda: train(config, tmp_path / "run"))
     assert job.seed == derive(5, "level-000", "fit", 0)
     example = trainer.data.example_input()
@@ -92,7 +90,7 @@ def test_threads_are_those_of_the_config_for_as_long_as_it_runs(
 
     monkeypatch.setattr(Trainer, "train", stop)
     before = torch.get_num_threads()
-    config = TrainRun.from_dict({**SHARED, "method": "random", "density": 0.3, "epochs": 2, "threads": before + 1})
+    config = TrainConfig.from_dict({**SHARED, "method": "random", "density": 0.3, "epochs": 2, "threads": before + 1})
     with pytest.raises(Enough):
         train(config, tmp_path / "run")
     assert seen == [before + 1]
@@ -100,7 +98,7 @@ def test_threads_are_those_of_the_config_for_as_long_as_it_runs(
 
 
 def test_a_config_for_several_processes_is_not_run_by_one(tmp_path: Path) -> None:
-    config = TrainRun.from_dict({**SHARED, "method": "random", "density": 0.3, "epochs": 2, "ranks": 2})
+    config = TrainConfig.from_dict({**SHARED, "method": "random", "density": 0.3, "epochs": 2, "ranks": 2})
     with pytest.raises(UserError, match="this config is for 2 processes and 1 were started"):
         train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -109,10 +107,10 @@ def test_a_config_for_several_processes_is_not_run_by_one(tmp_path: Path) -> Non
 @pytest.mark.parametrize("what", ["train", "discover"])
 def test_seed_and_fold_reach_growth(what: str, begin: Callable[..., Any], tmp_path: Path) -> None:
     if what == "train":
-        grown = TrainRun.from_dict({**SHARED, "method": "gcg", "density": 0.4, "epochs": 2})
+        grown = TrainConfig.from_dict({**SHARED, "method": "gcg", "density": 0.4, "epochs": 2})
         trainer, job, model = begin(lambda: train(grown, tmp_path / "run"))
     else:
-        searched = Experiment.from_dict({**SHARED, "budget": 4})
+        searched = DiscoverConfig.from_dict({**SHARED, "budget": 4})
         trainer, job, model = begin(lambda: run_experiment(searched, tmp_path / "run"))
     assert job.seed == derive(5, "seed", "fit", 0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -129,8 +127,8 @@ OTHER: dict[str, Any] = {
 
 
 def test_all_options_of_a_discovery_reach_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = {field.name for field in dataclasses.fields(Experiment)}
-    common = {field.name for field in dataclasses.fields(Options)} & own
+    own = {field.name for field in dataclasses.fields(DiscoverConfig)}
+    common = {field.name for field in dataclasses.fields(DiscoverOptions)} & own
     assert set(OTHER) == common, "a new option needs a value here"
     seen: dict[str, Any] = {}
 
@@ -139,8 +137,8 @@ def test_all_options_of_a_discovery_reach_it(tmp_path: Path, monkeypatch: pytest
         raise Enough
 
     monkeypatch.setattr(importlib.import_module("pathgrow.runs.run_discovery"), "discover", stop)
-    config = Experiment.from_dict({**SHARED, **OTHER})
-    assert all(OTHER[name] != getattr(Experiment, name) for name in OTHER)
+    config = DiscoverConfig.from_dict({**SHARED, **OTHER})
+    assert all(OTHER[name] != getattr(DiscoverConfig, name) for name in OTHER)
     with pytest.raises(Enough):
         run_experiment(config, tmp_path / "run")
     assert {name: seen[name] for name in OTHER} == OTHER
@@ -158,7 +156,7 @@ def test_growth_to_a_density_is_a_discovery_as_long_as_its_budget_lasts(monkeypa
         importlib.import_module("pathgrow.runs.growth"), "discover", lambda *given, **options: seen.update(options)
     )
     given = {**SHARED, "method": "gcg", "density": 0.4, "epochs": 9, "match": "flops", "recipe": {"batch_size": 64}}
-    config = TrainRun.from_dict({**given, "method_options": {"gamma": 0.8, "start_density": 0.1}})
+    config = TrainConfig.from_dict({**given, "method_options": {"gamma": 0.8, "start_density": 0.1}})
     bench = Bench.made(config, None, Silent(), SINGLE_PROCESS)
     an_epoch = 14 * 64 * 100
     grow(bench, Plan(epochs=21, match="flops", budget=30.0 * an_epoch))
@@ -200,7 +198,7 @@ def test_test_scores_are_those_of_the_test_split_and_of_their_own_network(
 
     monkeypatch.setattr(Trainer, "evaluate", watched)
     small = {**SHARED, "budget": 2, "start_density": 0.2, "target_density": 0.3, "reference": "dense"}
-    report = run_experiment(Experiment.from_dict(small), tmp_path / "run")
+    report = run_experiment(DiscoverConfig.from_dict(small), tmp_path / "run")
     sparse, dense = sorted(seen)
     assert dense == 64 * 16 + 16 * 10
     assert sparse < dense / 2

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from pathgrow import methods
 from pathgrow.checkpoint.store import MemoryStore
 from pathgrow.density.probe import ProbeRule
-from pathgrow.runs.options import Options
+from pathgrow.runs.config import DiscoverOptions
 from pathgrow.runs.phases import OptimizerSettings
 from pathgrow.sparse.partial import Partial
 from tests.support.toy import INPUTS, TARGETS, Script, World
@@ -186,12 +186,15 @@ def test_settings_that_are_tensors_keep_their_place() -> None:
 )
 def test_lengths_follow_from_the_budget(budget: int, seed: int, rough: int, probe: int) -> None:
     """An eighth; a 160th, to the nearest; a tenth, but at least 16 epochs, or 0.3 of the budget if that is less."""
-    options = Options(budget=budget)
+    options = DiscoverOptions(budget=budget)
     assert (options.num_seed_epochs, options.num_rough_epochs, options.num_probe_epochs) == (seed, rough, probe)
     assert options.num_final_epochs([]) == budget
-    for whole in (Options(budget=budget, reference=0.9), Options(budget=budget, final="grown", probe_fraction=0.1)):
+    for whole in (
+        DiscoverOptions(budget=budget, reference=0.9),
+        DiscoverOptions(budget=budget, final="grown", probe_fraction=0.1),
+    ):
         assert whole.num_probe_epochs == budget
-    assert Options(budget=budget, probe_fraction=0.47).num_probe_epochs == max(1, round(0.47 * budget))
+    assert DiscoverOptions(budget=budget, probe_fraction=0.47).num_probe_epochs == max(1, round(0.47 * budget))
 
 
 @pytest.mark.parametrize(("rule", "goes_on"), [("probe", False), ("exponential", True), ("trajectory", True)])
@@ -217,12 +220,12 @@ def test_an_adaptive_round_reads_the_score_where_there_is_no_loss() -> None:
 
 
 def test_options_reach_the_rule_and_the_method() -> None:
-    options = Options(delta=0.03, start_density=0.07, target_density=0.4)
+    options = DiscoverOptions(delta=0.03, start_density=0.07, target_density=0.4)
     assert options.density_rule() == ProbeRule(delta=0.03)
     method = options.growth_method()
     assert (method.start_density, method.target_density) == (0.07, 0.4)
-    assert Options(method=methods.gcg(start_density=0.2)).growth_method().start_density == 0.2
-    assert Options(rule=ProbeRule(delta=0.5), delta=0.03).density_rule() == ProbeRule(delta=0.5)
+    assert DiscoverOptions(method=methods.gcg(start_density=0.2)).growth_method().start_density == 0.2
+    assert DiscoverOptions(rule=ProbeRule(delta=0.5), delta=0.03).density_rule() == ProbeRule(delta=0.5)
 
 
 def test_a_training_half_done_is_kept_when_its_seconds_have_passed() -> None:

@@ -21,8 +21,8 @@ from pathgrow.density.types import Answer, Curve, Grow, Probe, Stop, Verdict
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.masks import Masks
 from pathgrow.runs.callback import Callback
+from pathgrow.runs.config import DiscoverOptions
 from pathgrow.runs.discovery import discover
-from pathgrow.runs.options import Options
 from pathgrow.runs.records import Record
 from pathgrow.runs.result import Discovery
 from pathgrow.trainer.interface import Job
@@ -806,10 +806,10 @@ def test_a_method_that_cannot_grow_is_refused() -> None:
 
 
 def test_options_document_themselves() -> None:
-    assert Options().num_seed_epochs == 20
-    assert Options(budget=4).num_seed_epochs == 1
-    assert Options(budget=4).num_rough_epochs == 1
+    assert DiscoverOptions().num_seed_epochs == 20
+    assert DiscoverOptions(budget=4).num_seed_epochs == 1
+    assert DiscoverOptions(budget=4).num_rough_epochs == 1
     # A tenth, but at least 16 epochs or 0.3 of the budget; a share that was asked for is taken as it is.
-    assert [Options(budget=budget).num_probe_epochs for budget in (400, 160, 100, 40, 2)] == [40, 16, 16, 12, 1]
-    assert Options(budget=100, probe_fraction=0.05).num_probe_epochs == 5
-    assert Options(budget=100, final="grown").num_probe_epochs == 100
+    assert [DiscoverOptions(budget=budget).num_probe_epochs for budget in (400, 160, 100, 40, 2)] == [40, 16, 16, 12, 1]
+    assert DiscoverOptions(budget=100, probe_fraction=0.05).num_probe_epochs == 5
+    assert DiscoverOptions(budget=100, final="grown").num_probe_epochs == 100

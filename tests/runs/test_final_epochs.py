@@ -12,7 +12,7 @@ import torch
 
 from pathgrow.checkpoint import MemoryStore
 from pathgrow.errors import UserError
-from pathgrow.runs.options import Options
+from pathgrow.runs.config import DiscoverOptions
 from pathgrow.runs.records import Record
 from tests.support.toy import Script, World, killed_at_every_save, stage_lengths, without_timing
 
@@ -111,7 +111,7 @@ def test_a_wrong_number_of_a_function_costs_nothing_that_was_trained(wrong: Any)
 
 
 def test_a_function_is_not_written_and_a_number_is() -> None:
-    written = {given: Options(final_epochs=given).as_dict() for given in (None, 30, as_long_as_all_before)}
+    written = {given: DiscoverOptions(final_epochs=given).as_dict() for given in (None, 30, as_long_as_all_before)}
     assert written[None]["final_epochs"] is None
     assert written[30] == {**written[None], "final_epochs": 30}
     assert written[as_long_as_all_before] == {k: v for k, v in written[None].items() if k != "final_epochs"}

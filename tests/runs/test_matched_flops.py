@@ -25,9 +25,9 @@ from pathgrow.methods.picks import at_random
 from pathgrow.methods.schedules import PruneCubically
 from pathgrow.report.training import findings
 from pathgrow.runs import phases
+from pathgrow.runs.config import TrainConfig
 from pathgrow.runs.forecast import nearest
 from pathgrow.runs.pace import LOOKS, Pace, PacedTrainer, lengths, paced
-from pathgrow.runs.train_config import TrainRun
 from pathgrow.runs.training import train
 from pathgrow.sparse import partial as halfway
 from pathgrow.sparse.attach import Attached, attach
@@ -43,7 +43,7 @@ QUICK = {"every": 7, "rewind_step": 4, "num_search_steps": 5, "num_iterations": 
 MOVING = ["snfs", "dsr", "gse", "granet", "gmp"]
 
 
-def config(method: str, **given: Any) -> TrainRun:
+def config(method: str, **given: Any) -> TrainConfig:
     """A convolutional network, in which it matters where the weights are."""
     known = methods.defaults(method)
     options = {name: value for name, value in QUICK.items() if name in known}
@@ -62,7 +62,7 @@ def config(method: str, **given: Any) -> TrainRun:
     }
     if {"density", "target_density"} & known.keys():
         values["density"] = DENSITY
-    return TrainRun.from_dict({**values, **given})
+    return TrainConfig.from_dict({**values, **given})
 
 
 @pytest.fixture(scope="module")

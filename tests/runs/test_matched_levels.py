@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from pathgrow import methods
 from pathgrow.errors import UserError
+from pathgrow.runs.config import TrainConfig
 from pathgrow.runs.forecast import Standing, cost_by_epochs, price_of
 from pathgrow.runs.plan import plan
-from pathgrow.runs.train_config import TrainRun
 from pathgrow.runs.training import train
 from tests.support.command import leave
 from tests.support.trainings import bench, report
@@ -36,7 +36,7 @@ def in_units(phases: list[dict[str, Any]], match: str) -> list[float]:
 @pytest.mark.parametrize(("method", "options"), [("imp", {"rewind_step": 9}), ("imp", {}), ("lth", {}), ("imp_c", {})])
 def test_levels_share_a_budget_of_any_kind(match: str, method: str, options: dict[str, Any], tmp_path: Path) -> None:
     given = {"method": method, "method_options": options, "epochs": 7, "match": match, **SMALL}
-    told = train(TrainRun.from_dict(given), tmp_path)
+    told = train(TrainConfig.from_dict(given), tmp_path)
     ledger = told["ledger"]
     of_an_epoch = in_units(ledger["phases"], match)
     trained = [phase["samples"] / (BATCH * STEPS) for phase in ledger["phases"]]
@@ -50,7 +50,7 @@ def test_a_budget_of_parameters_is_met_where_levels_are_short(tmp_path: Path) ->
     """One epoch for every level leaves most of this budget, two for every level need more than it."""
     given = {"method": "imp", "method_options": {"rewind_step": 20}, "density": 0.1, "epochs": 4, "threads": 1}
     with pytest.warns(UserWarning, match="so that a level of 1 epoch trains 8 steps"):
-        told = train(TrainRun.from_dict({**given, "match": "parameters"}), tmp_path)
+        told = train(TrainConfig.from_dict({**given, "match": "parameters"}), tmp_path)
     assert len({phase["epochs"] for phase in told["ledger"]["phases"]}) > 1
     assert abs(told["ledger"]["match"]["off"]) < 0.01
 
@@ -93,8 +93,8 @@ def test_a_number_beside_a_run_to_match_is_refused(tmp_path: Path, capsys: pytes
     assert told.startswith(f"pathgrow: match_budget 3.0 was given beside {run}, a run that has spent ")
     assert told.endswith(": leave out one of --match-budget and --match-run\n")
     assert leave(*matched) == 0
-    config = TrainRun.from_dict(report(tmp_path / "matched")["config"])
-    assert TrainRun.from_dict(config.as_dict()) == config, "which holds the run and what it has spent"
+    config = TrainConfig.from_dict(report(tmp_path / "matched")["config"])
+    assert TrainConfig.from_dict(config.as_dict()) == config, "which holds the run and what it has spent"
 
 
 # Where levels go back to.
@@ -115,7 +115,7 @@ def test_in_a_loop_of_ones_own_late_rewinding_goes_back_to_step_500() -> None:
 @settings(deadline=None, max_examples=10)
 @given(epochs=st.integers(1, 12))
 def test_a_short_training_by_default_keeps_nearly_all_of_each_level(epochs: int) -> None:
-    config = TrainRun.from_dict({"method": "imp", "epochs": epochs, **SMALL})
+    config = TrainConfig.from_dict({"method": "imp", "epochs": epochs, **SMALL})
     assert config.make_method(epochs * STEPS).rewind_step == round(0.05 * epochs * STEPS)
 
 

@@ -20,13 +20,11 @@ from pathgrow.masks.sampling import top_k
 from pathgrow.methods.method import MaskUpdate, Method, Progress
 from pathgrow.methods.picks import ByScore, at_random, everything
 from pathgrow.methods.view import NetworkView
-from pathgrow.runs.discover_config import Experiment
+from pathgrow.runs.config import DiscoverConfig, RunConfig, TrainConfig
 from pathgrow.runs.levels import Levels
 from pathgrow.runs.meter import Meter
 from pathgrow.runs.plan import plan
-from pathgrow.runs.run_config import Setup
 from pathgrow.runs.run_discovery import run as run_experiment
-from pathgrow.runs.train_config import TrainRun
 from pathgrow.runs.training import train
 from tests.support.trainings import bench
 
@@ -44,7 +42,7 @@ def trained(out: Path, method: str, **given: Any) -> dict[str, Any]:
         "recipe": {"batch_size": 64},
         "threads": 1,
     }
-    return train(TrainRun.from_dict({**values, **given}), out)
+    return train(TrainConfig.from_dict({**values, **given}), out)
 
 
 def test_levels_add_up_and_leave_one_network_on_disk(tmp_path: Path) -> None:
@@ -88,10 +86,10 @@ def test_a_training_left_half_done_is_cleared_when_its_run_is_over(what: str, tm
     """A kill may come between the end of a stage and its clearing up; then nobody asks for the half of it again."""
     shared: dict[str, Any] = {"model_options": {"widths": [16]}, "threads": 1}
     if what == "train":
-        config: Setup = TrainRun.from_dict({**shared, "method": "random", "density": 0.3, "epochs": 1})
+        config: RunConfig = TrainConfig.from_dict({**shared, "method": "random", "density": 0.3, "epochs": 1})
         run = partial(train, config, tmp_path / "run")
     else:
-        config = Experiment.from_dict({**shared, "budget": 1, "start_density": 0.2, "target_density": 0.2})
+        config = DiscoverConfig.from_dict({**shared, "budget": 1, "start_density": 0.2, "target_density": 0.2})
         run = partial(run_experiment, config, tmp_path / "run")
     first = run()
     (tmp_path / "run" / "report.json").unlink()

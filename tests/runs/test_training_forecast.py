@@ -11,10 +11,10 @@ import pytest
 from pathgrow.errors import UserError
 from pathgrow.methods.method import Progress
 from pathgrow.runs.bench import Bench
+from pathgrow.runs.config import TrainConfig
 from pathgrow.runs.forecast import Standing, cost_by_epochs, flops_price, parameters_price, updates_are_due
 from pathgrow.runs.plan import plan
 from pathgrow.runs.spent import like, spent
-from pathgrow.runs.train_config import TrainRun
 from tests.support.trainings import bench
 
 BATCH, STEPS = 64, 898 // 64
@@ -230,6 +230,6 @@ def test_the_budget_of_another_run_is_what_it_has_spent_of_the_same_kind(
     told["config"] |= {"model_options": {"inputs": 64, "widths": [8]}}
     Path(path, "report.json").write_text(json.dumps(told))
     given = {"method": "random", "density": 0.25, "fold": 1, "model_options": {"widths": [8]}, "threads": 1}
-    config = TrainRun.from_dict({**given, "match": match, "match_run": path})
+    config = TrainConfig.from_dict({**given, "match": match, "match_run": path})
     assert config.match_budget == budget
     assert config.match_like == like(path)

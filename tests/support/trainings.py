@@ -14,11 +14,13 @@ from pathgrow import methods
 from pathgrow.distributed.comm import SINGLE_PROCESS
 from pathgrow.report.progress import Silent
 from pathgrow.runs.bench import Bench
-from pathgrow.runs.train_config import TrainRun
+from pathgrow.runs.config import TrainConfig
 from pathgrow.runs.training import train
 
 
-def trained_once(tmp_path_factory: pytest.TempPathFactory, config: Callable[[str], TrainRun]) -> Callable[[str], Path]:
+def trained_once(
+    tmp_path_factory: pytest.TempPathFactory, config: Callable[[str], TrainConfig]
+) -> Callable[[str], Path]:
     """The folder of an undisturbed run of a method, trained when it is first asked for."""
 
     @functools.cache
@@ -51,4 +53,4 @@ def bench(method: str, **given: Any) -> Bench:
     }
     if {"density", "target_density"} & known.keys():
         values["density"] = 0.25
-    return Bench.made(TrainRun.from_dict({**values, **given}), None, Silent(), SINGLE_PROCESS)
+    return Bench.made(TrainConfig.from_dict({**values, **given}), None, Silent(), SINGLE_PROCESS)

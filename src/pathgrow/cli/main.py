@@ -205,12 +205,12 @@ def discover(
 def _discover(comm: Communicator, given: dict[str, Any], out: Path | None, *, quiet: bool) -> None:
     from pathgrow.checkpoint import RunDir
     from pathgrow.report import progress, terminal
-    from pathgrow.runs.discover_config import Experiment
+    from pathgrow.runs.config import DiscoverConfig
     from pathgrow.runs.run_discovery import expected_epochs, run
 
     quiet = quiet or comm.rank > 0
     with shared.notes(shown=not quiet):
-        config, folder = shared.config_and_folder(Experiment.from_dict, given, out, comm)
+        config, folder = shared.config_and_folder(DiscoverConfig.from_dict, given, out, comm)
         shown = progress.Silent() if quiet else progress.create(total_epochs=expected_epochs(config, folder))
         with closing(shown):
             run(config, folder, shown, comm)

@@ -113,11 +113,11 @@ def _train(comm: Communicator, given: dict[str, Any], out: Path | None, *, quiet
     from pathgrow.checkpoint import RunDir
     from pathgrow.report import progress, terminal
     from pathgrow.runs import training
-    from pathgrow.runs.train_config import TrainRun
+    from pathgrow.runs.config import TrainConfig
 
     quiet = quiet or comm.rank > 0
     with shared.notes(shown=not quiet):
-        config, folder = shared.config_and_folder(TrainRun.from_dict, given, out, comm)
+        config, folder = shared.config_and_folder(TrainConfig.from_dict, given, out, comm)
         shown = progress.Silent() if quiet else progress.create()
         with closing(shown):
             training.train(config, folder, shown, comm)

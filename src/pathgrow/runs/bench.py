@@ -17,8 +17,8 @@ from pathgrow.masks import Masks
 from pathgrow.methods.method import Method
 from pathgrow.report.progress import Progress
 from pathgrow.runs.callback import Callback
+from pathgrow.runs.config import EVERYTHING, TrainConfig
 from pathgrow.runs.diary import MetricsLogger, announce_resumption
-from pathgrow.runs.train_config import EVERYTHING, TrainRun
 from pathgrow.trainer import Trainer
 from pathgrow.trainer.feed import batches_of
 
@@ -27,7 +27,7 @@ from pathgrow.trainer.feed import batches_of
 class Bench:
     """An untrained model, and everything that trains it."""
 
-    config: TrainRun
+    config: TrainConfig
     dataset: Dataset
     trainer: Trainer
     model: nn.Module
@@ -42,7 +42,7 @@ class Bench:
     steps_per_epoch: int
 
     @classmethod
-    def made(cls, config: TrainRun, folder: RunDir | None, progress: Progress, comm: Communicator) -> Bench:
+    def made(cls, config: TrainConfig, folder: RunDir | None, progress: Progress, comm: Communicator) -> Bench:
         """The bench of a config; only the first process of a team has a `folder`."""
         dataset = config.load_data()
         batch_size, steps_per_epoch = batches_of(len(dataset.train), config.recipe, config.ranks)

@@ -12,7 +12,7 @@ import torch
 from pathgrow.checkpoint import RunDir
 from pathgrow.distributed.comm import Communicator, held_by_rank0
 from pathgrow.errors import UserError
-from pathgrow.runs.run_config import Setup
+from pathgrow.runs.config import RunConfig
 from pathgrow.trainer.process_group import joined
 
 Work = Callable[[RunDir | None, Communicator], None]
@@ -20,7 +20,7 @@ Work = Callable[[RunDir | None, Communicator], None]
 
 
 def carry_out(
-    config: Setup,
+    config: RunConfig,
     out: str | os.PathLike[str],
     work: Work,
     read: Callable[[RunDir], dict[str, Any]],

@@ -20,9 +20,9 @@ from pathgrow.density.summary import hand_back
 from pathgrow.density.types import DENSE, Answer, Curve, Grow, Point, Probe, Reference, Stop
 from pathgrow.errors import RunFailed
 from pathgrow.masks import Masks
+from pathgrow.runs.config import DiscoverOptions
 from pathgrow.runs.learning import WARNING, compared, is_doubtful, learned, nothing_learned, scored_untrained
 from pathgrow.runs.ledger import Ledger
-from pathgrow.runs.options import Options
 from pathgrow.runs.phases import check_call, check_calls
 from pathgrow.runs.probes import train_dense, train_out
 from pathgrow.runs.records import Record
@@ -135,7 +135,7 @@ def discover(
     >>> bool((model[0].weight[~found.masks["0.weight"]] == 0).all())
     True
     """
-    chosen = Options.checked(
+    chosen = DiscoverOptions.checked(
         {"start_density": start_density, "delta": delta, "reference": reference, "budget": budget, **options}
     ).with_comm_of(fit)
     check_calls(fit, evaluate)
@@ -224,7 +224,7 @@ class Loop:
     def _ask_the_rule(self) -> str:
         """Do what the rule says until it says stop; returns its reason."""
         if isinstance(self._options.rule, str):  # a rule by name is made with this delta
-            self._warn(doubt_about_delta(self._trunk.rounds[0].point.score, self._options.delta, Options.delta))
+            self._warn(doubt_about_delta(self._trunk.rounds[0].point.score, self._options.delta, DiscoverOptions.delta))
         num_probed = 0
         while True:
             curve = self._curve()

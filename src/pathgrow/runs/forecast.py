@@ -16,8 +16,8 @@ from pathgrow.masks import Masks
 from pathgrow.methods.method import MaskUpdate, Method, Progress
 from pathgrow.methods.schedules import count_at
 from pathgrow.runs.bench import Bench, grows
+from pathgrow.runs.config import DiscoverOptions
 from pathgrow.runs.meter import sample_flops
-from pathgrow.runs.options import Options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +134,7 @@ def stretches(bench: Bench, method: Method, epochs: int, at: Standing) -> Iterat
     """The rest of a run of a method, played through without a network; growth is played from its beginning."""
     num, num_on, per_epoch = bench.scope.num, at.num_on, bench.steps_per_epoch
     if grows(method):
-        options = Options(budget=epochs)
+        options = DiscoverOptions(budget=epochs)
         num_wanted = count_at(bench.config.density or 1.0, num)
         num_steps = options.num_seed_epochs * per_epoch
         while num_on < num_wanted and (change := _due(method, num_on, num)) is not None:

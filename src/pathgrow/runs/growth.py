@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pathgrow.runs.bench import Bench
+from pathgrow.runs.config import DiscoverOptions
 from pathgrow.runs.discovery import discover
-from pathgrow.runs.options import Options
 from pathgrow.runs.plan import Plan
 from pathgrow.runs.records import Record
 from pathgrow.runs.result import Discovery
@@ -38,7 +38,7 @@ def grow(bench: Bench, plan: Plan) -> Discovery:
         final_epochs=for_what_is_left if plan.match == "flops" else None,
         target_density=config.density,
         method=bench.make_method(plan.epochs),
-        gamma=config.method_options.get("gamma", Options.gamma),
+        gamma=config.method_options.get("gamma", DiscoverOptions.gamma),
         store=bench.store,
         callback=bench.callback,
         loss=trainer.loss,

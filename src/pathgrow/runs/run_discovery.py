@@ -15,10 +15,9 @@ from pathgrow.masks import Masks
 from pathgrow.report.progress import Progress, Silent
 from pathgrow.runs.callback import Callback
 from pathgrow.runs.carry_out import carry_out
+from pathgrow.runs.config import DiscoverConfig, DiscoverOptions
 from pathgrow.runs.diary import MetricsLogger, announce_resumption
-from pathgrow.runs.discover_config import Experiment
 from pathgrow.runs.discovery import discover
-from pathgrow.runs.options import Options
 from pathgrow.runs.phases import Phases, Score
 from pathgrow.runs.reported import draw, write_findings
 from pathgrow.runs.result import Discovery
@@ -29,7 +28,10 @@ _USUAL_PROBES = {"with a reference": 8, "without": 5}
 
 
 def run(
-    config: Experiment, out: str | os.PathLike[str], progress: Progress | None = None, comm: Communicator | None = None
+    config: DiscoverConfig,
+    out: str | os.PathLike[str],
+    progress: Progress | None = None,
+    comm: Communicator | None = None,
 ) -> dict[str, Any]:
     """The report of this experiment.
 
@@ -55,9 +57,9 @@ def _shown_report(folder: RunDir) -> dict[str, Any]:
     return folder.report()
 
 
-def expected_epochs(config: Experiment, out: str | os.PathLike[str]) -> int:
+def expected_epochs(config: DiscoverConfig, out: str | os.PathLike[str]) -> int:
     """About how many epochs are left to train in a folder; how many a rule will ask for cannot be known."""
-    options = Options(**config.discovery())
+    options = DiscoverOptions(**config.discovery())
     span = (config.target_density or 1.0) / (config.start_density or 0.05)
     num_rounds = math.ceil(math.log(max(span, 1.0)) / math.log1p(config.gamma))
     expected = options.num_seed_epochs + num_rounds * (options.num_rough_epochs or Phases.longest)
@@ -73,7 +75,7 @@ def expected_epochs(config: Experiment, out: str | os.PathLike[str]) -> int:
     return max(0, expected - sum(done))
 
 
-def _work(config: Experiment, folder: RunDir | None, progress: Progress, comm: Communicator) -> None:
+def _work(config: DiscoverConfig, folder: RunDir | None, progress: Progress, comm: Communicator) -> None:
     """Discover, examine, write; only the first process has a folder."""
     dataset = config.load_data()
     if folder is not None and config.delta * len(dataset.val) < 1.0:
@@ -117,7 +119,7 @@ def _work(config: Experiment, folder: RunDir | None, progress: Progress, comm: C
 
 
 def _write(
-    config: Experiment,
+    config: DiscoverConfig,
     folder: RunDir,
     found: Discovery,
     masks: Sequence[Masks],

@@ -17,7 +17,7 @@ from pathgrow.graph.flops import step_flops
 from pathgrow.graph.scope import trained_scope, whole_model_density
 from pathgrow.masks import Masks
 from pathgrow.methods.method import Method
-from pathgrow.runs.options import Options
+from pathgrow.runs.config import DiscoverOptions
 from pathgrow.runs.phases import Phases, Trained
 from pathgrow.runs.records import Record, Stages
 from pathgrow.sparse.attach import Attached, attach
@@ -40,7 +40,7 @@ class Site:
         *,
         scope: Masks | None,
         seed: int,
-        options: Options,
+        options: DiscoverOptions,
         store: Store,
     ) -> None:
         self.options = options

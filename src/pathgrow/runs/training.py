@@ -11,18 +11,18 @@ from pathgrow.distributed.comm import Communicator
 from pathgrow.report.progress import Progress, Silent
 from pathgrow.runs.bench import Bench, grows
 from pathgrow.runs.carry_out import carry_out
+from pathgrow.runs.config import TrainConfig
 from pathgrow.runs.doubts import doubts
 from pathgrow.runs.growth import grow
 from pathgrow.runs.ledger import Ledger
 from pathgrow.runs.levels import Levels
 from pathgrow.runs.plan import Plan, plan
-from pathgrow.runs.train_config import TrainRun
 from pathgrow.runs.train_report import Outcome, report
 from pathgrow.sparse.partial import clear_partials
 
 
 def train(
-    config: TrainRun, out: str | os.PathLike[str], progress: Progress | None = None, comm: Communicator | None = None
+    config: TrainConfig, out: str | os.PathLike[str], progress: Progress | None = None, comm: Communicator | None = None
 ) -> dict[str, Any]:
     """The report of this training.
 
@@ -42,7 +42,7 @@ def train(
     )
 
 
-def _work(config: TrainRun, folder: RunDir | None, progress: Progress, comm: Communicator) -> None:
+def _work(config: TrainConfig, folder: RunDir | None, progress: Progress, comm: Communicator) -> None:
     """Plan, train, examine, write; only the first process has a folder."""
     bench = Bench.made(config, folder, progress, comm)
     planned = plan(bench)
