@@ -117,7 +117,8 @@ def _ended(main: Callable[[], object]) -> None:
     try:
         main()
     except SystemExit as end:
-        assert not end.code, f"the command failed with exit code {end.code}"
+        if end.code:
+            raise RuntimeError(f"the command failed with exit code {end.code}") from end
 
 
 def measure() -> dict[str, list[str]]:
