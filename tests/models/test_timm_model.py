@@ -1,4 +1,4 @@
-"""Models of timm by name: built as timm builds them, seeded and refused as our own are."""
+"""timm models by name: built like timm builds them, seeded and checked like the reference models."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ def test_dropout_reaches_the_model():
 @pytest.mark.parametrize(
     ("name", "options", "sentence"),
     [
-        ("timm:resnet81", {}, r"unknown timm model 'resnet81': did you mean timm:resnet\w+.*\(timm.list_models"),
+        ("timm:resnet81", {}, r"unknown timm model 'resnet81': did you mean timm:resnet\w+.*\(see timm.list_models"),
         ("timm:", {}, r"unknown timm model ''"),
         ("timm:hf-hub:someone/resnet18", {}, "unknown timm model 'hf-hub:someone/resnet18'"),
         ("timm:resnet18", {"width": 3}, "unknown option of timm:resnet18 'width'"),
         ("timm:resnet18", {"pretrained": True}, "unknown option of timm:resnet18 'pretrained'"),
-        ("timm:resnet18", {"image_size": 2.5}, "image_size is 2.5: give a whole number"),
-        ("timm:resnet18", {"dropout": 1.5}, "dropout is 1.5: give a probability"),
-        ("timm:vgg11", {"drop_path": 0.1}, "timm cannot build 'vgg11' with .*drop_path_rate=0.1 .*: leave options out"),
+        ("timm:resnet18", {"image_size": 2.5}, "image_size must be an integer >= 1, got 2.5"),
+        ("timm:resnet18", {"dropout": 1.5}, r"dropout must be in \[0, 1\), got 1.5"),
+        ("timm:vgg11", {"drop_path": 0.1}, "timm cannot build 'vgg11' with .*drop_path_rate=0.1 "),
     ],
 )
 def test_what_cannot_be_built_is_refused_in_one_sentence(name, options, sentence):
@@ -89,5 +89,5 @@ def test_what_cannot_be_built_is_refused_in_one_sentence(name, options, sentence
 
 def test_without_timm_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(UserError, match=r"timm library, which is not installed: pip install 'pathgrow\[timm\]'"):
+    with pytest.raises(UserError, match=r"requires the timm library: pip install 'pathgrow\[timm\]'"):
         models.defaults("timm:resnet18")

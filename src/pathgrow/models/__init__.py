@@ -1,6 +1,6 @@
-"""Reference models by name: the networks of the paper, in short files.
+"""Reference models by name: the networks of the paper, one short file per family.
 
-Nothing registers itself: a model is a line in the table below.
+A model is a line in the table below.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 
-from pathgrow.errors import UserError, unknown_name
+from pathgrow.errors import UserError, is_int, is_number, unknown_name
+from pathgrow.models.blocks import ReferenceModel
 from pathgrow.models.mlp import MLP
-from pathgrow.models.options import check_option
 from pathgrow.models.pit import PiT
-from pathgrow.models.reference import ReferenceModel
 from pathgrow.models.resnet_cifar import ResNetCifar
 from pathgrow.models.resnet_imagenet import ResNet
 from pathgrow.models.timm_model import TimmModel, timm_defaults
@@ -30,13 +29,15 @@ _MODELS: dict[str, Callable[..., ReferenceModel]] = {
     "resnet18": partial(ResNet, 18),
     "resnet20": partial(ResNetCifar, 20),
     "resnet32": partial(ResNetCifar, 32),
+    # Twice the width of He et al.: the "ResNet-32" in the tables of GraSP and MEST.
+    "resnet32x2": partial(ResNetCifar, 32, width=32),
     "resnet34": partial(ResNet, 34),
     "resnet44": partial(ResNetCifar, 44),
     "resnet50": partial(ResNet, 50, stem="imagenet", image_size=224),
     "resnet56": partial(ResNetCifar, 56),
     "resnet110": partial(ResNetCifar, 110),
     "vit": ViT,
-    # As RigL and Sparse Momentum train them.
+    # With the dropout that RigL and Sparse Momentum use.
     "wrn22_2": partial(WideResNet, 22, dropout=0.3),
     "wrn28_2": partial(WideResNet, 28, dropout=0.3),
 }
@@ -44,7 +45,7 @@ _TIMM = "timm:"
 
 
 def names() -> list[str]:
-    """Every model that `create` knows, but for those of timm: `timm:NAME` is one for each of `timm.list_models()`.
+    """Return the names that `create` accepts, except `timm:NAME` for every name in `timm.list_models()`.
 
     >>> names()[-3:]
     ['vit', 'wrn22_2', 'wrn28_2']
@@ -53,7 +54,7 @@ def names() -> list[str]:
 
 
 def defaults(name: str) -> dict[str, Any]:
-    """The options of a model with their defaults.
+    """Return the options of a model and their defaults.
 
     >>> defaults("resnet20")
     {'in_channels': 3, 'width': 16, 'image_size': 32}
@@ -67,17 +68,17 @@ def defaults(name: str) -> dict[str, Any]:
 
 
 def create(name: str, classes: int, *, seed: int | None = None, **options: Any) -> ReferenceModel:
-    """A freshly initialised model.
+    """Create a model with freshly initialized weights.
 
     Parameters
     ----------
     name : str
-        One of `names()`, or `timm:` and a name of timm's (an extra: `pip install 'pathgrow[timm]'`).
+        One of `names()`, or `timm:` followed by the name of a timm model (requires `pip install 'pathgrow[timm]'`).
     classes : int
         Number of outputs.
     seed : int, optional
-        The weights depend on it alone and the global generator is left as it was. Without it the weights come from
-        torch's global generator, as those of any module.
+        Seed of the weights; the global random state is left unchanged. By default the weights are drawn from torch's
+        global generator, like those of any module.
     **options
         See `defaults(name)`.
 
@@ -88,26 +89,43 @@ def create(name: str, classes: int, *, seed: int | None = None, **options: Any) 
     torch.Size([1, 10])
     """
     known = defaults(name)
-    check_option("classes", classes, like=1)
+    _check_option("classes", classes, default=1)
     for key, value in options.items():
         if key not in known:
             raise unknown_name(f"option of {name}", key, known)
-        check_option(key, value, like=known[key])
+        _check_option(key, value, default=known[key])
     if name.startswith(_TIMM):
-        # timm's own sizes, not those of our signature.
+        # Pass all of them: the defaults come from timm's config, not from the signature of TimmModel.
         build: Callable[..., ReferenceModel] = partial(TimmModel, name.removeprefix(_TIMM), **{**known, **options})
     else:
         build = partial(_MODELS[name], **options)
     try:
         if seed is None:
             return build(classes)
-        # Constructors of torch modules draw first weights from the global generator before ours replace them.
+        # The constructors of torch modules draw from the global generator before the weights are replaced.
         with torch.random.fork_rng(devices=[]):
             return build(classes, generator=generator(seed, "model", name))
-    except RuntimeError as fault:  # of torch: no such memory, or no number for how much
-        asked = ", ".join(f"{key}={value}" for key, value in {"classes": classes, **options}.items())
-        said = str(fault).partition("\n")[0]
-        raise UserError(f"{name} with {asked} cannot be made ({said}): choose smaller sizes") from fault
+    except RuntimeError as error:  # out of memory, or sizes that overflow
+        values = ", ".join(f"{key}={value}" for key, value in {"classes": classes, **options}.items())
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"cannot create {name} with {values} ({reason}): choose smaller sizes") from error
+
+
+def _check_option(key: str, value: object, default: object) -> None:
+    """Refuse a value that is not of the type of the default; integers are sizes, so they must be >= 1."""
+    expected, is_valid = {
+        bool: ("True or False", isinstance(value, bool)),
+        int: ("an integer >= 1", _is_size(value)),
+        float: ("a finite number", is_number(value)),
+        str: ("a string", isinstance(value, str)),
+        tuple: ("a list of integers >= 1", isinstance(value, list | tuple) and all(map(_is_size, value))),
+    }[type(default)]
+    if not is_valid:
+        raise UserError(f"{key} must be {expected}, got {value!r}")
+
+
+def _is_size(value: object) -> bool:
+    return is_int(value) and value >= 1
 
 
 __all__ = ["ReferenceModel", "create", "defaults", "names"]

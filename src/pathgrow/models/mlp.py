@@ -1,4 +1,4 @@
-"""A plain multilayer perceptron; its default fits the embedded 8x8 digits."""
+"""Multilayer perceptron; the default input size is that of the 8x8 digits."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pathgrow.models.init import kaiming_
-from pathgrow.models.reference import ReferenceModel
+from pathgrow.models.blocks import ReferenceModel, kaiming_
 
 
 class MLP(ReferenceModel):
-    """Linear layers with ReLU between them; the input is flattened, so images may be given as they are.
+    """Linear layers with ReLU between them; inputs of any shape are flattened.
 
     Parameters
     ----------
     inputs : int
         Values per sample.
     widths : sequence of int
-        Units of the hidden layers, first to last; empty: a linear classifier.
+        Hidden layer widths, first to last; an empty sequence gives a linear classifier.
     """
 
     def __init__(

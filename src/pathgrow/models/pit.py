@@ -1,4 +1,4 @@
-"""The pooling-based vision transformer of Heo et al. (2021), by default as small as Lee et al. (2021) train it."""
+"""The pooling-based vision transformer of Heo et al. (2021), by default in the size of Lee et al. (2021)."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from pathgrow.errors import UserError
-from pathgrow.models.init import xavier_
-from pathgrow.models.options import check_heads, check_patch, check_probability, hidden_units
-from pathgrow.models.reference import ReferenceModel
-from pathgrow.models.transformer import Attention, Block, Patches
+from pathgrow.models.blocks import ReferenceModel, check_drop_rate, xavier_
+from pathgrow.models.transformer import Attention, Block, Patches, check_heads, check_patch, hidden_units
 
 
 class Pool(nn.Module):
-    """Halves the resolution and widens the tokens, as the stages of a ResNet do.
+    """Halve the resolution and widen the tokens, like the stages of a ResNet.
 
-    Patch tokens go through a strided depthwise convolution over their map, the class token through a layer of its own.
+    Patch tokens pass a strided depthwise convolution over their map, the class token a linear layer.
     """
 
     def __init__(self, dim_in: int, dim_out: int, side: int) -> None:
@@ -33,18 +31,18 @@ class Pool(nn.Module):
 
 
 class PiT(ReferenceModel):
-    """Patches, a class token, and stages of transformer blocks with a pooling layer between them.
+    """Patch embedding, class token, and stages of transformer blocks with pooling layers between them.
 
     Parameters
     ----------
     image_size, patch : int
-        The image is cut into `(image_size / patch)` squared tokens; `patch` 2 is usual at 32 pixels.
+        The image is cut into `(image_size / patch) ** 2` tokens; `patch=2` is common at 32 pixels.
     dims, depths, heads : sequence of int
-        One entry per stage; each of `dims` is a multiple of the one before it.
+        One entry per stage; each of `dims` must be a multiple of the previous one.
     mlp_ratio : float
-        Hidden units of a block's MLP over its `dim`.
+        Hidden units of a block's MLP, divided by its `dim`.
     drop_path : float
-        Probability of dropping a branch, the same at every depth; 0.1 in the paper's recipe.
+        Probability of dropping a branch, constant over depth; 0.1 in the paper.
     """
 
     def __init__(
@@ -63,7 +61,7 @@ class PiT(ReferenceModel):
     ) -> None:
         super().__init__((in_channels, image_size, image_size))
         check_patch(image_size, patch)
-        check_probability("drop_path", drop_path)
+        check_drop_rate("drop_path", drop_path)
         _check_stages(dims, depths, heads)
         side = image_size // patch
         self.patch_embed = Patches(in_channels, dims[0], patch)
@@ -95,13 +93,11 @@ class PiT(ReferenceModel):
 def _check_stages(dims: Sequence[int], depths: Sequence[int], heads: Sequence[int]) -> None:
     if not len(dims) == len(depths) == len(heads) > 0:
         raise UserError(
-            f"dims, depths and heads have {len(dims)}, {len(depths)} and {len(heads)} entries: give one entry per stage"
-            " in each"
+            "dims, depths and heads must have one entry per stage, got "
+            f"{len(dims)}, {len(depths)} and {len(heads)} entries"
         )
     for dim, num_heads in zip(dims, heads, strict=True):
         check_heads(dim, num_heads)
     for narrow, wide in pairwise(dims):
         if wide % narrow:
-            raise UserError(
-                f"dims holds {narrow} before {wide}: pooling is depthwise, choose a multiple of the width before"
-            )
+            raise UserError(f"each of dims must be a multiple of the previous one, got {wide} after {narrow}")

@@ -1,4 +1,4 @@
-"""ResNet-18, 34 and 50 (He et al. 2016); with the ImageNet stem, torchvision's weights load unchanged."""
+"""ResNet-18, 34 and 50 (He et al. 2016); with the ImageNet stem they load torchvision checkpoints."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pathgrow.errors import unknown_name
-from pathgrow.models.blocks import BasicBlock, Bottleneck, stage
-from pathgrow.models.init import kaiming_
-from pathgrow.models.reference import ReferenceModel
+from pathgrow.models.blocks import BasicBlock, Bottleneck, ReferenceModel, kaiming_, residual_stage
 
 _STAGES: dict[int, tuple[type[BasicBlock | Bottleneck], tuple[int, int, int, int]]] = {
     18: (BasicBlock, (2, 2, 2, 2)),
@@ -26,9 +24,9 @@ class ResNet(ReferenceModel):
     depth : {18, 34, 50}
     stem : {"small", "imagenet"}
         "small": a 3x3 convolution that keeps the resolution, for images of 32 to 64 pixels. "imagenet": 7x7 with
-        stride 2, then max-pooling; at 64 pixels it makes the network 15 times cheaper and not comparable.
+        stride 2, then max-pooling; at 64 pixels the network is 15 times cheaper and not comparable.
     image_size : int
-        Only the size of `example_input`; the network takes any.
+        Size of `example_input`; the network accepts any size.
     """
 
     def __init__(
@@ -57,10 +55,10 @@ class ResNet(ReferenceModel):
         self.bn1 = nn.BatchNorm2d(width)
         widths = [width * 2**i for i in range(4)]
         ends = [w * block.expansion for w in widths]
-        self.layer1 = stage(block, width, widths[0], blocks[0], stride=1)
-        self.layer2 = stage(block, ends[0], widths[1], blocks[1], stride=2)
-        self.layer3 = stage(block, ends[1], widths[2], blocks[2], stride=2)
-        self.layer4 = stage(block, ends[2], widths[3], blocks[3], stride=2)
+        self.layer1 = residual_stage(block, width, widths[0], blocks[0], stride=1)
+        self.layer2 = residual_stage(block, ends[0], widths[1], blocks[1], stride=2)
+        self.layer3 = residual_stage(block, ends[1], widths[2], blocks[2], stride=2)
+        self.layer4 = residual_stage(block, ends[2], widths[3], blocks[3], stride=2)
         self.fc = nn.Linear(ends[3], classes)
         kaiming_(self, generator)
 

@@ -1,4 +1,4 @@
-"""What the ViT and the PiT are built of, and the locality attention of Lee et al. (2021)."""
+"""Transformer layers shared by ViT and PiT, including the locality self-attention of Lee et al. (2021)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pathgrow.errors import UserError
+
 
 class Patches(nn.Conv2d):
-    """Every patch of an image becomes a token: `(B, C, H, W)` to `(B, T, dim)`."""
+    """Embed the patches of an image as tokens: `(B, C, H, W)` to `(B, T, dim)`."""
 
     def __init__(self, in_channels: int, dim: int, patch: int) -> None:
         super().__init__(in_channels, dim, patch, stride=patch)
@@ -18,7 +20,7 @@ class Patches(nn.Conv2d):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention; rows of `qkv.weight`: a third each of queries, keys and values, in this order."""
+    """Multi-head self-attention; `qkv.weight` stacks the rows of queries, keys and values in this order."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -36,24 +38,24 @@ class Attention(nn.Module):
         return out
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Values mixed by softmax, each `(batch, heads, tokens, dim / heads)`."""
+        """Return the attention output; all tensors are `(batch, heads, tokens, dim / heads)`."""
         return F.scaled_dot_product_attention(queries, keys, values)
 
 
 class LocalityAttention(Attention):
-    """Self-attention in which no token attends to itself and every head learns how sharply it attends (LSA).
+    """Self-attention in which no token attends to itself and every head learns its temperature (LSA).
 
     Parameters
     ----------
     tokens : int
-        Length of the sequence, class token included.
+        Sequence length including the class token.
     """
 
     others: Tensor
 
     def __init__(self, dim: int, heads: int, tokens: int) -> None:
         super().__init__(dim, heads)
-        # An inverse temperature: a factor of the logits, as in the authors' code, not a divisor as in their formula.
+        # An inverse temperature: it multiplies the logits as in the authors' code, while their formula divides by it.
         self.scale = nn.Parameter(torch.full((heads,), (dim // heads) ** -0.5))
         self.register_buffer("others", ~torch.eye(tokens, dtype=torch.bool), persistent=False)
 
@@ -63,7 +65,7 @@ class LocalityAttention(Attention):
 
 
 class Block(nn.Module):
-    """Pre-norm transformer block; in training a whole branch is dropped per sample with probability `drop_path`."""
+    """Pre-norm transformer block with stochastic depth: training drops each branch of a sample with `drop_path`."""
 
     def __init__(self, attention: Attention, dim: int, hidden: int, drop_path: float) -> None:
         super().__init__()
@@ -81,5 +83,25 @@ class Block(nn.Module):
     def _kept(self, branch: Tensor) -> Tensor:
         if not self.training or self.drop_path == 0:
             return branch
-        # Dropout of one value per sample is 0 or 1/(1 - p): exactly the scaled stochastic depth that is wanted.
+        # Dropout of one value per sample gives 0 or 1/(1 - p), which is scaled stochastic depth.
         return branch * F.dropout(branch.new_ones(branch.shape[0], 1, 1), self.drop_path)
+
+
+def check_patch(image_size: int, patch: int) -> None:
+    """Refuse a patch size that does not divide the image size."""
+    if image_size % patch:
+        raise UserError(f"patch must divide image_size ({image_size}), got {patch}")
+
+
+def check_heads(dim: int, heads: int) -> None:
+    """Refuse a number of heads that does not divide the embedding dimension."""
+    if dim % heads:
+        raise UserError(f"heads must divide dim ({dim}), got {heads}")
+
+
+def hidden_units(dim: int, mlp_ratio: float) -> int:
+    """Return the hidden width of a block's MLP."""
+    hidden = round(mlp_ratio * dim)
+    if hidden < 1:
+        raise UserError(f"mlp_ratio must leave at least one hidden unit, got {mlp_ratio} (dim {dim})")
+    return hidden

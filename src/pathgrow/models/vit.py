@@ -1,4 +1,4 @@
-"""The small-image vision transformer of Lee et al. (2021), with or without their tokenizer and attention."""
+"""The small-image vision transformer of Lee et al. (2021), optionally with their tokenizer and attention."""
 
 from __future__ import annotations
 
@@ -7,22 +7,28 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pathgrow.errors import UserError
-from pathgrow.models.init import xavier_
-from pathgrow.models.options import check_heads, check_patch, check_probability, hidden_units
-from pathgrow.models.reference import ReferenceModel
-from pathgrow.models.transformer import Attention, Block, LocalityAttention, Patches
+from pathgrow.models.blocks import ReferenceModel, check_drop_rate, xavier_
+from pathgrow.models.transformer import (
+    Attention,
+    Block,
+    LocalityAttention,
+    Patches,
+    check_heads,
+    check_patch,
+    hidden_units,
+)
 
 
 class ShiftedPatches(nn.Module):
-    """Tokens that see half a patch beyond their own patch in every direction (SPT).
+    """Tokens that also see half a patch in every direction around their own patch (SPT).
 
-    The image and its four diagonal shifts by half a patch lie side by side as channels before it is cut into patches.
+    The image and its four diagonal shifts by half a patch are concatenated as channels before patches are cut.
     """
 
     def __init__(self, in_channels: int, dim: int, patch: int) -> None:
         super().__init__()
         if patch % 2:
-            raise UserError(f"patch is {patch}: shifted patches move by half a patch, choose an even one")
+            raise UserError(f"patch must be even if spt is on (images are shifted by half a patch), got {patch}")
         self.patch = patch
         self.norm = nn.LayerNorm(5 * in_channels * patch**2)
         self.proj = nn.Linear(5 * in_channels * patch**2, dim)
@@ -39,20 +45,20 @@ class ShiftedPatches(nn.Module):
 
 
 class ViT(ReferenceModel):
-    """Patches, a class token and learned positions, then pre-norm blocks.
+    """Patch embedding, class token and learned positions, followed by pre-norm blocks.
 
     Parameters
     ----------
     image_size, patch : int
-        The image is cut into `(image_size / patch)` squared tokens; `patch` 4 is usual at 32 pixels.
+        The image is cut into `(image_size / patch) ** 2` tokens; `patch=4` is common at 32 pixels.
     mlp_ratio : float
-        Hidden units of a block's MLP over `dim`.
+        Hidden units of a block's MLP, divided by `dim`.
     drop_path : float
-        Probability of dropping a branch, the same at every depth; 0.1 in the paper's recipe.
+        Probability of dropping a branch, constant over depth; 0.1 in the paper.
     spt : bool
-        Shifted patch tokenization: a token reads its neighbourhood, not its patch alone.
+        Shifted patch tokenization: tokens also read the neighborhood of their patch.
     lsa : bool
-        Locality self-attention: no token attends to itself, and the softmax temperature of a head is learned.
+        Locality self-attention: no token attends to itself, and each head learns its softmax temperature.
     """
 
     def __init__(
@@ -74,7 +80,7 @@ class ViT(ReferenceModel):
         super().__init__((in_channels, image_size, image_size))
         check_patch(image_size, patch)
         check_heads(dim, heads)
-        check_probability("drop_path", drop_path)
+        check_drop_rate("drop_path", drop_path)
         hidden = hidden_units(dim, mlp_ratio)
         tokens = (image_size // patch) ** 2 + 1
         self.patch_embed = (ShiftedPatches if spt else Patches)(in_channels, dim, patch)
@@ -88,7 +94,7 @@ class ViT(ReferenceModel):
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, classes)
         xavier_(self, generator)
-        # Small, so that at the start a token's content outweighs its place.
+        # Small, so a token's content initially outweighs its position.
         nn.init.normal_(self.cls_token, std=0.02, generator=generator)
         nn.init.normal_(self.pos_embed, std=0.02, generator=generator)
 

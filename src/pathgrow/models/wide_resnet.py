@@ -1,4 +1,4 @@
-"""Wide residual networks for small images (Zagoruyko & Komodakis 2016): the nets of RigL and Sparse Momentum."""
+"""Wide residual networks for small images (Zagoruyko & Komodakis 2016), as used by RigL and Sparse Momentum."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pathgrow.errors import UserError
-from pathgrow.models.init import kaiming_
-from pathgrow.models.options import check_probability
-from pathgrow.models.reference import ReferenceModel
+from pathgrow.models.blocks import ReferenceModel, check_drop_rate, kaiming_
 
 
 class PreActBlock(nn.Module):
     """Batch norm, ReLU and a 3x3 convolution, twice, with dropout between the convolutions.
 
-    Where the shape changes, the shortcut is a 1x1 convolution of the input after its batch norm and ReLU.
+    If the shape changes, the shortcut is a 1x1 convolution of the input after batch norm and ReLU.
     """
 
     def __init__(self, channels_in: int, channels_out: int, stride: int, dropout: float) -> None:
@@ -42,15 +40,15 @@ class WideResNet(ReferenceModel):
     Parameters
     ----------
     depth : int
-        6n + 4 convolutions, shortcuts included: 16, 22, 28, 40.
+        Number of convolutions including shortcuts, 6n + 4: 16, 22, 28, 40.
     widen : int
-        How many times wider the stages are than those of a ResNet of the same depth.
+        Widening factor of the stages.
     width : int
-        Channels of the stem, and of the first stage before it is widened.
+        Channels of the stem, and of the first stage before widening.
     dropout : float
-        Between the two convolutions of a block; 0.3 in the code of RigL, of its reproduction and of Sparse Momentum.
+        Dropout between the two convolutions of a block; 0.3 in the code of RigL, its reproduction and Sparse Momentum.
     image_size : int
-        Only the size of `example_input`; the network takes any.
+        Size of `example_input`; the network accepts any size.
     """
 
     def __init__(
@@ -67,8 +65,8 @@ class WideResNet(ReferenceModel):
     ) -> None:
         super().__init__((in_channels, image_size, image_size))
         if depth < 10 or (depth - 4) % 6:
-            raise UserError(f"a wide ResNet cannot have depth {depth}: it needs 6n + 4 convolutions, such as 22 or 28")
-        check_probability("dropout", dropout)
+            raise UserError(f"the depth of a wide ResNet must be 6n + 4 (e.g. 22 or 28), got {depth}")
+        check_drop_rate("dropout", dropout)
         blocks = (depth - 4) // 6
         widths = [width * widen * 2**stage for stage in range(3)]
         self.conv1 = nn.Conv2d(in_channels, width, 3, padding=1, bias=False)
