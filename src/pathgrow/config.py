@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -37,6 +37,8 @@ class Option:
     """The value must be >= this."""
     at_most: float | None = None
     """The value must be <= this."""
+    below: float | None = None
+    """The value must be < this."""
     example: str | None = None
     """A valid value, for error messages."""
     flags: tuple[str, ...] = ()
@@ -53,14 +55,13 @@ class Option:
         >>> Option(at_least=1).bounds
         '>= 1'
         """
-        if self.at_most is not None and (self.above is not None or self.at_least is not None):
-            low = f"({self.above:g}" if self.above is not None else f"[{self.at_least:g}"
-            return f"in {low}, {self.at_most:g}]"
-        if self.above is not None:
-            return f"> {self.above:g}"
-        if self.at_least is not None:
-            return f">= {self.at_least:g}"
-        return f"<= {self.at_most:g}" if self.at_most is not None else ""
+        low = self.above if self.above is not None else self.at_least
+        high = self.below if self.below is not None else self.at_most
+        if low is not None and high is not None:
+            left, right = "[("[self.above is not None], "])"[self.below is not None]
+            return f"in {left}{low:g}, {high:g}{right}"
+        signs = {">": self.above, ">=": self.at_least, "<": self.below, "<=": self.at_most}
+        return next((f"{sign} {bound:g}" for sign, bound in signs.items() if bound is not None), "")
 
     def allows(self, value: float) -> bool:
         """Whether a number lies within the bounds."""
@@ -68,6 +69,7 @@ class Option:
             (self.above is None or value > self.above)
             and (self.at_least is None or value >= self.at_least)
             and (self.at_most is None or value <= self.at_most)
+            and (self.below is None or value < self.below)
         )
 
 
@@ -100,18 +102,22 @@ def check(config: Any) -> None:
         check_value(getattr(config, field.name), hints[field.name], option_of(field), field.name)
 
 
-def check_value(value: Any, hint: Any, spec: Option, name: str) -> None:
-    """Refuse a value that does not have the type `hint` or lies outside the bounds of `spec`.
+def check_value(value: Any, hint: Any, spec: Option, name: str) -> Any:
+    """Return `value` as the type `hint`: JSON has no tuples and writes 1.0 as 1. Refuse wrong types and bounds.
 
     >>> check_value(1.5, int | None, Option(at_least=1, example="20"), "epochs")
     Traceback (most recent call last):
     pathgrow.errors.UserError: epochs must be an integer >= 1, got 1.5 (e.g. 20)
     """
-    members = _members(hint)
-    if Any in members or (value is None and type(None) in members):
-        return
-    if not any(_fits(value, member, spec, name) for member in members):
-        require(False, name, value, _expected(members, spec, value), spec.example)
+    members = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    if value is None and type(None) in members:
+        return value
+    if Any in members:
+        return _plain(value, name)
+    for member in members:
+        if (result := _as_member(value, member, spec, name)) is not MISSING:
+            return result
+    require(False, name, value, _expected(members, spec, value), spec.example)
 
 
 def from_json(cls: type[T], values: Any, *, where: str = "") -> T:
@@ -129,21 +135,33 @@ def from_json(cls: type[T], values: Any, *, where: str = "") -> T:
     Traceback (most recent call last):
     pathgrow.errors.UserError: network.val.score must be a number, got 'high'
     """
-    if not isinstance(values, Mapping):
-        raise UserError(f"{where or 'the value'} must be a JSON object, got {short(values)}")
-    hints = get_type_hints(cls)
-    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    for key in values:
-        if key not in fields:
-            raise unknown_name(f"key{f' in {where}' if where else ''}", str(key), fields)
-    given = {}
-    for name, field in fields.items():
-        at = f"{where}.{name}" if where else name
-        if name in values:
-            given[name] = _converted(values[name], hints[name], option_of(field), at)
-        elif field.default is MISSING and field.default_factory is MISSING:
-            raise UserError(f"{at} is missing")
+    given = _known_values(cls, values, where)
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        if field.name not in given and field.default is MISSING and field.default_factory is MISSING:
+            raise UserError(f"{_join(where, field.name)} is missing")
     return cls(**given)
+
+
+def override(config: T, values: Any, *, where: str = "") -> T:
+    """Return a copy of a dataclass with some values replaced by JSON values, checked as in `from_json`.
+
+    A nested dataclass is overridden in turn: what its table leaves out stays as it is.
+
+    >>> @dataclass(frozen=True)
+    ... class Recipe:
+    ...     lr: float = 0.1
+    ...     epochs: int = 160
+    >>> override(Recipe(epochs=80), {"lr": 1})
+    Recipe(lr=1.0, epochs=80)
+    """
+    nested = {
+        name: override(inner, value, where=_join(where, name))
+        for name, value in (values.items() if isinstance(values, Mapping) else ())
+        if dataclasses.is_dataclass(inner := getattr(config, str(name), None)) and not isinstance(inner, type)
+        if not isinstance(value, type(inner))
+    }
+    plain = {**values, **nested} if nested else values
+    return dataclasses.replace(config, **_known_values(type(config), plain, where))  # type: ignore[type-var]
 
 
 def to_json(value: Any) -> Any:
@@ -161,76 +179,60 @@ def to_json(value: Any) -> Any:
     return value
 
 
-def _converted(value: Any, hint: Any, spec: Option, at: str) -> Any:
-    """`value` as the type that `hint` names: JSON has no tuples, and writes 1.0 as 1."""
-    check_value(value, hint, spec, at)
-    return _shaped(value, hint, at)
+def _known_values(cls: type, values: Any, where: str) -> dict[str, Any]:
+    """The values of a JSON object as the types of the fields they name."""
+    if not isinstance(values, Mapping):
+        raise UserError(f"{where or 'the value'} must be a JSON object, got {short(values)}")
+    hints = get_type_hints(cls)
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    given = {}
+    for name, value in values.items():
+        if name not in fields:
+            raise unknown_name(f"{where} key" if where else "key", str(name), fields)
+        at = _join(where, name)
+        given[name] = check_value(value, hints[name], option_of(fields[name]), at)
+    return given
 
 
-def _shaped(value: Any, hint: Any, at: str) -> Any:
-    members = _members(hint)
-    if value is None and type(None) in members:
-        return None
-    for member in members:
-        origin = get_origin(member)
-        if dataclasses.is_dataclass(member) and isinstance(value, Mapping):
-            return from_json(member, value, where=at)  # type: ignore[arg-type]
-        if origin is tuple and isinstance(value, list | tuple):
-            return tuple(_shaped(item, part, f"{at}[{i}]") for i, (item, part) in enumerate(_items(value, member)))
-        if origin is list and isinstance(value, list | tuple):
-            return [_shaped(item, get_args(member)[0], f"{at}[{i}]") for i, item in enumerate(value)]
-        if origin in (dict, Mapping) and isinstance(value, Mapping):
-            return {key: _shaped(item, get_args(member)[1], f"{at}.{key}") for key, item in value.items()}
-    if float in members and int not in members and is_int(value):
-        return float(value)
-    return value
+def _join(where: str, name: object) -> str:
+    return f"{where}.{name}" if where else str(name)
 
 
-def _fits(value: Any, member: Any, spec: Option, at: str) -> bool:
-    origin = get_origin(member)
+def _as_member(value: Any, member: Any, spec: Option, at: str) -> Any:
+    """`value` as one member of a union; MISSING if it does not fit."""
+    origin, parts = get_origin(member), get_args(member)
     if origin is Literal:
-        return any(value == choice and type(value) is type(choice) for choice in get_args(member))
-    if member is bool:
-        return isinstance(value, bool)
+        return value if any(value == choice and type(value) is type(choice) for choice in parts) else MISSING
     if member is int:
-        return is_int(value) and spec.allows(value)
+        return value if is_int(value) and spec.allows(value) else MISSING
     if member is float:
-        return is_number(value) and spec.allows(value)
-    if dataclasses.is_dataclass(member):
-        if isinstance(value, Mapping):
-            from_json(member, value, where=at)  # type: ignore[arg-type]
-            return True
-        return isinstance(value, typing.cast(type, member))
+        return float(value) if is_number(value) and spec.allows(value) else MISSING
+    if dataclasses.is_dataclass(member) and isinstance(value, Mapping):
+        return from_json(typing.cast(type, member), value, where=at)
     if origin in (tuple, list):
         if not isinstance(value, list | tuple):
-            return False
-        pairs = _items(value, member)
-        if pairs is None:
-            return False
-        for i, (item, part) in enumerate(pairs):
-            check_value(item, part, spec, f"{at}[{i}]")
-        return True
+            return MISSING
+        if origin is tuple and parts[-1] is not Ellipsis and len(parts) != len(value):
+            return MISSING
+        kinds = parts if origin is tuple and parts[-1] is not Ellipsis else [parts[0]] * len(value)
+        items = zip(value, kinds, strict=True)
+        return origin(check_value(item, kind, spec, f"{at}[{i}]") for i, (item, kind) in enumerate(items))
     if origin in (dict, Mapping):
         if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-            return False
-        for key, item in value.items():
-            check_value(item, get_args(member)[1], spec, f"{at}.{key}")
-        return True
-    if isinstance(member, type):
-        return isinstance(value, member)
-    return True
+            return MISSING
+        return {key: check_value(item, parts[1], spec, f"{at}.{key}") for key, item in value.items()}
+    return value if not isinstance(member, type) or isinstance(value, member) else MISSING
 
 
-def _items(value: Sequence[Any], hint: Any) -> Any:
-    """Each item with its type; None where a tuple of fixed length has another length."""
-    parts = get_args(hint)
-    if get_origin(hint) is list or (len(parts) == 2 and parts[1] is Ellipsis):
-        return [(item, parts[0]) for item in value]
-    return None if len(parts) != len(value) else list(zip(value, parts, strict=True))
-
-
-def _members(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+def _plain(value: Any, at: str) -> Any:
+    """`value` as JSON would return it, so that a config that is written and read back equals itself."""
+    if isinstance(value, float):
+        require(is_number(value), at, value, "finite")
+    if isinstance(value, list | tuple):
+        return [_plain(item, f"{at}[{i}]") for i, item in enumerate(value)]
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, f"{at}.{key}") for key, item in value.items()}
+    return value
 
 
 def _expected(members: tuple[Any, ...], spec: Option, value: Any) -> str:
