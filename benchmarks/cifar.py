@@ -95,7 +95,7 @@ class Bench:
         self.seeds: list[int] = chosen.seeds
         self.kept: Path | None = chosen.kept
         self.store: Store = StageFiles(chosen.kept) if chosen.kept is not None else MemoryStore()
-        self.example = self.data.example_input().to(self.trainer.mode.device)
+        self.example = self.data.example_input().to(self.trainer.plan.device)
         self._val, self._test = (self.trainer.evaluate(split) for split in (self.data.val, self.data.test))
         self.queue: list[tuple[dict[str, Any], Callable[[], tuple[Attached, int, int]]]] = []
 
@@ -214,7 +214,7 @@ def _mask_file(bench: Bench, seed: int, density: float) -> Path | None:
 
 def _kept_masks(bench: Bench, seed: int, density: float) -> Masks:
     if (path := _mask_file(bench, seed, density)) is not None:
-        return Masks.load(path).to(bench.trainer.mode.device)
+        return Masks.load(path).to(bench.trainer.plan.device)
     return _kept_network_(bench, *bench.network(seed), seed, density)[0]
 
 
@@ -226,7 +226,7 @@ def _kept_network_(
     assert found is not None, "grown before"
     masks = unpack_pair_(model, optimizer, found.tensors, found.metadata["state"])
     assert masks is not None
-    return masks.to(bench.trainer.mode.device), int(found.metadata["epochs"])
+    return masks.to(bench.trainer.plan.device), int(found.metadata["epochs"])
 
 
 def named(what: str, **key: Any) -> str:

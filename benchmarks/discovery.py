@@ -85,7 +85,9 @@ class Ladder:
 
 def make_trainer(setting: Setting, dataset: Dataset) -> Trainer:
     """Our own training, on a CPU wherever this runs: the figures are those of one kind of machine."""
-    return Trainer(dataset, recipes.recipe(recipes.usual(setting.data, setting.model)), EngineOptions(device="cpu"))
+    return Trainer(
+        dataset, recipes.recipe(recipes.default_name(setting.data, setting.model)), EngineOptions(device="cpu")
+    )
 
 
 def run_discovery(setting: Setting, fold: int, seed: int, evaluate_on: Sequence[str], **options: Any) -> Discovery:

@@ -127,7 +127,7 @@ def engine_rate(trainer: Trainer, networks: list[Attached], epochs: int = 1) -> 
         return sum(trainer.train([Job(attached=network, epochs=epochs, seed=1) for network in networks]))
 
     work()  # captures, and compiles where that was asked for
-    return images_per_second(work, trainer.mode.device)
+    return images_per_second(work, trainer.plan.device)
 
 
 def loop_rate(steps: Callable[[int], None], num: int, batch_size: int, device: torch.device) -> float:

@@ -69,7 +69,7 @@ PROTOCOLS = {
     "reproduction": Protocol(
         published={("set", 0.2): (92.9, 92.9), ("rigl", 0.2): (93.1, 93.1), ("random", 0.2): (91.2, 91.2)},
         all_images=False,
-        recipe=recipe("wrn-rigl").changed(
+        recipe=recipe("wrn-rigl").override(
             {
                 "milestones": (30_000 / 87_890, 60_000 / 87_890),
                 "decay_all": False,
@@ -97,7 +97,7 @@ def network(trainer: Trainer, protocol: Protocol, method: str, density: float, s
     rewiring = {"num_steps": num_steps, "end": protocol.last_change}
     options = {"rigl": rewiring, "set": rewiring, "random": {"allocation": "equal"}}
     made = create(method, density=density, **options.get(method, {}))
-    example = torch.zeros(1, 3, 32, 32, device=trainer.mode.device)
+    example = torch.zeros(1, 3, 32, 32, device=trainer.plan.device)
     return attach(model, optimizer, made, example, scope=Masks.full(model), seed=seed)
 
 
@@ -128,7 +128,7 @@ def train(chosen: argparse.Namespace, protocol: Protocol, lines: Lines) -> None:
     """Every method, density and seed that has no line yet, side by side."""
     # Before the first use of the GPU: by default only eight streams reach it without waiting for each other.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-    options = EngineOptions(compile=chosen.compile, side_by_side=min(len(protocol.published) * len(chosen.seeds), 32))
+    options = EngineOptions(compile=chosen.compile, max_concurrent=min(len(protocol.published) * len(chosen.seeds), 32))
     data = datasets.load("cifar10", chosen.data_root)
     trainer = Trainer(all_training_images(data) if protocol.all_images else data, protocol.recipe, options)
     test = trainer.evaluate(data.test)

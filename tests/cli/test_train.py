@@ -162,7 +162,7 @@ def test_a_network_set_back_to_a_step_trains_from_there(trained: Callable[[str],
 def test_a_training_that_begins_at_a_step_ends_like_the_whole() -> None:
     """Order, augmentation and learning rate are those of the step, not of a beginning."""
     dataset = data.load("digits")
-    trainer = Trainer(dataset, recipes.recipe("digits").changed({"batch_size": BATCH}))
+    trainer = Trainer(dataset, recipes.recipe("digits").override({"batch_size": BATCH}))
 
     def fresh() -> Any:
         torch.manual_seed(0)

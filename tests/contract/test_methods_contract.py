@@ -17,7 +17,7 @@ from pathgrow import methods
 from pathgrow.distributed.comm import Communicator
 from pathgrow.rng import derive
 from pathgrow.sparse.attach import Attached
-from pathgrow.trainer.process_group import joined
+from pathgrow.trainer.process_group import join_process_group
 from tests.contract import contract
 from tests.contract.contract import BATCH, NUM_STEPS, OPTIMIZERS, attached, same_state, small, trained
 from tests.support.ranks import together
@@ -154,7 +154,7 @@ HALFWAY, END = 4, 7
 
 def as_a_rank() -> dict[str, dict[str, Any]]:
     """Every method trained for some steps, with other batches in each process: undisturbed, and resumed halfway."""
-    with joined("cpu") as comm:
+    with join_process_group("cpu") as comm:
         return {name: rank_trained(name, comm) for name in NAMES}
 
 

@@ -20,7 +20,7 @@ from tests.contract.contract import GoOn, attached, same_state, small
 pytestmark = pytest.mark.gpu
 
 NAMES = methods.names()
-PLAN = recipe("cifar").changed({"batch_size": 32, "lr": 0.05})
+PLAN = recipe("cifar").override({"batch_size": 32, "lr": 0.05})
 NUM_STEPS = 10
 
 
@@ -38,7 +38,7 @@ def trained(name: str, data: Dataset, step: Any) -> Attached:
     options = EngineOptions(device="cuda", precision="fp32", compile="off", deterministic=True, step=step)
     trainer = Trainer(data, PLAN, options)
     model, optimizer = trainer.place(models.create("resnet20", 10, seed=0, width=4, image_size=16))
-    with trainer.mode.between_trainings():
+    with trainer.plan.flags_between_trainings():
         sparse = attach(
             model, optimizer, small(name), torch.zeros(1, 3, 16, 16, device="cuda"),
             stop=GoOn(), loss=trainer.loss, batches=trainer.batches, seed=1,
@@ -51,7 +51,7 @@ def trained(name: str, data: Dataset, step: Any) -> Attached:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_captured_training_has_the_bits_of_an_eager_one(name: str, data: Dataset) -> None:
-    ours, theirs = (trained(name, data, step) for step in ("captured", "eager"))
+    ours, theirs = (trained(name, data, step) for step in ("cuda_graph", "eager"))
     assert same_state(ours.state_dict(), theirs.state_dict())
     assert same_state(ours.model.state_dict(), theirs.model.state_dict())
     for parameter, other in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):

@@ -26,7 +26,7 @@ from pathgrow.errors import PeerFailed, RunFailed, UserError
 from pathgrow.masks import Masks
 from pathgrow.methods import random_growth
 from pathgrow.trainer import EngineOptions
-from pathgrow.trainer.process_group import check_shares, current_communicator, joined, mode_for
+from pathgrow.trainer.process_group import check_batch_split, current_communicator, join_process_group, plan_for
 from tests.support.ranks import together
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
@@ -49,24 +49,24 @@ def small_net() -> nn.Module:
 @pytest.mark.parametrize(("batch_size", "accumulate", "ranks"), [(33, 1, 2), (30, 4, 2), (8, 1, 16)])
 def test_batches_that_cannot_be_shared_equally_are_refused(batch_size: int, accumulate: int, ranks: int) -> None:
     with pytest.raises(UserError, match=f"multiple of {accumulate * ranks}"):
-        check_shares(batch_size, accumulate, ranks)
+        check_batch_split(batch_size, accumulate, ranks)
 
 
 def test_several_processes_train_one_network_at_a_time_eagerly_unless_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    here = EngineOptions(device="cpu", side_by_side=5).resolved()
-    monkeypatch.setattr(EngineOptions, "resolved", lambda self: replace(here, captured=self.step != "eager"))
-    for step, captured in (("auto", False), ("eager", False), ("captured", True)):
-        assert mode_for(EngineOptions(step=step), Pair()) == replace(here, captured=captured, side_by_side=1)
-    assert mode_for(EngineOptions(), SINGLE_PROCESS) == replace(here, captured=True)
+    here = EngineOptions(device="cpu", max_concurrent=5).resolve()
+    monkeypatch.setattr(EngineOptions, "resolve", lambda self: replace(here, cuda_graphs=self.step != "eager"))
+    for step, captured in (("auto", False), ("eager", False), ("cuda_graph", True)):
+        assert plan_for(EngineOptions(step=step), Pair()) == replace(here, cuda_graphs=captured, max_concurrent=1)
+    assert plan_for(EngineOptions(), SINGLE_PROCESS) == replace(here, cuda_graphs=True)
 
 
 def test_one_device_for_all_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(EngineOptions, "resolved", lambda self: None)  # as if there were a GPU
+    monkeypatch.setattr(EngineOptions, "resolve", lambda self: None)  # as if there were a GPU
     for kind in ("cuda", "cpu"):
         with pytest.raises(UserError, match=f"each of which needs its own: give {kind}$"):
-            mode_for(EngineOptions(device=f"{kind}:0"), Pair())
+            plan_for(EngineOptions(device=f"{kind}:0"), Pair())
 
 
 @pytest.fixture
@@ -98,12 +98,12 @@ def test_a_group_of_one_is_alone() -> None:
 def test_without_torchrun_one_works_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    with joined() as comm:
+    with join_process_group() as comm:
         assert comm is SINGLE_PROCESS
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    with pytest.raises(UserError, match="MASTER_ADDR is not"), joined():
+    with pytest.raises(UserError, match="MASTER_ADDR is not"), join_process_group():
         pass
 
 
@@ -111,7 +111,7 @@ def test_without_torchrun_one_works_alone(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def shares() -> dict[str, object]:
-    with joined("cpu") as comm:
+    with join_process_group("cpu") as comm:
         mine = comm.rank + 1
         total, everybody = torch.tensor([float(mine), 10.0 * mine]), torch.arange(6.0).reshape(2, 3).t() * mine
         flags, count = torch.tensor([comm.rank == 0, True]), torch.tensor(7 * mine)
@@ -170,7 +170,7 @@ def test_the_first_decides_and_all_take_part(tmp_path: Path) -> None:
 
 def tampered(where: str) -> tuple[str, str]:
     """Rank 1 comes to other masks behind everybody's back."""
-    with joined("cpu") as comm:
+    with join_process_group("cpu") as comm:
         model = small_net()
         optimizer = SGD(model.parameters(), lr=0.1)
         method = random_growth(start_density=0.2)
@@ -198,7 +198,7 @@ def test_a_rank_with_other_masks_is_found_and_named(where: str, tmp_path: Path) 
 
 def odd_ones() -> list[str]:
     """What is said where one of three differs, whatever its digest is."""
-    with joined("cpu") as comm:
+    with join_process_group("cpu") as comm:
         found = []
         for digests in ("bbb", "bba", "bab", "cbd"):
             try:
@@ -228,7 +228,7 @@ def fails(how: str) -> tuple[str, int | None, float]:
 
 
 def _waits(how: str) -> str:
-    with joined("cpu") as comm:
+    with join_process_group("cpu") as comm:
         comm.gather(None)
         _fail(how, comm.rank)
         comm.gather("waiting for the others")
@@ -269,7 +269,7 @@ def test_one_that_fails_ends_all(
 def first_fails(port: int) -> str:
     # As without torchrun: the first rank keeps the store, and takes it along when it goes.
     os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "False", "MASTER_PORT": str(port)}
-    with joined("cpu") as comm:
+    with join_process_group("cpu") as comm:
 
         def work() -> None:
             raise UserError("the first cannot")

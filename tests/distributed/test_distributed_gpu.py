@@ -15,7 +15,7 @@ from pathgrow.methods import create
 from pathgrow.sparse.snapshot import put_back_, take
 from pathgrow.trainer import EngineOptions, Trainer
 from pathgrow.trainer.interface import Job
-from pathgrow.trainer.process_group import joined
+from pathgrow.trainer.process_group import join_process_group
 from pathgrow.trainer.recipes import recipe
 from tests.support.compared_steps import OPTIONS, made
 from tests.support.ranks import together
@@ -29,8 +29,8 @@ def trained(name: str, step: str, epochs: int = 2, num_images: int = 320) -> dic
     """What this rank came to after some epochs, a restoration of its state, and as many more."""
     dist.init_process_group("gloo")  # by itself the engine would give each process a GPU of its own
     told: list[float] = []
-    with joined("cuda") as comm:
-        plan = recipe("cifar").changed({"batch_size": 32, "lr": 0.05, **PLANS.get(name, {})})
+    with join_process_group("cuda") as comm:
+        plan = recipe("cifar").override({"batch_size": 32, "lr": 0.05, **PLANS.get(name, {})})
         options = EngineOptions(device="cuda", precision="fp32", compile="off", deterministic=True, step=step)
         trainer = Trainer(made(num_images, 16), plan, options, on_epoch=lambda done, of, loss: told.append(loss))
         model, optimizer = trainer.place(models.create("resnet20", 10, seed=comm.rank, width=8, image_size=16))
@@ -50,7 +50,7 @@ def trained(name: str, step: str, epochs: int = 2, num_images: int = 320) -> dic
 
 @pytest.mark.parametrize("name", [name for name in OPTIONS if name != "erk"])
 def test_captured_steps_of_two_processes_are_those_of_an_eager_team(name: str, tmp_path: Path) -> None:
-    captured, eager = (together(tmp_path / step, trained, name, step) for step in ("captured", "eager"))
+    captured, eager = (together(tmp_path / step, trained, name, step) for step in ("cuda_graph", "eager"))
     assert [rank.code for rank in captured + eager] == [0] * 4, [rank.said for rank in captured + eager]
     first = captured[0].value
     for other in (captured[1].value, eager[0].value, eager[1].value):
@@ -68,7 +68,7 @@ def test_clipped_too_but_for_how_norms_are_rounded(tmp_path: Path) -> None:
 
     After two steps only: training magnifies what differs, to some percent of the loss after forty.
     """
-    captured, eager = (together(tmp_path / step, trained, "erk", step, 1, 32) for step in ("captured", "eager"))
+    captured, eager = (together(tmp_path / step, trained, "erk", step, 1, 32) for step in ("cuda_graph", "eager"))
     assert [rank.code for rank in captured + eager] == [0] * 4, [rank.said for rank in captured + eager]
     for key, tensor in captured[0].value["weights"].items():
         assert torch.equal(tensor, captured[1].value["weights"][key]), key

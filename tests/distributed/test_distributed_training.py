@@ -34,7 +34,7 @@ from pathgrow.sparse.attach import Attached
 from pathgrow.sparse.partial import Partial
 from pathgrow.trainer import EngineOptions, Trainer
 from pathgrow.trainer.interface import Job
-from pathgrow.trainer.process_group import joined
+from pathgrow.trainer.process_group import join_process_group
 from pathgrow.trainer.recipes import Recipe
 from pathgrow.trainer.step import EagerStep
 from tests.support.ranks import Rank, together
@@ -102,7 +102,7 @@ def discovered(build: Any, method: str, recipe: Recipe = RECIPE, **options: Any)
 
     Attached._check_masks = noted  # type: ignore[method-assign]
     try:
-        with joined("cpu") as comm:
+        with join_process_group("cpu") as comm:
             told = Told()
             dataset = digits()
             trainer = Trainer(dataset, recipe, EngineOptions(device="cpu"))
@@ -186,7 +186,7 @@ class Hissing(nn.Module):
 def tells() -> tuple[list[tuple[int, int, float]], list[list[float]]]:
     """What this rank says of two epochs, and the noise that it trained with."""
     epochs: list[tuple[int, int, float]] = []
-    with joined("cpu"):
+    with join_process_group("cpu"):
         torch.manual_seed(3)
         trainer = Trainer(digits(), RECIPE, EngineOptions(device="cpu"), on_epoch=lambda *epoch: epochs.append(epoch))
         model, optimizer = trainer.place(Hissing())
@@ -204,7 +204,7 @@ class WithSpare(Hissing):
 
 
 def trains_with_a_spare_layer(frozen: bool) -> str:
-    with joined("cpu"):
+    with join_process_group("cpu"):
         trainer = Trainer(digits(), RECIPE, EngineOptions(device="cpu"))
         model, optimizer = trainer.place(WithSpare(frozen))
         try:
@@ -243,7 +243,7 @@ def test_ranks_that_are_asked_how_dense_train_the_same_copies(tmp_path: Path) ->
 
 def hides_weights(method: str) -> dict[str, Any]:
     """What this rank came to, having begun with weights of its own."""
-    with joined("cpu") as comm:
+    with join_process_group("cpu") as comm:
         trainer = Trainer(digits(), RECIPE, EngineOptions(device="cpu"))
         model, optimizer = trainer.place(perceptron(comm.rank))
         sparse = attach(model, optimizer, create(method), scope=Masks.full(model), seed=1, comm=comm)
@@ -360,7 +360,7 @@ def test_a_rank_that_is_killed_in_a_training_ends_the_other(tmp_path: Path) -> N
 
 def rewired() -> tuple[dict[str, Tensor], str]:
     """A network whose masks follow its dense gradients every fourth step."""
-    with joined("cpu") as comm:
+    with join_process_group("cpu") as comm:
         trainer = Trainer(digits(), RECIPE, EngineOptions(device="cpu"))
         model, optimizer = trainer.place(perceptron(0))
         method = swapping(density=0.2, every=4, num=20)
@@ -384,7 +384,7 @@ def test_rewiring_sees_the_dense_gradients_of_the_joined_batch(tmp_path: Path) -
 
 def own_loop(drifting: bool) -> str:
     """Somebody's own loop with DDP, given the team; in one case rank 1's weights change behind everybody's back."""
-    with joined("cpu") as comm:
+    with join_process_group("cpu") as comm:
         inputs, labels = torch.randn(64, 1, 8, 8, generator=torch.Generator().manual_seed(3)), torch.arange(64) % 10
 
         def fit(model: nn.Module, optimizer: torch.optim.Optimizer, epochs: int) -> None:

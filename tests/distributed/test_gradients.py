@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from pathgrow.distributed.comm import SingleProcess
 from pathgrow.distributed.gradients import SharedGradients
 from pathgrow.errors import RunFailed
-from pathgrow.trainer.process_group import joined
+from pathgrow.trainer.process_group import join_process_group
 from tests.support.ranks import together
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
@@ -89,7 +89,7 @@ def test_large_gradients_of_half_precision_are_no_infinity() -> None:
 
 
 def laid_out_otherwise() -> str:
-    with joined("cpu") as comm:
+    with join_process_group("cpu") as comm:
         weight = nn.Parameter(torch.ones(4, 6).t().contiguous().t() if comm.rank else torch.ones(4, 6))
         with pytest.raises(RunFailed) as refused:
             SharedGradients([weight], comm)
@@ -103,7 +103,7 @@ def test_processes_whose_numbers_lie_in_another_order_end_with_a_sentence(tmp_pa
 
 def both_ways() -> list[tuple[Tensor, Tensor]]:
     """Gradients of this rank: shared, and by torch's own wrapper."""
-    with joined("cpu") as comm:
+    with join_process_group("cpu") as comm:
         model, other = network(), network()
         shared = SharedGradients(model.parameters(), comm)
         shared.clear_()

@@ -177,7 +177,7 @@ def test_engine_steps_have_the_bits_of_hooked_ones(name: str) -> None:
         return attach(model, optimizer, method, scope=Masks.full(model), batches=[feed.batch(99)], **loss)
 
     hooked, driven = made(), made()
-    step = EagerStep(driven, feed, Recipe(), EngineOptions(device="cpu").resolved())
+    step = EagerStep(driven, feed, Recipe(), EngineOptions(device="cpu").resolve())
     num_changes = 0
     for number in range(20):
         before = driven.masks.clone()

@@ -17,7 +17,7 @@ from pathgrow import report
 from pathgrow.checkpoint import MemoryStore, RunDir
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.runs import discovery
-from pathgrow.trainer.process_group import joined
+from pathgrow.trainer.process_group import join_process_group
 from tests.support.command import leave
 from tests.support.ranks import together
 from tests.support.toy import INPUTS, Script, World
@@ -107,7 +107,7 @@ def test_a_call_that_is_broken_off_leaves_none(tmp_path: Path, capsys: pytest.Ca
 
 def found_together(store: str) -> list[str]:
     """In one of several processes, each of which has a folder of this name."""
-    with joined("cpu") as comm:
+    with join_process_group("cpu") as comm:
         place = Path(f"{store}-{comm.rank}")
         found_by(World(), store=place, comm=comm, target_density=0.2)
         return left(place) if place.exists() else []

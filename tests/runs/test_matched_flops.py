@@ -134,7 +134,7 @@ def test_the_summary_says_how_far_off_it_is(trained: Callable[[str], Path]) -> N
 
 @pytest.mark.gpu
 def test_captured_steps_are_paced_too(tmp_path: Path) -> None:
-    told = train(config("snfs", engine={"device": "cuda", "step": "captured", "compile": "off"}), tmp_path)
+    told = train(config("snfs", engine={"device": "cuda", "step": "cuda_graph", "compile": "off"}), tmp_path)
     match, flops = told["ledger"]["match"], told["flops"]
     assert len(match["lengths"]) > 1
     assert match["lengths"][-1][1] == told["network"]["epochs"]

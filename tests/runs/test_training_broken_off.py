@@ -34,7 +34,7 @@ EPOCHS, STEPS_PER_EPOCH = 3, 5
 NUM_STEPS = EPOCHS * STEPS_PER_EPOCH
 AUGMENTED = {"crop_padding": 1, "flip": True, "erase": 0.5, "mixup": 1.0}
 CASES = {
-    "sgd": Recipe(batch_size=8, lr=0.1, warmup=0.2, clip_norm=1.0).changed({"augment": AUGMENTED}),
+    "sgd": Recipe(batch_size=8, lr=0.1, warmup=0.2, clip_norm=1.0).override({"augment": AUGMENTED}),
     "adamw": Recipe(batch_size=8, optimizer="adamw", lr=0.01, decay_all=False, accumulate=2, label_smoothing=0.1),
 }
 

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from pathgrow.trainer import EngineOptions
-from pathgrow.trainer.device import Mode
-from pathgrow.trainer.step import CapturedStep
+from pathgrow.trainer.device import ExecutionPlan
+from pathgrow.trainer.step import CudaGraphStep
 
 
 class _Idle:
@@ -43,13 +43,13 @@ class _Graph:
 
 @contextmanager
 def graphs_on_a_cpu() -> Iterator[None]:
-    """Inside the block `EngineOptions(device="cpu", step="captured")` captures steps."""
-    resolved, capture, empty = EngineOptions.resolved, CapturedStep._capture_, torch.empty
+    """Inside the block `EngineOptions(device="cpu", step="cuda_graph")` captures steps."""
+    resolved, capture, empty = EngineOptions.resolve, CudaGraphStep._capture_, torch.empty
 
-    def resolved_with_graphs(options: EngineOptions) -> Mode:
-        return replace(resolved(replace(options, step="auto")), captured=options.step == "captured")
+    def resolved_with_graphs(options: EngineOptions) -> ExecutionPlan:
+        return replace(resolved(replace(options, step="auto")), cuda_graphs=options.step == "cuda_graph")
 
-    def capture_(step: CapturedStep, forward: Any) -> None:
+    def capture_(step: CudaGraphStep, forward: Any) -> None:
         capture(step, forward)
         _make_replays_(step, forward)
 
@@ -63,9 +63,9 @@ def graphs_on_a_cpu() -> Iterator[None]:
             patch.setattr(torch.cuda, name, lambda device=None: None)
         patch.setattr(torch.cuda, "default_generators", {None: SimpleNamespace(clone_state=torch.Generator)})
         patch.setattr(torch, "empty", lambda *given, pin_memory=False, **named: empty(*given, **named))
-        patch.setattr(CapturedStep, "_own_noise", lambda step: nullcontext())
-        patch.setattr(CapturedStep, "_capture_", capture_)
-        patch.setattr(EngineOptions, "resolved", resolved_with_graphs)
+        patch.setattr(CudaGraphStep, "_own_noise", lambda step: nullcontext())
+        patch.setattr(CudaGraphStep, "_capture_", capture_)
+        patch.setattr(EngineOptions, "resolve", resolved_with_graphs)
         yield
 
 

@@ -16,7 +16,7 @@ from pathgrow.masks import Masks
 from pathgrow.methods import create
 from pathgrow.trainer import EngineOptions, Trainer
 from pathgrow.trainer.interface import Job
-from pathgrow.trainer.process_group import joined
+from pathgrow.trainer.process_group import join_process_group
 from pathgrow.trainer.recipes import recipe
 from tests.support.compared_steps import OPTIONS, made
 from tests.support.graphs_on_a_cpu import graphs_on_a_cpu
@@ -25,15 +25,15 @@ from tests.support.ranks import together
 PLANS: dict[str, dict[str, Any]] = {"rigl": {"clip_norm": 1.0}, "snfs": {"accumulate": 2}}
 
 
-def trained(name: str, step: Literal["captured", "eager"]) -> dict[str, Any]:
+def trained(name: str, step: Literal["cuda_graph", "eager"]) -> dict[str, Any]:
     """What this process came to after five epochs, between which slots move, gradients are lost, and the rate falls."""
     told: list[float] = []
-    with joined("cpu") as comm, graphs_on_a_cpu() if step == "captured" else nullcontext():
-        plan = recipe("cifar").changed({"batch_size": 16, "lr": 0.05, **PLANS.get(name, {})})
+    with join_process_group("cpu") as comm, graphs_on_a_cpu() if step == "cuda_graph" else nullcontext():
+        plan = recipe("cifar").override({"batch_size": 16, "lr": 0.05, **PLANS.get(name, {})})
         trainer = Trainer(
             made(96, 8), plan, EngineOptions(device="cpu", step=step), on_epoch=lambda done, of, loss: told.append(loss)
         )
-        assert trainer.mode.captured == (step == "captured")
+        assert trainer.plan.cuda_graphs == (step == "cuda_graph")
         model, optimizer = trainer.place(models.create("resnet20", 10, seed=comm.rank, width=8, image_size=8))
         model.get_parameter("fc.bias").requires_grad_(False)
         scope = Masks.full(model)
@@ -62,7 +62,7 @@ def assert_same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", list(OPTIONS))
 def test_alone(name: str) -> None:
-    captured, eager = trained(name, "captured"), trained(name, "eager")
+    captured, eager = trained(name, "cuda_graph"), trained(name, "eager")
     assert_same(captured, eager)
     assert captured["told"] == eager["told"]
     assert len(captured["told"]) == 5
@@ -71,7 +71,7 @@ def test_alone(name: str) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 @pytest.mark.parametrize("name", ["rigl", "snfs", "edge_popup"])
 def test_in_a_team(name: str, tmp_path: Path) -> None:
-    captured, eager = (together(tmp_path / step, trained, name, step) for step in ("captured", "eager"))
+    captured, eager = (together(tmp_path / step, trained, name, step) for step in ("cuda_graph", "eager"))
     assert [rank.code for rank in captured + eager] == [0] * 4, [rank.said for rank in captured + eager]
     for other in (captured[1], eager[0], eager[1]):
         assert_same(other.value, captured[0].value)
@@ -82,7 +82,7 @@ def test_in_a_team(name: str, tmp_path: Path) -> None:
 def test_a_step_is_captured_again_only_when_it_must() -> None:
     with graphs_on_a_cpu():
         trainer = Trainer(
-            made(96, 8), recipe("cifar").changed({"batch_size": 16}), EngineOptions(device="cpu", step="captured")
+            made(96, 8), recipe("cifar").override({"batch_size": 16}), EngineOptions(device="cpu", step="cuda_graph")
         )
         model, optimizer = trainer.place(nn.Sequential(nn.Flatten(), nn.Linear(192, 10)))
         attached = attach(model, optimizer, create("erk", density=0.3), scope=Masks.full(model), seed=1)

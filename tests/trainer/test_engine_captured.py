@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from pathgrow.trainer.step import CapturedStep
+from pathgrow.trainer.step import CudaGraphStep
 
 
 class Told:
@@ -66,7 +66,7 @@ def test_masks_change_after_the_gradients_and_may_take_the_place_of_the_rest(
 ) -> None:
     parameter = nn.Parameter(torch.zeros(()))
     told = Told(parameter, due, takes_place)
-    step: Any = object.__new__(CapturedStep)
+    step: Any = object.__new__(CudaGraphStep)
     step.attached, step._index = told, torch.zeros((), dtype=torch.int64)
     step._to_gradients, step._from_gradients = told.graph("to"), told.graph("from")
     step._optimizer, step._peaks, step._own_noise = told.optimizer, [0.5], nullcontext

@@ -22,7 +22,7 @@ from tests.support import compared_steps
 
 pytestmark = pytest.mark.gpu
 
-PLAN = recipe("cifar").changed({"batch_size": 32, "lr": 0.05})
+PLAN = recipe("cifar").override({"batch_size": 32, "lr": 0.05})
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def assert_close(ours: Attached, theirs: Attached, tolerance: float) -> None:
 
 
 def test_a_captured_training_has_the_bits_of_an_eager_one(data: Dataset) -> None:
-    assert_equal(trained(data, step="captured"), trained(data, step="eager"))
+    assert_equal(trained(data, step="cuda_graph"), trained(data, step="eager"))
 
 
 def test_a_compiled_step_is_close_to_an_eager_one(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +170,7 @@ class OftenSaved(Partial):
 
 
 @pytest.mark.parametrize("last", [3, 10, 14])
-@pytest.mark.parametrize("step", ["captured", "eager"])
+@pytest.mark.parametrize("step", ["cuda_graph", "eager"])
 def test_a_broken_off_training_goes_on_with_the_same_bits(data: Dataset, last: int, step: str) -> None:
     store = MemoryStore()
     trainer = Trainer(data, PLAN, options(step=step))
@@ -226,7 +226,7 @@ class WithDroppedWeights(nn.Module):
 @pytest.mark.parametrize("compile", ["off", "on"])
 def test_what_is_dropped_is_drawn_anew_at_every_step(data: Dataset, compile: str) -> None:
     """A weight that is dropped gets no gradient: dropped all the time, half of them would stay where they were."""
-    trainer = Trainer(data, PLAN.changed({"weight_decay": 0.0}), options(compile=compile, deterministic=False))
+    trainer = Trainer(data, PLAN.override({"weight_decay": 0.0}), options(compile=compile, deterministic=False))
     model, optimizer = trainer.place(WithDroppedWeights())
     before = model.weight.detach().clone()  # type: ignore[union-attr]
     everything = Masks({"weight": torch.ones(10, 768, dtype=torch.bool)})
@@ -236,9 +236,9 @@ def test_what_is_dropped_is_drawn_anew_at_every_step(data: Dataset, compile: str
 
 
 def test_accumulation_clipping_and_adamw_are_captured_too(data: Dataset) -> None:
-    plan = PLAN.changed({"accumulate": 2, "clip_norm": 0.5, "optimizer": "adamw", "lr": 1e-3, "label_smoothing": 0.1})
+    plan = PLAN.override({"accumulate": 2, "clip_norm": 0.5, "optimizer": "adamw", "lr": 1e-3, "label_smoothing": 0.1})
     weights = []
-    for step in ("captured", "eager"):
+    for step in ("cuda_graph", "eager"):
         trainer = Trainer(data, plan, options(step=step))
         attached = network(trainer)
         trainer.train([Job(attached=attached, epochs=1, seed=3)])

@@ -15,15 +15,15 @@ import pathgrow
 from pathgrow import models
 from pathgrow.trainer import EngineOptions
 
-CPU = EngineOptions(device="cpu").resolved()
+CPU = EngineOptions(device="cpu").resolve()
 
 # In a process of its own: where the layout is the wrong one, it ends in a segmentation fault.
 NARROW = """
 import copy, torch
 from torch import nn
 from pathgrow.data.dataset import Dataset, Split
-from pathgrow.engine import EngineOptions, Trainer
-from pathgrow.recipes import Recipe
+from pathgrow.trainer import EngineOptions, Trainer
+from pathgrow.trainer.recipes import Recipe
 torch.set_num_threads(2)
 torch.manual_seed(0)
 images = torch.randint(0, 256, (37, 3, 32, 32), dtype=torch.uint8)

@@ -17,7 +17,7 @@ from pathgrow.trainer import EngineOptions, Trainer, trainer
 from pathgrow.trainer.interface import Job
 from pathgrow.trainer.loop import Training
 from pathgrow.trainer.recipes import Recipe
-from pathgrow.trainer.step import CapturedStep
+from pathgrow.trainer.step import CudaGraphStep
 
 MOST_QUEUED = 8
 REPLAY, CHANGE, LOOK = 8.0, 60.0, 0.1
@@ -89,7 +89,7 @@ def simulate(monkeypatch: pytest.MonkeyPatch) -> tuple[Device, list[Simulated]]:
     device, over = Device(), list[int]()
     simulated = [Simulated(device, every) for every in EVERY]
     engine = Trainer(data.load("digits"), Recipe(), EngineOptions(device="cpu"))
-    engine.mode = dataclasses.replace(engine.mode, captured=True)
+    engine.plan = dataclasses.replace(engine.plan, cuda_graphs=True)
     monkeypatch.setattr(engine, "_training", lambda job: simulated[job])
     monkeypatch.setattr(trainer.time, "sleep", lambda seconds: device.go_on(LOOK))
     assert engine.train(range(4), on_done=over.append) == [LENGTH] * 4  # type: ignore[arg-type]
@@ -118,11 +118,11 @@ def test_a_training_that_is_alone_goes_on() -> None:
 @pytest.mark.parametrize("has_work", [True, False])
 @pytest.mark.parametrize("is_well_ahead", [True, False])
 @pytest.mark.parametrize(
-    ("done", "change_is_due", "comes_last"),
+    ("done", "update_is_due", "comes_last"),
     [(0, False, True), (7, False, False), (7, True, True), (30, False, True)],
 )
 def test_what_would_wait(has_work: bool, is_well_ahead: bool, done: int, update_is_due: bool, comes_last: bool) -> None:
-    captured: Any = object.__new__(CapturedStep)
+    captured: Any = object.__new__(CudaGraphStep)
     captured.stream = SimpleNamespace(query=lambda: not has_work)
     captured._marks = deque([SimpleNamespace(query=lambda: False)] * 4 if is_well_ahead else [])
     job: Any = SimpleNamespace(attached=SimpleNamespace(update_is_due=update_is_due), epochs=9, first_step=done)
@@ -161,8 +161,8 @@ def test_no_more_networks_are_at_work_than_asked_for(places: int, monkeypatch: p
             yield
         at_work.remove(job)
 
-    engine = Trainer(data.load("digits"), Recipe(), EngineOptions(device="cpu", side_by_side=places))
-    engine.mode = dataclasses.replace(engine.mode, captured=True)
+    engine = Trainer(data.load("digits"), Recipe(), EngineOptions(device="cpu", max_concurrent=places))
+    engine.plan = dataclasses.replace(engine.plan, cuda_graphs=True)
     made: Any = lambda job: SimpleNamespace(steps=lambda: steps(job), would_wait=False, num_samples=job)  # noqa: E731
     monkeypatch.setattr(engine, "_training", made)
     assert engine.train(range(4)) == [0, 1, 2, 3]  # type: ignore[arg-type]

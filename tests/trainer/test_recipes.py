@@ -18,7 +18,7 @@ from pathgrow import data, models
 from pathgrow.augment import Augment
 from pathgrow.errors import UserError
 from pathgrow.trainer import recipes
-from pathgrow.trainer.recipes import Recipe, make_optimizer, recipe, usual
+from pathgrow.trainer.recipes import Recipe, default_name, make_optimizer, recipe
 
 # Rates.
 
@@ -171,7 +171,7 @@ def test_every_name_is_a_recipe_and_every_data_set_has_a_usual_one() -> None:
         assert recipe(name) == recipes.RECIPES[name]
     for dataset in data.names():
         for model in models.names():
-            assert usual(dataset, model) in recipes.names()
+            assert default_name(dataset, model) in recipes.names()
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_every_name_is_a_recipe_and_every_data_set_has_a_usual_one() -> None:
     ],
 )
 def test_the_usual_recipe_goes_with_data_and_model(dataset: str, model: str, name: str) -> None:
-    assert usual(dataset, model) == name
+    assert default_name(dataset, model) == name
 
 
 def test_an_unknown_recipe_names_the_nearest() -> None:
@@ -251,7 +251,7 @@ def test_recipes_check_themselves(wrong: dict) -> None:
 )
 def test_wrong_changes_are_one_sentence(values: dict, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        Recipe().changed(values)
+        Recipe().override(values)
 
 
 # Changes.
@@ -264,15 +264,15 @@ def test_examples_are_values_that_one_would_give() -> None:
 
 
 def test_changes_leave_the_rest_and_augmentation_is_changed_in_part() -> None:
-    plan = recipe("cifar").changed({"lr": 1, "milestones": [0.25], "augment": {"erase": 0.5}})
+    plan = recipe("cifar").override({"lr": 1, "milestones": [0.25], "augment": {"erase": 0.5}})
     assert plan == dataclasses.replace(
         recipe("cifar"), lr=1.0, milestones=(0.25,), augment=Augment(crop_padding=4, flip=True, erase=0.5)
     )
     assert isinstance(plan.lr, float)
-    assert recipe("cifar").changed({}) == recipe("cifar")
+    assert recipe("cifar").override({}) == recipe("cifar")
 
 
 @pytest.mark.parametrize("name", recipes.names())
 def test_every_recipe_comes_back_equal_from_json(name: str) -> None:
     values = json.loads(json.dumps(dataclasses.asdict(recipe(name))))
-    assert Recipe().changed(values) == recipe(name)
+    assert Recipe().override(values) == recipe(name)

@@ -6,7 +6,6 @@ import dataclasses
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import numpy as np
 import pytest
@@ -186,7 +185,7 @@ def train_by_hand(
     ids=lambda changes: " ".join(changes) or "plain",
 )
 def test_a_training_is_what_numpy_makes_of_it(changes: dict) -> None:
-    recipe = PLAIN.changed(changes)
+    recipe = PLAIN.override(changes)
     start = sparse(Trainer(made(), recipe, CPU))
     weights = {name: p.detach().double().numpy() for name, p in start.model.named_parameters()}
     masks = {name: mask.numpy() for name, mask in start.masks.items()}
@@ -201,7 +200,7 @@ def test_a_training_is_what_numpy_makes_of_it(changes: dict) -> None:
 @pytest.mark.parametrize("changes", [{}, {"clip_norm": 0.01}], ids=["plain", "clipped"])
 def test_a_step_has_the_bits_of_a_plain_loop_with_hooks(changes: dict) -> None:
     """With batch norm, dropout and channels last: the loop that a user of `attach` would write."""
-    recipe = PLAIN.changed({**changes, "augment": {"crop_padding": 1, "flip": True}})
+    recipe = PLAIN.override({**changes, "augment": {"crop_padding": 1, "flip": True}})
     engine = Trainer(made(), recipe, CPU)
     attached, plain = trained(recipe, convolutions), sparse(engine, convolutions)
     plain.model.train()
@@ -226,20 +225,20 @@ def feed_noise_seed(seed: int, epoch: int) -> int:
 
 
 def test_parts_of_a_batch_add_up_to_it() -> None:
-    whole, parts = trained(PLAIN), trained(PLAIN.changed({"accumulate": 8}))
+    whole, parts = trained(PLAIN), trained(PLAIN.override({"accumulate": 8}))
     for name, tensor in state(whole).items():
         torch.testing.assert_close(state(parts)[name], tensor, rtol=1e-5, atol=1e-6)
 
 
 def test_a_batch_larger_than_the_data_is_cut_into_equal_parts() -> None:
     """27 samples in 4 parts: 24 of them, since parts of unequal size would not add up to the mean."""
-    whole = trained(PLAIN.changed({"batch_size": 24}))
-    engine = Trainer(made(), PLAIN.changed({"batch_size": 64, "accumulate": 4}), CPU)
+    whole = trained(PLAIN.override({"batch_size": 24}))
+    engine = Trainer(made(), PLAIN.override({"batch_size": 64, "accumulate": 4}), CPU)
     attached = sparse(engine)
     assert engine.train([Job(attached=attached, epochs=2, seed=5)]) == [48]
     for name, tensor in state(whole).items():
         torch.testing.assert_close(state(attached)[name], tensor, rtol=1e-5, atol=1e-6)
-    tiny = Trainer(made(num=3), PLAIN.changed({"batch_size": 64, "accumulate": 4}), CPU)
+    tiny = Trainer(made(num=3), PLAIN.override({"batch_size": 64, "accumulate": 4}), CPU)
     with pytest.raises(UserError, match=r"3 training samples cannot be computed in 4 parts"):
         tiny.train([Job(attached=sparse(tiny), epochs=1, seed=5)])
 
@@ -315,7 +314,7 @@ def test_a_method_with_a_step_clock_gets_its_dense_gradients(method: Method) -> 
 
 def test_gradients_are_clipped_at_steps_that_change_masks_too() -> None:
     """By the norm over the weights that are on after the change."""
-    engine = Trainer(made(), PLAIN.changed({"clip_norm": 0.01}), CPU)
+    engine = Trainer(made(), PLAIN.override({"clip_norm": 0.01}), CPU)
     attached = sparse(engine, method=swapping(density=0.3))
     norms = []
 
@@ -380,7 +379,7 @@ def numbered(num: int = 50) -> Dataset:
 
 def orders(seed: int, epochs: int, *, recipe: Recipe = PLAIN, global_seed: int = 0) -> list[list[list[int]]]:
     """Batches of sample numbers, epoch by epoch."""
-    engine = Trainer(numbered(), recipe.changed({"lr": 1e-6}), CPU)
+    engine = Trainer(numbered(), recipe.override({"lr": 1e-6}), CPU)
     torch.manual_seed(global_seed)
     attached = sparse(engine, Spy)
     engine.train([Job(attached=attached, epochs=epochs, seed=seed)])
@@ -405,7 +404,7 @@ def test_the_order_is_a_function_of_seed_and_epoch_alone() -> None:
 
 
 def test_a_second_training_of_the_same_network_has_its_own_order() -> None:
-    engine = Trainer(numbered(), PLAIN.changed({"lr": 1e-6}), CPU)
+    engine = Trainer(numbered(), PLAIN.override({"lr": 1e-6}), CPU)
     attached = sparse(engine, Spy)
     for seed in (1, 2, 1):
         engine.train([Job(attached=attached, epochs=1, seed=seed)])
@@ -437,19 +436,19 @@ def test_repeatable_algorithms_are_asked_for_in_trainings_and_between_them_and_o
     def switches() -> tuple[bool, bool]:
         return cudnn.benchmark, cudnn.deterministic
 
-    repeatable = EngineOptions(device="cpu", deterministic=True).resolved()
-    fast = CPU.resolved()
+    repeatable = EngineOptions(device="cpu", deterministic=True).resolve()
+    fast = CPU.resolve()
     before = switches()
     try:
         for set_before in (before, (True, False), (False, True)):
             cudnn.benchmark, cudnn.deterministic = set_before
-            with repeatable.settings():
+            with repeatable.training_flags():
                 assert (*switches(), torch.are_deterministic_algorithms_enabled()) == (False, True, True)
-            with repeatable.between_trainings():
+            with repeatable.flags_between_trainings():
                 assert switches() == (False, True)
-            with fast.settings():
+            with fast.training_flags():
                 assert (*switches(), torch.are_deterministic_algorithms_enabled()) == (True, False, False)
-            with fast.between_trainings():
+            with fast.flags_between_trainings():
                 assert switches() == set_before
             assert (*switches(), torch.are_deterministic_algorithms_enabled()) == (*set_before, False)
     finally:
@@ -473,7 +472,7 @@ def test_batches_for_growth_are_every_sample_once_as_it_is() -> None:
     assert [len(labels) for _, labels in found] == [8] * 6 + [2]
     assert torch.equal(torch.cat([images for images, _ in found]).flatten(), order.float())
     assert torch.equal(torch.cat([labels for _, labels in found]), order % CLASSES)
-    model, smooth = seeded(Spy), Trainer(numbered(), PLAIN.changed({"label_smoothing": 0.2}), CPU)
+    model, smooth = seeded(Spy), Trainer(numbered(), PLAIN.override({"label_smoothing": 0.2}), CPU)
     expected = functional.cross_entropy(model(found[0][0]), found[0][1], label_smoothing=0.2)
     assert smooth.loss(model, found[0]) == expected
 
@@ -506,7 +505,7 @@ def test_a_network_that_comes_in_evaluation_mode_is_trained_like_any_other() -> 
 
 def test_a_network_set_back_to_a_step_has_the_rest_of_the_training() -> None:
     """Six batches an epoch: from the third batch of the second epoch on, at the rates of these steps."""
-    engine = Trainer(numbered(), PLAIN.changed({"lr": 1e-6}), CPU)
+    engine = Trainer(numbered(), PLAIN.override({"lr": 1e-6}), CPU)
     attached = sparse(engine, Spy)
     rates: list[float] = []
     attached.optimizer.register_step_pre_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"]))
@@ -562,7 +561,7 @@ def test_a_learning_rate_that_was_changed_between_two_trainings_is_used() -> Non
 
 
 def test_groups_keep_the_ratio_of_their_rates() -> None:
-    plan = PLAIN.changed({"optimizer": "adamw", "decay_all": False, "lr": 0.01})
+    plan = PLAIN.override({"optimizer": "adamw", "decay_all": False, "lr": 0.01})
     engine = Trainer(made(), plan, CPU)
     attached, slow = sparse(engine), sparse(engine)
     slow.optimizer.param_groups[1]["lr"] = 0.0  # biases stand still
@@ -577,7 +576,7 @@ def test_groups_keep_the_ratio_of_their_rates() -> None:
 @pytest.mark.parametrize("parts", [1, 2, 4])
 def test_epochs_are_told_with_their_last_loss(parts: int) -> None:
     told: list[tuple[int, int, float]] = []
-    recipe = PLAIN.changed({"accumulate": parts})
+    recipe = PLAIN.override({"accumulate": parts})
     engine = Trainer(made(), recipe, CPU, on_epoch=lambda *values: told.append(values))
     attached = sparse(engine)
     given: list[Tensor] = []
@@ -655,45 +654,35 @@ def test_evaluate_equals_a_plain_loop_and_leaves_the_mode(training: bool, monkey
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "message"),
     [
-        ({"precision": "fp16"}, "unknown value of precision 'fp16': did you mean"),
-        ({"step": "graph"}, "unknown value of step 'graph'"),
-        ({"compile": "of"}, "unknown value of compile 'of': did you mean off"),
-        ({"precision": 16}, "unknown value of precision '16'"),
+        ({"precision": "fp16"}, "precision must be one of 'auto', 'fp32', 'bf16', got 'fp16'"),
+        ({"precision": 16}, "precision must be one of .* got 16"),
+        ({"step": "graph"}, "step must be one of 'auto', 'cuda_graph', 'eager', got 'graph'"),
+        ({"compile": "of"}, "compile must be one of 'auto', 'on', 'off', got 'of'"),
+        ({"deterministic": 1}, "deterministic must be true or false, got 1"),
+        ({"device": 0}, "device must be a string, got 0"),
+        ({"max_concurrent": 0}, r"max_concurrent must be in \[1, 32\], got 0"),
+        ({"max_concurrent": 33}, r"max_concurrent must be in \[1, 32\], got 33"),
+        ({"max_concurrent": 2.0}, "max_concurrent must be an integer .* got 2.0"),
+        ({"max_concurrent": True}, "max_concurrent must be an integer .* got True"),
+        ({"device": "gpu"}, "device must be auto, cpu, cuda or cuda:N, got 'gpu'"),
+        ({"device": "cuda:x"}, "device must be .* got 'cuda:x'"),
+        ({"device": "cpu", "step": "cuda_graph"}, "step 'cuda_graph' needs a GPU, got device cpu; use step='eager'"),
+        ({"device": "cuda:99"}, "device cuda:99 is not available, torch sees"),
     ],
 )
-def test_unknown_options_name_the_nearest(options: dict, sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
-        EngineOptions(**options)
-
-
-@pytest.mark.parametrize("number", [0, 33, 2.0, True, "4"])
-def test_a_number_of_networks_that_no_gpu_trains_at_once_is_one_sentence(number: Any) -> None:
-    with pytest.raises(UserError, match=f"^side_by_side must be .* got {number!r}"):
-        EngineOptions(side_by_side=number)
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"device": "gpu"}, "device 'gpu' was given, cpu or cuda is wanted"),
-        ({"device": "cuda:x"}, "device 'cuda:x' was given"),
-        ({"device": "cpu", "step": "captured"}, "a captured step was asked for on cpu, which has no graphs"),
-        ({"device": "cuda:99"}, "device cuda:99 was asked for and torch sees"),
-    ],
-)
-def test_what_the_machine_cannot_do_is_one_sentence(options: dict, sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence) as caught:
-        EngineOptions(**options).resolved()
+def test_invalid_engine_options(options: dict, message: str) -> None:
+    with pytest.raises(UserError, match=f"^{message}") as caught:
+        EngineOptions(**options).resolve()
     assert "\n" not in str(caught.value)
 
 
 def test_a_cpu_computes_in_float32_step_by_step_unless_told_otherwise() -> None:
-    mode = CPU.resolved()
-    assert (mode.device.type, mode.autocast, mode.captured, mode.compile) == ("cpu", None, False, "off")
-    mode = EngineOptions(device="cpu", precision="bf16", step="eager", compile="on").resolved()
-    assert (mode.autocast, mode.captured, mode.compile) == (torch.bfloat16, False, "on")
+    plan = CPU.resolve()
+    assert (plan.device.type, plan.autocast, plan.cuda_graphs, plan.compile) == ("cpu", None, False, "off")
+    plan = EngineOptions(device="cpu", precision="bf16", step="eager", compile="on").resolve()
+    assert (plan.autocast, plan.cuda_graphs, plan.compile) == (torch.bfloat16, False, "on")
 
 
 def test_convolutions_are_laid_out_with_channels_last() -> None:
@@ -706,10 +695,10 @@ def test_convolutions_are_laid_out_with_channels_last() -> None:
 
 
 def test_compiling_is_chosen_where_it_wins_back_its_time() -> None:
-    mode = dataclasses.replace(CPU.resolved(), compile="auto")
+    plan = dataclasses.replace(CPU.resolve(), compile="auto")
     model = nn.Sequential(*[nn.Linear(2, 2) for _ in range(10)])
     # 10 layers take 6 s to compile; a step of 10 ms then saves 2.3 ms, so 2,609 steps break even.
-    assert not mode.compiles(model, 2_500, 0.01)
-    assert mode.compiles(model, 2_700, 0.01)
-    assert dataclasses.replace(mode, compile="on").compiles(model, 1, 1e-6)
-    assert not dataclasses.replace(mode, compile="off").compiles(model, 10**9, 1.0)
+    assert not plan.compiles(model, 2_500, 0.01)
+    assert plan.compiles(model, 2_700, 0.01)
+    assert dataclasses.replace(plan, compile="on").compiles(model, 1, 1e-6)
+    assert not dataclasses.replace(plan, compile="off").compiles(model, 10**9, 1.0)

@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         sys.path.append("")  # a method of one's own, `module:function`, is found in the folder that one is in
     code = _exit_code(arguments)
     distributed = sys.modules.get("pathgrow.trainer.process_group")
-    if code and distributed is not None and distributed.is_connected():
+    if code and distributed is not None and distributed.is_initialized():
         # Threads of an unfinished process group may abort this process as it exits, and its exit code would be lost.
         sys.stdout.flush()
         sys.stderr.flush()
@@ -150,7 +150,7 @@ def discover(
     step: shared.Step = None,
     compile: shared.Compile = None,
     deterministic: shared.Deterministic = False,
-    side_by_side: Annotated[int | None, whole("N", "Networks that train at once on a GPU, at most [8].")] = None,
+    max_concurrent: Annotated[int | None, whole("N", "Networks that train at once on a GPU, at most [8].")] = None,
     seed: shared.Seed = None,
     threads: shared.Threads = None,
     out: shared.Out = None,
@@ -191,14 +191,14 @@ def discover(
             step=step,
             compile=compile,
             deterministic=deterministic or None,
-            side_by_side=side_by_side,
+            max_concurrent=max_concurrent,
         ),
         seed=seed,
         threads=threads,
     )
-    from pathgrow.trainer.process_group import joined
+    from pathgrow.trainer.process_group import join_process_group
 
-    with joined(device or "auto") as comm:
+    with join_process_group(device or "auto") as comm:
         _discover(comm, given, out, quiet=quiet)
 
 

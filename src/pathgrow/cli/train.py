@@ -103,9 +103,9 @@ def train(
         seed=seed,
         threads=threads,
     )
-    from pathgrow.trainer.process_group import joined
+    from pathgrow.trainer.process_group import join_process_group
 
-    with joined(device or "auto") as comm:
+    with join_process_group(device or "auto") as comm:
         _train(comm, given, out, quiet=quiet)
 
 

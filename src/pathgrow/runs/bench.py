@@ -56,7 +56,7 @@ class Bench:
             on_epoch=progress.epoch,
             comm=comm,
         )
-        device = trainer.mode.device
+        device = trainer.plan.device
         model, optimizer = trainer.place(config.new_model(dataset.classes))
         comm.broadcast_([*model.parameters(), *model.buffers()])
         example_input = dataset.example_input().to(device)

@@ -13,7 +13,7 @@ from pathgrow.checkpoint import RunDir
 from pathgrow.distributed.comm import Communicator, held_by_rank0
 from pathgrow.errors import UserError
 from pathgrow.runs.config import RunConfig
-from pathgrow.trainer.process_group import joined
+from pathgrow.trainer.process_group import join_process_group
 
 Work = Callable[[RunDir | None, Communicator], None]
 """Does what is left to do; only the first process has a folder."""
@@ -31,18 +31,18 @@ def carry_out(
     If `team` is None it is the processes that `torchrun` started, else this one.
     """
     if comm is None:
-        with joined(config.engine.device) as comm:
+        with join_process_group(config.engine.device) as comm:
             return carry_out(config, out, work, read, comm)
     if config.ranks != comm.size:
         raise UserError(
             f"this config is for {config.ranks} processes and {comm.size} were started: "
             f"start it with torchrun --nproc-per-node {config.ranks}, or set `ranks` to {comm.size}"
         )
-    mode = config.engine.resolved()
+    plan = config.engine.resolve()
     with (
         _threads(config.threads),
-        mode.between_trainings(),
-        held_by_rank0(comm, lambda: RunDir.open(out, config.as_dict(), device=mode.device.type)) as folder,
+        plan.flags_between_trainings(),
+        held_by_rank0(comm, lambda: RunDir.open(out, config.as_dict(), device=plan.device.type)) as folder,
     ):
         if not comm.broadcast_from_rank0(lambda: RunDir(out).finished):
             work(folder, comm)

@@ -34,7 +34,7 @@ from pathgrow.runs.records import Record
 from pathgrow.runs.spent import like, spent
 from pathgrow.sparse.checks import checked_method
 from pathgrow.trainer import EngineOptions, recipes
-from pathgrow.trainer.process_group import check_shares
+from pathgrow.trainer.process_group import check_batch_split
 from pathgrow.trainer.recipes import Recipe
 
 Final = Literal["fresh", "grown"]
@@ -291,8 +291,8 @@ class RunConfig:
         for name in self.model_options:
             if name not in known:
                 raise unknown_name(f"option of {self.model}", name, known)
-        self.engine.resolved()
-        check_shares(self.recipe.batch_size, self.recipe.accumulate, self.ranks)
+        self.engine.resolve()
+        check_batch_split(self.recipe.batch_size, self.recipe.accumulate, self.ranks)
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Self:
@@ -305,7 +305,7 @@ class RunConfig:
         data, model = values.get("data", cls.data), values.get("model", cls.model)
         if data not in datasets.names():
             raise unknown_name("data set", str(data), datasets.names())
-        values["recipe_name"] = values.get("recipe_name") or recipes.usual(data, str(model))
+        values["recipe_name"] = values.get("recipe_name") or recipes.default_name(data, str(model))
         values["recipe"] = _recipe(values["recipe_name"], values.get("recipe") or {})
         values["engine"] = _engine(values.get("engine") or {})
         values["model_options"] = _model_options(model, data, values)
@@ -323,7 +323,7 @@ class RunConfig:
         """The config as JSON values, from which `from_dict` makes one that computes the same."""
         values: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
         # Changes no result: a run that ran out of memory may go on with fewer networks at once.
-        del values["engine"]["side_by_side"]
+        del values["engine"]["max_concurrent"]
         return values
 
     def load_data(self) -> Dataset:
@@ -368,7 +368,7 @@ def _recipe(name: Any, given: Any) -> Recipe:
         return given
     if not isinstance(given, Mapping):
         raise UserError(f"recipe {given!r} was given, a table of values is wanted: give for example {{'lr': 0.1}}")
-    return recipes.recipe(str(name)).changed(given)
+    return recipes.recipe(str(name)).override(given)
 
 
 def _engine(given: Any) -> EngineOptions:

@@ -22,9 +22,10 @@ from pathgrow.errors import RunFailed, UserError
 from pathgrow.graph.sample_counter import counting
 from pathgrow.rng import derive
 from pathgrow.sparse.attach import Attached
+from pathgrow.sparse.checks import parse_evaluation
 from pathgrow.sparse.partial import PREFIX, Partial
 from pathgrow.sparse.snapshot import digest
-from pathgrow.trainer.interface import Evaluate, Fit, Job, Trainer
+from pathgrow.trainer.interface import Evaluate, Fit, Job, JobTrainer
 
 
 def check_calls(fit: Any, evaluate: Any) -> None:
@@ -106,29 +107,6 @@ class Score:
         return self.loss if self.loss is not None else -self.score
 
 
-def read_score(value: Any, stage: str) -> Score:
-    """What `evaluate` returned, as finite numbers.
-
-    >>> read_score((0.9, 0.3), "seed")
-    Score(score=0.9, loss=0.3)
-    """
-    parts = tuple(value) if isinstance(value, (tuple, list)) else (value,)
-    try:
-        numbers = [float(part) for part in parts]
-    except (TypeError, ValueError):
-        numbers = []
-    if len(numbers) not in (1, 2):
-        raise UserError(
-            f"evaluate returned {value!r}, a score or a pair (score, loss) of numbers is wanted: return one of these"
-        )
-    if not all(math.isfinite(number) for number in numbers):
-        raise RunFailed(
-            f"evaluate returned {value!r} in stage {stage}, finite numbers are wanted: training has diverged, "
-            "so lower the learning rate; the stages before it are kept"
-        )
-    return Score(numbers[0], numbers[1] if len(numbers) == 2 else None)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Trained:
     """The outcome of a phase."""
@@ -148,7 +126,7 @@ class Phases:
     average
         Score the running average of the weights instead of the weights.
     store
-        Where a `Trainer` may save half-done trainings.
+        Where a `JobTrainer` may save half-done trainings.
     team
         The processes that train together.
     """
@@ -181,7 +159,7 @@ class Phases:
     def train_(self, attached: Attached, stage: str, epochs: int | None, first_step: int = 0) -> Trained:
         """Train for a number of epochs (None: until the validation loss rests) and score the result.
 
-        `first_step`: the step of these epochs that a `Trainer` begins with, for a network that was set back to it.
+        `first_step`: the step of these epochs that a `JobTrainer` begins with, for a network that was set back to it.
         """
         if epochs is None:
             return self._train_adaptively_(attached, stage)
@@ -190,7 +168,7 @@ class Phases:
 
     def train_together_(self, networks: Sequence[tuple[Attached, str]], epochs: Sequence[int]) -> list[Trained]:
         """Train several networks, side by side where the training functions can; then score each."""
-        if isinstance(self._fit, Trainer):
+        if isinstance(self._fit, JobTrainer):
             counts = self._train_jobs_([(a, stage, n, 0, 0) for (a, stage), n in zip(networks, epochs, strict=True)])
         else:
             counts = [self._fit_(a, stage, n) for (a, stage), n in zip(networks, epochs, strict=True)]
@@ -229,7 +207,7 @@ class Phases:
         return Trained(num_epochs=epoch, num_samples=num_samples, score=score)
 
     def _fit_(self, attached: Attached, stage: str, epochs: int, part: int = 0, first_step: int = 0) -> int:
-        if isinstance(self._fit, Trainer):
+        if isinstance(self._fit, JobTrainer):
             return self._train_jobs_([(attached, stage, epochs, part, first_step)])[0]
         assert first_step == 0, "a function that trains whole epochs cannot begin in the middle"
         self.settings.restore_(attached.optimizer)
@@ -239,7 +217,7 @@ class Phases:
         return sum(self._comm.gather(counter.samples))
 
     def _train_jobs_(self, asked: Sequence[tuple[Attached, str, int, int, int]]) -> list[int]:
-        assert isinstance(self._fit, Trainer)
+        assert isinstance(self._fit, JobTrainer)
         jobs = []
         for attached, stage, epochs, part, first_step in asked:
             self.settings.restore_(attached.optimizer)
@@ -269,4 +247,6 @@ class Phases:
         weights = attached.averaged() if self._average else nullcontext()
         with weights, seeded(self._seed, stage, "evaluate", part):
             value = (evaluate or self._evaluate)(attached.model)
-            return self._comm.broadcast_from_rank0(lambda: read_score(value, stage))
+            return self._comm.broadcast_from_rank0(
+                lambda: Score(*parse_evaluation(value, f"evaluate in stage {stage}"))
+            )

@@ -103,7 +103,7 @@ def _work(config: DiscoverConfig, folder: RunDir | None, progress: Progress, com
         optimizer,
         trainer,
         trainer.evaluate(dataset.val),
-        dataset.example_input().to(trainer.mode.device),
+        dataset.example_input().to(trainer.plan.device),
         seed=config.seed,
         store=folder or MemoryStore(),
         callback=MetricsLogger(folder, progress) if folder is not None else Callback(),

@@ -32,10 +32,10 @@ from pathgrow.sparse.checks import (
     check_needs,
     check_whole,
     checked_method,
-    checked_metric,
     checked_parameters,
     checked_rule,
     checked_scope,
+    parse_evaluation,
     unwrapped,
 )
 from pathgrow.sparse.ema import Averaging
@@ -197,7 +197,7 @@ class Attached(MaskedOptimizer):
             and the masks stay as they are, but training may go on for as long as it pays. `reason` says why.
         """
         self._refuse_average("observed")
-        score, loss = self._comm.broadcast_from_rank0(lambda: checked_metric(metric))
+        score, loss = self._comm.broadcast_from_rank0(lambda: parse_evaluation(metric, "observe"))
         if self._stopped is not None:
             return self._stopped
         point = Point(round=self.round, density=self.density, epochs=len(self._points) + 1, score=score, loss=loss)

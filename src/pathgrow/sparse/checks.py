@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -117,26 +117,20 @@ def check_needs(method: Method, loss: Loss | None, batches: Batches | None) -> N
         )
 
 
-def checked_metric(metric: Metric) -> tuple[float, float | None]:
-    """What was observed as (score, loss or None), finite numbers."""
-    parts = metric if isinstance(metric, tuple | list) else (metric,)
-    if len(parts) not in (1, 2):
-        _refuse_metric(metric)
-    numbers = [_number(part, metric) for part in parts]
-    for what, number in zip(("score", "loss"), numbers, strict=False):
-        if not math.isfinite(number):
-            raise RunFailed(
-                f"the observed {what} is {number}: training has diverged, lower the learning rate and start again"
-            )
-    return numbers[0], numbers[1] if len(numbers) == 2 else None
+def parse_evaluation(value: Any, source: str = "evaluate") -> tuple[float, float | None]:
+    """Return an evaluation result as (score, loss); the loss is None if the result is a single number.
 
-
-def _number(part: object, metric: object) -> float:
+    >>> parse_evaluation(0.9), parse_evaluation((torch.tensor(0.5), 0.3))
+    ((0.9, None), (0.5, 0.3))
+    """
+    parts = value if isinstance(value, tuple | list) else (value,)
     try:
-        return float(part)  # type: ignore[arg-type]
-    except (TypeError, ValueError, RuntimeError):
-        _refuse_metric(metric)
-
-
-def _refuse_metric(metric: object) -> NoReturn:
-    raise UserError(f"observe got {metric!r}, a score or a pair (score, loss) is wanted: pass plain numbers")
+        numbers = [float(part) for part in parts]
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor with more than one element
+        numbers = []
+    if len(numbers) not in (1, 2):
+        raise UserError(f"{source}: expected a score or a pair (score, loss), got {value!r}")
+    for name, number in zip(("score", "loss"), numbers, strict=False):
+        if not math.isfinite(number):
+            raise RunFailed(f"{source}: the {name} is {number}, training has diverged; lower the learning rate")
+    return numbers[0], numbers[1] if len(numbers) == 2 else None

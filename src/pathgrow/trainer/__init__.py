@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathgrow.trainer.device import EngineOptions, Mode
+from pathgrow.trainer.device import EngineOptions, ExecutionPlan
 from pathgrow.trainer.trainer import Trainer
 
-__all__ = ["EngineOptions", "Mode", "Trainer"]
+__all__ = ["EngineOptions", "ExecutionPlan", "Trainer"]

@@ -1,4 +1,4 @@
-"""How training is carried out: device, precision, captured or eager. Chosen by measurement, changed by option."""
+"""Engine options, and how they resolve on this machine: device, precision, CUDA graphs, compilation."""
 
 from __future__ import annotations
 
@@ -6,122 +6,124 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import nn
 
-from pathgrow.errors import UserError, is_int, require, unknown_name
+from pathgrow.config import check, option
+from pathgrow.errors import UserError
 
-Precision = Literal["auto", "fp32", "bf16"]
-StepKind = Literal["auto", "captured", "eager"]
 Compile = Literal["auto", "on", "off"]
 
 SECONDS_TO_COMPILE = 0.6
-"""Of a network on an H200 machine with cold caches, per layer with weights; ResNet-32 with its norms takes 35-40 s."""
+"""Per layer with weights, on an H200 machine with cold caches: ResNet-32 with its norms takes 35-40 s."""
 SAVED_BY_COMPILING = 0.23
-"""Share of a captured step's time: ResNet-32 at batch 128 goes from 39,000 to 51,000 images a second."""
-ONE_VECTOR = 16
-"""Channels that a CPU with vectors of 512 bits computes at once."""
-_MOST_STREAMS = 32
-"""That torch hands out before it gives one to two networks."""
+"""Fraction of a CUDA-graph step: ResNet-32 at batch size 128 goes from 39,000 to 51,000 images/s."""
+VECTOR_WIDTH = 16
+"""Float32 channels that a CPU with 512-bit vectors computes at once."""
+_MAX_STREAMS = 32
+"""CUDA streams in torch's pool; beyond these, two networks would share one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """What may be chosen about the engine. Nothing here changes what is computed beyond rounding.
+    """How training runs. None of these options changes what is computed, apart from rounding.
 
-    On a GPU "auto" is bfloat16 and a captured step, compiled where the run is long enough to win the time back; in
-    several processes an eager step. On a CPU it is float32, step by step: bfloat16 is 15 to 40 times slower on CPUs
-    without units for it, and compiling a ResNet takes longer than a demo.
+    On a GPU "auto" means bfloat16 autocast and a CUDA-graph step, compiled if the run is long enough to recover the
+    compile time; with several processes, an eager step. On a CPU "auto" means float32 and an eager step: bfloat16 is
+    15 to 40 times slower on CPUs without native support, and compiling a ResNet takes longer than a demo.
     """
 
-    device: str = "auto"
-    precision: Precision = "auto"
-    step: StepKind = "auto"
-    compile: Compile = "auto"
-    deterministic: bool = False
-    """Only algorithms that give the same bits each time, at some loss of speed on a GPU; a CPU always does."""
-    side_by_side: int = 8
-    """Networks that train at once on a GPU, at most; fewer take less memory. More are no faster in all: ResNet-32 at
-    batch 128 on an H200 reaches 93,000 images a second with 4 or 8."""
+    device: str = option(
+        "auto", "Device to train on: cpu, cuda or cuda:N (default: a GPU if available).", metavar="cpu|cuda"
+    )
+    precision: Literal["auto", "fp32", "bf16"] = option(
+        "auto", "Autocast dtype of the forward pass (default: bf16 on a GPU, fp32 on a CPU)."
+    )
+    step: Literal["auto", "cuda_graph", "eager"] = option(
+        "auto", "Run a training step as CUDA graphs or eagerly (default: CUDA graphs on a GPU)."
+    )
+    compile: Literal["auto", "on", "off"] = option("auto", "Use torch.compile: on, off, or auto (when it pays off).")
+    deterministic: bool = option(False, "Use deterministic algorithms only: bit-identical results on a GPU, slower.")
+    max_concurrent: int = option(
+        8,
+        "Maximum number of networks trained concurrently on a GPU.",
+        at_least=1,
+        at_most=_MAX_STREAMS,
+        metavar="N",
+    )
+    """Fewer need less memory. More are not faster in total: ResNet-32 at batch size 128 on an H200 reaches
+    93,000 images/s with 4 as with 8."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.device, str):
-            raise UserError(f"device {self.device!r} was given, cpu or cuda is wanted: leave it out to choose")
-        if not isinstance(self.deterministic, bool):
-            raise UserError(f"deterministic {self.deterministic!r} was given, true or false is wanted: give either")
-        fits = is_int(self.side_by_side) and 1 <= self.side_by_side <= _MOST_STREAMS
-        require(fits, "side_by_side", self.side_by_side, f"a whole number from 1 to {_MOST_STREAMS}", "4")
-        for name, allowed in (("precision", Precision), ("step", StepKind), ("compile", Compile)):
-            if getattr(self, name) not in get_args(allowed):
-                raise unknown_name(f"value of {name}", str(getattr(self, name)), get_args(allowed))
+        check(self)
 
-    def resolved(self) -> Mode:
-        """What this comes to on the machine at hand."""
-        device = self._device()
+    def resolve(self) -> ExecutionPlan:
+        """Resolve every "auto" for this machine."""
+        device = self._resolve_device()
         on_gpu = device.type == "cuda"
-        if self.step == "captured" and not on_gpu:
-            raise UserError(f"a captured step was asked for on {device.type}, which has no graphs: give step='eager'")
+        if self.step == "cuda_graph" and not on_gpu:
+            raise UserError(f"step 'cuda_graph' needs a GPU, got device {device.type}; use step='eager'")
         precision = self.precision if self.precision != "auto" else ("bf16" if on_gpu else "fp32")
-        return Mode(
+        return ExecutionPlan(
             device=device,
             autocast=torch.bfloat16 if precision == "bf16" else None,
-            captured=on_gpu and self.step != "eager",
+            cuda_graphs=on_gpu and self.step != "eager",
             compile=self.compile if on_gpu or self.compile == "on" else "off",
             deterministic=self.deterministic,
-            side_by_side=self.side_by_side,
+            max_concurrent=self.max_concurrent,
         )
 
-    def _device(self) -> torch.device:
-        there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    def _resolve_device(self) -> torch.device:
+        num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if self.device == "auto":
-            return torch.device("cuda", torch.cuda.current_device()) if there else torch.device("cpu")
+            return torch.device("cuda", torch.cuda.current_device()) if num_gpus else torch.device("cpu")
         kind, _, index = self.device.partition(":")
         if kind not in ("cpu", "cuda") or (index and not index.isdecimal()):
-            raise UserError(f"device {self.device!r} was given, cpu or cuda is wanted: leave it out to choose")
+            raise UserError(f"device must be auto, cpu, cuda or cuda:N, got {self.device!r}")
         if kind == "cpu":
             return torch.device("cpu")
-        if int(index or 0) >= there:
+        if int(index or 0) >= num_gpus:
             raise UserError(
-                f"device {self.device} was asked for and torch sees {there} of them: give cpu, "
-                "or install a build of torch for this machine's GPU"
+                f"device {self.device} is not available, torch sees {num_gpus} GPUs; use device cpu, "
+                "or install a build of torch that supports this GPU"
             )
         return torch.device("cuda", int(index) if index else torch.cuda.current_device())
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mode:
-    """The engine's choices for one machine."""
+class ExecutionPlan:
+    """Engine options resolved for one machine."""
 
     device: torch.device
     autocast: torch.dtype | None
-    captured: bool
+    cuda_graphs: bool
     compile: Compile
     deterministic: bool = False
-    side_by_side: int = 8
+    max_concurrent: int = 8
 
     def place(self, model: nn.Module) -> nn.Module:
-        """The model on the device, convolutions laid out with channels last: the faster layout on GPUs and CPUs."""
+        """Move the model to the device, convolutions in channels-last layout: faster on GPUs and on CPUs."""
         model = model.to(self.device)
         convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
-        if convolutions and not (self.device.type == "cpu" and any(map(_overruns, convolutions))):
+        if convolutions and not (self.device.type == "cpu" and any(map(_overruns_buffer, convolutions))):
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return model
 
     def compiles(self, model: nn.Module, num_steps: int, step_seconds: float) -> bool:
-        """Whether compiling wins back its own time over this many steps."""
+        """Return whether compiling recovers its own time over this many steps."""
         if self.compile != "auto":
             return self.compile == "on"
         num_layers = sum(1 for module in model.modules() if next(module.parameters(recurse=False), None) is not None)
         return SAVED_BY_COMPILING * num_steps * step_seconds > SECONDS_TO_COMPILE * num_layers
 
     @contextmanager
-    def between_trainings(self) -> Iterator[None]:
-        """The switches for what happens around trainings: scores read from gradients choose masks as well.
+    def flags_between_trainings(self) -> Iterator[None]:
+        """Set cuDNN's flags for gradients computed outside of training, which score weights for mask updates.
 
-        In deterministic mode cuDNN's backward passes repeat to the bit. torch is not made to refuse all else that may
-        not: growth has no use for such operations, but a user's loss may.
+        In deterministic mode cuDNN's backward passes are bit-reproducible. Other nondeterministic operations are not
+        forbidden: growth uses none, but a user's loss function may.
         """
         cudnn = torch.backends.cudnn
         before = (cudnn.benchmark, cudnn.deterministic)
@@ -133,13 +135,13 @@ class Mode:
             cudnn.benchmark, cudnn.deterministic = before
 
     @contextmanager
-    def settings(self) -> Iterator[None]:
-        """torch's global switches while the engine works, as they were afterwards."""
+    def training_flags(self) -> Iterator[None]:
+        """Set torch's global flags for training, and restore them afterwards."""
         cudnn = torch.backends.cudnn
         before = (cudnn.benchmark, cudnn.deterministic, torch.are_deterministic_algorithms_enabled())
-        only_warned = torch.is_deterministic_algorithms_warn_only_enabled()
+        warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
         if self.deterministic and self.device.type == "cuda":
-            # Read by cuBLAS when it starts; without it torch refuses matrix products in this mode.
+            # cuBLAS reads this at startup; without it torch refuses matrix products in deterministic mode.
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         cudnn.benchmark, cudnn.deterministic = not self.deterministic, self.deterministic
         torch.use_deterministic_algorithms(self.deterministic)
@@ -147,14 +149,14 @@ class Mode:
             yield
         finally:
             cudnn.benchmark, cudnn.deterministic = before[0], before[1]
-            torch.use_deterministic_algorithms(before[2], warn_only=only_warned)
+            torch.use_deterministic_algorithms(before[2], warn_only=warn_only)
 
 
-def _overruns(layer: nn.Conv2d) -> bool:
-    """Whether oneDNN writes beyond its memory in this layer's backward pass, where channels come last.
+def _overruns_buffer(layer: nn.Conv2d) -> bool:
+    """Return whether oneDNN writes out of bounds in the backward pass of this layer in channels-last layout.
 
-    It packs the input of a strided 1x1 convolution for whole vectors of channels into memory for those that there are
-    (uxlfoundation/oneDNN issue 6035): a narrow ResNet ends in a segmentation fault, never, or with other gradients.
+    It packs the input of a strided 1x1 convolution in whole vectors of channels into a buffer sized for the actual
+    channels (uxlfoundation/oneDNN issue 6035): narrow ResNets crash, hang, or get wrong gradients.
     """
-    is_point = all(size == 1 for size in layer.kernel_size)
-    return is_point and any(step > 1 for step in layer.stride) and layer.in_channels // layer.groups < ONE_VECTOR
+    is_pointwise = all(size == 1 for size in layer.kernel_size)
+    return is_pointwise and any(step > 1 for step in layer.stride) and layer.in_channels // layer.groups < VECTOR_WIDTH

@@ -36,7 +36,7 @@ class Job:
 
 
 @runtime_checkable
-class Trainer(Protocol):
+class JobTrainer(Protocol):
     """A `fit` that can do more: train several networks side by side, and go on in the middle of a training."""
 
     def __call__(self, model: nn.Module, optimizer: Optimizer, epochs: int) -> Any: ...

@@ -15,10 +15,10 @@ from torch import Tensor
 from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator
 from pathgrow.errors import RunFailed
 from pathgrow.rng import derive
-from pathgrow.trainer.device import Mode
+from pathgrow.trainer.device import ExecutionPlan
 from pathgrow.trainer.feed import Feed
 from pathgrow.trainer.interface import Job
-from pathgrow.trainer.step import CapturedStep, EagerStep
+from pathgrow.trainer.step import CudaGraphStep, EagerStep
 
 OnEpoch = Callable[[int, int, float], None]
 """Told of every finished epoch: its number from 1 on, the number of all, the loss of its last batch."""
@@ -45,8 +45,8 @@ class Training:
         self,
         job: Job,
         feed: Feed,
-        mode: Mode,
-        step: EagerStep | CapturedStep,
+        plan: ExecutionPlan,
+        step: EagerStep | CudaGraphStep,
         on_epoch: OnEpoch,
         found: tuple[int, Tensor] | None = None,
         comm: Communicator = SINGLE_PROCESS,
@@ -54,9 +54,9 @@ class Training:
         """`found`: the steps that the network has had already, and the noise that it goes on with."""
         self._job = job
         self._feed = feed
-        self._mode = mode
+        self._plan = plan
         self._step = step
-        self._captured = step if isinstance(step, CapturedStep) else None
+        self._captured = step if isinstance(step, CudaGraphStep) else None
         self._on_epoch = on_epoch
         self._comm = comm
         self._length = job.epochs
@@ -90,7 +90,7 @@ class Training:
         self._job.attached.model.train()
         if self._captured is not None:
             # Growth, scoring and loading were asked of another stream, and may still be under way there.
-            self._captured.stream.wait_stream(torch.cuda.current_stream(self._mode.device))
+            self._captured.stream.wait_stream(torch.cuda.current_stream(self._plan.device))
         peaks = [group["lr"] for group in self._job.attached.optimizer.param_groups]
         first_epoch, first_step = divmod(self._done, self._feed.num_steps)
         noise = self._noise_then if first_step else None
@@ -152,14 +152,14 @@ class Training:
         if self._captured is not None:
             return self._captured.noise.get_state()
         return (
-            torch.cuda.get_rng_state(self._mode.device) if self._mode.device.type == "cuda" else torch.get_rng_state()
+            torch.cuda.get_rng_state(self._plan.device) if self._plan.device.type == "cuda" else torch.get_rng_state()
         )
 
     def _put_noise(self, state: Tensor) -> None:
         if self._captured is not None:
             self._captured.noise.set_state(state)
-        elif self._mode.device.type == "cuda":
-            torch.cuda.set_rng_state(state, self._mode.device)
+        elif self._plan.device.type == "cuda":
+            torch.cuda.set_rng_state(state, self._plan.device)
         else:
             torch.set_rng_state(state)
 

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator
 from pathgrow.errors import PeerFailed, RunFailed, UserError
-from pathgrow.trainer.device import EngineOptions, Mode
+from pathgrow.trainer.device import EngineOptions, ExecutionPlan
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -40,7 +40,7 @@ _LINGER_SECONDS = 2.0
 _BROKEN = "another process of this run ended or fell silent: finished stages are kept, start all of them again"
 
 
-class ProcessTeam:
+class ProcessGroupComm:
     """The processes of the default process group; implements `Team`.
 
     To make one is a collective act: every process of the group does so, in the same order.
@@ -180,13 +180,13 @@ def current_communicator() -> Communicator:
 
     Where there is one, all of its processes have to call this.
     """
-    if not is_connected() or dist.get_world_size() == 1:
+    if not is_initialized() or dist.get_world_size() == 1:
         return SINGLE_PROCESS
-    return ProcessTeam()
+    return ProcessGroupComm()
 
 
 @contextmanager
-def joined(device: str = "auto") -> Iterator[Communicator]:
+def join_process_group(device: str = "auto") -> Iterator[Communicator]:
     """Join the other processes that `torchrun` started; without it, or in a group of one's own, nothing changes.
 
     An error in one process ends all of them, with the exit code it stands for: the process that fails first raises its
@@ -197,7 +197,7 @@ def joined(device: str = "auto") -> Iterator[Communicator]:
     device
         What will be trained on: with GPUs each process takes the one of its local rank.
     """
-    if is_connected():
+    if is_initialized():
         yield current_communicator()
         return
     size = os.environ.get("WORLD_SIZE", "1")
@@ -205,7 +205,7 @@ def joined(device: str = "auto") -> Iterator[Communicator]:
         yield SINGLE_PROCESS
         return
     store = _connect(_backend(device))
-    comm = ProcessTeam()
+    comm = ProcessGroupComm()
     try:
         yield comm
     except BaseException as error:
@@ -216,7 +216,7 @@ def joined(device: str = "auto") -> Iterator[Communicator]:
         comm.disconnect_()
 
 
-def is_connected() -> bool:
+def is_initialized() -> bool:
     """Whether a process group is still there, as a failed `joined` leaves it."""
     return dist.is_available() and dist.is_initialized()
 
@@ -255,7 +255,7 @@ def _backend(device: str) -> str:
     return "cpu:gloo,cuda:nccl"
 
 
-def _leave_failed(store: Store, comm: ProcessTeam, error: BaseException) -> None:
+def _leave_failed(store: Store, comm: ProcessGroupComm, error: BaseException) -> None:
     """Tell the others why this process goes, or learn from them why it has to.
 
     The groups are left as they are: to take a group of NCCL apart while others wait in it can wait itself.
@@ -279,7 +279,7 @@ def _first_fault(store: Store, mine: _Fault) -> _Fault:
     return _Fault(**json.loads(store.get(_FAULT)))
 
 
-def _linger(store: Store, comm: ProcessTeam) -> None:
+def _linger(store: Store, comm: ProcessGroupComm) -> None:
     """Without torchrun the first process keeps the store: it stays a moment, for others to read what it says."""
     if comm.rank != _FIRST or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return
@@ -321,27 +321,27 @@ class _Shared(DistributedDataParallel):
             ) from fault
 
 
-def mode_for(options: EngineOptions, comm: Communicator) -> Mode:
+def plan_for(options: EngineOptions, comm: Communicator) -> ExecutionPlan:
     """The engine's choices for one of several processes."""
-    mode = options.resolved()
+    plan = options.resolve()
     if comm.size == 1:
-        return mode
+        return plan
     if ":" in options.device:
         raise UserError(
             f"device {options.device} was asked for in {comm.size} processes, each of which needs its own: "
             f"give {options.device.partition(':')[0]}"
         )
     # Captured steps of several processes have to be asked for: over NCCL, on a GPU each, nobody has run them yet.
-    captured = mode.captured and options.step == "captured"
+    captured = plan.cuda_graphs and options.step == "cuda_graph"
     # Messages of several networks would have to come in one order everywhere.
-    return replace(mode, captured=captured, side_by_side=1)
+    return replace(plan, cuda_graphs=captured, max_concurrent=1)
 
 
-def check_shares(batch_size: int, accumulate: int, num_ranks: int) -> None:
+def check_batch_split(batch_size: int, accumulate: int, num_ranks: int) -> None:
     """Every process computes equally many rows of a batch: only then is the mean of their means the mean of the batch.
 
-    >>> check_shares(128, 2, 4)
-    >>> check_shares(100, 1, 8)
+    >>> check_batch_split(128, 2, 4)
+    >>> check_batch_split(100, 1, 8)
     Traceback (most recent call last):
     pathgrow.errors.UserError: a batch of 100 cannot be shared by 8 processes...
     """

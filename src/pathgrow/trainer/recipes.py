@@ -101,7 +101,7 @@ class Recipe:
         done = (step - num_warmup) / max(1, num_steps - num_warmup)
         return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * done))
 
-    def changed(self, values: Mapping[str, Any]) -> Recipe:
+    def override(self, values: Mapping[str, Any]) -> Recipe:
         """This recipe with other values, as a config gives them; an unknown name is refused."""
         known = {field.name for field in dataclasses.fields(self)}
         given: dict[str, Any] = {}
@@ -245,7 +245,7 @@ def recipe(name: str) -> Recipe:
     return RECIPES[name]
 
 
-def usual(data: str, model: str = "") -> str:
+def default_name(data: str, model: str = "") -> str:
     """The name of the recipe that this data set and model are trained with unless another is asked for."""
     if model.removeprefix("timm:").startswith(_TRANSFORMERS) and data in _USUAL_VIT:
         return _USUAL_VIT[data]

@@ -25,7 +25,7 @@ from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator
 from pathgrow.distributed.gradients import SharedGradients
 from pathgrow.errors import UserError
 from pathgrow.sparse.attach import Attached
-from pathgrow.trainer.device import Mode
+from pathgrow.trainer.device import ExecutionPlan
 from pathgrow.trainer.feed import Feed
 from pathgrow.trainer.recipes import Recipe
 
@@ -66,19 +66,19 @@ class EagerStep:
     """A step as Python runs it: on CPUs, and wherever nothing may be captured."""
 
     def __init__(
-        self, attached: Attached, feed: Feed, recipe: Recipe, mode: Mode, module: nn.Module | None = None
+        self, attached: Attached, feed: Feed, recipe: Recipe, plan: ExecutionPlan, module: nn.Module | None = None
     ) -> None:
         self.attached = attached
         self._feed = feed
         self._recipe = recipe
-        self._mode = mode
-        self._compiled = mode.compile == "on"
-        self._forward = compiled_forward_loss(mode.device.type) if self._compiled else forward_loss
+        self._plan = plan
+        self._compiled = plan.compile == "on"
+        self._forward = compiled_forward_loss(plan.device.type) if self._compiled else forward_loss
         self._module = module if module is not None else attached.model
         """What is called: the model itself, or a wrapper around it that talks to other processes."""
         self._peaks = _peak_rates(attached.optimizer)
-        self._index = torch.zeros((), dtype=torch.int64, device=mode.device)
-        self.loss: Tensor = torch.zeros((), device=mode.device)
+        self._index = torch.zeros((), dtype=torch.int64, device=plan.device)
+        self.loss: Tensor = torch.zeros((), device=plan.device)
 
     @property
     def is_current(self) -> bool:
@@ -102,10 +102,10 @@ class EagerStep:
         self.attached.optimizer.zero_grad(set_to_none=True)
         # A compiled function is compiled anew for every number it is given, and not for every tensor.
         which = self._index.fill_(step) if self._compiled else step
-        self.loss = backward(self._forward, self._module, self._feed, which, self._recipe, self._mode)
+        self.loss = backward(self._forward, self._module, self._feed, which, self._recipe, self._plan)
 
 
-class CapturedStep:
+class CudaGraphStep:
     """A step as two CUDA graphs, one after the other on a stream of its own."""
 
     def __init__(
@@ -113,7 +113,7 @@ class CapturedStep:
         attached: Attached,
         feed: Feed,
         recipe: Recipe,
-        mode: Mode,
+        plan: ExecutionPlan,
         num_steps: int,
         comm: Communicator = SINGLE_PROCESS,
     ) -> None:
@@ -121,8 +121,8 @@ class CapturedStep:
         self.attached = attached
         self._feed = feed
         self._recipe = recipe
-        self._mode = mode
-        self._device = mode.device
+        self._plan = plan
+        self._device = plan.device
         self._optimizer = attached.optimizer
         self._peaks = _peak_rates(self._optimizer)
         self._rates = [torch.zeros((), device=self._device) for _ in self._peaks]
@@ -141,10 +141,10 @@ class CapturedStep:
         with self._untouched(), torch.cuda.stream(self.stream), self._own_noise():
             if comm.size > 1:
                 self._shared = SharedGradients(self._reached_parameters(), comm)
-            if mode.compile != "on":
+            if plan.compile != "on":
                 self._capture_(forward_loss)
-            if mode.compile == "on" or comm.broadcast_from_rank0(
-                lambda: mode.compiles(attached.model, num_steps, self._seconds())
+            if plan.compile == "on" or comm.broadcast_from_rank0(
+                lambda: plan.compiles(attached.model, num_steps, self._seconds())
             ):
                 self.compiled = True
                 # Every shape and network of a process shares one code object: the default limit of 8 is soon reached.
@@ -228,7 +228,7 @@ class CapturedStep:
             self._shared.clear_()
         else:
             self._optimizer.zero_grad(set_to_none=True)
-        self.loss = backward(forward, self.attached.model, self._feed, self._index, self._recipe, self._mode)
+        self.loss = backward(forward, self.attached.model, self._feed, self._index, self._recipe, self._plan)
         if self._shared is None:
             self.attached.watch_()
 
@@ -236,7 +236,7 @@ class CapturedStep:
         """Those to which a backward pass gives gradients; an optimizer leaves the others as they are."""
         with self.attached.driven():
             self._optimizer.zero_grad(set_to_none=True)
-            backward(forward_loss, self.attached.model, self._feed, self._index, self._recipe, self._mode)
+            backward(forward_loss, self.attached.model, self._feed, self._index, self._recipe, self._plan)
         return [parameter for parameter in self.attached.model.parameters() if parameter.grad is not None]
 
     def _show_gradients_(self) -> None:
@@ -309,7 +309,9 @@ def _rated(optimizer: Optimizer, peaks: list[float], share: float) -> Iterator[N
             group["lr"] = peak
 
 
-def backward(forward: Any, module: nn.Module, feed: Feed, step: int | Tensor, recipe: Recipe, mode: Mode) -> Tensor:
+def backward(
+    forward: Any, module: nn.Module, feed: Feed, step: int | Tensor, recipe: Recipe, plan: ExecutionPlan
+) -> Tensor:
     """Gradients of a step's batch, in as many parts as the recipe says; its loss."""
     parts = []
     # A wrapper that talks to other processes does so once, with the sum of all parts.
@@ -317,7 +319,7 @@ def backward(forward: Any, module: nn.Module, feed: Feed, step: int | Tensor, re
     for part in range(recipe.accumulate):
         with silent() if part + 1 < recipe.accumulate else nullcontext():
             with enough_rows(feed.num_rows // recipe.accumulate):
-                loss = forward(module, feed, step, part, recipe, mode.autocast)
+                loss = forward(module, feed, step, part, recipe, plan.autocast)
             loss.backward()
         parts.append(loss.detach())
     return parts[0] if len(parts) == 1 else torch.stack(parts).sum()

@@ -23,9 +23,9 @@ from pathgrow.trainer.device import EngineOptions
 from pathgrow.trainer.feed import Feed, ResidentFeed, Residents, StreamedFeed, batches_of
 from pathgrow.trainer.interface import Job
 from pathgrow.trainer.loop import OnEpoch, Training
-from pathgrow.trainer.process_group import check_shares, current_communicator, mode_for, wrapped
+from pathgrow.trainer.process_group import check_batch_split, current_communicator, plan_for, wrapped
 from pathgrow.trainer.recipes import Recipe, make_optimizer
-from pathgrow.trainer.step import CapturedStep, EagerStep, enough_rows
+from pathgrow.trainer.step import CudaGraphStep, EagerStep, enough_rows
 
 _EVALUATION_BATCH = 2500
 _STREAMED_BATCH = 256
@@ -70,15 +70,15 @@ class Trainer:
         self.data = data
         self.recipe = recipe
         self.comm = comm if comm is not None else current_communicator()
-        self.mode = mode_for(options or EngineOptions(), self.comm)
+        self.plan = plan_for(options or EngineOptions(), self.comm)
         self._num_epochs = num_epochs
         self._workers = workers
         self._on_epoch = on_epoch if on_epoch is not None and self.comm.rank == 0 else _tell_nobody
-        self._residents = Residents(self.mode.device)
+        self._residents = Residents(self.plan.device)
 
     def place(self, model: nn.Module) -> tuple[nn.Module, Optimizer]:
         """The model where and how it is trained, with the recipe's optimizer."""
-        model = self.mode.place(model)
+        model = self.plan.place(model)
         return model, make_optimizer(model, self.recipe)
 
     def __call__(self, model: nn.Module, optimizer: Optimizer, epochs: int) -> None:
@@ -100,8 +100,8 @@ class Trainer:
         samples = [0] * len(jobs)
         waiting = iter(enumerate(jobs))
         running: _Running = {}
-        places = self.mode.side_by_side if self.mode.captured else 1
-        with self.mode.settings(), _seeds_kept(self.mode.device):
+        places = self.plan.max_concurrent if self.plan.cuda_graphs else 1
+        with self.plan.training_flags(), _seeds_kept(self.plan.device):
             while True:
                 for number, job in islice(waiting, places - len(running)):
                     training = self._training(job)
@@ -120,13 +120,13 @@ class Trainer:
 
         Processes that train together score a part each, with the buffers of the first, and add up: all get one score.
         """
-        comm, device = self.comm, self.mode.device
+        comm, device = self.comm, self.plan.device
 
         def evaluate(model: nn.Module) -> tuple[float, float]:
             comm.broadcast_(model.buffers())
             num_right = torch.zeros((), dtype=torch.int64, device=device)
             loss = torch.zeros((), dtype=torch.float64, device=device)
-            with self.mode.settings(), _evaluating(model):
+            with self.plan.training_flags(), _evaluating(model):
                 for images, truth in self._scored(split):
                     logits = model(images)
                     num_right += (logits.argmax(dim=1) == truth).sum()
@@ -151,11 +151,11 @@ class Trainer:
         )
         for images, labels in loader.epoch(0):
             if len(labels):
-                yield normalised(images.to(self.mode.device), split.mean, split.std), labels.to(self.mode.device)
+                yield normalised(images.to(self.plan.device), split.mean, split.std), labels.to(self.plan.device)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         """The loss of a batch, for growth methods that read gradients."""
-        images, labels = (part.to(self.mode.device) for part in batch)
+        images, labels = (part.to(self.plan.device) for part in batch)
         with enough_rows(len(labels)):
             logits = model(images)
         return functional.cross_entropy(logits, labels, label_smoothing=self.recipe.label_smoothing)
@@ -172,7 +172,7 @@ class Trainer:
             seed = int(torch.randint(2**62, ()).item())
             loader = StreamLoader(split, num, train=True, seed=seed, workers=0, shard=(rank, size))
             for images, labels in loader.epoch(0):
-                yield normalised(images.to(self.mode.device), split.mean, split.std), labels.to(self.mode.device)
+                yield normalised(images.to(self.plan.device), split.mean, split.std), labels.to(self.plan.device)
             return
         resident = self._residents.of(split)
         for rows in torch.split(torch.randperm(len(split)), num):
@@ -186,7 +186,7 @@ class Trainer:
         found = job.progress.load(attached) if job.progress is not None else None
         kept: Companion | None = attached.companions.get(_COMPANION)
         if kept is None or kept.trainer is not self:
-            check_shares(self.recipe.batch_size, self.recipe.accumulate, self.comm.size)
+            check_batch_split(self.recipe.batch_size, self.recipe.accumulate, self.comm.size)
             kept = Companion(self, self._feed(job))
         kept.feed.retarget_(seed=job.seed, num_epochs=job.epochs)
         # Processes make their steps together: where a restored network lies differs from one to the next.
@@ -194,24 +194,24 @@ class Trainer:
             kept.step = self._step(job, kept.feed)
         assert kept.step is not None
         attached.companions[_COMPANION] = kept
-        return Training(job, kept.feed, self.mode, kept.step, self._on_epoch, found, self.comm)
+        return Training(job, kept.feed, self.plan, kept.step, self._on_epoch, found, self.comm)
 
-    def _step(self, job: Job, feed: Feed) -> EagerStep | CapturedStep:
+    def _step(self, job: Job, feed: Feed) -> EagerStep | CudaGraphStep:
         attached = job.attached
-        if not self.mode.captured:
-            return EagerStep(attached, feed, self.recipe, self.mode, wrapped(attached.model, self.comm))
+        if not self.plan.cuda_graphs:
+            return EagerStep(attached, feed, self.recipe, self.plan, wrapped(attached.model, self.comm))
         feed.fill_(0)
         attached.model.train()
         num_epochs = self._num_epochs if self._num_epochs is not None else job.epochs
         # All begin with the weights of the first, as by the wrapper of an eager step they do.
         self.comm.broadcast_([*attached.model.parameters(), *attached.model.buffers()])
-        return CapturedStep(attached, feed, self.recipe, self.mode, num_epochs * feed.num_steps, self.comm)
+        return CudaGraphStep(attached, feed, self.recipe, self.plan, num_epochs * feed.num_steps, self.comm)
 
     def _feed(self, job: Job) -> Feed:
         split, recipe, classes = self.data.train, self.recipe, self.data.classes
         training = {"seed": job.seed, "num_epochs": job.epochs, "shard": (self.comm.rank, self.comm.size)}
         if isinstance(split, StreamedSplit):
-            return StreamedFeed(split, self.mode.device, recipe, classes, self._workers, **training)
+            return StreamedFeed(split, self.plan.device, recipe, classes, self._workers, **training)
         return ResidentFeed(self._residents.of(split), recipe, classes, **training)
 
 
@@ -220,9 +220,9 @@ class Companion:
     """What the engine made for a network: from phase to phase nothing is captured again."""
 
     trainer: Trainer
-    """Who made it, for its own data, recipe and mode."""
+    """Who made it, for its own data, recipe and plan."""
     feed: Feed
-    step: EagerStep | CapturedStep | None = None
+    step: EagerStep | CudaGraphStep | None = None
 
 
 _COMPANION = "engine"
