@@ -253,7 +253,7 @@ def discoveries(bench: Bench, *, budget: int, delta: float, reference: float | N
         config = DiscoverConfig.from_dict(given | ({"reference": reference} if reference is not None else {}))
         began = time.perf_counter()
         with tempfile.TemporaryDirectory() as away:
-            report = run(config, bench.kept / named("run", **key) if bench.kept is not None else away)
+            report = run(config, bench.kept / named("run", **key) if bench.kept is not None else away).as_json()
         network, wall = report["network"], time.perf_counter() - began
         bench.lines.add(
             **key,
@@ -263,7 +263,7 @@ def discoveries(bench: Bench, *, budget: int, delta: float, reference: float | N
             val=[network["val"]["score"], network["val"]["loss"]],
             test=[network["test"]["score"], network["test"]["loss"]],
             probes=report["curve"]["probes"],
-            rounds=[[row["density"], row["score"]] for row in report["curve"]["rough"]],
+            rounds=[[row["density"], row["score"]] for row in report["curve"]["rounds"]],
             ledger=report["ledger"],
             timing=report["timing"],
             wall=wall,
@@ -279,7 +279,7 @@ def alone(bench: Bench) -> None:
     config = TrainConfig.from_dict({**given, "epochs": key["epochs"], "seed": key["seed"]})
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        report = train(config, folder)
+        report = train(config, folder).as_json()
     wall = time.perf_counter() - began
     scores = {part: [report["network"][part]["score"], report["network"][part]["loss"]] for part in ("val", "test")}
     bench.lines.add(**key, **scores, ledger=report["ledger"], timing=report["timing"], wall=wall)

@@ -156,7 +156,7 @@ def one_discovery(setting: Setting, final: str, case: tuple[int, int, float | No
         "delta_density": found.operating_density, "interval": found.interval, "gain_density": found.gain_density,
         "status": found.answer.status, "density": found.density, "val": found.score, "test": test.score,
         "num_probes": len(found.probes), "epochs": found.network.point.epochs,
-        "relative_flops": found.ledger.as_dict()["relative"],
+        "relative_flops": found.ledger.relative,
         "probes": [[p.density, p.score] for p in found.curve.probes],
         "rough": [[p.density, p.score] for p in found.curve.rough],
     }  # fmt: skip

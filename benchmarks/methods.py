@@ -39,14 +39,15 @@ def trained(name: str, density: float, seed: int) -> dict[str, Any]:
     """What is kept of one training."""
     with tempfile.TemporaryDirectory() as folder:
         report = train(config(name, density, seed), folder)
-    network = report["network"]
+    network = report.network
+    assert network.test is not None
     return {
         "method": name,
         "seed": seed,
-        "density": network["density"],
-        "val": network["val"]["score"],
-        "test": network["test"]["score"],
-        "relative_flops": report["ledger"]["relative"],
+        "density": network.density,
+        "val": network.val.score,
+        "test": network.test.score,
+        "relative_flops": report.ledger.relative,
     }
 
 

@@ -17,7 +17,7 @@ from pathgrow.graph.topology import tau_core
 from pathgrow.masks import Masks
 from pathgrow.masks.sampling import sample_proportional
 from pathgrow.methods.method import Method
-from pathgrow.runs.reported import discover
+from pathgrow.runs.discovery import discover
 from pathgrow.runs.result import Discovery
 from pathgrow.sparse.attach import Attached, attach
 from pathgrow.version import __version__

@@ -220,7 +220,7 @@ def test_epochs_times_parameters_of_masks_that_change_within_a_training(
         change = method.schedule(Progress(round=0, step=step, num_on=num_on, num=num))
         num_on -= change.num_drop if change is not None else 0
     assert report(trained("gmp"))["ledger"]["epochs_times_parameters"] == pytest.approx(total / 14)
-    assert report(trained("gmp"))["ledger"]["epochs_times_switchable"] == pytest.approx(total / 14 - 2 * 26)
+    assert report(trained("gmp"))["ledger"]["epochs_times_prunable"] == pytest.approx(total / 14 - 2 * 26)
     told = train(config("random", match="parameters", match_run=str(trained("gmp"))), tmp_path)
     match = told["ledger"]["match"]
     assert match["budget"] == pytest.approx(total / 14)

@@ -65,7 +65,7 @@ def test_the_network_file_is_the_reported_network(finished: tuple[Path, subproce
         accuracy, loss = trainer.evaluate(split)(model)
         assert accuracy == wanted["score"]
         assert loss == pytest.approx(wanted["loss"])
-    assert report["reference"]["kind"] == "dense"
+    assert report["answer"]["reference"]["kind"] == "dense"
     assert set(report["dense"]) == {"val", "test"}
 
 

@@ -77,7 +77,7 @@ def test_scores_that_training_does_not_raise_give_no_density(
     told = found.report()
     assert told["answer"]["operating_density"] is None
     assert told["answer"]["interval"] == [0.0, 1.0]
-    compared = told["curve"]["probes"] or told["curve"]["rough"]
+    compared = told["curve"]["probes"] or told["curve"]["rounds"]
     assert {row["round"] for row in told["curve"]["untrained"]} == {row["round"] for row in compared}
     assert told["curve"]["fit"] is None
     assert (told["reference"] is not None) == (options.get("reference") == "dense"), "none that was fitted"

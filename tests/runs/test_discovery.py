@@ -233,7 +233,7 @@ def test_a_trainer_is_given_jobs_and_those_of_one_verdict_together() -> None:
         "partial-seed-0", "partial-round-001-0", "partial-round-002-0", "partial-round-003-0",
         "partial-probe-003-0", "partial-probe-000-0", "partial-probe-002-0", "partial-final-0",
     ]  # fmt: skip
-    assert found.ledger.as_dict()["samples"] == 1000 * sum(job.epochs for job in jobs)
+    assert found.ledger.samples == 1000 * sum(job.epochs for job in jobs)
     assert all(job.attached.optimizer.param_groups[0]["lr"] == 0.1 for job in jobs)
 
 
@@ -445,7 +445,7 @@ def test_another_delta_is_read_from_the_same_curve() -> None:
 def test_the_report_is_complete() -> None:
     report = World().discover(reference="dense").report()
     assert report["network"]["num"] == 384
-    assert [row["round"] for row in report["curve"]["rough"]] == [0, 1, 2, 3]
+    assert [row["round"] for row in report["curve"]["rounds"]] == [0, 1, 2, 3]
     assert [row["round"] for row in report["curve"]["probes"]] == [0, 2]
     assert [row["round"] for row in report["topology"]] == [0, 1, 2, 3]
     assert all(len(row) > 1 for row in report["topology"])

@@ -118,14 +118,14 @@ def test_levels_share_what_is_left(trained: Callable[[str], Path]) -> None:
     of_levels = {phase["epochs"] for phase in told["ledger"]["phases"]}
     assert len(of_levels) > 1
     assert max(of_levels) - min(of_levels) <= 2
-    assert abs(told["ledger"]["match"]["off"]) < abs(
+    assert abs(told["ledger"]["match"]["relative_error"]) < abs(
         told["ledger"]["match"]["planned"] / told["ledger"]["match"]["budget"] - 1
     )
 
 
 def test_the_summary_says_how_far_off_it_is(trained: Callable[[str], Path]) -> None:
     told = report(trained("snfs"))
-    off = told["ledger"]["match"]["off"]
+    off = told["ledger"]["match"]["relative_error"]
     assert abs(off) > 0.001
     sentence = dict(findings(told))["trained"]
     assert f"a budget of FLOPs allows ({abs(off):.1%} {'more' if off > 0 else 'less'} than it" in sentence

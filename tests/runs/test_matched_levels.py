@@ -52,7 +52,7 @@ def test_a_budget_of_parameters_is_met_where_levels_are_short(tmp_path: Path) ->
     with pytest.warns(UserWarning, match="so that a level of 1 epoch trains 8 steps"):
         told = train(TrainConfig.from_dict({**given, "match": "parameters"}), tmp_path)
     assert len({phase["epochs"] for phase in told["ledger"]["phases"]}) > 1
-    assert abs(told["ledger"]["match"]["off"]) < 0.01
+    assert abs(told["ledger"]["match"]["relative_error"]) < 0.01
 
 
 @pytest.mark.parametrize("match", ["parameters", "switchable", "flops"])

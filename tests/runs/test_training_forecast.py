@@ -188,10 +188,10 @@ def test_a_discovery_tells_what_it_has_spent(tmp_path: Path) -> None:
 def test_a_training_tells_both_and_an_older_one_what_it_knows(tmp_path: Path) -> None:
     path = finished(tmp_path / "run")
     told = json.loads(Path(path, "report.json").read_text())
-    told["ledger"] |= {"epochs_times_parameters": 700.5, "epochs_times_switchable": 600.25}
+    told["ledger"] |= {"epochs_times_parameters": 700.5, "epochs_times_prunable": 600.25}
     Path(path, "report.json").write_text(json.dumps(told))
     assert [spent(path, what, {}) for what in ("parameters", "switchable")] == [700.5, 600.25]
-    del told["ledger"]["epochs_times_switchable"]
+    del told["ledger"]["epochs_times_prunable"]
     Path(path, "report.json").write_text(json.dumps(told))
     assert spent(path, "parameters", {}) == 700.5
     with pytest.raises(UserError, match="did not count switchable weights: match parameters or flops"):

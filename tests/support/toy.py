@@ -108,11 +108,11 @@ class World:
 
 
 def without_timing(found: Discovery) -> dict:
-    return {key: value for key, value in found.report().items() if key != "timing"}
+    return {key: value for key, value in found.report().as_json().items() if key != "timing"}
 
 
 def stage_lengths(found: Discovery) -> list[tuple[str, int]]:
-    return [(phase.name, phase.epochs) for phase in found.ledger.phases]
+    return [(phase.phase, phase.epochs) for phase in found.ledger.phases]
 
 
 class Killed(BaseException):

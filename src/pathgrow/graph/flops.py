@@ -32,6 +32,11 @@ def forward_macs(graph: Graph, masks: Masks | None = None) -> int:
     return macs
 
 
+def inference_flops(graph: Graph, masks: Masks | None = None) -> int:
+    """FLOPs of one sample in a forward pass."""
+    return 2 * forward_macs(graph, masks)
+
+
 def step_flops(graph: Graph, masks: Masks | None = None) -> int:
     """FLOPs of one sample in a training step: forward, and twice that for the gradients of inputs and of weights."""
     return 2 * 3 * forward_macs(graph, masks)

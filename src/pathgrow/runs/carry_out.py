@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
 from pathgrow.checkpoint import RunDir
 from pathgrow.distributed.comm import Communicator, held_by_rank0
 from pathgrow.errors import UserError
+from pathgrow.report.schema import RunReport, load_report
 from pathgrow.runs.config import RunConfig
 from pathgrow.trainer.process_group import join_process_group
 
@@ -23,9 +23,9 @@ def carry_out(
     config: RunConfig,
     out: str | os.PathLike[str],
     work: Work,
-    read: Callable[[RunDir], dict[str, Any]],
+    read: Callable[[RunDir], RunReport],
     comm: Communicator | None = None,
-) -> dict[str, Any]:
+) -> RunReport:
     """Do `work` in the folder unless it is finished; returns what `read` makes of it.
 
     If `team` is None it is the processes that `torchrun` started, else this one.
@@ -47,6 +47,11 @@ def carry_out(
         if not comm.broadcast_from_rank0(lambda: RunDir(out).finished):
             work(folder, comm)
         return comm.broadcast_from_rank0(lambda: read(RunDir(out)))
+
+
+def finished_report(folder: RunDir) -> RunReport:
+    """The report of a finished run."""
+    return load_report(folder.report(), str(folder.path / "report.json"))
 
 
 @contextmanager

@@ -6,6 +6,7 @@ code for resuming: it goes through the stages, and a stage that is stored is not
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import sys
@@ -16,13 +17,15 @@ from typing import Any, Literal
 from torch import nn
 from torch.optim import Optimizer
 
+from pathgrow import report as rendering
+from pathgrow.checkpoint import RunDir
 from pathgrow.density.summary import hand_back
 from pathgrow.density.types import DENSE, Answer, Curve, Grow, Point, Probe, Reference, Stop
-from pathgrow.errors import RunFailed
+from pathgrow.errors import RunFailed, UserError
 from pathgrow.masks import Masks
+from pathgrow.report.schema import RunReport
 from pathgrow.runs.config import DiscoverOptions
 from pathgrow.runs.learning import WARNING, compared, is_doubtful, learned, nothing_learned, scored_untrained
-from pathgrow.runs.ledger import Ledger
 from pathgrow.runs.phases import check_call, check_calls
 from pathgrow.runs.probes import train_dense, train_out
 from pathgrow.runs.records import Record
@@ -31,7 +34,10 @@ from pathgrow.runs.scale import check_reference, doubt_about_delta, doubt_about_
 from pathgrow.runs.site import Site
 from pathgrow.runs.trunk import Trunk
 from pathgrow.sparse.checks import check_whole, unwrapped
+from pathgrow.sparse.partial import clear_partials
 from pathgrow.trainer.interface import Evaluate, Fit
+
+_DRAWN = ("curve.png", "report.html")
 
 
 def discover(
@@ -104,7 +110,7 @@ def discover(
     How dense must a small network be to tell whether two numbers have the same sign?
 
     >>> import torch
-    >>> from pathgrow.discovery import Callback
+    >>> from pathgrow.runs.callback import Callback
     >>> _ = torch.manual_seed(0)
     >>> inputs = torch.randn(512, 8)
     >>> labels = (inputs[:, 0] * inputs[:, 1] > 0).long()
@@ -147,10 +153,47 @@ def discover(
         site = Site(model, optimizer, fit, evaluate, example_input, scope=scope, seed=seed, options=chosen, store=store)
         trunk = Trunk(site, model, optimizer)
         try:
-            return Loop(site, trunk).run()
+            found = Loop(site, trunk).run()
         except BaseException:
             trunk.give_back_()
             raise
+    _leave_report(found)
+    return found
+
+
+def write_findings(folder: RunDir, found: Discovery, report: RunReport) -> None:
+    """Write curve.csv, and last of all report.json: its presence means that the run is finished."""
+    clear_partials(folder)
+    observed = [("rough", found.rounds), ("probe", found.probes)]
+    folder.write_curve([{"kind": kind, **record.row()} for kind, records in observed for record in records])
+    timing = dataclasses.replace(report.timing, run_seconds=folder.seconds)
+    folder.write_report(dataclasses.replace(report, timing=timing).as_json())
+
+
+def draw(folder: RunDir) -> None:
+    """Draw the figure and the page of a finished discovery, unless they exist."""
+    if not all((folder.path / name).exists() for name in _DRAWN):
+        rendering.write_all(folder.path)
+
+
+def _leave_report(found: Discovery) -> None:
+    """Write the report of a discovery into its run directory; without one nothing is written."""
+    options, comm = found.site.options, found.site.comm
+    if not isinstance(options.store, str | os.PathLike):
+        return
+
+    def write() -> None:
+        assert folder is not None
+        if not folder.finished:
+            write_findings(folder, found, found.report())
+        draw(folder)
+
+    try:
+        with options.opened_folder(options.store, found.site.seed) as folder:
+            comm.on_rank0(write)
+    except (UserError, RunFailed, OSError) as error:
+        # The result of hours of training is worth more than a page about it.
+        warnings.warn(f"the discovery finished, but writing its report failed: {error}", stacklevel=3)
 
 
 def _frames_to_the_caller() -> int:
@@ -193,7 +236,7 @@ class Loop:
             probes=tuple(sorted(self._probes.values(), key=lambda record: record.point.density)),
             dense=self._dense,
             untrained=untrained,
-            ledger=self._ledger([network] if trained_anew else []),
+            trained=(*self._trained, *([network] if trained_anew else [])),
             site=self._site,
         )
 
@@ -320,9 +363,3 @@ class Loop:
         dense = [self._dense] if self._dense is not None else []
         rounds, probes = self._trunk.rounds, list(self._probes.values())
         return [*rounds[:1], *dense, *rounds[1:], *probes]
-
-    def _ledger(self, extra: list[Record]) -> Ledger:
-        ledger = Ledger(dense_flops=self._site.dense_flops, budget=self._options.budget)
-        for record in [*self._trained, *extra]:
-            record.enter(ledger)
-        return ledger

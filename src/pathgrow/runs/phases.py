@@ -20,6 +20,7 @@ from pathgrow.checkpoint.store import Store
 from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.graph.sample_counter import counting
+from pathgrow.report.schema import Score
 from pathgrow.rng import derive
 from pathgrow.sparse.attach import Attached
 from pathgrow.sparse.checks import parse_evaluation
@@ -92,19 +93,6 @@ class OptimizerSettings:
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:
     return {name: copy.deepcopy(value) for name, value in group.items() if name != "params"}
-
-
-@dataclass(frozen=True)
-class Score:
-    """One evaluation. A higher score is better; `loss` is None where the user's function returns none."""
-
-    score: float
-    loss: float | None
-
-    @property
-    def badness(self) -> float:
-        """What an adaptive phase trains to bring down."""
-        return self.loss if self.loss is not None else -self.score
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,8 +188,9 @@ class Phases:
         for epoch in range(1, self.longest + 1):
             num_samples += self._fit_(attached, stage, 1, epoch)
             score = self.score(attached, stage, epoch)
-            num_since = 0 if score.badness < best else num_since + 1
-            best = min(best, score.badness)
+            loss = score.loss if score.loss is not None else -score.score
+            num_since = 0 if loss < best else num_since + 1
+            best = min(best, loss)
             if num_since == self.patience:
                 break
         return Trained(num_epochs=epoch, num_samples=num_samples, score=score)
@@ -247,6 +236,5 @@ class Phases:
         weights = attached.averaged() if self._average else nullcontext()
         with weights, seeded(self._seed, stage, "evaluate", part):
             value = (evaluate or self._evaluate)(attached.model)
-            return self._comm.broadcast_from_rank0(
-                lambda: Score(*parse_evaluation(value, f"evaluate in stage {stage}"))
-            )
+            score, loss = self._comm.broadcast_from_rank0(lambda: parse_evaluation(value, f"evaluate in stage {stage}"))
+            return Score(score=score, loss=loss)

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathgrow.density.types import DENSE
 from pathgrow.masks import Masks
 from pathgrow.methods import fixed
+from pathgrow.report.schema import Score
 from pathgrow.rng import derive
-from pathgrow.runs.phases import Score
 from pathgrow.runs.records import Record, Work
 from pathgrow.runs.site import Site
 from pathgrow.runs.trunk import Trunk

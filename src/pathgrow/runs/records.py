@@ -9,9 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from pathgrow.checkpoint.store import Store
+from pathgrow.config import to_json
 from pathgrow.density.types import Point
+from pathgrow.report.schema import LedgerReport, PhaseReport, PhaseTiming, PointReport, Score, TimingReport
 from pathgrow.runs.callback import Callback
-from pathgrow.runs.ledger import Ledger
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,34 +35,32 @@ class Record:
     """Measured where the masks are new."""
     seconds: float
 
-    def row(self) -> dict[str, Any]:
-        """The point as reports show it."""
+    @property
+    def training_flops(self) -> int:
+        """Cost of the stage: its training samples, and the mask update before them."""
+        return self.num_samples * self.sample_flops + self.growth_flops
+
+    def point_report(self) -> PointReport:
+        """The evaluated network as reports show it."""
         point = self.point
-        return {
-            "round": point.round,
-            "density": point.density,
-            "density_model": self.density_model,
-            "epochs": point.epochs,
-            "score": point.score,
-            "loss": point.loss,
-        }
+        return PointReport(
+            round=point.round,
+            density=point.density,
+            density_model=self.density_model,
+            epochs=point.epochs,
+            score=point.score,
+            loss=point.loss,
+        )
+
+    def row(self) -> dict[str, Any]:
+        """The evaluated network as a row of curve.csv and of the metrics."""
+        row: dict[str, Any] = to_json(self.point_report())
+        return row
 
     def metadata(self) -> dict[str, Any]:
-        """Everything but the name of the stage."""
+        """Everything but the name of the stage, as JSON values."""
         rest = {name: getattr(self, name) for name in _BESIDE_THE_POINT}
         return {**self.row(), **rest}
-
-    def enter(self, ledger: Ledger) -> None:
-        """Enter what this stage cost into a ledger."""
-        ledger.add(
-            self.stage,
-            epochs=self.num_epochs,
-            samples=self.num_samples,
-            density=self.point.density,
-            sample_flops=self.sample_flops,
-            growth_flops=self.growth_flops,
-            seconds=self.seconds,
-        )
 
     @classmethod
     def from_facts(cls, stage: str, metadata: Mapping[str, Any]) -> Record:
@@ -72,6 +71,65 @@ class Record:
 
 
 _BESIDE_THE_POINT = ("num_on", "num_epochs", "num_samples", "sample_flops", "growth_flops", "topology", "seconds")
+
+
+def ledger_report(
+    records: Sequence[Record],
+    *,
+    num_prunable: int,
+    num_parameters: int,
+    dense_training_flops: int | None,
+    samples_per_epoch: int | None = None,
+) -> LedgerReport:
+    """What the stages of a run cost, if the masks of each stayed as they are recorded.
+
+    Counted are training FLOPs (a multiply and an add are two; a training sample costs three forward passes at the masks
+    it was trained with) and choosing new masks, but not evaluation.
+
+    Parameters
+    ----------
+    num_prunable, num_parameters
+        Prunable weights and all parameters of the model.
+    dense_training_flops
+        Cost of the dense baseline; None if it is unknown.
+    samples_per_epoch
+        To count the epochs trained; None: every stage trained as many epochs as its schedule has.
+    """
+    phases = tuple(
+        PhaseReport(
+            phase=record.stage,
+            epochs=record.num_epochs,
+            epochs_trained=record.num_samples / samples_per_epoch if samples_per_epoch else float(record.num_epochs),
+            samples=record.num_samples,
+            density=record.point.density,
+            training_flops=record.training_flops,
+        )
+        for record in records
+    )
+    flops, samples = sum(phase.training_flops for phase in phases), sum(phase.samples for phase in phases)
+    num_epochs = sum(record.num_epochs for record in records)
+    weight_epochs = sum(record.num_epochs * record.num_on for record in records)
+    return LedgerReport(
+        phases=phases,
+        training_flops=flops,
+        dense_training_flops=dense_training_flops,
+        relative=flops / dense_training_flops if dense_training_flops else None,
+        samples=samples,
+        epochs_trained=samples / samples_per_epoch if samples_per_epoch else float(num_epochs),
+        epochs_times_parameters=float(weight_epochs + num_epochs * (num_parameters - num_prunable)),
+        epochs_times_prunable=float(weight_epochs),
+    )
+
+
+def score_report(record: Record) -> Score:
+    """The validation score of a stage's network."""
+    return Score(score=record.point.score, loss=record.point.loss)
+
+
+def timing_report(records: Sequence[Record]) -> TimingReport:
+    """How long the stages of a run took."""
+    phases = tuple(PhaseTiming(phase=record.stage, seconds=record.seconds) for record in records)
+    return TimingReport(seconds=sum(phase.seconds for phase in phases), phases=phases)
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,23 @@ from pathgrow.density.estimate import allowed_meanwhile
 from pathgrow.density.summary import fit_band
 from pathgrow.density.types import DENSE, Answer, Curve, Point, Reference, Rule
 from pathgrow.errors import UserError
+from pathgrow.graph.flops import inference_flops
 from pathgrow.masks import Masks
-from pathgrow.runs.ledger import Ledger
-from pathgrow.runs.phases import Score
+from pathgrow.report.schema import (
+    AnswerReport,
+    CurveReport,
+    FitReport,
+    LedgerReport,
+    MethodReport,
+    NetworkReport,
+    PointReport,
+    ReferenceReport,
+    RunReport,
+    Score,
+    TopologyReport,
+)
 from pathgrow.runs.probes import score_dense
-from pathgrow.runs.records import Record
+from pathgrow.runs.records import Record, ledger_report, score_report, timing_report
 from pathgrow.runs.site import Site
 from pathgrow.sparse.attach import Attached
 from pathgrow.sparse.snapshot import digest
@@ -45,7 +57,8 @@ class Discovery:
     dense: Record | None
     untrained: tuple[Point, ...] = ()
     """The networks compared as they were before training, where there was doubt that training made them better."""
-    ledger: Ledger
+    trained: tuple[Record, ...]
+    """Every stage that was trained, in order."""
     site: Site
 
     def __repr__(self) -> str:
@@ -187,66 +200,88 @@ class Discovery:
         rule: Rule = replace(self.rule, delta=delta)  # type: ignore[type-var]
         return rule.answer(self.curve).density
 
-    def report(self) -> dict[str, Any]:
-        """The report as JSON values; all but `timing` is the same in every repetition of this discovery."""
-        answer, network = self.answer, self.network
-        return {
-            "format": 1,
-            "pathgrow": __version__,
-            "config": {"seed": self.site.seed, **self.site.options.as_dict()},
-            "answer": {
-                "operating_density": answer.density,
-                "interval": _pair(answer.interval),
-                "gain_density": answer.gain_density,
-                "gain_interval": _pair(answer.gain_interval),
-                "gain_level": answer.gain_level,
-                "delta": answer.delta,
-                "allowed": answer.delta if answer.allowed is None else answer.allowed,
-                "status": answer.status,
-                "rule": answer.rule,
-                "reason": self.reason,
-                "words": self.words,
-                "notes": list(self.notes),
-            },
-            "reference": _reference(answer.reference),
-            "network": {
-                "density": network.point.density,
-                "density_model": network.density_model,
-                "num_on": network.num_on,
-                "num": self.masks.num,
-                "round": network.point.round,
-                "epochs": network.point.epochs,
-                "final": self.site.options.final,
-                "val": _scores(network),
-                "test": None,
-            },
-            "dense": None if self.dense is None else {"val": _scores(self.dense), "test": None},
-            "curve": {
-                "rough": [record.row() for record in self.rounds],
-                "probes": [record.row() for record in self.probes],
-                "untrained": [
-                    {"round": point.round, "density": point.density, "score": point.score} for point in self.untrained
-                ],
-                # Where nothing was learned, a curve through the scores would show a rise that is none.
-                "fit": None if answer.status == "unlearned" else fit_band(self.curve, answer),
-            },
-            "ledger": self.ledger.as_dict(),
-            "topology": list(self.topology),
-            "masks_sha256": self.masks.digest(),
-            "weights_sha256": digest(self.attached.model.state_dict()),
-            "timing": self.ledger.timing(),
-        }
+    @property
+    def ledger(self) -> LedgerReport:
+        """What the discovery cost, stage by stage."""
+        samples, epochs = (sum(getattr(r, name) for r in self.trained) for name in ("num_samples", "num_epochs"))
+        dense = None
+        if samples and epochs:
+            dense = round(self.site.options.budget * samples / epochs) * self.site.dense_flops
+        return ledger_report(
+            self.trained,
+            num_prunable=self.masks.num,
+            num_parameters=self._num_parameters,
+            dense_training_flops=dense,
+        )
 
+    @property
+    def _num_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.attached.model.parameters())
 
-def _pair(interval: tuple[float, float] | None) -> list[float] | None:
-    return None if interval is None else list(interval)
+    def report(self, *, test: Score | None = None, dense_test: Score | None = None) -> RunReport:
+        """The report of this discovery; all but `timing` is the same in every repetition.
 
-
-def _reference(reference: Reference | None) -> dict[str, Any] | None:
-    if reference is None:
-        return None
-    return {"score": reference.score, "kind": reference.kind, "epochs": reference.epochs}
-
-
-def _scores(record: Record) -> dict[str, float | None]:
-    return {"score": record.point.score, "loss": record.point.loss}
+        `test` and `dense_test` are the scores of `examine`.
+        """
+        answer, network, options = self.answer, self.network, self.site.options
+        method, reference = self.site.method, self.answer.reference
+        # Where nothing was learned, a curve through the scores would show a rise that is none.
+        band = None if answer.status == "unlearned" else fit_band(self.curve, answer)
+        return RunReport(
+            command="discover",
+            version=__version__,
+            config={"seed": self.site.seed, **options.as_dict()},
+            method=MethodReport(
+                name=method.name,
+                options={"gamma": options.gamma, "start_density": options.start_density},
+                needs=tuple(sorted(method.needs)),
+                cost=method.cost,
+                clock=method.clock,
+            ),
+            network=NetworkReport(
+                density=network.point.density,
+                density_model=network.density_model,
+                num_on=network.num_on,
+                num=self.masks.num,
+                num_parameters=self._num_parameters,
+                round=network.point.round,
+                epochs=network.point.epochs,
+                final=options.final,
+                inference_flops=inference_flops(self.site.graph, self.masks),
+                dense_inference_flops=inference_flops(self.site.graph),
+                val=score_report(network),
+                test=test,
+            ),
+            curve=CurveReport(
+                rounds=tuple(record.point_report() for record in self.rounds),
+                probes=tuple(record.point_report() for record in self.probes),
+                untrained=tuple(
+                    PointReport(round=point.round, density=point.density, score=point.score) for point in self.untrained
+                ),
+                fit=None if band is None else FitReport(**{name: tuple(column) for name, column in band.items()}),
+            ),
+            ledger=self.ledger,
+            answer=AnswerReport(
+                operating_density=answer.density,
+                interval=answer.interval,
+                gain_density=answer.gain_density,
+                gain_interval=answer.gain_interval,
+                gain_level=answer.gain_level,
+                delta=answer.delta,
+                allowed=answer.delta if answer.allowed is None else answer.allowed,
+                status=answer.status,
+                rule=answer.rule,
+                select_by=options.answer,
+                reason=self.reason,
+                reference=None
+                if reference is None
+                else ReferenceReport(score=reference.score, kind=reference.kind, epochs=reference.epochs),
+                dense=None if self.dense is None else score_report(self.dense),
+                dense_test=dense_test,
+            ),
+            topology=tuple(TopologyReport(**measured) for measured in self.topology),
+            masks_sha256=self.masks.digest(),
+            weights_sha256=digest(self.attached.model.state_dict()),
+            notes=self.notes,
+            timing=timing_report(self.trained),
+        )

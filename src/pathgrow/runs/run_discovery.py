@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 from pathgrow.checkpoint import MemoryStore, RunDir
 from pathgrow.density import words
 from pathgrow.distributed.comm import Communicator
 from pathgrow.masks import Masks
 from pathgrow.report.progress import Progress, Silent
+from pathgrow.report.schema import RunReport, Score
 from pathgrow.runs.callback import Callback
-from pathgrow.runs.carry_out import carry_out
+from pathgrow.runs.carry_out import carry_out, finished_report
 from pathgrow.runs.config import DiscoverConfig, DiscoverOptions
 from pathgrow.runs.diary import MetricsLogger, announce_resumption
-from pathgrow.runs.discovery import discover
-from pathgrow.runs.phases import Phases, Score
-from pathgrow.runs.reported import draw, write_findings
+from pathgrow.runs.discovery import discover, draw, write_findings
+from pathgrow.runs.phases import Phases
 from pathgrow.runs.result import Discovery
 from pathgrow.trainer import Trainer
 from pathgrow.trainer.feed import batches_of
@@ -32,7 +32,7 @@ def run(
     out: str | os.PathLike[str],
     progress: Progress | None = None,
     comm: Communicator | None = None,
-) -> dict[str, Any]:
+) -> RunReport:
     """The report of this experiment.
 
     A finished folder is read, not run again; an unfinished one goes on where it was killed and ends with the same bits.
@@ -51,10 +51,10 @@ def run(
     )
 
 
-def _shown_report(folder: RunDir) -> dict[str, Any]:
-    """The report of a finished run, with its pictures drawn."""
+def _shown_report(folder: RunDir) -> RunReport:
+    """The report of a finished run, with its figure and page drawn."""
     draw(folder)
-    return folder.report()
+    return finished_report(folder)
 
 
 def expected_epochs(config: DiscoverConfig, out: str | os.PathLike[str]) -> int:
@@ -130,10 +130,6 @@ def _write(
     for round, grown in enumerate(masks):
         folder.save_masks(round, grown)
     weights_sha256 = folder.save_network(found.attached.model, found.masks)
-    report = found.report()
-    report["config"] = config.as_dict()
-    report["network"]["test"] = {"score": network.score, "loss": network.loss}
-    if dense is not None:
-        report["dense"]["test"] = {"score": dense.score, "loss": dense.loss}
-    report["weights_sha256"] = weights_sha256
+    report = found.report(test=network, dense_test=dense)
+    report = dataclasses.replace(report, config=config.as_dict(), weights_sha256=weights_sha256)
     write_findings(folder, found, report)
