@@ -2,6 +2,7 @@
 #
 #   make demo    environment, install, discovery on embedded data, the result shown
 #   make test    lint, types, layers, tests (adds the development tools to the same environment)
+#   make test-floors    the fast tests with the lowest, then with the newest versions of all dependencies
 #
 # Both may be repeated: finished steps leave a stamp in .venv, and a finished demo is shown again, not run again.
 #
@@ -21,7 +22,7 @@ PIP  := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check
 TORCH_PIP := $(PIP) --no-deps $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX) --retries 0)
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-all check format clean
+.PHONY: demo test test-all test-floors check format clean
 
 demo: $(VENV)/runtime.stamp
 	$(BIN)/pathgrow discover --out demo
@@ -31,6 +32,10 @@ test: check
 
 test-all: check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
+
+test-floors:
+	$(PYTHON) scripts/test_versions.py lowest --workers $(WORKERS)
+	$(PYTHON) scripts/test_versions.py newest --workers $(WORKERS)
 
 check: $(VENV)/dev.stamp
 	$(BIN)/ruff check
@@ -43,7 +48,7 @@ format: $(VENV)/dev.stamp
 	$(BIN)/ruff format
 
 clean:
-	rm -rf $(VENV) demo .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-versions demo .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
 $(VENV)/created.stamp:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
