@@ -16,7 +16,7 @@ from pathgrow.density.estimate import allowed_meanwhile
 from pathgrow.density.probe import ProbeRule
 from pathgrow.density.saturation import fit_saturation
 from pathgrow.density.summary import fit_band, hand_back
-from pathgrow.density.types import DENSE, Curve, Grow, Point, Probe, Reference, Stop
+from pathgrow.density.types import DENSE, Curve, Grow, Point, Probe, Reason, Reference, Stop
 from tests.support.growing import follow
 
 rates = st.floats(2.0, 60.0)
@@ -115,7 +115,7 @@ def test_any_scores_whatever_lead_to_an_end(scores: list[float], reference: floa
                         probes.append(dataclasses.replace(rough[k], epochs=80, score=score))
         assert isinstance(verdict, Stop)
         answer = rule.answer(curve)
-        assert answer.words
+        assert answer.reason in set(Reason)
         assert (answer.density is not None) == (answer.status == "found")
         if answer.density is not None:
             seen = probes if name == "probe" else rough
@@ -204,7 +204,7 @@ def test_beside_a_dense_copy_any_curve_leads_to_an_end_within_the_limits(
         if isinstance(verdict, Grow) and verdict.up_to is not None:
             assert 0 < verdict.up_to <= options["ceiling"]
     answer = seen.answer
-    assert answer.words
+    assert answer.reason in set(Reason)
     assert (answer.density is not None) == (answer.status == "found")
     chosen = hand_back(seen.curve, answer, by=options["wanted"])
     assert chosen in seen.curve.rough

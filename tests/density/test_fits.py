@@ -7,9 +7,7 @@ import math
 import numpy as np
 import pytest
 from scipy.optimize import curve_fit
-from scipy.special import expit
 
-from pathgrow.density.logistic import fit_logistic
 from pathgrow.density.saturation import fit_saturation
 from pathgrow.errors import UserError
 
@@ -57,12 +55,11 @@ ROUNDED = [0.3] * 3 + [0.1 + 0.2] * 3
 """They rise by the last bit of one addition."""
 
 
-@pytest.mark.parametrize("fit", [fit_saturation, fit_logistic])
 @pytest.mark.parametrize(
     "scores", [[0.5] * 6, [0.9, 0.8, 0.7, 0.6, 0.5, 0.4], ROUNDED], ids=["constant", "falling", "rounded"]
 )
-def test_points_that_do_not_rise_have_no_operating_density(fit, scores) -> None:
-    flat = fit([0.05, 0.1, 0.2, 0.3, 0.5, 0.9], scores)
+def test_points_that_do_not_rise_have_no_operating_density(scores) -> None:
+    flat = fit_saturation([0.05, 0.1, 0.2, 0.3, 0.5, 0.9], scores)
     assert flat.flat
     assert flat.gain == 0.0
     assert math.isnan(flat.operating_density())
@@ -98,53 +95,12 @@ def test_three_points_leave_the_interval_open() -> None:
     assert fit.interval() == (0.0, math.inf)
 
 
-@pytest.mark.parametrize("fit", [fit_saturation, fit_logistic])
-def test_the_order_of_points_does_not_matter(fit) -> None:
+def test_the_order_of_points_does_not_matter() -> None:
     """The rates to look at follow from the lowest and the highest density, wherever they stand."""
     noisy = exponential(RHO, rate=60.0) + np.random.default_rng(1).normal(0, 0.01, len(RHO))
-    sorted_fit = fit(RHO, noisy)
+    sorted_fit = fit_saturation(RHO, noisy)
     for order in (np.arange(len(RHO))[::-1], np.random.default_rng(0).permutation(len(RHO))):
-        assert fit(RHO[order], noisy[order]) == sorted_fit
-
-
-def test_logistic_recovers_its_own_curve() -> None:
-    def step(rho: np.ndarray) -> np.ndarray:
-        return 0.3 + 0.5 * (expit(15 * (rho - 0.2)) - expit(-3)) / (1 - expit(-3))
-
-    fit = fit_logistic(RHO, step(RHO))
-    assert (fit.p0, fit.gain, fit.rate, fit.midpoint) == pytest.approx((0.3, 0.5, 15.0, 0.2), rel=1e-4)
-    assert fit.predict(fit.operating_density()) == pytest.approx(0.3 + 0.95 * 0.5)
-    assert fit.predict(fit.within(0.02)) == pytest.approx(0.8 - 0.02)
-    assert fit.ceiling == pytest.approx(0.8)
-
-
-def test_logistic_interval_holds_its_estimate() -> None:
-    fit = fit_logistic(RHO, exponential(RHO) + np.random.default_rng(0).normal(0, 0.01, len(RHO)))
-    low, high = fit.interval()
-    assert low < fit.operating_density() < high
-
-
-@pytest.mark.parametrize("level", [0.95, 0.7])
-def test_logistic_interval_agrees_with_general_least_squares(level: float) -> None:
-    """Written with the density that makes `level` of the gain for a parameter: its variance is then in the fit's."""
-
-    def step(rho: np.ndarray, p0: float, gain: float, density: float, rate: float) -> np.ndarray:
-        # Of (e(x) - e(0)) / (1 - e(0)) with e(x) = 1 / (1 + exp(a - rate x)): it is `level` at `density`, hence
-        # level exp(a) + 1 = (1 - level) exp(rate density).
-        a = math.log(((1 - level) * math.exp(rate * density) - 1) / level)
-        e, e0 = expit(rate * rho - a), expit(-a)
-        return p0 + gain * (e - e0) / (1 - e0)
-
-    rho = np.linspace(0.02, 0.8, 7)
-    known = math.log((level * math.exp(3) + 1) / (1 - level)) / 15  # a step around density 0.2
-    noisy = step(rho, 0.3, 0.5, known, 15.0) + np.random.default_rng(0).normal(0, 0.001, len(rho))
-    fit = fit_logistic(rho, noisy)
-    (_, _, density, _), covariance = curve_fit(step, rho, noisy, p0=[0.3, 0.5, known, 15.0])
-    assert fit.operating_density(level) == pytest.approx(density, rel=1e-4)
-    low, high = fit.interval(0.9, level)
-    # Student's t of 90% with 7 points and 4 parameters.
-    assert (high - low) / 2 == pytest.approx(2.353 * math.sqrt(covariance[2, 2]), rel=0.15)
-    assert low < density < high
+        assert fit_saturation(RHO[order], noisy[order]) == sorted_fit
 
 
 @pytest.mark.parametrize(

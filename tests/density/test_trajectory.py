@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 
 import numpy as np
 
 from pathgrow.density import rules
-from pathgrow.density.types import Curve, Grow, Point, Reference, Stop
+from pathgrow.density.types import Curve, Grow, Point, Reason, Reference, Stop
 
 
 def test_trajectory_says_no_more_than_is_true_of_where_it_stops() -> None:
@@ -20,14 +19,13 @@ def test_trajectory_says_no_more_than_is_true_of_where_it_stops() -> None:
     )
     stopped = rule.decide(Curve(rough=points))
     assert isinstance(stopped, Stop)
-    said = re.match(r"density (\d+)% is at least 2 times the estimate ([\d.]+)%; density .* is enough", stopped.reason)
-    assert said is not None
-    assert float(said[1]) > 2.5 * float(said[2])
+    assert stopped.reason == Reason.PAST_ESTIMATE
+    assert stopped.details["at_density"] == densities[-1] > 2.5 * stopped.details["estimate"]
     short = tuple(point for point in points if point.density < 0.09)
     assert isinstance(rule.decide(Curve(rough=short)), Grow)
     capped = rule.decide(Curve(rough=short, ceiling=short[-1].density))
     assert isinstance(capped, Stop)
-    assert capped.reason.startswith("density 7.5% is as far as growth may go; ")
+    assert (capped.reason, capped.details) == (Reason.GROWTH_ENDED, {"at_density": short[-1].density})
 
 
 def test_a_reference_is_never_the_end_of_a_rough_curve() -> None:

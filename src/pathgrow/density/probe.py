@@ -16,7 +16,8 @@ until both answers are narrow, and growth goes on until they are bracketed with 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +34,7 @@ from pathgrow.density.estimate import (
     quantiles,
 )
 from pathgrow.density.least_squares import Array, check_delta
-from pathgrow.density.types import DENSE, Answer, Curve, Grow, Point, Probe, Status, Stop, Verdict
+from pathgrow.density.types import DENSE, Answer, Curve, Details, Grow, Point, Probe, Reason, Status, Stop, Verdict
 from pathgrow.errors import UserError
 
 SURE = 0.9
@@ -94,23 +95,46 @@ class ProbeRule:
         """Grow, probe a visited round, or stop."""
         if not curve.can_probe:
             raise UserError("the probe rule trains copies, which this loop cannot do: use the rule 'trajectory'")
-        return self._decide(curve, estimate(curve, self.delta))
+        return _verdict(self, curve)
 
     def answer(self, curve: Curve) -> Answer:
         """Both answers, their intervals and the words for them."""
         reading = estimate(curve, self.delta)
         if reading is None:
             num = len(curve.probes)
-            return Answer.without_density(
+            verdict = _verdict(self, curve)
+            return Answer(
                 rule=self.name,
                 delta=self.delta,
                 status="open",
                 reference=curve.reference,
                 words=f"{num} trained-out networks are too few to read an answer from; {MIN_POINTS} are wanted.",
+                reason=verdict.reason,
+                details={"probes": num, "probes_needed": MIN_POINTS, **verdict.details},
             )
         status, density, interval = _delta_answer(curve, reading)
         gain, gain_interval = _gain_answer(curve, reading)
-        allowed = allowed_meanwhile(self.delta, reading.densest.epochs, curve.epochs_in_full)[0]
+        verdict = _verdict(self, curve)
+        allowed, allowed_low, allowed_high = allowed_meanwhile(self.delta, reading.densest.epochs, curve.epochs_in_full)
+        median = quantiles(reading.delta_density, (0.5,))[0]
+        details: dict[str, float | int | str | None] = {
+            "quantile": CAUTION,
+            "median_density": median if median <= 1.0 else None,
+            "lowest": reading.lowest,
+            "densest": reading.densest.density,
+            "densest_round": reading.densest.round,
+            "end_score": float(np.median(reading.curves.at(reading.densest.density))),
+            "share_below": reading.share_below,
+            "share_above": reading.share_above,
+            "gain_missing": None if gain is not None else "no_saturation" if reading.has_gain else "no_rise",
+        }
+        if allowed > self.delta:
+            details |= {
+                "allowed_low": allowed_low,
+                "allowed_high": allowed_high,
+                "probe_epochs": reading.densest.epochs,
+                "full_epochs": curve.epochs_in_full,
+            }
         # What the fields of the answer hold as well is told in words, and left out of the notes.
         first, *further = probe_words.answer_words(curve, reading, self.delta, status, density)
         within = f"90% interval of the answer: {words.span(interval)}." if density and interval else ""
@@ -119,7 +143,6 @@ class ProbeRule:
         ending = (
             "" if rise else probe_words.no_gain(reading),
             words.disagreement(density, gain, self.delta) if density and gain else "",
-            words.verdict(self._decide(curve, reading)),
         )
         return Answer(
             rule=self.name,
@@ -133,46 +156,47 @@ class ProbeRule:
             words=words.lines(first, within, *further, where, rise, *ending),
             notes=tuple(line for line in (*further, *ending) if line),
             allowed=allowed if allowed > self.delta else None,
+            reason=verdict.reason,
+            details={**details, **verdict.details},
         )
 
     def _decide(self, curve: Curve, reading: Estimate | None) -> Verdict:
         if not curve.rough:
-            return Grow(reason="nothing has been observed yet")
+            return Grow(reason=Reason.NOTHING_OBSERVED)
         if reading is None:
-            unsettled = "" if curve.at_ceiling or curve.probes else _still_rising(curve, self.delta)
-            return Grow(reason=unsettled) if unsettled else self._first(curve)
+            rising = None if curve.at_ceiling or curve.probes else _still_rising(curve, self.delta)
+            return rising or self._first(curve)
         open_question = self._still_open(curve, reading)
         here = curve.rough[-1]
         if open_question and reading.densest.round == DENSE:
             # Grow even if no probe is left: the network to hand back has to exist.
-            return Grow(reason=open_question, up_to=min(_wanted(curve, reading), curve.ceiling))
+            return replace(open_question, up_to=min(_wanted(curve, reading), curve.ceiling))
         # One probe is kept back for the network that will be the answer.
         if open_question and self._may_probe(curve, here, here):
             unseen = all(probe.round != here.round for probe in curve.probes)
             if unseen and (curve.at_ceiling or self._is_due(curve, reading)):
-                return Probe(
-                    rounds=(here.round,), reason=f"to see what density {words.density(here.density)} can reach"
-                )
+                return Probe(rounds=(here.round,), reason=Reason.PROBE_TRUNK, details={"at_density": here.density})
             if not curve.at_ceiling:
-                return Grow(reason=open_question)
+                return open_question
         return self._refine(curve, reading)
 
     def _first(self, curve: Curve) -> Verdict:
         """The first batch of probes, or more of it if an earlier one gave too few different densities."""
         unprobed = _unprobed(curve)
         if not unprobed:
-            return Stop(reason=f"growth cannot go on and only {len(curve.rough)} densities were visited")
+            return Stop(reason=Reason.FEW_DENSITIES, details={"rounds": len(curve.rough)})
         if curve.reference is not None:
             batch = spread(unprobed, self.spacing, max(NUM_FIRST, self._most(curve) // 2 + 1))
         else:
             batch = spread(unprobed, FIRST_RATIO, NUM_FIRST)
-        up_to = words.density(batch[0].density)
+        densest = batch[0].density
         dense = curve.can_probe_dense and not any(p.density == 1.0 for p in (*batch, *curve.probes))
         if dense:
             batch = spread(unprobed, FIRST_RATIO, NUM_FIRST - 1)
         return Probe(
             rounds=(*_rounds(batch), *([DENSE] if dense else [])),
-            reason=f"to see what densities up to {up_to} can reach" + (", and a dense network" if dense else ""),
+            reason=Reason.FIRST_PROBES,
+            details={"at_density": densest, "dense": int(dense)},
         )
 
     def _most(self, curve: Curve) -> int:
@@ -199,27 +223,31 @@ class ProbeRule:
         is_bracket = wanted > densest and here >= max(wanted, 1.2 * densest)
         return is_bracket or (here >= self.spacing * densest and here * ROOM < curve.ceiling)
 
-    def _still_open(self, curve: Curve, reading: Estimate) -> str:
-        """What is not bracketed yet, in words; empty when growth may end."""
+    def _still_open(self, curve: Curve, reading: Estimate) -> Grow | None:
+        """Why growth has to go on; None if it may end."""
         densest = reading.densest.density
-        top = words.density(densest)
         rise_is_small = _sure(reading.curves.rise <= reading.allowed)
         if (
             rise_is_small
             and len(curve.probes) > MIN_POINTS
             and (curve.reference is None or _sure(reading.delta_density <= reading.lowest))
         ):
-            return ""  # flat: denser networks have nothing to add
+            return None  # flat: denser networks have nothing to add
         if reading.densest.round == DENSE:  # any answer is bracketed from above
-            beyond = _wanted(curve, reading) > NEXT_TO * curve.rough[-1].density and not curve.at_ceiling
-            return f"the {curve.wanted} answer lies beyond the densest network grown" if beyond else ""
+            wanted, grown = _wanted(curve, reading), curve.rough[-1].density
+            if not wanted > NEXT_TO * grown or curve.at_ceiling:
+                return None
+            return Grow(
+                reason=Reason.ANSWER_BEYOND_TRUNK,
+                details={"criterion": curve.wanted, "needed_density": min(wanted, curve.ceiling), "at_density": grown},
+            )
         if not _sure(reading.delta_density <= densest) or ROOM * _enough(reading) > densest:
-            return f"the delta answer is not yet well below the densest probe ({top})"
+            return Grow(reason=Reason.DELTA_NOT_BRACKETED, details={"at_density": densest})
         if reading.has_gain and (
             not _sure(reading.gain_density <= densest) or ROOM * reading.exponential.operating_density() > densest
         ):
-            return f"the gain answer is not yet well below the densest probe ({top})"
-        return ""
+            return Grow(reason=Reason.GAIN_NOT_BRACKETED, details={"at_density": densest})
+        return None
 
     def _refine(self, curve: Curve, reading: Estimate) -> Verdict:
         """Probe what would be handed back now, and where an answer that is still wide would gain most for the price."""
@@ -233,13 +261,13 @@ class ProbeRule:
         chosen = _to_hand_back(curve, reading)
         is_ahead = any(probe.round == chosen.round for probe in curve.probes)
         if not questions:
-            return Stop(reason=_why_settled(curve, reading, self.delta))
+            return self._end(curve, reading, Stop(reason=Reason.INTERVALS_NARROW))
         if self._is_frugal(curve) and is_ahead and not few:
-            network = f"the network to hand back ({words.density(chosen.density)}) is itself among those trained out"
-            return self._end(curve, reading, f"{network}: without a reference more probes are not worth their price")
+            probed = Stop(reason=Reason.ANSWER_PROBED, details={"at_density": chosen.density})
+            return self._end(curve, reading, probed)
         unprobed = _unprobed(curve)
         if not unprobed:
-            return Stop(reason="growth cannot go on and every visited density has been probed")
+            return Stop(reason=Reason.ALL_PROBED)
         batch: list[Point] = []
         while len(batch) < (1 if self._is_frugal(curve) else BATCH):
             allowed = [p for p in unprobed if p not in batch and self._may_probe(curve, *batch, p)]
@@ -248,43 +276,51 @@ class ProbeRule:
                 break
             batch.append(best)
         if batch:
-            where = " and ".join(words.density(point.density) for point in batch)
-            return Probe(rounds=_rounds(batch), reason=f"density {where} tells most about the answer now")
+            second = batch[1].density if len(batch) > 1 else None
+            return Probe(
+                rounds=_rounds(batch),
+                reason=Reason.MOST_INFORMATIVE,
+                details={"at_density": batch[0].density, "second_density": second},
+            )
         if not any(self._may_probe(curve, point) for point in unprobed):
-            return Stop(reason=f"all {len(curve.probes)} probes are spent (more of them would narrow the interval)")
-        return self._end(curve, reading, "probes at the densities visited would hardly narrow the interval any more")
+            return Stop(reason=Reason.PROBES_SPENT, details={"probes": len(curve.probes)})
+        return self._end(curve, reading, Stop(reason=Reason.NOTHING_INFORMATIVE))
 
-    def _end(self, curve: Curve, reading: Estimate, reason: str) -> Stop:
-        """Stop with this reason if an answer was found; otherwise the reason is that there is none."""
-        is_found = _delta_answer(curve, reading)[0] == "found"
-        return Stop(reason=reason if is_found else _why_settled(curve, reading, self.delta))
+    def _end(self, curve: Curve, reading: Estimate, found: Stop) -> Stop:
+        """`found` if there is an answer; otherwise the reason is that there is none."""
+        gap = allowed_meanwhile(self.delta, reading.densest.epochs, curve.epochs_in_full)[0]
+        match _delta_answer(curve, reading)[0]:
+            case "found":
+                return found
+            case "flat":
+                return Stop(reason=Reason.FLAT, details={"gap": gap})
+            case _:
+                top = min(reading.densest.density, curve.ceiling)
+                return Stop(reason=Reason.UNREACHED, details={"gap": gap, "at_density": top})
 
 
-def _still_rising(curve: Curve, delta: float) -> str:
-    """Why the trunk is not yet dense enough to be worth a probe, in words; empty when it is."""
+@lru_cache(maxsize=4)  # both `decide` and `answer` need it, one after the other
+def _verdict(rule: ProbeRule, curve: Curve) -> Verdict:
+    return rule._decide(curve, estimate(curve, rule.delta))
+
+
+def _still_rising(curve: Curve, delta: float) -> Grow | None:
+    """Why the trunk is not yet dense enough to be worth a probe; None if it is."""
     here = curve.rough[-1].density
     reading = estimate_from_trajectory(curve.rough, delta) if len(curve.rough) >= MIN_ROUNDS else None
     if reading is None:
-        return f"{MIN_ROUNDS} rounds are wanted before the trajectory says how far to look"
+        return Grow(reason=Reason.FEW_ROUNDS, details={"rounds": len(curve.rough), "needed": MIN_ROUNDS})
     if not reading.has_gain:
         # A flat curve has shown enough when half of the rounds up to the ceiling brought no rise.
-        return "" if here**2 >= reading.lowest * curve.ceiling else "the scores do not rise yet"
-    estimate = reading.exponential.operating_density()
-    if here >= (BESIDE_DENSE if curve.can_probe_dense else BEYOND) * estimate:
-        return ""
-    return f"density {words.density(here)} is not yet beyond the point where the trajectory flattens"
-
-
-def _why_settled(curve: Curve, reading: Estimate, delta: float) -> str:
-    far = probe_words.allowed_gap(curve, reading, delta)
-    top = words.density(min(reading.densest.density, curve.ceiling))
-    match _delta_answer(curve, reading)[0]:
-        case "flat":
-            return f"the curve is flat: every density observed is within {far} of the reference"
-        case "unreached" | "open":
-            return f"no density up to {top} comes within {far} of the reference, and more probes would not change that"
-        case "found":
-            return "the answers are bracketed by trained-out networks and their intervals are narrow"
+        if here**2 >= reading.lowest * curve.ceiling:
+            return None
+        return Grow(reason=Reason.NOT_RISING, details={"at_density": here})
+    flattens = reading.exponential.operating_density()
+    factor = BESIDE_DENSE if curve.can_probe_dense else BEYOND
+    if here >= factor * flattens:
+        return None
+    details: Details = {"at_density": here, "estimate": flattens, "factor": factor}
+    return Grow(reason=Reason.TRAJECTORY_RISING, details=details)
 
 
 def _width(answer: Array, lowest: float, ceiling: float) -> float:

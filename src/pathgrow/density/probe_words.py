@@ -39,7 +39,7 @@ def answer_words(
                 f"Up to {densest} no density is clearly within {far} of {against}.",
                 "Denser networks have not been grown.",
             )
-        case "found":
+        case _:
             assert density is not None
             beyond = [
                 f"With a chance of {share:.0%} the answer lies {where}."

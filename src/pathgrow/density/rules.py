@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from pathgrow.density.literal import exponential, logistic
+from pathgrow.density.literal import ExponentialRule
 from pathgrow.density.probe import ProbeRule
 from pathgrow.density.trajectory import TrajectoryRule
 from pathgrow.density.types import Rule
@@ -14,8 +14,7 @@ from pathgrow.errors import UserError, unknown_name
 
 _RULES: dict[str, Callable[..., Rule]] = {
     "probe": ProbeRule,
-    "exponential": exponential,
-    "logistic": logistic,
+    "exponential": ExponentialRule,
     "trajectory": TrajectoryRule,
 }
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathgrow.density import words
 from pathgrow.density.estimate import LEVEL, Estimate, estimate_from_points, quantiles, scatter
 from pathgrow.density.least_squares import check_delta
-from pathgrow.density.types import Answer, Curve, Grow, Reference, Status, Stop, Verdict
+from pathgrow.density.types import Answer, Curve, Details, Grow, Reason, Reference, Status, Stop, Verdict
 from pathgrow.errors import UserError
 
 DOUBT = 2.0
@@ -39,21 +39,15 @@ class TrajectoryRule:
             raise UserError(f"got min_points={self.min_points}: the fit wants at least 5 rough points")
 
     def decide(self, curve: Curve) -> Verdict:
-        """Grow or stop, never probe. The reason of a stop includes the answer: nothing else tells it to the loop."""
-        verdict = self._decide(curve, self._read(curve))
-        answer = self.answer(curve) if verdict.stop else None
-        if answer is None or answer.density is None or answer.interval is None:
-            return verdict
-        found = f"density {words.density(answer.density)} is enough (90% interval {words.span(answer.interval)})"
-        return Stop(reason=f"{verdict.reason}; {found}")
+        """Grow or stop, never probe."""
+        return self._decide(curve, self._read(curve))
 
     def answer(self, curve: Curve) -> Answer:
         """Both answers with wide intervals, or in words why there is none."""
         reading = self._read(curve)
         verdict = self._decide(curve, reading)
-        ending = words.verdict(verdict)
         if reading is None:
-            return self._nothing(curve, "open", words.lines("Too few rounds to read an answer from.", ending))
+            return self._nothing(curve, "open", "Too few rounds to read an answer from.", verdict)
         against = words.reference(reading.reference, reading.densest)
         caveat = (
             "Networks were observed while still in training, so this may be off by a factor of two either way"
@@ -67,7 +61,7 @@ class TrajectoryRule:
             )
         if reading.share_below > 0.5:
             text = f"Every round observed is within {words.score(self.delta)} of {against}."
-            return self._nothing(curve, "flat", words.lines(text, caveat, ending), reading.reference)
+            return self._nothing(curve, "flat", words.lines(text, caveat), verdict, reading)
         low, density, high = quantiles(reading.delta_density, LEVEL)
         interval = _widen(low, high, curve.ceiling)
         gain, gain_interval = None, None
@@ -83,7 +77,6 @@ class TrajectoryRule:
             caveat,
             "" if gain else gain_text,
             words.disagreement(density, gain, self.delta) if gain else "",
-            ending,
         )
         told = words.lines(
             f"{words.density(density)} of the switchable weights should be enough to score within"
@@ -93,7 +86,6 @@ class TrajectoryRule:
             caveat,
             gain_text,
             words.disagreement(density, gain, self.delta) if gain else "",
-            ending,
         )
         return Answer(
             rule=self.name,
@@ -106,6 +98,14 @@ class TrajectoryRule:
             reference=reading.reference,
             words=told,
             notes=tuple(line for note in notes for line in note.splitlines()),
+            reason=verdict.reason,
+            details={
+                **self._details(curve, reading),
+                "quantile": 0.5,
+                "widened": DOUBT,
+                "gain_missing": None if gain is not None else "no_saturation" if reading.has_gain else "no_rise",
+                **verdict.details,
+            },
         )
 
     def _read(self, curve: Curve) -> Estimate | None:
@@ -122,28 +122,46 @@ class TrajectoryRule:
 
     def _decide(self, curve: Curve, reading: Estimate | None) -> Verdict:
         if curve.at_ceiling:
-            return Stop(reason="growth cannot go on")
+            return Stop(
+                reason=Reason.GROWTH_ENDED, details={"at_density": curve.rough[-1].density if curve.rough else None}
+            )
         if reading is None:
-            return Grow(reason=f"{self.min_points} rounds are wanted for an estimate")
-        here = words.density(reading.densest.density)
+            return Grow(reason=Reason.FEW_ROUNDS, details={"rounds": len(curve.rough), "needed": self.min_points})
+        here = reading.densest.density
         if not reading.has_gain:
             # A flat curve has shown enough when half of the rounds up to the ceiling brought no rise.
-            if reading.densest.density**2 >= reading.lowest * curve.ceiling:
-                return Stop(reason=f"the scores have not risen from {words.density(reading.lowest)} to {here}")
-            return Grow(reason="the scores do not rise yet")
-        estimate = reading.exponential.operating_density()
-        if reading.densest.density >= self.beyond * estimate:
-            return Stop(
-                reason=f"density {here} is at least {self.beyond:g} times the estimate {words.density(estimate)}"
-            )
-        if reading.densest.density >= curve.ceiling:
-            return Stop(reason=f"density {here} is as far as growth may go")
-        return Grow(reason=f"density {here} is not yet {self.beyond:g} times the estimate {words.density(estimate)}")
+            if here**2 >= reading.lowest * curve.ceiling:
+                return Stop(reason=Reason.NO_RISE, details={"from_density": reading.lowest, "at_density": here})
+            return Grow(reason=Reason.NOT_RISING, details={"at_density": here})
+        flattens = reading.exponential.operating_density()
+        details: Details = {"at_density": here, "estimate": flattens, "factor": self.beyond}
+        if here >= self.beyond * flattens:
+            return Stop(reason=Reason.PAST_ESTIMATE, details=details)
+        if here >= curve.ceiling:
+            return Stop(reason=Reason.GROWTH_ENDED, details={"at_density": here})
+        return Grow(reason=Reason.BELOW_ESTIMATE, details=details)
 
-    def _nothing(self, curve: Curve, status: Status, text: str, reference: Reference | None = None) -> Answer:
-        return Answer.without_density(
-            rule=self.name, delta=self.delta, status=status, reference=reference or curve.reference, words=text
+    def _nothing(
+        self, curve: Curve, status: Status, text: str, verdict: Verdict, reading: Estimate | None = None
+    ) -> Answer:
+        return Answer(
+            rule=self.name,
+            delta=self.delta,
+            status=status,
+            reference=curve.reference if reading is None else reading.reference,
+            words=text,
+            reason=verdict.reason,
+            details={**({} if reading is None else self._details(curve, reading)), **verdict.details},
         )
+
+    def _details(self, curve: Curve, reading: Estimate) -> dict[str, float | int | str | None]:
+        unmatched = curve.reference is not None and reading.reference.kind != curve.reference.kind
+        return {
+            "lowest": reading.lowest,
+            "densest": reading.densest.density,
+            "densest_round": reading.densest.round,
+            "unmatched_reference": curve.reference.score if curve.reference is not None and unmatched else None,
+        }
 
 
 def _incomparable(reference: Reference) -> Reference:

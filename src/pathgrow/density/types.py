@@ -1,21 +1,83 @@
-"""What a density rule sees and says, as plain values: no tensors, no files, no training."""
+"""Inputs and outputs of a density rule as plain values: no tensors, no files, no training, no prose."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum, auto
 from typing import ClassVar, Literal, Protocol
 
 DENSE = -1
-"""Stands for the round of a network that was not grown but has all its weights."""
-
+"""Round number of the dense network, which was not grown."""
 
 AnswerKind = Literal["delta", "gain"]
-"""Which of a rule's two answers chooses the network that is handed back."""
+"""The two criteria that can select the returned network."""
+
+Details = Mapping[str, float | int | str | None]
+"""Named numbers behind a reason or an answer; JSON values."""
+
+
+class Reason(StrEnum):
+    """Why a rule grows, probes or stops. `pathgrow.report.reasons.explain` turns a reason and its details into text."""
+
+    # Grow
+    NOTHING_OBSERVED = auto()
+    FEW_ROUNDS = auto()
+    """Details: `rounds`, `needed`."""
+    NOT_RISING = auto()
+    """Details: `at_density`."""
+    TRAJECTORY_RISING = auto()
+    """Details: `at_density`, `estimate`, `factor`: the trunk has to reach `factor * estimate`."""
+    ANSWER_BEYOND_TRUNK = auto()
+    """Details: `criterion`, `needed_density`, `at_density`: the densest network grown."""
+    DELTA_NOT_BRACKETED = auto()
+    """Details: `at_density`: the densest probe."""
+    GAIN_NOT_BRACKETED = auto()
+    """Details: `at_density`: the densest probe."""
+    BELOW_ESTIMATE = auto()
+    """Details: `at_density`, `estimate`, `factor`."""
+    NO_SATURATION_YET = auto()
+
+    # Probe
+    FIRST_PROBES = auto()
+    """Details: `at_density`: the densest grown network of the batch; `dense`: 1 if the dense network is probed too."""
+    PROBE_TRUNK = auto()
+    """Details: `at_density`."""
+    MOST_INFORMATIVE = auto()
+    """Details: `at_density`, `second_density` (None: a single probe)."""
+
+    # Stop
+    FEW_DENSITIES = auto()
+    """Details: `rounds`."""
+    INTERVALS_NARROW = auto()
+    FLAT = auto()
+    """Details: `gap`."""
+    UNREACHED = auto()
+    """Details: `gap`, `at_density`: the densest network compared."""
+    ANSWER_PROBED = auto()
+    """Details: `at_density`: the network that would be returned."""
+    ALL_PROBED = auto()
+    PROBES_SPENT = auto()
+    """Details: `probes`."""
+    NOTHING_INFORMATIVE = auto()
+    GROWTH_ENDED = auto()
+    """Details: `at_density`."""
+    NO_RISE = auto()
+    """Details: `from_density`, `at_density`."""
+    PAST_ESTIMATE = auto()
+    """Details: `at_density`, `estimate`, `factor`."""
+    ESTIMATE_OUT_OF_REACH = auto()
+    """Details: `estimate`."""
+    NO_SATURATION = auto()
+
+    # Said by the discovery, not by a rule.
+    NOTHING_LEARNED = auto()
+    """Details: `before_low`, `before_high`, `after_low`, `after_high`: scores before and after training."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One observed network. In `score` higher is better; `epochs` is all the training this network has had."""
+    """An evaluated network; a higher score is better. `epochs` counts all training it has had."""
 
     round: int
     density: float
@@ -26,7 +88,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """The score that the answer is read against, and where it comes from."""
+    """The score that the answer is relative to, and its origin."""
 
     score: float
     kind: Literal["given", "dense", "densest"]
@@ -41,107 +103,107 @@ class Curve:
     """Everything observed so far. A rule never sees test data."""
 
     rough: tuple[Point, ...] = ()
-    """The trunk after the seed training and after each round; it was trained longer at every point."""
+    """The trunk after the seed training and after each round; each point has had more training than the last."""
     probes: tuple[Point, ...] = ()
-    """Copies trained out to one common total of epochs."""
+    """Networks trained from a visited mask to one common number of epochs."""
     reference: Reference | None = None
     """Given by the user, or measured by a dense training; None: the densest probe is the reference."""
     ceiling: float = 1.0
     """The density that growth cannot exceed."""
     can_probe: bool = True
-    """False where copies cannot be trained, because the loop is the user's own."""
+    """False if networks cannot be probed, because the training loop is the user's."""
     can_probe_dense: bool = False
-    """Whether the round `DENSE` may be probed as well: where probes are short, a dense copy is cheap."""
+    """Whether the round `DENSE` may be probed as well: a dense probe is cheap if probes are short."""
     num_val: int | None = None
-    """How many validation examples there are, where the score is the share of them that are right. A few hundred make
-    the answer less certain."""
+    """Number of validation examples if the score is a fraction of them; a few hundred widen the interval."""
     epochs_in_full: int | None = None
-    """How long the network handed back will have been trained; None: no longer than the probes."""
+    """Epochs that the returned network will have been trained; None: no longer than the probes."""
     wanted: AnswerKind = "delta"
-    """Which of the two answers chooses that network."""
+    """The criterion that selects the returned network."""
     at_ceiling: bool = False
-    """Whether the trunk has reached the ceiling, so that `Grow` is no longer possible."""
+    """Whether the trunk has reached the ceiling, which rules out `Grow`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grow:
-    """Go on growing the trunk."""
+    """Grow the trunk by another round."""
 
     stop: ClassVar[bool] = False
     reason: str
+    """A `Reason`, or the sentence of a user-defined rule."""
+    details: Details = field(default_factory=dict)
     up_to: float | None = None
     """Grow no further than this density; None: a whole step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """Train out copies of the networks visited in `rounds`, side by side where the machine can."""
+    """Train copies of the networks visited in `rounds`, concurrently if the device allows."""
 
     stop: ClassVar[bool] = False
     rounds: tuple[int, ...]
     """At least one. Each was visited (or is `DENSE`), was not probed before, and is listed once."""
     reason: str
+    """A `Reason`, or the sentence of a user-defined rule."""
+    details: Details = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
-    """The question is answered, or cannot be."""
+    """End the search."""
 
     stop: ClassVar[bool] = True
     reason: str
+    """A `Reason`, or the sentence of a user-defined rule."""
+    details: Details = field(default_factory=dict)
 
 
 Verdict = Grow | Probe | Stop
 
-Status = Literal["found", "flat", "unreached", "open"]
+Status = Literal["found", "flat", "unreached", "open", "unlearned"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a rule makes of a curve. Densities are None where there is none to give, and `words` says why."""
+    """The density that a rule reads from a curve."""
 
     rule: str
     delta: float
-    status: Status | Literal["unlearned"]
+    status: Status
     """found; flat: every observed density is within delta; unreached: none is; open: too little was observed;
-    unlearned, which no rule says but the loop that trained: no network was better after its training than before."""
-    density: float | None
+    unlearned (set by the discovery, not by a rule): no network was better after training than before."""
+    density: float | None = None
     """The delta answer: the smallest density whose network stays within delta of the reference."""
-    interval: tuple[float, float] | None
-    """90% interval of the delta answer. Its lower end is 0 where that lies below everything trained out; None where
-    there is no answer to bound."""
-    gain_density: float | None
+    interval: tuple[float, float] | None = None
+    """90% credible interval of `density`. Its lower end is 0 if that is below every probe."""
+    gain_density: float | None = None
     """The paper's answer: where the exponential fit reaches `gain_level` of its gain."""
-    gain_interval: tuple[float, float] | None
-    reference: Reference | None
-    words: str
+    gain_interval: tuple[float, float] | None = None
+    reference: Reference | None = None
+    words: str = ""
     """Lines: the answer in one sentence, then how sure it is, what it was read against, how the other answer differs
     and why it stopped or went on."""
     notes: tuple[str, ...] | None = None
     """Those of these lines that say more than the first one and the other fields do, for reports, which have a headline
     and a table of their own for the rest; None: all lines but the first."""
     allowed: float | None = None
-    """The gap that stood for delta where networks were compared after short trainings, when gaps are larger; else
-    None."""
+    """The gap that stands for delta if the networks compared were trained more briefly than the returned one: gaps
+    shrink with training. None: delta itself."""
     gain_level: float = 0.95
-    """The share of the fitted gain that `gain_density` stands for."""
+    """The fraction of the fitted gain that `gain_density` stands for."""
+    reason: str = ""
+    """Why the rule stopped, or what it would do next: that of its verdict on the same curve."""
+    details: Details = field(default_factory=dict)
+    """The numbers behind `reason` and behind the answer; every key is optional.
 
-    @classmethod
-    def without_density(
-        cls, *, rule: str, delta: float, status: Status, reference: Reference | None, words: str
-    ) -> Answer:
-        """An answer that gives no density, only words for why there is none."""
-        return cls(
-            rule=rule,
-            delta=delta,
-            status=status,
-            density=None,
-            interval=None,
-            gain_density=None,
-            gain_interval=None,
-            reference=reference,
-            words=words,
-        )
+    `quantile`: posterior quantile that `density` is; `median_density`: posterior median (None: not below density 1);
+    `lowest`, `densest`: densities of the sparsest and the densest network compared; `densest_round`; `end_score`:
+    fitted score of the densest one; `share_below`, `share_above`: posterior probability of an answer below or above all
+    of them; `allowed_low`, `allowed_high`: 90% interval of `allowed`; `probe_epochs`, `full_epochs`; `gain_missing`:
+    why there is no `gain_density` ("no_rise" or "no_saturation"); `widened`: factor by which intervals were widened;
+    `unmatched_reference`: score of a reference that was not used, since no network came near it; `fit_within_delta`:
+    where the fit comes within delta of its own asymptote; `probes`, `probes_needed`: too few probes for an answer.
+    """
 
 
 class Rule(Protocol):

@@ -13,7 +13,7 @@ DENSE = -1
 are read without the code that made them."""
 
 
-_WITHOUT_DELTA = ("exponential", "logistic")
+_WITHOUT_DELTA = ("exponential",)
 """Rules that ask for a share of the gain and know no reference."""
 
 

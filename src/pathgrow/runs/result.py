@@ -45,7 +45,7 @@ class Discovery:
     answer: Answer
     """Everything the density rule says, in one value."""
     reason: str
-    """Why growth ended, in words."""
+    """Why the search stopped: a reason code, or the sentence of a user-defined rule."""
     curve: Curve
     """All observed points: the trunk after each round, and the probes."""
     rule: Rule
@@ -273,6 +273,7 @@ class Discovery:
                 rule=answer.rule,
                 select_by=options.answer,
                 reason=self.reason,
+                details=answer.details,
                 reference=None
                 if reference is None
                 else ReferenceReport(score=reference.score, kind=reference.kind, epochs=reference.epochs),

@@ -261,7 +261,7 @@ class Attached(MaskedOptimizer):
             "round": self.round,
             "step": self.step,
             "points": [dataclasses.asdict(point) for point in self._points],
-            "stopped": None if self._stopped is None else self._stopped.reason,
+            "stopped": None if self._stopped is None else dataclasses.asdict(self._stopped),
             "memory": optimizer_state.copied(self.method_state),
             "average": None if self._average is None else self._average.state_dict(),
         }
@@ -275,7 +275,7 @@ class Attached(MaskedOptimizer):
         self.round = int(state["round"])
         self.step = int(state["step"])
         self._points = [Point(**point) for point in state["points"]]
-        self._stopped = None if state["stopped"] is None else Stop(reason=state["stopped"])
+        self._stopped = None if state["stopped"] is None else Stop(**state["stopped"])
         self._set_masks_(masks)
         optimizer_state.load_(self.method_state, state["memory"])
         if self._average is not None:

@@ -1,0 +1,165 @@
+"""Sentences for the reason codes and numbers of a density rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pathgrow.density.types import Reason
+from pathgrow.report.schema import AnswerReport
+from pathgrow.report.wording import Scores, percent
+
+_PLAIN = Scores(are_shares=False)
+
+_TEMPLATES: dict[Reason, str] = {
+    # Grow
+    Reason.NOTHING_OBSERVED: "No network has been evaluated yet.",
+    Reason.FEW_ROUNDS: "The trajectory has {rounds} of the {needed} rounds that an estimate needs.",
+    Reason.NOT_RISING: "The scores do not rise with density yet.",
+    Reason.TRAJECTORY_RISING: "Density {at_density} is below {factor:g}x the density at which the trajectory"
+    " flattens ({estimate}).",
+    Reason.ANSWER_BEYOND_TRUNK: "The {criterion} criterion needs density {needed_density}; the densest network grown"
+    " has {at_density}.",
+    Reason.DELTA_NOT_BRACKETED: "The delta density is not yet well below the densest probe ({at_density}).",
+    Reason.GAIN_NOT_BRACKETED: "The gain density is not yet well below the densest probe ({at_density}).",
+    Reason.BELOW_ESTIMATE: "Density {at_density} is below {factor:g}x the estimate {estimate}.",
+    Reason.NO_SATURATION_YET: "The trajectory does not saturate yet.",
+    # Probe
+    Reason.FIRST_PROBES: "First probes, at densities up to {at_density}{and_dense}.",
+    Reason.PROBE_TRUNK: "Probing the densest network grown ({at_density}) to bracket the answer from above.",
+    Reason.MOST_INFORMATIVE: "Probing density {at_density}{and_second}: most informative for its cost.",
+    # Stop
+    Reason.FEW_DENSITIES: "Growth cannot continue, and only {rounds} densities were visited.",
+    Reason.INTERVALS_NARROW: "Probes bracket both answers and the credible intervals are narrow enough.",
+    Reason.FLAT: "The curve is flat: every density observed is within {gap} of the reference.",
+    Reason.UNREACHED: "No density up to {at_density} comes within {gap} of the reference, and more probes would not"
+    " change that.",
+    Reason.ANSWER_PROBED: "The network to return ({at_density}) has been probed; without a reference, further probes"
+    " are not worth their cost.",
+    Reason.ALL_PROBED: "Growth cannot continue, and every visited density has been probed.",
+    Reason.PROBES_SPENT: "The probe budget is spent ({probes} probes); more probes would narrow the interval.",
+    Reason.NOTHING_INFORMATIVE: "Further probes of the visited densities would hardly narrow the interval.",
+    Reason.GROWTH_ENDED: "Growth cannot continue.",
+    Reason.NO_RISE: "The scores did not rise from density {from_density} to {at_density}.",
+    Reason.PAST_ESTIMATE: "Density {at_density} is at least {factor:g}x the estimate {estimate}.",
+    Reason.ESTIMATE_OUT_OF_REACH: "Growth cannot continue to the estimate {estimate}.",
+    Reason.NO_SATURATION: "Growth cannot continue, and the trajectory does not saturate.",
+    Reason.NOTHING_LEARNED: "Training improved no network: before training the networks compared scored {before},"
+    " after it {after}, and the growing network did not improve from round to round. Check the learning rate, that fit"
+    " trains the model and the optimizer it receives, and that evaluate scores that model.",
+}
+
+_DENSITIES = ("at_density", "second_density", "needed_density", "from_density", "estimate")
+
+
+def explain(reason: str, details: Mapping[str, Any], scores: Scores = _PLAIN) -> str:
+    """Return a sentence for a reason code; the sentence of a user-defined rule is returned as it is.
+
+    >>> explain("past_estimate", {"at_density": 0.4, "estimate": 0.15, "factor": 2.0})
+    'Density 40% is at least 2x the estimate 15%.'
+    >>> explain("flat", {"gap": 0.01}, Scores(are_shares=True))
+    'The curve is flat: every density observed is within 1 point of the reference.'
+    >>> explain("my rule is satisfied", {})
+    'my rule is satisfied'
+    """
+    try:
+        template = _TEMPLATES[Reason(reason)]
+    except ValueError:
+        return reason
+    values = dict(details)
+    for key in _DENSITIES:
+        if values.get(key) is not None:
+            values[key] = percent(values[key])
+    if values.get("gap") is not None:
+        values["gap"] = scores.difference(values["gap"])
+    for key in ("before", "after"):
+        ends = dict.fromkeys(scores(values.get(f"{key}_{end}")) for end in ("low", "high"))
+        values[key] = " to ".join(ends)
+    values["and_dense"] = " and the dense network" if values.get("dense") else ""
+    second = values.get("second_density")
+    values["and_second"] = f" and {second}" if second else ""
+    return template.format_map(values)
+
+
+def notes(answer: AnswerReport, scores: Scores = _PLAIN) -> list[str]:
+    """Return how certain the answer is and what it rests on, one sentence each."""
+    details, density = answer.details, answer.operating_density
+    found: list[str] = []
+    if answer.status == "unlearned":
+        return found
+    quantile, median = details.get("quantile"), details.get("median_density")
+    if density is not None and quantile is not None and quantile != 0.5:
+        beside = "" if median is None else f"; the median is {percent(median)}"
+        found.append(
+            f"The reported density is the {round(100 * quantile)}th percentile of the posterior (conservative){beside}."
+        )
+    below, above = details.get("share_below") or 0.0, details.get("share_above") or 0.0
+    if density is not None and below > 0.05:
+        found.append(
+            f"With probability {below:.0%} the answer is below {percent(details['lowest'])}, the sparsest probe."
+        )
+    if density is not None and above > 0.05:
+        found.append(f"With probability {above:.0%} the answer is above the densest probe, or no density is enough.")
+    if answer.status == "flat" and details.get("lowest") is not None:
+        found.append(
+            f"The smallest density needed is below {percent(details['lowest'])}, the sparsest network compared."
+        )
+    if answer.status == "unreached" and details.get("end_score") is not None:
+        found.append(f"The fitted score of the densest network compared is {scores(details['end_score'])}.")
+    if answer.status == "open" and details.get("probes_needed") is not None:
+        found.append(f"{details['probes']} probes are too few for an answer; {details['probes_needed']} are needed.")
+    elif answer.status == "open" and density is None and details.get("densest") is not None:
+        found.append("Denser networks have not been grown.")
+    found += _reliability(answer, scores)
+    found += _gain(answer, scores)
+    if answer.reason:
+        found.append(explain(answer.reason, details, scores))
+    return found
+
+
+def _reliability(answer: AnswerReport, scores: Scores) -> list[str]:
+    """What limits the answer: short probes, rough networks, a fit that knows no reference."""
+    details = answer.details
+    found: list[str] = []
+    if answer.allowed is not None and answer.allowed > answer.delta and details.get("probe_epochs") is not None:
+        short, full = details["probe_epochs"], details["full_epochs"]
+        low, high = (scores.difference(details[key]) for key in ("allowed_low", "allowed_high"))
+        found.append(
+            f"Probes were trained for {short} of {full} epochs. Gaps shrink with training, so a gap of"
+            f" {scores.difference(answer.allowed)} (90%: {low} to {high}) at {short} epochs is treated as"
+            f" {scores.difference(answer.delta)} at {full}. Passing a reference tightens the interval."
+        )
+    if details.get("unmatched_reference") is not None:
+        found.append(
+            f"No round came within {scores.difference(answer.delta)} of the reference"
+            f" {scores(details['unmatched_reference'])}, which is not comparable with networks still in training."
+        )
+    if details.get("widened") is not None:
+        found.append(
+            "Networks were evaluated while still in training, so the answer may be off by a factor of"
+            f" {details['widened']:g} either way; the interval includes that."
+        )
+    if details.get("fit_within_delta") is not None:
+        found.append(
+            f"The fit comes within {scores.difference(answer.delta)} of its own asymptote, an extrapolation, at"
+            f" {percent(details['fit_within_delta'])}. The rule uses neither a reference nor fully trained networks."
+        )
+    return found
+
+
+def _gain(answer: AnswerReport, scores: Scores) -> list[str]:
+    """Why there is no gain density, or why it differs from the reported density."""
+    match answer.details.get("gain_missing"):
+        case "no_rise":
+            return ["The scores do not rise with density by more than their noise, so there is no gain density."]
+        case "no_saturation":
+            return [f"The fitted curve does not saturate: {answer.gain_level:.0%} of its gain is out of reach."]
+    if answer.operating_density is None or answer.gain_density is None:
+        return []
+    ratio = answer.gain_density / answer.operating_density
+    if 0.8 <= ratio <= 1.25:
+        return []
+    return [
+        f"The gain density is {'higher' if ratio > 1 else 'lower'} because it is a fraction of the whole rise from the"
+        f" sparsest networks, not a gap of {scores.difference(answer.delta)} to the reference."
+    ]
