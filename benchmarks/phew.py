@@ -25,10 +25,11 @@ from torch import Tensor, nn
 
 from pathgrow import models
 from pathgrow.graph import Graph, Link, trace
+from pathgrow.graph.reachability import alive_units
 from pathgrow.graph.scope import scope_of
 from pathgrow.masks import Masks
 from pathgrow.rng import generator
-from pathgrow.walks import Law, Walker, alive_units
+from pathgrow.walks import Transitions, Walker
 from pathgrow.walks.phew import phew
 
 
@@ -48,16 +49,16 @@ class PlainLoop:
         """The walk of one turn: forward from an input if it is even, backward from an output if it is odd."""
         forward, number = turn % 2 == 0, turn // 2
         if forward:
-            space = next(space.id for space in self.graph.spaces if space.input)
-            unit = number % self.graph.spaces[space].size
+            node = next(node.id for node in self.graph.channels if node.input)
+            unit = number % self.graph.channels[node].size
         else:
-            space, units = self.graph.outputs[0]
+            node, units = self.graph.outputs[0]
             unit = int(units[number % len(units)])
         layers = self.graph.layer_from if forward else self.graph.layer_into
-        hops = self.graph.hops_from if forward else self.graph.hops_into
-        while space in layers or hops[space]:
-            if space in layers:
-                layer = layers[space]
+        links = self.graph.links_from if forward else self.graph.links_into
+        while node in layers or links[node]:
+            if node in layers:
+                layer = layers[node]
                 row = self.kernels[layer.index][:, unit] if forward else self.kernels[layer.index][unit]
                 other = self._draw(row)
                 out, into = (other, unit) if forward else (unit, other)
@@ -65,15 +66,15 @@ class PlainLoop:
                 tap = self._draw(kernel.flatten()) if kernel.ndim else 0
                 if layer.name in self.scope:
                     self._mark(self.marks[layer.name].view(-1), (out * layer.shape[1] + into) * kernel.numel() + tap)
-                space, unit = (layer.target if forward else layer.source), other
+                node, unit = (layer.target if forward else layer.source), other
             else:
-                ways = [hop for hop in hops[space] if not hop.shortcut and self._leads(hop, unit, forward)]
-                hop = ways[int(torch.randint(len(ways), (), generator=self.random))]
-                space = hop.target if forward else hop.source
+                ways = [link for link in links[node] if not link.shortcut and self._leads(link, unit, forward)]
+                link = ways[int(torch.randint(len(ways), (), generator=self.random))]
+                node = link.target if forward else link.source
 
-    def _leads(self, hop: Link, unit: int, forward: bool) -> bool:
-        assert hop.pairs is None, "the plain loop knows networks whose channels keep their numbers"
-        return bool(self.alive[hop.target if forward else hop.source][unit])
+    def _leads(self, link: Link, unit: int, forward: bool) -> bool:
+        assert link.pairs is None, "the plain loop knows networks whose channels keep their numbers"
+        return bool(self.alive[link.target if forward else link.source][unit])
 
     def _draw(self, shares: Tensor) -> int:
         return int(torch.multinomial(shares, 1, generator=self.random))
@@ -86,7 +87,7 @@ class PlainLoop:
 
 def num_walks(graph: Graph, model: nn.Module, scope: Masks, target: int) -> int:
     """How many walks it takes until `target` weights are marked."""
-    walker, noise, turn, step = Walker(Law(graph, model)), generator(0, "count"), 0, 1024
+    walker, noise, turn, step = Walker(Transitions(graph, model)), generator(0, "count"), 0, 1024
     sizes = [flags.numel() for flags in scope.values()]
     begins = dict(zip(scope, np.cumsum(sizes) - sizes, strict=True))
     layers = [layer for layer in graph.layers if layer.name in scope]

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from pathgrow.graph import trace
 from pathgrow.rng import generator
-from pathgrow.walks import Law, Walker
+from pathgrow.walks import Transitions, Walker
 
 Place = tuple[int, ...]
 
@@ -304,13 +304,13 @@ def p_value(ours: Counter, theirs: Counter) -> float:
 @pytest.mark.parametrize("forward", [True, False], ids=["forward", "backward"])
 def test_visits_follow_the_one_walker_loop(make: Callable[[], tuple[NetworkView, Tensor, list]], forward: bool) -> None:
     net, example, parts = make()
-    law = Law(trace(net, example), net)
+    transitions = Transitions(trace(net, example), net)
     num_ours, num_theirs = 20_000, 3_000
-    walks = Walker(law).walk(0, num_ours, generator(0, make.__name__))
+    walks = Walker(transitions).walk(0, num_ours, generator(0, make.__name__))
     assert walks.num == 2 * num_ours  # nothing was dropped
     walks = walks.take(slice(0 if forward else 1, None, 2))
-    ends = law.inputs[1] if forward else law.outputs[1]
-    layers = {layer.name: layer for layer in law.graph.layers}
+    ends = transitions.inputs[1] if forward else transitions.outputs[1]
+    layers = {layer.name: layer for layer in transitions.graph.layers}
     reference = OneWalker(seed=1).run(parts, list(layers), num_theirs, len(ends), forward)
     for name, layer in layers.items():
         used = walks.weights[layer.index]
@@ -325,7 +325,7 @@ def test_the_comparison_notices_a_wrong_law() -> None:
     flat = NetworkView(net._run, a=(7, 5), b=(6, 7), c=(3, 6))
     for weight in flat.parameters():
         nn.init.ones_(weight)
-    walks = Walker(Law(trace(flat, example), flat)).walk(0, 20_000, generator(0)).take(slice(0, None, 2))
+    walks = Walker(Transitions(trace(flat, example), flat)).walk(0, 20_000, generator(0)).take(slice(0, None, 2))
     visited = np.column_stack(np.unravel_index(walks.weights[1], (6, 7)))
     assert p_value(counts(list(visited), 20_000), counts(reference["b"], 2_000)) < 1e-9
 
@@ -333,11 +333,11 @@ def test_the_comparison_notices_a_wrong_law() -> None:
 @pytest.mark.parametrize("make", [mlp, residual, grouped])
 def test_visit_rates_are_the_expected_frequencies(make: Callable[[], tuple[NetworkView, Tensor, list]]) -> None:
     net, example, _ = make()
-    law = Law(trace(net, example), net)
+    transitions = Transitions(trace(net, example), net)
     num = 40_000
-    walks = Walker(law).walk(0, num, generator(3, make.__name__))
-    for layer in law.graph.layers:
-        rates = law.visit_rates()[layer.index].reshape(-1).numpy()
+    walks = Walker(transitions).walk(0, num, generator(3, make.__name__))
+    for layer in transitions.graph.layers:
+        rates = transitions.visit_rates()[layer.index].reshape(-1).numpy()
         used = walks.weights[layer.index]
         seen = np.bincount(used[used >= 0], minlength=len(rates)) / num
         error = (seen - rates) / np.sqrt(np.maximum(rates, 1.0 / num) / num)

@@ -16,9 +16,10 @@ from pathgrow.errors import UserError
 from pathgrow.graph import Axis, Channels, Graph, Layer, Link, Window, trace
 from pathgrow.graph.graph import Flags
 from pathgrow.graph.paths import path_scores
+from pathgrow.graph.reachability import isolated_units
 from pathgrow.masks import Masks
 from pathgrow.rng import generator
-from pathgrow.walks import Law, Walker, isolated_units
+from pathgrow.walks import Transitions, Walker
 from pathgrow.walks.phew import START_DENSITIES, count_isolated, phew, start_density
 from pathgrow.walks.positions import Positions, live_kernel
 
@@ -186,10 +187,10 @@ def test_branches_of_a_fork_are_equally_likely_however_many_ways_each_has() -> N
             return self.places(x.flatten(1)) + self.mean(x.mean((2, 3)))
 
     model = Fork()
-    law = Law(trace(model, torch.ones(1, 2, 2, 2)), model)
-    walks = Walker(law).walk(0, 2000, generator(0))
+    transitions = Transitions(trace(model, torch.ones(1, 2, 2, 2)), model)
+    walks = Walker(transitions).walk(0, 2000, generator(0))
     forward = walks.weights[:, ::2] >= 0
-    by_name = {layer.name: forward[layer.index].mean() for layer in law.graph.layers}
+    by_name = {layer.name: forward[layer.index].mean() for layer in transitions.graph.layers}
     assert by_name["places.weight"] + by_name["mean.weight"] == pytest.approx(1)
     assert abs(by_name["mean.weight"] - 0.5) < 0.05  # more than four standard deviations
 
@@ -197,12 +198,12 @@ def test_branches_of_a_fork_are_equally_likely_however_many_ways_each_has() -> N
 class TestShortcuts:
     def test_an_identity_shortcut_is_not_walked(self) -> None:
         model = Block()
-        walks = Walker(Law(trace(model, IMAGE), model)).walk(0, 500, generator(0))
+        walks = Walker(Transitions(trace(model, IMAGE), model)).walk(0, 500, generator(0))
         assert bool((walks.weights >= 0).all())  # every walk uses every layer
 
     def test_it_is_one_of_two_branches_where_asked_for(self) -> None:
         model = Block()
-        walks = Walker(Law(trace(model, IMAGE), model, identity_shortcuts=True)).walk(0, 2000, generator(0))
+        walks = Walker(Transitions(trace(model, IMAGE), model, identity_shortcuts=True)).walk(0, 2000, generator(0))
         share = (walks.weights[1] >= 0).mean()
         assert abs(share - 0.5) < 0.05  # five standard deviations
 
@@ -211,9 +212,9 @@ class TestShortcuts:
         with torch.no_grad():
             model.first.weight[:, 2] = 0.0  # unit 2 of the stem has no way on but the shortcut
             model.second.weight[4] = 0.0  # unit 4 of the sum has no way back but the shortcut
-        law = Law(trace(model, IMAGE), model)
-        walks = Walker(law).walk(0, 2000, generator(0))
-        stem, first = law.graph.layers[0], law.graph.layers[1]
+        transitions = Transitions(trace(model, IMAGE), model)
+        walks = Walker(transitions).walk(0, 2000, generator(0))
+        stem, first = transitions.graph.layers[0], transitions.graph.layers[1]
         at_stem, skipped = walks.units[stem.target], walks.weights[first.index] < 0
         assert bool((at_stem[skipped & (np.arange(walks.num) % 2 == 0)] == 2).all())
         assert bool(skipped[::2].any())
@@ -331,8 +332,8 @@ class TestPositions:
         size_in, size_out = (reads, size) if transposed else (size, reads)
         window = Window((Axis(taps, stride, padding, dilation, size_in, size_out),), transposed=transposed)
         layer = Layer(0, "w", "conv", 1, 2, (1, 1, taps), 1, window, size_out)
-        spaces = (Channels(0, 1, True), Channels(1, 1), Channels(2, 1))
-        positions = Positions(Graph(spaces, (Link(0, 1),), (layer,), ((2, np.array([0])),), 0, False, False))
+        nodes = (Channels(0, 1, True), Channels(1, 1), Channels(2, 1))
+        positions = Positions(Graph(nodes, (Link(0, 1),), (layer,), ((2, np.array([0])),), 0, False, False))
 
         def moved(here: Flags, tap: int, *, forward: bool) -> tuple[Flags, ...]:
             return positions.sets(
@@ -368,7 +369,7 @@ def test_a_branch_that_leads_nowhere_is_not_walked() -> None:
             return self.b(x)
 
     model = Aside()
-    rates = Law(trace(model, torch.ones(1, 4)), model).visit_rates()
+    rates = Transitions(trace(model, torch.ones(1, 4)), model).visit_rates()
     names = [layer.name for layer in trace(model, torch.ones(1, 4)).layers]
     totals = dict(zip(names, (float(rate.sum()) for rate in rates.values()), strict=True))
     assert totals == {"a.weight": pytest.approx(2), "b.weight": pytest.approx(2), "aside.weight": 0}

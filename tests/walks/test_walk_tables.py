@@ -13,7 +13,7 @@ from torch import nn
 from pathgrow.graph import trace
 from pathgrow.graph.scope import scope_of
 from pathgrow.rng import generator
-from pathgrow.walks import Law, Walker
+from pathgrow.walks import Transitions, Walker
 from pathgrow.walks.phew import _Marks, _Seeding
 from pathgrow.walks.sets import EMPTY, Catalogue, Moves
 
@@ -67,11 +67,11 @@ def test_rows_of_very_different_size_are_drawn_from_alike() -> None:
     shares = torch.tensor([0.1, 0.2, 0.3, 0.4])
     with torch.no_grad():
         net[0].weight.copy_(shares[:, None] * torch.tensor([1e20, 1e-30, 1.0]))
-    law = Law(trace(net, torch.ones(1, 3)), net)
+    transitions = Transitions(trace(net, torch.ones(1, 3)), net)
     uniform = (np.arange(1000) + 0.5) / 1000
     for unit in range(3):
         units = np.full(1000, unit)
-        drawn = law.next_units(law.graph.layers[0], units, uniform, forward=True)
+        drawn = transitions.next_units(transitions.graph.layers[0], units, uniform, forward=True)
         assert np.abs(np.bincount(drawn, minlength=4) - 1000 * shares.numpy()).max() <= 1
         assert np.array_equal(drawn, np.sort(drawn))
 
@@ -79,12 +79,12 @@ def test_rows_of_very_different_size_are_drawn_from_alike() -> None:
 @given(st.integers(0, 2**32), st.permutations(range(20)))
 def test_the_order_of_the_walkers_does_not_matter(seed: int, order: list[int]) -> None:
     net = nn.Sequential(nn.Linear(5, 7, bias=False), nn.Linear(7, 2, bias=False))
-    law = Law(trace(net, torch.ones(1, 5)), net)
+    transitions = Transitions(trace(net, torch.ones(1, 5)), net)
     noise = np.random.default_rng(seed)
     units, uniform = noise.integers(0, 5, 20), noise.random(20)
-    layer = law.graph.layers[0]
-    drawn = law.next_units(layer, units, uniform, forward=True)
-    assert np.array_equal(law.next_units(layer, units[order], uniform[order], forward=True), drawn[order])
+    layer = transitions.graph.layers[0]
+    drawn = transitions.next_units(layer, units, uniform, forward=True)
+    assert np.array_equal(transitions.next_units(layer, units[order], uniform[order], forward=True), drawn[order])
     cumulative = np.cumsum(net[0].weight.detach().abs().double().numpy(), axis=0)
     by_hand = [int((cumulative[:, u] <= lot * cumulative[-1, u]).sum()) for u, lot in zip(units, uniform, strict=True)]
     assert drawn.tolist() == by_hand
@@ -96,9 +96,9 @@ def test_walks_alternate_where_some_are_dropped(monkeypatch: pytest.MonkeyPatch)
     net = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 3, 1))
     with torch.no_grad():
         net[2].weight[1:] *= 1e-12  # forward walks end at output 0, backward ones begin at 0, 1, 2 in turn
-    walker = Walker(Law(trace(net, torch.ones(1, 1, 2, 2)), net))
+    walker = Walker(Transitions(trace(net, torch.ones(1, 1, 2, 2)), net))
     walks = walker.walk(0, 50, generator(0))
-    outputs = walks.units[walker.law.graph.outputs[0][0]]
+    outputs = walks.units[walker.transitions.graph.outputs[0][0]]
     assert 0 < walks.num < 100
     assert set(outputs[0::2]) == {0}
     assert set(outputs[1::2]) == {0, 1, 2}
@@ -111,7 +111,9 @@ def test_walks_fit_as_counted_one_by_one(seed: int, target: int) -> None:
     graph = trace(net, torch.ones(1, 6))
     marks, noise = _Marks(graph, scope_of(net, graph)), np.random.default_rng(seed)
     marks.add(noise.integers(0, 72, 3))
-    seeding = _Seeding(Walker(Law(graph, net)), marks, marks.num_on + target, generator(0), net, torch.ones(1, 6))
+    seeding = _Seeding(
+        Walker(Transitions(graph, net)), marks, marks.num_on + target, generator(0), net, torch.ones(1, 6)
+    )
     numbers = noise.integers(-1, 72, (40, 2))
     taken: set[int] = set()
     expected = 0
@@ -133,7 +135,7 @@ def test_walks_fit_as_counted_one_by_one(seed: int, target: int) -> None:
 )
 def test_no_walk_strays_where_nothing_leads_on(net: nn.Sequential, size: int) -> None:
     """One layer reads, or writes, one corner of a map; taps of the other that lead elsewhere are not taken."""
-    walker = Walker(Law(trace(net, torch.ones(1, 1, size, size)), net))
+    walker = Walker(Transitions(trace(net, torch.ones(1, 1, size, size)), net))
     walks = walker.walk(0, 200, generator(0))
     assert walks.num == 400
     assert walker.real(walks).all()
@@ -145,9 +147,9 @@ def test_taps_that_read_nothing_are_not_drawn_and_do_not_repel() -> None:
     with torch.no_grad():
         net[0].weight.fill_(9.0)[:, 0, 1, 1] = torch.tensor([1.0, 3.0])
         net[0].weight[1, 0, 0] = net[0].weight[1, 0, 2] = 0.0
-    law = Law(trace(net, torch.ones(1, 1, 1, 1)), net)
+    transitions = Transitions(trace(net, torch.ones(1, 1, 1, 1)), net)
     uniform = (np.arange(1000) + 0.5) / 1000
     zeros = np.zeros(1000, dtype=np.int64)
-    assert set(law.taps(law.graph.layers[0], zeros, zeros, uniform)) == {4}
-    units = Walker(law).walk(0, 2000, generator(0)).units[law.graph.layers[0].target, ::2]
+    assert set(transitions.taps(transitions.graph.layers[0], zeros, zeros, uniform)) == {4}
+    units = Walker(transitions).walk(0, 2000, generator(0)).units[transitions.graph.layers[0].target, ::2]
     assert abs((units == 1).mean() - 0.75) < 0.05  # five standard deviations

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pathgrow.graph.labels import wire_of
+from pathgrow.graph.labels import label_of
 from pathgrow.graph.tracer import Tracer
 
 
@@ -16,7 +16,7 @@ from pathgrow.graph.tracer import Tracer
 class Call:
     """One call of a torch function on followed activations."""
 
-    reader: Tracer
+    tracer: Tracer
     func: Callable[..., Any]
     name: str
     args: tuple[Any, ...]
@@ -31,4 +31,4 @@ class Call:
         """The followed activations among the arguments, in order."""
         values = [*self.args, *self.kwargs.values()]
         flat = [item for v in values for item in (v if isinstance(v, (tuple, list)) else [v])]
-        return [value for value in flat if wire_of(value) is not None]
+        return [value for value in flat if label_of(value) is not None]

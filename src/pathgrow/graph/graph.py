@@ -111,8 +111,8 @@ class Layer:
 class Graph:
     """One reading of one model."""
 
-    spaces: tuple[Channels, ...]
-    hops: tuple[Link, ...]
+    channels: tuple[Channels, ...]
+    links: tuple[Link, ...]
     layers: tuple[Layer, ...]
     """In order of use. A tied weight appears once per use."""
     outputs: tuple[tuple[int, Units], ...]
@@ -125,19 +125,19 @@ class Graph:
     """Whether some softmax mixes positions."""
 
     @cached_property
-    def hops_from(self) -> dict[int, list[Link]]:
+    def links_from(self) -> dict[int, list[Link]]:
         """Hops by the space they leave."""
-        found: dict[int, list[Link]] = {space.id: [] for space in self.spaces}
-        for hop in self.hops:
-            found[hop.source].append(hop)
+        found: dict[int, list[Link]] = {node.id: [] for node in self.channels}
+        for link in self.links:
+            found[link.source].append(link)
         return found
 
     @cached_property
-    def hops_into(self) -> dict[int, list[Link]]:
+    def links_into(self) -> dict[int, list[Link]]:
         """Hops by the space they lead into."""
-        found: dict[int, list[Link]] = {space.id: [] for space in self.spaces}
-        for hop in self.hops:
-            found[hop.target].append(hop)
+        found: dict[int, list[Link]] = {node.id: [] for node in self.channels}
+        for link in self.links:
+            found[link.target].append(link)
         return found
 
     @cached_property
@@ -152,26 +152,26 @@ class Graph:
 
     def reached(self, kernels: dict[int, Flags] | None = None) -> dict[int, Flags]:
         """Per space: units that a path from the input reaches, through the given kernels `[out, in]` of layers only."""
-        flags = {s.id: np.full(s.size, s.input) for s in self.spaces}
-        for space in self.spaces:
-            here = flags[space.id]
-            for hop in self.hops_from[space.id]:
-                _spread(here, flags[hop.target], hop.pairs)
-            if (layer := self.layer_from.get(space.id)) is not None:
+        flags = {s.id: np.full(s.size, s.input) for s in self.channels}
+        for node in self.channels:
+            here = flags[node.id]
+            for link in self.links_from[node.id]:
+                _spread(here, flags[link.target], link.pairs)
+            if (layer := self.layer_from.get(node.id)) is not None:
                 flags[layer.target] |= _through(layer, here, kernels, forward=True)
         return flags
 
     def reaching(self, kernels: dict[int, Flags] | None = None) -> dict[int, Flags]:
         """Per space: units from which a path leads to the output, through the given kernels only."""
-        flags = {s.id: np.zeros(s.size, dtype=bool) for s in self.spaces}
+        flags = {s.id: np.zeros(s.size, dtype=bool) for s in self.channels}
         for space_id, units in self.outputs:
             flags[space_id][units] = True
-        for space in reversed(self.spaces):
-            here = flags[space.id]
-            for hop in self.hops_from[space.id]:
-                pairs = None if hop.pairs is None else (hop.pairs[1], hop.pairs[0])
-                _spread(flags[hop.target], here, pairs)
-            if (layer := self.layer_from.get(space.id)) is not None:
+        for node in reversed(self.channels):
+            here = flags[node.id]
+            for link in self.links_from[node.id]:
+                pairs = None if link.pairs is None else (link.pairs[1], link.pairs[0])
+                _spread(flags[link.target], here, pairs)
+            if (layer := self.layer_from.get(node.id)) is not None:
                 here |= _through(layer, flags[layer.target], kernels, forward=False)
         return flags
 

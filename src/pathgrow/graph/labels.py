@@ -23,10 +23,10 @@ After a layer an activation is plain again, except for a softmax (attention head
 
 
 @dataclass(frozen=True, eq=False)
-class Wire:
+class Label:
     """What is known of one followed tensor, whose true value is `tensor * 2**exponent`."""
 
-    space: int
+    node: int
     units: Tensor
     """Labels within the space, as many axes as the tensor and broadcastable to it; -1: no path comes through here."""
     trail: tuple[Window, ...] = ()
@@ -39,27 +39,27 @@ class Wire:
     statistic: bool = False
     """Whether this is a mean with its axes kept, whose subtraction is normalisation and no path."""
 
-    def plain(self) -> Wire:
+    def plain(self) -> Label:
         """The same activation as an ordinary operand of an addition or a layer."""
         return replace(self, strength=PLAIN, gate=1.0, statistic=False)
 
 
-def wire_of(value: object) -> Wire | None:
+def label_of(value: object) -> Label | None:
     """The wire of a value; None if it is not a followed activation."""
     return value.__dict__.get(ATTRIBUTE) if isinstance(value, Tensor) else None
 
 
-def followed_wire(tensor: Tensor) -> Wire:
+def known_label(tensor: Tensor) -> Label:
     """The wire of a tensor that is known to be a followed activation."""
-    wire = wire_of(tensor)
-    assert wire is not None
-    return wire
+    label = label_of(tensor)
+    assert label is not None
+    return label
 
 
-def put(tensor: Tensor, wire: Wire) -> Tensor:
+def put(tensor: Tensor, label: Label) -> Tensor:
     """Put a wire on a tensor and hand the tensor back."""
-    assert wire.units.ndim == tensor.ndim, f"labels {tuple(wire.units.shape)} for {tuple(tensor.shape)}"
-    setattr(tensor, ATTRIBUTE, wire)
+    assert label.units.ndim == tensor.ndim, f"labels {tuple(label.units.shape)} for {tuple(tensor.shape)}"
+    setattr(tensor, ATTRIBUTE, label)
     return tensor
 
 

@@ -15,28 +15,28 @@ from torch import Tensor
 
 from pathgrow.errors import UserError
 from pathgrow.graph.graph import Axis, Window, per_axis
-from pathgrow.graph.labels import PLAIN, aligned, followed_wire, put, wire_of
+from pathgrow.graph.labels import PLAIN, aligned, known_label, label_of, put
 from pathgrow.graph.tracer import Tracer
 
 # -- layers ---------------------------------------------------------------------------------------------------------
 
 
-def linear(reader: Tracer, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(tracer: Tracer, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`y = x W^T`."""
     x = input
-    if wire_of(weight) is not None:
+    if label_of(weight) is not None:
         raise UserError("paths cannot be followed through a linear layer whose weight is an activation")
-    return reader.layer(x, reader.weight(weight), F.linear, kind="linear", unit_axis=x.ndim - 1)
+    return tracer.layer(x, tracer.weight(weight), F.linear, kind="linear", unit_axis=x.ndim - 1)
 
 
-def _linear_transposed(reader: Tracer, x: Tensor, weight: Tensor) -> Tensor:
+def _linear_transposed(tracer: Tracer, x: Tensor, weight: Tensor) -> Tensor:
     """`y = x W` with a weight laid out `[in, out]`."""
-    return reader.layer(x, reader.weight(weight).moved(Tensor.t), F.linear, kind="linear", unit_axis=x.ndim - 1)
+    return tracer.layer(x, tracer.weight(weight).moved(Tensor.t), F.linear, kind="linear", unit_axis=x.ndim - 1)
 
 
 def _conv(
     axes: int,
-    reader: Tracer,
+    tracer: Tracer,
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -71,14 +71,14 @@ def _conv(
     sizes = zip(kernel, stride, pads, dilation, sizes_in, sizes_out, strict=True)
     window = Window(tuple(Axis(*size) for size in sizes))
     unit_axis = x.ndim - axes - 1
-    return reader.layer(
-        x, reader.weight(weight), compute, kind="conv", unit_axis=unit_axis, groups=groups, window=window
+    return tracer.layer(
+        x, tracer.weight(weight), compute, kind="conv", unit_axis=unit_axis, groups=groups, window=window
     )
 
 
 def _conv_transpose(
     axes: int,
-    reader: Tracer,
+    tracer: Tracer,
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -111,8 +111,8 @@ def _conv_transpose(
         for k, s, p, d, extra, size in zip(kernel, *each, x.shape[-axes:], strict=True)
     ]
     window = Window(tuple(axes_found), transposed=True)
-    return reader.layer(
-        x, reader.weight(weight).moved(turn), compute, kind="conv", unit_axis=x.ndim - axes - 1, groups=groups,
+    return tracer.layer(
+        x, tracer.weight(weight).moved(turn), compute, kind="conv", unit_axis=x.ndim - axes - 1, groups=groups,
         window=window, positions=prod(x.shape[-axes:]),
     )  # fmt: skip
 
@@ -124,104 +124,104 @@ conv_transpose1d, conv_transpose2d, conv_transpose3d = (partial(_conv_transpose,
 # -- two activations ------------------------------------------------------------------------------------------------
 
 
-def gated(reader: Tracer, a: Tensor, b: Tensor) -> Tensor:
+def gated(tracer: Tracer, a: Tensor, b: Tensor) -> Tensor:
     """An elementwise product: paths run through the operand that is less of a gate; through both if neither is one."""
-    wa, wb = followed_wire(a), followed_wire(b)
+    wa, wb = known_label(a), known_label(b)
     if wa.strength == wb.strength:
-        if wa.strength == PLAIN or wa.space != wb.space:
-            return a if a is b else reader.join(a, b)
-        open_, gate, wire = a, wb.gate, wa
+        if wa.strength == PLAIN or wa.node != wb.node:
+            return a if a is b else tracer.join(a, b)
+        open_, gate, label = a, wb.gate, wa
     elif wa.strength < wb.strength:
-        open_, gate, wire = a, wb.gate, wa
+        open_, gate, label = a, wb.gate, wa
     else:
-        open_, gate, wire = b, wa.gate, wb
+        open_, gate, label = b, wa.gate, wb
     shape = torch.broadcast_shapes(a.shape, b.shape)
-    out = (open_ * gate**reader.power).expand(shape)
-    return put(out, replace(wire, units=aligned(wire.units, len(shape))))
+    out = (open_ * gate**tracer.power).expand(shape)
+    return put(out, replace(label, units=aligned(label.units, len(shape))))
 
 
-def glu(reader: Tracer, input: Tensor, dim: int = -1) -> Tensor:
+def glu(tracer: Tracer, input: Tensor, dim: int = -1) -> Tensor:
     """`a * sigmoid(b)`: the gate is open."""
-    half: Tensor = reader.__torch_function__(torch.chunk, (), (input, 2, dim))[0]
+    half: Tensor = tracer.__torch_function__(torch.chunk, (), (input, 2, dim))[0]
     return half
 
 
-def matmul(reader: Tracer, input: Any, other: Any) -> Tensor:
+def matmul(tracer: Tracer, input: Any, other: Any) -> Tensor:
     """A layer where one side is a weight; mixing where one side is a gate (attention) or a constant."""
     a, b = input, other
-    wa, wb = wire_of(a), wire_of(b)
+    wa, wb = label_of(a), label_of(b)
     if wa is not None and wb is not None:
-        return _activations_matmul(reader, a, b)
+        return _activations_matmul(tracer, a, b)
     if wb is None:
         if b.ndim == 2:
-            return _linear_transposed(reader, a, b)
+            return _linear_transposed(tracer, a, b)
         assert wa is not None
         if b.ndim > 2 and wa.units.shape[-1] == 1:
-            return put(a @ reader.coefficient(b), wa.plain())
+            return put(a @ tracer.coefficient(b), wa.plain())
         raise UserError(f"paths cannot be followed through a product with a constant of shape {tuple(b.shape)}")
-    if a.ndim == 2 and reader.weight(a).name is not None:
-        turned = reader.__torch_function__(torch.transpose, (), (b, -1, -2))
-        out: Tensor = reader.__torch_function__(torch.transpose, (), (linear(reader, turned, a), -1, -2))
+    if a.ndim == 2 and tracer.weight(a).name is not None:
+        turned = tracer.__torch_function__(torch.transpose, (), (b, -1, -2))
+        out: Tensor = tracer.__torch_function__(torch.transpose, (), (linear(tracer, turned, a), -1, -2))
         return out
-    return _mixed(reader, reader.coefficient(a), b)
+    return _mixed(tracer, tracer.coefficient(a), b)
 
 
-def rmatmul(reader: Tracer, input: Any, other: Any) -> Tensor:
-    return matmul(reader, other, input)
+def rmatmul(tracer: Tracer, input: Any, other: Any) -> Tensor:
+    return matmul(tracer, other, input)
 
 
 mm = bmm = matmul
 
 
 def addmm(
-    reader: Tracer, input: Any, mat1: Any, mat2: Any, *, beta: float = 1, alpha: float = 1, out: Any = None
+    tracer: Tracer, input: Any, mat1: Any, mat2: Any, *, beta: float = 1, alpha: float = 1, out: Any = None
 ) -> Tensor:
     """`beta * input + alpha * (mat1 @ mat2)`."""
 
     def times(x: Tensor, factor: float) -> Tensor:
-        scaled: Tensor = x if factor == 1 else reader.__torch_function__(torch.mul, (), (x, factor))
+        scaled: Tensor = x if factor == 1 else tracer.__torch_function__(torch.mul, (), (x, factor))
         return scaled
 
-    product = times(matmul(reader, mat1, mat2), alpha)
-    return reader.join(product, times(input, beta)) if wire_of(input) is not None else product
+    product = times(matmul(tracer, mat1, mat2), alpha)
+    return tracer.join(product, times(input, beta)) if label_of(input) is not None else product
 
 
-def baddbmm(reader: Tracer, input: Any, batch1: Any, batch2: Any, **scales: Any) -> Tensor:
-    return addmm(reader, input, batch1, batch2, **scales)
+def baddbmm(tracer: Tracer, input: Any, batch1: Any, batch2: Any, **scales: Any) -> Tensor:
+    return addmm(tracer, input, batch1, batch2, **scales)
 
 
-def _mixed(reader: Tracer, mixing: Tensor, values: Tensor) -> Tensor:
+def _mixed(tracer: Tracer, mixing: Tensor, values: Tensor) -> Tensor:
     """Positions mixed by fixed coefficients: `mixing @ values`."""
-    wire = reader.reduced(followed_wire(values).plain(), [values.ndim - 2])
-    if reader.gradients:
+    label = tracer.reduced(known_label(values).plain(), [values.ndim - 2])
+    if tracer.gradients:
         out = mixing @ values
     else:
         batch = torch.broadcast_shapes(mixing.shape[:-2], values.shape[:-2])
-        out = reader.nothing((*batch, mixing.shape[-2], values.shape[-1]), values)
-    return put(out, replace(wire, units=aligned(wire.units, out.ndim)))
+        out = tracer.nothing((*batch, mixing.shape[-2], values.shape[-1]), values)
+    return put(out, replace(label, units=aligned(label.units, out.ndim)))
 
 
-def _activations_matmul(reader: Tracer, a: Tensor, b: Tensor) -> Tensor:
-    wa, wb = followed_wire(a), followed_wire(b)
-    reader.product_macs += (
+def _activations_matmul(tracer: Tracer, a: Tensor, b: Tensor) -> Tensor:
+    wa, wb = known_label(a), known_label(b)
+    tracer.product_macs += (
         a.shape[-1] * torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]).numel() * a.shape[-2] * b.shape[-1]
     )
     if wa.strength > wb.strength:
-        reader.attention = True
-        return _mixed(reader, torch.full_like(a, wa.gate**reader.power).detach(), b)
+        tracer.attention = True
+        return _mixed(tracer, torch.full_like(a, wa.gate**tracer.power).detach(), b)
     if wb.strength > wa.strength:  # gates on the right: (v^T softmax(...))
-        reader.attention = True
-        wire = reader.reduced(wa.plain(), [a.ndim - 1])
-        out = a @ torch.full_like(b, wb.gate**reader.power).detach()
-        return put(out, replace(wire, units=aligned(wire.units, out.ndim)))
+        tracer.attention = True
+        label = tracer.reduced(wa.plain(), [a.ndim - 1])
+        out = a @ torch.full_like(b, wb.gate**tracer.power).detach()
+        return put(out, replace(label, units=aligned(label.units, out.ndim)))
     # Neither is a gate: paths run through either side, mixed uniformly over the inner axis.
-    inner = (1.0 / a.shape[-1]) ** reader.power
-    left = put(a.sum(-1, keepdim=True) * inner, reader.reduced(wa.plain(), [a.ndim - 1]))
-    right = put(b.sum(-2, keepdim=True) * inner, reader.reduced(wb.plain(), [b.ndim - 2]))
-    return reader.join(left, right)
+    inner = (1.0 / a.shape[-1]) ** tracer.power
+    left = put(a.sum(-1, keepdim=True) * inner, tracer.reduced(wa.plain(), [a.ndim - 1]))
+    right = put(b.sum(-2, keepdim=True) * inner, tracer.reduced(wb.plain(), [b.ndim - 2]))
+    return tracer.join(left, right)
 
 
-def einsum(reader: Tracer, equation: str, *operands: Any) -> Tensor:
+def einsum(tracer: Tracer, equation: str, *operands: Any) -> Tensor:
     """Two operands, rewritten as the products above."""
     if len(operands) == 1 and isinstance(operands[0], (tuple, list)):
         operands = tuple(operands[0])
@@ -229,28 +229,28 @@ def einsum(reader: Tracer, equation: str, *operands: Any) -> Tensor:
         raise UserError(f"paths cannot be followed through einsum {equation!r}: only two operands are understood")
     a, b = operands
     (left, right), out = _letters(equation, a.ndim, b.ndim)
-    if wire_of(a) is None:
+    if label_of(a) is None:
         a, b, left, right = b, a, right, left
-    wb = wire_of(b)
+    wb = label_of(b)
     if wb is not None:
         sizes = dict(zip(left + right, (*a.shape, *b.shape), strict=True))
-        reader.product_macs += prod(sizes[letter] for letter in set(left + right))
-        wa = followed_wire(a)
+        tracer.product_macs += prod(sizes[letter] for letter in set(left + right))
+        wa = known_label(a)
         if wa.strength > wb.strength:
             a, b, left, right, wa, wb = b, a, right, left, wb, wa
         gate = wb.gate if wb.strength > wa.strength else 1.0
-        reader.attention |= wb.strength > wa.strength
-        ones = torch.full_like(b, gate**reader.power).detach()
-        through_a = _contracted(reader, a, left, ones, right, out)
+        tracer.attention |= wb.strength > wa.strength
+        ones = torch.full_like(b, gate**tracer.power).detach()
+        through_a = _contracted(tracer, a, left, ones, right, out)
         if wb.strength > wa.strength:
             return through_a
-        return reader.join(through_a, _contracted(reader, b, right, torch.ones_like(a).detach(), left, out))
+        return tracer.join(through_a, _contracted(tracer, b, right, torch.ones_like(a).detach(), left, out))
     shared = [letter for letter in left if letter in right and letter not in out]
     new = [letter for letter in right if letter not in left]
     batch = [letter for letter in right if letter in left and letter in out]
     if shared and new and not batch:
-        return _einsum_layer(reader, a, left, b, right, out, shared, new)
-    return _contracted(reader, a, left, reader.coefficient(b), right, out)
+        return _einsum_layer(tracer, a, left, b, right, out, shared, new)
+    return _contracted(tracer, a, left, tracer.coefficient(b), right, out)
 
 
 def _letters(equation: str, *ndims: int) -> tuple[list[str], str]:
@@ -266,29 +266,29 @@ def _letters(equation: str, *ndims: int) -> tuple[list[str], str]:
     return named, out.replace("...", dots)
 
 
-def _contracted(reader: Tracer, x: Tensor, own: str, factor: Tensor, other: str, out: str) -> Tensor:
+def _contracted(tracer: Tracer, x: Tensor, own: str, factor: Tensor, other: str, out: str) -> Tensor:
     """`einsum` of a followed activation with fixed coefficients."""
     gone = [axis for axis, letter in enumerate(own) if letter not in out]
-    wire = reader.reduced(followed_wire(x).plain(), gone)
+    label = tracer.reduced(known_label(x).plain(), gone)
     value = torch.einsum(f"{own},{other}->{out}", x, factor)
     kept = [letter for letter in own if letter in out]
-    units = wire.units
+    units = label.units
     for axis in reversed(gone):
         units = units.squeeze(axis)
     units = units.permute([kept.index(letter) for letter in out if letter in kept])
     for axis, letter in enumerate(out):
         if letter not in kept:
             units = units.unsqueeze(axis)
-    return put(value, replace(wire, units=units))
+    return put(value, replace(label, units=units))
 
 
 def _einsum_layer(
-    reader: Tracer, x: Tensor, own: str, weight: Tensor, other: str, out: str, shared: list[str], new: list[str]
+    tracer: Tracer, x: Tensor, own: str, weight: Tensor, other: str, out: str, shared: list[str], new: list[str]
 ) -> Tensor:
     """A weight that sums over `shared` letters and makes `new` ones is a linear layer."""
 
     def call(func: Callable[..., Tensor], *args: Any) -> Tensor:
-        result: Tensor = reader.__torch_function__(func, (), args)
+        result: Tensor = tracer.__torch_function__(func, (), args)
         return result
 
     rest = [letter for letter in own if letter not in shared]
@@ -297,7 +297,7 @@ def _einsum_layer(
     matrix = call(torch.permute, weight, [other.index(letter) for letter in [*new, *shared]])
     sizes = [weight.shape[other.index(letter)] for letter in new]
     matrix = call(torch.reshape, matrix, (prod(sizes), -1))
-    y = linear(reader, x, matrix)
+    y = linear(tracer, x, matrix)
     y = call(torch.unflatten, y, -1, sizes)
     have = [*rest, *new]
     return call(torch.permute, y, [have.index(letter) for letter in out])
@@ -307,29 +307,29 @@ def _einsum_layer(
 
 
 def scaled_dot_product_attention(
-    reader: Tracer, query: Tensor, key: Tensor, value: Tensor, *args: Any, enable_gqa: bool = False, **kwargs: Any
+    tracer: Tracer, query: Tensor, key: Tensor, value: Tensor, *args: Any, enable_gqa: bool = False, **kwargs: Any
 ) -> Tensor:
     """Every query reads every position equally."""
     length, keys = query.shape[-2], key.shape[-2]
     heads = query.shape[:-2].numel()
-    reader.product_macs += heads * length * keys * (query.shape[-1] + value.shape[-1])
-    reader.attention = True
+    tracer.product_macs += heads * length * keys * (query.shape[-1] + value.shape[-1])
+    tracer.attention = True
     if enable_gqa and value.shape[-3] != query.shape[-3]:
         times = query.shape[-3] // value.shape[-3]
-        value = reader.__torch_function__(torch.repeat_interleave, (), (value, times, -3))
-    wire = reader.reduced(followed_wire(value).plain(), [value.ndim - 2])
-    mean = value.sum(-2, keepdim=True) * (1.0 / keys) ** reader.power
-    return put(mean.expand(*mean.shape[:-2], length, mean.shape[-1]), wire)
+        value = tracer.__torch_function__(torch.repeat_interleave, (), (value, times, -3))
+    label = tracer.reduced(known_label(value).plain(), [value.ndim - 2])
+    mean = value.sum(-2, keepdim=True) * (1.0 / keys) ** tracer.power
+    return put(mean.expand(*mean.shape[:-2], length, mean.shape[-1]), label)
 
 
-def multi_head_attention_forward(reader: Tracer, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+def multi_head_attention_forward(tracer: Tracer, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
     """`nn.MultiheadAttention`: value projection, uniform mixing over positions, output projection."""
     bound = inspect.signature(F.multi_head_attention_forward).bind(*args, **kwargs)
     bound.apply_defaults()
     given = bound.arguments
 
     def call(func: Callable[..., Any], *call_args: Any) -> Any:
-        return reader.__torch_function__(func, (), call_args)
+        return tracer.__torch_function__(func, (), call_args)
 
     if given["use_separate_proj_weight"]:
         weights = [given[f"{which}_proj_weight"] for which in "qkv"]
@@ -338,13 +338,13 @@ def multi_head_attention_forward(reader: Tracer, *args: Any, **kwargs: Any) -> t
     sides = (given["query"], given["key"], given["value"])
     query, key, value = (call(F.linear, x, w) for x, w in zip(sides, weights, strict=True))
     length, keys = query.shape[0], key.shape[0]  # positions come first here, whatever `batch_first` says
-    reader.product_macs += length * keys * (query.shape[-1] + value.shape[-1])
-    reader.attention = True
-    wire = reader.reduced(followed_wire(value).plain(), [0])
-    mean = value.sum(0, keepdim=True) * (1.0 / keys) ** reader.power
-    mixed = put(mean.expand(length, *mean.shape[1:]), wire)
+    tracer.product_macs += length * keys * (query.shape[-1] + value.shape[-1])
+    tracer.attention = True
+    label = tracer.reduced(known_label(value).plain(), [0])
+    mean = value.sum(0, keepdim=True) * (1.0 / keys) ** tracer.power
+    mixed = put(mean.expand(length, *mean.shape[1:]), label)
     out = call(F.linear, mixed, given["out_proj_weight"])
     if not given["need_weights"]:
         return out, None
     shape = (query.shape[1], length, keys) if query.ndim == 3 else (length, keys)
-    return out, torch.full(shape, 1.0 / keys, dtype=reader.dtype, device=out.device)
+    return out, torch.full(shape, 1.0 / keys, dtype=tracer.dtype, device=out.device)

@@ -14,13 +14,13 @@ from torch import Tensor
 from pathgrow.errors import UserError
 from pathgrow.graph.call import Call
 from pathgrow.graph.graph import Axis, Window, per_axis
-from pathgrow.graph.labels import GATE, followed_wire, put
+from pathgrow.graph.labels import GATE, known_label, put
 
 
 def reduce(call: Call) -> Any:
     """Sums and means over positions; a maximum counts as the mean."""
     x = call.args[0]
-    wire = followed_wire(x)
+    label = known_label(x)
     axes = call.get(1, "dim", call.kwargs.get("axis"))
     keep = call.get(2, "keepdim", False)
     keep = keep if isinstance(keep, bool) else False
@@ -29,8 +29,8 @@ def reduce(call: Call) -> Any:
     count = prod(x.shape[axis] for axis in axes)
     value = x.sum(axes, keepdim=True)
     if call.name != "sum":
-        value = value * (1.0 / count) ** call.reader.power
-    after = replace(call.reader.reduced(wire.plain(), axes), statistic=keep and call.name == "mean")
+        value = value * (1.0 / count) ** call.tracer.power
+    after = replace(call.tracer.reduced(label.plain(), axes), statistic=keep and call.name == "mean")
     if call.name in ("norm", "var", "std", "vector_norm"):
         after = replace(after, strength=GATE)
     if not keep:
@@ -47,16 +47,16 @@ def reduce(call: Call) -> Any:
 def var_mean(call: Call) -> Any:
     """Normalisation statistics: the variance is a normaliser, the mean is subtracted."""
     mean = reduce(replace(call, name="mean"))
-    variance = call.reader.same(mean, replace(followed_wire(mean), strength=GATE))
+    variance = call.tracer.same(mean, replace(known_label(mean), strength=GATE))
     return variance, mean
 
 
 def pool(call: Call) -> Any:
     """Pooling over space; a maximum counts as the average of the same window."""
     x = call.args[0]
-    wire = followed_wire(x)
+    label = known_label(x)
     axes = int(call.name[-2])
-    if any(size != 1 for size in wire.units.shape[-axes:]):
+    if any(size != 1 for size in label.units.shape[-axes:]):
         raise UserError(f"paths cannot be followed through {call.name}: it pools over units, not over positions")
     if call.name.startswith("adaptive"):
         pooled = _POOLS[f"adaptive_avg_pool{axes}d"](x, call.get(1, "output_size"))
@@ -81,9 +81,9 @@ def pool(call: Call) -> Any:
         if divisor is not None:
             shares = [torch.tensor(1.0 / divisor, dtype=torch.float64)]
         window = Window(tuple(Axis(k, s, p, 1, i, o) for k, s, p, i, o in sizes), pool=True)
-    if call.reader.power != 1:
-        pooled = _scaled(pooled, [share ** (call.reader.power - 1) for share in shares])
-    out = put(pooled, replace(wire.plain(), trail=(*wire.trail, window)))
+    if call.tracer.power != 1:
+        pooled = _scaled(pooled, [share ** (call.tracer.power - 1) for share in shares])
+    out = put(pooled, replace(label.plain(), trail=(*label.trail, window)))
     if call.kwargs.get("return_indices"):
         raise UserError(f"paths cannot be followed through {call.name} with return_indices=True")
     return out
@@ -122,9 +122,9 @@ def _scaled(pooled: Tensor, factors: Sequence[Tensor]) -> Tensor:
 def interpolate(call: Call) -> Any:
     """Resampling, as the nearest neighbour: weights of other modes may be negative."""
     x = call.args[0]
-    wire = followed_wire(x)
-    if any(size != 1 for size in wire.units.shape[2:]):
+    label = known_label(x)
+    if any(size != 1 for size in label.units.shape[2:]):
         raise UserError("paths cannot be followed through interpolate over units")
     real = call.func(*call.args, **call.kwargs)
     out = F.interpolate(x, size=real.shape[2:], mode="nearest")
-    return put(out, replace(wire, trail=(*wire.trail, Window())))
+    return put(out, replace(label, trail=(*label.trail, Window())))

@@ -39,7 +39,7 @@ class UnitSignals:
 class Signals:
     """One forward and backward pass over the path network. Scores are computed on request, tensor by tensor."""
 
-    reading: Trace
+    trace: Trace
     generalities: tuple[Tensor, ...]
     model: nn.Module
     opened: frozenset[int]
@@ -48,27 +48,27 @@ class Signals:
     @property
     def graph(self) -> Graph:
         """How the weights are wired."""
-        return self.reading.graph
+        return self.trace.graph
 
     @property
     def log2_total(self) -> float:
         """Logarithm of the total over all paths; finite at any depth."""
-        return math.log2(float(self.reading.total.detach())) + self.reading.exponent
+        return math.log2(float(self.trace.total.detach())) + self.trace.exponent
 
     @property
     def total(self) -> float:
         """Total over all paths (R); `inf` where it does not fit a float."""
-        value = float(self.reading.total.detach())
-        return math.ldexp(value, self.reading.exponent) if self.log2_total < 1023 else math.inf
+        value = float(self.trace.total.detach())
+        return math.ldexp(value, self.trace.exponent) if self.log2_total < 1023 else math.inf
 
     @cached_property
     def units(self) -> dict[int, UnitSignals]:
         """Per layer index: the signals of its output units."""
         found = {}
-        total = self.reading.total.detach()
-        for use, generality in zip(self.reading.uses, self.generalities, strict=True):
+        total = self.trace.total.detach()
+        for use, generality in zip(self.trace.uses, self.generalities, strict=True):
             value = use.output.detach()
-            before, after = use.wire.exponent, self.reading.exponent - use.wire.exponent
+            before, after = use.label.exponent, self.trace.exponent - use.label.exponent
             found[use.layer.index] = UnitSignals(
                 complexity=torch.ldexp(_per_unit(use, value), torch.tensor(before, device=value.device)),
                 generality=torch.ldexp(_per_unit(use, generality), torch.tensor(after, device=value.device)),
@@ -80,10 +80,10 @@ class Signals:
         """Score of every position of every conv and linear weight, one tensor at a time, divided by the total."""
         parameters = dict(self.model.named_parameters())
         waiting: dict[str, list[tuple[Use, Tensor]]] = {}
-        for use, generality in zip(self.reading.uses, self.generalities, strict=True):
+        for use, generality in zip(self.trace.uses, self.generalities, strict=True):
             if use.layer.name is not None:
                 waiting.setdefault(use.layer.name, []).append((use, generality))
-        total = self.reading.total.detach()
+        total = self.trace.total.detach()
         for name, uses in waiting.items():
             score = torch.zeros(parameters[name].shape, dtype=torch.float64, device=total.device)
             for use, generality in uses:
@@ -123,36 +123,36 @@ def signals(
         example_input = guess_example_input(model)
 
     def read(opened: frozenset[int]) -> Trace:
-        reader = Tracer(
+        tracer = Tracer(
             model, dtype=torch.float64, masks=masks, power=2 if squared else 1, batch_norm=batch_norm,
             blocked=blocked, opened=opened, gradients=True,
         )  # fmt: skip
-        return reader.run(example_input)
+        return tracer.run(example_input)
 
     may_open = opened is None and not blocked
     opened = opened or frozenset()
-    reading = read(opened)
-    if float(reading.total.detach()) == 0.0 and may_open:
+    trace = read(opened)
+    if float(trace.total.detach()) == 0.0 and may_open:
         # A zero-initialised head (or branch) has no preference among paths: count its weights as equal.
-        empty = frozenset(u.layer.index for u in reading.uses if not bool(u.weight.detach().any()))
-        switchable = frozenset(u.layer.index for u in reading.uses if u.layer.name in (masks or {}))
+        empty = frozenset(u.layer.index for u in trace.uses if not bool(u.weight.detach().any()))
+        switchable = frozenset(u.layer.index for u in trace.uses if u.layer.name in (masks or {}))
         opened = empty - switchable
-        reading = read(opened)
-        if float(reading.total.detach()) == 0.0:
-            cut = sorted({u.layer.name or "(computed)" for u in reading.uses if not bool(u.weight.detach().any())})
+        trace = read(opened)
+        if float(trace.total.detach()) == 0.0:
+            cut = sorted({u.layer.name or "(computed)" for u in trace.uses if not bool(u.weight.detach().any())})
             where = f"these layers have no non-zero weight: {', '.join(cut[:4])}" if cut else "the masks cut every path"
             raise UserError(
                 f"no path with non-zero weights leads from input to output, so all path scores would be zero; {where}: "
                 "start from denser masks or initialise these weights"
             )
-    outputs = [use.output for use in reading.uses]
-    total = reading.total
+    outputs = [use.output for use in trace.uses]
+    total = trace.total
     found = torch.autograd.grad(total, outputs, retain_graph=True, allow_unused=True) if total.requires_grad else ()
     generalities = tuple(
         torch.zeros_like(output) if gradient is None else gradient.detach()
         for output, gradient in zip(outputs, found or [None] * len(outputs), strict=True)
     )
-    return Signals(reading, generalities, model, opened)
+    return Signals(trace, generalities, model, opened)
 
 
 def path_scores(

@@ -25,7 +25,7 @@ def kept_kernels(graph: Graph, masks: Mapping[str, Tensor]) -> dict[int, Flags]:
 def alive_units(graph: Graph, kernels: dict[int, Flags] | None = None) -> dict[int, Flags]:
     """By space: units on some path from input to output, through the given kernels only (None: all)."""
     reached, reaching = graph.reached(kernels), graph.reaching(kernels)
-    return {space.id: reached[space.id] & reaching[space.id] for space in graph.spaces}
+    return {node.id: reached[node.id] & reaching[node.id] for node in graph.channels}
 
 
 def dead_units(graph: Graph, masks: Mapping[str, Tensor]) -> dict[int, Flags]:
@@ -40,18 +40,18 @@ def isolated_units(graph: Graph, masks: Mapping[str, Tensor]) -> dict[int, Flags
     A way out is a kept weight of any layer that reads the unit, directly or through additions, or the output itself.
     """
     kernels, dense = kept_kernels(graph, masks), alive_units(graph)
-    leads = {space.id: np.zeros(space.size, dtype=bool) for space in graph.spaces}
+    leads = {node.id: np.zeros(node.size, dtype=bool) for node in graph.channels}
     for space_id, units in graph.outputs:
         leads[space_id][units] = True
-    for space in reversed(graph.spaces):
-        if (layer := graph.layer_from.get(space.id)) is not None:
+    for node in reversed(graph.channels):
+        if (layer := graph.layer_from.get(node.id)) is not None:
             blocks = kernels[layer.index].reshape(layer.groups, -1, layer.shape[1])
-            leads[space.id] |= blocks.any(axis=1).reshape(-1)
-        for hop in graph.hops_from[space.id]:
-            if hop.pairs is None:
-                leads[space.id] |= leads[hop.target]
+            leads[node.id] |= blocks.any(axis=1).reshape(-1)
+        for link in graph.links_from[node.id]:
+            if link.pairs is None:
+                leads[node.id] |= leads[link.target]
             else:
-                np.logical_or.at(leads[space.id], hop.pairs[0], leads[hop.target][hop.pairs[1]])
+                np.logical_or.at(leads[node.id], link.pairs[0], leads[link.target][link.pairs[1]])
     return {
         layer.index: dense[layer.target] & ~(kernels[layer.index].any(axis=1) & leads[layer.target])
         for layer in graph.layers

@@ -106,11 +106,11 @@ def scope_of(model: nn.Module, graph: Graph, preset: str = "auto", *, only: Name
 def output_layers(graph: Graph) -> list[int]:
     """Layers whose result is an output as it is: nothing is added to it and no weight follows."""
     found = []
-    for space, _ in graph.outputs:
-        while space not in graph.layer_into and len(graph.hops_into[space]) == 1:
-            space = graph.hops_into[space][0].source
-        if space in graph.layer_into:
-            found.append(graph.layer_into[space].index)
+    for node, _ in graph.outputs:
+        while node not in graph.layer_into and len(graph.links_into[node]) == 1:
+            node = graph.links_into[node][0].source
+        if node in graph.layer_into:
+            found.append(graph.layer_into[node].index)
     return found
 
 
@@ -118,15 +118,15 @@ def input_layers(graph: Graph) -> list[int]:
     """Layers that read the raw input (patch embeddings); none where it is tokens, since embeddings are no layers."""
     if graph.tokens_in:
         return []
-    return [layer.index for layer in graph.layers if graph.spaces[_feeding(graph, layer)].input]
+    return [layer.index for layer in graph.layers if graph.channels[_feeding(graph, layer)].input]
 
 
 def projection_shortcuts(graph: Graph) -> list[int]:
     """Layers that are, by themselves, one of two branches from a fork to an addition, beside a deeper one."""
     ancestors = _ancestors(graph)
     found = []
-    for space in graph.spaces:
-        incoming = graph.hops_into[space.id]
+    for node in graph.channels:
+        incoming = graph.links_into[node.id]
         if len(incoming) != 2:
             continue
         for short, deep in (incoming, incoming[::-1]):
@@ -142,16 +142,16 @@ def projection_shortcuts(graph: Graph) -> list[int]:
 
 def _feeding(graph: Graph, layer: Layer) -> int:
     """The space whose units a layer reads."""
-    return graph.hops_into[layer.source][0].source
+    return graph.links_into[layer.source][0].source
 
 
 def _ancestors(graph: Graph) -> dict[int, set[int]]:
     found: dict[int, set[int]] = {}
-    for space in graph.spaces:
-        before = {hop.source for hop in graph.hops_into[space.id]}
-        if (layer := graph.layer_into.get(space.id)) is not None:
+    for node in graph.channels:
+        before = {link.source for link in graph.links_into[node.id]}
+        if (layer := graph.layer_into.get(node.id)) is not None:
             before.add(layer.source)
-        found[space.id] = before.union(*(found[parent] for parent in before)) if before else set()
+        found[node.id] = before.union(*(found[parent] for parent in before)) if before else set()
     return found
 
 

@@ -217,7 +217,7 @@ def _global_core(
             break
         if any(index != other and index in related[other] for other in joined):
             now = signals(model, example_input, masks, blocked=blocked, opened=found.opened)
-            left = float(now.reading.total.detach())
+            left = float(now.trace.total.detach())
             scale = 2.0 ** (now.log2_total - found.log2_total) if left > 0 else 0.0
             coverage = 1.0 - scale
             shares = {i: _array(now.units[i].centrality) * scale if left > 0 else 0 * shares[i] for i in shares}
@@ -234,11 +234,11 @@ def _global_core(
 def _related(graph: Graph) -> dict[int, set[int]]:
     """By layer index: the layers that share a path with it."""
     before: dict[int, set[int]] = {}
-    for space in graph.spaces:
-        found = set().union(*(before[hop.source] for hop in graph.hops_into[space.id]))
-        if (layer := graph.layer_into.get(space.id)) is not None:
+    for node in graph.channels:
+        found = set().union(*(before[link.source] for link in graph.links_into[node.id]))
+        if (layer := graph.layer_into.get(node.id)) is not None:
             found |= before[layer.source] | {layer.index}
-        before[space.id] = found
+        before[node.id] = found
     related = {layer.index: before[layer.source].copy() for layer in graph.layers}
     for index, earlier in list(related.items()):
         for other in earlier.copy():

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from pathgrow.errors import UserError
 from pathgrow.graph.graph import Channels, Graph, Layer, Link, Window
 from pathgrow.graph.inputs import one_sample, read_outputs
-from pathgrow.graph.labels import ATTENTION, Wire, aligned, along, compact, followed_wire, put, relation, wire_of
+from pathgrow.graph.labels import ATTENTION, Label, aligned, along, compact, known_label, label_of, put, relation
 from pathgrow.graph.looking import check_shaped, looked_at
 
 BatchNorm = Literal["identity", "scale"]
@@ -38,7 +38,7 @@ class Use:
     layer: Layer
     weight: Tensor
     output: Tensor
-    wire: Wire
+    label: Label
     unit_axis: int
 
 
@@ -104,8 +104,8 @@ class Tracer(TorchFunctionMode):
         self.device, self.model_dtype = example.device, example.dtype
         self.names = {id(parameter): name for name, parameter in model.named_parameters()}
         self.sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
-        self.spaces: list[Channels] = []
-        self.hops: list[Link] = []
+        self.channels: list[Channels] = []
+        self.links: list[Link] = []
         self.uses: list[Use] = []
         self.ancestors: list[int] = []
         self.product_macs = 0
@@ -128,7 +128,7 @@ class Tracer(TorchFunctionMode):
                 f"the model could not be run on example_input: {said}; give what {type(self.model).__name__} takes"
             ) from fault
         outputs = [current(tensor) for tensor in read_outputs(output)]
-        followed = [tensor for tensor in outputs if wire_of(tensor) is not None]
+        followed = [tensor for tensor in outputs if label_of(tensor) is not None]
         if not followed:
             raise UserError(
                 f"the output of {type(self.model).__name__} does not depend on its input along any path that can be "
@@ -138,17 +138,17 @@ class Tracer(TorchFunctionMode):
             return self._finish(followed)
 
     def _finish(self, outputs: list[Tensor]) -> Trace:
-        wires = [wire for tensor in outputs if (wire := wire_of(tensor)) is not None]
-        exponent = max(wire.exponent for wire in wires)
-        sums = [t.sum() * 2.0 ** (w.exponent - exponent) for t, w in zip(outputs, wires, strict=True)]
+        labels = [label for tensor in outputs if (label := label_of(tensor)) is not None]
+        exponent = max(label.exponent for label in labels)
+        sums = [t.sum() * 2.0 ** (w.exponent - exponent) for t, w in zip(outputs, labels, strict=True)]
         read: dict[int, list[Tensor]] = {}
-        for wire in wires:
-            read.setdefault(wire.space, []).append(wire.units[wire.units >= 0].reshape(-1))
+        for label in labels:
+            read.setdefault(label.node, []).append(label.units[label.units >= 0].reshape(-1))
         graph = Graph(
-            spaces=tuple(self.spaces),
-            hops=tuple(self.hops),
+            channels=tuple(self.channels),
+            links=tuple(self.links),
             layers=tuple(use.layer for use in self.uses),
-            outputs=tuple((space, torch.unique(torch.cat(units)).numpy()) for space, units in read.items()),
+            outputs=tuple((node, torch.unique(torch.cat(units)).numpy()) for node, units in read.items()),
             product_macs=self.product_macs,
             tokens_in=self.tokens_in,
             attention=self.attention,
@@ -175,47 +175,47 @@ class Tracer(TorchFunctionMode):
 
         now: tuple[Any, ...] = current(tuple(args))
         named: dict[str, Any] = current(kwargs or {})
-        if any(wire_of(value) is not None for value in _leaves((now, named))):
+        if any(label_of(value) is not None for value in _leaves((now, named))):
             return follow(self, func, now, named)
         return constant(self, func, now, named)
 
     # -- building the graph --------------------------------------------------------------------------------------
 
-    def space(self, size: int, *parents: int, is_input: bool = False) -> int:
+    def new_channels(self, size: int, *parents: int, is_input: bool = False) -> int:
         """A new space; `parents` are the spaces it is computed from."""
-        number = len(self.spaces)
-        self.spaces.append(Channels(number, size, is_input))
+        number = len(self.channels)
+        self.channels.append(Channels(number, size, is_input))
         bits = 1 << number
         for parent in parents:
             bits |= self.ancestors[parent]
         self.ancestors.append(bits)
         return number
 
-    def descends(self, space: int, ancestor: int) -> bool:
+    def descends(self, node: int, ancestor: int) -> bool:
         """Whether a space is computed from another."""
-        return bool(self.ancestors[space] >> ancestor & 1)
+        return bool(self.ancestors[node] >> ancestor & 1)
 
-    def hop(self, wire: Wire, target: int, units: Tensor, *, shortcut: bool = False) -> None:
+    def link(self, label: Label, target: int, units: Tensor, *, shortcut: bool = False) -> None:
         """Connect a wire to a space, whose units at the same positions are `units`."""
-        size = self.spaces[wire.space].size
-        here, there = relation(wire.units, units)
+        size = self.channels[label.node].size
+        here, there = relation(label.units, units)
         count = torch.arange(size)
-        same = size == self.spaces[target].size and torch.equal(here, count) and torch.equal(there, count)
+        same = size == self.channels[target].size and torch.equal(here, count) and torch.equal(there, count)
         pairs = None if same else (here.numpy(), there.numpy())
-        self.hops.append(Link(wire.space, target, pairs, shortcut, wire.trail))
+        self.links.append(Link(label.node, target, pairs, shortcut, label.trail))
 
     def source(self, values: Tensor, axis: int) -> Tensor:
         """An activation at which paths begin; its units lie along `axis`."""
-        space = self.space(values.shape[axis], is_input=True)
-        return put(values, Wire(space, along(values.shape[axis], axis, values.ndim)))
+        node = self.new_channels(values.shape[axis], is_input=True)
+        return put(values, Label(node, along(values.shape[axis], axis, values.ndim)))
 
-    def same(self, tensor: Tensor, wire: Wire) -> Tensor:
+    def same(self, tensor: Tensor, label: Label) -> Tensor:
         """The same values on another wire: a new tensor object, so that the old one keeps its own wire."""
-        return put(tensor.view(tensor.shape), wire)
+        return put(tensor.view(tensor.shape), label)
 
     def aligned_pair(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, int]:
         """Two followed activations in one common scale."""
-        wa, wb = followed_wire(a), followed_wire(b)
+        wa, wb = known_label(a), known_label(b)
         top = max(wa.exponent, wb.exponent)
         a = a if wa.exponent == top else a * 2.0 ** (wa.exponent - top)
         b = b if wb.exponent == top else b * 2.0 ** (wb.exponent - top)
@@ -223,16 +223,16 @@ class Tracer(TorchFunctionMode):
 
     def join(self, a: Tensor, b: Tensor) -> Tensor:
         """The sum of two followed activations; units that meet become units of a new space."""
-        wa, wb = followed_wire(a), followed_wire(b)
+        wa, wb = known_label(a), known_label(b)
         left, right, exponent = self.aligned_pair(a, b)
         out = left + right
         ua, ub = aligned(wa.units, out.ndim), aligned(wb.units, out.ndim)
         ba, bb = torch.broadcast_tensors(ua, ub)
         equal = torch.equal(ba, bb)
-        if wa.space == wb.space and equal:
+        if wa.node == wb.node and equal:
             trail = wa.trail if wa.trail == wb.trail else (*wa.trail, Window())
-            return put(out, Wire(wa.space, compact(ba), trail, exponent))
-        sizes = self.spaces[wa.space].size, self.spaces[wb.space].size
+            return put(out, Label(wa.node, compact(ba), trail, exponent))
+        sizes = self.channels[wa.node].size, self.channels[wb.node].size
         if equal and sizes[0] == sizes[1] and bool((ba >= 0).all()):
             size, units = sizes[0], ba
         else:
@@ -242,21 +242,21 @@ class Tracer(TorchFunctionMode):
                 units, size = units - 1, len(distinct) - 1
             else:
                 size = len(distinct)
-        target = self.space(size, wa.space, wb.space)
-        self.hop(replace(wa, units=ua), target, units, shortcut=self.descends(wb.space, wa.space))
-        self.hop(replace(wb, units=ub), target, units, shortcut=self.descends(wa.space, wb.space))
-        return put(out, Wire(target, compact(units), (), exponent))
+        target = self.new_channels(size, wa.node, wb.node)
+        self.link(replace(wa, units=ua), target, units, shortcut=self.descends(wb.node, wa.node))
+        self.link(replace(wb, units=ub), target, units, shortcut=self.descends(wa.node, wb.node))
+        return put(out, Label(target, compact(units), (), exponent))
 
-    def reduced(self, wire: Wire, axes: Sequence[int]) -> Wire:
+    def reduced(self, label: Label, axes: Sequence[int]) -> Label:
         """The wire after positions along `axes` were summed or mixed; the axes stay, with size 1."""
-        units, trail = wire.units, (*wire.trail, Window())
+        units, trail = label.units, (*label.trail, Window())
         if all(units.shape[axis] == 1 for axis in axes):
-            return replace(wire, units=units, trail=trail)
+            return replace(label, units=units, trail=trail)
         shape = [1 if axis in axes else size for axis, size in enumerate(units.shape)]
         kept = torch.arange(math.prod(shape)).view(shape)
-        target = self.space(kept.numel(), wire.space)
-        self.hop(wire, target, kept)
-        return replace(wire, space=target, units=kept, trail=())
+        target = self.new_channels(kept.numel(), label.node)
+        self.link(label, target, kept)
+        return replace(label, node=target, units=kept, trail=())
 
     # -- weights -------------------------------------------------------------------------------------------------
 
@@ -287,7 +287,7 @@ class Tracer(TorchFunctionMode):
         positions: int | None = None,
     ) -> Tensor:
         """Run and record one use of a weight laid out `[out, in / groups, *kernel]`."""
-        wire = followed_wire(x)
+        label = known_label(x)
         index = len(self.uses)
         used = self._used_values(weight, index)
         num_in, num_out = used.shape[1] * groups, used.shape[0]
@@ -296,13 +296,13 @@ class Tracer(TorchFunctionMode):
             out = compute(x, used)
         else:
             out = self.nothing((*x.shape[:unit_axis], num_out, *(axis.size_out for axis in window.axes)), x)
-        port = self.space(num_in, wire.space)
-        self.hop(wire, port, along(num_in, unit_axis, x.ndim))
-        target = self.space(num_out, port)
+        port = self.new_channels(num_in, label.node)
+        self.link(label, port, along(num_in, unit_axis, x.ndim))
+        target = self.new_channels(num_out, port)
         if index in self.blocked:
             keep = (~self.blocked[index]).to(out)
             out = out * keep.view(along(num_out, unit_axis, out.ndim).shape)
-        out, exponent = self._rescaled(out, wire.exponent)
+        out, exponent = self._rescaled(out, label.exponent)
         layer = Layer(
             index=index,
             name=weight.name,
@@ -315,9 +315,9 @@ class Tracer(TorchFunctionMode):
             positions=positions if positions is not None else out.numel() // num_out,
             where=weight.where,
         )
-        result = Wire(target, along(num_out, unit_axis, out.ndim), (), exponent)
-        if wire.strength == ATTENTION:
-            result = replace(result, strength=ATTENTION, gate=wire.gate)
+        result = Label(target, along(num_out, unit_axis, out.ndim), (), exponent)
+        if label.strength == ATTENTION:
+            result = replace(result, strength=ATTENTION, gate=label.gate)
         self.uses.append(Use(layer, used, out, result, unit_axis % out.ndim))
         return self.same(out, result)
 

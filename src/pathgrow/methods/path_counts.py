@@ -35,9 +35,9 @@ class PathCounts:
     """Counts paths of one wiring under many masks.
 
     >>> from torch import nn
-    >>> from pathgrow.graph import read
+    >>> from pathgrow.graph import trace
     >>> net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
-    >>> counts = PathCounts(read(net, torch.ones(1, 2)), torch.device("cpu"))
+    >>> counts = PathCounts(trace(net, torch.ones(1, 2)), torch.device("cpu"))
     >>> found = counts({"0.weight": torch.tensor([[1.0, 1.0], [0.0, 1.0]])})
     >>> round(found.log_total.exp().item()), (found.gradients[1] * 3).round().tolist()
     (3, [[2.0, 1.0]])
@@ -48,17 +48,17 @@ class PathCounts:
         self._device = device
         self._live = [_live(layer, device) for layer in graph.layers]
         self._pairs = {
-            id(hop): tuple(torch.from_numpy(units).to(device) for units in hop.pairs)
-            for hop in graph.hops
-            if hop.pairs is not None
+            id(link): tuple(torch.from_numpy(units).to(device) for units in link.pairs)
+            for link in graph.links
+            if link.pairs is not None
         }
-        self._outputs = [(space, torch.from_numpy(units).to(device)) for space, units in graph.outputs]
+        self._outputs = [(node, torch.from_numpy(units).to(device)) for node, units in graph.outputs]
 
     def __call__(self, masks: Mapping[str, Tensor]) -> Counted:
         """Count with these masks by parameter name, ones and zeros as floats; layers not named are dense."""
         kernels = [self._kernels(layer, masks) for layer in self.graph.layers]
         complexity = self._forward(kernels)
-        ends = [_scaled(complexity[space][0][units], complexity[space][1]) for space, units in self._outputs]
+        ends = [_scaled(complexity[node][0][units], complexity[node][1]) for node, units in self._outputs]
         vector, log = _sum([(ends_vector.sum().view(1), ends_log) for ends_vector, ends_log in ends])
         log_total = log + vector.log().view(())
         generality = self._backward(kernels)
@@ -84,43 +84,43 @@ class PathCounts:
     def _forward(self, kernels: list[Tensor]) -> dict[int, Scaled]:
         """By space: the number of paths from the input to each unit."""
         found: dict[int, Scaled] = {}
-        for space in self.graph.spaces:
-            if space.input:
-                found[space.id] = self._constant(space.size, 1.0)
+        for node in self.graph.channels:
+            if node.input:
+                found[node.id] = self._constant(node.size, 1.0)
                 continue
-            parts = [self._hop(hop, found[hop.source], space.size) for hop in self.graph.hops_into[space.id]]
-            if (layer := self.graph.layer_into.get(space.id)) is not None:
+            parts = [self._link(link, found[link.source], node.size) for link in self.graph.links_into[node.id]]
+            if (layer := self.graph.layer_into.get(node.id)) is not None:
                 vector, log = found[layer.source]
                 parts.append(_scaled((kernels[layer.index] @ vector.view(layer.groups, -1, 1)).view(-1), log))
-            found[space.id] = _sum(parts) if parts else self._constant(space.size, 0.0)
+            found[node.id] = _sum(parts) if parts else self._constant(node.size, 0.0)
         return found
 
     def _backward(self, kernels: list[Tensor]) -> dict[int, Scaled]:
         """By space: the number of paths from each unit to the output."""
         found: dict[int, Scaled] = {}
-        for space in reversed(self.graph.spaces):
-            parts = [self._hop_back(hop, found[hop.target], space.size) for hop in self.graph.hops_from[space.id]]
+        for node in reversed(self.graph.channels):
+            parts = [self._link_back(link, found[link.target], node.size) for link in self.graph.links_from[node.id]]
             for output, units in self._outputs:
-                if output == space.id:
-                    read = torch.zeros(space.size, dtype=torch.float64, device=self._device)
+                if output == node.id:
+                    read = torch.zeros(node.size, dtype=torch.float64, device=self._device)
                     parts.append(_scaled(read.index_fill_(0, units, 1.0), read.new_zeros(())))
-            if (layer := self.graph.layer_from.get(space.id)) is not None:
+            if (layer := self.graph.layer_from.get(node.id)) is not None:
                 vector, log = found[layer.target]
                 back = kernels[layer.index].transpose(1, 2) @ vector.view(layer.groups, -1, 1)
                 parts.append(_scaled(back.view(-1), log))
-            found[space.id] = _sum(parts) if parts else self._constant(space.size, 0.0)
+            found[node.id] = _sum(parts) if parts else self._constant(node.size, 0.0)
         return found
 
-    def _hop(self, hop: Link, value: Scaled, size: int) -> Scaled:
-        if hop.pairs is None:
+    def _link(self, link: Link, value: Scaled, size: int) -> Scaled:
+        if link.pairs is None:
             return value
-        sources, targets = self._pairs[id(hop)]
+        sources, targets = self._pairs[id(link)]
         return _moved(value, sources, targets, size)
 
-    def _hop_back(self, hop: Link, value: Scaled, size: int) -> Scaled:
-        if hop.pairs is None:
+    def _link_back(self, link: Link, value: Scaled, size: int) -> Scaled:
+        if link.pairs is None:
             return value
-        sources, targets = self._pairs[id(hop)]
+        sources, targets = self._pairs[id(link)]
         return _moved(value, targets, sources, size)
 
     def _constant(self, size: int, value: float) -> Scaled:

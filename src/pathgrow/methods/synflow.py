@@ -58,7 +58,7 @@ class BySynapticFlow:
             flow = signals(net.model, net.example_input, empty | kept, opened=opened)
             opened = flow.opened
             net.charge(path_passes=1)
-            if float(flow.reading.total.detach()) == 0:
+            if float(flow.trace.total.detach()) == 0:
                 # Fewer weights than a path takes: there is nothing left to tell them apart by.
                 scores: dict[str, Tensor] = {name: torch.zeros_like(weight) for name, weight in weights.items()}
             else:

@@ -1,7 +1,6 @@
-"""Random walks on a wiring: the law of one step, walkers that move together, and which units masks leave connected."""
+"""Random walks on the graph of a network and the PHEW initialization that is built from them."""
 
-from pathgrow.graph.reachability import alive_units, dead_units, isolated_units
-from pathgrow.walks.transitions import Law
+from pathgrow.walks.transitions import Transitions
 from pathgrow.walks.walker import Walker, Walks
 
-__all__ = ["Law", "Walker", "Walks", "alive_units", "dead_units", "isolated_units"]
+__all__ = ["Transitions", "Walker", "Walks"]

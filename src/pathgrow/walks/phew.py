@@ -25,7 +25,7 @@ from pathgrow.graph.scope import scope_of
 from pathgrow.graph.topology import count_isolated
 from pathgrow.masks import Masks, sampling
 from pathgrow.rng import generator
-from pathgrow.walks import Law, Walker, Walks
+from pathgrow.walks import Transitions, Walker, Walks
 
 START_DENSITIES = (0.01, 0.02, 0.03, 0.05)
 ISOLATED_SHARE = 0.05
@@ -85,8 +85,10 @@ def phew(
     if not _is_density(density):
         raise UserError(f"phew got density {density!r}: give the kept share of the switchable weights, in (0, 1]")
     graph, scope, example_input = _prepared(model, example_input, scope, graph)
-    law = Law(graph, model, identity_shortcuts=identity_shortcuts)
-    return _walked_masks(Walker(law), _Marks(graph, scope), density, generator(seed, "phew"), model, example_input)
+    transitions = Transitions(graph, model, identity_shortcuts=identity_shortcuts)
+    return _walked_masks(
+        Walker(transitions), _Marks(graph, scope), density, generator(seed, "phew"), model, example_input
+    )
 
 
 def start_density(
@@ -111,7 +113,7 @@ def start_density(
     (True, True)
     """
     graph, scope, example_input = _prepared(model, example_input, scope, graph)
-    walker = Walker(Law(graph, model, identity_shortcuts=identity_shortcuts))
+    walker = Walker(Transitions(graph, model, identity_shortcuts=identity_shortcuts))
     for density in START_DENSITIES:
         marks = _Marks(graph, scope)
         last = density == START_DENSITIES[-1]
@@ -278,12 +280,12 @@ class _Seeding:
     def _crossings(self, number: int, heads: Units, visits: Flags) -> tuple[Walks, Units]:
         """Walks that cross one layer by a new weight, from the given heads to some tails, and the weights' numbers."""
         assert self.pool is not None
-        layer, pool, law = self.marks.layers[number], self.pool, self.walker.law
+        layer, pool, transitions = self.marks.layers[number], self.pool, self.walker.transitions
         those = np.flatnonzero(visits)
         tails = those[self._integers(len(those), len(heads))]
         into, out = pool.units[layer.source, heads].astype(np.int64), pool.units[layer.target, tails].astype(np.int64)
         uniform = torch.rand(len(heads), dtype=torch.float64, generator=self.noise).numpy()
-        weights = law.weight_number(layer, out, into, law.taps(layer, out, into, uniform))
+        weights = transitions.weight_number(layer, out, into, transitions.taps(layer, out, into, uniform))
         numbers = self.marks.numbers(layer, weights)
         joined = into // layer.shape[1] == out // (layer.shape[0] // layer.groups)
         new = self.marks.is_new(numbers) & joined
@@ -304,7 +306,7 @@ class _Seeding:
 
     def _visit_rates(self) -> dict[str, Tensor]:
         rates = {name: torch.zeros(flags.shape, dtype=torch.float64) for name, flags in self.marks.scope.items()}
-        by_layer = self.walker.law.visit_rates()
+        by_layer = self.walker.transitions.visit_rates()
         for layer in self.marks.layers:
             assert layer.name is not None
             layer.lay_(by_layer[layer.index], rates[layer.name])
@@ -329,8 +331,8 @@ class _Seeding:
         try:
             return {name: score > 0 for name, score in path_scores(self.model, self.example_input, masks).items()}
         except UserError:  # no path at all
-            if self.walker.law.weighs_zeros:  # and none can be: go by the wiring alone
-                return self.walker.law.joinable(masks)
+            if self.walker.transitions.weighs_zeros:  # and none can be: go by the wiring alone
+                return self.walker.transitions.joinable(masks)
             return {name: torch.zeros_like(kept) for name, kept in masks.items()}
 
     def _drop_off_path(self) -> None:
@@ -342,7 +344,7 @@ class _Seeding:
 
     def _walk(self, num: int) -> Walks:
         """About `num` walks each way, at least a few, at most what memory allows."""
-        num = min(max(num, _MIN_WALKERS), max(_MAX_CELLS // len(self.walker.law.graph.spaces), _MIN_WALKERS))
+        num = min(max(num, _MIN_WALKERS), max(_MAX_CELLS // len(self.walker.transitions.graph.channels), _MIN_WALKERS))
         for _ in range(_MAX_DRY):
             walks = self.walker.walk(self.turn, num, self.noise)
             self.turn += num

@@ -59,13 +59,13 @@ class Positions:
         """Per space: the size of the map. None: that of the raw input, whatever it is; (): not tracked."""
         self.exact = True
         """False where some window reads positions that could no longer be tracked."""
-        for space in graph.spaces:
-            layer = graph.layer_into.get(space.id)
-            grids = [self._grid_after(hop) for hop in graph.hops_into[space.id]]
+        for node in graph.channels:
+            layer = graph.layer_into.get(node.id)
+            grids = [self._grid_after(link) for link in graph.links_into[node.id]]
             if layer is not None:
                 grids.append(self._grid_behind(layer))
             known = {grid for grid in grids if grid is not None}
-            self.grid[space.id] = (known.pop() if len(known) == 1 else ()) if known else None
+            self.grid[node.id] = (known.pop() if len(known) == 1 else ()) if known else None
         self._from_input = self._possible(graph, forward=True)
         self._to_output = self._possible(graph, forward=False)
 
@@ -79,22 +79,22 @@ class Positions:
             self._catalogue.flags(numbers, size) for size, numbers in zip(places.grid, places.numbers, strict=True)
         )
 
-    def keeps_on(self, space: int, places: Places, *, forward: bool) -> Places:
+    def keeps_on(self, node: int, places: Places, *, forward: bool) -> Places:
         """The same places without positions from which no choice of taps leads on to the far end of the walk."""
-        far = (self._to_output if forward else self._from_input)[space]
+        far = (self._to_output if forward else self._from_input)[node]
         if not far:
             return places
         return Places(
             places.grid,
             tuple(
-                self._kept(space, number, leading, forward)(numbers)
+                self._kept(node, number, leading, forward)(numbers)
                 for number, (leading, numbers) in enumerate(zip(far, places.numbers, strict=True))
             ),
         )
 
-    def everywhere(self, space: int, num_walkers: int) -> Places:
+    def everywhere(self, node: int, num_walkers: int) -> Places:
         """Every position of a space."""
-        grid = self.grid[space] or ()
+        grid = self.grid[node] or ()
         return Places(grid, tuple(self._whole(size, num_walkers) for size in grid))
 
     def along_layer(self, layer: Layer, places: Places, taps: Units, *, forward: bool) -> Places:
@@ -103,10 +103,10 @@ class Positions:
             return UNTRACKED
         return self._through(layer.window, places, len(taps), (taps, self._taps_by_axis[layer.index]), forward=forward)
 
-    def along_hop(self, hop: Link, places: Places, targets: npt.NDArray[np.integer], *, forward: bool) -> Places:
+    def along_link(self, link: Link, places: Places, targets: npt.NDArray[np.integer], *, forward: bool) -> Places:
         """Through a hop's pools; where the hop flattens positions into units, the target unit tells the position."""
-        unfold = self._unfolds.get(hop)
-        trail = hop.trail if unfold is None else unfold.trail
+        unfold = self._unfolds.get(link)
+        trail = link.trail if unfold is None else unfold.trail
         if forward:
             for window in trail:
                 places = self._through(window, places, len(targets), None, forward=True)
@@ -158,8 +158,8 @@ class Positions:
             )
         return self._moves[key]
 
-    def _kept(self, space: int, number: int, leading: Flags, forward: bool) -> Moves:
-        key = space, number, forward
+    def _kept(self, node: int, number: int, leading: Flags, forward: bool) -> Moves:
+        key = node, number, forward
         if key not in self._keeps:
             self._keeps[key] = Moves(self._catalogue, leading.shape[1], 1, lambda sets, _: sets & leading)
         return self._keeps[key]
@@ -167,22 +167,22 @@ class Positions:
     def _possible(self, graph: Graph, *, forward: bool) -> dict[int, Sets]:
         """Per space: positions that a path from this end can reach; () where it can reach all."""
         found: dict[int, Sets] = {}
-        for space in graph.spaces if forward else reversed(graph.spaces):
+        for node in graph.channels if forward else reversed(graph.channels):
             arriving = []
-            for hop in graph.hops_into[space.id] if forward else graph.hops_from[space.id]:
-                sets = found[hop.source if forward else hop.target]
-                trail = self._unfolds[hop].trail if hop in self._unfolds else hop.trail
+            for link in graph.links_into[node.id] if forward else graph.links_from[node.id]:
+                sets = found[link.source if forward else link.target]
+                trail = self._unfolds[link].trail if link in self._unfolds else link.trail
                 for window in trail if forward else reversed(trail):
                     sets = _pooled(window, sets, forward=forward)
-                arriving.append(() if hop in self._unfolds and forward else sets)
-            layer = (graph.layer_into if forward else graph.layer_from).get(space.id)
+                arriving.append(() if link in self._unfolds and forward else sets)
+            layer = (graph.layer_into if forward else graph.layer_from).get(node.id)
             if layer is not None:
                 near = found[layer.source if forward else layer.target]
                 arriving.append(_pooled(layer.window, near, forward=forward))
-            grid = self.grid[space.id]
+            grid = self.grid[node.id]
             known = arriving and grid and all(tuple(axis.shape[1] for axis in sets) == grid for sets in arriving)
             union = tuple(np.logical_or.reduce(axes) for axes in zip(*arriving, strict=True)) if known else ()
-            found[space.id] = () if all(bool(axis.all()) for axis in union) else union
+            found[node.id] = () if all(bool(axis.all()) for axis in union) else union
         return found
 
     def _grid_behind(self, layer: Layer) -> Grid:
@@ -191,17 +191,17 @@ class Positions:
             self.exact = False
         return tuple(axis.size_out for axis in axes)
 
-    def _grid_after(self, hop: Link) -> Grid | None:
+    def _grid_after(self, link: Link) -> Grid | None:
         """The map on which a hop arrives; also records a hop that flattens it, and positions lost on the way."""
-        trail = hop.trail
+        trail = link.trail
         while trail and not trail[-1].axes:
             trail = trail[:-1]
-        grid = tuple(axis.size_out for axis in trail[-1].axes) if trail else self.grid[hop.source]
-        lost = self.grid[hop.source] == () or any(not window.axes for window in trail)
+        grid = tuple(axis.size_out for axis in trail[-1].axes) if trail else self.grid[link.source]
+        lost = self.grid[link.source] == () or any(not window.axes for window in trail)
         if lost and any(axis.size_in > 1 for window in trail for axis in window.axes):
             self.exact = False
-        if hop.pairs is not None:
-            source, target = hop.pairs
+        if link.pairs is not None:
+            source, target = link.pairs
             copies = np.bincount(source)
             copies = copies[copies > 0]
             if (copies > 1).any() and grid is not None:
@@ -209,11 +209,11 @@ class Positions:
                     order = np.lexsort((target, source))
                     place = np.zeros(int(target.max()) + 1, dtype=np.int64)
                     place[target[order]] = np.arange(len(order)) % prod(grid)
-                    self._unfolds[hop] = _Unfold(grid, place, trail)
+                    self._unfolds[link] = _Unfold(grid, place, trail)
                 else:
                     self.exact = False
                 return ()
-        return grid if trail == hop.trail else ()
+        return grid if trail == link.trail else ()
 
 
 @dataclass(frozen=True, eq=False)

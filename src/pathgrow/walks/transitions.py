@@ -40,13 +40,13 @@ class Fork:
     """
 
     edges: Floats
-    hop: npt.NDArray[np.int32]
+    link: npt.NDArray[np.int32]
     unit: npt.NDArray[np.int32]
 
     @cached_property
-    def hops(self) -> list[int]:
+    def links(self) -> list[int]:
         """The hops that lead on from here, or `END`."""
-        return [int(number) for number in np.unique(self.hop)]
+        return [int(number) for number in np.unique(self.link)]
 
     @cached_property
     def _sole(self) -> Units | None:
@@ -75,7 +75,7 @@ class Table:
         return draw(self.sums, self.starts[rows], self.starts[rows + 1], uniform)
 
 
-class Law:
+class Transitions:
     """Transition probabilities of walks on one wiring, in both directions.
 
     Parameters
@@ -89,7 +89,7 @@ class Law:
     def __init__(self, graph: Graph, model: nn.Module, *, identity_shortcuts: bool = False) -> None:
         self.graph = graph
         self._identity_shortcuts = identity_shortcuts
-        self._hop_number = {hop: number for number, hop in enumerate(graph.hops)}
+        self._link_number = {link: number for number, link in enumerate(graph.links)}
         self._live = {layer.index: live_kernel(layer).reshape(-1) for layer in graph.layers}
         self._weights, self.weighs_zeros = _weights(graph, model)
         """Magnitudes are taken of these; the flag tells whether some layer holds nothing but zeros."""
@@ -103,7 +103,7 @@ class Law:
     @cached_property
     def inputs(self) -> tuple[Units, Units]:
         """Where forward walks begin: (space, unit) of every alive input unit."""
-        return self._ends((space.id, np.arange(space.size)) for space in self.graph.spaces if space.input)
+        return self._ends((node.id, np.arange(node.size)) for node in self.graph.channels if node.input)
 
     @cached_property
     def outputs(self) -> tuple[Units, Units]:
@@ -176,30 +176,30 @@ class Law:
 
     # -- at a fork -----------------------------------------------------------------------------------------------
 
-    def fork(self, space: int, *, forward: bool) -> Fork:
+    def fork(self, node: int, *, forward: bool) -> Fork:
         """The ways on from a space that has no layer on this side."""
-        key = space, forward
+        key = node, forward
         if key not in self._forks:
-            self._forks[key] = self._find_fork(space, forward)
+            self._forks[key] = self._find_fork(node, forward)
         return self._forks[key]
 
-    def _find_fork(self, space: int, forward: bool) -> Fork:
-        size = self.graph.spaces[space].size
-        spaces, ends = self.outputs if forward else self.inputs
-        ending = ends[spaces == space]
-        froms, tos, hops = [ending], [ending], [np.full(len(ending), END)]
+    def _find_fork(self, node: int, forward: bool) -> Fork:
+        size = self.graph.channels[node].size
+        nodes, ends = self.outputs if forward else self.inputs
+        ending = ends[nodes == node]
+        froms, tos, links = [ending], [ending], [np.full(len(ending), END)]
         shares, branches = [np.ones(len(ending))], [np.ones(len(ending), dtype=bool)]
-        for hop in self.graph.hops_from[space] if forward else self.graph.hops_into[space]:
-            source, target = (np.arange(size), np.arange(size)) if hop.pairs is None else hop.pairs
-            leads = self.alive[hop.source][source] & self.alive[hop.target][target]
+        for link in self.graph.links_from[node] if forward else self.graph.links_into[node]:
+            source, target = (np.arange(size), np.arange(size)) if link.pairs is None else link.pairs
+            leads = self.alive[link.source][source] & self.alive[link.target][target]
             here, there = (source[leads], target[leads]) if forward else (target[leads], source[leads])
             froms.append(here)
             tos.append(there)
-            hops.append(np.full(len(here), self._hop_number[hop]))
+            links.append(np.full(len(here), self._link_number[link]))
             # Branches are equally likely, not their targets: a hop that fans out shares one chance among them.
             shares.append(1.0 / np.bincount(here, minlength=size)[here])
-            branches.append(np.full(len(here), self._identity_shortcuts or not hop.shortcut))
-        unit, following, number, share, branch = map(np.concatenate, (froms, tos, hops, shares, branches))
+            branches.append(np.full(len(here), self._identity_shortcuts or not link.shortcut))
+        unit, following, number, share, branch = map(np.concatenate, (froms, tos, links, shares, branches))
         has_branch = np.bincount(unit[branch], minlength=size) > 0
         kept = np.flatnonzero(branch | ~has_branch[unit])
         kept = kept[np.argsort(unit[kept], kind="stable")]
@@ -217,24 +217,24 @@ class Law:
         """By layer index: expected visits of every weight by one pair of walks (one each way), ignoring positions."""
         rates = {layer.index: torch.zeros(layer.shape, dtype=torch.float64) for layer in self.graph.layers}
         for forward in (True, False):
-            flow = {space.id: np.zeros(space.size) for space in self.graph.spaces}
-            spaces, units = self.inputs if forward else self.outputs
-            for space, unit in zip(spaces, units, strict=True):
-                flow[space][unit] += 1.0 / len(units)
+            flow = {node.id: np.zeros(node.size) for node in self.graph.channels}
+            nodes, units = self.inputs if forward else self.outputs
+            for node, unit in zip(nodes, units, strict=True):
+                flow[node][unit] += 1.0 / len(units)
             layers = self.graph.layer_from if forward else self.graph.layer_into
-            for space in self.graph.spaces if forward else reversed(self.graph.spaces):
-                layer = layers.get(space.id)
+            for node in self.graph.channels if forward else reversed(self.graph.channels):
+                layer = layers.get(node.id)
                 if layer is not None:
                     rates[layer.index] += self._flow_through(layer, flow, forward)
                     continue
-                fork = self.fork(space.id, forward=forward)
+                fork = self.fork(node.id, forward=forward)
                 unit = np.ceil(fork.edges).astype(np.int64) - 1
                 # Where the entry before belongs to another unit, the share begins at the unit's own edge.
                 share = fork.edges - np.maximum(unit, np.append(0.0, fork.edges)[:-1])
-                for number in np.unique(fork.hop[fork.hop != END]):
-                    hop, way = self.graph.hops[number], fork.hop == number
-                    end = hop.target if forward else hop.source
-                    np.add.at(flow[end], fork.unit[way], (flow[space.id][unit] * share)[way])
+                for number in np.unique(fork.link[fork.link != END]):
+                    link, way = self.graph.links[number], fork.link == number
+                    end = link.target if forward else link.source
+                    np.add.at(flow[end], fork.unit[way], (flow[node.id][unit] * share)[way])
         return rates
 
     def _flow_through(self, layer: Layer, flow: dict[int, Floats], forward: bool) -> Tensor:
@@ -271,20 +271,20 @@ class Law:
         if any(torch.count_nonzero(weight) < weight.numel() for weight in self._weights.values()):
             kernels = {layer.index: (self._kernel_sums(layer) > 0).numpy() for layer in self.graph.layers}
         found = alive_units(self.graph, kernels)
-        if not any(found[space][units].any() for space, units in self.graph.outputs):
+        if not any(found[node][units].any() for node, units in self.graph.outputs):
             # Zeros cut every path: walk on the bare wiring, as if all weights were equal.
             self._weights = {layer.index: _ones(layer) for layer in self.graph.layers}
             self._sums.clear()
             self.weighs_zeros = True
             found = alive_units(self.graph)
-        if not any(found[space][units].any() for space, units in self.graph.outputs):
+        if not any(found[node][units].any() for node, units in self.graph.outputs):
             raise UserError("no path leads from the model's input to its output: check that example_input is complete")
         return found
 
     def _ends(self, ends: Iterable[tuple[int, Units]]) -> tuple[Units, Units]:
-        living = [(space, units[self.alive[space][units]]) for space, units in ends]
-        spaces = np.concatenate([np.full(len(units), space) for space, units in living])
-        return spaces, np.concatenate([units for _, units in living])
+        living = [(node, units[self.alive[node][units]]) for node, units in ends]
+        nodes = np.concatenate([np.full(len(units), node) for node, units in living])
+        return nodes, np.concatenate([units for _, units in living])
 
 
 def draw(sums: Floats, low: Floats | Units, high: Floats | Units, uniform: Floats) -> Units:

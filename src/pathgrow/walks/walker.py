@@ -17,7 +17,7 @@ import torch
 
 from pathgrow.graph.graph import Flags, Layer, Units
 from pathgrow.walks.positions import UNTRACKED, Places, Positions
-from pathgrow.walks.transitions import END, Floats, Law
+from pathgrow.walks.transitions import END, Floats, Transitions
 
 T = TypeVar("T", bound=np.generic)
 
@@ -31,19 +31,19 @@ class Walks:
 
     units: npt.NDArray[np.int32]
     """`[spaces, walks]`: the unit visited; -1: the walk does not pass here."""
-    hops: npt.NDArray[np.int32]
+    links: npt.NDArray[np.int32]
     """`[spaces, walks]`: the number of the hop by which the walk leaves; -1: none."""
     weights: npt.NDArray[np.int64]
     """`[layers, walks]`: flat position in the layer's weight; -1: the layer is not used."""
 
     @staticmethod
-    def blank(law: Law, num: int) -> Walks:
+    def blank(transitions: Transitions, num: int) -> Walks:
         """`num` walks that have not begun."""
-        rows = len(law.graph.spaces)
+        rows = len(transitions.graph.channels)
         return Walks(
             np.full((rows, num), -1, dtype=np.int32),
             np.full((rows, num), -1, dtype=np.int32),
-            np.full((len(law.graph.layers), num), -1, dtype=np.int64),
+            np.full((len(transitions.graph.layers), num), -1, dtype=np.int64),
         )
 
     @property
@@ -53,7 +53,7 @@ class Walks:
 
     def take(self, columns: Units | Flags | slice) -> Walks:
         """Some of the walks, in the given order."""
-        return Walks(self.units[:, columns], self.hops[:, columns], self.weights[:, columns])
+        return Walks(self.units[:, columns], self.links[:, columns], self.weights[:, columns])
 
     def splice(self, heads: Units, tails: Units, layer: Layer, weights: Units) -> Walks:
         """New walks: the head of one walk up to a layer's port, a weight of that layer, the tail of another walk."""
@@ -62,7 +62,7 @@ class Walks:
         def join(rows: npt.NDArray[T], last: int) -> npt.NDArray[T]:
             return np.concatenate([rows[: last + 1, heads], rows[last + 1 :, tails]])
 
-        spliced = Walks(join(self.units, layer.source), join(self.hops, layer.source), join(self.weights, layer.index))
+        spliced = Walks(join(self.units, layer.source), join(self.links, layer.source), join(self.weights, layer.index))
         spliced.weights[layer.index] = weights
         return spliced
 
@@ -71,7 +71,7 @@ class Walks:
         """The walks of all parts, one part after the other."""
         return Walks(
             np.concatenate([part.units for part in parts], axis=1),
-            np.concatenate([part.hops for part in parts], axis=1),
+            np.concatenate([part.links for part in parts], axis=1),
             np.concatenate([part.weights for part in parts], axis=1),
         )
 
@@ -79,9 +79,9 @@ class Walks:
 class Walker:
     """Draws walks by a law, and checks walks that were put together."""
 
-    def __init__(self, law: Law) -> None:
-        self.law = law
-        self.positions = Positions(law.graph)
+    def __init__(self, transitions: Transitions) -> None:
+        self.transitions = transitions
+        self.positions = Positions(transitions.graph)
 
     def walk(self, first: int, num: int, generator: torch.Generator) -> Walks:
         """`num` walks each way, alternating (forward first); starting units go round robin from turn `first` on.
@@ -89,11 +89,11 @@ class Walker:
         Walks that leave the map in spite of redraws are dropped, and as many of the other way, so fewer may come back.
         """
         turns = np.arange(first, first + num)
-        walks, finished = Walks.blank(self.law, 2 * num), np.zeros((num, 2), dtype=bool)
-        for way, (spaces, units) in enumerate((self.law.inputs, self.law.outputs)):
+        walks, finished = Walks.blank(self.transitions, 2 * num), np.zeros((num, 2), dtype=bool)
+        for way, (nodes, units) in enumerate((self.transitions.inputs, self.transitions.outputs)):
             turn = turns % len(units)
             own = walks.take(slice(way, None, 2))
-            finished[:, way] = self._sweep(own, spaces[turn], units[turn], generator, forward=way == 0)
+            finished[:, way] = self._sweep(own, nodes[turn], units[turn], generator, forward=way == 0)
         if finished.all():
             return walks
         columns = [2 * np.flatnonzero(finished[:, way]) + way for way in range(2)]
@@ -102,39 +102,39 @@ class Walker:
 
     def real(self, walks: Walks) -> Flags:
         """Which walks have a position to be at, all the way from input to output."""
-        graph, good = self.law.graph, np.ones(walks.num, dtype=bool)
+        graph, good = self.transitions.graph, np.ones(walks.num, dtype=bool)
         places = _Whereabouts(self.positions, walks.num, forward=True)
-        for space in graph.spaces:
-            here = np.flatnonzero((walks.units[space.id] >= 0) & good)
-            if (layer := graph.layer_from.get(space.id)) is not None:
+        for node in graph.channels:
+            here = np.flatnonzero((walks.units[node.id] >= 0) & good)
+            if (layer := graph.layer_from.get(node.id)) is not None:
                 taps = walks.weights[layer.index, here] % int(np.prod(layer.shape[2:], dtype=np.int64))
-                moved = self.positions.along_layer(layer, places.at(space.id, here), taps, forward=True)
+                moved = self.positions.along_layer(layer, places.at(node.id, here), taps, forward=True)
                 good[here] = places.put(layer.target, here, moved)
                 continue
-            leaving = walks.hops[space.id, here]
+            leaving = walks.links[node.id, here]
             for number in np.unique(leaving[leaving >= 0]):
-                hop, who = graph.hops[number], here[leaving == number]
-                moved = self.positions.along_hop(
-                    hop, places.at(space.id, who), walks.units[hop.target, who], forward=True
+                link, who = graph.links[number], here[leaving == number]
+                moved = self.positions.along_link(
+                    link, places.at(node.id, who), walks.units[link.target, who], forward=True
                 )
-                good[who] = places.put(hop.target, who, moved)
+                good[who] = places.put(link.target, who, moved)
         return good
 
-    def _sweep(self, walks: Walks, spaces: Units, units: Units, generator: torch.Generator, *, forward: bool) -> Flags:
+    def _sweep(self, walks: Walks, nodes: Units, units: Units, generator: torch.Generator, *, forward: bool) -> Flags:
         """Fill in walks from where they begin; returns which of them reached the other end."""
-        graph = self.law.graph
-        walks.units[spaces, np.arange(walks.num)] = units
+        graph = self.transitions.graph
+        walks.units[nodes, np.arange(walks.num)] = units
         step = _Step(self, walks, generator, forward)
         layers = graph.layer_from if forward else graph.layer_into
-        for space in graph.spaces if forward else reversed(graph.spaces):
-            here = np.flatnonzero(walks.units[space.id] >= 0)
-            layer = layers.get(space.id)
+        for node in graph.channels if forward else reversed(graph.channels):
+            here = np.flatnonzero(walks.units[node.id] >= 0)
+            layer = layers.get(node.id)
             for _ in range(_TRIES):
                 if not len(here):
                     break
-                arrived = step.fork(space.id, here) if layer is None else step.layer(layer, here)
+                arrived = step.fork(node.id, here) if layer is None else step.layer(layer, here)
                 here = here[~arrived]
-            step.places.forget(space.id)
+            step.places.forget(node.id)
         return step.finished
 
 
@@ -142,7 +142,7 @@ class _Step:
     """Moves some of the walkers of a sweep by one draw each; its methods return which of them arrived."""
 
     def __init__(self, walker: Walker, walks: Walks, generator: torch.Generator, forward: bool) -> None:
-        self.law, self.positions = walker.law, walker.positions
+        self.transitions, self.positions = walker.transitions, walker.positions
         self.walks, self.generator, self.forward = walks, generator, forward
         self.finished = np.zeros(walks.num, dtype=bool)
         self.places = _Whereabouts(walker.positions, walks.num, forward)
@@ -150,44 +150,44 @@ class _Step:
     def layer(self, layer: Layer, here: Units) -> Flags:
         start, end = (layer.source, layer.target) if self.forward else (layer.target, layer.source)
         units = self.walks.units[start, here].astype(np.int64)
-        drawn = self.law.next_units(layer, units, self._uniform(len(here)), forward=self.forward)
+        drawn = self.transitions.next_units(layer, units, self._uniform(len(here)), forward=self.forward)
         out, into = (drawn, units) if self.forward else (units, drawn)
-        taps = self.law.taps(layer, out, into, self._uniform(len(here)))
+        taps = self.transitions.taps(layer, out, into, self._uniform(len(here)))
         moved = self.positions.along_layer(layer, self.places.at(start, here), taps, forward=self.forward)
         arrived = self.places.put(end, here, moved)
-        weights = self.law.weight_number(layer, out, into, taps)
+        weights = self.transitions.weight_number(layer, out, into, taps)
         if not arrived.all():
             here, drawn, weights = here[arrived], drawn[arrived], weights[arrived]
         self.walks.units[end, here] = drawn
         self.walks.weights[layer.index, here] = weights
         return arrived
 
-    def fork(self, space: int, here: Units) -> Flags:
-        fork = self.law.fork(space, forward=self.forward)
+    def fork(self, node: int, here: Units) -> Flags:
+        fork = self.transitions.fork(node, forward=self.forward)
         # Random numbers are drawn even where there is one way only, so that a seed gives the same walks either way.
-        entry = fork.draw(self.walks.units[space, here], self._uniform(len(here)))
+        entry = fork.draw(self.walks.units[node, here], self._uniform(len(here)))
         units = fork.unit[entry]
-        if len(fork.hops) == 1:  # no fork at all: the common case
-            return self._hop(fork.hops[0], here, units)
-        hops, arrived = fork.hop[entry], np.zeros(len(here), dtype=bool)
-        for number in fork.hops:
-            chosen = np.flatnonzero(hops == number)
-            arrived[chosen] = self._hop(number, here[chosen], units[chosen])
+        if len(fork.links) == 1:  # no fork at all: the common case
+            return self._link(fork.links[0], here, units)
+        links, arrived = fork.link[entry], np.zeros(len(here), dtype=bool)
+        for number in fork.links:
+            chosen = np.flatnonzero(links == number)
+            arrived[chosen] = self._link(number, here[chosen], units[chosen])
         return arrived
 
-    def _hop(self, number: int, who: Units, units: npt.NDArray[np.int32]) -> Flags:
+    def _link(self, number: int, who: Units, units: npt.NDArray[np.int32]) -> Flags:
         if number == END:
             self.finished[who] = True
             return np.ones(len(who), dtype=bool)
-        hop = self.law.graph.hops[number]
-        start, end = (hop.source, hop.target) if self.forward else (hop.target, hop.source)
+        link = self.transitions.graph.links[number]
+        start, end = (link.source, link.target) if self.forward else (link.target, link.source)
         targets = units if self.forward else self.walks.units[start, who]
-        moved = self.positions.along_hop(hop, self.places.at(start, who), targets, forward=self.forward)
+        moved = self.positions.along_link(link, self.places.at(start, who), targets, forward=self.forward)
         arrived = self.places.put(end, who, moved)
         if not arrived.all():
             who, units = who[arrived], units[arrived]
         self.walks.units[end, who] = units
-        self.walks.hops[hop.source, who] = number
+        self.walks.links[link.source, who] = number
         return arrived
 
     def _uniform(self, num: int) -> Floats:
@@ -202,24 +202,24 @@ class _Whereabouts:
         self._positions, self._num, self._forward = positions, num, forward
         self._held: dict[int, Places] = {}
 
-    def at(self, space: int, who: Units) -> Places:
-        held = self._held.get(space, UNTRACKED)
+    def at(self, node: int, who: Units) -> Places:
+        held = self._held.get(node, UNTRACKED)
         return held if len(who) == self._num else Places(held.grid, tuple(numbers[who] for numbers in held.numbers))
 
-    def put(self, space: int, who: Units, moved: Places) -> Flags:
+    def put(self, node: int, who: Units, moved: Places) -> Flags:
         """Keep the positions of walkers that come to a space; returns which of them have any left, and so arrive."""
-        if moved.grid != self._positions.grid[space]:
+        if moved.grid != self._positions.grid[node]:
             return moved.alive(len(who))  # not tracked from here on
-        moved = self._positions.keeps_on(space, moved, forward=self._forward)
+        moved = self._positions.keeps_on(node, moved, forward=self._forward)
         arrived = moved.alive(len(who))
         if len(who) == self._num and arrived.all():
-            self._held[space] = moved  # no copy: nobody else will come
+            self._held[node] = moved  # no copy: nobody else will come
             return arrived
-        if space not in self._held:
-            self._held[space] = self._positions.everywhere(space, self._num)
-        for held, numbers in zip(self._held[space].numbers, moved.numbers, strict=True):
+        if node not in self._held:
+            self._held[node] = self._positions.everywhere(node, self._num)
+        for held, numbers in zip(self._held[node].numbers, moved.numbers, strict=True):
             held[who[arrived]] = numbers[arrived]
         return arrived
 
-    def forget(self, space: int) -> None:
-        self._held.pop(space, None)
+    def forget(self, node: int) -> None:
+        self._held.pop(node, None)
