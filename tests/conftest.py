@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from tests.support import sample_report as synthetic
+from pathgrow.report.schema import RunReport
+from tests.support.sample_report import discovery_report
 
 # The same examples on every machine and every run: a red build must be repeatable, and a slow one is not a failure.
 settings.register_profile(
@@ -57,6 +56,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture
-def sample_report() -> dict[str, Any]:
-    """A report of its own for every test, to change at will."""
-    return copy.deepcopy(synthetic.build())
+def sample_report() -> RunReport:
+    """The report of a discovery."""
+    return discovery_report()

@@ -20,7 +20,7 @@ from pathgrow.density.types import Point
 from pathgrow.distributed.comm import SINGLE_PROCESS
 from pathgrow.errors import UserError
 from pathgrow.masks import Masks
-from pathgrow.report.progress import Silent
+from pathgrow.report.progress import ProgressBar
 from pathgrow.rng import derive
 from pathgrow.runs.bench import Bench
 from pathgrow.runs.config import DiscoverConfig, DiscoverOptions, TrainConfig
@@ -157,7 +157,7 @@ def test_growth_to_a_density_is_a_discovery_as_long_as_its_budget_lasts(monkeypa
     )
     given = {**SHARED, "method": "gcg", "density": 0.4, "epochs": 9, "match": "flops", "recipe": {"batch_size": 64}}
     config = TrainConfig.from_dict({**given, "method_options": {"gamma": 0.8, "start_density": 0.1}})
-    bench = Bench.made(config, None, Silent(), SINGLE_PROCESS)
+    bench = Bench.made(config, None, ProgressBar(), SINGLE_PROCESS)
     an_epoch = 14 * 64 * 100
     grow(bench, Plan(epochs=21, match="flops", budget=30.0 * an_epoch))
     assert (seen["budget"], seen["gamma"], seen["target_density"], seen["seed"]) == (21, 0.8, 0.4, 5)

@@ -15,7 +15,7 @@ import pathgrow
 from pathgrow import report
 from pathgrow.checkpoint import MemoryStore
 from pathgrow.density.types import Point
-from pathgrow.report import wording
+from pathgrow.report import text as wording
 from pathgrow.runs.learning import has_risen, learned
 
 NUM = 150

@@ -23,7 +23,7 @@ from pathgrow.masks import Masks
 from pathgrow.methods.method import MaskUpdate, Method, Progress
 from pathgrow.methods.picks import at_random
 from pathgrow.methods.schedules import PruneCubically
-from pathgrow.report.training import findings
+from pathgrow.report.text import findings
 from pathgrow.runs import phases
 from pathgrow.runs.config import TrainConfig
 from pathgrow.runs.forecast import nearest

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import functools
-import io
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 
 from pathgrow.checkpoint import RunDir
-from pathgrow.report import progress
+from pathgrow.report.text import stage_label
 from pathgrow.runs import phases
 from pathgrow.sparse.partial import Partial, half_done
 from tests.support.command import leave
@@ -22,7 +20,7 @@ SMALL = "--model-option widths=12,8 --batch-size 64"
 DISCOVER = f"discover --budget 4 {SMALL} --start-density 0.2 --target-density 0.3"
 TRAIN = f"train --method rigl --density 0.3 --epochs 4 {SMALL}"
 STEPS_PER_EPOCH = 14  # of 897 training images
-TOLD = re.compile(r"\[.*\] This run goes on where it was: (.*)\.")
+TOLD = re.compile(r"\[.*\] Resuming: (.*)\.")
 
 
 class Killed(BaseException):
@@ -44,7 +42,7 @@ def die_in(monkeypatch: pytest.MonkeyPatch, stage: str, step: int) -> None:
 
 @pytest.mark.parametrize(
     ("command", "stage", "before"),
-    [(DISCOVER, "seed", ""), (DISCOVER, "final", "3 stages are done, "), (TRAIN, "level-000", "")],
+    [(DISCOVER, "seed", ""), (DISCOVER, "final", "3 stages done, "), (TRAIN, "level-000", "")],
 )
 def test_a_killed_run_says_where_it_goes_on(
     command: str,
@@ -59,14 +57,14 @@ def test_a_killed_run_says_where_it_goes_on(
         die_in(patched, stage, 7)
         with pytest.raises(Killed):
             leave(*arguments)
-    assert "goes on where" not in capsys.readouterr().err, "it began"
+    assert "Resuming" not in capsys.readouterr().err, "it began"
     seconds = RunDir(tmp_path / "run").seconds
     assert seconds > 0
     assert leave(*arguments) == 0
     lines = capsys.readouterr().err.splitlines()
     assert [TOLD.fullmatch(line) is not None for line in lines[:2]] == [True, False]
-    assert TOLD.fullmatch(lines[0])[1] == f"{before}{stage} goes on after {7 / STEPS_PER_EPOCH:g} epochs"  # type: ignore[index]
-    assert not any("begins" in line for line in lines), "it began before"
+    assert TOLD.fullmatch(lines[0])[1] == f"{before}{stage_label(stage)} continues after {7 / STEPS_PER_EPOCH:g} epochs"  # type: ignore[index]
+    assert not any("starts" in line for line in lines), "it began before"
     timing = RunDir(tmp_path / "run").report()["timing"]
     assert timing["run_seconds"] > seconds + timing["phases"][-1]["seconds"], "the time before the kill counts too"
     assert leave(*arguments) == 0
@@ -91,8 +89,8 @@ def test_a_run_killed_between_stages_names_the_one_that_begins(
     capsys.readouterr()
     assert leave(*arguments) == 0
     first, second, *_ = capsys.readouterr().err.splitlines()
-    assert TOLD.fullmatch(first)[1] == "2 stages are done"  # type: ignore[index]
-    assert "round-002 begins: density 30%, 1 epoch" in second
+    assert TOLD.fullmatch(first)[1] == "2 stages done"  # type: ignore[index]
+    assert "round 2 starts: density 30.0%, 1 epoch" in second
 
 
 def test_what_is_half_done_is_what_need_not_be_trained_again(tmp_path: Path) -> None:
@@ -106,34 +104,3 @@ def test_what_is_half_done_is_what_need_not_be_trained_again(tmp_path: Path) -> 
         folder.save("partial-final-0", {"step": 8}, some)
         folder.delete_tensors("partial-final-0")
         assert half_done(folder) == {"round-001": 23, "probe-dense": 5}
-
-
-def test_a_terminal_keeps_the_line_above_the_lines_that_change() -> None:
-    console = Console(file=io.StringIO(), force_terminal=True, width=200)
-    live = progress.LiveProgress(console, 30)
-    live.resumes(1, {"probe-003": 4.5, "probe-007": 1.0})
-    live.close()
-    first = console.file.getvalue().splitlines()[0]  # type: ignore[attr-defined]
-    assert first.endswith(
-        "This run goes on where it was: 1 stage is done, probe-003 goes on after 4.5 epochs, probe-007 goes on after 1 "
-        "epoch."
-    )
-
-
-def test_epochs_of_an_earlier_process_are_done_but_tell_nothing_about_the_pace() -> None:
-    now = 0.0
-    console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    live = progress.LiveProgress(console, 20, lambda: now)
-    live.resumes(0, {"probe-003": 4.5, "probe-007": 1.0})
-    live.stage("probe-003", 0.1, 10)
-    live.beside("probe-007", 0.3, 10)
-    for epoch in (5, 2):
-        now += 3.0
-        live.epoch(epoch, 10, 0.5)
-    live.close()
-    assert live.pace.seconds_per_epoch == 3.0
-    assert live.pace.stage_done == 7
-    assert live.pace.seconds_left == 13 * 3.0
-    with console.capture() as shown:
-        console.print(live.render())
-    assert "7/20 epochs" in shown.get()

@@ -12,7 +12,7 @@ import pytest
 
 from pathgrow import methods
 from pathgrow.distributed.comm import SINGLE_PROCESS
-from pathgrow.report.progress import Silent
+from pathgrow.report.progress import ProgressBar
 from pathgrow.runs.bench import Bench
 from pathgrow.runs.config import TrainConfig
 from pathgrow.runs.training import train
@@ -53,4 +53,4 @@ def bench(method: str, **given: Any) -> Bench:
     }
     if {"density", "target_density"} & known.keys():
         values["density"] = 0.25
-    return Bench.made(TrainConfig.from_dict({**values, **given}), None, Silent(), SINGLE_PROCESS)
+    return Bench.made(TrainConfig.from_dict({**values, **given}), None, ProgressBar(), SINGLE_PROCESS)

@@ -211,11 +211,11 @@ def _discover(comm: Communicator, given: dict[str, Any], out: Path | None, *, qu
     quiet = quiet or comm.rank > 0
     with shared.notes(shown=not quiet):
         config, folder = shared.config_and_folder(DiscoverConfig.from_dict, given, out, comm)
-        shown = progress.Silent() if quiet else progress.create(total_epochs=expected_epochs(config, folder))
+        shown = progress.ProgressBar() if quiet else progress.create(total_epochs=expected_epochs(config, folder))
         with closing(shown):
             run(config, folder, shown, comm)
     if not quiet:
-        terminal.show(folder)
+        terminal.print_run(folder)
         _say_where(RunDir(folder))
 
 
@@ -252,7 +252,7 @@ def show(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a
     from pathgrow.checkpoint import RunDir
     from pathgrow.report import terminal
 
-    terminal.show(folder)
+    terminal.print_run(folder)
     shared.say_what_is_missing(RunDir(folder))
 
 

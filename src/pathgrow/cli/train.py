@@ -118,11 +118,11 @@ def _train(comm: Communicator, given: dict[str, Any], out: Path | None, *, quiet
     quiet = quiet or comm.rank > 0
     with shared.notes(shown=not quiet):
         config, folder = shared.config_and_folder(TrainConfig.from_dict, given, out, comm)
-        shown = progress.Silent() if quiet else progress.create()
+        shown = progress.ProgressBar() if quiet else progress.create()
         with closing(shown):
             training.train(config, folder, shown, comm)
     if not quiet:
-        terminal.show(folder)
+        terminal.print_run(folder)
         typer.echo(f"Written to {folder}: network.safetensors, report.json and more.")
         typer.echo(f"See it again with: pathgrow show {folder}; beside others with: pathgrow compare {folder} ...")
         shared.say_what_is_missing(RunDir(folder))
@@ -138,11 +138,12 @@ def compare(
     are relative to what such a training would take. The line below the table names this 1x. Times are as measured
     unless all runs, a dense one among them, were trained on the same hardware. Epochs are those really trained.
     """
-    from pathgrow.report import comparison, comparison_text
+    from pathgrow.report.compare import compare_runs
+    from pathgrow.report.compare_table import TABLE_WIDTH, render_comparison
 
-    found = comparison.compare(runs)
-    width = shutil.get_terminal_size((comparison_text.WIDTH, 24)).columns
-    typer.echo(comparison_text.write(found, format, width), nl=False)
+    found = compare_runs(runs)
+    width = shutil.get_terminal_size((TABLE_WIDTH, 24)).columns
+    typer.echo(render_comparison(found, format, width), nl=False)
     for note in found.notes:
         print(f"pathgrow: {note}", file=sys.stderr)
 

@@ -6,16 +6,19 @@ fitted curve. Everything but `timing` is identical when a run is repeated.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Literal
 
 from pathgrow.config import from_json, option, to_json
 from pathgrow.errors import UserError
 
-FORMAT = 2
+REPORT_FORMAT = 2
 
-Interval = tuple[float, float]
+Interval = tuple[float | None, float | None]
+"""Lower and upper end; None is an open end, because JSON has no infinity."""
 Command = Literal["discover", "train"]
 
 
@@ -61,10 +64,14 @@ class NetworkReport:
     """Weights its final training started from: "fresh" or "grown"; None for `train`."""
     inference_flops: int = option(at_least=0)
     """FLOPs of one forward pass of one sample."""
-    dense_inference_flops: int = option(at_least=0)
+    dense_inference_flops: int = option(at_least=1)
     """The same for the dense network."""
     val: Score
     test: Score | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_on > self.num:
+            raise UserError(f"network.num_on must be <= network.num ({self.num}), got {self.num_on}")
 
     @property
     def inference_relative(self) -> float:
@@ -82,6 +89,11 @@ class PointReport:
     epochs: int = option(0, at_least=0)
     score: float
     loss: float | None = None
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether it is a dense network, which belongs to no growth round."""
+        return self.round < 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +196,8 @@ class AnswerReport:
     delta: float = option(at_least=0)
     allowed: float | None = None
     """The gap at the length of the probes that stands for `delta` after full training."""
+    allowed_interval: tuple[float, float] | None = None
+    """90% interval of `allowed`."""
     status: str
     rule: str
     select_by: str = "delta"
@@ -240,7 +254,7 @@ class TimingReport:
 class RunReport:
     """The report of a finished run."""
 
-    format: int = FORMAT
+    format: int = REPORT_FORMAT
     command: Command
     version: str
     """Version of pathgrow that wrote it."""
@@ -262,16 +276,120 @@ class RunReport:
         """The report as JSON values."""
         return to_json(self)  # type: ignore[no-any-return]
 
+    @property
+    def dataset(self) -> str | None:
+        """Name of the dataset; None for a call of `discover`, which knows no names."""
+        return self._name("data")
+
+    @property
+    def model(self) -> str | None:
+        """Name of the model; None for a call of `discover`."""
+        return self._name("model")
+
+    @property
+    def seed(self) -> int | None:
+        seed = self.config.get("seed")
+        return seed if isinstance(seed, int) else None
+
+    @property
+    def epochs(self) -> int:
+        """Length of the dense training that the run is compared with, or of each level of a pruning method."""
+        asked = self.config.get("budget" if self.command == "discover" else "epochs")
+        return asked if isinstance(asked, int) else self.network.epochs
+
+    @property
+    def task(self) -> dict[str, str]:
+        """What the run was trained on; runs of equal tasks have the same dense network."""
+        if self.dataset is None:
+            sizes = {"prunable": self.network.num, "dense_inference_flops": self.network.dense_inference_flops}
+            return flat_config(sizes)
+        return flat_config({key: self.config.get(key) for key in ("data", "fold", "model", "model_options")})
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The config without what repetitions of one experiment may differ in."""
+        ignored = {"seed", "data_root", "threads", "ranks", "engine"}
+        if self.config.get("match_like") is not None:
+            # Each seed is matched to the run of its own seed: only the hash of the matched configuration counts.
+            ignored |= {"match_run", "match_budget"}
+        return flat_config({"scope": "auto", **{k: v for k, v in self.config.items() if k not in ignored}})
+
+    def hardware(self, environment: Mapping[str, Any]) -> str | None:
+        """What the run was timed on, by the content of its env.json; None if unknown."""
+        device = environment.get("device_name") or environment.get("device")
+        threads, ranks = self.config.get("threads"), self.config.get("ranks")
+        if not isinstance(device, str):
+            return None
+        if environment.get("device") == "cpu" and isinstance(threads, int):
+            device = f"{device} ({threads} thread{'' if threads == 1 else 's'})"
+        return f"{ranks} x {device}" if isinstance(ranks, int) and ranks > 1 else device
+
+    @property
+    def reference(self) -> ReferenceReport | None:
+        return None if self.answer is None else self.answer.reference
+
+    @property
+    def target_score(self) -> float | None:
+        """The score that the operating density must reach: the reference minus the allowed gap."""
+        if self.answer is None or self.answer.reference is None:
+            return None
+        allowed = self.answer.delta if self.answer.allowed is None else self.answer.allowed
+        return self.answer.reference.score - allowed
+
+    @property
+    def median_density(self) -> float | None:
+        """Density at which the fitted curve reaches the target score; None if it does not."""
+        fit, target = self.curve.fit, self.target_score
+        if fit is None or target is None:
+            return None
+        for (sparser, below), (denser, above) in pairwise(zip(fit.density, fit.score, strict=True)):
+            if below < target <= above:
+                return float(sparser * (denser / sparser) ** ((target - below) / (above - below)))
+        return None
+
+    @property
+    def short_probe_epochs(self) -> int | None:
+        """Length of the probes if the reference is one of them and the returned model was trained for longer."""
+        reference = self.reference
+        if reference is None or reference.kind != "densest" or not self.curve.probes:
+            return None
+        return reference.epochs if reference.epochs is not None and reference.epochs < self.network.epochs else None
+
+    @property
+    def probes_too_short(self) -> bool:
+        """Whether no probe comes within delta of the growing network, although both learned."""
+        probes, rounds, answer = self.curve.probes, self.curve.rounds, self.answer
+        if answer is None or answer.status == "unlearned" or not probes or not rounds:
+            return False
+        best, growing = (max(point.score for point in points) for points in (probes, rounds))
+        return best + answer.delta < growing
+
+    def _name(self, key: str) -> str | None:
+        value = self.config.get(key)
+        return value if isinstance(value, str) else None
+
+
+def flat_config(config: Any, key: str = "") -> dict[str, str]:
+    """A config as dotted keys and values in JSON, strings without quotes.
+
+    >>> flat_config({"model": {"name": "mlp", "widths": [64, 10]}, "seed": 0})
+    {'model.name': 'mlp', 'model.widths': '[64, 10]', 'seed': '0'}
+    """
+    if isinstance(config, Mapping) and config:
+        inside = (flat_config(value, f"{key}.{name}" if key else str(name)) for name, value in config.items())
+        return {name: value for part in inside for name, value in part.items()}
+    return {key: config if isinstance(config, str) else json.dumps(config)} if key else {}
+
 
 def load_report(values: Mapping[str, Any], path: str) -> RunReport:
     """The report in `values`, the content of the file `path`; a damaged or older one is a `UserError`."""
     if "format" not in values:
         raise UserError(f"{path} is not a pathgrow report (no 'format' key)")
-    if values["format"] != FORMAT:
+    if values["format"] != REPORT_FORMAT:
         version = values.get("version") or values.get("pathgrow")
         writer = f" (version {version})" if version else ""
         raise UserError(
-            f"{path} has report format {values['format']!r}, this version reads format {FORMAT}; "
+            f"{path} has report format {values['format']!r}, this version reads format {REPORT_FORMAT}; "
             f"use the version of pathgrow that wrote it{writer}, or run it again"
         )
     try:

@@ -1,9 +1,8 @@
-"""A run on the terminal: the answer in words, the curve, the rounds."""
+"""A run on the terminal: result, curve and rounds, or the progress of an unfinished run."""
 
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -11,90 +10,76 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from pathgrow.report import story, wording
+from pathgrow.report import tables, text
 from pathgrow.report.chart import curve_chart
-from pathgrow.report.reading import Unfinished, is_training, read
-from pathgrow.report.training import training_summary
-from pathgrow.report.wording import counted, percent, printable
+from pathgrow.report.load import Unfinished, load_run
+from pathgrow.report.schema import RunReport
 
 
-def show(path: str | os.PathLike[str], console: Console | None = None) -> None:
-    """Print the run in a folder, finished or not; a folder that holds no run is a `UserError`."""
+def print_run(path: str | os.PathLike[str], console: Console | None = None) -> None:
+    """Print the run in a directory, finished or not; any other directory is a `UserError`."""
     console = console or Console()
-    found = read(path)
-    if isinstance(found, Unfinished):
-        console.print(_unfinished(found, path))
-    elif is_training(found):
-        console.print(training_summary(found))
-    else:
-        console.print(summary(found, console.width))
+    found = load_run(path)
+    console.print(_unfinished(found, path) if isinstance(found, Unfinished) else summary(found, console.width))
 
 
-def summary(report: dict[str, Any], width: int = 80) -> RenderableType:
-    """The whole report as one renderable; every string in it is text, never markup."""
-    found = report["answer"]["status"] == "found" and not wording.too_short_to_compare(report)
-    answered = found or wording.asked_for(report) is not None
-    title = Text("pathgrow", "bold").append(f"  {wording.subject(report)}", "not bold dim")
+def summary(report: RunReport, width: int = 80) -> RenderableType:
+    """The report as one renderable; strings of the report are plain text, never markup."""
+    answer = report.answer
+    is_sure = answer is None or (answer.status == "found" and not report.probes_too_short)
     parts: list[RenderableType] = [
-        title,
+        Text("pathgrow", "bold").append(f"  {text.subject(report)}", "not bold dim"),
         Text(),
-        Text(wording.headline(report), "bold green" if answered else "bold yellow"),
+        Text(text.headline(report), "bold green" if is_sure else "bold yellow"),
         Text(),
         _findings(report),
-        Text(),
     ]
-    if because := wording.explanation(report):
-        parts += [Text("How the answer was found", "bold"), _listed(because), Text()]
-    if report["curve"]["rough"] or report["curve"]["probes"]:
-        parts += [curve_chart(report, width=min(width, 100) - 2), Text()]
-    parts.append(_rounds(report))
+    if answer is not None:
+        parts += [Text(), Text("How the answer was found", "bold"), _bullets(text.explanations(report))]
+        if report.curve.rounds or report.curve.probes:
+            parts += [Text(), curve_chart(report, width=min(width, 100) - 2), Text(), _rounds(report)]
     return Padding(Group(*parts), (0, 1))
 
 
-def _listed(lines: list[str]) -> Table:
-    """Sentences one under the other, each set off from the next by its dash."""
+def _bullets(lines: list[str]) -> Table:
     table = Table.grid(padding=(0, 1))
     for line in lines:
         table.add_row(Text("-", "dim"), Text(line))
     return table
 
 
-def _findings(report: dict[str, Any]) -> Table:
+def _findings(report: RunReport) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
-    for label, sentence in wording.findings(report):
-        table.add_row(Text(label), Text(sentence))
+    for label, phrase in text.findings(report):
+        table.add_row(Text(label), Text(phrase))
     return table
 
 
-def _rounds(report: dict[str, Any]) -> Table:
-    """The rounds as on the page, with a mark at the network handed back."""
-    headings, rows = story.rounds(report)
-    chosen = report["network"].get("round")
+def _rounds(report: RunReport) -> Table:
+    """The rounds as on the page, with a mark at the returned model."""
+    headings, rows = tables.rounds(report)
+    returned = report.network.round
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.title, table.title_justify, table.title_style = "Rounds", "left", "bold"
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for round, *cells in rows:
-        table.add_row(f"{'>' if round == str(chosen) else ''}{round}", *cells)
-    if chosen is not None:
-        table.caption, table.caption_justify = "> the network handed back", "left"
+        table.add_row(f"{'>' if round == str(returned) else ''}{round}", *cells)
+    if returned is not None:
+        table.caption, table.caption_justify = "> mask of the returned model", "left"
     return table
 
 
 def _unfinished(run: Unfinished, path: str | os.PathLike[str]) -> RenderableType:
-    again = "the same call goes on from there" if run.is_store else "give its command again to resume it"
-    state = f"being worked on by {run.worker}" if run.worker else f"not running; {again}"
-    where = f"in stage {run.current}" if run.current else "between stages" if run.stages else "before its first stage"
-    kind = "an unfinished call of discover" if run.is_store else f"an unfinished run, {where}"
+    again = "the call" if run.is_store else "the command"
+    state = f"in use by {run.worker}" if run.worker else f"not running; repeat {again} to resume"
+    where = f", in stage {text.stage_label(run.current)}" if run.current else ""
+    kind = "unfinished call of discover" if run.is_store else "unfinished run"
     lines = [
-        Text(f"{printable(os.fspath(path))}: {kind}.", "bold"),
-        Text(f"{counted(len(run.points), 'stage')} finished; {state}."),
+        Text(f"{text.printable(os.fspath(path))}: {kind}{where}", "bold"),
+        Text(f"{text.plural(len(run.results), 'stage')} finished; {state}."),
+        *(Text(f"  {text.evaluation(result.stage, result.density, result.score)}") for result in run.results),
     ]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("stage", "density", "score"):
-        table.add_column(heading, justify="left" if heading == "stage" else "right")
-    for point in run.points:
-        table.add_row(Text(point["stage"]), percent(point["density"]), f"{point['score']:.4g}")
-    return Padding(Group(*lines, *([table] if run.points else [])), (0, 1))
+    return Padding(Group(*lines), (0, 1))

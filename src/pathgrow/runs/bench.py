@@ -15,7 +15,7 @@ from pathgrow.graph.flops import forward_macs
 from pathgrow.graph.scope import scope_of
 from pathgrow.masks import Masks
 from pathgrow.methods.method import Method
-from pathgrow.report.progress import Progress
+from pathgrow.report.progress import ProgressBar
 from pathgrow.runs.callback import Callback
 from pathgrow.runs.config import EVERYTHING, TrainConfig
 from pathgrow.runs.diary import MetricsLogger, announce_resumption
@@ -42,7 +42,7 @@ class Bench:
     steps_per_epoch: int
 
     @classmethod
-    def made(cls, config: TrainConfig, folder: RunDir | None, progress: Progress, comm: Communicator) -> Bench:
+    def made(cls, config: TrainConfig, folder: RunDir | None, progress: ProgressBar, comm: Communicator) -> Bench:
         """The bench of a config; only the first process of a team has a `folder`."""
         dataset = config.load_data()
         batch_size, steps_per_epoch = batches_of(len(dataset.train), config.recipe, config.ranks)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pathgrow.checkpoint import RunDir
 from pathgrow.density.types import Answer, Verdict
-from pathgrow.report.progress import Progress
-from pathgrow.report.reading import progress_of
+from pathgrow.report.load import unfinished
+from pathgrow.report.progress import ProgressBar
 from pathgrow.runs.callback import Callback
 from pathgrow.runs.records import Record
 from pathgrow.sparse.partial import half_done
 
 
-def announce_resumption(folder: RunDir, progress: Progress, steps_per_epoch: int) -> None:
+def announce_resumption(folder: RunDir, progress: ProgressBar, steps_per_epoch: int) -> None:
     """Say that a run goes on where it was, if there is anything that it need not do again."""
-    num_stages = len(progress_of(folder).points)
+    num_stages = len(unfinished(folder).results)
     epochs = {stage: steps / steps_per_epoch for stage, steps in half_done(folder).items()}
     if num_stages or epochs:
         progress.resumes(num_stages, epochs)
@@ -22,7 +22,7 @@ def announce_resumption(folder: RunDir, progress: Progress, steps_per_epoch: int
 class MetricsLogger(Callback):
     """Writes every new stage to the folder's metrics, and passes it on to the progress display."""
 
-    def __init__(self, folder: RunDir, progress: Progress) -> None:
+    def __init__(self, folder: RunDir, progress: ProgressBar) -> None:
         self._folder = folder
         self._progress = progress
         self._num_open = 0

@@ -12,7 +12,7 @@ from pathgrow.checkpoint import MemoryStore, RunDir
 from pathgrow.density import words
 from pathgrow.distributed.comm import Communicator
 from pathgrow.masks import Masks
-from pathgrow.report.progress import Progress, Silent
+from pathgrow.report.progress import ProgressBar
 from pathgrow.report.schema import RunReport, Score
 from pathgrow.runs.callback import Callback
 from pathgrow.runs.carry_out import carry_out, finished_report
@@ -30,7 +30,7 @@ _USUAL_PROBES = {"with a reference": 8, "without": 5}
 def run(
     config: DiscoverConfig,
     out: str | os.PathLike[str],
-    progress: Progress | None = None,
+    progress: ProgressBar | None = None,
     comm: Communicator | None = None,
 ) -> RunReport:
     """The report of this experiment.
@@ -47,7 +47,7 @@ def run(
         The processes that work together; None: those that `torchrun` started, else this one.
     """
     return carry_out(
-        config, out, lambda folder, comm: _work(config, folder, progress or Silent(), comm), _shown_report, comm
+        config, out, lambda folder, comm: _work(config, folder, progress or ProgressBar(), comm), _shown_report, comm
     )
 
 
@@ -75,7 +75,7 @@ def expected_epochs(config: DiscoverConfig, out: str | os.PathLike[str]) -> int:
     return max(0, expected - sum(done))
 
 
-def _work(config: DiscoverConfig, folder: RunDir | None, progress: Progress, comm: Communicator) -> None:
+def _work(config: DiscoverConfig, folder: RunDir | None, progress: ProgressBar, comm: Communicator) -> None:
     """Discover, examine, write; only the first process has a folder."""
     dataset = config.load_data()
     if folder is not None and config.delta * len(dataset.val) < 1.0:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathgrow.checkpoint import RunDir
 from pathgrow.distributed.comm import Communicator
 from pathgrow.graph.flops import inference_flops, step_flops
-from pathgrow.report.progress import Progress, Silent
+from pathgrow.report.progress import ProgressBar
 from pathgrow.report.schema import (
     CurveReport,
     LedgerReport,
@@ -35,7 +35,10 @@ from pathgrow.version import __version__
 
 
 def train(
-    config: TrainConfig, out: str | os.PathLike[str], progress: Progress | None = None, comm: Communicator | None = None
+    config: TrainConfig,
+    out: str | os.PathLike[str],
+    progress: ProgressBar | None = None,
+    comm: Communicator | None = None,
 ) -> RunReport:
     """The report of this training.
 
@@ -51,11 +54,11 @@ def train(
         The processes that work together; None: those that `torchrun` started, else this one.
     """
     return carry_out(
-        config, out, lambda folder, comm: _work(config, folder, progress or Silent(), comm), finished_report, comm
+        config, out, lambda folder, comm: _work(config, folder, progress or ProgressBar(), comm), finished_report, comm
     )
 
 
-def _work(config: TrainConfig, folder: RunDir | None, progress: Progress, comm: Communicator) -> None:
+def _work(config: TrainConfig, folder: RunDir | None, progress: ProgressBar, comm: Communicator) -> None:
     """Plan, train, examine, write; only the first process has a folder."""
     bench = Bench.made(config, folder, progress, comm)
     planned = plan(bench)
