@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pathgrow.checkpoint import RunDir
-from pathgrow.report.text import stage_label
+from pathgrow.report.formats import stage_label
 from pathgrow.runs import phases
 from pathgrow.sparse.partial import Partial, half_done
 from tests.support.command import leave

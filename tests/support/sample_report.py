@@ -122,7 +122,8 @@ def discovery_report() -> RunReport:
         ledger=ledger(phases),
         answer=AnswerReport(
             operating_density=0.0848, interval=(0.0671, 0.1042), gain_density=0.1049, gain_interval=(0.081, 0.139),
-            delta=0.01, allowed=0.01, status="found", rule="probe", reason="the interval no longer shrinks",
+            delta=0.01, allowed=0.01, status="found", rule="probe", reason="answer_probed",
+            details={"at_density": densities[7], "quantile": 0.67, "median_density": 0.0803},
             reference=ReferenceReport(score=probes[-1].score, kind="densest", epochs=80),
         ),
         topology=tuple(_topology(round, density) for round, density in enumerate(densities)),

@@ -7,8 +7,9 @@ from itertools import pairwise
 import numpy as np
 from rich.text import Text
 
+from pathgrow.report.formats import score_format
 from pathgrow.report.schema import RunReport
-from pathgrow.report.text import goal_label, is_conservative, probes_label, score_format
+from pathgrow.report.text import goal_label, is_conservative, probes_label
 from pathgrow.report.window import Window
 
 # dot (column, row) of a cell -> bit of the braille pattern

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 from pathgrow.checkpoint import RunDir
 from pathgrow.errors import UserError
+from pathgrow.report.formats import plural
 from pathgrow.report.load import load_finished
 from pathgrow.report.schema import RunReport
-from pathgrow.report.text import match_unit, plural
+from pathgrow.report.text import match_unit
 
 _MATCHED_WITHIN = 0.01
 """Relative deviation from a matched budget above which a run is mentioned in the notes."""

@@ -16,7 +16,7 @@ from rich.text import Text
 from pathgrow.checkpoint import strict_json
 from pathgrow.errors import unknown_name
 from pathgrow.report.compare import Baseline, Comparison, Row
-from pathgrow.report.text import duration, flops, percent, plural, printable, ratio
+from pathgrow.report.formats import duration, flops, percent, plural, printable, ratio
 
 TABLE_WIDTH = 120
 """Width of a table if that of the terminal is unknown."""

@@ -18,18 +18,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
+from pathgrow.report.formats import percent, score_format
 from pathgrow.report.schema import RunReport
 from pathgrow.report.tables import topology_series
-from pathgrow.report.text import (
-    goal_label,
-    headline,
-    is_conservative,
-    percent,
-    probes_label,
-    reference_label,
-    score_format,
-    subject,
-)
+from pathgrow.report.text import goal_label, headline, is_conservative, probes_label, reference_label, subject
 from pathgrow.report.window import Window
 
 BLUE, VERMILLION, GREEN, GREY, INK = "#0072B2", "#D55E00", "#009E73", "#8A8F98", "#22262B"

@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from pathgrow import atomic
-from pathgrow.report import tables, text
+from pathgrow.report import formats, tables, text
 from pathgrow.report.figure import curve_png, curve_svg, topology_svg
 from pathgrow.report.load import load_finished
 from pathgrow.report.schema import RunReport, flat_config
@@ -32,8 +32,9 @@ def page(report: RunReport) -> str:
         report=report,
         text=text,
         tables=tables,
-        score_name=text.score_format(report).name,
-        config={text.printable(key): text.printable(value) for key, value in flat_config(report.config).items()},
+        formats=formats,
+        score_name=formats.score_format(report).name,
+        config={formats.printable(key): formats.printable(value) for key, value in flat_config(report.config).items()},
         # The figures and the style sheet are made here; ElementTree has escaped the text of the figures.
         curve=Markup(curve_svg(report)) if has_points else None,
         topology=Markup(svg) if (svg := topology_svg(report)) is not None else None,

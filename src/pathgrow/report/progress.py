@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
-from pathgrow.report.text import duration, evaluation, percent, percent_range, plural, stage_label
+from pathgrow.report.formats import duration, evaluation, percent, percent_range, plural, stage_label
 
 _LOG_INTERVAL = 60.0
 """Seconds between log lines about the epochs of one stage."""

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from pathgrow.density.types import Reason
+from pathgrow.report.formats import ScoreFormat, percent
 from pathgrow.report.schema import AnswerReport
-from pathgrow.report.wording import Scores, percent
 
-_PLAIN = Scores(are_shares=False)
+_PLAIN = ScoreFormat(is_fraction=False)
 
 _TEMPLATES: dict[Reason, str] = {
     # Grow
@@ -52,13 +52,13 @@ _TEMPLATES: dict[Reason, str] = {
 _DENSITIES = ("at_density", "second_density", "needed_density", "from_density", "estimate")
 
 
-def explain(reason: str, details: Mapping[str, Any], scores: Scores = _PLAIN) -> str:
+def explain(reason: str, details: Mapping[str, Any], scores: ScoreFormat = _PLAIN) -> str:
     """Return a sentence for a reason code; the sentence of a user-defined rule is returned as it is.
 
     >>> explain("past_estimate", {"at_density": 0.4, "estimate": 0.15, "factor": 2.0})
-    'Density 40% is at least 2x the estimate 15%.'
-    >>> explain("flat", {"gap": 0.01}, Scores(are_shares=True))
-    'The curve is flat: every density observed is within 1 point of the reference.'
+    'Density 40.0% is at least 2x the estimate 15.0%.'
+    >>> explain("flat", {"gap": 0.01}, ScoreFormat(is_fraction=True))
+    'The curve is flat: every density observed is within 1 pp of the reference.'
     >>> explain("my rule is satisfied", {})
     'my rule is satisfied'
     """
@@ -81,7 +81,7 @@ def explain(reason: str, details: Mapping[str, Any], scores: Scores = _PLAIN) ->
     return template.format_map(values)
 
 
-def notes(answer: AnswerReport, scores: Scores = _PLAIN) -> list[str]:
+def notes(answer: AnswerReport, scores: ScoreFormat = _PLAIN) -> list[str]:
     """Return how certain the answer is and what it rests on, one sentence each."""
     details, density = answer.details, answer.operating_density
     found: list[str] = []
@@ -117,7 +117,7 @@ def notes(answer: AnswerReport, scores: Scores = _PLAIN) -> list[str]:
     return found
 
 
-def _reliability(answer: AnswerReport, scores: Scores) -> list[str]:
+def _reliability(answer: AnswerReport, scores: ScoreFormat) -> list[str]:
     """What limits the answer: short probes, rough networks, a fit that knows no reference."""
     details = answer.details
     found: list[str] = []
@@ -147,7 +147,7 @@ def _reliability(answer: AnswerReport, scores: Scores) -> list[str]:
     return found
 
 
-def _gain(answer: AnswerReport, scores: Scores) -> list[str]:
+def _gain(answer: AnswerReport, scores: ScoreFormat) -> list[str]:
     """Why there is no gain density, or why it differs from the reported density."""
     match answer.details.get("gain_missing"):
         case "no_rise":

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, Literal
 
 from pathgrow.config import from_json, option, to_json
@@ -196,8 +195,6 @@ class AnswerReport:
     delta: float = option(at_least=0)
     allowed: float | None = None
     """The gap at the length of the probes that stands for `delta` after full training."""
-    allowed_interval: tuple[float, float] | None = None
-    """90% interval of `allowed`."""
     status: str
     rule: str
     select_by: str = "delta"
@@ -205,7 +202,7 @@ class AnswerReport:
     reason: str
     """Why the search stopped: a reason code, or the sentence of a user-defined rule."""
     details: Mapping[str, Any] = field(default_factory=dict)
-    """The numbers behind `reason`."""
+    """The numbers behind `reason` and the answer."""
     reference: ReferenceReport | None = None
     dense: Score | None = None
     """Validation score of the dense baseline, where it was trained."""
@@ -335,17 +332,6 @@ class RunReport:
             return None
         allowed = self.answer.delta if self.answer.allowed is None else self.answer.allowed
         return self.answer.reference.score - allowed
-
-    @property
-    def median_density(self) -> float | None:
-        """Density at which the fitted curve reaches the target score; None if it does not."""
-        fit, target = self.curve.fit, self.target_score
-        if fit is None or target is None:
-            return None
-        for (sparser, below), (denser, above) in pairwise(zip(fit.density, fit.score, strict=True)):
-            if below < target <= above:
-                return float(sparser * (denser / sparser) ** ((target - below) / (above - below)))
-        return None
 
     @property
     def short_probe_epochs(self) -> int | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from pathgrow.report.formats import duration, flops, percent, printable, score_format, stage_label
 from pathgrow.report.schema import PhaseReport, PointReport, RunReport
-from pathgrow.report.text import duration, flops, percent, printable, score_format, stage_label
 
 Cells = tuple[list[str], list[list[str]]]
 """Headings and rows."""

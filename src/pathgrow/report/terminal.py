@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from pathgrow.report import tables, text
+from pathgrow.report import formats, tables, text
 from pathgrow.report.chart import curve_chart
 from pathgrow.report.load import Unfinished, load_run
 from pathgrow.report.schema import RunReport
@@ -75,11 +75,11 @@ def _rounds(report: RunReport) -> Table:
 def _unfinished(run: Unfinished, path: str | os.PathLike[str]) -> RenderableType:
     again = "the call" if run.is_store else "the command"
     state = f"in use by {run.worker}" if run.worker else f"not running; repeat {again} to resume"
-    where = f", in stage {text.stage_label(run.current)}" if run.current else ""
+    where = f", in stage {formats.stage_label(run.current)}" if run.current else ""
     kind = "unfinished call of discover" if run.is_store else "unfinished run"
     lines = [
-        Text(f"{text.printable(os.fspath(path))}: {kind}{where}", "bold"),
-        Text(f"{text.plural(len(run.results), 'stage')} finished; {state}."),
-        *(Text(f"  {text.evaluation(result.stage, result.density, result.score)}") for result in run.results),
+        Text(f"{formats.printable(os.fspath(path))}: {kind}{where}", "bold"),
+        Text(f"{formats.plural(len(run.results), 'stage')} finished; {state}."),
+        *(Text(f"  {formats.evaluation(result.stage, result.density, result.score)}") for result in run.results),
     ]
     return Padding(Group(*lines), (0, 1))

@@ -1,0 +1,154 @@
+"""Formats of numbers, scores and stage names; every density in a report has the same one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pathgrow.report.schema import CurveReport, RunReport
+
+
+def percent(density: float) -> str:
+    """A density in percent: one decimal, or two significant digits below 1%.
+
+    >>> percent(0.3339), percent(0.05), percent(0.00123), percent(1.0)
+    ('33.4%', '5.0%', '0.12%', '100%')
+    """
+    value = 100 * density
+    if density == 1:
+        return "100%"
+    return f"{value:.1f}%" if value >= 0.995 else f"{value:.2g}%"
+
+
+def percent_range(interval: Sequence[float | None]) -> str:
+    """An interval of densities; a lower end of 0 and a missing upper end are open.
+
+    >>> percent_range([0.067, 0.1042]), percent_range([0.0, 0.05]), percent_range([0.2, None])
+    ('6.7-10.4%', 'up to 5.0%', '20.0-100%')
+    """
+    low, high = interval
+    upper = percent(1.0 if high is None else high)
+    return f"{percent(low)[:-1]}-{upper}" if low else f"up to {upper}"
+
+
+def flops(number: float) -> str:
+    """A number of FLOPs, three significant digits.
+
+    >>> flops(48_000), flops(1.234e12), flops(950), flops(999_950)
+    ('48.0 kFLOPs', '1.23 TFLOPs', '950 FLOPs', '1.00 MFLOPs')
+    """
+    number = float(f"{number:.3g}")  # first, because rounding may reach the next prefix
+    for size, prefix in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            value = number / size
+            return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f} {prefix}FLOPs"
+    return f"{number:.3g} FLOPs"
+
+
+def ratio(value: float | None) -> str:
+    """A cost relative to another; `-` if it is unknown.
+
+    >>> ratio(0.2345), ratio(4.361), ratio(1234.5), ratio(None)
+    ('0.234x', '4.36x', '1234x', '-')
+    """
+    if value is None:
+        return "-"
+    return f"{value:.0f}x" if value >= 1000 else f"{value:.3g}x"
+
+
+def plural(number: float, noun: str) -> str:
+    """A number of things, at most one decimal.
+
+    >>> plural(1, "epoch"), plural(1200, "epoch"), plural(43.571, "epoch")
+    ('1 epoch', '1,200 epochs', '43.6 epochs')
+    """
+    rounded = round(number, 1)
+    text = f"{int(rounded):,}" if rounded == int(rounded) else f"{rounded:,}"
+    return f"{text} {noun}{'' if rounded == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """A time span.
+
+    >>> duration(8.25), duration(9.97), duration(59.7), duration(75), duration(3725)
+    ('8.2 s', '10 s', '1 min 00 s', '1 min 15 s', '1 h 02 min')
+    """
+    if seconds < 59.5:  # anything longer rounds to a minute
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def printable(text: object) -> str:
+    """Any value as one line without control characters.
+
+    >>> printable("mlp\\x1b[31m")
+    'mlp?[31m'
+    """
+    return "".join(character if character.isprintable() else "?" for character in str(text).replace("\n", " "))
+
+
+@dataclass(frozen=True)
+class ScoreFormat:
+    """How the scores of one run are written: fractions as percentages, anything else as plain numbers."""
+
+    is_fraction: bool
+    name: str = "score"
+
+    @classmethod
+    def of(cls, curve: CurveReport, name: str = "score") -> ScoreFormat:
+        """The format for a curve; scores that all lie in [0, 1] are fractions."""
+        return cls(all(0 <= point.score <= 1 for point in (*curve.rounds, *curve.probes)), name)
+
+    def __call__(self, score: float | None) -> str:
+        """One score; `-` if there is none.
+
+        >>> ScoreFormat(True)(0.9712), ScoreFormat(False)(-3.14159), ScoreFormat(True)(None)
+        ('97.12%', '-3.1416', '-')
+        """
+        if score is None:
+            return "-"
+        return f"{100 * score:.2f}%" if self.is_fraction else f"{score:.5g}"
+
+    def difference(self, delta: float) -> str:
+        """A difference of scores, in percentage points if they are fractions.
+
+        >>> ScoreFormat(True).difference(0.0138), ScoreFormat(False).difference(2.0)
+        ('1.38 pp', '2')
+        """
+        return f"{100 * delta:.3g} pp" if self.is_fraction else f"{delta:.3g}"
+
+
+def score_format(report: RunReport) -> ScoreFormat:
+    """The format of the scores of a run; the built-in trainer measures accuracy."""
+    return ScoreFormat.of(report.curve, "accuracy" if report.dataset is not None else "score")
+
+
+_STAGES = {"final": "final training", "dense": "dense baseline", "probe-dense": "dense probe", "level-000": "training"}
+
+
+def stage_label(name: str, density: float | None = None) -> str:
+    """The name of a stage for people.
+
+    >>> stage_label("round-003"), stage_label("probe-007", 0.15), stage_label("level-000"), stage_label("level-002")
+    ('round 3', 'probe at 15.0%', 'training', 'level 2')
+    """
+    kind, _, number = name.partition("-")
+    if name in _STAGES:
+        return _STAGES[name]
+    if kind == "probe" and density is not None:
+        return f"probe at {percent(density)}"
+    if number.isdecimal():
+        return f"{'probe of round' if kind == 'probe' else printable(kind)} {int(number)}"
+    return printable(name)
+
+
+def evaluation(stage: str, density: float, score: float) -> str:
+    """One evaluated network in a line.
+
+    >>> evaluation("round-003", 0.04, 0.91234), evaluation("probe-003", 0.04, 0.95)
+    ('round 3: density 4.0%, score 0.9123', 'probe at 4.0%: score 0.95')
+    """
+    label = stage_label(stage, density)
+    where = "" if label.endswith("%") else f"density {percent(density)}, "
+    return f"{label}: {where}score {score:.4g}"
