@@ -21,13 +21,10 @@ from torch import nn
 from pathgrow import attach, data, methods
 from pathgrow.checkpoint import RunDir
 from pathgrow.errors import UserError
-from pathgrow.graph import trace
-from pathgrow.graph.flops import forward_macs, training_flops_per_sample
 from pathgrow.masks import Masks
-from pathgrow.methods.method import Cost, Progress
+from pathgrow.methods.method import Progress
 from pathgrow.runs import phases
 from pathgrow.runs.config import TrainConfig
-from pathgrow.runs.meter import sample_flops
 from pathgrow.runs.training import train
 from pathgrow.sparse.partial import Partial
 from pathgrow.sparse.snapshot import put_back_, take
@@ -104,16 +101,6 @@ def test_the_price_of_masks_that_stay(method: str, trained: Callable[[str], Path
     before = {"snip": BATCH * 6 * num, "grasp": BATCH * 4 * 6 * num, "synflow": 3 * 6 * num, "dpai": 5 * 6 * num}
     assert told["ledger"]["start_flops"] == before.get(method, 0)
     assert told["ledger"]["training_flops"] == told["ledger"]["samples"] * sample + before.get(method, 0)
-
-
-@pytest.mark.parametrize("cost", ["sparse", "dense_gradient_at_steps", "dense"])
-def test_a_step_costs_what_the_common_formula_says(cost: Cost) -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5))
-    graph, masks = trace(model, torch.zeros(1, 3, 8, 8)), Masks.full(model)
-    masks["0.weight"].view(-1)[::3] = False
-    macs, dense_macs = forward_macs(graph, masks), forward_macs(graph)
-    assert macs < dense_macs == 36 * 4 * 27 + 5 * 144
-    assert sample_flops(cost, macs, dense_macs) == training_flops_per_sample(cost, graph, masks)
 
 
 @pytest.mark.parametrize("method", ["gmp", "rigl", "set", "granet", "gse"])

@@ -1,28 +1,32 @@
-"""The cost of one sample, from real layer shapes and masks.
+"""FLOPs per sample of a network under masks, for inference, training and mask updates.
 
-Multiply-adds (MACs) of a layer are its present weights times its output positions; norms, activations and biases are
-not counted, as is usual. FLOPs are twice the MACs: a multiply and an add are two.
+The multiply-adds (MACs) of a layer are its active weights times its output positions. Norms, activations and biases are
+not counted, as is usual. One MAC is two FLOPs.
 """
 
 from __future__ import annotations
 
-from fractions import Fraction
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from pathgrow.errors import UserError
 from pathgrow.graph import Graph, trace
 from pathgrow.masks import Masks
 
 Cost = Literal["sparse", "batch_at_changes", "dense_gradient_at_changes", "dense_gradient_at_steps", "dense"]
-"""Of a training sample: three sparse passes; the same, and one more batch at changes of the masks; dense weight
-gradients at changes; dense weight gradients at each step; all dense."""
+"""What a training step of a method costs.
+
+- `sparse`: forward pass, activation gradients and weight gradients use active weights only.
+- `batch_at_changes`: the same, plus one more batch at each mask update.
+- `dense_gradient_at_changes`: the same as `sparse`, but with dense weight gradients at each mask update.
+- `dense_gradient_at_steps`: dense weight gradients at every step.
+- `dense`: everything is dense.
+"""
 
 
 def forward_macs(graph: Graph, masks: Masks | None = None) -> int:
-    """Multiply-adds of one forward pass; attention and layers without a mask count in full."""
+    """Return the MACs of one forward pass; attention products and layers without a mask are dense."""
     macs = graph.product_macs
     for layer in graph.layers:
         if masks is None or layer.name is None or layer.name not in masks:
@@ -33,49 +37,47 @@ def forward_macs(graph: Graph, masks: Masks | None = None) -> int:
 
 
 def inference_flops(graph: Graph, masks: Masks | None = None) -> int:
-    """FLOPs of one sample in a forward pass."""
+    """Return the FLOPs of one sample in a forward pass."""
     return 2 * forward_macs(graph, masks)
 
 
+def sample_flops(cost: Cost, macs: int, dense_macs: int) -> int:
+    """Return the FLOPs of one sample in a training step without a mask update.
+
+    The forward pass, the activation gradients and the weight gradients each take the MACs of one forward pass. This is
+    the only place where these three are added up.
+
+    Parameters
+    ----------
+    cost
+        Which of the three are dense, see `Cost`.
+    macs, dense_macs
+        MACs of a forward pass with the masks, and without any.
+
+    Examples
+    --------
+    >>> [sample_flops(cost, 10, 100) for cost in ("sparse", "dense_gradient_at_steps", "dense")]
+    [60, 240, 600]
+    """
+    if cost == "dense":
+        return 2 * 3 * dense_macs
+    if cost == "dense_gradient_at_steps":
+        return 2 * (2 * macs + dense_macs)
+    return 2 * 3 * macs
+
+
 def step_flops(graph: Graph, masks: Masks | None = None) -> int:
-    """FLOPs of one sample in a training step: forward, and twice that for the gradients of inputs and of weights."""
-    return 2 * 3 * forward_macs(graph, masks)
+    """Return the FLOPs of one sample in a training step that uses active weights only."""
+    return sample_flops("sparse", forward_macs(graph, masks), forward_macs(graph))
 
 
 def dense_gradient_flops(graph: Graph, masks: Masks) -> int:
-    """FLOPs of one sample where the loss gradient at missing weights is needed too (gradient growth).
-
-    Activations and their gradients pass through present weights only; the weight gradient is that of a dense network.
-    """
-    return 2 * (2 * forward_macs(graph, masks) + forward_macs(graph))
-
-
-def training_flops_per_sample(cost: Cost, graph: Graph, masks: Masks, *, every: int | None = None) -> int:
-    """FLOPs of one sample, on average, in the training of a method at these masks.
-
-    With f the FLOPs of a forward pass, sparse or dense, a step takes 3 f_sparse; 2 f_sparse + f_dense if it needs the
-    gradient at missing weights too; 3 f_dense if all weights are trained. For a method that needs that gradient, or
-    looks at a second batch, only when masks change, one such step after `every` plain ones is averaged in, rounded to a
-    whole number.
-    """
-    sparse, dense_gradient = step_flops(graph, masks), dense_gradient_flops(graph, masks)
-    if cost == "dense":
-        return step_flops(graph)
-    if cost == "dense_gradient_at_steps":
-        return dense_gradient
-    if cost == "sparse":
-        return sparse
-    if every is None or every < 1:
-        raise UserError(
-            f"every={every!r} was given for a method whose steps cost more at changes, the number of steps between "
-            "changes is wanted: give for example every=100"
-        )
-    at_change = 2 * sparse if cost == "batch_at_changes" else dense_gradient
-    return round(Fraction(sparse * every + at_change, every + 1))
+    """Return the FLOPs of one sample if the loss gradient at pruned weights is needed too (gradient growth)."""
+    return sample_flops("dense_gradient_at_steps", forward_macs(graph, masks), forward_macs(graph))
 
 
 def training_flops(model: nn.Module, example_input: Any, masks: Masks | None = None) -> int:
-    """FLOPs of one sample in a training step, forward and backward.
+    """Return the FLOPs of one sample in a training step of a model, forward and backward.
 
     >>> import pathgrow.models
     >>> model = pathgrow.models.create("mlp", 10, inputs=64, widths=[128])
@@ -88,11 +90,11 @@ def training_flops(model: nn.Module, example_input: Any, masks: Masks | None = N
 
 
 def growth_flops(graph: Graph, masks: Masks, *, num_path_passes: int = 0, num_gradient_samples: int = 0) -> int:
-    """What it costs a method to read the network before it grows `masks`.
+    """Return the FLOPs of scoring weights before `masks` grow.
 
-    A pass over the paths takes one sample forward and backward through all weights, missing ones too, and so costs one
-    dense training sample. Loss gradients of missing weights take a batch whose forward pass and activation gradients
-    are sparse and whose weight gradients are dense.
+    Path scores take one sample forward and backward through all weights, pruned ones included: one dense training
+    sample. Loss gradients of pruned weights take a batch whose forward pass and activation gradients are sparse and
+    whose weight gradients are dense.
     """
     return num_path_passes * step_flops(graph) + num_gradient_samples * dense_gradient_flops(graph, masks)
 
@@ -100,12 +102,11 @@ def growth_flops(graph: Graph, masks: Masks, *, num_path_passes: int = 0, num_gr
 def start_flops(
     graph: Graph, *, num_path_passes: int = 0, num_gradient_samples: int = 0, num_hessian_samples: int = 0
 ) -> int:
-    """What choosing the first masks costs, in a network that still has all its weights.
+    """Return the FLOPs of choosing the initial masks of a network that is still dense.
 
-    A pass over the paths and the gradient of a sample each cost as much as a dense training sample. Differentiating
-    that gradient, for a product with the Hessian, takes two matrix products for each of its own: twice as much again.
+    Path scores and the gradient of one sample each cost as much as a dense training sample. Differentiating that
+    gradient, for a Hessian-vector product, takes two matrix products for each of its own: twice as much again.
 
-    >>> from pathgrow.graph import trace
     >>> start_flops(trace(nn.Linear(4, 2), torch.zeros(1, 4)), num_gradient_samples=10)  # 10 x 6 x 8
     480
     """

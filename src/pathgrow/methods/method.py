@@ -127,7 +127,7 @@ class Method:
     needs: frozenset[Need] = frozenset()
     """What its picks read; `attach` refuses to start without it."""
     cost: Cost = "sparse"
-    """What a training sample costs, see `flops.training_flops_per_sample`."""
+    """What a training sample costs, see `flops.Cost`."""
 
     def due(self, progress: Progress) -> MaskUpdate | None:
         """The change that the schedule asks for; None if it asks for none, or for one that would change nothing."""

@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from pathgrow.graph.flops import forward_macs
+from pathgrow.graph.flops import forward_macs, sample_flops
 from pathgrow.masks import Masks
 from pathgrow.methods.method import MaskUpdate, Method, Progress
 from pathgrow.methods.schedules import count_at
 from pathgrow.runs.bench import Bench, grows
 from pathgrow.runs.config import DiscoverOptions
-from pathgrow.runs.meter import sample_flops
 
 
 @dataclass(frozen=True, kw_only=True)

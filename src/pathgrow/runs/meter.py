@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from pathgrow.graph import Graph
-from pathgrow.graph.flops import forward_macs
+from pathgrow.graph.flops import forward_macs, sample_flops
 from pathgrow.masks import Masks
 from pathgrow.methods.method import Cost, MaskUpdate, Method, MethodState, Progress
 from pathgrow.methods.view import NetworkView
@@ -104,19 +104,3 @@ def _spans(since: Sequence[int], first_step: int, last_step: int) -> list[int]:
     """For each line of the notes, how many of its steps lie between two steps."""
     ends = [*since[1:], last_step]
     return [max(0, min(end, last_step) - max(begin, first_step)) for begin, end in zip(since, ends, strict=True)]
-
-
-def sample_flops(cost: Cost, macs: int, dense_macs: int) -> int:
-    """Training FLOPs of a sample in a step without a change of masks.
-
-    Forward, gradients of activations, gradients of weights: each takes the multiply-adds of a forward pass, two FLOPs
-    each, through the weights that are on; dense where a method looks at all of them.
-
-    >>> [sample_flops(cost, 10, 100) for cost in ("sparse", "dense_gradient_at_steps", "dense")]
-    [60, 240, 600]
-    """
-    if cost == "dense":
-        return 6 * dense_macs
-    if cost == "dense_gradient_at_steps":
-        return 2 * (2 * macs + dense_macs)
-    return 6 * macs
