@@ -10,6 +10,7 @@ A config is a frozen dataclass whose fields are declared with `option`. From tha
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
 from collections.abc import Mapping
@@ -21,6 +22,9 @@ from pathgrow.errors import UserError, is_int, is_number, require, short, unknow
 _KEY = "pathgrow.option"
 
 T = TypeVar("T")
+
+_hints = functools.cache(get_type_hints)
+"""Resolving annotations takes longer than checking the values of a whole report."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +101,7 @@ def option_of(field: dataclasses.Field[Any]) -> Option:
 
 def check(config: Any) -> None:
     """Refuse a config whose values have wrong types or lie outside their bounds; call it in `__post_init__`."""
-    hints = get_type_hints(type(config))
+    hints = _hints(type(config))
     for field in dataclasses.fields(config):
         check_value(getattr(config, field.name), hints[field.name], option_of(field), field.name)
 
@@ -183,7 +187,7 @@ def _known_values(cls: type, values: Any, where: str) -> dict[str, Any]:
     """The values of a JSON object as the types of the fields they name."""
     if not isinstance(values, Mapping):
         raise UserError(f"{where or 'the value'} must be a JSON object, got {short(values)}")
-    hints = get_type_hints(cls)
+    hints = _hints(cls)
     fields = {field.name: field for field in dataclasses.fields(cls)}
     given = {}
     for name, value in values.items():
