@@ -101,7 +101,8 @@ def option_of(field: dataclasses.Field[Any]) -> Option:
 
 def check(config: Any) -> None:
     """Refuse a config whose values have wrong types or lie outside their bounds; call it in `__post_init__`."""
-    hints = _hints(type(config))
+    cls: Any = type(config)  # mypy does not see that classes are hashable
+    hints = _hints(cls)
     for field in dataclasses.fields(config):
         check_value(getattr(config, field.name), hints[field.name], option_of(field), field.name)
 
