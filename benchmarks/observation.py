@@ -18,7 +18,7 @@ from statistics import mean, stdev
 import torch
 
 from benchmarks.discovery import SETTINGS, run_discovery
-from pathgrow.density.estimate import scatter
+from pathgrow.density.estimate import trajectory_noise
 from pathgrow.density.types import Answer, Curve, Grow, Stop, Verdict
 
 
@@ -43,7 +43,7 @@ def noise(observe: str, case: int) -> tuple[float, float]:
     """Scatter along one trajectory, and its last score."""
     torch.set_num_threads(1)
     found = run_discovery(SETTINGS["mlp"], case % 5, case, ("val",), rule=GrowOnly(), observe=observe)
-    value = scatter(found.curve.rough)
+    value = trajectory_noise(found.curve.rough)
     assert value is not None
     return value, found.curve.rough[-1].score
 

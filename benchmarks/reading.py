@@ -94,7 +94,7 @@ def density_answer() -> list[str]:
     scores = [0.95 - 0.3 * 0.6**k for k in range(12)]
     points = [Point(round=k, density=densities[k], epochs=10 + k, score=scores[k]) for k in range(12)]
     probes = [Point(round=k, density=densities[k], epochs=20, score=scores[k] + 0.02) for k in (0, 4, 8, 11)]
-    curve = Curve(rough=tuple(points), probes=tuple(probes), epochs_in_full=80)
+    curve = Curve(rough=tuple(points), probes=tuple(probes), full_epochs=80)
     rule = rules.create("probe", delta=0.01)
     return visited(lambda: rule.answer(curve))
 

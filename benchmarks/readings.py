@@ -19,12 +19,11 @@ from statistics import mean, median, pstdev
 import numpy as np
 
 from benchmarks.simulated import SETTINGS, ReferenceKind, Setting, Simulation
-from pathgrow.density.estimate import LEVEL, Estimate, allowed_meanwhile, estimate, quantiles, scatter
-from pathgrow.density.least_squares import Array
-from pathgrow.density.posterior import fit_curves
-from pathgrow.density.probe import CAUTION, ProbeRule
+from pathgrow.density.estimate import LEVEL, Estimate, allowed_gap, estimate_from_probes, quantiles, trajectory_noise
+from pathgrow.density.posterior import sample_posterior
+from pathgrow.density.probe import QUANTILE, ProbeRule
 from pathgrow.density.saturation import fit_saturation
-from pathgrow.density.types import Curve
+from pathgrow.density.types import Array, Curve
 
 Tracer = Callable[[Curve, float], Array]
 """From a curve and delta to the answer on each of the curves that are possible; a fit alone gives one number."""
@@ -43,7 +42,7 @@ def against_the_raw_score(curve: Curve, delta: float) -> Array:
 
 def with_lasting_gaps(curve: Curve, delta: float) -> Array:
     """As if gaps after a short training were those in the end."""
-    return _read(replace(curve, epochs_in_full=None), delta).delta_density
+    return _read(replace(curve, full_epochs=None), delta).delta_density
 
 
 def by_exponentials(curve: Curve, delta: float) -> Array:
@@ -51,14 +50,14 @@ def by_exponentials(curve: Curve, delta: float) -> Array:
     densities, scores = _points(curve)
     if curve.reference is not None:
         densities, scores = [*densities, 1.0], [*scores, curve.reference.score]
-    curves = fit_curves(densities, scores, bends=(1.0,), noise_hint=scatter(curve.rough))
+    curves = sample_posterior(densities, scores, bends=(1.0,), noise_hint=trajectory_noise(curve.rough))
     # Curves come with the same doubt about gaps whatever their tails are.
     return curves.reach(curves.top - _read(curve, delta).allowed)
 
 
 def against_a_fitted_ceiling(curve: Curve, delta: float) -> Array:
     """The paper's fit and what it tends to: no dense score at all."""
-    allowed = allowed_meanwhile(delta, curve.probes[0].epochs, curve.epochs_in_full)[0]
+    allowed = allowed_gap(delta, curve.probes[0].epochs, curve.full_epochs)[0]
     return np.array([fit_saturation(*_points(curve)).within(allowed)])
 
 
@@ -95,7 +94,7 @@ READERS: dict[ReferenceKind, dict[str, Tracer]] = {
 
 
 def _read(curve: Curve, delta: float) -> Estimate:
-    reading = estimate(curve, delta)
+    reading = estimate_from_probes(curve, delta)
     assert reading is not None, "a discovery that has ended has probes enough"
     return reading
 
@@ -119,7 +118,7 @@ def cell(reader: Tracer, setting: Setting, curves: Sequence[Curve]) -> str:
     ratios, covered = list[float](), list[bool]()
     for curve in curves:
         answer = reader(curve, setting.delta)
-        density = quantiles(answer, (CAUTION,))[0]
+        density = quantiles(answer, (QUANTILE,))[0]
         ratios.append(min(max(density, curve.rough[0].density), 1.0) / known)
         if len(answer) > 1:
             low, high = quantiles(answer, (LEVEL[0], LEVEL[-1]))

@@ -22,8 +22,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from scipy.optimize import brentq
 
+from pathgrow.density.acquisition import select_network
 from pathgrow.density.probe import ProbeRule
-from pathgrow.density.summary import hand_back
 from pathgrow.density.types import DENSE, Answer, Curve, Grow, Point, Probe, Reference, Rule, Stop
 
 Shape = Callable[[float], float]
@@ -132,7 +132,7 @@ class Price:
         """FLOPs and time of everything but a dense reference, which is taken as given."""
         curve = run.curve
         probe = self.probe_fraction if curve.reference is None else 1.0
-        chosen = hand_back(curve, run.answer)
+        chosen = select_network(curve, run.answer)
         ahead = probe if is_ahead(run) else 0.0
 
         def flops(epochs: float, points: Iterable[Point]) -> float:
@@ -153,7 +153,7 @@ class Price:
 
 def is_ahead(run: Run) -> bool:
     """Whether the network handed back was probed, so that its final training goes on from there."""
-    return hand_back(run.curve, run.answer).round in {probe.round for probe in run.curve.probes}
+    return select_network(run.curve, run.answer).round in {probe.round for probe in run.curve.probes}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,7 +216,7 @@ class Simulation:
                 rough=tuple(rough),
                 probes=tuple(probes),
                 reference=reference,
-                epochs_in_full=self.num_epochs,
+                full_epochs=self.num_epochs,
                 can_probe_dense=self.num_probe_epochs < self.num_epochs,
                 at_ceiling=rough[-1].density >= 1.0,
             )
@@ -284,7 +284,9 @@ class Outcome:
             flops, time = price.of(run, setting.flops)
             result.flops.append(flops)
             result.times.append(time)
-            result.lost.append((setting.shape(1.0) - setting.shape(hand_back(curve, answer).density)) / setting.delta)
+            result.lost.append(
+                (setting.shape(1.0) - setting.shape(select_network(curve, answer).density)) / setting.delta
+            )
             result.ahead.append(is_ahead(run))
             result.num_probes.append(len(curve.probes))
             result.densest.append(top)

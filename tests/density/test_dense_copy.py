@@ -14,13 +14,15 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 
 from pathgrow.density import rules
-from pathgrow.density.acquisition import smallest_enough
-from pathgrow.density.estimate import allowed_meanwhile, estimate_from_points
-from pathgrow.density.posterior import fit_curves
+from pathgrow.density.acquisition import select_network, sparsest_sufficient
+from pathgrow.density.estimate import allowed_gap, estimate_from_points
+from pathgrow.density.posterior import sample_posterior
 from pathgrow.density.probe import ProbeRule
-from pathgrow.density.summary import hand_back
 from pathgrow.density.types import DENSE, Answer, Curve, Grow, Point, Reason, Reference
 from tests.support.growing import Followed, follow
+
+RULE = ProbeRule(delta=0.01)
+
 
 WIGGLE = [0.3, -0.8, 0.5, 0.9, -0.4, -0.6, 0.7, -0.2, 0.1, -0.9, 0.8, -0.3, 0.2, -0.5, 0.6, -0.7, 0.4, -0.1]
 
@@ -47,7 +49,7 @@ def followed(
     def near(curve: Callable[[float], float], shift: int) -> Callable[[int, float], float]:
         return lambda round, density: curve(density) + wiggle * WIGGLE[(round + shift) % len(WIGGLE)]
 
-    return follow(rule or ProbeRule(), near(trunk or score, 0), near(score, 5), **options)  # type: ignore[arg-type]
+    return follow(rule or RULE, near(trunk or score, 0), near(score, 5), **options)  # type: ignore[arg-type]
 
 
 def points(densities: list[float], score: Callable[[float], float], epochs: int) -> list[Point]:
@@ -101,7 +103,7 @@ def test_a_full_network_that_was_probed_is_not_joined_by_a_dense_copy() -> None:
     """Of three networks two were probed: what is left of the first batch holds no second dense one."""
     three = points([0.3, 0.6, 1.0], saturating(5.0), 16)
     curve = Curve(rough=tuple(three), probes=tuple(three[1:]), can_probe_dense=True, at_ceiling=True)
-    assert ProbeRule().decide(curve).rounds == (0,)
+    assert RULE.decide(curve).rounds == (0,)
 
 
 def test_fewer_rounds_are_grown_beside_a_dense_copy() -> None:
@@ -129,7 +131,7 @@ def test_growth_goes_as_far_as_the_answer_and_no_further(exponent: float) -> Non
     assert seen.answer.status == "found"
     assert seen.answer.density is not None
     assert seen.answer.density <= 1.1 * grown[-1]
-    assert hand_back(seen.curve, seen.answer).density >= seen.answer.density / 1.1
+    assert select_network(seen.curve, seen.answer).density >= seen.answer.density / 1.1
 
 
 def spent(max_probes: int) -> tuple[ProbeRule, Curve]:
@@ -139,9 +141,9 @@ def spent(max_probes: int) -> tuple[ProbeRule, Curve]:
     probed = [dataclasses.replace(visited[k], epochs=16, score=short(visited[k].density)) for k in range(7, 0, -2)]
     dense = Point(round=DENSE, density=1.0, epochs=16, score=short(1.0))
     curve = Curve(
-        rough=tuple(visited), probes=(*probed[: max_probes - 1], dense), can_probe_dense=True, epochs_in_full=160
+        rough=tuple(visited), probes=(*probed[: max_probes - 1], dense), can_probe_dense=True, full_epochs=160
     )
-    return ProbeRule(max_probes=max_probes), curve
+    return ProbeRule(delta=0.01, max_probes=max_probes), curve
 
 
 def test_growth_reaches_the_answer_even_where_no_probe_is_left() -> None:
@@ -154,7 +156,7 @@ def test_growth_reaches_the_answer_even_where_no_probe_is_left() -> None:
     verdict = rule.decide(curve)
     assert isinstance(verdict, Grow)
     assert verdict.up_to == pytest.approx(answer.density)
-    priced = dataclasses.replace(rule, max_probes=9, max_price=1.0)
+    priced = dataclasses.replace(rule, max_probes=9, max_cost=1.0)
     assert isinstance(priced.decide(curve), Grow)
     near = Point(round=8, density=answer.density / 1.05, epochs=20, score=0.9)
     assert rule.decide(dataclasses.replace(curve, rough=(*curve.rough, near))).stop
@@ -164,17 +166,17 @@ def test_growth_follows_the_answer_that_chooses_the_network() -> None:
     """A wide delta is met by a sparse network, while 95% of the gain take a dense one."""
     rule = ProbeRule(delta=0.1)
     by_delta = followed(saturating(5.0), trunk=EARLY, rule=rule)
-    by_gain = followed(saturating(5.0), trunk=EARLY, rule=rule, wanted="gain")
+    by_gain = followed(saturating(5.0), trunk=EARLY, rule=rule, select_by="gain")
     assert by_delta.answer.gain_density is not None
     assert by_gain.answer.gain_density is not None
     assert by_delta.curve.rough[-1].density < 0.9 * by_delta.answer.gain_density
-    chosen = hand_back(by_gain.curve, by_gain.answer, by="gain")
+    chosen = select_network(by_gain.curve, by_gain.answer, by="gain")
     assert chosen.density >= by_gain.answer.gain_density / 1.1
     assert chosen.round in {probe.round for probe in by_gain.curve.probes}, "and it is probed"
-    straight = followed(lambda density: 0.5 + 0.4 * density, trunk=EARLY, rule=rule, wanted="gain")
+    straight = followed(lambda density: 0.5 + 0.4 * density, trunk=EARLY, rule=rule, select_by="gain")
     assert straight.answer.gain_density is None
     assert straight.answer.details["gain_missing"] == "no_saturation"
-    assert hand_back(straight.curve, straight.answer, by="gain").density == 1.0
+    assert select_network(straight.curve, straight.answer, by="gain").density == 1.0
 
 
 def test_a_ceiling_below_the_answer_leaves_it_unreached_whatever_a_dense_copy_does() -> None:
@@ -185,7 +187,7 @@ def test_a_ceiling_below_the_answer_leaves_it_unreached_whatever_a_dense_copy_do
     assert seen.answer.reason == Reason.UNREACHED
     assert seen.answer.details["at_density"] == pytest.approx(0.2)
     assert seen.answer.details["gap"] == seen.answer.allowed == pytest.approx(0.01 * 10**0.2)
-    assert hand_back(seen.curve, seen.answer).density == pytest.approx(0.2)
+    assert select_network(seen.curve, seen.answer).density == pytest.approx(0.2)
 
 
 def test_a_delta_too_fine_for_the_examples_leads_to_an_end() -> None:
@@ -200,13 +202,17 @@ def test_a_delta_too_fine_for_the_examples_leads_to_an_end() -> None:
 def test_a_flat_curve_ends_early_beside_a_dense_copy() -> None:
     seen = followed(lambda density: 0.9)
     assert seen.answer.status == "flat"
-    assert hand_back(seen.curve, seen.answer).round == 0
+    assert select_network(seen.curve, seen.answer).round == 0
     assert seen.curve.rough[-1].density < 0.3
 
 
 @pytest.mark.parametrize("max_probes", [4, 5, 8])
 def test_a_number_of_probes_that_was_given_is_kept(max_probes: int) -> None:
-    seen = followed(power(0.127), trunk=EARLY, rule=ProbeRule(max_probes=max_probes, narrow=1.001, narrow_gain=1.001))
+    seen = followed(
+        power(0.127),
+        trunk=EARLY,
+        rule=ProbeRule(delta=0.01, max_probes=max_probes, max_width=1.001, max_gain_width=1.001),
+    )
     assert len(seen.curve.probes) <= max_probes
     assert sum(batch.count(DENSE) for batch in seen.batches) == 1
     assert all(len(batch) <= 2 for batch in seen.batches[1:])
@@ -218,16 +224,16 @@ LADDER = [0.05, 0.1, 0.2, 0.4, 1.0]
 
 
 def test_the_allowed_gap_is_a_power_of_the_epochs_with_doubt() -> None:
-    reading = estimate_from_points(points(LADDER, power(0.127), 16), 0.01, None, noise_hint=1e-3, epochs_in_full=80)
+    reading = estimate_from_points(points(LADDER, power(0.127), 16), 0.01, None, noise_hint=1e-3, full_epochs=80)
     assert reading is not None
     powers = np.sort(np.log(reading.allowed / 0.01) / math.log(80 / 16))
     wanted = np.array([NormalDist(0.2, 0.1).inv_cdf((k + 0.5) / len(powers)) for k in range(len(powers))])
     assert np.abs(powers - wanted).max() < 0.03
     assert np.abs(powers - wanted).mean() < 2e-3
     # No knowledge of the curve hangs on it: drawn apart from all else.
-    for other in (reading.curves.top, reading.curves.rise, reading.curves.offset, np.log(reading.curves.noise)):
-        assert abs(np.corrcoef(other, reading.curves.lag)[0, 1]) < 0.05
-    middle, low, high = allowed_meanwhile(0.01, 16, 80)
+    for other in (reading.curves.top, reading.curves.rise, reading.curves.reference_z, np.log(reading.curves.noise)):
+        assert abs(np.corrcoef(other, reading.curves.gap_z)[0, 1]) < 0.05
+    middle, low, high = allowed_gap(0.01, 16, 80)
     assert middle == pytest.approx(0.01 * 5**0.2)
     assert (low, high) == pytest.approx(
         tuple(0.01 * 5 ** NormalDist(0.2, 0.1).inv_cdf(x) for x in (0.05, 0.95)), rel=1e-3
@@ -235,16 +241,16 @@ def test_the_allowed_gap_is_a_power_of_the_epochs_with_doubt() -> None:
 
 
 def test_answers_are_where_each_curve_comes_within_its_own_gap() -> None:
-    reading = estimate_from_points(points(LADDER, power(0.127), 16), 0.01, None, noise_hint=1e-3, epochs_in_full=160)
+    reading = estimate_from_points(points(LADDER, power(0.127), 16), 0.01, None, noise_hint=1e-3, full_epochs=160)
     assert reading is not None
     curves = reading.curves
     for k in range(0, len(curves.top), 97):
         one = {
             name: getattr(curves, name)[k : k + 1]
-            for name in ("bend", "speed", "top", "rise", "noise", "offset", "lag")
+            for name in ("bend", "speed", "top", "rise", "noise", "reference_z", "gap_z")
         }
         single = dataclasses.replace(curves, **one)
-        target = curves.top[k] - 0.01 * 10 ** (0.2 + 0.1 * curves.lag[k])
+        target = curves.top[k] - 0.01 * 10 ** (0.2 + 0.1 * curves.gap_z[k])
         found = brentq(lambda x, single=single, target=target: float(single.at(x)[0]) - target, 1e-6, 1.0)
         assert reading.delta_density[k] == pytest.approx(found, rel=1e-6)
 
@@ -256,10 +262,10 @@ def test_answers_move_down_by_the_gap_that_is_allowed(score: Callable[[float], f
     dense = Point(round=DENSE, density=1.0, epochs=16, score=score(1.0))
     probes = (*(dataclasses.replace(visited[k], epochs=16) for k in (2, 7, 10, 14)), dense)
 
-    def answer(epochs: int, epochs_in_full: int | None) -> Answer:
+    def answer(epochs: int, full_epochs: int | None) -> Answer:
         trained = tuple(dataclasses.replace(probe, epochs=epochs) for probe in probes)
-        curve = Curve(rough=visited, probes=trained, can_probe_dense=True, epochs_in_full=epochs_in_full)
-        return ProbeRule(delta=0.01).answer(curve)
+        curve = Curve(rough=visited, probes=trained, can_probe_dense=True, full_epochs=full_epochs)
+        return RULE.answer(curve)
 
     def known(share: float) -> float:
         gap = 0.01 * 10 ** NormalDist(0.2, 0.1).inv_cdf(1 - share)
@@ -280,15 +286,15 @@ def test_answers_move_down_by_the_gap_that_is_allowed(score: Callable[[float], f
 @pytest.mark.parametrize(
     "reference", [None, Reference(score=0.93, kind="dense", epochs=80), Reference(score=0.93, kind="given")]
 )
-@pytest.mark.parametrize("epochs_in_full", [80, 40])
+@pytest.mark.parametrize("full_epochs", [80, 40])
 def test_probes_no_shorter_than_the_final_training_are_read_as_they_are(
-    reference: Reference | None, epochs_in_full: int
+    reference: Reference | None, full_epochs: int
 ) -> None:
     visited = tuple(points(LADDER, power(0.127), 80))
     plain = Curve(rough=visited, probes=visited, reference=reference)
-    told = dataclasses.replace(plain, epochs_in_full=epochs_in_full)
-    assert ProbeRule().answer(told) == ProbeRule().answer(plain)
-    assert ProbeRule().answer(told).allowed is None
+    told = dataclasses.replace(plain, full_epochs=full_epochs)
+    assert RULE.answer(told) == RULE.answer(plain)
+    assert RULE.answer(told).allowed is None
 
 
 # The network handed back.
@@ -303,7 +309,7 @@ def test_the_smallest_enough_by_its_definition(
     rough = tuple(points(visited, saturating(5.0), 16))
     probes = tuple(point for point in rough if point.round in probed)
     curve = Curve(rough=rough, probes=probes, can_probe_dense=brief)
-    chosen = smallest_enough(curve, wanted).density
+    chosen = sparsest_sufficient(curve, wanted).density
     if not brief or not probes:
         assert chosen == min((x for x in visited if x >= wanted), default=visited[-1])
         return
@@ -315,7 +321,7 @@ def test_the_smallest_enough_by_its_definition(
 def test_rules_without_probes_hand_back_the_network_at_which_they_stopped() -> None:
     rule = rules.create("exponential")
     stopped = follow(rule, lambda _, x: saturating(10.0)(x), lambda _, x: 0.0)
-    assert hand_back(stopped.curve, stopped.answer).round == stopped.curve.rough[-1].round
+    assert select_network(stopped.curve, stopped.answer).round == stopped.curve.rough[-1].round
 
 
 def test_the_trajectory_of_a_full_network_is_not_called_a_dense_training() -> None:
@@ -326,6 +332,6 @@ def test_the_trajectory_of_a_full_network_is_not_called_a_dense_training() -> No
 
 def test_curves_are_numbers_far_below_their_points() -> None:
     """Long tails rise beyond all numbers there; one that does not rise at all stays where it is."""
-    curves = fit_curves([0.2, 0.5, 1.0], [0.9, 0.9, 0.9], noise_hint=1e-3)
+    curves = sample_posterior([0.2, 0.5, 1.0], [0.9, 0.9, 0.9], noise_hint=1e-3)
     with np.errstate(all="raise"):
         assert np.isfinite(dataclasses.replace(curves, bend=np.full_like(curves.bend, -0.4)).at(1e-4)).all()

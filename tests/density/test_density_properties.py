@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pathgrow.density import rules
-from pathgrow.density.acquisition import NEXT_TO
-from pathgrow.density.estimate import allowed_meanwhile
+from pathgrow.density.acquisition import CLOSE, select_network
+from pathgrow.density.estimate import allowed_gap, fit_band
 from pathgrow.density.probe import ProbeRule
 from pathgrow.density.saturation import fit_saturation
-from pathgrow.density.summary import fit_band, hand_back
 from pathgrow.density.types import DENSE, Curve, Grow, Point, Probe, Reason, Reference, Stop
 from tests.support.growing import follow
 
@@ -132,17 +131,17 @@ def test_any_scores_whatever_lead_to_an_end(scores: list[float], reference: floa
 )
 @settings(max_examples=40, deadline=None)
 def test_the_cautious_line_crosses_the_goal_at_the_answer(
-    rate: float, seed: int, delta: float, kind: str | None, epochs_in_full: int | None, num_val: int | None
+    rate: float, seed: int, delta: float, kind: str | None, full_epochs: int | None, num_val: int | None
 ) -> None:
     """What pictures draw beside the fitted curve, so that readers see why the answer is where it is."""
     points = observed(rate, seed, num=6)
     reference = None if kind is None else Reference(score=0.9, kind=kind, epochs=80)
-    curve = Curve(rough=points, probes=points, reference=reference, epochs_in_full=epochs_in_full, num_val=num_val)
+    curve = Curve(rough=points, probes=points, reference=reference, full_epochs=full_epochs, num_val=num_val)
     answer = ProbeRule(delta=delta).answer(curve)
     band = fit_band(curve, answer)
     densities, line = np.array(band["density"]), np.array(band["cautious"])
     assert np.all(np.diff(line) >= -1e-12)
-    goal = answer.reference.score - allowed_meanwhile(delta, 80, epochs_in_full)[0]
+    goal = answer.reference.score - allowed_gap(delta, 80, full_epochs)[0]
     if answer.density is None:
         assert np.all(line >= goal - 1e-9) if answer.status == "flat" else np.all(line <= goal + 1e-9)
         return
@@ -167,7 +166,7 @@ shapes = st.one_of(
         ProbeRule,
         delta=st.sampled_from([1e-4, 0.005, 0.01, 0.1]),
         max_probes=st.sampled_from([None, 4, 7, 12]),
-        max_price=st.sampled_from([1.0, 3.0, None]),
+        max_cost=st.sampled_from([1.0, 3.0, None]),
     ),
     options=st.fixed_dictionaries(
         {
@@ -176,7 +175,7 @@ shapes = st.one_of(
             "num": st.sampled_from([200, 10_000]),
             "probe_epochs": st.sampled_from([1, 16, 159, 160]),
             "num_val": st.sampled_from([None, 1, 50, 5000]),
-            "wanted": st.sampled_from(["delta", "gain"]),
+            "select_by": st.sampled_from(["delta", "gain"]),
             "ceiling": st.sampled_from([1.0, 1.0, 1.0, 0.4]),
         }
     ),
@@ -206,10 +205,10 @@ def test_beside_a_dense_copy_any_curve_leads_to_an_end_within_the_limits(
     answer = seen.answer
     assert answer.reason in set(Reason)
     assert (answer.density is not None) == (answer.status == "found")
-    chosen = hand_back(seen.curve, answer, by=options["wanted"])
+    chosen = select_network(seen.curve, answer, by=options["select_by"])
     assert chosen in seen.curve.rough
     if answer.density is not None:
         assert answer.interval[0] <= answer.density <= answer.interval[1] <= options["ceiling"]
-        asked_for = answer.gain_density if options["wanted"] == "gain" else answer.density
+        asked_for = answer.gain_density if options["select_by"] == "gain" else answer.density
         if DENSE in asked and asked_for is not None:
-            assert NEXT_TO * chosen.density >= min(asked_for, options["ceiling"]) - 1e-9
+            assert CLOSE * chosen.density >= min(asked_for, options["ceiling"]) - 1e-9

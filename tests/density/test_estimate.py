@@ -8,10 +8,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from pathgrow.density.estimate import LEVEL, Estimate, estimate_from_points, quantiles, scatter
-from pathgrow.density.posterior import fit_curves
+from pathgrow.density.estimate import LEVEL, Estimate, estimate_from_points, quantiles, trajectory_noise
+from pathgrow.density.posterior import sample_posterior
 from pathgrow.density.probe import ProbeRule
 from pathgrow.density.types import DENSE, Curve, Point, Probe, Reference
+
+RULE = ProbeRule(delta=0.01)
+
 
 LADDER = (0.04, 0.08, 0.16, 0.3, 0.55, 1.0)
 NOISE = 0.004
@@ -52,9 +55,9 @@ def test_three_scores_of_two_densities_are_too_few() -> None:
     copy = Point(round=DENSE, density=1.0, epochs=16, score=0.91)
     points = [Point(round=0, density=0.3, epochs=16, score=0.8), full, copy]
     assert estimate_from_points(points, 0.01, None, noise_hint=None) is None
-    assert ProbeRule().answer(Curve(rough=tuple(points[:2]), probes=tuple(points))).status == "open"
+    assert RULE.answer(Curve(rough=tuple(points[:2]), probes=tuple(points))).status == "open"
     visited = (Point(round=0, density=0.1, epochs=16, score=0.6), *points[:2])
-    verdict = ProbeRule().decide(Curve(rough=visited, probes=tuple(points[1:]), at_ceiling=True))
+    verdict = RULE.decide(Curve(rough=visited, probes=tuple(points[1:]), at_ceiling=True))
     assert isinstance(verdict, Probe)
 
 
@@ -63,7 +66,7 @@ def test_three_scores_of_two_densities_are_too_few() -> None:
 
 def test_a_reference_of_another_length_is_a_noisy_score_and_no_point_of_the_curve() -> None:
     found = reading(Reference(score=0.93, kind="dense", epochs=160))
-    apart = fit_curves(LADDER, [point.score for point in probes()], noise_hint=NOISE)
+    apart = sample_posterior(LADDER, [point.score for point in probes()], noise_hint=NOISE)
     assert np.array_equal(found.curves.top, apart.top)
     assert np.array_equal(found.curves.rise, apart.rise)
     # One training's outcome: as far off as a probe's.
@@ -74,7 +77,7 @@ def test_a_reference_of_another_length_is_a_noisy_score_and_no_point_of_the_curv
 def test_a_reference_on_the_curve_sharpens_its_end() -> None:
     """Trained as long as the probes and where they point to: it and they say one thing."""
     points = probes()[:-1]
-    apart = fit_curves(LADDER[:-1], [point.score for point in points], noise_hint=NOISE)
+    apart = sample_posterior(LADDER[:-1], [point.score for point in points], noise_hint=NOISE)
     met = estimate_from_points(points, 0.02, Reference(score=0.9, kind="dense", epochs=16), noise_hint=NOISE)
     assert met is not None
     assert float(np.std(met.curves.top)) < 0.75 * float(np.std(apart.top))
@@ -111,6 +114,6 @@ def test_the_scatter_of_a_trajectory_is_its_noise_whatever_its_rise() -> None:
                 Point(round=k, density=x, epochs=20, score=exponential(x) + rng.normal(0, noise))
                 for k, x in enumerate(ladder)
             ]
-            found.append(scatter(rough))
+            found.append(trajectory_noise(rough))
         assert float(np.mean(found)) == pytest.approx(noise, rel=0.2)
-    assert scatter(rough[:5]) is None
+    assert trajectory_noise(rough[:5]) is None

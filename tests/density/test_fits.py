@@ -106,12 +106,12 @@ def test_the_order_of_points_does_not_matter() -> None:
 @pytest.mark.parametrize(
     ("densities", "scores", "words"),
     [
-        ([0.1, 0.2], [0.5, 0.6], "got 2 different densities: at least 3"),
-        ([0.1, 0.1, 0.1, 0.2], [0.5, 0.6, 0.7, 0.8], "got 2 different densities"),
-        ([0.1, 0.2, 0.3], [0.5, 0.6], "got 3 densities and 2 performances"),
-        ([0.1, 0.2, 0.3], [0.5, math.nan, 0.7], "point 1 is .* leave out"),
-        ([0.1, 0.2, 30.0], [0.5, 0.6, 0.7], "point 2 has density 30: a density is a kept fraction"),
-        ([], [], "got 0 different densities"),
+        ([0.1, 0.2], [0.5, 0.6], "needs at least 3 distinct densities, got 2"),
+        ([0.1, 0.1, 0.1, 0.2], [0.5, 0.6, 0.7, 0.8], "distinct densities, got 2"),
+        ([0.1, 0.2, 0.3], [0.5, 0.6], "equal length, got 3 and 2 values"),
+        ([0.1, 0.2, 0.3], [0.5, math.nan, 0.7], "point 1 must be finite, got density 0.2, performance nan"),
+        ([0.1, 0.2, 30.0], [0.5, 0.6, 0.7], "density of point 2 must be in .0, 1., got 30"),
+        ([], [], "distinct densities, got 0"),
     ],
 )
 def test_bad_points_end_with_a_sentence(densities, scores, words) -> None:
@@ -122,5 +122,5 @@ def test_bad_points_end_with_a_sentence(densities, scores, words) -> None:
 def test_bad_questions_end_with_a_sentence() -> None:
     fit = fit_saturation(RHO, exponential(RHO) + 0.01 * np.sin(9 * RHO))
     for ask in (lambda: fit.operating_density(1.0), lambda: fit.within(0.0), lambda: fit.interval(1.5)):
-        with pytest.raises(UserError, match="give"):
+        with pytest.raises(UserError, match="must be"):
             ask()

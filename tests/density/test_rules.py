@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 
 from pathgrow.density import rules
-from pathgrow.density.estimate import estimate
+from pathgrow.density.acquisition import select_network
+from pathgrow.density.estimate import estimate_from_probes, fit_band
 from pathgrow.density.probe import ProbeRule
-from pathgrow.density.summary import fit_band, hand_back
 from pathgrow.density.types import Answer, Curve, Grow, Point, Probe, Reason, Reference, Stop
 from pathgrow.errors import UserError
+
+RULE = ProbeRule(delta=0.01)
+
 
 # Not quite noise: the same small wiggle every time.
 WIGGLE = [0.3, -0.8, 0.5, 0.9, -0.4, -0.6, 0.7, -0.2, 0.1, -0.9, 0.8, -0.3, 0.2, -0.5, 0.6, -0.7, 0.4, -0.1]
@@ -48,7 +51,7 @@ def grown(
     ceiling: float = 1.0,
 ) -> tuple[Curve, Stop, Answer]:
     """Follow the probe rule on a curve with next to no noise."""
-    rule = rule or ProbeRule()
+    rule = rule or RULE
     visited = [point for point in rough(ladder(gamma=gamma), score) if point.density <= ceiling]
     probes: list[Point] = []
     seen = 1
@@ -78,10 +81,10 @@ def test_names_and_options() -> None:
     assert rules.names() == ["probe", "exponential", "trajectory"]
     for name in rules.names():
         assert rules.create(name, delta=0.02).name == name
-    assert rules.create("probe", max_probes=6) == ProbeRule(max_probes=6)
+    assert rules.create("probe", max_probes=6) == ProbeRule(delta=0.01, max_probes=6)
     with pytest.raises(UserError, match="unknown density rule 'prob': did you mean probe"):
         rules.create("prob")
-    with pytest.raises(UserError, match="the rule 'trajectory' has no option 'max_probes': its options are beyond"):
+    with pytest.raises(UserError, match=r"density rule 'trajectory' has no option 'max_probes' \(known: beyond, delta"):
         rules.create("trajectory", max_probes=3)
 
 
@@ -91,10 +94,10 @@ def test_names_and_options() -> None:
         ("probe", {"delta": 0.0}),
         ("probe", {"delta": math.nan}),
         ("probe", {"max_probes": 3}),
-        ("probe", {"max_price": 0.5}),
-        ("probe", {"max_price": math.nan}),
+        ("probe", {"max_cost": 0.5}),
+        ("probe", {"max_cost": math.nan}),
         ("probe", {"spacing": 1.0}),
-        ("probe", {"narrow": 0.9}),
+        ("probe", {"max_width": 0.9}),
         ("exponential", {"level": 1.0}),
         ("exponential", {"min_points": 3}),
         ("trajectory", {"beyond": 0.5}),
@@ -183,7 +186,7 @@ def test_trajectory_says_flat() -> None:
 
 
 def test_probe_refuses_a_loop_without_copies() -> None:
-    with pytest.raises(UserError, match="use the rule 'trajectory'"):
+    with pytest.raises(UserError, match="use the 'trajectory' rule"):
         rules.create("probe").decide(Curve(rough=rough([0.03], saturating(10.0)), can_probe=False))
 
 
@@ -192,7 +195,7 @@ def test_first_probes_follow_ratios_of_density_not_rounds(gamma: float) -> None:
     """Half a growth step at either end is all that the ladder of rounds may change."""
     points = rough(ladder(gamma=gamma), saturating(10.0))
     for num in range(1, len(points) + 1):
-        verdict = ProbeRule().decide(Curve(rough=points[:num], at_ceiling=num == len(points)))
+        verdict = RULE.decide(Curve(rough=points[:num], at_ceiling=num == len(points)))
         if isinstance(verdict, Probe):
             break
     first = [points[k].density for k in verdict.rounds]
@@ -231,7 +234,7 @@ def test_a_reference_out_of_reach_is_said_to_be() -> None:
     assert answer.gain_density == pytest.approx(0.2996, rel=0.05)
     assert answer.reason == Reason.UNREACHED
     assert (answer.details["gap"], answer.details["at_density"]) == (0.01, 1.0)
-    assert hand_back(curve, answer).density == 1.0
+    assert select_network(curve, answer).density == 1.0
 
 
 @pytest.mark.parametrize("reference", [None, Reference(score=0.9, kind="dense", epochs=80)])
@@ -242,7 +245,7 @@ def test_a_flat_curve_is_said_to_be(reference: Reference | None) -> None:
     assert answer.interval == (0.0, curve.rough[0].density)
     assert answer.gain_density is None
     assert answer.details["gain_missing"] == "no_rise"
-    assert hand_back(curve, answer).round == 0
+    assert select_network(curve, answer).round == 0
     # Nothing can be gained by growing on: the expensive half of the range is spared.
     assert max(probe.density for probe in curve.probes) < 0.6
 
@@ -262,7 +265,7 @@ def test_a_ceiling_below_the_answer_leaves_it_unreached() -> None:
 
 
 def test_a_small_budget_of_probes_is_spread_over_the_range() -> None:
-    curve, _, answer = grown(saturating(5.0), rule=ProbeRule(max_probes=5))
+    curve, _, answer = grown(saturating(5.0), rule=ProbeRule(delta=0.01, max_probes=5))
     assert len(curve.probes) <= 5
     assert max(probe.density for probe in curve.probes) == 1.0
     assert answer.status == "found"
@@ -273,7 +276,7 @@ def batches(score: Callable[[float], float], *, reference: Reference | None = No
     visited, probes, seen, asked = rough(ladder(), score), list[Point](), 1, list[tuple[int, ...]]()
     while True:
         curve = Curve(rough=visited[:seen], probes=tuple(probes), reference=reference, at_ceiling=seen == len(visited))
-        match ProbeRule().decide(curve):
+        match RULE.decide(curve):
             case Stop():
                 return asked
             case Grow():
@@ -293,7 +296,7 @@ def test_without_a_reference_three_probes_at_once_and_then_the_answer_itself(rat
     assert all(len(batch) == 1 for batch in asked[1:])
     assert 4 <= sum(map(len, asked)) <= 5
     curve, _, answer = grown(saturating(rate))
-    assert hand_back(curve, answer).round in {probe.round for probe in curve.probes}
+    assert select_network(curve, answer).round in {probe.round for probe in curve.probes}
 
 
 def test_with_a_reference_probes_come_in_batches() -> None:
@@ -306,7 +309,7 @@ def test_with_a_reference_probes_come_in_batches() -> None:
 
 def test_the_price_of_the_search_is_kept() -> None:
     def spent(limit: float | None) -> float:
-        rule = ProbeRule(max_probes=9, max_price=limit, narrow=1.001, narrow_gain=1.001)
+        rule = ProbeRule(delta=0.01, max_probes=9, max_cost=limit, max_width=1.001, max_gain_width=1.001)
         return sum(probe.density for probe in grown(saturating(4.0), rule=rule)[0].probes)
 
     assert [spent(limit) < limit for limit in (1.8, 2.2, 2.6)] == [True, True, True]
@@ -318,7 +321,7 @@ def test_nothing_is_probed_before_the_trunk_is_well_beyond_its_own_flattening() 
     flattens = math.log(20) / 15
     for reference in (None, Reference(score=0.9, kind="given")):
         curves = [Curve(rough=points[:num], reference=reference) for num in range(1, len(points))]
-        first = next(curve for curve in curves if isinstance(ProbeRule().decide(curve), Probe))
+        first = next(curve for curve in curves if isinstance(RULE.decide(curve), Probe))
         assert first.rough[-2].density < 1.05 * 3 * flattens
         assert first.rough[-1].density > 0.95 * 3 * flattens
 
@@ -328,11 +331,12 @@ def test_an_answer_below_the_first_batch_is_followed_down() -> None:
     visited = rough(ladder(), saturating(4.0))
     probes: list[Point] = []
     while not isinstance(
-        verdict := ProbeRule().decide(curve := Curve(rough=visited, probes=tuple(probes), at_ceiling=True)), Stop
+        verdict := RULE.decide(curve := Curve(rough=visited, probes=tuple(probes), at_ceiling=True)),
+        Stop,
     ):
         assert isinstance(verdict, Probe)
         probes += [dataclasses.replace(visited[k], score=saturating(70.0)(visited[k].density)) for k in verdict.rounds]
-    answer = ProbeRule().answer(curve)
+    answer = RULE.answer(curve)
     assert min(probe.density for probe in probes[:3]) > 0.1
     assert answer.density == pytest.approx(math.log(40) / 70, rel=0.35)
     assert answer.interval[0] <= math.log(40) / 70 <= answer.interval[1]
@@ -353,7 +357,7 @@ def test_few_visited_densities_are_all_probed() -> None:
 def test_hand_back_takes_the_smallest_visited_density_no_smaller_than_the_answer() -> None:
     curve, _, answer = grown(saturating(10.0), rule=ProbeRule(delta=0.1))
     for by, wanted in (("delta", answer.density), ("gain", answer.gain_density)):
-        chosen = hand_back(curve, answer, by=by)
+        chosen = select_network(curve, answer, by=by)
         assert chosen.density >= wanted
         assert all(point.density < wanted for point in curve.rough if point.density < chosen.density)
 
@@ -373,7 +377,7 @@ def test_few_validation_examples_widen_the_interval(reference: Reference | None)
     curve, _, sharp = grown(saturating(10.0), reference=reference)
     widths = [math.log(sharp.interval[1] / sharp.interval[0])]
     for num_val in (10_000, 300):
-        answer = ProbeRule().answer(dataclasses.replace(curve, num_val=num_val))
+        answer = RULE.answer(dataclasses.replace(curve, num_val=num_val))
         assert answer.density == pytest.approx(
             sharp.density, rel=0.05
         )  # two thirds of a wider spread lie a little higher
@@ -411,7 +415,7 @@ def test_an_interval_that_reaches_below_every_probe_is_open_there() -> None:
     rule = ProbeRule(delta=0.012)
     curve = Curve(rough=points, probes=points, at_ceiling=True)
     answer = rule.answer(curve)
-    below = float(np.mean(estimate(curve, rule.delta).delta_density <= 0.1))
+    below = float(np.mean(estimate_from_probes(curve, rule.delta).delta_density <= 0.1))
     assert below > 0.05
     assert answer.status == "found"
     assert answer.interval[0] == 0.0

@@ -9,11 +9,14 @@ from itertools import pairwise
 import pytest
 
 from pathgrow.density import rules
-from pathgrow.density.estimate import estimate, quantiles
+from pathgrow.density.acquisition import select_network
+from pathgrow.density.estimate import estimate_from_probes, fit_band, quantiles
 from pathgrow.density.probe import ProbeRule
-from pathgrow.density.summary import fit_band, hand_back
 from pathgrow.density.types import Curve, Grow, Point, Probe, Reference
 from tests.support.growing import Followed, follow
+
+RULE = ProbeRule(delta=0.01)
+
 
 WIGGLE = [0.3, -0.8, 0.5, 0.9, -0.4, -0.6, 0.7, -0.2, 0.1, -0.9, 0.8, -0.3, 0.2, -0.5, 0.6, -0.7, 0.4, -0.1]
 GIVEN = Reference(score=0.9, kind="given", epochs=80)
@@ -32,7 +35,7 @@ def search(
         return lambda round, density: curve(density) + 5e-4 * WIGGLE[(round + shift) % len(WIGGLE)]
 
     settings = {"reference": GIVEN, "probe_epochs": 80, "budget": 80, **options}
-    return follow(rule or ProbeRule(), near(trunk, 0), near(trained, 5), **settings)  # type: ignore[arg-type]
+    return follow(rule or RULE, near(trunk, 0), near(trained, 5), **settings)  # type: ignore[arg-type]
 
 
 EARLY = saturating(60.0)
@@ -73,11 +76,11 @@ def test_on_the_way_up_probes_are_placed_apart(rate: float) -> None:
 @pytest.mark.parametrize("max_probes", [5, 6, 7])
 def test_one_probe_is_kept_for_the_network_of_the_answer(max_probes: int) -> None:
     for rate in (20.0, 10.0, 6.0):
-        seen = search(saturating(rate), EARLY, ProbeRule(max_probes=max_probes))
+        seen = search(saturating(rate), EARLY, ProbeRule(delta=0.01, max_probes=max_probes))
         assert len(seen.curve.probes) <= max_probes
         if len(seen.curve.probes) < max_probes:
             continue  # sure enough without
-        chosen = hand_back(seen.curve, seen.answer)
+        chosen = select_network(seen.curve, seen.answer)
         steps = [abs(chosen.round - probe.round) for probe in seen.curve.probes]
         assert min(steps) <= 1, "it may move by a step when its own probe is seen"
 
@@ -85,7 +88,7 @@ def test_one_probe_is_kept_for_the_network_of_the_answer(max_probes: int) -> Non
 def test_with_a_reference_the_price_of_probes_is_no_limit() -> None:
     """Each of them may be handed back as it is, and the user has asked for a sure answer."""
     cheap, free = (
-        search(saturating(5.0), EARLY, ProbeRule(max_price=price, narrow=1.001, narrow_gain=1.001))
+        search(saturating(5.0), EARLY, ProbeRule(delta=0.01, max_cost=price, max_width=1.001, max_gain_width=1.001))
         for price in (1.0, None)
     )
     assert sum(probe.density for probe in cheap.curve.probes) > 1.0
@@ -113,7 +116,7 @@ def test_an_answer_beyond_the_densest_probe_is_none(at_ceiling: bool, status: st
     """The fit would put it at 74%; what was trained out ends at 30%."""
     seen = points([0.03, 0.06, 0.1, 0.15, 0.2, 0.3], saturating(5.0))
     curve = Curve(rough=seen, probes=seen, reference=GIVEN, at_ceiling=at_ceiling)
-    answer = ProbeRule().answer(curve)
+    answer = RULE.answer(curve)
     assert (answer.status, answer.density, answer.interval) == (status, None, None)
 
 
@@ -160,8 +163,8 @@ def test_growth_goes_on_while_a_bracket_holds_with_less_than_ninety_percent(nois
     )
     probes = tuple(rough[k] for k in (0, 3, 6, 8, 10, 12))
     curve = Curve(rough=rough, probes=probes, reference=Reference(score=0.906, kind="given", epochs=160))
-    reading = estimate(curve, 0.01)
+    reading = estimate_from_probes(curve, 0.01)
     assert reading is not None
     assert 0.12 < reading.share_above < 0.45
     assert 1.5 * quantiles(reading.delta_density, (2 / 3,))[0] < probes[-1].density
-    assert isinstance(ProbeRule(delta=0.01).decide(curve), Grow)
+    assert isinstance(RULE.decide(curve), Grow)

@@ -46,7 +46,7 @@ def test_noise_widens_the_interval() -> None:
     widths = []
     for noise in (0.001, 0.006):
         simulation = Simulation(setting=SETTINGS["medium"], noise=noise, reference="none", seed=3)
-        _, _, answer, _ = simulation.run(ProbeRule())
+        _, _, answer, _ = simulation.run(ProbeRule(delta=0.01))
         widths.append(math.log(answer.interval[1] / answer.interval[0]))
     assert widths[1] > 2 * widths[0]
 
@@ -57,6 +57,6 @@ def test_other_start_densities_and_growth_ratios() -> None:
         simulation = Simulation(
             setting=setting, noise=0.002, reference="dense", seed=1, start=start, gamma=gamma, lag=0.8
         )
-        _, _, answer, _ = simulation.run(ProbeRule())
+        _, _, answer, _ = simulation.run(ProbeRule(delta=0.01))
         assert answer.density == pytest.approx(setting.known(), rel=0.2)
         assert answer.gain_density == pytest.approx(setting.gain_density, rel=0.2)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pathgrow.density.estimate import LEVEL, quantiles
-from pathgrow.density.posterior import BENDS, SPEEDS, fall, fit_curves
+from pathgrow.density.posterior import BENDS, SPEEDS, normalized_gap, sample_posterior
 
 RHO = 0.03 * 1.25 ** np.array([0, 3, 6, 9, 12, 15])
 
@@ -22,14 +22,14 @@ def test_members_of_the_family() -> None:
     }
     for bend, gap in cases.items():
         expected = (gap - gap[-1]) / (gap[0] - gap[-1])
-        assert fall(rho, lowest, np.array(bend), np.array(4.0)) == pytest.approx(expected)
+        assert normalized_gap(rho, lowest, np.array(bend), np.array(4.0)) == pytest.approx(expected)
     # The slow limit: a plain root, which no exponential tail describes.
     root = (1 - np.sqrt(rho)) / (1 - math.sqrt(lowest))
-    assert fall(rho, lowest, np.array(0.5), np.array(1e-7)) == pytest.approx(root, rel=1e-5)
+    assert normalized_gap(rho, lowest, np.array(0.5), np.array(1e-7)) == pytest.approx(root, rel=1e-5)
 
 
 def test_reach_inverts_at() -> None:
-    curves = fit_curves(RHO, [0.5, 0.61, 0.7, 0.76, 0.78, 0.785])
+    curves = sample_posterior(RHO, [0.5, 0.61, 0.7, 0.76, 0.78, 0.785])
     for density in (0.05, 0.2, 0.7):
         assert curves.reach(curves.at(density)) == pytest.approx(np.full(len(curves.top), density))
     assert np.all(np.isinf(curves.reach(curves.top + 1e-6)))
@@ -94,7 +94,7 @@ def monte_carlo(rho: np.ndarray, score: np.ndarray, noise_hint: float, delta: fl
 def test_quadrature_agrees_with_monte_carlo(seed: int) -> None:
     """Closely: a term left out of the noise's posterior moves the lower end by 4%."""
     score = 0.9 - 0.4 * np.exp(-((RHO / 0.05) ** 0.5)) + np.random.default_rng(seed).normal(0, 0.004, len(RHO))
-    curves = fit_curves(RHO, score, noise_hint=0.004)
+    curves = sample_posterior(RHO, score, noise_hint=0.004)
     known = monte_carlo(RHO, score, 0.004, 0.02)
     assert quantiles(curves.reach(curves.top - 0.02), LEVEL) == pytest.approx(known["density"], rel=0.02)
     assert quantiles(curves.rise, LEVEL) == pytest.approx(known["rise"], rel=0.005)
@@ -105,7 +105,7 @@ def test_quadrature_agrees_with_monte_carlo(seed: int) -> None:
 def test_quadrature_agrees_with_monte_carlo_where_nothing_rises(seed: int) -> None:
     """Here the bound at zero decides: half of the possible rises are cut off."""
     score = 0.9 + np.random.default_rng(seed).normal(0, 0.004, len(RHO))
-    curves = fit_curves(RHO, score, noise_hint=0.004)
+    curves = sample_posterior(RHO, score, noise_hint=0.004)
     known = monte_carlo(RHO, score, 0.004, 0.02)
     assert quantiles(curves.rise, LEVEL)[1:] == pytest.approx(known["rise"][1:], rel=0.05)
     assert quantiles(curves.top, LEVEL) == pytest.approx(known["top"], abs=0.0005)
@@ -115,13 +115,13 @@ def test_points_that_clearly_fall_are_noise_about_a_flat_curve() -> None:
     """A curve that rises is the only one thought of, so all of their spread has to be noise."""
     rho = np.geomspace(0.03, 1.0, 12)
     score = 0.9 - 0.3 * rho
-    curves = fit_curves(rho, score, noise_hint=0.02)
+    curves = sample_posterior(rho, score, noise_hint=0.02)
     assert float(np.median(curves.noise)) == pytest.approx(float(np.std(score)), rel=0.25)
 
 
 def test_the_posterior_is_the_same_every_time() -> None:
     score = [0.5, 0.6, 0.7, 0.75, 0.78, 0.79]
-    first, second = fit_curves(RHO, score), fit_curves(RHO, score)
+    first, second = sample_posterior(RHO, score), sample_posterior(RHO, score)
     assert np.array_equal(first.top, second.top)
     assert np.array_equal(first.speed, second.speed)
 
@@ -131,5 +131,5 @@ def test_noise_is_inferred() -> None:
     rho = np.geomspace(0.02, 1.0, 24)
     for noise in (0.001, 0.01):
         error = rng.normal(0, noise, len(rho))
-        curves = fit_curves(rho, 0.9 - 0.3 * np.exp(-8 * rho) + error, noise_hint=0.004)
+        curves = sample_posterior(rho, 0.9 - 0.3 * np.exp(-8 * rho) + error, noise_hint=0.004)
         assert float(np.mean(curves.noise)) == pytest.approx(float(np.std(error)), rel=0.25)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pathgrow.density.acquisition import NEXT_TO
+from pathgrow.density.acquisition import CLOSE
 from pathgrow.runs.discovery import discover
 from pathgrow.runs.result import Discovery
 
@@ -107,7 +107,7 @@ def test_finds_both_known_answers(world: World, reference: str | None, seed: int
     assert found.operating_density == pytest.approx(world.delta_density(0.01), rel=0.25)
     assert found.gain_density == pytest.approx(world.gain_density, rel=0.25)
     # Without a reference the answer is vague, and a network a little sparser will do.
-    assert found.density >= found.operating_density / (1.0 if reference else NEXT_TO)
+    assert found.density >= found.operating_density / (1.0 if reference else CLOSE)
     assert found.density <= 1.3 * found.operating_density
     if reference is None:
         dense = found.probes[-1]

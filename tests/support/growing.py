@@ -36,7 +36,7 @@ def follow(
     budget: int = 160,
     reference: Reference | None = None,
     num_val: int | None = None,
-    wanted: str = "delta",
+    select_by: str = "delta",
     ceiling: float = 1.0,
 ) -> Followed:
     """Grow a network of `num` weights and probe it as the rule says, until it stops; probes may be short."""
@@ -51,9 +51,9 @@ def follow(
             probes=tuple(probes),
             reference=reference,
             num_val=num_val,
-            epochs_in_full=budget,
+            full_epochs=budget,
             can_probe_dense=can_probe_dense,
-            wanted=wanted,  # type: ignore[arg-type]
+            select_by=select_by,  # type: ignore[arg-type]
             ceiling=ceiling,
             at_ceiling=num_on == most,
         )

@@ -1,1 +1,1 @@
-"""Choosing the density: curves, fits and rules. Points in, verdict and answer out; no tensors, no files."""
+"""Density rules: evaluated networks in, verdict and answer out; no tensors, no files, no prose."""

@@ -1,4 +1,4 @@
-"""What equally trained probes say: where the curve comes within delta of the reference, and where its gain is made."""
+"""Posterior distributions of both answers: the density within delta of the reference, and 95% of the gain."""
 
 from __future__ import annotations
 
@@ -9,60 +9,60 @@ from functools import lru_cache
 
 import numpy as np
 
-from pathgrow.density.least_squares import Array
-from pathgrow.density.posterior import Curves, evenly, fit_curves
+from pathgrow.density.posterior import PosteriorSamples, evenly, sample_posterior
 from pathgrow.density.saturation import SaturationFit, fit_saturation
-from pathgrow.density.types import Curve, Point, Reference
+from pathgrow.density.types import Answer, Array, Curve, Point, Reference
 
 LOG20 = math.log(20.0)
 MIN_POINTS = 3
 """A curve has two numbers for its height and one for its shape. With no more points than these, the size of their error
-is a prior belief."""
+is prior belief."""
 SAMPLING = 0.5
-"""Standard deviation over images, in units of sqrt(delta), of how much more often the denser of two networks gets an
-image right. Measured on digits: 0.4."""
+"""Standard deviation over images, in units of sqrt(delta), of the difference in correctness between two networks that
+are delta apart. Measured on digits: 0.4."""
 SHRINKING = (0.2, 0.1)
-"""Gaps between networks shrink with this power of the length of training; and the standard deviation of that power."""
+"""Gaps between networks shrink with this power of the training length: mean and standard deviation of the power."""
 LEVEL = (0.05, 0.5, 0.95)
-"""A 90% interval and its middle."""
+"""Quantiles of a 90% interval and its median."""
+NUM_BAND_DENSITIES = 61
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """The possible curves through one set of points, and the two answers read from each of them."""
+    """Posterior curves through one set of points, and both answers on each of them."""
 
     lowest: float
     densest: Point
-    curves: Curves
-    exponentials: Curves
-    """The paper's shape alone: the spread of the gain answer."""
+    curves: PosteriorSamples
+    exponentials: PosteriorSamples
+    """Curves of the paper's shape only: the spread of the gain answer."""
     exponential: SaturationFit
     """The paper's fit: the gain answer itself."""
     reference: Reference
     level: Array
-    """The true score of the reference, one entry for each curve."""
+    """True score of the reference, one entry per curve."""
     allowed: Array
-    """How far below it a point may stay: delta after the full training, more after a short one."""
+    """Allowed gap to it, one entry per curve: delta after full training, more after a short one."""
     delta_density: Array
-    """One entry for each curve; 0: within reach at every density; infinity: not even at density 1."""
+    """One entry per curve; 0: every density is within the gap; infinity: not even density 1 is."""
     gain_density: Array
-    """One entry for each of the `exponentials`."""
+    """One entry per curve of `exponentials`."""
 
-    def margin(self, density: float, share: float) -> float:
-        """How far above its own goal a curve is at a density, on this share of the curves or more.
+    def margin(self, density: float, quantile: float) -> float:
+        """Return the score above the target that a fraction `quantile` of the curves exceeds at a density.
 
-        For the share of curves on which the delta answer is enough, that is 0 at the delta answer.
+        It is 0 at that quantile of the delta answer.
         """
-        return quantiles(self.curves.at(density) - (self.level - self.allowed), (1 - share,))[0]
+        return quantiles(self.curves.at(density) - (self.level - self.allowed), (1 - quantile,))[0]
 
     @property
     def share_below(self) -> float:
-        """How likely the delta answer lies below everything observed."""
+        """Posterior probability that the delta answer is below every observed density."""
         return float(np.mean(self.delta_density <= self.lowest))
 
     @property
     def share_above(self) -> float:
-        """How likely the delta answer lies above everything observed, or nowhere."""
+        """Posterior probability that the delta answer is above every observed density, or does not exist."""
         return float(np.mean(self.delta_density > self.densest.density))
 
     @property
@@ -72,23 +72,23 @@ class Estimate:
         return not self.exponential.flat and rise > 1.0
 
 
-@lru_cache(maxsize=4)  # a verdict and an answer are asked for one after the other, about the same curve
-def estimate(curve: Curve, delta: float) -> Estimate | None:
-    """Read the probes; None while there are too few of them."""
+@lru_cache(maxsize=4)  # a verdict and an answer are requested for the same curve, one after the other
+def estimate_from_probes(curve: Curve, delta: float) -> Estimate | None:
+    """Estimate both answers from the probes; None if there are too few."""
     return estimate_from_points(
         curve.probes,
         delta,
         curve.reference,
-        noise_hint=scatter(curve.rough),
+        noise_hint=trajectory_noise(curve.rough),
         num_val=curve.num_val,
-        epochs_in_full=curve.epochs_in_full,
+        full_epochs=curve.full_epochs,
     )
 
 
 @lru_cache(maxsize=4)
 def estimate_from_trajectory(rough: tuple[Point, ...], delta: float) -> Estimate | None:
-    """Read the trunk as if its rounds were trained equally, which gives a proposal and never an answer."""
-    return estimate_from_points(rough, delta, None, noise_hint=scatter(rough))
+    """Estimate as if all rounds of the trunk were trained equally, which suggests where to probe but is no answer."""
+    return estimate_from_points(rough, delta, None, noise_hint=trajectory_noise(rough))
 
 
 def estimate_from_points(
@@ -98,29 +98,30 @@ def estimate_from_points(
     *,
     noise_hint: float | None,
     num_val: int | None = None,
-    epochs_in_full: int | None = None,
+    full_epochs: int | None = None,
 ) -> Estimate | None:
-    """Read any points as if they were trained equally, against a reference or else against the densest of them.
+    """Estimate both answers from points that are treated as equally trained.
 
-    `epochs_in_full` is how long the networks in question will be trained, where the points were trained for less.
+    Without a reference the densest point is the reference. `full_epochs` is the training length of the networks in
+    question if the points were trained for less. None: fewer than `MIN_POINTS` distinct densities.
     """
     points = sorted(points, key=lambda point: point.density)
     densities = [point.density for point in points]
     if len(set(densities)) < MIN_POINTS:
         return None
     scores = [point.score for point in points]
-    curves = fit_curves(densities, scores, noise_hint=noise_hint)
-    exponentials = fit_curves(densities, scores, bends=(1.0,), noise_hint=noise_hint)
-    # All networks are scored on the same examples, so the choice of examples is no noise among the points. Yet with
-    # other examples, two networks that are delta apart would have come out this much closer or farther apart.
+    curves = sample_posterior(densities, scores, noise_hint=noise_hint)
+    exponentials = sample_posterior(densities, scores, bends=(1.0,), noise_hint=noise_hint)
+    # All networks are evaluated on the same examples, so the choice of examples is not noise between the points. With
+    # other examples, however, two networks that are delta apart would have come out this much closer or further apart.
     blur = 0.0 if num_val is None else SAMPLING * math.sqrt(delta / num_val)
     if reference is None:
-        # The fitted value, not the raw score: the other points say more about it than one noisy measurement does.
-        level = curves.at(points[-1].density) + blur * curves.offset
+        # The fitted value, not the raw score: the other points determine it better than one noisy measurement does.
+        level = curves.at(points[-1].density) + blur * curves.reference_z
         reference = Reference(score=float(np.median(level)), kind="densest", epochs=points[-1].epochs)
     else:
-        curves, level = _weigh(reference, points, curves, noise_hint, blur)
-    allowed = delta * _shrinks(points[-1].epochs, epochs_in_full, curves.lag)
+        curves, level = _average_over_models(reference, points, curves, noise_hint, blur)
+    allowed = delta * _gap_ratio(points[-1].epochs, full_epochs, curves.gap_z)
     return Estimate(
         lowest=densities[0],
         densest=points[-1],
@@ -135,45 +136,47 @@ def estimate_from_points(
     )
 
 
-def allowed_meanwhile(delta: float, epochs: int, epochs_in_full: int | None) -> tuple[float, float, float]:
-    """The gap after so many epochs that stands for a gap of delta after the full training: middle and 90% interval.
+def allowed_gap(delta: float, epochs: int, full_epochs: int | None) -> tuple[float, float, float]:
+    """Return the gap after `epochs` that corresponds to `delta` after full training: median and 90% interval.
 
-    >>> ["%.4f" % value for value in allowed_meanwhile(0.01, 16, 160)]
+    >>> ["%.4f" % value for value in allowed_gap(0.01, 16, 160)]
     ['0.0158', '0.0109', '0.0231']
     """
-    middle, low, high = (float(_shrinks(epochs, epochs_in_full, np.asarray(z))) for z in (0.0, -1.645, 1.645))
-    return delta * middle, delta * low, delta * high
+    median, low, high = (float(_gap_ratio(epochs, full_epochs, np.asarray(z))) for z in (0.0, -1.645, 1.645))
+    return delta * median, delta * low, delta * high
 
 
-def _shrinks(epochs: int, epochs_in_full: int | None, doubt: Array) -> Array:
-    """How many times larger gaps are after `epochs` than after the full training.
+def _gap_ratio(epochs: int, full_epochs: int | None, z: Array) -> Array:
+    """Return how many times larger gaps are after `epochs` than after full training.
 
-    Errors fall with training, and those of sparse and dense networks fall by about the same share: on CIFAR-10 the
+    Errors fall with training, and those of sparse and dense networks fall by about the same fraction: on CIFAR-10 the
     error of a ResNet-32 is that of the dense one times density^-0.13, after 16 epochs as well as after 80. The dense
     error falls with the 0.21st power of the epochs there; on digits, powers of 0.2 to 0.4 make short and long probes
-    agree on the answer. Without this factor, short probes ask for up to half as much density again as is needed.
+    agree on the answer. Without this factor, short probes ask for up to 50% more density than is needed.
     """
-    if epochs_in_full is None or epochs_in_full <= epochs:
-        return np.ones_like(doubt)
+    if full_epochs is None or full_epochs <= epochs:
+        return np.ones_like(z)
     power, spread = SHRINKING
-    shrunk: Array = (epochs_in_full / epochs) ** (power + spread * doubt)
-    return shrunk
+    ratio: Array = (full_epochs / epochs) ** (power + spread * z)
+    return ratio
 
 
-def _weigh(
-    reference: Reference, points: Sequence[Point], apart: Curves, noise_hint: float | None, blur: float
-) -> tuple[Curves, Array]:
-    """The possible curves given a dense score, and for each curve what that score truly is.
+def _average_over_models(
+    reference: Reference, points: Sequence[Point], apart: PosteriorSamples, noise_hint: float | None, blur: float
+) -> tuple[PosteriorSamples, Array]:
+    """Return the posterior given a dense score, and for each curve the true value of that score.
 
-    A dense score is the outcome of one training, as noisy as a probe. Either it is the end of the curve at density 1,
-    and then it and the probes sharpen each other; or it stands apart (another recipe, a penalty that growth left in the
-    weights) by something like half of the observed rise. How well each hypothesis predicts the score decides its share.
+    A dense score is the outcome of one training, as noisy as a probe. Under one hypothesis it is the end of the curve
+    at density 1, and it and the probes inform each other; under the other it is offset (another recipe, a penalty that
+    growth left in the weights) by about half of the observed rise. Both are weighted by their likelihood.
     """
-    own_level = reference.score + np.hypot(apart.noise, blur) * apart.offset
+    own_level = reference.score + np.hypot(apart.noise, blur) * apart.reference_z
     if reference.epochs is not None and reference.epochs != points[-1].epochs:
         return apart, own_level  # trained longer or shorter than the probes: not the end of their curve
     scores = [point.score for point in points]
-    joined = fit_curves([*(point.density for point in points), 1.0], [*scores, reference.score], noise_hint=noise_hint)
+    joined = sample_posterior(
+        [*(point.density for point in points), 1.0], [*scores, reference.score], noise_hint=noise_hint
+    )
     gap = reference.score - apart.top
 
     def likelihood(spread: Array) -> float:
@@ -181,25 +184,51 @@ def _weigh(
 
     as_end = likelihood(apart.noise)
     as_apart = likelihood(np.hypot(apart.noise, 0.5 * float(np.ptp(scores))))
-    share = as_end / (as_end + as_apart) if as_end > 0 else 0.0
-    num_joined = round(share * len(gap))
-    curves = joined.thin(num_joined) + apart.thin(len(gap) - num_joined)
-    end_level = curves.top[:num_joined] + blur * curves.offset[:num_joined]
+    weight = as_end / (as_end + as_apart) if as_end > 0 else 0.0
+    num_joined = round(weight * len(gap))
+    curves = joined.subsample(num_joined) + apart.subsample(len(gap) - num_joined)
+    end_level = curves.top[:num_joined] + blur * curves.reference_z[:num_joined]
     return curves, np.concatenate([end_level, evenly(own_level, len(gap) - num_joined)])
 
 
-def quantiles(values: Array, shares: Sequence[float]) -> list[float]:
-    """Order statistics: nothing is interpolated, so infinities stay what they are."""
+def quantiles(values: Array, probabilities: Sequence[float]) -> list[float]:
+    """Return order statistics; nothing is interpolated, which keeps infinities intact."""
     ordered = np.sort(values)
-    return [float(ordered[min(int(share * len(ordered)), len(ordered) - 1)]) for share in shares]
+    return [float(ordered[min(int(p * len(ordered)), len(ordered) - 1)]) for p in probabilities]
 
 
-def scatter(rough: Sequence[Point]) -> float | None:
-    """The noise of one score, estimated from third differences of the trajectory, which cancel a smooth rise.
+def trajectory_noise(rough: Sequence[Point]) -> float | None:
+    """Estimate the noise of one score from third differences of the trajectory, which cancel a smooth rise.
 
-    The median makes a single jump harmless. None while there are too few rounds to tell.
+    The median makes a single jump harmless. None for fewer than six rounds.
     """
     if len(rough) < 6:
         return None
     differences = np.diff([point.score for point in rough], n=3)
     return float(np.median(np.abs(differences))) / (0.6745 * math.sqrt(20.0))
+
+
+def fit_band(curve: Curve, answer: Answer | None = None) -> dict[str, list[float]] | None:
+    """Return the fitted curve with its 90% band, from the lowest to the densest probe.
+
+    The lists `density`, `score` (posterior median), `low` and `high` have equal lengths. None if there are too few
+    probes. If networks cannot be probed, the band is that of the rough points.
+
+    An answer that is another posterior quantile than the median is not where the median curve crosses the target. For
+    such an answer the list `cautious` is added: the score that this fraction of the curves exceeds, each relative to
+    its own target. It crosses the target at the answer.
+    """
+    points = curve.probes if curve.can_probe else curve.rough
+    estimate = estimate_from_points(points, 1.0, curve.reference, noise_hint=trajectory_noise(curve.rough))
+    if estimate is None:
+        return None
+    densities = np.geomspace(estimate.lowest, estimate.densest.density, NUM_BAND_DENSITIES)
+    rows = [quantiles(estimate.curves.at(float(density)), LEVEL) for density in densities]
+    low, score, high = (list(column) for column in zip(*rows, strict=True))
+    band = {"density": densities.tolist(), "score": score, "low": low, "high": high}
+    if answer is not None and isinstance(quantile := answer.details.get("quantile"), float):
+        judged = estimate_from_probes(curve, answer.delta)
+        if judged is not None:
+            target = judged.reference.score - (answer.delta if answer.allowed is None else answer.allowed)
+            band["cautious"] = [target + judged.margin(float(density), quantile) for density in densities]
+    return band

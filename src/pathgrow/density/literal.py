@@ -9,11 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from pathgrow.density import words
-from pathgrow.density.least_squares import check_delta, check_level
-from pathgrow.density.saturation import SaturationFit, fit_saturation
-from pathgrow.density.types import Answer, Curve, Grow, Reason, Status, Stop, Verdict
-from pathgrow.errors import UserError
+from pathgrow.density.saturation import SaturationFit, check_level, fit_saturation
+from pathgrow.density.types import Answer, Curve, Details, Grow, Reason, Stop, Verdict, check_delta
+from pathgrow.errors import require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +22,7 @@ class ExponentialRule:
     the gain answer; the returned network is the one at which growth stopped.
     """
 
-    delta: float = 0.01
+    delta: float
     level: float = 0.95
     min_points: int = 5
     """Rounds before the first fit."""
@@ -33,11 +31,10 @@ class ExponentialRule:
     def __post_init__(self) -> None:
         check_delta(self.delta)
         check_level(self.level)
-        if self.min_points < 5:
-            raise UserError(f"got min_points={self.min_points}: the fit wants at least 5 rough points")
+        require(self.min_points >= 5, "min_points", self.min_points, ">= 5", 5)
 
     def decide(self, curve: Curve) -> Verdict:
-        """Grow until the estimate has been passed."""
+        """Return whether to grow: until the trunk has passed the estimate."""
         estimate = self._estimate(curve)
         if estimate is None:
             if curve.at_ceiling:
@@ -46,7 +43,7 @@ class ExponentialRule:
                 return Grow(reason=Reason.FEW_ROUNDS, details={"rounds": len(curve.rough), "needed": self.min_points})
             return Grow(reason=Reason.NO_SATURATION_YET)
         here = curve.rough[-1].density
-        details = {"at_density": here, "estimate": estimate, "factor": 1.0}
+        details: Details = {"at_density": here, "estimate": estimate, "factor": 1.0}
         if here >= estimate:
             return Stop(reason=Reason.PAST_ESTIMATE, details=details)
         if curve.at_ceiling:
@@ -54,14 +51,13 @@ class ExponentialRule:
         return Grow(reason=Reason.BELOW_ESTIMATE, details=details)
 
     def answer(self, curve: Curve) -> Answer:
-        """The estimate if an observed density has passed it; otherwise no answer."""
+        """Return the estimate as the answer once an observed density has passed it."""
         estimate, verdict = self._estimate(curve), self.decide(curve)
         if estimate is None or curve.rough[-1].density < estimate:
-            status: Status = "unreached" if curve.at_ceiling else "open"
             return Answer(
                 rule=self.name,
                 delta=self.delta,
-                status=status,
+                status="unreached" if curve.at_ceiling else "open",
                 gain_level=self.level,
                 reference=curve.reference,
                 reason=verdict.reason,
@@ -70,15 +66,6 @@ class ExponentialRule:
         fit = self._fit(curve)
         low, high = fit.interval(0.9, self.level)
         interval = (min(low, 1.0), min(high, 1.0))
-        within = fit.within(self.delta)
-        found = (
-            f"{words.density(estimate)} of the switchable weights should be enough: by there the {self.name} fit to"
-            f" the rough trajectory makes {self.level:.0%} of its gain.",
-            f"90% interval of the fit alone: {words.span(interval)}.",
-            f"The fit comes within {words.score(self.delta)} of its own ceiling, an extrapolation, at"
-            f" {words.density(within)}.",
-            "This rule knows neither the reference nor how far rough networks lag behind trained-out ones.",
-        )
         return Answer(
             rule=self.name,
             delta=self.delta,
@@ -89,10 +76,8 @@ class ExponentialRule:
             gain_interval=interval,
             gain_level=self.level,
             reference=curve.reference,
-            words=words.lines(*found),
-            notes=found[2:],
             reason=verdict.reason,
-            details={"fit_within_delta": within, **verdict.details},
+            details={"fit_within_delta": fit.within(self.delta), **verdict.details},
         )
 
     def _fit(self, curve: Curve) -> SaturationFit:

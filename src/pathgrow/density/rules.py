@@ -1,4 +1,4 @@
-"""Density rules by name: one literal table."""
+"""Table of density rules by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from pathgrow.density.literal import ExponentialRule
 from pathgrow.density.probe import ProbeRule
 from pathgrow.density.trajectory import TrajectoryRule
-from pathgrow.density.types import Rule
+from pathgrow.density.types import DEFAULT_DELTA, Rule
 from pathgrow.errors import UserError, unknown_name
 
 _RULES: dict[str, Callable[..., Rule]] = {
@@ -20,29 +20,29 @@ _RULES: dict[str, Callable[..., Rule]] = {
 
 
 def names() -> list[str]:
-    """The rules there are, the default first."""
+    """Return the names of all rules, the default first."""
     return list(_RULES)
 
 
 def description(name: str) -> str:
-    """What a rule does, in a line.
+    """Return the one-line description of a rule.
 
     >>> description("trajectory")
-    'From the growing network alone: stop at twice the density where the fitted curve has made 95% of its gain.'
+    'Use the growing network alone: stop at twice the density at which the fitted curve reaches 95% of its gain.'
     """
     if name not in _RULES:
         raise unknown_name("density rule", name, _RULES)
     return (inspect.getdoc(_RULES[name]) or "").partition("\n")[0]
 
 
-def create(name: str, *, delta: float = 0.01, **options: Any) -> Rule:
-    """A rule with its options.
+def create(name: str, *, delta: float = DEFAULT_DELTA, **options: Any) -> Rule:
+    """Create a rule by name.
 
     Parameters
     ----------
     name : one of `names()`.
-    delta : how far below the reference a score may stay, in units of the score.
-    options : fields of that rule, such as `max_probes` for `probe` or `beyond` for `trajectory`.
+    delta : allowed gap to the reference score, in units of the score.
+    options : fields of that rule, such as `max_probes` of `probe` or `beyond` of `trajectory`.
 
     >>> create("probe", delta=0.005, max_probes=8).name
     'probe'
@@ -53,5 +53,5 @@ def create(name: str, *, delta: float = 0.01, **options: Any) -> Rule:
     known = sorted(inspect.signature(make).parameters)
     unknown = sorted(set(options) - set(known))
     if unknown:
-        raise UserError(f"the rule {name!r} has no option {unknown[0]!r}: its options are {', '.join(known)}")
+        raise UserError(f"density rule {name!r} has no option {unknown[0]!r} (known: {', '.join(known)})")
     return make(delta=delta, **options)

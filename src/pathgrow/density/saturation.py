@@ -1,21 +1,27 @@
-"""The paper's saturation curve: `P(density) = p0 + gain * (1 - exp(-rate * density))`."""
+"""The paper's saturation curve, `P(density) = p0 + gain * (1 - exp(-rate * density))`, fitted by least squares.
+
+For a fixed rate the curve is linear in `p0` and `gain`, which are then solved for exactly (variable projection). The
+search runs over the rate alone and does not depend on a starting point.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import NamedTuple, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.optimize import minimize_scalar
+from scipy.optimize import brentq, minimize_scalar
+from scipy.stats import t as student_t
 
-from pathgrow.density.least_squares import Array, check_delta, check_level, check_points, profile_interval, project
+from pathgrow.density.types import Array, check_delta
+from pathgrow.errors import UserError, require
 
 NUM_PARAMETERS = 3
 ROUNDING = 1e-12
-"""A rise over the points that is below this share of the scores themselves counts as none."""
+"""A rise over the points below this fraction of the scores themselves counts as none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,51 +35,51 @@ class SaturationFit:
     """
 
     p0: float
-    """The curve's value at density 0."""
+    """Value at density 0."""
     gain: float
-    """What density adds to `p0` in the end; 0 when the points do not rise."""
+    """Rise from density 0 to the asymptote; 0 if the points do not rise."""
     rate: float
-    """How fast the gain is made; NaN when the points do not rise."""
+    """Decay rate of the remaining gain; NaN if the points do not rise."""
     densities: tuple[float, ...]
     performances: tuple[float, ...]
 
     @property
     def flat(self) -> bool:
-        """The points do not rise with density: there is no gain to reach 95% of."""
+        """Whether the points do not rise with density, which leaves no gain to reach 95% of."""
         return self.gain == 0.0
 
     @property
     def ceiling(self) -> float:
-        """The value the curve tends to. An extrapolation: prefer a measured reference."""
+        """The asymptote. An extrapolation: prefer a measured reference."""
         return self.p0 + self.gain
 
     def operating_density(self, level: float = 0.95) -> float:
-        """The smallest density that has reached `level` of the gain.
+        """Return the smallest density that reaches `level` of the gain.
 
-        NaN for a flat curve, which has no such density; above 1 when no saturation is in sight.
+        NaN for a flat curve, which has no such density; above 1 if the points show no saturation.
         """
         check_level(level)
         return math.nan if self.flat else -math.log1p(-level) / self.rate
 
     def within(self, delta: float) -> float:
-        """The smallest density within `delta` of the fitted ceiling; 0 when every density is."""
+        """Return the smallest density within `delta` of the asymptote; 0 if every density is."""
         check_delta(delta)
         return math.log(self.gain / delta) / self.rate if self.gain > delta else 0.0
 
     def interval(self, confidence: float = 0.9, level: float = 0.95) -> tuple[float, float]:
-        """An interval of `operating_density(level)`, from the profile likelihood of the rate.
+        """Return a confidence interval of `operating_density(level)`, from the profile likelihood of the rate.
 
-        An end the points leave open is 0 or infinity; a flat curve leaves both open.
+        An end that the points do not bound is 0 or infinity; a flat curve bounds neither.
         """
         if self.flat:
             return 0.0, math.inf
         rho, score = np.asarray(self.densities), np.asarray(self.performances)
         reach = -math.log1p(-level)
-        low, high = profile_interval(
-            lambda rate: float(project(_shape(rho, np.array([rate])), score).residual[0]),
+        low, high = _profile_interval(
+            lambda rate: float(_project(_shape(rho, np.array([rate])), score).residual[0]),
             best=self.rate,
             least=float(np.sum((score - self.predict(rho)) ** 2)),
-            edges=(slowest(rho), fastest(rho)),
+            edges=(_slowest(rho), _fastest(rho)),
             num_free=len(rho) - NUM_PARAMETERS,
             confidence=confidence,
             exact=len(rho) * (1e-9 * self.gain) ** 2,
@@ -85,23 +91,23 @@ class SaturationFit:
     @overload
     def predict(self, density: ArrayLike) -> Array: ...
     def predict(self, density: float | ArrayLike) -> float | Array:
-        """The curve's value at one density, or at an array of them."""
+        """Return the value of the curve at one density or at an array of them."""
         rho = np.asarray(density, dtype=np.float64)
         value = np.full_like(rho, self.p0) if self.flat else self.p0 - self.gain * np.expm1(-self.rate * rho)
         return float(value) if value.ndim == 0 else value
 
 
 def fit_saturation(densities: Sequence[float], performances: Sequence[float]) -> SaturationFit:
-    """Fit the exponential by least squares with a gain and a rate above zero.
+    """Fit the exponential by least squares with a positive gain and a positive rate.
 
     Parameters
     ----------
-    densities : kept fractions in [0, 1], at least three different ones.
+    densities : fractions of nonzero weights in [0, 1], at least three distinct ones.
     performances : the scores observed there, higher is better, in any unit.
 
     Returns
     -------
-    A `SaturationFit`. Points that do not rise give `gain == 0` and no operating density, not an invented one.
+    A `SaturationFit`. Points that do not rise give `gain == 0` and no operating density.
 
     Examples
     --------
@@ -109,34 +115,113 @@ def fit_saturation(densities: Sequence[float], performances: Sequence[float]) ->
     >>> round(fit.operating_density(), 2), [round(end, 2) for end in fit.interval()]
     (0.15, [0.14, 0.16])
     """
-    rho, score = check_points(densities, performances, NUM_PARAMETERS)
-    grid = np.geomspace(slowest(rho), fastest(rho), 400)
-    residual = project(_shape(rho, grid), score).residual
+    rho, score = sorted_points(densities, performances, NUM_PARAMETERS)
+    grid = np.geomspace(_slowest(rho), _fastest(rho), 400)
+    residual = _project(_shape(rho, grid), score).residual
     best = int(np.argmin(residual))
     around = np.log(grid[[max(best - 1, 0), min(best + 1, len(grid) - 1)]])
     found = minimize_scalar(
-        lambda log_rate: float(project(_shape(rho, np.exp([log_rate])), score).residual[0]),
+        lambda log_rate: float(_project(_shape(rho, np.exp([log_rate])), score).residual[0]),
         bounds=(float(around[0]), float(around[1])),
         method="bounded",
         options={"xatol": 1e-13},
     )
     rate = float(np.exp(found.x)) if found.fun <= residual[best] else float(grid[best])
-    p0, gain, _ = (float(x[0]) for x in project(_shape(rho, np.array([rate])), score))
+    p0, gain, _ = (float(x[0]) for x in _project(_shape(rho, np.array([rate])), score))
     rise = gain * float(np.ptp(_shape(rho, np.array([rate]))))
     if rise <= ROUNDING * float(np.abs(score).max()):
         p0, gain, rate = float(score.mean()), 0.0, math.nan
     return SaturationFit(p0=p0, gain=gain, rate=rate, densities=tuple(rho.tolist()), performances=tuple(score.tolist()))
 
 
+def sorted_points(densities: Sequence[float], performances: Sequence[float], num_needed: int) -> tuple[Array, Array]:
+    """Return the points as arrays in order of density; invalid points are a `UserError`."""
+    rho = np.asarray(densities, dtype=np.float64)
+    score = np.asarray(performances, dtype=np.float64)
+    if rho.ndim != 1 or score.ndim != 1 or rho.size != score.size:
+        raise UserError(
+            f"densities and performances must be two lists of equal length, got {rho.size} and {score.size} values"
+        )
+    if not (np.isfinite(rho).all() and np.isfinite(score).all()):
+        bad = int(np.flatnonzero(~(np.isfinite(rho) & np.isfinite(score)))[0])
+        raise UserError(f"point {bad} must be finite, got density {rho[bad]}, performance {score[bad]}")
+    if (rho < 0).any() or (rho > 1).any():
+        bad = int(np.flatnonzero((rho < 0) | (rho > 1))[0])
+        raise UserError(f"density of point {bad} must be in [0, 1], got {rho[bad]:g}")
+    num_distinct = np.unique(rho).size
+    if num_distinct < num_needed:
+        raise UserError(f"the fit needs at least {num_needed} distinct densities, got {num_distinct}")
+    order = np.argsort(rho, kind="stable")
+    return rho[order], score[order]
+
+
+def check_level(level: float) -> None:
+    """Refuse a level that is not a fraction of the gain."""
+    require(0.0 <= level < 1.0, "level", level, "in [0, 1)", 0.95)
+
+
+class _Projection(NamedTuple):
+    """The best `p0` and non-negative `gain` for each row of shape values, and the residual sum of squares."""
+
+    p0: Array
+    gain: Array
+    residual: Array
+
+
+def _project(shape_values: Array, scores: Array) -> _Projection:
+    """Solve for `p0` and `gain >= 0`; `shape_values` is (shapes, points)."""
+    mean_score = scores.mean()
+    centred = shape_values - shape_values.mean(axis=1, keepdims=True)
+    spread = np.sum(centred**2, axis=1)
+    slope = centred @ (scores - mean_score) / np.where(spread > 0, spread, 1.0)
+    gain = np.maximum(slope, 0.0)
+    p0 = mean_score - gain * shape_values.mean(axis=1)
+    residual = np.sum((scores - p0[:, None] - gain[:, None] * shape_values) ** 2, axis=1)
+    return _Projection(p0, gain, residual)
+
+
+def _profile_interval(
+    residual_at: Callable[[float], float],
+    best: float,
+    least: float,
+    edges: tuple[float, float],
+    num_free: int,
+    confidence: float,
+    exact: float,
+) -> tuple[float, float]:
+    """Return the values around `best` that the data allow, by the likelihood profiled over all other parameters.
+
+    An unbounded end is 0 or infinity. A residual up to `exact` counts as rounding.
+    """
+    require(0.0 < confidence < 1.0, "confidence", confidence, "in (0, 1)", 0.9)
+    if num_free < 1:
+        return 0.0, math.inf  # as many parameters as points: no residual to estimate the noise from
+    if least <= exact:
+        return best, best
+    allowed = least * (1.0 + float(student_t.ppf(0.5 + confidence / 2, num_free)) ** 2 / num_free)
+
+    def excess(log_value: float) -> float:
+        return residual_at(math.exp(log_value)) - allowed
+
+    low, high = 0.0, math.inf
+    centre = math.log(best)
+    left, right = min(math.log(edges[0]), centre), max(math.log(edges[1]), centre)
+    if excess(left) > 0:
+        low = math.exp(brentq(excess, left, centre, xtol=1e-10))
+    if excess(right) > 0:
+        high = math.exp(brentq(excess, centre, right, xtol=1e-10))
+    return low, high
+
+
 def _shape(rho: Array, rates: Array) -> Array:
     return -np.expm1(-rates[:, None] * rho[None, :])
 
 
-def slowest(rho: Array) -> float:
-    """The smallest rate to consider: below it the curve is a straight line over these points."""
+def _slowest(rho: Array) -> float:
+    """Smallest rate considered: below it the curve is a straight line over these points."""
     return 0.03 / float(rho[-1])
 
 
-def fastest(rho: Array) -> float:
-    """The largest rate to consider: above it the curve has saturated before the first point."""
+def _fastest(rho: Array) -> float:
+    """Largest rate considered: above it the curve has saturated before the first point."""
     return 20.0 / float(rho[rho > 0][0])

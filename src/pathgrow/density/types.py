@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from typing import ClassVar, Literal, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+from pathgrow.errors import require
+
+Array = NDArray[np.float64]
+
+DEFAULT_DELTA = 0.01
+"""Default of the allowed gap to the reference score: one percentage point of accuracy."""
+
 DENSE = -1
 """Round number of the dense network, which was not grown."""
 
-AnswerKind = Literal["delta", "gain"]
+Criterion = Literal["delta", "gain"]
 """The two criteria that can select the returned network."""
 
 Details = Mapping[str, float | int | str | None]
@@ -116,9 +127,9 @@ class Curve:
     """Whether the round `DENSE` may be probed as well: a dense probe is cheap if probes are short."""
     num_val: int | None = None
     """Number of validation examples if the score is a fraction of them; a few hundred widen the interval."""
-    epochs_in_full: int | None = None
+    full_epochs: int | None = None
     """Epochs that the returned network will have been trained; None: no longer than the probes."""
-    wanted: AnswerKind = "delta"
+    select_by: Criterion = "delta"
     """The criterion that selects the returned network."""
     at_ceiling: bool = False
     """Whether the trunk has reached the ceiling, which rules out `Grow`."""
@@ -213,3 +224,8 @@ class Rule(Protocol):
     def name(self) -> str: ...
     def decide(self, curve: Curve) -> Verdict: ...
     def answer(self, curve: Curve) -> Answer: ...
+
+
+def check_delta(delta: float) -> None:
+    """Refuse a delta that is not a positive difference of scores."""
+    require(delta > 0 and math.isfinite(delta), "delta", delta, "> 0 and finite, in units of the score", 0.01)

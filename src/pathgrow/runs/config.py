@@ -21,7 +21,7 @@ from pathgrow import methods, models
 from pathgrow.checkpoint import MemoryStore, RankZeroStore, RunDir, Store, strict_json
 from pathgrow.data.dataset import Dataset
 from pathgrow.density import rules
-from pathgrow.density.types import AnswerKind, Rule
+from pathgrow.density.types import Criterion, Rule
 from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator, held_by_rank0
 from pathgrow.errors import UserError, is_int, is_number, require, unknown_name
 from pathgrow.graph import trace
@@ -87,7 +87,7 @@ class DiscoverOptions:
     the budget if that is less. With a reference a probe has the whole budget."""
     head_start: bool = True
     """Whether the network handed back goes on from its short probe, whose epochs then count; False: it starts anew."""
-    answer: AnswerKind = "delta"
+    answer: Criterion = "delta"
     """Which answer chooses the network that is handed back."""
     observe: Observe = "annealed"
     """Score the weights as they are after an annealed phase, or their running average."""
@@ -154,7 +154,7 @@ class DiscoverOptions:
             "callback", self.callback, "a pathgrow.Callback", "an instance of a subclass of it",
         )  # fmt: skip
         require(isinstance(self.head_start, bool), "head_start", self.head_start, "true or false", "true")
-        for name, allowed in (("final", Final), ("answer", AnswerKind), ("observe", Observe)):
+        for name, allowed in (("final", Final), ("answer", Criterion), ("observe", Observe)):
             if getattr(self, name) not in get_args(allowed):
                 raise unknown_name(f"value of {name}", str(getattr(self, name)), get_args(allowed))
         if None not in (self.start_density, self.target_density):

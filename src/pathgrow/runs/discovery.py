@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from pathgrow import report as rendering
 from pathgrow.checkpoint import RunDir
-from pathgrow.density.summary import hand_back
+from pathgrow.density.acquisition import select_network
 from pathgrow.density.types import DENSE, Answer, Curve, Grow, Point, Probe, Reference, Stop
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.masks import Masks
@@ -246,8 +246,8 @@ class Loop:
             probes=tuple(record.point for record in self._probes.values()),
             reference=self._reference(),
             num_val=self._options.num_val,
-            epochs_in_full=self._options.budget,
-            wanted=self._options.answer,
+            full_epochs=self._options.budget,
+            select_by=self._options.answer,
             can_probe_dense=self._can_probe_dense,
             at_ceiling=self._trunk.is_full,
         )
@@ -339,7 +339,7 @@ class Loop:
         """The round whose network is handed back."""
         if self._options.target_density is not None:
             return curve.rough[-1].round
-        return hand_back(curve, answer, by=self._options.answer).round
+        return select_network(curve, answer, by=self._options.answer).round
 
     def _hand_over(self, round: int) -> tuple[Record, bool]:
         """Put the trained-out network of a round into the user's model; returns its record, and whether it is new."""

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pathgrow.density import words
-from pathgrow.density.estimate import allowed_meanwhile
-from pathgrow.density.summary import fit_band
+from pathgrow.density.estimate import allowed_gap, fit_band
 from pathgrow.density.types import DENSE, Answer, Curve, Point, Reference, Rule
 from pathgrow.errors import UserError
 from pathgrow.graph.flops import inference_flops
@@ -124,7 +123,7 @@ class Discovery:
             )
         if answer.allowed is None or answer.status == "unlearned" or not self.probes:
             return tuple(further)
-        middle, low, high = allowed_meanwhile(answer.delta, options.num_probe_epochs, options.budget)
+        middle, low, high = allowed_gap(answer.delta, options.num_probe_epochs, options.budget)
         length = f"{options.num_probe_epochs} of {words.counted(options.budget, 'epoch')}"
         return (
             *further,
