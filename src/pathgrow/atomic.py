@@ -1,13 +1,14 @@
-"""Files that are there in full or not at all, whatever kills the process or the machine.
+"""Atomic file writes: after a kill or a power cut, a file is either complete or unchanged.
 
-The bytes go to a temporary file in the same folder, which is synced to the disk before the rename; the folder is synced
-after it. Without the first sync a power cut can leave the new name without its content, without the second the old
+Data are written to a temporary file in the same directory, which is synced to disk before the rename; the directory is
+synced after it. Without the first sync a power cut can leave the new name with no content, without the second the old
 file.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,49 +18,54 @@ from pathgrow.errors import RunFailed
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn a failed write into a sentence: a full disk ends a run, but loses nothing."""
+    """Turn a failed write into a `RunFailed`: a full disk ends a run, but loses nothing."""
     try:
         yield
     except OSError as error:
         raise RunFailed(
-            f"cannot write {path} ({error.strerror or error}); what was written before is intact: "
-            "free space or mend the folder, then give the same command again to resume"
+            f"cannot write {path} ({error.strerror or error}); everything written before is intact: "
+            "free space or fix the permissions, then rerun the same command to resume"
         ) from error
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Put `data` at `path` atomically; if that fails, what stood there before still stands."""
-    # Only one process writes at a time, so what a killed one left is simply overwritten.
-    temporary = path.with_name(f".{path.name}.tmp")
+    """Write `data` to `path` atomically, creating its directory; raise `RunFailed` if that is impossible."""
     with writing(path):
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _fill(temporary, data)
-            install(temporary, path)
-        except OSError:
-            discard(temporary)  # a half-written file takes up space
-            raise
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace(path, data)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Put `text` at `path` atomically, as UTF-8."""
+    """Write `text` to `path` atomically, as UTF-8."""
     write_bytes(path, text.encode())
 
 
+def replace(path: Path, data: bytes) -> None:
+    """Replace the content of a file atomically; an `OSError` leaves the previous content in place."""
+    # Several processes may write the same file at once, so each uses its own temporary name.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        _fill(temporary, data)
+        install(temporary, path)
+    except OSError:
+        discard(temporary)  # a half-written file takes up space
+        raise
+
+
 def install(temporary: Path, path: Path) -> None:
-    """Move a file that was written in full, in the same folder, to its place at `path`."""
+    """Move a complete file to `path`, in the same directory."""
     sync(temporary)
     os.replace(temporary, path)
     sync_folder(path.parent)
 
 
 def sync(path: Path) -> None:
-    """Wait until the content of a file is on the disk."""
+    """Flush the content of a file to disk."""
     _sync(path, os.O_RDWR)
 
 
 def sync_folder(path: Path) -> None:
-    """Wait until the names in a folder are on the disk (Windows cannot be asked to)."""
+    """Flush the names in a directory to disk (Windows has no such call)."""
     if os.name != "nt":
         _sync(path, os.O_RDONLY)
 
@@ -73,15 +79,15 @@ def _sync(path: Path, flags: int) -> None:
 
 
 def discard(path: Path) -> None:
-    """Remove a file that nothing refers to; if that fails it does no harm, and `sweep` tries again."""
+    """Remove a file that nothing refers to; a failure does no harm, and `sweep` tries again."""
     with suppress(OSError):
         path.unlink()
 
 
 def sweep(folder: Path) -> None:
-    """Remove the temporary files that killed writers left behind."""
-    for left_over in folder.glob(".*.tmp"):
-        discard(left_over)
+    """Remove the temporary files of killed writers."""
+    for temporary in folder.glob(".*.tmp"):
+        discard(temporary)
 
 
 def _fill(path: Path, data: bytes) -> None:

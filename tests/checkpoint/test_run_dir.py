@@ -1,24 +1,31 @@
-"""Run folders: what is written comes back, what is damaged does not, and what stands in the way is said."""
+"""Run directories: locking, configs, environments, and the files that a run writes."""
 
-import hashlib
 import json
 import math
 import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import types
 import warnings
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
 
+import filelock
 import pytest
+import safetensors.torch
 import torch
+from torch import nn, optim
 
-from pathgrow.checkpoint import RunDir, environment, lock, strict_json
-from pathgrow.checkpoint.run_dir import EnvironmentChangedWarning
-from pathgrow.checkpoint.stage_files import DamagedStageWarning
-from pathgrow.errors import RunFailed, UserError
+from pathgrow import discover
+from pathgrow.checkpoint import RunDir, run_dir, strict_json
+from pathgrow.checkpoint.run_dir import EnvironmentChangedWarning, _mismatch
+from pathgrow.errors import UserError
 from pathgrow.masks import Masks
+from tests.support.command import leave
 
 CONFIG = {"seed": 0, "delta": 0.01, "model": {"name": "mlp", "widths": [64, 10]}}
 
@@ -30,199 +37,31 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def of_a_command(tmp_path):
+def command_dir(tmp_path):
     with RunDir.open(tmp_path / "run", {**CONFIG, "data": "digits"}) as opened:
         yield opened
 
 
-def tensors():
-    tied = torch.arange(6.0).reshape(2, 3)
-    return {
-        "weight": tied,
-        "tied": tied,
-        "transposed": tied.T,
-        "mask": torch.tensor([True, False]),
-        "step": torch.tensor(7),
-        "moments": torch.randn(4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)),
-        "half": torch.tensor([1.5, float("nan")], dtype=torch.bfloat16),
-        "empty": torch.empty(0, 3),
-    }
+def left_in(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
-def test_a_stage_comes_back_bit_for_bit(folder):
-    metadata = {
-        "score": 0.1 + 0.2,
-        "tiny": 5e-324,
-        "big": 2**70,
-        "none": None,
-        "text": "Grüße \ud83d",
-        "list": [1, [True]],
-    }
-    folder.save("round_001", metadata, tensors())
-    stage = RunDir(folder.path).load("round_001")
-    assert stage.metadata == metadata
-    assert type(stage.metadata["list"][1][0]) is bool
-    assert stage.tensors.keys() == tensors().keys()
-    for name, tensor in tensors().items():
-        back = stage.tensors[name]
-        assert back.dtype == tensor.dtype
-        assert back.shape == tensor.shape
-        assert back.contiguous().view(-1).view(torch.uint8).equal(tensor.contiguous().view(-1).view(torch.uint8))
+def broken_off(place: Path, error: Exception, meanwhile: Callable[[RunDir], object] = id) -> None:
+    """Begin a run, do something in its folder, and end it by an error."""
+    with ExitStack() as stack:
+        stack.enter_context(pytest.raises(type(error)))
+        meanwhile(stack.enter_context(RunDir.open(place, CONFIG)))
+        raise error
 
 
-def test_a_loaded_tensor_is_its_own(folder):
-    folder.save("seed", {}, {"weight": torch.zeros(3)})
-    folder.load("seed").tensors["weight"].add_(1)
-    assert folder.load("seed").tensors["weight"].tolist() == [0, 0, 0]
+def refused(place: Path, meanwhile: Callable[[RunDir], object] = id) -> None:
+    broken_off(place, UserError("bad input"), meanwhile)
 
 
-def test_a_stage_that_was_never_saved_is_none(folder):
-    assert folder.load("round_009") is None
+# Config and environment
 
 
-def test_saving_again_replaces_the_stage_and_leaves_one_tensor_file(folder):
-    for value in range(4):
-        folder.save("latest", {"value": value}, {"x": torch.tensor([value])})
-        stage = folder.load("latest")
-        assert (stage.metadata["value"], stage.tensors["x"].item()) == (value, value)
-        assert len(list((folder.path / "stages").glob("*.safetensors"))) == 1
-    folder.save("latest", {"value": 9})
-    assert folder.load("latest").tensors == {}
-    assert not list((folder.path / "stages").glob("*.safetensors"))
-
-
-def test_forgetting_tensors_keeps_the_facts(folder):
-    folder.save("seed", {"score": 0.5}, tensors())
-    folder.delete_tensors("seed")
-    folder.delete_tensors("seed")
-    folder.delete_tensors("never_there")
-    assert folder.load("seed").metadata == folder.metadata("seed") == {"score": 0.5}
-    assert folder.load("seed").tensors == {}
-    assert not list((folder.path / "stages").glob("*.safetensors"))
-
-
-def test_stages_are_told_in_the_order_in_which_they_ended(folder):
-    for stage in ("c", "a", "b"):
-        folder.save(stage, {}, tensors())
-        time.sleep(0.02)  # file systems may count in ticks
-    folder.delete_tensors("c")
-    assert list(folder.stages) == ["c", "a", "b"]
-
-
-@pytest.mark.parametrize(
-    ("facts", "fault"),
-    [
-        ({"a": [{"loss": math.nan}]}, r"facts\.a\[0\]\.loss is nan"),
-        ({"loss": -math.inf}, r"facts\.loss is -inf"),
-        ({"interval": (1, 2)}, r"facts\.interval is a tuple"),
-        ({"by_round": {1: 2}}, r"facts\.by_round has the key 1"),
-        ({"x": torch.tensor(1.0)}, r"facts\.x is a Tensor"),
-    ],
-)
-def test_facts_that_would_not_come_back_equal_are_refused_with_their_place(folder, metadata, fault):
-    with pytest.raises(RunFailed, match=fault):
-        folder.save("seed", metadata)
-    assert folder.load("seed") is None
-
-
-@pytest.mark.parametrize("name", ["", "../outside", "a/b", ".hidden", "a.b", "round 1"])
-def test_a_stage_name_is_a_plain_file_name(folder, name):
-    with pytest.raises(UserError, match="stage name"):
-        folder.save(name, {})
-
-
-def flip(path, position, bit=0):
-    data = bytearray(path.read_bytes())
-    data[position] ^= 1 << bit
-    path.write_bytes(bytes(data))
-
-
-@pytest.mark.parametrize("file", ["seed.json", "seed.safetensors"])
-def test_a_truncated_stage_is_set_aside_at_every_length(folder, file):
-    folder.save("seed", {"score": 0.5}, {"x": torch.arange(3)})
-    path = folder.path / "stages" / file
-    whole = {name: (path.parent / name).read_bytes() for name in ("seed.json", "seed.safetensors")}
-    length = len(whole[file])
-    for size in sorted({0, 1, length // 2, length - 2, *range(0, length - 1, max(1, length // 40))}):
-        for name, data in whole.items():
-            (path.parent / name).write_bytes(data)
-        path.write_bytes(whole[file][:size])
-        with pytest.warns(DamagedStageWarning, match="'seed'"):
-            assert folder.load("seed") is None
-        assert (path.parent / (file + ".bad")).read_bytes() == whole[file][:size]
-        assert folder.load("seed") is None
-
-
-def test_a_flipped_bit_never_changes_what_is_read(folder):
-    metadata = {"score": 0.512345, "rounds": [1, 2, 3], "name": "mlp"}
-    generator = torch.Generator().manual_seed(0)
-    folder.save("seed", metadata, {"x": torch.arange(100)})
-    stages = folder.path / "stages"
-    whole = {name: (stages / name).read_bytes() for name in ("seed.json", "seed.safetensors")}
-    detected = 0
-    for _ in range(300):
-        for name, data in whole.items():
-            (stages / name).write_bytes(data)
-        name = ("seed.json", "seed.safetensors")[int(torch.randint(2, (), generator=generator))]
-        flip(stages / name, int(torch.randint(len(whole[name]), (), generator=generator)), detected % 8)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DamagedStageWarning)
-            stage = folder.load("seed")
-        detected += stage is None
-        # A flip in white space between values changes nothing, and nothing may come of it.
-        assert stage is None or (stage.metadata == metadata and stage.tensors["x"].equal(torch.arange(100)))
-    assert detected > 250
-
-
-def test_a_missing_tensor_file_is_damage(folder):
-    folder.save("seed", {}, {"x": torch.zeros(1)})
-    (folder.path / "stages" / "seed.safetensors").unlink()
-    with pytest.warns(DamagedStageWarning, match="is missing"):
-        assert folder.load("seed") is None
-
-
-def test_a_record_under_the_name_of_another_stage_is_damage(folder):
-    folder.save("seed", {"score": 0.5}, tensors())
-    shutil.copy(folder.path / "stages" / "seed.json", folder.path / "stages" / "final.json")
-    with pytest.warns(DamagedStageWarning, match=r"final\.json holds stage 'seed'"):
-        assert folder.load("final") is None
-    assert folder.load("seed").metadata == {"score": 0.5}
-
-
-def test_a_reader_leaves_a_damaged_stage_where_it_is(folder):
-    folder.save("seed", {})
-    path = folder.path / "stages" / "seed.json"
-    path.write_bytes(b"{")
-    with pytest.warns(DamagedStageWarning, match="left as it is"):
-        assert RunDir(folder.path).load("seed") is None
-    assert path.read_bytes() == b"{"
-
-
-def test_opening_never_deletes_tensors_of_a_damaged_record(folder):
-    folder.save("seed", {}, {"x": torch.zeros(1)})
-    (folder.path / "stages" / "seed.json").write_bytes(b"{")
-    folder.close()
-    with RunDir.open(folder.path, CONFIG):
-        assert (folder.path / "stages" / "seed.safetensors").exists()
-
-
-def test_stages_of_another_format_are_refused_not_thrown_away(folder):
-    from pathgrow.checkpoint import stage_files
-
-    folder.save("seed", {})
-    path = folder.path / "stages" / "seed.json"
-    record = json.loads(path.read_text())
-    del record["sha256"]
-    record["format"] = 2
-    path.write_text(json.dumps({**record, "sha256": stage_files._digest(record)}))
-    with pytest.raises(UserError, match="another version"):
-        folder.load("seed")
-
-
-# Opening
-
-
-def test_config_and_environment_are_there_before_the_first_stage(folder):
+def test_config_and_environment_are_written_before_the_first_stage(folder):
     assert json.loads((folder.path / "config.json").read_text()) == CONFIG
     environment = json.loads((folder.path / "env.json").read_text())
     assert environment["torch"] == torch.__version__
@@ -231,12 +70,12 @@ def test_config_and_environment_are_there_before_the_first_stage(folder):
     assert not folder.finished
 
 
-def test_the_same_config_opens_again_whatever_the_order_of_keys_and_tuples(folder):
-    folder.save("seed", {"score": 1})
+def test_the_same_config_opens_again_whatever_the_order_of_keys(folder):
+    folder.stages.save("seed", {"score": 1})
     folder.close()
     same = {"model": {"widths": (64, 10), "name": "mlp"}, "delta": 0.01, "seed": 0}
     with RunDir.open(folder.path, same) as again:
-        assert again.load("seed").metadata == {"score": 1}
+        assert again.stages.load("seed").metadata == {"score": 1}
 
 
 def test_another_config_is_refused_with_the_keys_that_differ(folder):
@@ -253,71 +92,13 @@ def test_another_config_is_refused_with_the_keys_that_differ(folder):
 
 
 @pytest.mark.parametrize(("before", "now"), [(1, True), (0, False), (1, 1.0), (2.0, 2)])
-def test_values_that_python_takes_for_equal_are_different_configs(tmp_path, before, now):
+def test_values_that_python_compares_equal_are_different_configs(tmp_path, before, now):
     RunDir.open(tmp_path, {"x": before}).close()
     with pytest.raises(UserError, match=f"x was {json.dumps(before)}, now {json.dumps(now)}"):
         RunDir.open(tmp_path, {"x": now})
 
 
-def test_a_run_refused_at_its_start_makes_way_for_another(folder):
-    folder.save("plan", {"epochs": 3})
-    folder.withdraw()
-    folder.close()
-    with RunDir.open(folder.path, {"seed": 1}) as again:
-        assert again.load("plan") is None
-        assert again.config == {"seed": 1}
-
-
-def test_a_run_that_has_trained_is_not_withdrawn(folder):
-    folder.save("seed", {"score": 1}, {"x": torch.zeros(2)})
-    before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
-    folder.withdraw()
-    assert before == {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
-    folder.close()
-    with RunDir.open(folder.path, CONFIG) as again:
-        again.withdraw()
-        assert again.load("seed").metadata == {"score": 1}
-
-
-def test_what_an_earlier_process_began_is_not_withdrawn(folder):
-    folder.save("plan", {"epochs": 3})
-    folder.close()
-    with RunDir.open(folder.path, CONFIG) as again:
-        again.withdraw()
-        assert again.load("plan").metadata == {"epochs": 3}
-
-
-def test_things_that_are_no_run_folder_are_refused(tmp_path):
-    file = tmp_path / "file"
-    file.write_text("mine")
-    with pytest.raises(UserError, match="is a file"):
-        RunDir.open(file, CONFIG)
-    with pytest.raises(UserError, match="cannot write in"):
-        RunDir.open(file / "below", CONFIG)
-    with pytest.raises(UserError, match=r"holds 'file' but no config\.json"):
-        RunDir.open(tmp_path, CONFIG)
-    assert file.read_text() == "mine"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
-
-
-def test_an_unwritable_folder_is_refused(tmp_path, monkeypatch):
-    def refuse(*_args, **_options):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(os, "open", refuse)  # the tests may run as root, whom no permission stops
-    with pytest.raises(UserError, match="Permission denied"):
-        RunDir.open(tmp_path / "run", CONFIG)
-
-
-def test_a_folder_killed_before_its_config_was_written_opens(tmp_path):
-    (tmp_path / ".lock").write_text("4711\n")
-    (tmp_path / ".config.json.tmp").write_text('{"se')
-    with RunDir.open(tmp_path, CONFIG) as folder:
-        assert folder.config == CONFIG
-    assert not (tmp_path / ".config.json.tmp").exists()
-
-
-def test_a_config_that_is_not_json_is_a_sentence(tmp_path):
+def test_a_config_that_is_not_json_is_refused(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UserError, match=r"config\.json is not JSON"):
         RunDir.open(tmp_path, CONFIG)
@@ -326,63 +107,31 @@ def test_a_config_that_is_not_json_is_a_sentence(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["{", "[1]"])
-def test_what_is_advised_about_a_damaged_config_works(folder, content):
-    folder.save("seed", {"score": 0.5})
+def test_the_advice_about_a_damaged_config_works(folder, content):
+    folder.stages.save("seed", {"score": 0.5})
     folder.close()
     (folder.path / "config.json").write_text(content)
-    with pytest.raises(UserError, match="delete the whole folder to begin anew"):
+    with pytest.raises(UserError, match="delete the whole directory to start over"):
         RunDir.open(folder.path, CONFIG)
     shutil.rmtree(folder.path)
     with RunDir.open(folder.path, CONFIG) as again:
-        assert again.stages == []
+        assert again.stages.names() == []
 
 
 @pytest.mark.parametrize("content", ["{", "[1]"])
-def test_what_is_advised_about_a_damaged_report_works(folder, content):
-    folder.save("seed", {"score": 0.5})
+def test_the_advice_about_a_damaged_report_works(folder, content):
+    folder.stages.save("seed", {"score": 0.5})
     (folder.path / "report.json").write_text(content)
-    with pytest.raises(UserError, match="delete it and give the command of this run again"):
+    with pytest.raises(UserError, match="delete it and rerun the command of this run"):
         folder.report()
     folder.close()
     (folder.path / "report.json").unlink()
     with RunDir.open(folder.path, CONFIG) as again:
         assert not again.finished
-        assert again.load("seed").metadata == {"score": 0.5}
+        assert again.stages.load("seed").metadata == {"score": 0.5}
 
 
-def test_files_that_were_taken_from_a_finished_run_are_named(of_a_command):
-    folder = of_a_command
-    assert folder.missing == []  # nothing was promised yet
-    folder.write_report({})
-    (folder.path / "network.safetensors").write_bytes(b"")
-    assert folder.missing == ["metrics.jsonl", "curve.csv", "network_masks.safetensors"]
-
-
-def test_a_call_leaves_its_curve_and_its_caller_has_the_rest(folder):
-    folder.write_report({"curve": {"rough": [{"round": 0}]}})
-    assert folder.missing == ["curve.csv"]
-    folder.write_curve([{"kind": "rough", "score": 0.5}])
-    assert folder.missing == []
-
-
-def test_masks_and_metrics_that_were_taken_are_named(of_a_command):
-    folder = of_a_command
-    masks = Masks({"0.weight": torch.tensor([[True, False]])})
-    for round in range(3):
-        folder.save_masks(round, masks)
-    for name in ("curve.csv", "network.safetensors", "network_masks.safetensors"):
-        (folder.path / name).write_bytes(b"")
-    folder.log("seed", epoch=1)
-    folder.write_report({"curve": {"rough": [{"round": round} for round in range(3)]}})
-    assert folder.missing == []
-    (folder.path / "masks" / "round_001.safetensors").unlink()
-    assert folder.missing == ["masks/round_001.safetensors"]
-    shutil.rmtree(folder.path / "masks")
-    (folder.path / "metrics.jsonl").unlink()
-    assert folder.missing == ["metrics.jsonl", *(f"masks/round_{round:03d}.safetensors" for round in range(3))]
-
-
-def test_another_environment_is_said_and_the_first_one_kept(folder):
+def test_a_changed_environment_is_reported_and_the_first_one_kept(folder):
     folder.close()
     path = folder.path / "env.json"
     environment = json.loads(path.read_text())
@@ -392,24 +141,182 @@ def test_another_environment_is_said_and_the_first_one_kept(folder):
     assert json.loads(path.read_text())["torch"] == "1.0"
 
 
-# One process at a time
-
-
-def test_everything_that_bits_depend_on_is_compared():
-    now = environment.describe()
-    differing = {key for key in now if environment.changes({**now, key: "another"}, now)}
-    assert differing == {"python", "torch", "numpy", "machine", "torch_threads", "device", "device_name"}
-
-
-def test_a_reader_who_asks_at_this_moment_does_not_keep_a_run_from_opening(folder, monkeypatch):
-    fcntl = pytest.importorskip("fcntl")
+def test_everything_that_bits_depend_on_is_compared(folder):
+    path = folder.path / "env.json"
+    now = json.loads(path.read_text())
     folder.close()
-    reader = os.open(folder.path / ".lock", os.O_RDONLY)
-    fcntl.flock(reader, fcntl.LOCK_SH)
-    monkeypatch.setattr(lock.time, "sleep", lambda seconds: fcntl.flock(reader, fcntl.LOCK_UN))
-    with RunDir.open(folder.path, CONFIG):
-        assert RunDir(folder.path).worker is not None
-    os.close(reader)
+    reported = set()
+    for key in now:
+        path.write_text(json.dumps({**now, key: "another"}))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            RunDir.open(folder.path, CONFIG).close()
+        reported |= {key} if any(f"({key} another -> " in str(warning.message) for warning in caught) else set()
+    assert reported == {"python", "torch", "numpy", "machine", "torch_threads", "device", "device_name"}
+
+
+def test_unrelated_files_and_directories_are_refused(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("mine")
+    with pytest.raises(UserError, match="is a file"):
+        RunDir.open(file, CONFIG)
+    with pytest.raises(UserError, match="cannot write to"):
+        RunDir.open(file / "below", CONFIG)
+    with pytest.raises(UserError, match=r"holds 'file' but no config\.json"):
+        RunDir.open(tmp_path, CONFIG)
+    assert file.read_text() == "mine"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_an_unwritable_directory_is_refused(tmp_path, monkeypatch):
+    def refuse(*_args, **_options):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "open", refuse)  # the tests may run as root, whom no permission stops
+    with pytest.raises(UserError, match="Permission denied"):
+        RunDir.open(tmp_path / "run", CONFIG)
+
+
+def test_a_directory_killed_before_its_config_was_written_opens(tmp_path):
+    (tmp_path / ".lock").write_text("4711\n")
+    (tmp_path / ".config.json.tmp").write_text('{"se')
+    with RunDir.open(tmp_path, CONFIG) as folder:
+        assert folder.config == CONFIG
+    assert not (tmp_path / ".config.json.tmp").exists()
+
+
+def test_the_time_of_a_run_adds_up_over_its_processes(tmp_path, monkeypatch):
+    """Of a process that was killed, what it stored last tells how long it worked."""
+    now = 1000.0
+    monkeypatch.setattr("pathgrow.checkpoint.run_dir.time", types.SimpleNamespace(monotonic=lambda: now))
+    first = RunDir.open(tmp_path, CONFIG)
+    now += 10
+    first.stages.save("seed", {"score": 0.5}, {"x": torch.zeros(2)})
+    now += 5
+    first.stages.save("partial-round_001-0", {"step": 7})
+    now += 3  # lost by a kill
+    assert first.seconds == 18
+    first.close()
+    assert RunDir(tmp_path).seconds == 15
+    now += 5000
+    with RunDir.open(tmp_path, CONFIG) as second:
+        now += 2
+        second.stages.delete_tensors("seed")
+        assert second.seconds == 17
+        now += 4
+    now += 50
+    assert second.seconds == RunDir(tmp_path).seconds == 17
+    assert second.stages.load("seed").metadata == {"score": 0.5}
+    (tmp_path / "stages" / "seed.json").write_text("{}")
+    assert RunDir(tmp_path).seconds == 15, "a damaged stage says nothing"
+
+
+# Refused runs leave nothing
+
+
+def test_a_refused_run_makes_way_for_another(folder):
+    folder.stages.save("plan", {"epochs": 3})
+    folder.discard_if_unused()
+    folder.close()
+    with RunDir.open(folder.path, {"seed": 1}) as again:
+        assert again.stages.load("plan") is None
+        assert again.config == {"seed": 1}
+
+
+def test_a_run_that_has_trained_is_not_discarded(folder):
+    folder.stages.save("seed", {"score": 1}, {"x": torch.zeros(2)})
+    before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+    folder.discard_if_unused()
+    assert before == {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+    folder.close()
+    with RunDir.open(folder.path, CONFIG) as again:
+        again.discard_if_unused()
+        assert again.stages.load("seed").metadata == {"score": 1}
+
+
+def test_the_work_of_an_earlier_process_is_not_discarded(folder):
+    folder.stages.save("plan", {"epochs": 3})
+    folder.close()
+    with RunDir.open(folder.path, CONFIG) as again:
+        again.discard_if_unused()
+        assert again.stages.load("plan").metadata == {"epochs": 3}
+
+
+def test_a_refused_run_removes_the_directories_it_created(tmp_path):
+    refused(tmp_path / "runs" / "digits" / "first")
+    assert left_in(tmp_path) == []
+
+
+def test_a_refused_run_leaves_existing_files(tmp_path):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / ".note").write_text("to be kept")
+    refused(mine)
+    assert left_in(tmp_path) == ["mine", "mine/.note"]
+    refused(mine / "below")
+    assert left_in(tmp_path) == ["mine", "mine/.note"]
+
+
+def test_an_existing_lock_file_stays(tmp_path):
+    (tmp_path / ".lock").touch()
+    refused(tmp_path)
+    assert left_in(tmp_path) == [".lock"]
+
+
+def test_files_that_others_added_meanwhile_stay(tmp_path):
+    refused(tmp_path / "run", lambda folder: (folder.path / "notes.txt").write_text("mine"))
+    assert left_in(tmp_path) == ["run", "run/notes.txt"]
+
+
+def test_a_run_that_failed_otherwise_can_resume(tmp_path):
+    broken_off(tmp_path / "run", RuntimeError("no memory"), lambda folder: folder.stages.save("plan", {"epochs": 3}))
+    assert RunDir(tmp_path / "run").stages.metadata("plan") == {"epochs": 3}
+
+
+def test_refusing_another_config_leaves_no_lock_file(tmp_path):
+    """As in a copy that was made without hidden files."""
+    RunDir.open(tmp_path, CONFIG).close()
+    (tmp_path / ".lock").unlink()
+    before = left_in(tmp_path)
+    with pytest.raises(UserError, match="another config"):
+        RunDir.open(tmp_path, {"seed": 1})
+    assert left_in(tmp_path) == before
+
+
+def test_a_directory_that_cannot_be_created_is_refused(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="cannot write to"):
+        RunDir.open(tmp_path / "link", CONFIG)
+    assert left_in(tmp_path) == ["link"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        # rewinds past its end
+        "train --method imp --method-option rewind_step=9999 --density 0.8 --epochs 1 -q --model-option widths=8,8",
+        "discover --model-option widths=8,8 --start-density 1e-9 --budget 2 --quiet",  # less than one path
+    ],
+)
+def test_a_refused_command_leaves_nothing(tmp_path, line, capsys):
+    assert leave(*line.split(), "--out", str(tmp_path / "runs" / "first")) == 2
+    assert "pathgrow" in capsys.readouterr().err
+    assert left_in(tmp_path) == []
+
+
+def test_a_refused_call_leaves_nothing(tmp_path):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+
+    def untouched(*args: object) -> float:
+        raise AssertionError("refused before anything is trained")
+
+    with pytest.raises(UserError, match="could not be run on example_input"):
+        discover(model, optimizer, untouched, untouched, torch.zeros(1, 3), store=tmp_path / "run")
+    assert left_in(tmp_path) == []
+
+
+# Locking
 
 
 def test_a_second_opening_is_refused_and_names_the_process(folder):
@@ -421,17 +328,30 @@ def test_a_second_opening_is_refused_and_names_the_process(folder):
     RunDir.open(folder.path, CONFIG).close()
 
 
+def test_a_reader_does_not_keep_a_run_from_opening(folder, monkeypatch):
+    """A reader takes the lock for an instant to find out whether another process holds it."""
+    folder.close()
+    reader = filelock.FileLock(folder.path / ".lock", thread_local=False)
+    reader.acquire()
+    monkeypatch.setattr(run_dir, "_LOCK_SECONDS", 5.0)
+    timer = threading.Timer(0.1, reader.release)
+    timer.start()
+    with RunDir.open(folder.path, CONFIG):
+        assert RunDir(folder.path).worker is not None
+    timer.join()
+
+
 def test_a_killed_process_leaves_no_stale_lock(tmp_path):
     code = f"""
-import fcntl, os, time
-file = os.open({str(tmp_path / ".lock")!r}, os.O_RDWR | os.O_CREAT)
-fcntl.flock(file, fcntl.LOCK_EX)
+import filelock, time
+lock = filelock.FileLock({str(tmp_path / ".lock")!r})
+lock.acquire()
 print("locked", flush=True)
 time.sleep(60)
 """
     holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     holder.stdout.readline()
-    with pytest.raises(UserError, match="in use"):
+    with pytest.raises(UserError, match="in use by another process"):
         RunDir.open(tmp_path, CONFIG)
     holder.kill()
     holder.wait()
@@ -452,12 +372,89 @@ def test_a_forked_worker_does_not_keep_the_lock(folder):
         os.waitpid(child, 0)
 
 
-# Metrics
+def locked(path: Path) -> RunDir:
+    run = RunDir(path)
+    run._acquire()
+    return run
 
 
-def test_rows_of_unfinished_stages_and_torn_lines_go_on_opening(folder):
+def refuse(run: RunDir) -> None:
+    """As `RunDir.open` ends when the run cannot start."""
+    run._remove_created()
+    run.close()
+
+
+def test_a_lock_file_removed_while_waiting_is_created_again(tmp_path, monkeypatch):
+    """The waiting process has the old file open, so a third could lock a new file of the same name."""
+    fcntl = pytest.importorskip("fcntl")
+    first = locked(tmp_path / "run")
+    flock = fcntl.flock
+
+    def meanwhile(descriptor: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        refuse(first)
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", meanwhile)
+    second = locked(tmp_path / "run")
+    assert left_in(tmp_path) == ["run", "run/.lock"]
+    with pytest.raises(UserError, match="in use"):
+        locked(tmp_path / "run")
+    second.close()
+
+
+def test_a_directory_removed_before_its_lock_is_opened_is_created_again(tmp_path, monkeypatch):
+    first = locked(tmp_path / "above" / "run")
+    open_file = os.open
+
+    def meanwhile(*args: object) -> int:
+        monkeypatch.setattr(os, "open", open_file)
+        refuse(first)
+        return open_file(*args)
+
+    monkeypatch.setattr(os, "open", meanwhile)
+    second = locked(tmp_path / "above" / "run")
+    assert left_in(tmp_path) == ["above", "above/run", "above/run/.lock"]
+    refuse(second)
+    assert left_in(tmp_path) == []
+
+
+def test_no_two_of_many_processes_hold_the_lock_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_dir, "_LOCK_SECONDS", 0.0)
+    paths = [tmp_path / str(number) / "run" for number in range(40)]
+    inside: list[int] = []
+    crowds: list[list[int]] = []
+    taken: set[Path] = set()
+    together = threading.Barrier(6)
+
+    def come_and_go(me: int) -> None:
+        for path in paths:
+            together.wait()
+            for _ in range(4):
+                with suppress(UserError):  # in use
+                    run = locked(path)
+                    inside.append(me)
+                    if len(inside) > 1:
+                        crowds.append(list(inside))
+                    inside.remove(me)
+                    taken.add(path)
+                    refuse(run)
+
+    threads = [threading.Thread(target=come_and_go, args=(me,)) for me in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert crowds == []
+    assert taken == set(paths)
+
+
+# Metrics, report, curve
+
+
+def test_metrics_of_unfinished_stages_and_torn_lines_are_dropped_on_opening(folder):
     folder.log("seed", epoch=1, loss=0.5, time={"seconds": 1.0})
-    folder.save("seed", {})
+    folder.stages.save("seed", {})
     folder.log("round_001", epoch=1, loss=math.nan)
     folder.close()
     with open(folder.path / "metrics.jsonl", "a") as file:
@@ -467,26 +464,13 @@ def test_rows_of_unfinished_stages_and_torn_lines_go_on_opening(folder):
         assert again.metrics == [{"stage": "seed", "epoch": 1, "loss": 0.5, "time": {"seconds": 1.0}}]
 
 
-def test_a_finished_file_of_metrics_is_not_rewritten(folder):
+def test_complete_metrics_are_not_rewritten(folder):
     folder.log("seed", loss=0.1)
-    folder.save("seed", {})
+    folder.stages.save("seed", {})
     folder.close()
     before = (folder.path / "metrics.jsonl").stat().st_ino
     RunDir.open(folder.path, CONFIG).close()
     assert (folder.path / "metrics.jsonl").stat().st_ino == before
-
-
-def test_rows_of_a_damaged_stage_go_with_it(folder):
-    folder.log("seed", loss=0.1)
-    folder.save("seed", {})
-    folder.log("round_001", loss=0.2)
-    (folder.path / "stages" / "seed.json").write_bytes(b"")
-    with pytest.warns(DamagedStageWarning):
-        folder.load("seed")
-    assert [row["stage"] for row in folder.metrics] == ["round_001"]
-
-
-# Report, curve, masks, network
 
 
 def test_a_report_is_strict_json_and_means_finished(folder):
@@ -501,67 +485,132 @@ def test_a_report_is_strict_json_and_means_finished(folder):
     assert before == {path: path.stat().st_mtime_ns for path in folder.path.rglob("*") if path.name != ".lock"}
 
 
-def test_a_damaged_report_is_a_sentence(folder):
+def test_a_damaged_report_is_refused(folder):
     (folder.path / "report.json").write_text('{"score": NaN}')
     with pytest.raises(UserError, match=r"report\.json is not JSON"):
         folder.report()
 
 
-def test_a_curve_is_a_table_with_every_column(folder):
+def test_a_curve_has_a_column_for_every_key(folder):
     folder.write_curve([{"round": 0, "density": 0.1 + 0.2}, {"round": 1, "density": 0.5, "loss": None}])
     assert (folder.path / "curve.csv").read_text() == "round,density,loss\n0,0.30000000000000004,\n1,0.5,\n"
 
 
-def test_a_full_disk_ends_the_run_with_a_sentence_and_keeps_the_last_state(folder, monkeypatch):
-    folder.save("seed", {"score": 1}, {"x": torch.zeros(2)})
-    real_fsync = os.fsync
-
-    def full(descriptor):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(RunFailed, match=r"No space left on device.*resume"):
-        folder.save("seed", {"score": 2}, {"x": torch.ones(2)})
-    monkeypatch.setattr(os, "fsync", real_fsync)
-    stage = folder.load("seed")
-    assert stage.metadata == {"score": 1}
-    assert stage.tensors["x"].tolist() == [0, 0]
-    assert not list(folder.path.rglob(".*.tmp"))
+def test_missing_files_of_a_finished_run_are_listed(command_dir):
+    folder = command_dir
+    assert folder.missing == []  # nothing was promised yet
+    folder.write_report({})
+    (folder.path / "network.safetensors").write_bytes(b"")
+    assert folder.missing == ["metrics.jsonl", "curve.csv", "network_masks.safetensors"]
 
 
-def test_the_time_of_a_run_adds_up_over_its_processes(tmp_path, monkeypatch):
-    """Of a process that was killed, what it stored last tells how long it worked."""
-    now = 1000.0
-    monkeypatch.setattr("pathgrow.checkpoint.run_dir.time", types.SimpleNamespace(monotonic=lambda: now))
-    first = RunDir.open(tmp_path, CONFIG)
-    now += 10
-    first.save("seed", {"score": 0.5}, tensors())
-    now += 5
-    first.save("partial-round_001-0", {"step": 7})
-    now += 3  # lost by a kill
-    assert first.seconds == 18
-    first.close()
-    assert RunDir(tmp_path).seconds == 15
-    now += 5000
-    with RunDir.open(tmp_path, CONFIG) as second:
-        now += 2
-        second.delete_tensors("seed")
-        assert second.seconds == 17
-        now += 4
-    now += 50
-    assert second.seconds == RunDir(tmp_path).seconds == 17
-    assert second.load("seed").metadata == {"score": 0.5}
-    (tmp_path / "stages" / "seed.json").write_text("{}")
-    assert RunDir(tmp_path).seconds == 15, "a damaged stage says nothing"
+def test_a_store_of_discover_holds_its_curve_only(folder):
+    folder.write_report({"curve": {"rough": [{"round": 0}]}})
+    assert folder.missing == ["curve.csv"]
+    folder.write_curve([{"kind": "rough", "score": 0.5}])
+    assert folder.missing == []
 
 
-def test_stages_without_a_time_are_those_of_an_older_version(tmp_path):
-    body = {"format": 1, "stage": "seed", "facts": {"score": 0.5}, "tensors": None}
-    record = {**body, "sha256": hashlib.sha256(strict_json.dumps(body).encode()).hexdigest()}
-    with RunDir.open(tmp_path, CONFIG):
-        pass
-    (tmp_path / "stages").mkdir(exist_ok=True)
-    (tmp_path / "stages" / "seed.json").write_text(strict_json.dumps(record))
-    folder = RunDir(tmp_path)
-    assert folder.seconds == 0
-    assert folder.load("seed").metadata == {"score": 0.5}
+def test_missing_masks_and_metrics_are_listed(command_dir):
+    folder = command_dir
+    masks = Masks({"0.weight": torch.tensor([[True, False]])})
+    for round in range(3):
+        folder.save_masks(round, masks)
+    for name in ("curve.csv", "network.safetensors", "network_masks.safetensors"):
+        (folder.path / name).write_bytes(b"")
+    folder.log("seed", epoch=1)
+    folder.write_report({"curve": {"rough": [{"round": round} for round in range(3)]}})
+    assert folder.missing == []
+    (folder.path / "masks" / "round_001.safetensors").unlink()
+    assert folder.missing == ["masks/round_001.safetensors"]
+    shutil.rmtree(folder.path / "masks")
+    (folder.path / "metrics.jsonl").unlink()
+    assert folder.missing == ["metrics.jsonl", *(f"masks/round_{round:03d}.safetensors" for round in range(3))]
+
+
+# The returned model
+
+
+def model(width=4, seed=0):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(3, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 2))
+
+
+def masks_of(net):
+    masks = Masks.full(net)
+    masks["0.weight"][0, 0] = False
+    return masks
+
+
+def test_weights_masks_and_buffers_load_back(folder):
+    net = model()
+    net[1].running_mean.fill_(3)
+    folder.save_network(net, masks_of(net))
+    other = model(seed=1)
+    masks = RunDir(folder.path).load_network_(other)
+    assert masks == masks_of(net)
+    for name, tensor in net.state_dict().items():
+        assert tensor.equal(other.state_dict()[name])
+
+
+def test_the_weights_file_is_a_plain_state_dict(folder):
+    net = model()
+    folder.save_network(net, masks_of(net))
+    weights = safetensors.torch.load_file(folder.path / "network.safetensors")
+    assert weights.keys() == net.state_dict().keys()
+
+
+def test_equal_networks_have_equal_hashes(folder):
+    first = folder.save_network(model(), masks_of(model()))
+    assert first == folder.save_network(model(), masks_of(model()))
+    assert first != folder.save_network(model(seed=1), masks_of(model()))
+
+
+def test_another_model_is_refused_and_left_unchanged(folder):
+    folder.save_network(model(), masks_of(model()))
+    other = model(width=5, seed=1)
+    before = {name: tensor.clone() for name, tensor in other.state_dict().items()}
+    with pytest.raises(UserError, match=r"tensor '0\.weight' has shape \(4, 3\), expected \(5, 3\)"):
+        folder.load_network_(other)
+    assert all(tensor.equal(before[name]) for name, tensor in other.state_dict().items())
+
+
+def test_masks_of_another_model_are_refused(folder):
+    folder.save_network(model(), masks_of(model()))
+    masks_of(model(width=5)).save(folder.path / "network_masks.safetensors")
+    with pytest.raises(UserError, match=r"mask of '0\.weight' is \(5, 3\) but the parameter of Sequential is \(4, 3\)"):
+        folder.load_network_(model())
+
+
+def test_missing_and_extra_tensors_are_named():
+    one, two = torch.zeros(1), torch.zeros(2)
+    assert _mismatch({"a": one}, {"a": one, "b": two}) == "tensor 'b' of shape (2,) is missing"
+    assert _mismatch({"a": one, "b": two}, {"a": one}) == "tensor 'b' of shape (2,) is not in the model"
+    assert _mismatch({"a": one}, {"a": torch.ones(1)}) is None
+    assert (
+        _mismatch({"a": torch.zeros(2, 3)}, {"a": torch.zeros(3, 2)}) == "tensor 'a' has shape (2, 3), expected (3, 2)"
+    )
+
+
+@pytest.mark.parametrize("content", [None, b"", b"not a safetensors file"])
+def test_an_unreadable_weights_file_is_refused(folder, content):
+    if content is not None:
+        (folder.path / "network.safetensors").write_bytes(content)
+    with pytest.raises(UserError, match="cannot read weights"):
+        folder.load_network_(model())
+
+
+def test_masks_of_a_round_are_written_atomically(folder, monkeypatch):
+    net = model()
+    path = folder.save_masks(4, masks_of(net))
+    assert path == folder.path / "masks" / "round_004.safetensors"
+    assert Masks.load(path) == masks_of(net)
+
+    def killed(_path):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", killed)
+    with pytest.raises(KeyboardInterrupt):
+        folder.save_masks(5, masks_of(net))
+    assert not (folder.path / "masks" / "round_005.safetensors").exists()

@@ -378,7 +378,7 @@ def test_a_run_leaves_its_files_and_is_not_repeated(tmp_path: Path) -> None:
     out = tmp_path / "run"
     before = expected_epochs(config, out)
     with RunDir.open(out, config.as_dict()) as folder:  # as a kill may leave it, its stage being stored
-        folder.save("partial-probe-099-0", {"step": 1}, {"noise/0": torch.zeros(1)})
+        folder.stages.save("partial-probe-099-0", {"step": 1}, {"noise/0": torch.zeros(1)})
     report = run_experiment(config, out)
     assert not list((out / "stages").glob("partial-*.safetensors"))
     assert expected_epochs(config, out) < before

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from pathgrow import attach, data, methods
-from pathgrow.checkpoint import RunDir
+from pathgrow.checkpoint import RunDir, StageFiles
 from pathgrow.errors import UserError
 from pathgrow.masks import Masks
 from pathgrow.methods.method import Progress
@@ -234,15 +234,15 @@ class Killed(BaseException):
 def dying(monkeypatch: pytest.MonkeyPatch, after: int) -> Counter[str]:
     """From now on trainings are stored after every step, and the process dies at one of the saves."""
     saved: Counter[str] = Counter()
-    save = RunDir.save
+    save = StageFiles.save
 
-    def counted(self: RunDir, stage: str, *stored: Any) -> None:
+    def counted(self: StageFiles, stage: str, *stored: Any) -> None:
         save(self, stage, *stored)
         saved[stage] += 1
         if saved.total() == after:
             raise Killed
 
-    monkeypatch.setattr(RunDir, "save", counted)
+    monkeypatch.setattr(StageFiles, "save", counted)
     monkeypatch.setattr(phases, "Partial", functools.partial(Partial, seconds=0.0))
     return saved
 

@@ -49,7 +49,7 @@ def test_killed_twice_in_the_middle_of_a_stage_and_resumed_there(tmp_path: Path)
     draw = random.Random(1)
 
     def num_steps() -> int:
-        return json.loads(record.read_text())["facts"]["step"] if record.exists() else 0
+        return json.loads(record.read_text())["metadata"]["step"] if record.exists() else 0
 
     for _ in range(2):
         before = num_steps()

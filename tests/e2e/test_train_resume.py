@@ -23,7 +23,7 @@ def num_writes(out: Path) -> int:
     """A number that rises while the run writes stages."""
     steps = 0
     for record in (out / "stages").glob("*.json"):
-        steps += 1 + int(json.loads(record.read_text())["facts"].get("step", 0))
+        steps += 1 + int(json.loads(record.read_text())["metadata"].get("step", 0))
     return steps
 
 

@@ -125,9 +125,9 @@ def test_a_folder_belongs_to_one_way_of_choosing(tmp_path: Path) -> None:
     found = again.discover(store=tmp_path, final_epochs=as_long_as_all_before)
     assert again.fits == []
     assert without_timing(found) == without_timing(by_function)
-    with pytest.raises(UserError, match="another config: final_epochs was not there, now 30"):
+    with pytest.raises(UserError, match="another config: final_epochs was absent, now 30"):
         World().discover(store=tmp_path, final_epochs=30)
-    with pytest.raises(UserError, match="another config: final_epochs was not there, now null"):
+    with pytest.raises(UserError, match="another config: final_epochs was absent, now null"):
         World().discover(store=tmp_path)
 
 

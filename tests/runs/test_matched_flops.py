@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pathgrow import methods
-from pathgrow.checkpoint import RunDir
+from pathgrow.checkpoint import StageFiles
 from pathgrow.errors import RunFailed
 from pathgrow.masks import Masks
 from pathgrow.methods.method import MaskUpdate, Method, Progress
@@ -150,11 +150,11 @@ class Killed(BaseException):
 def test_killed_and_resumed_it_ends_with_the_same_bits(
     method: str, trained: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save = RunDir.save
+    save = StageFiles.save
     for after in (23, 29):  # saves: one after every step, and more between stages
         num_saves = 0
 
-        def counted(self: RunDir, stage: str, *stored: Any, until: int = after) -> None:
+        def counted(self: StageFiles, stage: str, *stored: Any, until: int = after) -> None:
             nonlocal num_saves
             save(self, stage, *stored)
             num_saves += 1
@@ -162,7 +162,7 @@ def test_killed_and_resumed_it_ends_with_the_same_bits(
                 raise Killed
 
         with monkeypatch.context() as patched:
-            patched.setattr(RunDir, "save", counted)
+            patched.setattr(StageFiles, "save", counted)
             patched.setattr(phases, "Partial", functools.partial(Partial, seconds=0.0))
             with pytest.raises(Killed):
                 train(config(method), tmp_path)
@@ -176,16 +176,16 @@ def as_a_team(out: Path, dies: int | None) -> dict[str, Any]:
     """A matched training in one folder, stored after every fourth step; killed at one of the saves."""
     phases.Partial = functools.partial(Partial, seconds=0.0)  # type: ignore[misc, assignment]
     halfway._STEPS_BETWEEN_QUESTIONS = 4
-    save, num_saves = RunDir.save, 0
+    save, num_saves = StageFiles.save, 0
 
-    def counted(self: RunDir, stage: str, *stored: Any) -> None:
+    def counted(self: StageFiles, stage: str, *stored: Any) -> None:
         nonlocal num_saves
         save(self, stage, *stored)
         num_saves += 1
         if num_saves == dies:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    RunDir.save = counted  # type: ignore[method-assign]
+    StageFiles.save = counted  # type: ignore[method-assign]
     told = train(config("snfs", ranks=2), out)
     return {name: part for name, part in told.items() if name != "timing"}
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from pathgrow.checkpoint import RunDir
+from pathgrow.checkpoint import RunDir, StageFiles
 from pathgrow.report.formats import stage_label
 from pathgrow.runs import phases
 from pathgrow.sparse.partial import Partial, half_done
@@ -29,14 +29,14 @@ class Killed(BaseException):
 
 def die_in(monkeypatch: pytest.MonkeyPatch, stage: str, step: int) -> None:
     """Trainings are stored after every step; the process dies when this many steps of one of them are stored."""
-    save = RunDir.save
+    save = StageFiles.save
 
-    def dying(self: RunDir, name: str, metadata: Any, *tensors: Any) -> None:
+    def dying(self: StageFiles, name: str, metadata: Any, *tensors: Any) -> None:
         save(self, name, metadata, *tensors)
         if name == f"partial-{stage}-0" and metadata["step"] == step:
             raise Killed
 
-    monkeypatch.setattr(RunDir, "save", dying)
+    monkeypatch.setattr(StageFiles, "save", dying)
     monkeypatch.setattr(phases, "Partial", functools.partial(Partial, seconds=0.0))
 
 
@@ -75,15 +75,15 @@ def test_a_run_killed_between_stages_names_the_one_that_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [*DISCOVER.split(), "--out", str(tmp_path / "run")]
-    save = RunDir.save
+    save = StageFiles.save
 
-    def dying(self: RunDir, name: str, *stored: Any) -> None:
+    def dying(self: StageFiles, name: str, *stored: Any) -> None:
         save(self, name, *stored)
         if name == "round-001":
             raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(RunDir, "save", dying)
+        patched.setattr(StageFiles, "save", dying)
         with pytest.raises(Killed):
             leave(*arguments)
     capsys.readouterr()
@@ -96,11 +96,11 @@ def test_a_run_killed_between_stages_names_the_one_that_begins(
 def test_what_is_half_done_is_what_need_not_be_trained_again(tmp_path: Path) -> None:
     some = {"weight": torch.ones(2)}
     with RunDir.open(tmp_path, {}) as folder:
-        folder.save("seed", {"score": 0.5})
-        folder.save("partial-seed-0", {"step": 99}, some)  # killed before it was cleared
-        folder.save("partial-round-001-0", {"step": 20}, some)
-        folder.save("partial-round-001-1", {"step": 3}, some)
-        folder.save("partial-probe-dense-0", {"step": 5}, some)
-        folder.save("partial-final-0", {"step": 8}, some)
-        folder.delete_tensors("partial-final-0")
+        folder.stages.save("seed", {"score": 0.5})
+        folder.stages.save("partial-seed-0", {"step": 99}, some)  # killed before it was cleared
+        folder.stages.save("partial-round-001-0", {"step": 20}, some)
+        folder.stages.save("partial-round-001-1", {"step": 3}, some)
+        folder.stages.save("partial-probe-dense-0", {"step": 5}, some)
+        folder.stages.save("partial-final-0", {"step": 8}, some)
+        folder.stages.delete_tensors("partial-final-0")
         assert half_done(folder) == {"round-001": 23, "probe-dense": 5}

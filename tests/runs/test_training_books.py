@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pathgrow.checkpoint import RunDir
+from pathgrow.checkpoint import RunDir, StageFiles
 from pathgrow.masks import Masks
 from pathgrow.masks.sampling import top_k
 from pathgrow.methods.method import MaskUpdate, Method, Progress
@@ -94,7 +94,7 @@ def test_a_training_left_half_done_is_cleared_when_its_run_is_over(what: str, tm
     first = run()
     (tmp_path / "run" / "report.json").unlink()
     with RunDir.open(tmp_path / "run", config.as_dict(), device="cpu") as folder:
-        folder.save("partial-level-000-0", {"step": 3}, {"weights": torch.zeros(3)})
+        folder.stages.save("partial-level-000-0", {"step": 3}, {"weights": torch.zeros(3)})
     again = run()
     assert {**again, "timing": None} == {**first, "timing": None}
     assert list((tmp_path / "run" / "stages").glob("partial-*.safetensors")) == []
@@ -183,15 +183,15 @@ def test_choosing_the_first_masks_takes_time_too(killed: bool, tmp_path: Path, m
     module.mine = lambda: Method(name="mine", start=slowly, start_density=0.5)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "my_methods", module)
     if killed:
-        save = RunDir.save
+        save = StageFiles.save
 
-        def last(self: RunDir, stage: str, *stored: Any) -> None:
+        def last(self: StageFiles, stage: str, *stored: Any) -> None:
             save(self, stage, *stored)
             if stage == "start":
                 raise Killed
 
         with monkeypatch.context() as patched:
-            patched.setattr(RunDir, "save", last)
+            patched.setattr(StageFiles, "save", last)
             with pytest.raises(Killed):
                 trained(tmp_path, "my_methods:mine", density=None)
     timing = trained(tmp_path, "my_methods:mine", density=None)["timing"]

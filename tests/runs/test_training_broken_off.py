@@ -188,9 +188,9 @@ def test_the_cases_tell_states_apart() -> None:
 @pytest.mark.parametrize("last", [4, 5, NUM_STEPS])
 def test_a_folder_gives_back_what_it_was_given(tmp_path: Path, last: int) -> None:
     with RunDir.open(tmp_path / "run", {}) as folder, pytest.raises(Killed):
-        train("adamw", "swapping", Mortal(folder, {last}, last))
+        train("adamw", "swapping", Mortal(folder.stages, {last}, last))
     with RunDir.open(tmp_path / "run", {}) as folder:
-        attached, _ = train("adamw", "swapping", Partial(folder, "partial-test-0"))
+        attached, _ = train("adamw", "swapping", Partial(folder.stages, "partial-test-0"))
     assert_same(attached, "adamw", "swapping")
 
 

@@ -1,118 +1,129 @@
-"""A run folder: everything a run leaves behind, and all it needs to go on after a kill.
+"""A run directory: everything a run writes, and everything it needs to resume after a kill.
 
-config.json             resolved in full, written before anything else
-environment.json                what it ran on
-.lock                   one process at a time
-stages/                 finished stages: facts, tensors, hashes
-metrics.jsonl           a row per event, tagged by stage
+config.json             fully resolved, written before anything else
+env.json                versions and device the run started on
+.lock                   held by the process that works in the directory
+stages/                 finished stages: metadata, tensors, hashes
+metrics.jsonl           one row per event, tagged with its stage
 curve.csv               the observed points
 masks/round_004.safetensors
-network.safetensors     the network handed back, plain weights; its masks in network_masks.safetensors
-report.json             written last, by rename: its presence means finished
+network.safetensors     the returned model, plain weights; its masks are in network_masks.safetensors
+report.json             written last, by rename: its presence means that the run is finished
 """
 
 from __future__ import annotations
 
 import csv
+import errno
+import functools
+import hashlib
 import io
 import os
+import platform
 import shutil
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy
+import safetensors.torch
+import torch
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from pathgrow import atomic
-from pathgrow.checkpoint import environment, network_file, strict_json
-from pathgrow.checkpoint import lock as locks
+from pathgrow.checkpoint import strict_json
 from pathgrow.checkpoint.metrics import Metrics
-from pathgrow.checkpoint.stage_files import StageFiles
-from pathgrow.checkpoint.store import Metadata, Stage
+from pathgrow.checkpoint.stage_files import StageFiles, serialize
 from pathgrow.errors import UserError
 from pathgrow.masks import Masks
+from pathgrow.version import __version__
 
 _METRICS = "metrics.jsonl"
-_LEFT_BEHIND = (_METRICS, "curve.csv", "network.safetensors", "network_masks.safetensors")
-"""What every finished run of a command has written before its report."""
+_LOCK_SECONDS = 0.1
+"""How long opening waits for the lock: a reader that asks who works here holds it for an instant."""
+_OUTPUTS = (_METRICS, "curve.csv", "network.safetensors", "network_masks.safetensors")
+"""Files that every finished run of a command has written before its report."""
+_BITS_DEPEND_ON = ("python", "torch", "numpy", "machine", "torch_threads", "device", "device_name")
+"""If one of these changes before a run is resumed, results may differ in the last bits."""
 
 
 class EnvironmentChangedWarning(UserWarning):
-    """A run goes on under other versions than it began with; its last bits may differ."""
+    """A run resumes under other versions or on another device than it started with."""
 
 
 class RunDir:
-    """The files of one run; implements `Store`.
+    """The files of one run.
 
-    `RunFolder(path)` is for reading. A run works in `RunFolder.open(path, config)`, which checks, locks and cleans up.
+    `RunDir(path)` reads. A run works in `RunDir.open(path, config)`, which checks, locks and cleans up.
 
     >>> import tempfile
-    >>> place = tempfile.mkdtemp()
-    >>> with RunDir.open(place, {"seed": 0}) as folder:
-    ...     folder.log("seed", epoch=1, loss=0.5)
-    ...     folder.save("seed", {"score": 0.9})
-    >>> with RunDir.open(place, {"seed": 0}) as folder:
-    ...     folder.load("seed").metadata
+    >>> path = tempfile.mkdtemp()
+    >>> with RunDir.open(path, {"seed": 0}) as run_dir:
+    ...     run_dir.log("seed", epoch=1, loss=0.5)
+    ...     run_dir.stages.save("seed", {"score": 0.9})
+    >>> with RunDir.open(path, {"seed": 0}) as run_dir:
+    ...     run_dir.stages.load("seed").metadata
     {'score': 0.9}
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._stages = StageFiles(self.path / "stages", lambda: self.seconds)
+        self._metrics = Metrics(self.path / _METRICS)
+        self.stages = StageFiles(self.path / "stages", self._metrics, lambda: self.seconds)
         self._seconds_before = 0.0
         self._opened_at: float | None = None
-        self._metrics = Metrics(self.path / _METRICS)
-        self._lock: locks.Lock | None = None
+        # Not per thread: whichever thread closes the directory releases the lock.
+        self._lock = FileLock(self.path / ".lock", thread_local=False)
+        self._created: list[Path] = []
+        """Directories, and the lock file, that opening created."""
         self._is_new = False
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], config: Mapping[str, Any], *, device: str = "cpu") -> RunDir:
-        """Begin a run, or go on with the one of this very config.
+        """Start a run, or resume the run of this config.
 
-        Anything that stands in the way (another config, another process, other files, no permission) is a `UserError`,
-        and nothing is touched.
+        Whatever prevents that (another config, another process, unrelated files, missing permissions) is a `UserError`
+        and changes nothing.
         """
-        folder = cls(path)
-        wanted = strict_json.nulled(dict(config))
-        if fault := strict_json.fault(wanted, "config"):
-            raise UserError(
-                f"{fault}; a config holds numbers, strings, lists and dicts only, so that it can be written"
-            )
-        folder._take()
+        run_dir = cls(path)
+        resolved: dict[str, Any] = strict_json.nulled(dict(config))
+        if fault := strict_json.fault(resolved, "config"):
+            raise UserError(f"{fault}; a config must consist of numbers, strings, lists and dicts")
+        run_dir._acquire()
         try:
-            folder._seconds_before, folder._opened_at = folder._stages.seconds, time.monotonic()
-            folder._settle(wanted, device)
+            run_dir._seconds_before, run_dir._opened_at = run_dir.stages.seconds, time.monotonic()
+            run_dir._prepare(resolved, device)
         except BaseException:
-            folder.withdraw()
-            folder._leave()
+            run_dir.discard_if_unused()
+            run_dir._remove_created()
+            run_dir.close()
             raise
-        return folder
+        return run_dir
 
     def close(self) -> None:
-        """Let others work in the folder."""
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = self._opened_at = None
+        """Release the lock, so that other processes can work in the directory."""
+        self.stages.is_owner, self._opened_at = False, None
+        self._lock.release()
 
-    def withdraw(self) -> None:
-        """Leave nothing of a run that was refused before it trained anything: another may then begin there.
+    def discard_if_unused(self) -> None:
+        """Remove all traces of a run that was refused before it trained anything, so that another can start here.
 
-        Whatever was there before it stays, an empty folder too.
+        What existed before the run stays, even an empty directory.
         """
         if not self._is_new or (self.path / _METRICS).is_file() or any(self.path.rglob("*.safetensors")):
             return
         shutil.rmtree(self.path / "stages", ignore_errors=True)
         for name in ("env.json", "config.json"):
             (self.path / name).unlink(missing_ok=True)
-        self._leave()
-
-    def _leave(self) -> None:
-        """Let others work in the folder, or remove it if it was made for this run and holds nothing."""
-        if self._lock is not None:
-            self._lock.undo()
+        self._remove_created()
         self.close()
 
     def __enter__(self) -> Self:
@@ -122,99 +133,73 @@ class RunDir:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, UserError):
-            self.withdraw()
+            self.discard_if_unused()
         self.close()
 
-    # Stages
-
-    def load(self, stage: str) -> Stage | None:
-        """The stage as it was saved, or None if it never finished; a damaged stage is moved aside with a warning."""
-        is_owner = self._lock is not None
-        was_there = is_owner and stage in self.stages
-        found = self._stages.load(stage, set_aside=is_owner)
-        if was_there and found is None:
-            self._metrics.keep(lambda name: name != stage)
-        return found
-
-    def save(self, stage: str, metadata: Metadata, tensors: Mapping[str, Tensor] | None = None) -> None:
-        """Store a finished stage atomically, after its metrics have reached the disk."""
-        self._metrics.sync()
-        self._stages.save(stage, metadata, tensors)
-
-    def metadata(self, stage: str) -> Metadata | None:
-        """The facts of a finished stage without its tensors."""
-        return self._stages.metadata(stage)
-
-    def has_tensors(self, stage: str) -> bool:
-        """Whether a finished stage has tensors, which are not read."""
-        return self._stages.has_tensors(stage)
-
-    def delete_tensors(self, stage: str) -> None:
-        """Free the tensors of a stage that no later stage needs; its facts stay."""
-        self._stages.delete_tensors(stage)
-
-    @property
-    def stages(self) -> list[str]:
-        """Finished stages, oldest first."""
-        return self._stages.names()
-
-    # What is known of the run
+    # State of the run
 
     @property
     def config(self) -> dict[str, Any] | None:
-        """The resolved config, or None where no run ever began."""
+        """The resolved config, or None if no run was started here."""
         path = self.path / "config.json"
-        # Nothing else tells what the stages belong to: without this file the folder could not be opened any more.
-        mend = "restore it, choose another --out, or delete the whole folder to begin anew"
-        return _read_object(path, mend) if path.is_file() else None
+        # Nothing else says what the stages belong to: without this file the directory cannot be opened.
+        advice = "restore it, choose another --out, or delete the whole directory to start over"
+        return strict_json.read_object(path, advice) if path.is_file() else None
 
     @property
     def environment(self) -> dict[str, Any]:
-        """What the run began on; empty where that was not noted."""
+        """Versions and device the run started on; empty if they were not stored."""
         path = self.path / "env.json"
-        return _read_object(path, "delete it and give the same command again") if path.is_file() else {}
+        return strict_json.read_object(path, "delete it and rerun the same command") if path.is_file() else {}
 
     @property
     def finished(self) -> bool:
-        """Whether the run came to its end, so that repeating it does nothing."""
+        """Whether the run is finished, so that repeating it does nothing."""
         return (self.path / "report.json").is_file()
 
     @property
     def worker(self) -> str | None:
-        """The process that works in this folder now, in words; None if there is none."""
-        return locks.holder(self.path)
+        """The process that works in this directory now ("another process (pid 4711)"), or None."""
+        if not Path(self._lock.lock_file).is_file():
+            return None
+        try:
+            with FileLock(self._lock.lock_file, timeout=0):
+                return None
+        except Timeout:
+            return self._lock_holder()
+        except OSError:
+            return None  # a read-only directory: unknown
 
     @property
     def seconds(self) -> float:
-        """How long the run has been worked on, by all processes that opened its folder.
+        """How long all processes that opened this directory have worked on the run.
 
-        Of one that was killed, the time up to the last stage or half-done training that it stored.
+        For a process that was killed, the time up to the last stage or mid-training checkpoint that it stored.
         """
         if self._opened_at is None:
-            return self._stages.seconds
+            return self.stages.seconds
         return self._seconds_before + time.monotonic() - self._opened_at
 
     def report(self) -> dict[str, Any]:
-        """What a finished run found."""
-        return _read_object(
-            self.path / "report.json", "delete it and give the command of this run again, which writes it anew"
-        )
+        """Return the report of a finished run."""
+        advice = "delete it and rerun the command of this run, which writes it again"
+        return strict_json.read_object(self.path / "report.json", advice)
 
     @property
     def missing(self) -> list[str]:
-        """Files that a finished run wrote and that are no longer there."""
+        """Files that the finished run wrote and that no longer exist."""
         if not self.finished:
             return []
         if self.is_store:
             return [] if (self.path / "curve.csv").is_file() else ["curve.csv"]
-        # A discovery kept the masks of each round that its report lists; a training keeps only its last ones.
+        # A discovery stored the masks of each round in its report; a training stores only the final ones.
         curve = self.report().get("curve") or {}
-        masks = [_masks_of(round) for round in range(len(curve.get("rough", ())))]
-        return [name for name in (*_LEFT_BEHIND, *masks) if not (self.path / name).is_file()]
+        masks = [_masks_path(round) for round in range(len(curve.get("rough", ())))]
+        return [name for name in (*_OUTPUTS, *masks) if not (self.path / name).is_file()]
 
     @property
     def is_store(self) -> bool:
-        """Whether a call of `discover` keeps its stages here: it knows no data by name, and its caller the network."""
+        """Whether the Python function `discover` stores its stages here: its caller has the data and the network."""
         return "data" not in (self.config or {})
 
     @property
@@ -222,18 +207,18 @@ class RunDir:
         """All rows logged so far, oldest first."""
         return self._metrics.rows()
 
-    # What a run writes beside its stages
+    # Outputs
 
     def log(self, stage: str, **row: Any) -> None:
-        """Add a row to the metrics, before its stage is saved; wall-clock values belong under `time` only."""
+        """Append a row to the metrics, before its stage is saved; wall-clock values belong under `time`."""
         self._metrics.append(stage, row)
 
     def write_report(self, report: Mapping[str, Any]) -> None:
-        """Write the report, last of all. Numbers that are not finite become null."""
-        atomic.write_text(self.path / "report.json", strict_json.dumps(strict_json.nulled(report), indent=1) + "\n")
+        """Write the report, which marks the run as finished. Non-finite numbers become null."""
+        self._write_json("report.json", strict_json.nulled(report))
 
     def write_curve(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Write the observed points as curve.csv, with a column for each key that any row has."""
+        """Write the observed points to curve.csv, with a column for each key of any row."""
         columns = list(dict.fromkeys(key for row in rows for key in row))
         text = io.StringIO()
         writer = csv.DictWriter(text, columns, lineterminator="\n")
@@ -242,112 +227,195 @@ class RunDir:
         atomic.write_text(self.path / "curve.csv", text.getvalue())
 
     def save_masks(self, round: int, masks: Masks) -> Path:
-        """Write the masks of a round as masks/round_004.safetensors."""
-        path = self.path / _masks_of(round)
+        """Save the masks of a round to masks/round_004.safetensors."""
+        path = self.path / _masks_path(round)
         path.parent.mkdir(exist_ok=True)
         masks.save(path)
         return path
 
     def save_network(self, model: nn.Module, masks: Masks) -> str:
-        """Write the network handed back, plain weights and masks; returns the SHA-256 of the file of weights."""
+        """Save the returned model, plain weights and masks; return the SHA-256 of the weights file."""
         masks.save(self.path / "network_masks.safetensors")
-        return network_file.save_weights(model.state_dict(), self.path / "network.safetensors")
+        data = serialize(model.state_dict())
+        atomic.write_bytes(self.path / "network.safetensors", data)
+        return hashlib.sha256(data).hexdigest()
 
     def load_network_(self, model: nn.Module) -> Masks:
-        """Load the network handed back into `model`; returns its masks. A model of another kind is a `UserError`."""
-        network_file.load_weights_(model, self.path / "network.safetensors")
+        """Load the returned model into `model` and return its masks; a different architecture is a `UserError`."""
+        path = self.path / "network.safetensors"
+        try:
+            weights = safetensors.torch.load(path.read_bytes())
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"cannot read weights from {path} ({error}); expected a safetensors file") from error
+        if wrong := _mismatch(weights, model.state_dict()):
+            raise UserError(f"{path} does not fit this model: {wrong}; build the model that the run trained")
+        model.load_state_dict(weights)
         masks = Masks.load(self.path / "network_masks.safetensors")
         masks.check(model)
         return masks
 
     # Opening
 
-    def _take(self) -> None:
-        """Make the folder, or check that it is a run folder, and lock it."""
+    def _acquire(self) -> None:
+        """Create the directory, or check that it is a run directory, and lock it."""
         if self.path.exists() and not self.path.is_dir():
-            raise UserError(f"{self.path} is a file, wanted a folder: choose another --out, or move the file away")
+            raise UserError(f"{self.path} is a file, not a directory: choose another --out, or move the file")
         if self.path.is_dir() and self.config is None:
             try:
-                strangers = sorted(entry.name for entry in self.path.iterdir() if not entry.name.startswith("."))
-            except FileNotFoundError:  # another run was refused there just now, and took its folder along
-                strangers = []
-            if strangers:
+                others = sorted(entry.name for entry in self.path.iterdir() if not entry.name.startswith("."))
+            except FileNotFoundError:  # removed by another run that was refused at this moment
+                others = []
+            if others:
                 raise UserError(
-                    f"{self.path} holds {strangers[0]!r} but no config.json, so it is no run folder: "
-                    "choose a new or empty folder with --out"
+                    f"{self.path} holds {others[0]!r} but no config.json, so it is not a run directory: "
+                    "choose a new or empty directory with --out"
                 )
         try:
-            self._lock = locks.Lock(self.path)
-        except OSError as error:
+            self._lock_directory()
+        except Timeout as error:
             raise UserError(
-                f"cannot write in {self.path} ({error.strerror}): choose a folder you may write in with --out"
+                f"{self.path} is in use by {self._lock_holder()}: wait for it, or choose another directory"
             ) from error
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOTSUP):
+                self._remove_created()
+                raise UserError(
+                    f"cannot write to {self.path} ({error.strerror}): choose a writable directory with --out"
+                ) from error
+            # Some network file systems have no locks; a run there is worth more than the protection.
+        self.stages.is_owner = True
+        with suppress(OSError):  # Windows locks the content as well
+            Path(self._lock.lock_file).write_text(f"{os.getpid()}\n")
 
-    def _settle(self, wanted: dict[str, Any], device: str) -> None:
-        """Write the config or compare it, then bring the folder back to its last good state."""
+    def _lock_directory(self) -> None:
+        file = Path(self._lock.lock_file)
+        for attempts_left in reversed(range(10)):
+            try:
+                self._make_directories()
+                if not self.path.is_dir():  # a dangling link; or removed again, see below
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+                is_new = not file.exists()
+                self._lock.acquire(timeout=_LOCK_SECONDS)
+            except FileNotFoundError:  # another run was refused here at this moment and removed its directory
+                if not attempts_left:
+                    raise
+                continue
+            self._created += [file] if is_new else []
+            return
+
+    def _make_directories(self) -> None:
+        """Create the directory and its parents one by one, since those that others create are not ours to remove."""
+        missing = []
+        for path in (self.path, *self.path.parents):
+            if path.exists():
+                break
+            missing.append(path)
+        for path in reversed(missing):
+            with suppress(FileExistsError):
+                path.mkdir()
+                self._created.append(path)
+
+    def _remove_created(self) -> None:
+        """Remove the lock file and the directories that opening created, up to the first that holds anything else."""
+        with suppress(OSError):  # not empty, or an open file cannot be removed (Windows)
+            while self._created:
+                path = self._created.pop()
+                path.rmdir() if path.is_dir() else path.unlink()
+
+    def _lock_holder(self) -> str:
+        try:
+            pid = Path(self._lock.lock_file).read_text(encoding="ascii", errors="replace").strip()
+        except OSError:
+            pid = ""
+        return f"another process (pid {pid})" if pid.isdecimal() else "another process"
+
+    def _prepare(self, config: dict[str, Any], device: str) -> None:
+        """Write the config or compare it, then bring the directory back to its last consistent state."""
         found = self.config
         self._is_new = found is None
         if found is None:
-            atomic.write_text(self.path / "config.json", strict_json.dumps(wanted, indent=1) + "\n")
-        elif differing := _differences(found, wanted):
+            self._write_json("config.json", config)
+        elif differing := strict_json.differences(found, config):
+            more = f"; and {len(differing) - 3} more" if len(differing) > 3 else ""
             raise UserError(
-                f"{self.path} holds a run of another config: {'; '.join(differing[:3])}"
-                f"{f'; and {len(differing) - 3} more' if len(differing) > 3 else ''}"
-                ": choose another --out, or delete the folder to begin anew"
+                f"{self.path} holds a run with another config: {'; '.join(differing[:3])}{more}"
+                ": choose another --out, or delete the directory to start over"
             )
         if self.finished:
             return
-        self._note_environment(device)
+        self._check_environment(device)
         atomic.sweep(self.path)
         atomic.sweep(self.path / "masks")
-        self._stages.sweep()
-        finished_stages = set(self.stages)
+        self.stages.sweep()
+        finished_stages = set(self.stages.names())
         self._metrics.keep(finished_stages.__contains__)
 
-    def _note_environment(self, device: str) -> None:
-        now = environment.describe(device)
-        path = self.path / "env.json"
-        if not path.is_file():
-            atomic.write_text(path, strict_json.dumps(now, indent=1) + "\n")
-        elif changes := environment.changes(self.environment, now):
+    def _check_environment(self, device: str) -> None:
+        now = _describe_environment(device)
+        if not (self.path / "env.json").is_file():
+            self._write_json("env.json", now)
+            return
+        before = self.environment
+        changed = [
+            f"{key} {before.get(key)} -> {now.get(key)}" for key in _BITS_DEPEND_ON if before.get(key) != now.get(key)
+        ]
+        if changed:
             warnings.warn(
-                f"{self.path} was begun in another environment ({'; '.join(changes)}); "
-                "it goes on, but may differ in the last bits from an undisturbed run",
+                f"{self.path} was started in another environment ({'; '.join(changed)}); "
+                "it resumes, but results may differ in the last bits from an uninterrupted run",
                 EnvironmentChangedWarning,
                 stacklevel=4,
             )
 
+    def _write_json(self, name: str, value: Any) -> None:
+        atomic.write_text(self.path / name, strict_json.dumps(value, indent=1) + "\n")
 
-def _masks_of(round: int) -> str:
+
+def _masks_path(round: int) -> str:
     return f"masks/round_{round:03d}.safetensors"
 
 
-def _read_object(path: Path, mend: str) -> dict[str, Any]:
-    """The JSON object in a file; `mend` says what to do if there is none."""
+def _mismatch(got: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str | None:
+    """Describe the first tensor in which two state dicts differ by name or shape; None if they agree."""
+    for name, tensor in expected.items():
+        if name not in got:
+            return f"tensor '{name}' of shape {tuple(tensor.shape)} is missing"
+        if got[name].shape != tensor.shape:
+            return f"tensor '{name}' has shape {tuple(got[name].shape)}, expected {tuple(tensor.shape)}"
+    extra = next((name for name in got if name not in expected), None)
+    return None if extra is None else f"tensor '{extra}' of shape {tuple(got[extra].shape)} is not in the model"
+
+
+def _describe_environment(device: str) -> dict[str, Any]:
+    """Describe the environment of this process; nothing in here names a person or a machine."""
+    return {
+        "pathgrow": __version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "torch_threads": torch.get_num_threads(),
+        "device": device,
+        "device_name": torch.cuda.get_device_name(device) if device.startswith("cuda") else None,
+    }
+
+
+@functools.cache
+def _commit() -> str | None:
+    """Return the commit of the source tree this package runs from; None when installed as a wheel."""
+    root = Path(__file__).resolve().parents[3]
+    if sys.platform == "win32" or not (root / ".git").exists() or not (root / "src" / "pathgrow").is_dir():
+        return None
     try:
-        value = strict_json.loads(path.read_bytes())
-    except OSError as error:
-        raise UserError(f"cannot read {path} ({error.strerror}): wanted a file of a pathgrow run") from error
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON ({error}): {mend}") from error
-    if not isinstance(value, dict):
-        raise UserError(f"{path} holds a {type(value).__name__}, wanted a JSON object: {mend}")
-    return value
-
-
-def _differences(found: Any, wanted: Any, key: str = "") -> list[str]:
-    """The keys in which two configs differ, in words and in the order of `wanted`."""
-    if isinstance(found, dict) and isinstance(wanted, dict):
-        keys = dict.fromkeys([*wanted, *found])
-        inside = (_differences(found.get(k, _ABSENT), wanted.get(k, _ABSENT), f"{key}.{k}" if key else k) for k in keys)
-        return [difference for differences in inside for difference in differences]
-    # 1 and True and 1.0 are equal in Python, and different configs.
-    same = found is wanted or (type(found) is type(wanted) and found == wanted)
-    return [] if same else [f"{key} was {_show(found)}, now {_show(wanted)}"]
-
-
-_ABSENT = object()
-
-
-def _show(value: Any) -> str:
-    return "not there" if value is _ABSENT else strict_json.dumps(value)
+        answer = subprocess.run(
+            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() or None

@@ -1,7 +1,7 @@
-"""The stages of a run on disk: `<stage>.json`, and `<stage>.safetensors` where the stage has tensors.
+"""Stages of a run on disk: `<stage>.json`, and `<stage>.safetensors` for its tensors, if it has any.
 
-The JSON goes last and carries the SHA-256 of the tensor file and of itself, so it alone says whether the stage is
-there. A stage that does not match its hashes counts as never finished; it is moved aside, never deleted.
+The JSON record is written last and holds the SHA-256 of the tensor file and of itself, so the record alone decides
+whether a stage exists. A stage that does not match its hashes counts as unfinished; it is moved aside, never deleted.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from torch import Tensor
 
 from pathgrow import atomic
 from pathgrow.checkpoint import strict_json
+from pathgrow.checkpoint.metrics import Metrics
 from pathgrow.checkpoint.store import Metadata, Stage
 from pathgrow.errors import RunFailed, UserError
 
-FORMAT = 1
+_STAGE_FORMAT = 2
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 class DamagedStageWarning(UserWarning):
-    """A stored stage does not match its hash; it is computed again."""
+    """A stored stage does not match its hash and runs again."""
 
 
 class _DamageError(Exception):
@@ -36,21 +37,26 @@ class _DamageError(Exception):
 
 
 class StageFiles:
-    """Stages in one folder; implements `Store`. Not locked: `RunFolder.open` is.
+    """Stages in one directory, with the metrics logged for them; implements `Store`.
 
-    Each record notes the time on `clock` at which it was written.
+    Parameters
+    ----------
+    metrics
+        Flushed before a stage is saved; rows of a damaged stage are dropped.
+    clock
+        Each record stores the time on this clock at which it was written.
     """
 
-    def __init__(self, folder: Path, clock: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(self, folder: Path, metrics: Metrics, clock: Callable[[], float]) -> None:
         self.folder = folder
+        self.is_owner = False
+        """Whether this process holds the lock of the run directory. Only the owner moves damaged stages aside: a stage
+        that is being replaced looks damaged to a reader."""
+        self._metrics = metrics
         self._clock = clock
 
-    def load(self, stage: str, *, set_aside: bool = True) -> Stage | None:
-        """The stage as it was saved, or None if it never finished or is damaged.
-
-        Only the owner of the folder may set a damaged stage aside: to a reader, a stage that is being replaced at this
-        very moment looks damaged too.
-        """
+    def load(self, stage: str) -> Stage | None:
+        """Return the stage as it was saved, or None if it never finished or is damaged."""
         record_path = self._record_path(stage)
         try:
             record = _read_record(record_path, stage)
@@ -58,35 +64,35 @@ class StageFiles:
         except FileNotFoundError:
             return None
         except _DamageError as damage:
-            self._report_damage(stage, damage, set_aside=set_aside)
+            self._report_damage(stage, damage)
             return None
-        return Stage(record["facts"], tensors)
+        return Stage(record["metadata"], tensors)
 
     def metadata(self, stage: str) -> Metadata | None:
-        """The facts of a stage without its tensors; None if it is not there or damaged. Changes nothing."""
+        """Return the metadata of a stage without reading its tensors; None if it is missing or damaged."""
         try:
-            metadata: Metadata = _read_record(self._record_path(stage), stage)["facts"]
+            metadata: Metadata = _read_record(self._record_path(stage), stage)["metadata"]
         except (FileNotFoundError, _DamageError):
             return None
         return metadata
 
     def has_tensors(self, stage: str) -> bool:
-        """Whether a stage has tensors, which are not looked at."""
+        """Return whether a stage has tensors, without reading them."""
         return self._tensor_file(self._record_path(stage), stage) is not None
 
     def save(self, stage: str, metadata: Metadata, tensors: Mapping[str, Tensor] | None = None) -> None:
-        """Remember a finished stage; a stage of this name stays whole until the new one is."""
+        """Store a finished stage; a stage of the same name stays intact until the new one is complete."""
         metadata = dict(metadata)
-        if fault := strict_json.fault(metadata, "facts"):
+        if fault := strict_json.fault(metadata, "metadata"):
             raise RunFailed(
-                f"stage {stage!r} cannot be stored: {fault}, and a stage holds finite numbers, strings, lists and "
-                "dicts only, so that it comes back equal; look at what the stage computed"
+                f"stage {stage!r} cannot be stored: {fault}; metadata must be finite numbers, strings, lists and dicts"
             )
+        self._metrics.sync()
         record_path = self._record_path(stage)
         previous = self._tensor_file(record_path, stage)
         entry = None
         if tensors:
-            # Beside the file in use, not over it: its record must stay true until the new record replaces it.
+            # Not over the file in use: its record must stay valid until the new record replaces it.
             names = (f"{stage}.safetensors", f"{stage}.new.safetensors")
             name = names[1] if previous == names[0] else names[0]
             data = serialize(tensors)
@@ -97,39 +103,39 @@ class StageFiles:
             atomic.discard(self.folder / previous)
 
     def delete_tensors(self, stage: str) -> None:
-        """Free the tensors of a stage; its facts stay."""
+        """Delete the tensors of a stage; its metadata stay."""
         record_path = self._record_path(stage)
         try:
             record = _read_record(record_path, stage)
         except FileNotFoundError:
             return
         except _DamageError as damage:
-            self._report_damage(stage, damage, set_aside=True)
+            self._report_damage(stage, damage)
             return
         if record["tensors"] is not None:
             written = record_path.stat()
-            self._write_record(record_path, stage, record["facts"], None)
-            os.utime(record_path, ns=(written.st_atime_ns, written.st_mtime_ns))  # stages are told in order of time
+            self._write_record(record_path, stage, record["metadata"], None)
+            os.utime(record_path, ns=(written.st_atime_ns, written.st_mtime_ns))  # `names` sorts by time
             atomic.discard(self.folder / record["tensors"]["file"])
 
     def names(self) -> list[str]:
-        """Finished stages, oldest first; hashes are checked when a stage is loaded."""
+        """Return finished stages, oldest first; hashes are checked when a stage is loaded."""
         records = [(path.stat().st_mtime_ns, path.stem) for path in self.folder.glob("*.json")]
         return [name for _, name in sorted(records) if _NAME.fullmatch(name)]
 
     @property
     def seconds(self) -> float:
-        """The latest time that a stage notes; 0 where none does."""
-        noted = [0.0]
+        """Latest time stored in a record, 0 if there is none."""
+        times = [0.0]
         for stage in self.names():
             try:
-                noted.append(float(_read_record(self._record_path(stage), stage).get("seconds", 0.0)))
+                times.append(float(_read_record(self._record_path(stage), stage)["seconds"]))
             except (FileNotFoundError, _DamageError):
                 continue
-        return max(noted)
+        return max(times)
 
     def sweep(self) -> None:
-        """Remove what killed writers left: temporary files, and tensors whose record was never written."""
+        """Remove what a killed writer left: temporary files, and tensors whose record was never written."""
         atomic.sweep(self.folder)
         for path in self.folder.glob("*.safetensors"):
             stage = path.name.partition(".")[0]
@@ -144,13 +150,19 @@ class StageFiles:
 
     def _record_path(self, stage: str) -> Path:
         if not _NAME.fullmatch(stage):
-            raise UserError(f"stage name {stage!r} is no file name: use letters, digits, '_' and '-' only")
+            raise UserError(f"a stage name must consist of letters, digits, '_' and '-', got {stage!r}")
         return self.folder / f"{stage}.json"
 
     def _write_record(
         self, path: Path, stage: str, metadata: Mapping[str, Any], tensors: dict[str, str] | None
     ) -> None:
-        body = {"format": FORMAT, "stage": stage, "facts": metadata, "tensors": tensors, "seconds": self._clock()}
+        body = {
+            "format": _STAGE_FORMAT,
+            "stage": stage,
+            "metadata": metadata,
+            "tensors": tensors,
+            "seconds": self._clock(),
+        }
         atomic.write_text(path, strict_json.dumps({**body, "sha256": _digest(body)}, indent=1))
 
     def _tensor_file(self, record_path: Path, stage: str) -> str | None:
@@ -172,24 +184,25 @@ class StageFiles:
         try:
             return safetensors.torch.load(data)
         except SafetensorError as error:
-            raise _DamageError(f"{entry['file']} is no safetensors file") from error
+            raise _DamageError(f"{entry['file']} is not a safetensors file") from error
 
-    def _report_damage(self, stage: str, damage: _DamageError, *, set_aside: bool) -> None:
-        if set_aside:
-            # Kept for a person to look at. The record goes first: without it the stage is not there.
+    def _report_damage(self, stage: str, damage: _DamageError) -> None:
+        if self.is_owner:
+            # Kept for inspection. The record goes first: without it the stage does not exist.
             for path in (self._record_path(stage), *sorted(self.folder.glob(f"{stage}.*safetensors"))):
                 if path.exists():
                     os.replace(path, path.with_name(path.name + ".bad"))
-        done = "moved aside as .bad and computed again" if set_aside else "left as it is"
+            self._metrics.keep(lambda name: name != stage)
+        action = "moved aside as .bad, will run again" if self.is_owner else "left unchanged"
         warnings.warn(
-            f"stage {stage!r} in {self.folder} is damaged ({damage}); {done}", DamagedStageWarning, stacklevel=4
+            f"stage {stage!r} in {self.folder} is damaged ({damage}); {action}", DamagedStageWarning, stacklevel=3
         )
 
 
 def serialize(tensors: Mapping[str, Tensor]) -> bytes:
-    """The bytes of a safetensors file; equal tensors give equal bytes.
+    """Return the bytes of a safetensors file; equal tensors give equal bytes.
 
-    Copies lift two limits of the format: no views of one storage (tied weights), no strides.
+    Copies lift two limits of the format: no views of one storage (tied weights), contiguous tensors only.
     """
     copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
     return safetensors.torch.save(copies)
@@ -202,10 +215,10 @@ def _read_record(path: Path, stage: str) -> dict[str, Any]:
         raise _DamageError(f"{path.name} is not JSON") from error
     if not isinstance(record, dict) or record.pop("sha256", None) != _digest(record):
         raise _DamageError(f"{path.name} does not match its SHA-256")
-    if record["format"] != FORMAT:
+    if record["format"] != _STAGE_FORMAT:
         raise UserError(
-            f"{path} has stage format {record['format']!r}, wanted {FORMAT}: it was written by another version of "
-            "pathgrow; resume it with that version, or choose another --out"
+            f"{path} has stage format {record['format']!r}, expected {_STAGE_FORMAT}: it was written by another "
+            "version of pathgrow; resume it with that version, or choose another --out"
         )
     if record["stage"] != stage:
         raise _DamageError(f"{path.name} holds stage {record['stage']!r}")

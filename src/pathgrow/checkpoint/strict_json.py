@@ -1,8 +1,7 @@
-"""JSON that any reader of any language accepts, and that comes back equal.
+"""Standard-conforming JSON that loads back equal.
 
-Python writes `NaN` and `Infinity`, which are not JSON. Here they are either refused, with the place of the first one
-(in stages: a resumed run must see what was saved), or replaced by null (in metrics and reports: the diary of a
-diverging run must stay readable).
+Python writes `NaN` and `Infinity`, which are not JSON. Stages refuse them, since a resumed run must see what was saved;
+metrics and reports replace them by null, since those of a diverged run must stay readable.
 """
 
 from __future__ import annotations
@@ -10,11 +9,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from pathgrow.errors import UserError
 
 
 def dumps(value: Any, *, indent: int | None = None) -> str:
-    """Strict JSON text; a value that is not JSON raises TypeError, a number that is not finite ValueError.
+    """Return strict JSON text; raise TypeError for a value that is not JSON, ValueError for a non-finite number.
 
     >>> dumps({"score": 0.5, "rounds": [1, 2]})
     '{"score": 0.5, "rounds": [1, 2]}'
@@ -23,17 +25,30 @@ def dumps(value: Any, *, indent: int | None = None) -> str:
 
 
 def loads(text: str | bytes) -> Any:
-    """The value of a strict JSON text; anything else (also `NaN`, also bytes that are not UTF-8) raises ValueError."""
+    """Parse strict JSON; raise ValueError for anything else, including `NaN` and bytes that are not UTF-8."""
     return json.loads(text, parse_constant=_refuse_constant)
 
 
-def fault(value: Any, where: str) -> str | None:
-    """What keeps `value` from coming back equal from JSON, with its place, or None.
+def read_object(path: Path, advice: str) -> dict[str, Any]:
+    """Return the JSON object in a file; `advice` completes the message about a file that holds none."""
+    try:
+        value = loads(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"cannot read {path} ({error.strerror}); expected a file of a pathgrow run") from error
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON ({error}): {advice}") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{path} must hold a JSON object, got a {type(value).__name__}: {advice}")
+    return value
 
-    >>> fault({"points": [{"loss": float("nan")}]}, "facts")
-    'facts.points[0].loss is nan'
-    >>> fault({"interval": (0.1, 0.2)}, "facts")
-    'facts.interval is a tuple'
+
+def fault(value: Any, where: str) -> str | None:
+    """Describe what keeps `value` from loading back equal from JSON, and where; None if nothing does.
+
+    >>> fault({"points": [{"loss": float("nan")}]}, "metadata")
+    'metadata.points[0].loss is nan'
+    >>> fault({"interval": (0.1, 0.2)}, "metadata")
+    'metadata.interval is a tuple'
     """
     match value:
         case None | bool() | int() | str():
@@ -53,7 +68,7 @@ def fault(value: Any, where: str) -> str | None:
 
 
 def nulled(value: Any) -> Any:
-    """A copy of `value` with None in the place of every number that is not finite, and tuples as lists.
+    """Return a copy of `value` with None for every non-finite number, and tuples as lists.
 
     >>> nulled({"loss": float("inf"), "interval": (0.1, 0.2)})
     {'loss': None, 'interval': [0.1, 0.2]}
@@ -65,6 +80,30 @@ def nulled(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [nulled(item) for item in value]
     return value
+
+
+def differences(found: Any, expected: Any, key: str = "") -> list[str]:
+    """Describe every key in which two JSON values differ, in the order of `expected`.
+
+    >>> differences({"seed": 0, "recipe": {"lr": 0.1}}, {"recipe": {"lr": 0.2}, "seed": 0})
+    ['recipe.lr was 0.1, now 0.2']
+    """
+    if isinstance(found, dict) and isinstance(expected, dict):
+        inside = (
+            differences(found.get(name, _ABSENT), expected.get(name, _ABSENT), f"{key}.{name}" if key else name)
+            for name in dict.fromkeys([*expected, *found])
+        )
+        return [difference for differing in inside for difference in differing]
+    # 1, True and 1.0 are equal in Python, but different configs.
+    same = found is expected or (type(found) is type(expected) and found == expected)
+    return [] if same else [f"{key} was {_show(found)}, now {_show(expected)}"]
+
+
+_ABSENT = object()
+
+
+def _show(value: Any) -> str:
+    return "absent" if value is _ABSENT else dumps(value)
 
 
 def _refuse_constant(name: str) -> Any:

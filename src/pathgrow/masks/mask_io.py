@@ -9,7 +9,6 @@ import errno
 import hashlib
 import json
 import math
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -123,14 +122,8 @@ def _unpacked(file: Any, stored: set[str], key: str, shape: list[int]) -> Tensor
 
 def _write_atomically(path: Path, content: bytes) -> None:
     """A crash leaves either the old file or the new one."""
-    # Several processes may write here at once, so each uses a temporary name of its own.
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        try:
-            temporary.write_bytes(content)
-            atomic.install(temporary, path)
-        finally:
-            atomic.discard(temporary)
+        atomic.replace(path, content)
     except OSError as error:
         # A wrong path is the caller's to mend; a full or failing disk is not.
         kind = RunFailed if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EIO} else UserError

@@ -55,11 +55,11 @@ def load_finished(path: str | os.PathLike[str]) -> RunReport:
 
 def unfinished(run_dir: RunDir) -> Unfinished:
     """Return the progress of a run directory."""
-    stages = run_dir.stages
+    stages = run_dir.stages.names()
     started = [str(row["stage"]) for row in run_dir.metrics]
     results = []
     for stage in stages:
-        metadata = run_dir.metadata(stage) or {}
+        metadata = run_dir.stages.metadata(stage) or {}
         density, score = metadata.get("density"), metadata.get("score")
         if isinstance(density, float) and isinstance(score, float):
             results.append(StageResult(stage=stage, density=density, score=score))

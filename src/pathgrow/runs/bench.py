@@ -62,7 +62,7 @@ class Bench:
         example_input = dataset.example_input().to(device)
         graph = trace(model, example_input)
         scope = Masks.full(model) if config.scope == EVERYTHING else scope_of(model, graph, config.scope)
-        store: Store = folder if folder is not None else MemoryStore()
+        store: Store = folder.stages if folder is not None else MemoryStore()
         return cls(
             config=config,
             dataset=dataset,

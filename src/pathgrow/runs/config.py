@@ -200,7 +200,7 @@ class DiscoverOptions:
         comm = self.comm or SINGLE_PROCESS
         if isinstance(self.store, str | os.PathLike):
             with self.opened_folder(self.store, seed) as folder:
-                yield _shared(comm, folder or MemoryStore())
+                yield _shared(comm, MemoryStore() if folder is None else folder.stages)
         else:
             yield _shared(comm, self.store if self.store is not None else MemoryStore())
 

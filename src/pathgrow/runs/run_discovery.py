@@ -70,8 +70,8 @@ def expected_epochs(config: DiscoverConfig, out: str | os.PathLike[str]) -> int:
         expected += config.budget
     if config.reference == "dense":
         expected += config.budget
-    folder = RunDir(out)
-    done = [int((folder.metadata(stage) or {}).get("num_epochs", 0)) for stage in folder.stages]
+    stages = RunDir(out).stages
+    done = [int((stages.metadata(stage) or {}).get("num_epochs", 0)) for stage in stages.names()]
     return max(0, expected - sum(done))
 
 
@@ -105,7 +105,7 @@ def _work(config: DiscoverConfig, folder: RunDir | None, progress: ProgressBar, 
         trainer.evaluate(dataset.val),
         dataset.example_input().to(trainer.plan.device),
         seed=config.seed,
-        store=folder or MemoryStore(),
+        store=MemoryStore() if folder is None else folder.stages,
         callback=MetricsLogger(folder, progress) if folder is not None else Callback(),
         loss=trainer.loss,
         batches=trainer.batches,

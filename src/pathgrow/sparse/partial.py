@@ -20,20 +20,20 @@ _STEPS_BETWEEN_QUESTIONS = 64
 
 def clear_partials(folder: RunDir) -> None:
     """Free half-done trainings in a finished run: a kill may have come between storing a stage and clearing up."""
-    for stage in folder.stages:
+    for stage in folder.stages.names():
         if stage.startswith(PREFIX):
-            folder.delete_tensors(stage)
+            folder.stages.delete_tensors(stage)
 
 
 def half_done(folder: RunDir) -> dict[str, int]:
     """The stages of a run in whose middle it will go on, and how many steps of each need not be trained again."""
-    stored = folder.stages
+    stored = folder.stages.names()
     steps: dict[str, int] = {}
     for name in stored:
         if name.startswith(PREFIX):
             stage = name.removeprefix(PREFIX).rpartition("-")[0]  # what is left out is the part of its training
-            if stage not in stored and folder.has_tensors(name):
-                steps[stage] = steps.get(stage, 0) + int((folder.metadata(name) or {}).get("step", 0))
+            if stage not in stored and folder.stages.has_tensors(name):
+                steps[stage] = steps.get(stage, 0) + int((folder.stages.metadata(name) or {}).get("step", 0))
     return steps
 
 

@@ -1,4 +1,4 @@
-"""A run killed anywhere leaves a store that loads: the old stage or the new one, never half of either."""
+"""A run killed at any point leaves a store that loads: the old stage or the new one, never half of either."""
 
 import contextlib
 import os
@@ -103,27 +103,27 @@ def value_of(stage):
 
 
 steps = st.lists(
-    st.tuples(st.sampled_from(["save", "save_bare", "forget", "log"]), st.sampled_from(STAGES), st.integers(0, 9)),
+    st.tuples(st.sampled_from(["save", "save_bare", "delete", "log"]), st.sampled_from(STAGES), st.integers(0, 9)),
     min_size=1,
     max_size=8,
 )
 
 
-def do(store, step, *, log):
+def do(store, step, run_dir=None):
     action, stage, value = step
     if action == "save":
         store.save(stage, {"value": value}, {"x": torch.full((3,), value)})
     elif action == "save_bare":
         store.save(stage, {"value": value})
-    elif action == "forget":
+    elif action == "delete":
         store.delete_tensors(stage)
-    elif log:
-        store.log(stage, value=value)
+    elif run_dir is not None:
+        run_dir.log(stage, value=value)
 
 
 def killed_at(path, steps, die_at, done, die=raise_killed):
     """Do the steps until the kill, check the store that is left; whether the kill came at all."""
-    told = MemoryStore()  # the same contract without files: what the folder must hold after each whole step
+    expected = MemoryStore()  # the same contract without files: what the folder must hold after each whole step
     dying = None
     killed = False
     with RunDir.open(path, CONFIG) as folder:
@@ -131,29 +131,29 @@ def killed_at(path, steps, die_at, done, die=raise_killed):
             with FileSystem(die_at, done, die).patched():
                 for step in steps:
                     dying = step
-                    do(folder, step, log=True)
-                    do(told, step, log=False)
+                    do(folder.stages, step, folder)
+                    do(expected, step)
                     dying = None
         except (Killed, RunFailed):
             killed = True
 
-    before = {stage: value_of(told.load(stage)) for stage in STAGES}
+    before = {stage: value_of(expected.load(stage)) for stage in STAGES}
     if dying is not None:
-        do(told, dying, log=False)
-    after = {stage: value_of(told.load(stage)) for stage in STAGES}
+        do(expected, dying)
+    after = {stage: value_of(expected.load(stage)) for stage in STAGES}
 
     with warnings.catch_warnings(action="error"), RunDir.open(path, CONFIG) as resumed:  # a kill is not damage
-        found = {stage: value_of(resumed.load(stage)) for stage in STAGES}
+        found = {stage: value_of(resumed.stages.load(stage)) for stage in STAGES}
         for stage in STAGES:
             assert found[stage] in (before[stage], after[stage])
         finished = {stage for stage in STAGES if found[stage] is not None}
-        assert set(resumed.stages) == finished
+        assert set(resumed.stages.names()) == finished
         assert {row["stage"] for row in resumed.metrics} <= finished
         # Nothing is left lying about, and the folder works as before.
         assert not list(path.rglob(".*.tmp"))
         assert len(list(path.rglob("*.safetensors"))) == sum(bool(value and value[1]) for value in found.values())
-        resumed.save("seed", {"value": 5}, {"x": torch.full((3,), 5)})
-        assert value_of(resumed.load("seed")) == (5, True)
+        resumed.stages.save("seed", {"value": 5}, {"x": torch.full((3,), 5)})
+        assert value_of(resumed.stages.load("seed")) == (5, True)
     return killed
 
 
@@ -165,7 +165,7 @@ SCRIPT = [
     ("save_bare", "seed", 4),
     ("save", "seed", 5),
     ("save", "round_001", 6),
-    ("forget", "seed", 0),
+    ("delete", "seed", 0),
     ("save", "seed", 7),
 ]
 """Every kind of step, and every change from one kind to another."""
@@ -242,13 +242,13 @@ class Disk:
 
 
 def test_a_power_cut_leaves_the_old_stage_or_the_new_one_and_every_stage_that_was_saved(tmp_path):
-    told = MemoryStore()
+    expected = MemoryStore()
     allowed: list[dict] = []
     rows: list[str] = []
 
     def look(left: Path) -> None:
         with warnings.catch_warnings(action="error"), RunDir.open(left, CONFIG) as resumed:
-            found = {stage: value_of(resumed.load(stage)) for stage in STAGES}
+            found = {stage: value_of(resumed.stages.load(stage)) for stage in STAGES}
             assert all(any(found[stage] == may[stage] for may in allowed) for stage in STAGES)
             assert [row["stage"] for row in resumed.metrics] == [stage for stage in rows if found[stage] is not None]
 
@@ -256,11 +256,11 @@ def test_a_power_cut_leaves_the_old_stage_or_the_new_one_and_every_stage_that_wa
         disk = Disk(folder.path, look)
         with disk.patched():
             for step in SCRIPT:
-                allowed = [{stage: value_of(told.load(stage)) for stage in STAGES}]
-                do(told, step, log=False)
-                allowed.append({stage: value_of(told.load(stage)) for stage in STAGES})
+                allowed = [{stage: value_of(expected.load(stage)) for stage in STAGES}]
+                do(expected, step)
+                allowed.append({stage: value_of(expected.load(stage)) for stage in STAGES})
                 rows += [step[1]] * (step[0] == "log")
-                do(folder, step, log=True)
+                do(folder.stages, step, folder)
                 del allowed[0]  # now it is there for good
                 disk.cut()
     assert disk.num_cuts > 2 * 4 * len(SCRIPT)
@@ -288,12 +288,12 @@ def resumable_run(path):
         value = 0
         for number in range(6):
             name = f"round_{number:03d}"
-            stage = folder.load(name)
+            stage = folder.stages.load(name)
             if stage is None:
                 for epoch in range(3):
                     folder.log(name, epoch=epoch, loss=1 / (1 + value + epoch), time=time.time())
-                folder.save(name, {"value": value + number}, {"x": torch.full((1000,), value + number)})
-                stage = folder.load(name)
+                folder.stages.save(name, {"value": value + number}, {"x": torch.full((1000,), value + number)})
+                stage = folder.stages.load(name)
             value = stage.metadata["value"]
             assert stage.tensors["x"].eq(value).all()
         rows = [{key: row[key] for key in row if key != "time"} for row in folder.metrics]
