@@ -21,7 +21,7 @@ from pathgrow.masks import Masks
 from pathgrow.rng import generator
 from pathgrow.walks import Transitions, Walker
 from pathgrow.walks.phew import START_DENSITIES, count_isolated, phew, start_density
-from pathgrow.walks.positions import Positions, live_kernel
+from pathgrow.walks.positions import Positions
 
 
 def mlp(*widths: int, seed: int = 0) -> nn.Sequential:
@@ -354,7 +354,7 @@ class TestPositions:
                 here = np.arange(size_out)[None] == end
                 (there,) = moved(here, tap, forward=False)
                 assert set(np.flatnonzero(there)) == {a for a, b in links if b == end}
-            assert bool(live_kernel(layer)[tap]) == bool(links)
+            assert bool(layer.live_taps()[tap]) == bool(links)
 
 
 def test_a_branch_that_leads_nowhere_is_not_walked() -> None:

@@ -1,25 +1,31 @@
-"""How a module's weights are wired: the value that one reading of a model gives.
+"""The weight graph of a network, as the tracer finds it, and the labels by which the tracer finds it.
 
-A *space* is a set of units that lie side by side: the input channels, the output channels of a layer, the channels of a
-residual stream after an addition. Two kinds of connection lead from a space to a later one (ids rise along every path):
+Nodes (`Channels`) are groups of units: the input channels, the output channels of a layer, the channels of a residual
+stream after an addition. Two kinds of edges lead from a node to a later one (node ids increase along every path):
 
-- a `Layer` is one use of one weight: unit `i` of its `source` reaches unit `o` of its `target` through kernel `[o, i]`;
-- a `Hop` has no weight: an addition, a concatenation, a flattening, the way into a layer's input port.
+- a `Layer` is one use of one weight: kernel `[o, i]` connects unit `i` of its `source` to unit `o` of its `target`;
+- a `Link` has no weights: an addition, a concatenation, a flattening, or the way into the input port of a layer.
+
+While a model is traced, every activation carries a `Label`: the node that it belongs to and the unit of each element.
+Any reshaping is followed by reshaping the units in the same way. Units are stored compactly: an axis along which they
+do not vary has size 1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 Units = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -36,20 +42,18 @@ class Axis:
 
 @dataclass(frozen=True)
 class Window:
-    """One spatial step. In a `pool` every tap is read; otherwise each tap is a weight, and a walk takes one of them.
-
-    Without `axes` positions are mixed beyond tracking (attention, flattening), and a path may be at any afterwards.
-    """
+    """A convolution or pooling window. Without `axes` positions are mixed beyond tracking (attention, flattening)."""
 
     axes: tuple[Axis, ...] = ()
     pool: bool = False
+    """Whether every tap is read (pooling). Otherwise each tap is a weight, and a walk takes one of them."""
     transposed: bool = False
-    """Input and output change places: input `p` goes to output `p*stride + tap*dilation - padding`."""
+    """Whether input and output are swapped: input `p` goes to output `p*stride + tap*dilation - padding`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Channels:
-    """Units side by side. Paths begin in `input` spaces."""
+    """A node of the graph: a group of units. Paths begin at the `input` nodes."""
 
     id: int
     size: int
@@ -58,44 +62,45 @@ class Channels:
 
 @dataclass(frozen=True, eq=False)
 class Link:
-    """A connection without weights. `pairs` are arrays of source and target units; None: unit `i` leads to unit `i`."""
+    """An edge without weights."""
 
     source: int
     target: int
     pairs: tuple[Units, Units] | None = None
+    """Connected units, as arrays of source and target units; None: unit `i` leads to unit `i`."""
     shortcut: bool = False
-    """The plain branch of an addition whose other branch was computed from it: an identity shortcut."""
+    """Whether this is the identity shortcut of an addition: the other branch was computed from it."""
     trail: tuple[Window, ...] = ()
-    """Spatial steps (pools) between the two, in order."""
+    """Windows (pooling) between the two nodes, in order."""
 
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One use of one weight, seen as `[out, in / groups, *kernel]` whatever layout the parameter has."""
+    """An edge with weights: one use of one weight, viewed as `[out, in / groups, *kernel]` whatever its layout."""
 
     index: int
     name: str | None
-    """Parameter name; None: the weight was computed (weight norm), so it carries paths but cannot be switched."""
+    """Parameter name; None: the weight is computed (weight norm), so it is on paths but cannot be pruned."""
     kind: Literal["linear", "conv"]
     source: int
-    """The input port: a space of its own, with one unit per input channel, which exactly one hop leads into."""
+    """The input port: a node with one unit per input channel, which exactly one link leads into."""
     target: int
     shape: tuple[int, ...]
     groups: int
     window: Window
     positions: int
-    """Multiply-adds per weight for one sample: output positions or tokens."""
+    """MACs per weight and sample: the number of output positions or tokens."""
     where: Tensor | None = field(default=None, repr=False)
     """Flat positions in the parameter, shaped `shape`; None: the parameter itself is laid out like `shape`."""
 
     def pick(self, parameter: Tensor) -> Tensor:
-        """This layer's weight out of its parameter (or out of a mask or score of the parameter's shape)."""
+        """Return this layer's weight from its parameter (or from a mask or score of the parameter's shape)."""
         if self.where is None:
             return parameter
         return parameter.reshape(-1)[self.where.to(parameter.device)]
 
     def lay_(self, values: Tensor, onto: Tensor) -> None:
-        """Add `values` (shaped like this layer) to a tensor of the parameter's shape, in place."""
+        """Add `values`, shaped like this layer, to a tensor of the parameter's shape, in place."""
         if self.where is None:
             onto += values
         else:
@@ -103,30 +108,45 @@ class Layer:
 
     @property
     def macs(self) -> int:
-        """Dense multiply-adds for one sample."""
+        """Dense MACs for one sample."""
         return int(np.prod(self.shape)) * self.positions
+
+    def live_taps(self) -> Flags:
+        """Flag the taps, in the kernel's shape, that connect at least one pair of positions.
+
+        Of a 3x3 kernel over a single padded pixel, this is only the tap in the middle.
+        """
+        live = np.ones(self.shape[2:], dtype=bool)
+        for number, axis in enumerate(self.window.axes):
+            sizes = (axis.size_in, axis.size_out) if self.window.transposed else (axis.size_out, axis.size_in)
+            taps = np.arange(axis.taps)[:, None] * axis.dilation - axis.padding
+            reads = np.arange(sizes[0])[None, :] * axis.stride + taps
+            shape = [1] * live.ndim
+            shape[number] = axis.taps
+            live &= ((reads >= 0) & (reads < sizes[1])).any(axis=1).reshape(shape)
+        return live
 
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """One reading of one model."""
+    """Nodes and edges of one traced model."""
 
     channels: tuple[Channels, ...]
     links: tuple[Link, ...]
     layers: tuple[Layer, ...]
     """In order of use. A tied weight appears once per use."""
     outputs: tuple[tuple[int, Units], ...]
-    """The model's outputs: a space and those of its units that are read."""
+    """The model's outputs: node ids and the units that are returned."""
     product_macs: int
-    """Multiply-adds for one sample between two activations (attention), never sparse."""
+    """MACs for one sample of products of two activations (attention), which are never sparse."""
     tokens_in: bool
     """Whether the input is token ids, so that paths begin at the output of the embedding."""
     attention: bool
-    """Whether some softmax mixes positions."""
+    """Whether a softmax mixes positions."""
 
     @cached_property
     def links_from(self) -> dict[int, list[Link]]:
-        """Hops by the space they leave."""
+        """Links by source node."""
         found: dict[int, list[Link]] = {node.id: [] for node in self.channels}
         for link in self.links:
             found[link.source].append(link)
@@ -134,7 +154,7 @@ class Graph:
 
     @cached_property
     def links_into(self) -> dict[int, list[Link]]:
-        """Hops by the space they lead into."""
+        """Links by target node."""
         found: dict[int, list[Link]] = {node.id: [] for node in self.channels}
         for link in self.links:
             found[link.target].append(link)
@@ -142,17 +162,17 @@ class Graph:
 
     @cached_property
     def layer_from(self) -> dict[int, Layer]:
-        """Layers by their input port."""
+        """Layers by input port."""
         return {layer.source: layer for layer in self.layers}
 
     @cached_property
     def layer_into(self) -> dict[int, Layer]:
-        """Layers by their output space."""
+        """Layers by target node."""
         return {layer.target: layer for layer in self.layers}
 
     def reached(self, kernels: dict[int, Flags] | None = None) -> dict[int, Flags]:
-        """Per space: units that a path from the input reaches, through the given kernels `[out, in]` of layers only."""
-        flags = {s.id: np.full(s.size, s.input) for s in self.channels}
+        """Flag, by node, the units that a path from the input reaches through the kernels `[out, in / groups]`."""
+        flags = {node.id: np.full(node.size, node.input) for node in self.channels}
         for node in self.channels:
             here = flags[node.id]
             for link in self.links_from[node.id]:
@@ -162,10 +182,10 @@ class Graph:
         return flags
 
     def reaching(self, kernels: dict[int, Flags] | None = None) -> dict[int, Flags]:
-        """Per space: units from which a path leads to the output, through the given kernels only."""
-        flags = {s.id: np.zeros(s.size, dtype=bool) for s in self.channels}
-        for space_id, units in self.outputs:
-            flags[space_id][units] = True
+        """Flag, by node, the units from which a path leads to the output through the kernels."""
+        flags = {node.id: np.zeros(node.size, dtype=bool) for node in self.channels}
+        for output, units in self.outputs:
+            flags[output][units] = True
         for node in reversed(self.channels):
             here = flags[node.id]
             for link in self.links_from[node.id]:
@@ -184,7 +204,7 @@ def _spread(source: Flags, target: Flags, pairs: tuple[Units, Units] | None) -> 
 
 
 def _through(layer: Layer, flags: Flags, kernels: dict[int, Flags] | None, *, forward: bool) -> Flags:
-    """Units on the other side of a layer that are connected to a flagged unit on this side."""
+    """Flag the units on the other side of a layer that are connected to a flagged unit on this side."""
     out, per_group = layer.shape[0], layer.shape[1]
     rows = out // layer.groups
     result = np.zeros(out if forward else per_group * layer.groups, dtype=bool)
@@ -200,7 +220,7 @@ def _through(layer: Layer, flags: Flags, kernels: dict[int, Flags] | None, *, fo
 
 
 def per_axis(value: int | Sequence[int], num_axes: int) -> tuple[int, ...]:
-    """A stride, padding or size for each spatial axis; torch takes a single number for all of them.
+    """Return a stride, padding or size for each spatial axis; torch accepts a single number for all of them.
 
     >>> per_axis(2, 3), per_axis([2], 3), per_axis((1, 2), 2)
     ((2, 2, 2), (2, 2, 2), (1, 2))
@@ -209,14 +229,117 @@ def per_axis(value: int | Sequence[int], num_axes: int) -> tuple[int, ...]:
     return values * num_axes if len(values) == 1 else values
 
 
-def live_taps(window: Window) -> tuple[Flags, ...]:
-    """Per axis: taps that read at least one real position (3 taps over one padded pixel: only the middle one)."""
-    found: list[Flags] = []
-    for axis in window.axes:
-        positions = np.arange(axis.size_out)[None, :] * axis.stride
-        reads = positions + np.arange(axis.taps)[:, None] * axis.dilation - axis.padding
-        found.append(np.asarray(((reads >= 0) & (reads < axis.size_in)).any(axis=1)))
-    return tuple(found)
+# -- labels of activations ----------------------------------------------------------------------------------------
+
+_ATTRIBUTE = "_pathgrow_label"
+
+PLAIN, ACTIVATED, SQUASHED, GATE, ATTENTION = 0, 1, 2, 3, 4
+"""How gate-like an activation is. If two activations are multiplied, the more gate-like one counts as an open gate.
+
+After a layer an activation is plain again, except for a softmax (attention heads that are mixed by a layer).
+"""
 
 
-__all__ = ["Axis", "Channels", "Flags", "Graph", "Layer", "Link", "Units", "Window", "live_taps", "per_axis"]
+@dataclass(frozen=True, eq=False)
+class Label:
+    """What the tracer knows about an activation, whose true value is `tensor * 2**exponent`."""
+
+    node: int
+    units: Tensor
+    """Unit of each element: as many axes as the tensor, broadcastable to it; -1: no path leads through the element."""
+    trail: tuple[Window, ...] = ()
+    """Windows since the node was created."""
+    exponent: int = 0
+    strength: int = PLAIN
+    gate: float = 1.0
+    """The factor that the tensor counts as if it multiplies another activation (softmax: 1 / number of keys)."""
+    statistic: bool = False
+    """Whether this is a mean with its axes kept, whose subtraction is a normalization and not a path."""
+
+    def plain(self) -> Label:
+        """Return the label of the same activation as an ordinary operand of an addition or a layer."""
+        return replace(self, strength=PLAIN, gate=1.0, statistic=False)
+
+
+def label_of(value: object) -> Label | None:
+    """Return the label of a value; None if it is not a traced activation."""
+    return value.__dict__.get(_ATTRIBUTE) if isinstance(value, Tensor) else None
+
+
+def known_label(tensor: Tensor) -> Label:
+    """Return the label of a traced activation."""
+    label = label_of(tensor)
+    assert label is not None
+    return label
+
+
+def labeled(tensor: Tensor, label: Label) -> Tensor:
+    """Attach a label to a tensor and return the tensor."""
+    assert label.units.ndim == tensor.ndim, f"units {tuple(label.units.shape)} for {tuple(tensor.shape)}"
+    setattr(tensor, _ATTRIBUTE, label)
+    return tensor
+
+
+def compact(units: Tensor) -> Tensor:
+    """Reduce the axes along which units do not vary to size 1."""
+    for axis in range(units.ndim):
+        if units.shape[axis] > 1:
+            first = units.narrow(axis, 0, 1)
+            if bool((units == first).all()):
+                units = first
+    return units.contiguous()
+
+
+def along(size: int, axis: int, ndim: int) -> Tensor:
+    """Return units 0..size-1 along one axis."""
+    shape = [1] * ndim
+    shape[axis] = size
+    return torch.arange(size).view(shape)
+
+
+def aligned(units: Tensor, ndim: int) -> Tensor:
+    """Add leading axes to units, as broadcasting does."""
+    return units.view((1,) * (ndim - units.ndim) + tuple(units.shape))
+
+
+def relation(source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the distinct pairs (source unit, target unit) that occur at some position, sorted and without -1."""
+    a, b = torch.broadcast_tensors(source, target)
+    a, b = a.reshape(-1), b.reshape(-1)
+    on_path = (a >= 0) & (b >= 0)
+    width = int(b.max()) + 1
+    keys = torch.unique(a[on_path] * width + b[on_path])
+    return keys // width, keys % width
+
+
+class GraphBuilder:
+    """The nodes and links found so far."""
+
+    def __init__(self) -> None:
+        self.channels: list[Channels] = []
+        self.links: list[Link] = []
+        self._ancestors: list[int] = []
+        """A bit set of node ids by node: itself and what it is computed from."""
+
+    def add(self, size: int, *parents: int, is_input: bool = False) -> int:
+        """Add a node and return its id; `parents` are the nodes it is computed from."""
+        node = len(self.channels)
+        self.channels.append(Channels(node, size, is_input))
+        bits = 1 << node
+        for parent in parents:
+            bits |= self._ancestors[parent]
+        self._ancestors.append(bits)
+        return node
+
+    def descends(self, node: int, ancestor: int) -> bool:
+        """Whether a node is computed from another."""
+        return bool(self._ancestors[node] >> ancestor & 1)
+
+    def link(self, label: Label, target: int, units: Tensor, *, shortcut: bool = False) -> None:
+        """Link the node of a label to `target`, whose units at the same elements are `units`."""
+        size = self.channels[label.node].size
+        sources, targets = relation(label.units, units)
+        count = torch.arange(size)
+        same = size == self.channels[target].size and torch.equal(sources, count) and torch.equal(targets, count)
+        pairs = None if same else (sources.numpy(), targets.numpy())
+        self.links.append(Link(label.node, target, pairs, shortcut, label.trail))

@@ -1,13 +1,16 @@
-"""What each torch function means for paths: one literal table.
+"""Op handlers: what each torch function does to paths, as one literal table, and the handlers of common functions.
 
-A function is known by its name, whether it was called as `torch.f`, `torch.nn.functional.f` or as a tensor method.
-A function that is not in the table and returns a float tensor is refused by name: a wrong path sum would go unnoticed.
+A function is known by its name, whether it is called as `torch.f`, `torch.nn.functional.f` or as a tensor method. A
+function without a handler that returns a float tensor raises an error: a wrong path sum would go unnoticed.
+Functions that move, pool or sum elements are handled in `ops_shape.py`, products of activations in `ops_matmul.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from math import prod
 from typing import Any
 
 import torch
@@ -15,60 +18,60 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pathgrow.errors import UserError
-from pathgrow.graph import ops_matmul, ops_spatial
-from pathgrow.graph.call import Call
-from pathgrow.graph.graph import Axis, Window
-from pathgrow.graph.inputs import tensors_in
-from pathgrow.graph.labels import (
+from pathgrow.graph import ops_matmul, ops_shape
+from pathgrow.graph.graph import (
     ACTIVATED,
     ATTENTION,
     GATE,
     SQUASHED,
-    Label,
+    Axis,
+    Window,
     aligned,
-    compact,
     known_label,
     label_of,
-    put,
-)
-from pathgrow.graph.tracer import ALIAS, FROM_PARAMETER, TOKENS, Tracer
+    labeled,
+    per_axis,
+)  # fmt: skip
+from pathgrow.graph.tracer import ALIAS, FROM_PARAMETER, TOKENS, Call, Tracer, tensors_in
+
+Handler = Callable[[Call], Any]
 
 
-def follow(tracer: Tracer, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a torch function returns in the path network."""
+def handle(tracer: Tracer, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the result of a torch function in the path network, given at least one traced activation."""
     name, in_place = plain_name(func)
-    # Constants that the model makes to go with this activation get the device and dtype of its parameters.
+    # Constants that the model creates for this activation get the device and dtype of its parameters.
     if name == "get_device":
         return tracer.device
     if name == "get_dtype":
         return tracer.model_dtype
-    call = Call(tracer, func, name, args, kwargs)
-    meaning = MEANING.get(name)
-    if meaning is None:
+    handler = HANDLERS.get(name)
+    if handler is None:
         result = func(*args, **kwargs)
         if any(tensor.is_floating_point() for tensor in tensors_in(result)):
             raise UserError(
-                f"paths cannot be followed through torch function {name!r} in {type(tracer.model).__name__}: "
-                "express it with known functions, or give attach a scope of your own and a method that reads no paths"
+                f"paths cannot be traced through torch function {name!r} in {type(tracer.model).__name__}: use known "
+                "functions instead, or pass attach a user-defined scope and a method that does not use paths"
             )
         return result
-    result = meaning(call)
+    result = handler(Call(tracer, func, name, args, kwargs))
     if in_place and isinstance(args[0], Tensor) and result is not args[0]:
         setattr(args[0], ALIAS, result)
     return result
 
 
-def constant(tracer: Tracer, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A call that touches no followed activation: token ids, weights on their way to a layer, plain constants."""
+def handle_constant(tracer: Tracer, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the result of a call without a traced activation: on token ids, weights before a layer, or constants."""
     name, _ = plain_name(func)
     first = args[0] if args else None
     if not isinstance(first, Tensor):
         return func(*args, **kwargs)
+    moves_or_keeps = HANDLERS.get(name) in (ops_shape.move, _identity)
     if TOKENS in first.__dict__:
         if name == "embedding":
             return _embedded(tracer, first, args[1] if len(args) > 1 else kwargs["weight"])
         result = func(*args, **kwargs)
-        if MEANING.get(name) in (_shape, _pass):
+        if moves_or_keeps:
             for tensor in tensors_in(result):
                 setattr(tensor, TOKENS, True)
         return result
@@ -76,9 +79,9 @@ def constant(tracer: Tracer, func: Callable[..., Any], args: tuple[Any, ...], kw
     if origin.name is not None and name in _WEIGHT_NORMS:
         return first
     result = func(*args, **kwargs)
-    if origin.name is not None and MEANING.get(name) in (_shape, _pass):
+    if origin.name is not None and moves_or_keeps:
         where = origin.positions
-        moved = where if MEANING[name] is _pass else func(where, *args[1:], **kwargs)
+        moved = where if HANDLERS[name] is _identity else func(where, *args[1:], **kwargs)
         for tensor, positions in zip(tensors_in(result), tensors_in(moved), strict=True):
             if id(tensor) not in tracer.names:
                 setattr(tensor, FROM_PARAMETER, (origin.name, positions))
@@ -86,11 +89,11 @@ def constant(tracer: Tracer, func: Callable[..., Any], args: tuple[Any, ...], kw
 
 
 _WEIGHT_NORMS = {"batch_norm", "layer_norm", "instance_norm", "normalize"}
-"""Weight standardisation: a norm over a weight is the identity too, so the positions of the weight stay known."""
+"""Weight standardization: a norm of a weight is the identity too, so the positions of the weight stay known."""
 
 
 def plain_name(func: Callable[..., Any]) -> tuple[str, bool]:
-    """The bare name of a torch function, and whether it writes to its first argument."""
+    """Return the bare name of a torch function, and whether it writes to its first argument."""
     name = getattr(func, "__name__", type(func).__name__)
     if name == "__get__":
         return f"get_{getattr(func, '__self__').__name__}", False  # noqa: B009
@@ -108,7 +111,7 @@ _OPERATORS = {"truediv": "div", "rtruediv": "rdiv", "getitem": "getitem"}
 
 
 def _embedded(tracer: Tracer, tokens: Tensor, weight: Tensor) -> Tensor:
-    """Paths begin at the embedding, as the mean over the vocabulary, so that no single token decides."""
+    """Begin paths at the embedding, with the mean over the vocabulary: no single token decides."""
     tracer.tokens_in = True
     mean = tracer.coefficient(weight).mean(0)
     if not bool(mean.any()):
@@ -117,19 +120,21 @@ def _embedded(tracer: Tracer, tokens: Tensor, weight: Tensor) -> Tensor:
     return tracer.source(values, values.ndim - 1)
 
 
-# -- elementwise ----------------------------------------------------------------------------------------------------
+# -- elementwise -----------------------------------------------------------------------------------------------------
 
 
-def _pass(call: Call) -> Any:
-    """Norms, dropout, casts, sign, roots: the identity."""
-    x = call.followed[0]
+def _identity(call: Call) -> Any:
+    """Handle norms, dropout, casts, signs and roots: the identity."""
+    x = call.traced[0]
     label = known_label(x)
     return call.tracer.same(x, label)
 
 
-def _as(strength: int) -> Callable[[Call], Any]:
-    def meaning(call: Call) -> Any:
-        x = call.followed[0]
+def _as(strength: int) -> Handler:
+    """Return the handler of nonlinearities of this strength: the identity on values."""
+
+    def handler(call: Call) -> Any:
+        x = call.traced[0]
         label = known_label(x)
         gate = 1.0
         if call.name in ("softmax", "softmin"):
@@ -137,11 +142,11 @@ def _as(strength: int) -> Callable[[Call], Any]:
             gate = 1.0 / x.shape[-1 if axis is None else axis]
         return call.tracer.same(x, replace(label, strength=strength, gate=gate, statistic=False))
 
-    return meaning
+    return handler
 
 
 def _batch_norm(call: Call) -> Any:
-    """The identity, or the scale of a trained batch norm: |gamma| / sqrt(var + eps)."""
+    """Handle batch norm: the identity, or the scale |gamma| / sqrt(var + eps) after training."""
     x, variance, gamma = call.args[0], call.get(2, "running_var"), call.get(3, "weight")
     label = known_label(x)
     if call.tracer.batch_norm == "identity" or variance is None:
@@ -151,21 +156,21 @@ def _batch_norm(call: Call) -> Any:
     if gamma is not None:
         scale = scale * gamma.detach().to(call.tracer.dtype).abs()
     shape = [1, -1] + [1] * (x.ndim - 2)
-    return put(x * (scale**call.tracer.power).view(shape), label)
+    return labeled(x * (scale**call.tracer.power).view(shape), label)
 
 
 def _add(call: Call) -> Any:
-    """Paths add up; biases, position embeddings and other constants vanish."""
+    """Add paths; biases, position embeddings and other constants vanish."""
     a, b = call.args[0], call.get(1, "other")
     a, b = (b, a) if call.name == "rsub" else (a, b)
-    wa, wb = label_of(a), label_of(b)
+    la, lb = label_of(a), label_of(b)
     factor = abs(float(call.kwargs.get("alpha", 1))) ** call.tracer.power
-    if wa is not None and wb is not None:
-        if call.name in ("sub", "subtract") and wb.statistic:
-            return _pass(call)
-        b = b if factor == 1 else put(b * factor, wb)
+    if la is not None and lb is not None:
+        if call.name in ("sub", "subtract") and lb.statistic:
+            return _identity(call)
+        b = b if factor == 1 else labeled(b * factor, lb)
         return call.tracer.join(a, b)
-    x, label, other = (a, wa, b) if wa is not None else (b, wb, a)
+    x, label, other = (a, la, b) if la is not None else (b, lb, a)
     assert label is not None
     x = x if factor == 1 or x is a else x * factor
     gate = label.gate + abs(other) if isinstance(other, (int, float)) and label.strength else label.gate
@@ -174,30 +179,30 @@ def _add(call: Call) -> Any:
 
 
 def _mul(call: Call) -> Any:
-    """A factor scales paths by its magnitude; of two activations the more gate-like one counts as open."""
+    """Scale paths by the magnitude of a factor; of two activations the more gate-like one counts as an open gate."""
     a, b = call.args[0], call.get(1, "other")
-    wa, wb = label_of(a), label_of(b)
-    if wa is not None and wb is not None:
+    la, lb = label_of(a), label_of(b)
+    if la is not None and lb is not None:
         return ops_matmul.gated(call.tracer, a, b)
-    x, label, other = (a, wa, b) if wa is not None else (b, wb, a)
+    x, label, other = (a, la, b) if la is not None else (b, lb, a)
     assert label is not None
     if isinstance(other, Tensor):
         factor = call.tracer.coefficient(other)
         out = x * factor
-        return put(out, replace(label, units=aligned(label.units, out.ndim)))
+        return labeled(out, replace(label, units=aligned(label.units, out.ndim)))
     scale = abs(float(other)) ** call.tracer.power
-    return put(x * scale, replace(label, gate=label.gate * scale))
+    return labeled(x * scale, replace(label, gate=label.gate * scale))
 
 
 def _div(call: Call) -> Any:
-    """Dividing by a constant scales; dividing by an activation is normalisation: the identity."""
+    """Divide by a constant, which scales paths, or by an activation: a normalization, hence the identity."""
     a, b = call.args[0], call.get(1, "other")
-    wa = label_of(a)
-    if wa is None:  # a constant over an activation: a normaliser
+    la = label_of(a)
+    if la is None:  # a constant over an activation is a normalizer
         return _as(GATE)(call)
     if label_of(b) is not None:
         shape = torch.broadcast_shapes(a.shape, b.shape)
-        return put(a.expand(shape), replace(wa, units=aligned(wa.units, len(shape))))
+        return labeled(a.expand(shape), replace(la, units=aligned(la.units, len(shape))))
     inverse = 1.0 / b.to(call.tracer.dtype) if isinstance(b, Tensor) else 1.0 / b
     return _mul(replace(call, args=(a, inverse), kwargs={}))
 
@@ -206,17 +211,17 @@ def _where(call: Call) -> Any:
     a, b = call.args[1], call.args[2]
     if label_of(a) is not None and label_of(b) is not None:
         return call.tracer.join(a, b)
-    x = call.followed[0]
+    x = call.traced[0]
     label = known_label(x)
     shape = torch.broadcast_shapes(*(v.shape for v in call.args if isinstance(v, Tensor)))
-    return put(x.expand(shape), replace(label, units=aligned(label.units, len(shape))))
+    return labeled(x.expand(shape), replace(label, units=aligned(label.units, len(shape))))
 
 
 def _addcmul(call: Call) -> Any:
     product = _product(call.tracer, call.args[1], call.args[2])
     start = call.args[0]
     if label_of(product) is None:
-        return _pass(replace(call, args=(start,), kwargs={}))
+        return _identity(replace(call, args=(start,), kwargs={}))
     return call.tracer.join(start, product) if label_of(start) is not None else product
 
 
@@ -226,169 +231,173 @@ def _product(tracer: Tracer, a: Any, b: Any) -> Any:
     return _mul(Call(tracer, torch.mul, "mul", (a, b), {}))
 
 
-# -- shapes ---------------------------------------------------------------------------------------------------------
-
-
-def _shape(call: Call) -> Any:
-    """Anything that only moves elements: do the same to the labels."""
-    x = call.followed[0]
-    label = known_label(x)
-    if call.name in _COPYING:  # our activations may lie in memory unlike the model's own
-        call = replace(call, func=_COPYING[call.name])
-    result = call.func(*call.args, **call.kwargs)
-    # Labels travel as floats shifted by one: every function that moves elements takes floats, and padding gives 0.
-    moved_units = (label.units.expand(x.shape) + 1).to(torch.float64).contiguous()
-    args = tuple(moved_units if value is x else value for value in call.args)
-    kwargs = {name: moved_units if value is x else value for name, value in call.kwargs.items()}
-    moved = call.func(*args, **kwargs)
-    for tensor, units in zip(tensors_in(result), tensors_in(moved), strict=True):
-        same_map = tensor.ndim == x.ndim and tensor.ndim > 2 and tensor.shape[2:] == x.shape[2:]
-        keeps_space = same_map and call.name in _WITHIN_UNITS
-        trail = label.trail if keeps_space else (*label.trail, Window())
-        put(tensor, replace(label, units=compact(units.to(torch.int64) - 1), trail=trail))
-    return result
-
-
-_WITHIN_UNITS = {"view", "reshape", "chunk", "split", "split_with_sizes", "tensor_split", "narrow", "getitem"}
-"""Where the size of the map is unchanged, these moved no position; `flip` and `roll` might have."""
-_COPYING: dict[str, Callable[..., Any]] = {"view": Tensor.reshape, "view_as": Tensor.reshape_as}
-
-
-def _pad(call: Call) -> Any:
-    """A border of constants around a map carries no path; it only shifts positions."""
-    x, pads = call.args[0], list(call.get(1, "pad"))
-    label = known_label(x)
-    num_axes = max(x.ndim - 2, 0)
-    pads += [0] * (2 * num_axes - len(pads))
-    on_map = num_axes > 0 and len(pads) == 2 * num_axes and all(size == 1 for size in label.units.shape[2:])
-    if call.get(2, "mode", "constant") != "constant" or not on_map:
-        return _shape(call)
-    out = F.pad(x, pads)
-    before = pads[::2][::-1]  # given from the last axis on
-    sizes = zip(before, x.shape[2:], out.shape[2:], strict=True)
-    window = Window(tuple(Axis(1, 1, border, 1, i, o) for border, i, o in sizes), pool=True)
-    return put(out, replace(label, trail=(*label.trail, window)))
-
-
-def _cat(call: Call) -> Any:
-    """Side by side; pieces that are not followed (a class token) carry no path."""
-    tracer = call.tracer
-    pieces = [piece for piece in call.args[0] if not (label_of(piece) is None and piece.shape == (0,))]
-    labels = [label for piece in pieces if (label := label_of(piece)) is not None]
-    top = max(label.exponent for label in labels)
-    values, units_of_pieces = [], []
-    nodes = list(dict.fromkeys(label.node for label in labels))
-    offsets, total = {}, 0
-    for node in nodes:
-        offsets[node] = total
-        total += tracer.channels[node].size
-    for piece in pieces:
-        label = label_of(piece)
-        if label is None:
-            values.append(torch.zeros(piece.shape, dtype=tracer.dtype, device=call.followed[0].device))
-            units_of_pieces.append(torch.full(piece.shape, -1))
-            continue
-        values.append(piece * 2.0 ** (label.exponent - top) if label.exponent != top else piece)
-        shifted = torch.where(label.units >= 0, label.units + offsets[label.node], -1)
-        units_of_pieces.append(shifted.expand(piece.shape))
-    rest, kwargs = call.args[1:], call.kwargs
-    out = call.func(values, *rest, **kwargs)
-    units = compact(call.func(units_of_pieces, *rest, **kwargs))
-    if len(nodes) == 1:
-        trails = {label.trail for label in labels}
-        trail = labels[0].trail if len(trails) == 1 else (Window(),)
-        same = {(label.strength, label.gate) for label in labels}
-        merged = labels[0] if len(same) == 1 else labels[0].plain()
-        return put(out, replace(merged, units=units, trail=trail, exponent=top))
-    target = tracer.new_channels(total, *nodes)
-    for node in nodes:
-        label = next(w for w in labels if w.node == node)
-        size = tracer.channels[node].size
-        tracer.link(replace(label, units=torch.arange(size)), target, torch.arange(size) + offsets[node])
-    return put(out, Label(target, units, (), top))
-
-
-def _reduced(call: Call) -> Any:
-    """A sum, a mean or an extremum over axes; of two activations (`maximum`) either may win, so paths add up."""
+def _reduce(call: Call) -> Any:
+    """Reduce axes, or take the maximum of two activations: either may be the larger one, so paths add up."""
     x, other = call.args[0], call.get(1, "other")
     if label_of(x) is None or isinstance(other, Tensor):
         return _add(replace(call, name="add"))
-    return ops_spatial.reduce(call)
+    return ops_shape.reduce(call)
 
 
-def _layers(name: str) -> Callable[[Call], Any]:
-    compute = getattr(ops_matmul, name)
-
-    def meaning(call: Call) -> Any:
-        return compute(call.tracer, *call.args, **call.kwargs)
-
-    return meaning
+# -- weight layers ---------------------------------------------------------------------------------------------------
 
 
-def _table(meaning: Callable[[Call], Any], names: str) -> dict[str, Callable[[Call], Any]]:
-    return dict.fromkeys(names.split(), meaning)
+def _linear(tracer: Tracer, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Handle `y = x W^T`."""
+    x = input
+    if label_of(weight) is not None:
+        raise UserError("paths cannot be traced through a linear layer whose weight is an activation")
+    return tracer.layer(x, tracer.weight(weight), F.linear, kind="linear", unit_axis=x.ndim - 1)
 
 
-MEANING: dict[str, Callable[[Call], Any]] = {
-    **_table(
-        _pass,
+def _conv(
+    axes: int,
+    tracer: Tracer,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor:
+    """Handle a convolution over `axes` spatial axes."""
+    x = input
+    stride, dilation = per_axis(stride, axes), per_axis(dilation, axes)
+    kernel = weight.shape[2:]
+    if padding == "same":  # torch pads the odd element at the end
+        pads = tuple(d * (k - 1) // 2 for d, k in zip(dilation, kernel, strict=True))
+    elif padding == "valid":
+        pads = (0,) * axes
+    else:
+        padding = pads = per_axis(padding, axes)
+    convolve: Callable[..., Tensor] = (F.conv1d, F.conv2d, F.conv3d)[axes - 1]
+
+    def compute(x: Tensor, w: Tensor) -> Tensor:
+        return convolve(x, w, None, stride, padding, dilation, groups)
+
+    sizes_in = x.shape[-axes:]
+    sizes_out = (
+        sizes_in
+        if padding == "same"
+        else [
+            (size + 2 * p - d * (k - 1) - 1) // s + 1
+            for size, k, s, p, d in zip(sizes_in, kernel, stride, pads, dilation, strict=True)
+        ]
+    )
+    sizes = zip(kernel, stride, pads, dilation, sizes_in, sizes_out, strict=True)
+    window = Window(tuple(Axis(*size) for size in sizes))
+    unit_axis = x.ndim - axes - 1
+    return tracer.layer(
+        x, tracer.weight(weight), compute, kind="conv", unit_axis=unit_axis, groups=groups, window=window
+    )
+
+
+def _conv_transpose(
+    axes: int,
+    tracer: Tracer,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Tensor:
+    """Handle a weight laid out `[in, out / groups, *kernel]`, recorded as `[out, in / groups, *kernel]`."""
+    x = input
+    num_in, rows = weight.shape[:2]
+    kernel = tuple(weight.shape[2:])
+
+    def turn(w: Tensor) -> Tensor:
+        split = w.reshape(groups, num_in // groups, rows, *kernel).transpose(1, 2)
+        return split.reshape(groups * rows, num_in // groups, *kernel)
+
+    def back(w: Tensor) -> Tensor:
+        return w.reshape(groups, rows, num_in // groups, *kernel).transpose(1, 2).reshape(num_in, rows, *kernel)
+
+    convolve: Callable[..., Tensor] = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[axes - 1]
+
+    def compute(x: Tensor, w: Tensor) -> Tensor:
+        return convolve(x, back(w), None, stride, padding, output_padding, groups, dilation)
+
+    each = [per_axis(value, axes) for value in (stride, padding, dilation, output_padding)]
+    axes_found = [
+        Axis(k, s, p, d, size, (size - 1) * s - 2 * p + d * (k - 1) + extra + 1)
+        for k, s, p, d, extra, size in zip(kernel, *each, x.shape[-axes:], strict=True)
+    ]
+    window = Window(tuple(axes_found), transposed=True)
+    return tracer.layer(
+        x, tracer.weight(weight).moved(turn), compute, kind="conv", unit_axis=x.ndim - axes - 1, groups=groups,
+        window=window, positions=prod(x.shape[-axes:]),
+    )  # fmt: skip
+
+
+# -- table -----------------------------------------------------------------------------------------------------------
+
+
+def _unpacked(function: Callable[..., Any]) -> Handler:
+    """Return the handler that passes the arguments of a call on to a function with the signature of torch's."""
+
+    def handler(call: Call) -> Any:
+        return function(call.tracer, *call.args, **call.kwargs)
+
+    return handler
+
+
+def _rows(handler: Handler, names: str) -> dict[str, Handler]:
+    return dict.fromkeys(names.split(), handler)
+
+
+HANDLERS: dict[str, Handler] = {
+    **_rows(
+        _identity,
         "layer_norm group_norm instance_norm rms_norm local_response_norm normalize native_layer_norm dropout "
         "dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout feature_dropout to float double half "
         "bfloat16 type type_as cpu cuda contiguous detach requires_grad neg rneg negative positive pos abs "
         "absolute square sqrt exp expm1 log log1p log2 pow masked_fill nan_to_num fill_diagonal log_softmax clone "
         "get_data",
     ),
-    **_table(
+    **_rows(
         _as(ACTIVATED),
         "relu relu6 gelu silu elu celu selu leaky_relu prelu rrelu hardtanh hardswish mish softplus softsign "
         "logsigmoid tanhshrink softshrink hardshrink threshold clamp clamp_min clamp_max clip",
     ),
-    **_table(_as(SQUASHED), "tanh erf"),
-    **_table(_as(GATE), "sigmoid hardsigmoid rsqrt reciprocal rdiv special_expit expit"),
-    **_table(_as(ATTENTION), "softmax softmin"),
-    **_table(_batch_norm, "batch_norm"),
-    **_table(_add, "add radd sub rsub subtract"),
-    **_table(_mul, "mul rmul multiply"),
-    **_table(_div, "div divide true_divide"),
-    **_table(_where, "where"),
-    **_table(_addcmul, "addcmul"),
-    **_table(
-        _shape,
+    **_rows(_as(SQUASHED), "tanh erf"),
+    **_rows(_as(GATE), "sigmoid hardsigmoid rsqrt reciprocal rdiv special_expit expit"),
+    **_rows(_as(ATTENTION), "softmax softmin"),
+    **_rows(_batch_norm, "batch_norm"),
+    **_rows(_add, "add radd sub rsub subtract"),
+    **_rows(_mul, "mul rmul multiply"),
+    **_rows(_div, "div divide true_divide"),
+    **_rows(_where, "where"),
+    **_rows(_addcmul, "addcmul"),
+    **_rows(
+        ops_shape.move,
         "view reshape flatten unflatten permute transpose swapaxes swapdims t squeeze unsqueeze expand expand_as "
         "view_as reshape_as repeat repeat_interleave tile chunk split split_with_sizes tensor_split unsafe_chunk "
         "unbind narrow select index_select getitem roll flip rot90 movedim moveaxis pixel_shuffle pixel_unshuffle "
         "channel_shuffle unfold broadcast_to diagonal ravel get_T get_mT get_H get_mH",
     ),
-    **_table(_pad, "pad"),
-    **_table(_cat, "cat concat concatenate stack hstack vstack dstack"),
-    **_table(_reduced, "mean sum amax amin max min maximum minimum median norm vector_norm var std logsumexp"),
-    **_table(ops_spatial.var_mean, "var_mean std_mean"),
-    **_table(
-        ops_spatial.pool,
+    **_rows(ops_shape.pad, "pad"),
+    **_rows(ops_shape.concatenate, "cat concat concatenate stack hstack vstack dstack"),
+    **_rows(_reduce, "mean sum amax amin max min maximum minimum median norm vector_norm var std logsumexp"),
+    **_rows(ops_shape.var_mean, "var_mean std_mean"),
+    **_rows(
+        ops_shape.pool,
         "avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d max_pool3d adaptive_avg_pool1d adaptive_avg_pool2d "
         "adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d",
     ),
-    **_table(ops_spatial.interpolate, "interpolate upsample"),
-    **{
-        name: _layers(name)
-        for name in [
-            "linear",
-            "conv1d",
-            "conv2d",
-            "conv3d",
-            "conv_transpose1d",
-            "conv_transpose2d",
-            "conv_transpose3d",
-            "matmul",
-            "rmatmul",
-            "mm",
-            "bmm",
-            "addmm",
-            "baddbmm",
-            "einsum",
-            "glu",
-            "scaled_dot_product_attention",
-            "multi_head_attention_forward",
-        ]
-    },
+    **_rows(ops_shape.interpolate, "interpolate upsample"),
+    **_rows(_unpacked(_linear), "linear"),
+    **{f"conv{axes}d": _unpacked(partial(_conv, axes)) for axes in (1, 2, 3)},
+    **{f"conv_transpose{axes}d": _unpacked(partial(_conv_transpose, axes)) for axes in (1, 2, 3)},
+    **_rows(_unpacked(ops_matmul.matmul), "matmul mm bmm"),
+    **_rows(_unpacked(ops_matmul.rmatmul), "rmatmul"),
+    **_rows(_unpacked(ops_matmul.addmm), "addmm baddbmm"),
+    **_rows(_unpacked(ops_matmul.einsum), "einsum"),
+    **_rows(_unpacked(ops_matmul.glu), "glu"),
+    **_rows(_unpacked(ops_matmul.scaled_dot_product_attention), "scaled_dot_product_attention"),
+    **_rows(_unpacked(ops_matmul.multi_head_attention_forward), "multi_head_attention_forward"),
 }

@@ -1,39 +1,56 @@
-"""The one reader of models: run a module once as a linear path network, and record how its weights are wired.
+"""The tracer: run a module once as a linear path network and record its weight graph.
 
-`Reader` is a `TorchFunctionMode`: every torch function that the model calls on a followed activation is replaced by
-what it means for paths (`meaning.py`, `products.py`). Weights enter by their absolute value, nonlinearities and norms
-are the identity, attention mixes uniformly, additive constants vanish, gates are open. The same pass yields the wiring
-graph and, with gradients, the path signals; the model itself is never changed.
+`Tracer` is a `TorchFunctionMode`: an op handler (`ops.py`) replaces every torch function that the model calls on a
+traced activation by what the function does to paths. Weights enter by their absolute value, nonlinearities and norms
+are the identity, attention mixes uniformly, additive constants vanish, gates are open. The same pass yields the graph
+and, with gradients, the path signals. The model itself is never changed.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 from torch.overrides import TorchFunctionMode
 
 from pathgrow.errors import UserError
-from pathgrow.graph.graph import Channels, Graph, Layer, Link, Window
-from pathgrow.graph.inputs import one_sample, read_outputs
-from pathgrow.graph.labels import ATTENTION, Label, aligned, along, compact, known_label, label_of, put, relation
-from pathgrow.graph.looking import check_shaped, looked_at
+from pathgrow.graph.graph import (
+    ATTENTION,
+    Graph,
+    GraphBuilder,
+    Label,
+    Layer,
+    Window,
+    aligned,
+    along,
+    compact,
+    known_label,
+    label_of,
+    labeled,
+)  # fmt: skip
 
 BatchNorm = Literal["identity", "scale"]
 TOKENS = "_pathgrow_tokens"
 ALIAS = "_pathgrow_now"
 FROM_PARAMETER = "_pathgrow_parameter"
+OUTPUT_KEYS = ("logits", "last_hidden_state", "pooler_output")
+"""Which entry of a named output is used, in this order; if there is none of them, every float tensor is."""
 _LARGE = 60
-"""Activations are kept within 2**±60 by exact powers of two, so no depth overflows."""
+"""Activations are kept within 2**±60 by exact powers of two, so they do not overflow at any depth."""
 
 
 @dataclass(frozen=True, eq=False)
 class Use:
-    """One layer as it was run: `output` is what the layer returned for `weight`, scaled by `2**-wire.exponent`."""
+    """One layer as it was run: `output` is its result for `weight`, scaled by `2**-label.exponent`."""
 
     layer: Layer
     weight: Tensor
@@ -44,7 +61,7 @@ class Use:
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """One finished pass: the graph, and the tensors to take gradients of."""
+    """A finished trace: the graph, and the tensors to differentiate."""
 
     graph: Graph
     uses: list[Use]
@@ -54,7 +71,7 @@ class Trace:
 
 @dataclass(frozen=True, eq=False)
 class Weight:
-    """A weight as a layer uses it: its values, and where they lie in which parameter."""
+    """A weight as a layer uses it: its values, the parameter they come from, and their positions in it."""
 
     values: Tensor
     name: str | None
@@ -62,19 +79,39 @@ class Weight:
 
     @property
     def positions(self) -> Tensor | None:
-        """For each value its flat position in the parameter, spelled out; None for a computed weight."""
+        """Flat position of each value in the parameter, written out; None for a computed weight."""
         if self.name is None or self.where is not None:
             return self.where
         return torch.arange(self.values.numel()).view(self.values.shape)
 
     def moved(self, move: Callable[[Tensor], Tensor]) -> Weight:
-        """The same weight in another layout: values and positions are moved alike."""
+        """Return the same weight in another layout, with values and positions moved alike."""
         positions = self.positions
         return Weight(move(self.values), self.name, None if positions is None else move(positions).contiguous())
 
 
 class Tracer(TorchFunctionMode):
-    """Follows activations through a forward pass. Use `run`; the mode is entered there."""
+    """Traces activations through one forward pass. Call `run`, which enters the mode.
+
+    Parameters
+    ----------
+    model
+        The module to trace; it is not changed.
+    dtype
+        Type of the activations in the path network.
+    masks
+        Active weights by parameter name; a parameter without a mask is dense.
+    power
+        Weights count by their magnitude to this power.
+    batch_norm
+        "identity", or "scale": a channel counts by |gamma| / sqrt(running variance).
+    blocked
+        Output units to remove from the network, by layer index.
+    opened
+        Layers whose weights count as ones if they are all zero (a zero-initialized head has no preference yet).
+    gradients
+        False: find the graph only. Layers are not computed, and activations are zeros without memory.
+    """
 
     def __init__(
         self,
@@ -89,66 +126,58 @@ class Tracer(TorchFunctionMode):
         gradients: bool = False,
     ) -> None:
         super().__init__()
-        check_shaped(model)
-        self.model = model
-        self.dtype = dtype
-        self.masks = masks or {}
-        self.power = power
-        self.batch_norm = batch_norm
-        self.blocked = blocked or {}
-        self.opened = opened
-        """Layers whose all-zero weights count as ones (a zero-initialised head has no preference yet)."""
-        self.gradients = gradients
-        """False: only the structure is wanted. Layers are not computed, and activations are zeros without memory."""
+        check_initialized(model)
+        self.model, self.dtype = model, dtype
+        self.masks, self.power, self.batch_norm = masks or {}, power, batch_norm
+        self.blocked, self.opened, self.gradients = blocked or {}, opened, gradients
         example = next(model.parameters(), torch.zeros(()))
         self.device, self.model_dtype = example.device, example.dtype
         self.names = {id(parameter): name for name, parameter in model.named_parameters()}
         self.sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
-        self.channels: list[Channels] = []
-        self.links: list[Link] = []
+        self.builder = GraphBuilder()
         self.uses: list[Use] = []
-        self.ancestors: list[int] = []
         self.product_macs = 0
         self.tokens_in = False
         self.attention = False
 
     def run(self, example_input: Any) -> Trace:
-        """One pass over one sample of ones."""
+        """Run the model on one sample of ones."""
         args, kwargs = one_sample(example_input)
         try:
             args = tuple(self._enter(value) for value in args)
             kwargs = {name: self._enter(value) for name, value in kwargs.items()}
-            with looked_at(self.model), torch.set_grad_enabled(self.gradients), self:
+            with eager_eval(self.model), torch.set_grad_enabled(self.gradients), self:
                 output = self.model(*args, **kwargs)
         except UserError:
             raise
         except (RuntimeError, TypeError, ValueError, IndexError) as fault:
-            said = str(fault).partition("\n")[0] or type(fault).__name__
+            reason = str(fault).partition("\n")[0] or type(fault).__name__
             raise UserError(
-                f"the model could not be run on example_input: {said}; give what {type(self.model).__name__} takes"
+                f"the model could not be run on example_input: {reason}; pass a batch that {type(self.model).__name__} "
+                "accepts"
             ) from fault
         outputs = [current(tensor) for tensor in read_outputs(output)]
-        followed = [tensor for tensor in outputs if label_of(tensor) is not None]
-        if not followed:
+        traced = [tensor for tensor in outputs if label_of(tensor) is not None]
+        if not traced:
             raise UserError(
                 f"the output of {type(self.model).__name__} does not depend on its input along any path that can be "
-                "followed: check that example_input is what the model takes"
+                "traced: check that example_input is what the model expects"
             )
         with torch.set_grad_enabled(self.gradients):
-            return self._finish(followed)
+            return self._finish(traced)
 
     def _finish(self, outputs: list[Tensor]) -> Trace:
-        labels = [label for tensor in outputs if (label := label_of(tensor)) is not None]
+        labels = [known_label(tensor) for tensor in outputs]
         exponent = max(label.exponent for label in labels)
-        sums = [t.sum() * 2.0 ** (w.exponent - exponent) for t, w in zip(outputs, labels, strict=True)]
-        read: dict[int, list[Tensor]] = {}
+        sums = [t.sum() * 2.0 ** (label.exponent - exponent) for t, label in zip(outputs, labels, strict=True)]
+        returned: dict[int, list[Tensor]] = {}
         for label in labels:
-            read.setdefault(label.node, []).append(label.units[label.units >= 0].reshape(-1))
+            returned.setdefault(label.node, []).append(label.units[label.units >= 0].reshape(-1))
         graph = Graph(
-            channels=tuple(self.channels),
-            links=tuple(self.links),
+            channels=tuple(self.builder.channels),
+            links=tuple(self.builder.links),
             layers=tuple(use.layer for use in self.uses),
-            outputs=tuple((node, torch.unique(torch.cat(units)).numpy()) for node, units in read.items()),
+            outputs=tuple((node, torch.unique(torch.cat(units)).numpy()) for node, units in returned.items()),
             product_macs=self.product_macs,
             tokens_in=self.tokens_in,
             attention=self.attention,
@@ -156,13 +185,13 @@ class Tracer(TorchFunctionMode):
         return Trace(graph, self.uses, torch.stack(sums).sum(), exponent)
 
     def _enter(self, value: Any) -> Any:
-        """An input as the path network sees it: real values become ones, token ids are marked as such."""
+        """Return an input of the path network: real values become ones, token ids are marked."""
         if not isinstance(value, Tensor):
             return value
         if not value.is_floating_point():
-            fresh = value.clone()
-            setattr(fresh, TOKENS, True)
-            return fresh
+            tokens = value.clone()
+            setattr(tokens, TOKENS, True)
+            return tokens
         ones = torch.ones(value.shape, dtype=self.dtype, device=value.device)
         sequence = value.ndim == 3 and any(isinstance(module, nn.Conv1d) for module in self.model.modules())
         axis = 1 if value.ndim > 3 or sequence else value.ndim - 1
@@ -171,97 +200,76 @@ class Tracer(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        from pathgrow.graph.ops import constant, follow  # the tables need this class
+        from pathgrow.graph.ops import handle, handle_constant  # op handlers need this class
 
         now: tuple[Any, ...] = current(tuple(args))
         named: dict[str, Any] = current(kwargs or {})
-        if any(label_of(value) is not None for value in _leaves((now, named))):
-            return follow(self, func, now, named)
-        return constant(self, func, now, named)
+        if any(label_of(value) is not None for value in tensors_in((now, named))):
+            return handle(self, func, now, named)
+        return handle_constant(self, func, now, named)
 
-    # -- building the graph --------------------------------------------------------------------------------------
+    def call(self, func: Callable[..., Any], *args: Any) -> Any:
+        """Call a torch function as the model would."""
+        return self.__torch_function__(func, (), args)
 
-    def new_channels(self, size: int, *parents: int, is_input: bool = False) -> int:
-        """A new space; `parents` are the spaces it is computed from."""
-        number = len(self.channels)
-        self.channels.append(Channels(number, size, is_input))
-        bits = 1 << number
-        for parent in parents:
-            bits |= self.ancestors[parent]
-        self.ancestors.append(bits)
-        return number
-
-    def descends(self, node: int, ancestor: int) -> bool:
-        """Whether a space is computed from another."""
-        return bool(self.ancestors[node] >> ancestor & 1)
-
-    def link(self, label: Label, target: int, units: Tensor, *, shortcut: bool = False) -> None:
-        """Connect a wire to a space, whose units at the same positions are `units`."""
-        size = self.channels[label.node].size
-        here, there = relation(label.units, units)
-        count = torch.arange(size)
-        same = size == self.channels[target].size and torch.equal(here, count) and torch.equal(there, count)
-        pairs = None if same else (here.numpy(), there.numpy())
-        self.links.append(Link(label.node, target, pairs, shortcut, label.trail))
+    # -- activations --------------------------------------------------------------------------------------
 
     def source(self, values: Tensor, axis: int) -> Tensor:
-        """An activation at which paths begin; its units lie along `axis`."""
-        node = self.new_channels(values.shape[axis], is_input=True)
-        return put(values, Label(node, along(values.shape[axis], axis, values.ndim)))
+        """Return an activation at which paths begin; its units run along `axis`."""
+        node = self.builder.add(values.shape[axis], is_input=True)
+        return labeled(values, Label(node, along(values.shape[axis], axis, values.ndim)))
 
     def same(self, tensor: Tensor, label: Label) -> Tensor:
-        """The same values on another wire: a new tensor object, so that the old one keeps its own wire."""
-        return put(tensor.view(tensor.shape), label)
+        """Return the same values with another label, as a new tensor object: the old one keeps its own label."""
+        return labeled(tensor.view(tensor.shape), label)
 
-    def aligned_pair(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, int]:
-        """Two followed activations in one common scale."""
-        wa, wb = known_label(a), known_label(b)
-        top = max(wa.exponent, wb.exponent)
-        a = a if wa.exponent == top else a * 2.0 ** (wa.exponent - top)
-        b = b if wb.exponent == top else b * 2.0 ** (wb.exponent - top)
-        return a, b, top
+    def rescaled(self, tensor: Tensor, exponent: int) -> Tensor:
+        """Return a traced activation in the scale of another exponent."""
+        own = known_label(tensor).exponent
+        return tensor if own == exponent else tensor * 2.0 ** (own - exponent)
 
     def join(self, a: Tensor, b: Tensor) -> Tensor:
-        """The sum of two followed activations; units that meet become units of a new space."""
-        wa, wb = known_label(a), known_label(b)
-        left, right, exponent = self.aligned_pair(a, b)
+        """Add two traced activations; units that meet become units of a new node."""
+        la, lb = known_label(a), known_label(b)
+        exponent = max(la.exponent, lb.exponent)
+        left, right = self.rescaled(a, exponent), self.rescaled(b, exponent)
         out = left + right
-        ua, ub = aligned(wa.units, out.ndim), aligned(wb.units, out.ndim)
+        ua, ub = aligned(la.units, out.ndim), aligned(lb.units, out.ndim)
         ba, bb = torch.broadcast_tensors(ua, ub)
         equal = torch.equal(ba, bb)
-        if wa.node == wb.node and equal:
-            trail = wa.trail if wa.trail == wb.trail else (*wa.trail, Window())
-            return put(out, Label(wa.node, compact(ba), trail, exponent))
-        sizes = self.channels[wa.node].size, self.channels[wb.node].size
+        if la.node == lb.node and equal:
+            trail = la.trail if la.trail == lb.trail else (*la.trail, Window())
+            return labeled(out, Label(la.node, compact(ba), trail, exponent))
+        sizes = self.builder.channels[la.node].size, self.builder.channels[lb.node].size
         if equal and sizes[0] == sizes[1] and bool((ba >= 0).all()):
             size, units = sizes[0], ba
         else:
             keys = (ba + 1) * (sizes[1] + 1) + (bb + 1)
             distinct, units = torch.unique(keys, return_inverse=True)
-            if distinct[0] == 0:  # positions that neither side reaches
+            if distinct[0] == 0:  # elements that neither operand reaches
                 units, size = units - 1, len(distinct) - 1
             else:
                 size = len(distinct)
-        target = self.new_channels(size, wa.node, wb.node)
-        self.link(replace(wa, units=ua), target, units, shortcut=self.descends(wb.node, wa.node))
-        self.link(replace(wb, units=ub), target, units, shortcut=self.descends(wa.node, wb.node))
-        return put(out, Label(target, compact(units), (), exponent))
+        target = self.builder.add(size, la.node, lb.node)
+        self.builder.link(replace(la, units=ua), target, units, shortcut=self.builder.descends(lb.node, la.node))
+        self.builder.link(replace(lb, units=ub), target, units, shortcut=self.builder.descends(la.node, lb.node))
+        return labeled(out, Label(target, compact(units), (), exponent))
 
     def reduced(self, label: Label, axes: Sequence[int]) -> Label:
-        """The wire after positions along `axes` were summed or mixed; the axes stay, with size 1."""
+        """Return the label after positions along `axes` were summed or mixed; the axes stay, with size 1."""
         units, trail = label.units, (*label.trail, Window())
         if all(units.shape[axis] == 1 for axis in axes):
             return replace(label, units=units, trail=trail)
         shape = [1 if axis in axes else size for axis, size in enumerate(units.shape)]
         kept = torch.arange(math.prod(shape)).view(shape)
-        target = self.new_channels(kept.numel(), label.node)
-        self.link(label, target, kept)
+        target = self.builder.add(kept.numel(), label.node)
+        self.builder.link(label, target, kept)
         return replace(label, node=target, units=kept, trail=())
 
     # -- weights -------------------------------------------------------------------------------------------------
 
     def weight(self, tensor: Tensor) -> Weight:
-        """A tensor used as a weight: a parameter, a reshaped piece of one, or something computed."""
+        """Return a tensor as a weight: a parameter, a reshaped piece of one, or something computed."""
         if (name := self.names.get(id(tensor))) is not None:
             return Weight(tensor.detach(), name, None)
         if (origin := tensor.__dict__.get(FROM_PARAMETER)) is not None:
@@ -269,9 +277,9 @@ class Tracer(TorchFunctionMode):
         return Weight(tensor.detach(), None, None)
 
     def coefficient(self, value: Tensor) -> Tensor:
-        """A fixed factor as paths see it: its magnitude, to the `power` of this reading."""
+        """Return a fixed factor as paths see it: its magnitude to the tracer's `power`."""
         magnitude = value.detach().to(self.dtype)
-        magnitude = magnitude.abs() if self.gradients else magnitude  # a reading for structure alone skips the work
+        magnitude = magnitude.abs() if self.gradients else magnitude  # the graph does not depend on values
         return magnitude if self.power == 1 else magnitude**self.power
 
     def layer(
@@ -295,14 +303,14 @@ class Tracer(TorchFunctionMode):
         if self.gradients:
             out = compute(x, used)
         else:
-            out = self.nothing((*x.shape[:unit_axis], num_out, *(axis.size_out for axis in window.axes)), x)
-        port = self.new_channels(num_in, label.node)
-        self.link(label, port, along(num_in, unit_axis, x.ndim))
-        target = self.new_channels(num_out, port)
+            out = self.placeholder((*x.shape[:unit_axis], num_out, *(axis.size_out for axis in window.axes)), x)
+        port = self.builder.add(num_in, label.node)
+        self.builder.link(label, port, along(num_in, unit_axis, x.ndim))
+        target = self.builder.add(num_out, port)
         if index in self.blocked:
             keep = (~self.blocked[index]).to(out)
             out = out * keep.view(along(num_out, unit_axis, out.ndim).shape)
-        out, exponent = self._rescaled(out, label.exponent)
+        out, exponent = self._bounded(out, label.exponent)
         layer = Layer(
             index=index,
             name=weight.name,
@@ -321,8 +329,8 @@ class Tracer(TorchFunctionMode):
         self.uses.append(Use(layer, used, out, result, unit_axis % out.ndim))
         return self.same(out, result)
 
-    def nothing(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        """An activation of which only the shape is wanted."""
+    def placeholder(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Return an activation of which only the shape matters."""
         return torch.zeros((), dtype=self.dtype, device=like.device).expand(tuple(shape))
 
     def _used_values(self, weight: Weight, index: int) -> Tensor:
@@ -333,14 +341,14 @@ class Tracer(TorchFunctionMode):
         if mask is not None and mask.numel() != self.sizes[str(weight.name)]:
             raise UserError(
                 f"the mask of {weight.name!r} has shape {tuple(mask.shape)}, but the weight has "
-                f"{self.sizes[str(weight.name)]} values: give masks made for this model"
+                f"{self.sizes[str(weight.name)]} values: pass masks made for this model"
             )
         if mask is not None:
             mask = mask if weight.where is None else mask.reshape(-1)[weight.where.to(mask.device)]
             values = values * mask.to(values.device)
         return values.requires_grad_(self.gradients)
 
-    def _rescaled(self, values: Tensor, exponent: int) -> tuple[Tensor, int]:
+    def _bounded(self, values: Tensor, exponent: int) -> tuple[Tensor, int]:
         if not self.gradients:
             return values, exponent
         largest = float(values.detach().max())
@@ -353,7 +361,7 @@ class Tracer(TorchFunctionMode):
 
 
 def current(value: Any) -> Any:
-    """The value with every tensor replaced by what in-place operations have made of it."""
+    """Replace every tensor in a value by what in-place operations have made of it."""
     if isinstance(value, Tensor):
         while (newer := value.__dict__.get(ALIAS)) is not None:
             value = newer
@@ -365,9 +373,122 @@ def current(value: Any) -> Any:
     return value
 
 
-def _leaves(value: Any) -> list[Any]:
-    if type(value) in (tuple, list):
-        return [leaf for item in value for leaf in _leaves(item)]
-    if type(value) is dict:
-        return [leaf for item in value.values() for leaf in _leaves(item)]
-    return [value]
+@dataclass(frozen=True)
+class Call:
+    """One call of a torch function on traced activations, as op handlers receive it."""
+
+    tracer: Tracer
+    func: Callable[..., Any]
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def get(self, position: int, name: str, default: Any = None) -> Any:
+        """Return an argument by position or name."""
+        return self.args[position] if len(self.args) > position else self.kwargs.get(name, default)
+
+    @property
+    def traced(self) -> list[Tensor]:
+        """The traced activations among the arguments, in order."""
+        values = [*self.args, *self.kwargs.values()]
+        flat = [item for v in values for item in (v if isinstance(v, (tuple, list)) else [v])]
+        return [value for value in flat if label_of(value) is not None]
+
+
+# -- running a model ----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def eager_eval(model: nn.Module) -> Iterator[None]:
+    """Keep the model in evaluation mode and uncompiled; restore the mode of every module at the end."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with uncompiled():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def uncompiled() -> AbstractContextManager[object]:
+    """Run compiled models eagerly.
+
+    Compiled code hides its functions from function modes, cannot be compiled under one, and has no second derivative.
+    """
+    # Anything compiled has imported this module; if nothing is, importing it would take a second.
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    from torch.compiler import set_stance
+
+    eager: AbstractContextManager[object] = set_stance("force_eager")
+    return eager
+
+
+def check_initialized(model: nn.Module) -> None:
+    """Raise an error for lazy layers, whose weights have no shape before their first batch."""
+    lazy = (name for name, parameter in model.named_parameters() if isinstance(parameter, UninitializedParameter))
+    if name := next(lazy, None):
+        raise UserError(
+            f"{name!r} of {type(model).__name__} belongs to a lazy layer and has no shape yet: run the model once on a "
+            "batch first"
+        )
+
+
+def one_sample(example_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call (a tensor, a tuple, or a dict of keyword arguments), cut to the first sample."""
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
+    if isinstance(example_input, Mapping):
+        kwargs = dict(example_input)
+    else:
+        args = tuple(example_input) if isinstance(example_input, (tuple, list)) else (example_input,)
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    if not tensors:
+        raise UserError(
+            f"example_input must hold a tensor, got {type(example_input).__name__}: pass one batch as the model "
+            "accepts it, a tensor, a tuple of arguments or a dict of keyword arguments"
+        )
+    if any(tensor.numel() == 0 for tensor in tensors):
+        raise UserError("example_input is empty: pass at least one sample")
+    batch = tensors[0].shape[0] if tensors[0].ndim else 1
+
+    def first(value: Any) -> Any:
+        cut = isinstance(value, Tensor) and value.ndim > 1 and value.shape[0] == batch
+        return value[:1] if cut else value
+
+    return tuple(map(first, args)), {name: first(value) for name, value in kwargs.items()}
+
+
+def read_outputs(output: Any) -> list[Tensor]:
+    """Return the tensors whose sum is the output of the network."""
+    named = _named_parts(output)
+    if named is not None:
+        for key in OUTPUT_KEYS:
+            if isinstance(named.get(key), Tensor):
+                return [named[key]]
+    elif isinstance(output, (tuple, list)) and output:
+        first = read_outputs(output[0])
+        return first or [tensor for item in output[1:] for tensor in read_outputs(item)]
+    return [tensor for tensor in tensors_in(output) if tensor.is_floating_point()]
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield every tensor in a nested value."""
+    if isinstance(value, Tensor):
+        yield value
+        return
+    named = _named_parts(value)
+    for item in named.values() if named is not None else value if isinstance(value, (tuple, list)) else ():
+        yield from tensors_in(item)
+
+
+def _named_parts(value: Any) -> Mapping[str, Any] | None:
+    """Return the parts of a dict, a dataclass or a namespace by name; None for anything else."""
+    if isinstance(value, Mapping):
+        return value
+    if isinstance(value, SimpleNamespace):
+        return vars(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return None

@@ -14,8 +14,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from pathgrow.errors import UserError
-from pathgrow.graph.looking import uncompiled
 from pathgrow.graph.sample_counter import counting
+from pathgrow.graph.tracer import uncompiled
 from pathgrow.masks import Masks
 from pathgrow.masks.sampling import top_k
 from pathgrow.methods.method import Method

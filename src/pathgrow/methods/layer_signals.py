@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from pathgrow.graph.looking import uncompiled
+from pathgrow.graph.tracer import uncompiled
 from pathgrow.methods.view import NetworkView
 
 Estimate = Literal["bound", "sketch"]

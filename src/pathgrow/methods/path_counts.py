@@ -8,14 +8,13 @@ agree wherever every position has the same paths. Every vector carries a logarit
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import reduce
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pathgrow.graph import Graph
-from pathgrow.graph.graph import Layer, Link, Window, live_taps
+from pathgrow.graph.graph import Layer, Link
 
 Scaled = tuple[Tensor, Tensor]
 """A vector whose largest entry is one, and the logarithm of what it was divided by; -inf for nothing at all."""
@@ -130,13 +129,7 @@ class PathCounts:
 
 def _live(layer: Layer, device: torch.device) -> Tensor:
     """Ones for taps that ever read a position, in a shape that broadcasts to the layer's."""
-    window, kernel = layer.window, layer.shape[2:]
-    if window.transposed:  # the same window, read from the other side
-        window = Window(tuple(replace(axis, size_in=axis.size_out, size_out=axis.size_in) for axis in window.axes))
-    flags = [torch.from_numpy(axis).to(device, torch.float64) for axis in live_taps(window)]
-    if len(flags) != len(kernel) or not kernel:
-        return torch.ones((1, 1, *kernel), dtype=torch.float64, device=device)
-    return reduce(lambda outer, axis: outer.unsqueeze(-1) * axis, flags).view(1, 1, *kernel)
+    return torch.from_numpy(layer.live_taps()).to(device, torch.float64).view(1, 1, *layer.shape[2:])
 
 
 def _moved(value: Scaled, here: Tensor, there: Tensor, size: int) -> Scaled:

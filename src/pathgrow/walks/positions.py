@@ -238,17 +238,6 @@ class _Unfold:
         return tuple(np.arange(size) == coordinate[:, None] for size, coordinate in zip(self.grid, at, strict=True))
 
 
-def live_kernel(layer: Layer) -> Flags:
-    """Taps of a layer's kernel that connect at least one pair of positions, in the kernel's shape."""
-    window, live = layer.window, np.ones(layer.shape[2:], dtype=bool)
-    for number, axis in enumerate(window.axes):
-        table = _sources(axis, axis.size_in, axis.size_out, reading=not window.transposed)
-        shape = [1] * live.ndim
-        shape[number] = axis.taps
-        live &= (table < axis.size_in).any(axis=1).reshape(shape)
-    return live
-
-
 def _is_identity(axis: Axis) -> bool:
     return axis.taps == axis.stride == 1 and axis.padding == 0 and axis.size_in == axis.size_out
 

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from pathgrow.errors import UserError
 from pathgrow.graph.graph import Flags, Graph, Layer, Units
 from pathgrow.graph.reachability import alive_units, kept_kernels
-from pathgrow.walks.positions import live_kernel
 
 Floats = npt.NDArray[np.float64]
 
@@ -90,7 +89,7 @@ class Transitions:
         self.graph = graph
         self._identity_shortcuts = identity_shortcuts
         self._link_number = {link: number for number, link in enumerate(graph.links)}
-        self._live = {layer.index: live_kernel(layer).reshape(-1) for layer in graph.layers}
+        self._live = {layer.index: layer.live_taps().reshape(-1) for layer in graph.layers}
         self._weights, self.weighs_zeros = _weights(graph, model)
         """Magnitudes are taken of these; the flag tells whether some layer holds nothing but zeros."""
         self._sums: dict[int, Tensor] = {}
