@@ -205,7 +205,7 @@ def profiled(trainer: Trainer, network: Attached, label: str, book: Book) -> Non
     plan = replace(trainer.recipe, epochs=1)
     few = Trainer(random_data(20 * plan.batch_size, 32), plan, EngineOptions(device="cuda", compile="off"))
     few.train([Job(attached=network, epochs=1, seed=0)])
-    network.companions.clear()
+    network.engine_cache.clear()
     trainer.train([Job(attached=network, epochs=1, seed=0)])
     with recording(activities=[ProfilerActivity.CUDA]) as seen:
         trainer.train([Job(attached=network, epochs=1, seed=0)])

@@ -19,10 +19,9 @@ from pathgrow.graph import trace
 from pathgrow.graph.flops import forward_macs, sample_flops
 from pathgrow.masks import Masks
 from pathgrow.methods.entry import Clause
-from pathgrow.methods.method import MaskUpdate, Method, Pick, Progress
-from pathgrow.methods.view import NetworkView
+from pathgrow.methods.method import MaskUpdate, Method, NetworkView, Pick, Progress
 from pathgrow.sparse.attach import Attached, attach
-from pathgrow.sparse.ema import Averaging
+from pathgrow.sparse.ema import EMA
 from pathgrow.sparse.tree import take_apart
 
 NUM_STEPS = 12
@@ -116,7 +115,7 @@ def attached(method: Method, seed: int, optimizer: str = "nesterov", *, model_se
     if (device := how.pop("precisely_on", None)) is not None:  # alike to many digits on any device
         model, batch = model.double().to(device), (BATCH[0].double().to(device), BATCH[1].to(device))
         model.drop.p = 0.0
-    average = Averaging(decay=0.9, every=2)
+    average = EMA(decay=0.9, update_interval=2)
     how = {"stop": GoOn(), "loss": loss, "batches": [batch], "average": average, **how}
     return attach(model, OPTIMIZERS[optimizer](model.parameters()), method, batch[0][:1], seed=seed, **how)
 
@@ -258,7 +257,7 @@ def check_off_is_zero(name: str, optimizer: str) -> None:
     assert hidden == (sparse.method.weights is not None)
     for _ in train(sparse):
         assert_off_is_zero(sparse, weights_only=hidden)
-        with sparse.averaged():
+        with sparse.ema_weights():
             assert_off_is_zero(sparse, weights_only=True)
     assert_off_is_zero(sparse, weights_only=hidden)
     assert list(sparse.model.state_dict()) == keys == list(Residual().state_dict())
@@ -287,9 +286,9 @@ def check_change_on_a_step(name: str, seed: int) -> int:
     sparse, num_new = attached(small(name), seed), 0
     for step in range(NUM_STEPS):
         before = sparse.masks.clone()
-        with sparse.driven():
+        with sparse.hooks_disabled():
             backward(sparse, step)
-            sparse.watch_()
+            sparse.record_gradients_()
             weights = {n: sparse.model.get_parameter(n).detach().clone() for n in before}
             slots = {n: [slot.clone() for slot in slots_of(sparse, n)] for n in before}
             gone = sparse.update_masks_if_due_()
@@ -305,7 +304,7 @@ def check_change_on_a_step(name: str, seed: int) -> int:
                 sparse.mask_gradients_()
                 sparse.optimizer.step()
             sparse.mask_weights_()
-        sparse.stepped_()
+        sparse.finish_step_()
     return num_new
 
 

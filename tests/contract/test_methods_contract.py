@@ -128,7 +128,7 @@ def test_growth_changes_nothing_but_masks(name: str, seed: int, num: int) -> Non
     assert torch.equal(torch.get_rng_state(), generator)
     model.train(modes[0])
     assert [module.training for module in model.modules()] == modes
-    with sparse.averaged():
+    with sparse.ema_weights():
         new = (sparse.masks - before).items()
         assert all(bool((model.get_parameter(n)[positions] == 0).all()) for n, positions in new)
 
@@ -209,4 +209,4 @@ def test_two_ranks_hold_equal_masks_and_remember_the_same(tmp_path: Path) -> Non
     moved = {name for name in NAMES if len(set(ours[name]["digests"])) > 1}
     assert moved >= {*GROWTH, *STEPWISE, "imp", "str", "edge_popup"}
     seen = ours["itop"]["state"]
-    assert seen["memory"]["explored"] > 0.31, "more than the 0.3 that are on: changes were seen"
+    assert seen["method_state"]["explored"] > 0.31, "more than the 0.3 that are on: changes were seen"

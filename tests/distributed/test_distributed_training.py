@@ -24,8 +24,7 @@ from pathgrow.errors import RunFailed, UserError
 from pathgrow.masks import Masks
 from pathgrow.masks.sampling import top_k
 from pathgrow.methods import create
-from pathgrow.methods.method import Method
-from pathgrow.methods.view import NetworkView
+from pathgrow.methods.method import Method, NetworkView
 from pathgrow.runs import phases
 from pathgrow.runs.callback import Callback
 from pathgrow.runs.records import Record

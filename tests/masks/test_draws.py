@@ -12,8 +12,7 @@ from torch.optim import SGD
 from pathgrow import methods
 from pathgrow.masks import Masks
 from pathgrow.masks.sampling import uniform
-from pathgrow.methods.method import MaskUpdate, Method, Progress
-from pathgrow.methods.view import NetworkView
+from pathgrow.methods.method import MaskUpdate, Method, NetworkView, Progress
 from pathgrow.sparse.attach import attach
 
 NUM = 4

@@ -16,12 +16,19 @@ from torch.utils.data import DataLoader, TensorDataset
 from pathgrow import methods
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.masks import Masks
-from pathgrow.methods.method import MaskUpdate, Method, Progress, never
+from pathgrow.methods.gradients import loss_gradients
+from pathgrow.methods.method import (
+    GrowEachRound,
+    MaskUpdate,
+    Method,
+    NetworkView,
+    Progress,
+    ScoringCost,
+    count_at,
+    never,
+)
 from pathgrow.methods.picks import at_random
-from pathgrow.methods.schedules import GrowEachRound, count_at
-from pathgrow.methods.view import NetworkView, ScoringCost, loss_gradients
 from pathgrow.rng import generator
-from pathgrow.sparse.update import updated_masks
 
 
 def stranger(*, density: float = 0.5) -> Method:
@@ -90,7 +97,7 @@ class TestTable:
     @pytest.mark.parametrize("option", ["start_density", "target_density"])
     @pytest.mark.parametrize("value", [0.0, -0.1, 1.1, float("nan")])
     def test_densities_outside_their_range(self, option: str, value: float) -> None:
-        with pytest.raises(UserError, match=rf"{option} .* a density in \(0, 1\] is wanted"):
+        with pytest.raises(UserError, match=rf"{option} must be in \(0, 1\], got"):
             methods.create("gcg", **{option: value})
 
     @pytest.mark.parametrize("gamma", [0.0, -1.0, float("inf"), float("nan")])
@@ -145,6 +152,30 @@ class TestSchedule:
                 assert count_at(count / num, num) == max(1, count)
 
 
+class TestGrowing:
+    """`Method.growing` changes growth settings and keeps those of the method."""
+
+    def test_settings_of_the_method_are_kept(self) -> None:
+        method = methods.create("gcg", gamma=1.0, start_density=0.02, target_density=0.3)
+        assert method.growing() == method
+        changed = method.growing(gamma=0.5, start_density=0.1, target_density=0.4)
+        assert changed == methods.create("gcg", gamma=0.5, start_density=0.1, target_density=0.4)
+        assert changed.due(Progress(round=0, step=0, num_on=39, num=100)) == MaskUpdate(num_grow=1)
+
+    def test_a_method_without_a_schedule_grows_each_round(self) -> None:
+        method = Method(name="own", start=at_random, grow=at_random, target_density=0.5)
+        assert method.growing().schedule == GrowEachRound(target_density=0.5)
+        assert method.growing(gamma=0.1).schedule == GrowEachRound(gamma=0.1, target_density=0.5)
+
+    def test_settings_without_effect_are_refused(self) -> None:
+        own = Method(name="own", start=at_random, grow=at_random, schedule=lambda progress: MaskUpdate(num_grow=1))
+        assert own.growing(start_density=0.1).start_density == 0.1
+        with pytest.raises(UserError, match="'own' has its own schedule and does not take gamma"):
+            own.growing(gamma=0.5)
+        with pytest.raises(UserError, match="'rigl' does not grow"):
+            methods.create("rigl").growing()
+
+
 class Normed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -186,7 +217,7 @@ class TestNet:
 
     def test_gradients_that_nobody_can_give(self) -> None:
         model = nn.Linear(2, 2)
-        with pytest.raises(UserError, match="give attach"):
+        with pytest.raises(UserError, match="needs loss gradients; pass attach"):
             NetworkView(model, Masks.full(model), Masks.full(model)).gradients()
 
     def test_looking_leaves_no_trace(self) -> None:
@@ -225,10 +256,10 @@ class TestNet:
 
     def test_bad_losses_and_empty_data(self) -> None:
         model = nn.Linear(2, 2)
-        with pytest.raises(UserError, match="gave no batch"):
+        with pytest.raises(UserError, match="must yield at least 1 batches, got 0"):
             loss_gradients(model, ["weight"], squares, [], seed=0)
         for wrong in (lambda model, batch: 3.0, lambda model, batch: model(batch), lambda model, batch: torch.ones(())):
-            with pytest.raises(UserError, match="a tensor of one number"):
+            with pytest.raises(UserError, match="must return a scalar tensor"):
                 loss_gradients(model, ["weight"], wrong, [torch.ones(2, 2)], seed=0)
         with pytest.raises(RunFailed, match="diverged"):
             loss_gradients(model, ["weight"], squares, [[torch.full((2, 2), float("nan"))]], seed=0)
@@ -268,7 +299,7 @@ class TestPicks:
     @staticmethod
     def revised(method: Method, masks: Masks, change: MaskUpdate) -> Masks:
         progress = Progress(round=0, step=0, num_on=masks.num_on, num=masks.num)
-        return updated_masks(method, TestPicks.net(masks), change, progress, generator(0, "draw"))
+        return method.next_masks(TestPicks.net(masks), change, progress, generator(0, "draw"))
 
     def test_what_was_dropped_can_grow_again(self) -> None:
         full = Masks({"0.weight": torch.ones(2, 3, dtype=torch.bool)})
@@ -282,11 +313,11 @@ class TestPicks:
             return at_random(net, net.masks.present(), count, draw)
 
         method = Method(name="odd", start=at_random, grow=present)
-        with pytest.raises(UserError, match="picked 2 weights, 2 of them no candidates"):
+        with pytest.raises(UserError, match="exactly 2 candidates, got 2 positions of which 2 are not"):
             self.revised(method, half, MaskUpdate(num_grow=2))
 
     def test_a_revision_with_another_number_is_refused(self) -> None:
         half = Masks({"0.weight": torch.tensor([[True, True, True], [False, False, False]])})
         method = Method(name="odd", start=at_random, update=lambda net, change, progress, draw: net.masks)
-        with pytest.raises(UserError, match="left 3 weights on, exactly 4 are wanted"):
+        with pytest.raises(UserError, match="must leave 4 active weights, got 3"):
             self.revised(method, half, MaskUpdate(num_grow=1))

@@ -19,8 +19,7 @@ from pathgrow import methods
 from pathgrow.errors import UserError
 from pathgrow.masks import Masks
 from pathgrow.methods.layer_signals import gradient_estimates
-from pathgrow.methods.method import MaskUpdate, Progress
-from pathgrow.methods.view import NetworkView
+from pathgrow.methods.method import MaskUpdate, NetworkView, Progress
 from pathgrow.rng import generator
 from tests.support.chain import (
     NAMES,

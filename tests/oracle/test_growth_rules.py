@@ -15,7 +15,7 @@ from torch.optim import SGD
 
 from pathgrow import methods
 from pathgrow.masks import Masks
-from pathgrow.methods.view import NetworkView, ScoringCost
+from pathgrow.methods.method import NetworkView, ScoringCost
 from pathgrow.rng import generator
 from pathgrow.sparse.attach import Attached, attach
 

@@ -19,9 +19,8 @@ from pathgrow.graph import trace
 from pathgrow.graph.paths import signals
 from pathgrow.masks import Masks
 from pathgrow.methods.allocation import allocated
-from pathgrow.methods.method import Method
+from pathgrow.methods.method import Method, NetworkView
 from pathgrow.methods.path_counts import PathCounts
-from pathgrow.methods.view import NetworkView
 from pathgrow.rng import generator
 from pathgrow.sparse.attach import Attached, attach
 from tests.support.chain import (

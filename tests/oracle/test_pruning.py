@@ -16,7 +16,7 @@ from pathgrow.errors import UserError
 from pathgrow.masks import Masks
 from pathgrow.methods.method import Progress
 from pathgrow.sparse.attach import Attached, attach
-from pathgrow.sparse.ema import Averaging
+from pathgrow.sparse.ema import EMA
 from tests.support.chain import (
     NAMES,
     Arrays,
@@ -136,22 +136,22 @@ class TestLevels:
     @pytest.mark.parametrize("name", ["lth", "imp_c"])
     def test_an_average_begins_anew_where_weights_do(self, name: str) -> None:
         """Going back to the start it is one of the new level alone; where training goes on, so does it."""
-        sparse = attached(methods.create(name), chain()[0], average=Averaging(decay=0.99, every=1))
+        sparse = attached(methods.create(name), chain()[0], ema=EMA(decay=0.99, update_interval=1))
 
-        def averaged() -> Arrays:
-            with sparse.averaged():
+        def ema_weights() -> Arrays:
+            with sparse.ema_weights():
                 return weights(sparse.model)
 
         for step in range(4):
             train(sparse, step)
         sparse.advance_()
-        assert same(averaged(), weights(sparse.model)) == (name == "lth")
+        assert same(ema_weights(), weights(sparse.model)) == (name == "lth")
         seen = []
         for step in range(4, 7):
             train(sparse, step)
             seen.append(weights(sparse.model))
         means = {n: np.mean([arrays[n] for arrays in seen], axis=0) for n in NAMES}
-        assert all(np.allclose(averaged()[n], means[n]) == (name == "lth") for n in NAMES)
+        assert all(np.allclose(ema_weights()[n], means[n]) == (name == "lth") for n in NAMES)
 
     def test_continued_training_keeps_weights_and_empties_the_optimizer(self) -> None:
         sparse = normed(SGD, "imp_c")

@@ -18,8 +18,7 @@ from torch.optim import SGD
 from pathgrow import methods
 from pathgrow.errors import UserError
 from pathgrow.masks import Masks
-from pathgrow.methods.method import MaskUpdate, Progress
-from pathgrow.methods.view import NetworkView
+from pathgrow.methods.method import MaskUpdate, NetworkView, Progress
 from pathgrow.rng import generator
 from pathgrow.sparse.attach import Attached, attach
 from pathgrow.sparse.tree import take_apart
@@ -176,19 +175,23 @@ def test_engine_steps_have_the_bits_of_hooked_ones(name: str) -> None:
         loss = {"loss": lambda model, pair: nn.functional.cross_entropy(model(pair[0]), pair[1])}
         return attach(model, optimizer, method, scope=Masks.full(model), batches=[feed.batch(99)], **loss)
 
-    hooked, driven = made(), made()
-    step = EagerStep(driven, feed, Recipe(), EngineOptions(device="cpu").resolve())
+    hooked, manual = made(), made()
+    step = EagerStep(manual, feed, Recipe(), EngineOptions(device="cpu").resolve())
     num_changes = 0
     for number in range(20):
-        before = driven.masks.clone()
+        before = manual.masks.clone()
         hooked.optimizer.zero_grad()
         images, labels = feed.batch(number)
         nn.functional.cross_entropy(hooked.model(images), labels).backward()
         hooked.optimizer.step()
         step(number)
-        num_changes += driven.masks != before
-        assert hooked.masks == driven.masks
-        for here, there in ((hooked.model, driven.model), (hooked.optimizer, driven.optimizer), (hooked, driven)):
+        num_changes += manual.masks != before
+        assert hooked.masks == manual.masks
+        for here, there in (
+            (hooked.model, manual.model),
+            (hooked.optimizer, manual.optimizer),
+            (hooked, manual),
+        ):
             tensors, others = take_apart(here.state_dict())[0], take_apart(there.state_dict())[0]
             assert tensors.keys() == others.keys()
             assert all(torch.equal(tensor, others[key]) for key, tensor in tensors.items()), number

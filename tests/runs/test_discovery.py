@@ -331,6 +331,12 @@ def test_growth_adds_a_share_rounded_down_and_takes_nothing_away() -> None:
         assert (before - after).num_on == 0
 
 
+def test_growth_counts_are_those_of_the_method_schedule() -> None:
+    """0.29 * 100 is 28.999999999999996 in floating point and 29 in both loops."""
+    found = World().discover(start_density=100 / 384, gamma=0.29, rule=Script(probe=(), last=1, density=None))
+    assert [record.num_on for record in found.rounds] == [100, 129]
+
+
 def test_growth_ends_at_the_last_weight() -> None:
     found = World().discover(start_density=0.7, gamma=0.4, rule=Script(probe=(), last=2, density=None))
     assert [record.num_on for record in found.rounds] == [269, 376, 384]
@@ -500,9 +506,9 @@ def test_repeating_gives_the_same_bits_and_another_seed_others() -> None:
 
 
 def test_averaged_observation_scores_the_average() -> None:
-    plain, averaged = World().discover(), World().discover(observe="average")
-    assert averaged.masks_at(0) == plain.masks_at(0)
-    assert averaged.network.point.loss != plain.network.point.loss
+    plain, ema_weights = World().discover(), World().discover(observe="average")
+    assert ema_weights.masks_at(0) == plain.masks_at(0)
+    assert ema_weights.network.point.loss != plain.network.point.loss
     world = World()
     found = world.discover(observe="average")
     assert found.examine(world.evaluate)[0].loss == found.network.point.loss

@@ -17,9 +17,8 @@ from torch import Tensor
 from pathgrow.checkpoint import RunDir, StageFiles
 from pathgrow.masks import Masks
 from pathgrow.masks.sampling import top_k
-from pathgrow.methods.method import MaskUpdate, Method, Progress
-from pathgrow.methods.picks import ByScore, at_random, everything
-from pathgrow.methods.view import NetworkView
+from pathgrow.methods.method import ByScore, MaskUpdate, Method, NetworkView, Progress
+from pathgrow.methods.picks import at_random, everything
 from pathgrow.runs.config import DiscoverConfig, RunConfig, TrainConfig
 from pathgrow.runs.levels import Levels
 from pathgrow.runs.meter import Meter

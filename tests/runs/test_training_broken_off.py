@@ -22,7 +22,7 @@ from pathgrow.runs import phases as phases_module
 from pathgrow.runs.callback import Callback
 from pathgrow.runs.discovery import discover
 from pathgrow.sparse.attach import Attached, attach
-from pathgrow.sparse.ema import Averaging
+from pathgrow.sparse.ema import EMA
 from pathgrow.sparse.partial import Partial
 from pathgrow.trainer import EngineOptions, Trainer
 from pathgrow.trainer.interface import Job
@@ -88,7 +88,7 @@ def train(recipe: str, method: str, progress: Partial | None = None) -> tuple[At
     trainer = Trainer(data(), CASES[recipe], EngineOptions(device="cpu"), on_epoch=lambda *epoch: told.append(epoch))
     model, optimizer = trainer.place(network())
     attached = attach(
-        model, optimizer, METHODS[method], scope=Masks.full(model), seed=1, average=Averaging(decay=0.8, every=2)
+        model, optimizer, METHODS[method], scope=Masks.full(model), seed=1, ema=EMA(decay=0.8, update_interval=2)
     )
     trainer.train([Job(attached=attached, epochs=EPOCHS, seed=5, progress=progress)])
     return attached, told
@@ -100,7 +100,7 @@ def everything(attached: Attached) -> dict[str, Tensor]:
         for name, parameter in attached.model.named_parameters()
         for key, value in attached.optimizer.state[parameter].items()
     }
-    with attached.averaged():
+    with attached.ema_weights():
         averages = {f"average {name}": value.clone() for name, value in attached.model.state_dict().items()}
     masks = {f"mask {name}": mask for name, mask in attached.masks.items()}
     numbers = {"step": torch.tensor(attached.step), "round": torch.tensor(attached.round)}

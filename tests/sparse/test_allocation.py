@@ -15,7 +15,7 @@ from pathgrow.errors import UserError
 from pathgrow.graph import Graph, trace
 from pathgrow.masks import Masks
 from pathgrow.methods.allocation import LAWS, RandomByLaw, allocated, random_in_layers, top_k_in_layers
-from pathgrow.methods.view import NetworkView
+from pathgrow.methods.method import NetworkView
 
 laws = st.sampled_from(list(LAWS))
 shapes = st.lists(
@@ -202,5 +202,5 @@ def test_wrong_laws_and_densities() -> None:
     with pytest.raises(UserError, match="unknown allocation 'plain'"):
         RandomByLaw("plain")
     for density in (0.0, 1.5, math.nan):
-        with pytest.raises(UserError, match=r"a density in \(0, 1\] is wanted"):
+        with pytest.raises(UserError, match=r"density must be in \(0, 1\]"):
             allocated(scope, density, "erk")

@@ -25,7 +25,8 @@ from pathgrow.methods.fixed import fixed
 from pathgrow.methods.method import Method
 from pathgrow.methods.picks import at_random
 from pathgrow.sparse.attach import Attached, attach
-from pathgrow.sparse.ema import Averaging
+from pathgrow.sparse.ema import EMA
+from pathgrow.walks import phew
 from tests.support.swapping import swapping
 
 
@@ -112,17 +113,17 @@ class TestEnforcement:
         for there in (bad, 0.0):
             model = mlp().to(dtype)
             optimizer = make(model.parameters())
-            sparse = attach(model, optimizer, growing(), scope=Masks.full(model), average=Averaging(every=1))
+            sparse = attach(model, optimizer, growing(), scope=Masks.full(model), ema=EMA(update_interval=1))
             for parameter in model.parameters():
                 parameter.grad = torch.ones_like(parameter)
             for name in sparse.masks:
                 model.get_parameter(name).grad[off(sparse, name)] = there
             optimizer.step()
-            with sparse.averaged():
-                averaged = {name: p.detach().clone() for name, p in model.named_parameters()}
+            with sparse.ema_weights():
+                ema_weights = {name: p.detach().clone() for name, p in model.named_parameters()}
             slots = [value for state in optimizer.state.values() for value in state.values()]
-            steps.append([*model.state_dict().values(), *averaged.values(), *slots])
-            assert all(bool((averaged[name][off(sparse, name)] == 0).all()) for name in sparse.masks)
+            steps.append([*model.state_dict().values(), *ema_weights.values(), *slots])
+            assert all(bool((ema_weights[name][off(sparse, name)] == 0).all()) for name in sparse.masks)
         assert all(torch.equal(here, there) for here, there in zip(*steps, strict=True))
 
     def test_an_overflow_in_the_backward_pass_is_masked_and_one_where_weights_are_on_is_not_hidden(self) -> None:
@@ -281,7 +282,7 @@ class TestRefusals:
         """By weight, not by model: a part of it, or something around it, counts as well."""
         model, _, sparse = sparse_mlp()
         for part in (model, nn.Sequential(model), model[0]):
-            with pytest.raises(UserError, match=r"weight' of this model is already attached.*detach\(\)"):
+            with pytest.raises(UserError, match=r"weight' is already attached.*detach\(\)"):
                 attach(part, SGD(part.parameters(), lr=0.1), growing(), scope=Masks.full(part))
         sparse.detach()
         attach(model, SGD(model.parameters(), lr=0.1), growing(), scope=Masks.full(model)).detach()
@@ -303,7 +304,7 @@ class TestRefusals:
         short = dataclasses.replace(
             growing(), start=lambda net, candidates, count, draw: at_random(net, candidates, count - 1, draw)
         )
-        with pytest.raises(UserError, match="`start` of method 'random_growth' picked 27 weights"):
+        with pytest.raises(UserError, match="must pick exactly 28 candidates, got 27"):
             attach(model, optimizer, short)
         assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
         assert not optimizer._optimizer_step_pre_hooks
@@ -324,18 +325,18 @@ class TestRefusals:
 
     def test_a_rule_that_wants_copies(self) -> None:
         sparse = sparse_mlp(stop=Script((Probe(rounds=(0,), reason="look"),)))[2]
-        with pytest.raises(UserError, match="trained copies"):
+        with pytest.raises(UserError, match="needs to train probes"):
             sparse.observe(0.5)
 
 
 def test_an_attachment_shows_itself_in_a_line() -> None:
     model, optimizer, sparse = sparse_mlp()
     train(model, optimizer)
-    assert repr(sparse) == ("Attached(random_growth: 28 of 140 switchable weights on, density 20%, round 0, step 3)")
+    assert repr(sparse) == "Attached(random_growth: 28 of 140 prunable weights active, density 20%, round 0, step 3)"
     sparse.observe(0.5)
     sparse.detach()
     assert repr(sparse) == (
-        "Attached(random_growth: 35 of 140 switchable weights on, density 25%, round 1, step 3, detached)"
+        "Attached(random_growth: 35 of 140 prunable weights active, density 25%, round 1, step 3, detached)"
     )
 
 
@@ -370,17 +371,17 @@ class TestClock:
         sparse.detach()
         kept = attach(model, optimizer, fixed(found), stop=ALWAYS)
         assert kept.masks == found
-        assert "does not grow, it keeps the masks it began with" in kept.observe(0.5).reason
-        with pytest.raises(UserError, match="has no `grow`"):
+        assert "the masks of method 'fixed' are static" in kept.observe(0.5).reason
+        with pytest.raises(UserError, match="has no 'grow' pick"):
             kept.grow_(1)
 
     @pytest.mark.parametrize("stop", [None, "probe", ALWAYS])
     @pytest.mark.parametrize(
         ("name", "said"),
         [
-            ("random", "method 'random' does not grow, it keeps the masks it began with: train on"),
-            ("rigl", "method 'rigl' changes its masks within training and not here: train on"),
-            ("edge_popup", "method 'edge_popup' changes its masks within training and not here: train on"),
+            ("random", "the masks of method 'random' are static"),
+            ("rigl", "method 'rigl' updates its masks during training"),
+            ("edge_popup", "method 'edge_popup' updates its masks during training"),
         ],
     )
     def test_methods_without_growth_do_not_speak_of_it(self, name: str, said: str, stop: object) -> None:
@@ -391,12 +392,10 @@ class TestClock:
 
     def test_pruning_goes_on_until_its_schedule_ends(self) -> None:
         sparse = sparse_mlp(method=methods.create("lth", density=0.7), stop=None)[2]
-        assert sparse.observe(0.5) == Grow(reason="the schedule of method 'lth' goes on")
-        assert sparse.observe(0.5) == Grow(reason="the schedule of method 'lth' goes on")
+        assert sparse.observe(0.5) == Grow(reason="the schedule of method 'lth' continues")
+        assert sparse.observe(0.5) == Grow(reason="the schedule of method 'lth' continues")
         assert sparse.masks.num_on == 98  # 0.7 of 140
-        assert (
-            sparse.observe(0.5).reason == "the schedule of method 'lth' has come to its end, its masks stay: train on"
-        )
+        assert sparse.observe(0.5).reason == "the masks of method 'lth' are final"
 
     def test_growing_by_hand_is_exact_and_ends_at_the_last_weight(self) -> None:
         sparse = sparse_mlp()[2]
@@ -406,7 +405,7 @@ class TestClock:
         assert sparse.density == 1.0
         assert sparse.grow_(1) == 0
         assert sparse.round == 2
-        with pytest.raises(UserError, match="from 0 up"):
+        with pytest.raises(UserError, match=">= 0, got -1"):
             sparse.grow_(-1)
 
     def test_the_automatic_start_is_small(self) -> None:
@@ -415,7 +414,7 @@ class TestClock:
         assert sparse.masks.num_on in {round(share * sparse.masks.num) for share in (0.01, 0.02, 0.03, 0.05)}
 
     def test_a_step_clock_sees_the_dense_gradient_and_may_swap(self) -> None:
-        model, optimizer, sparse = sparse_mlp(method=swapping(density=0.2), average=Averaging(every=1))
+        model, optimizer, sparse = sparse_mlp(method=swapping(density=0.2), ema=EMA(update_interval=1))
         x = torch.randn(16, 6)
         for step in range(4):
             optimizer.zero_grad()
@@ -437,15 +436,59 @@ class TestClock:
                 assert torch.equal(sparse.masks[name], kept[name] | grown)
                 assert bool((model.get_parameter(name)[off(sparse, name)] == 0).all())
             # What was dropped had an average, and loses it.
-            with sparse.averaged():
+            with sparse.ema_weights():
                 assert all(bool((model.get_parameter(n)[off(sparse, n)] == 0).all()) for n in sparse.masks)
         assert sparse.masks.num_on == 28
         assert (sparse.step, sparse.round) == (4, 0)
 
 
+class TestMaskUpdateCallback:
+    """`on_mask_update` sees the initial masks and every update once, with its cost; what it stores is saved."""
+
+    @staticmethod
+    def note(sparse: Attached) -> None:
+        line = [sparse.round, sparse.step, sparse.masks.num_on, sparse.last_scoring_cost.num_path_passes]
+        sparse.method_state["notes"] = [*sparse.method_state.get("notes", []), line]
+
+    def test_updates_at_steps(self) -> None:
+        model, optimizer, sparse = sparse_mlp(method=swapping(density=0.2), on_mask_update=self.note)
+        train(model, optimizer, steps=4)
+        assert sparse.method_state["notes"] == [[0, 0, 28, 0], [0, 1, 28, 0], [0, 3, 28, 0]]
+
+    def test_updates_between_rounds_and_their_cost(self) -> None:
+        method = methods.create("gcg", start_density=0.2)
+        model, optimizer, sparse = sparse_mlp(method=method, on_mask_update=self.note)
+        train(model, optimizer)
+        sparse.observe(0.5)
+        assert sparse.method_state["notes"] == [[0, 0, 28, 0], [0, 3, 35, 1]]
+        state = sparse.state_dict()
+        sparse.observe(0.5)
+        sparse.load_state_dict(state)
+        assert len(sparse.method_state["notes"]) == 2, "loading is not an update"
+
+    def test_a_method_updates_its_masks_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        calls = []
+        original = Method.next_masks
+        monkeypatch.setattr(Method, "next_masks", lambda *args: calls.append(args) or original(*args))
+        model, optimizer, _ = sparse_mlp(method=swapping(density=0.2), on_mask_update=self.note)
+        train(model, optimizer, steps=4)
+        assert len(calls) == 2
+
+
+def test_the_initial_walks_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The automatic start density is found by making the masks; these are the initial masks."""
+    walks = []
+    original = phew._walked_masks
+    monkeypatch.setattr(phew, "_walked_masks", lambda *args: walks.append(args[2]) or original(*args))
+    masks = [sparse_mlp(method=methods.create("gcg", start_density=density))[2].masks for density in (None, 0.05)]
+    assert walks[-1] == walks[-2] == 0.05  # 5% for the automatic start too, with one walk for each density tried
+    assert len(walks) == len(set(walks)) + 1
+    assert masks[0] == masks[1]
+
+
 class TestAverage:
     def test_it_is_a_mean_at_first_and_forgets_later(self) -> None:
-        model, optimizer, sparse = sparse_mlp(average=Averaging(decay=0.75, every=2))
+        model, optimizer, sparse = sparse_mlp(ema=EMA(decay=0.75, update_interval=2))
         seen: list[Tensor] = []
         expected = torch.zeros(())
         for step in range(1, 17):
@@ -454,60 +497,60 @@ class TestAverage:
                 seen.append(model[0].weight.detach().double())
                 n = len(seen)
                 expected = torch.stack(seen).mean(0) if n <= 4 else 0.75 * expected + 0.25 * seen[-1]
-        with sparse.averaged():
+        with sparse.ema_weights():
             torch.testing.assert_close(model[0].weight.double(), expected, rtol=1e-5, atol=1e-7)
             assert bool((model[0].weight[off(sparse, "0.weight")] == 0).all())
 
     def test_swapping_is_exact_covers_statistics_and_survives_errors(self) -> None:
-        model, optimizer, sparse = sparse_mlp(average=Averaging(every=1))
+        model, optimizer, sparse = sparse_mlp(ema=EMA(update_interval=1))
         train(model, optimizer, steps=6)
         before = copy.deepcopy(model.state_dict())
 
         def inside() -> dict[str, Tensor]:
-            with sparse.averaged():
+            with sparse.ema_weights():
                 return copy.deepcopy(model.state_dict())
 
         shown = inside()
         assert not torch.equal(shown["1.running_var"], before["1.running_var"])
         assert torch.equal(shown["1.num_batches_tracked"], before["1.num_batches_tracked"])
-        with pytest.raises(RuntimeError, match="boom"), sparse.averaged():
+        with pytest.raises(RuntimeError, match="boom"), sparse.ema_weights():
             raise RuntimeError("boom")
         assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
         assert all(torch.equal(value, shown[name]) for name, value in inside().items())
 
     def test_training_or_growing_inside_is_refused(self) -> None:
-        model, optimizer, sparse = sparse_mlp(average=Averaging(every=1))
+        model, optimizer, sparse = sparse_mlp(ema=EMA(update_interval=1))
         train(model, optimizer)
-        with sparse.averaged():
-            with pytest.raises(UserError, match="to be trained inside averaged"):
+        with sparse.ema_weights():
+            with pytest.raises(UserError, match=r"optimizer.step\(\) is not allowed inside ema_weights"):
                 train(model, optimizer)
-            with pytest.raises(UserError, match="to be grown inside averaged"):
+            with pytest.raises(UserError, match="a mask update is not allowed inside ema_weights"):
                 sparse.grow_(1)
-            with pytest.raises(UserError, match="to be observed inside averaged"):
+            with pytest.raises(UserError, match=r"observe\(\) is not allowed inside ema_weights"):
                 sparse.observe(0.5)
 
     def test_without_an_average_the_model_is_shown_as_it_is(self) -> None:
         model, _, sparse = sparse_mlp()
         before = model[0].weight.clone()
-        with sparse.averaged():
+        with sparse.ema_weights():
             assert torch.equal(model[0].weight, before)
 
     def test_half_precision_is_averaged_in_full(self) -> None:
         """Steps of a hundredth vanish in bfloat16; the mean must still follow."""
         model = nn.Linear(1, 1, bias=False).bfloat16()
         optimizer = SGD(model.parameters(), lr=0.0)
-        sparse = attach(model, optimizer, growing(1.0), scope=Masks.full(model), average=Averaging(every=1))
+        sparse = attach(model, optimizer, growing(1.0), scope=Masks.full(model), ema=EMA(update_interval=1))
         for step in range(400):
             with torch.no_grad():
                 model.weight.fill_(0.0 if step < 100 else 1.0)
             optimizer.step()
-        with sparse.averaged():
+        with sparse.ema_weights():
             assert model.weight.item() == pytest.approx(1 - 0.99**300, abs=5e-3)
 
-    @pytest.mark.parametrize("options", [{"decay": 1.0}, {"decay": 0.0}, {"every": 0}])
+    @pytest.mark.parametrize("options", [{"decay": 1.0}, {"decay": 0.0}, {"update_interval": 0}])
     def test_bad_options(self, options: dict[str, float]) -> None:
-        with pytest.raises(UserError, match="is wanted"):
-            Averaging(**options)
+        with pytest.raises(UserError, match="must be"):
+            EMA(**options)
 
 
 class TestDriven:
@@ -518,30 +561,30 @@ class TestDriven:
         """As `train`, part by part."""
         draw = torch.Generator().manual_seed(0)
         for _ in range(steps):
-            with sparse.driven():
+            with sparse.hooks_disabled():
                 optimizer.zero_grad()
                 model(torch.randn(16, 6, generator=draw)).square().mean().backward()
                 sparse.update_masks_if_due_()
                 sparse.mask_gradients_()
                 optimizer.step()
                 sparse.mask_weights_()
-            sparse.stepped_()
+            sparse.finish_step_()
 
     @pytest.mark.parametrize("method", [growing(), swapping(density=0.2)], ids=["round clock", "step clock"])
     @pytest.mark.parametrize("make", [lambda p: SGD(p, lr=0.1, momentum=0.9), lambda p: Adam(p, lr=0.1)])
     def test_driven_steps_have_the_bits_of_hooked_ones(self, method: Method, make: Callable[..., Optimizer]) -> None:
         ends = []
-        for driven in (True, False):
+        for hooks_disabled in (True, False):
             model = mlp()
             optimizer = make(model.parameters())
-            sparse = attach(model, optimizer, method, torch.zeros(1, 6), average=Averaging(every=2), stop=ALWAYS)
+            sparse = attach(model, optimizer, method, torch.zeros(1, 6), ema=EMA(update_interval=2), stop=ALWAYS)
             first = sparse.masks.clone()
-            self.drive(model, optimizer, sparse) if driven else train(model, optimizer, steps=5)
+            self.drive(model, optimizer, sparse) if hooks_disabled else train(model, optimizer, steps=5)
             sparse.observe(0.5)  # grows where the clock is the round
-            self.drive(model, optimizer, sparse) if driven else train(model, optimizer, steps=5)
+            self.drive(model, optimizer, sparse) if hooks_disabled else train(model, optimizer, steps=5)
             assert sparse.masks != first
             assert sparse.step == 10
-            with sparse.averaged():
+            with sparse.ema_weights():
                 averages = [p.detach().clone() for p in model.parameters()]
             slots = [value for state in optimizer.state.values() for value in state.values()]
             ends.append([*model.state_dict().values(), *slots, *averages, *sparse.masks.values()])
@@ -549,7 +592,7 @@ class TestDriven:
 
     def test_inside_the_block_the_hooks_rest(self) -> None:
         model, optimizer, sparse = sparse_mlp()
-        with sparse.driven():
+        with sparse.hooks_disabled():
             model(torch.randn(4, 6)).sum().backward()
             dense = model[0].weight.grad.clone()
             assert bool((dense[off(sparse, "0.weight")] != 0).any())
@@ -563,7 +606,7 @@ class TestDriven:
         for tensor in (model[0].weight, slot):
             assert bool((tensor[off(sparse, "0.weight")] == 0).all())
             assert bool((tensor[sparse.masks["0.weight"]] != 0).any())
-        sparse.stepped_()
+        sparse.finish_step_()
         assert sparse.step == 1
         train(model, optimizer)
         assert sparse.step == 4, "outside of it they work as ever"
@@ -571,8 +614,8 @@ class TestDriven:
 
     def test_blocks_may_lie_inside_each_other_and_end_with_an_error(self) -> None:
         model, optimizer, sparse = sparse_mlp()
-        with sparse.driven():
-            with pytest.raises(ZeroDivisionError), sparse.driven():
+        with sparse.hooks_disabled():
+            with pytest.raises(ZeroDivisionError), sparse.hooks_disabled():
                 raise ZeroDivisionError
             train(model, optimizer, steps=1)
             assert sparse.step == 0, "the outer block is still there"
@@ -592,16 +635,20 @@ class TestDriven:
         assert not sparse_mlp()[2].update_is_due, "a clock of rounds is not asked at steps"
 
     def test_an_average_is_not_trained(self) -> None:
-        model, optimizer, sparse = sparse_mlp(average=Averaging(every=1))
+        model, optimizer, sparse = sparse_mlp(ema=EMA(update_interval=1))
         train(model, optimizer)
-        with sparse.averaged(), pytest.raises(UserError, match=r"trained inside averaged\(\)"), sparse.driven():
+        with (
+            sparse.ema_weights(),
+            pytest.raises(UserError, match="training is not allowed inside ema_weights"),
+            sparse.hooks_disabled(),
+        ):
             pass
 
-    def test_companions_go_when_the_attachment_does(self) -> None:
+    def test_the_engine_cache_goes_when_the_attachment_does(self) -> None:
         sparse = sparse_mlp()[2]
-        sparse.companions["engine"] = object()
+        sparse.engine_cache["engine"] = object()
         sparse.detach()
-        assert sparse.companions == {}
+        assert sparse.engine_cache == {}
 
 
 class TestState:
@@ -614,10 +661,10 @@ class TestState:
             sparse.load_state_dict(foreign.state_dict())
         with pytest.raises(UserError, match="of method 'gcg'"):
             sparse.load_state_dict({**state, "method": "gcg"})
-        with pytest.raises(UserError, match="no state of an attached model"):
+        with pytest.raises(UserError, match="not a pathgrow state dict"):
             sparse.load_state_dict(model.state_dict())
-        with pytest.raises(UserError, match="weight average"):
-            sparse_mlp(average=Averaging())[2].load_state_dict(state)
+        with pytest.raises(UserError, match="saved without ema"):
+            sparse_mlp(ema=EMA())[2].load_state_dict(state)
         assert sparse.masks == Masks(state["masks"])
 
     def test_masks_are_edited_in_place(self) -> None:

@@ -24,7 +24,7 @@ from pathgrow.methods.fixed import fixed
 from pathgrow.methods.picks import at_random
 from pathgrow.sparse.attach import attach
 from pathgrow.sparse.networks import copy_pair, fresh_, initial_state, pack_pair, unpack_pair_
-from pathgrow.sparse.optimizer_state import empty_slots_, reset_optimizer_state_
+from pathgrow.sparse.optimizer_state import clear_optimizer_state_, reset_optimizer_state_
 from pathgrow.sparse.tree import put_together, take_apart
 
 OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
@@ -260,7 +260,7 @@ class TestFresh:
             train(*pair, 2)
         assert_same(model, optimizer, twin, twin_optimizer)
 
-    @pytest.mark.parametrize("forget", [empty_slots_, reset_optimizer_state_])
+    @pytest.mark.parametrize("forget", [clear_optimizer_state_, reset_optimizer_state_])
     @pytest.mark.parametrize("make", [SGD, Adam, AdamW, Adagrad, RMSprop])
     def test_an_optimizer_that_has_forgotten_steps_as_a_new_one(
         self, make: type[Optimizer], forget: Callable[[Optimizer], None]

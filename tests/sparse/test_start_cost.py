@@ -14,7 +14,7 @@ from pathgrow import attach, methods
 from pathgrow.graph import trace
 from pathgrow.graph.flops import start_flops
 from pathgrow.masks import Masks
-from pathgrow.methods.view import ScoringCost
+from pathgrow.methods.method import ScoringCost
 
 MACS = 4 * 3 + 3 * 2
 NO_DATA = ScoringCost()

@@ -97,8 +97,8 @@ def _as_captured(step: Any) -> Iterator[None]:
     rates, gradients = [group["lr"] for group in groups], [parameter.grad for parameter in parameters]
     for group, tensor in zip(groups, step._rates, strict=True):
         group["lr"] = tensor
-    driven: AbstractContextManager[None] = step.attached.driven()
-    with driven:
+    hooks_disabled: AbstractContextManager[None] = step.attached.hooks_disabled()
+    with hooks_disabled:
         yield
     for group, rate in zip(groups, rates, strict=True):
         group["lr"] = rate

@@ -5,9 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from pathgrow.masks.sampling import top_k
-from pathgrow.methods.method import MaskUpdate, Method, Progress
-from pathgrow.methods.picks import ByScore, at_random
-from pathgrow.methods.view import NetworkView
+from pathgrow.methods.method import ByScore, MaskUpdate, Method, NetworkView, Progress
+from pathgrow.methods.picks import at_random
 
 
 def swapping(*, density: float, every: int = 2, num: int = 3) -> Method:

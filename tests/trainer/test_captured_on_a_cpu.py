@@ -90,6 +90,6 @@ def test_a_step_is_captured_again_only_when_it_must() -> None:
         for rate in (0.1, 0.1, 0.2):
             optimizer.param_groups[0]["lr"] = rate
             trainer.train([Job(attached=attached, epochs=1, seed=1)])
-            seen.append(attached.companions["engine"].step)
+            seen.append(attached.engine_cache["engine"].step)
         assert seen[0] is seen[1]
         assert seen[1] is not seen[2]

@@ -26,7 +26,7 @@ class Told:
     def graph(self, name: str) -> Any:
         return SimpleNamespace(replay=lambda: self.heard.append(name))
 
-    def driven(self) -> Any:
+    def hooks_disabled(self) -> Any:
         return nullcontext()
 
     def update_masks_if_due_(self) -> bool:
@@ -38,7 +38,7 @@ class Told:
         assert self._parameter.grad is not None
         return float(self._parameter.grad)
 
-    def watch_(self) -> None:
+    def record_gradients_(self) -> None:
         self.heard.append(f"watch {self._gradient}")
 
     def average_(self) -> None:
@@ -47,7 +47,7 @@ class Told:
     def mask_weights_(self) -> None:
         self.heard.append("mask")
 
-    def stepped_(self) -> None:
+    def finish_step_(self) -> None:
         self.heard.append("stepped")
 
 

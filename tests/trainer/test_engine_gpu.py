@@ -134,10 +134,10 @@ def test_growth_edits_the_masks_of_a_captured_step_in_place(data: Dataset) -> No
     trainer = Trainer(data, PLAN, options())
     attached = network(trainer)
     trainer.train([Job(attached=attached, epochs=1, seed=1)])
-    step = attached.companions["engine"].step
+    step = attached.engine_cache["engine"].step
     attached.grow_(200)
     trainer.train([Job(attached=attached, epochs=1, seed=2)])
-    assert attached.companions["engine"].step is step
+    assert attached.engine_cache["engine"].step is step
     for name, parameter in attached.model.named_parameters():
         if name in attached.masks:
             assert not bool(parameter[~attached.masks[name]].any())

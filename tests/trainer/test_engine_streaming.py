@@ -165,7 +165,7 @@ def test_workers_are_gone_when_a_training_is_over(data: Dataset) -> None:
     attached = network(ours)
     ours.train([Job(attached=attached, epochs=2, seed=1)])
     assert set(multiprocessing.active_children()) <= before
-    assert attached.companions, "though what was made for the network is kept"
+    assert attached.engine_cache, "though what was made for the network is kept"
 
 
 class Kill(Exception):

@@ -22,7 +22,7 @@ from pathgrow.methods.method import Method
 from pathgrow.methods.picks import at_random
 from pathgrow.rng import generator
 from pathgrow.sparse.attach import Attached, attach
-from pathgrow.sparse.ema import Averaging
+from pathgrow.sparse.ema import EMA
 from pathgrow.trainer import EngineOptions, Trainer, feed, trainer
 from pathgrow.trainer import step as steps
 from pathgrow.trainer.interface import Job
@@ -245,7 +245,7 @@ def test_a_batch_larger_than_the_data_is_cut_into_equal_parts() -> None:
 
 def test_the_weight_average_is_taken_along() -> None:
     engine = Trainer(made(), PLAIN, CPU)
-    followed = sparse(engine, average=Averaging(decay=0.6, every=2))
+    followed = sparse(engine, ema=EMA(decay=0.6, update_interval=2))
     engine.train([Job(attached=followed, epochs=3, seed=5)])
     # The weights after steps 2, 4, 6 and 8 of the same training, broken off there.
     plain = Trainer(made(), PLAIN, CPU)
@@ -264,7 +264,7 @@ def test_the_weight_average_is_taken_along() -> None:
     for num_before, weights in enumerate(seen[1::2]):
         old = min(0.6, num_before / (num_before + 1))
         expected = old * expected + (1 - old) * weights
-    with followed.averaged():
+    with followed.ema_weights():
         torch.testing.assert_close(followed.model[1].bias.detach(), expected)
     assert not torch.allclose(followed.model[1].bias.detach(), expected, atol=1e-3)
 
@@ -297,7 +297,7 @@ def test_optimizers_that_move_every_weight_are_held_back() -> None:
 def test_a_method_with_a_step_clock_gets_its_dense_gradients(method: Method) -> None:
     """The same masks and bits as in a plain loop, where the hooks see every step."""
     engine = Trainer(made(), PLAIN, CPU)
-    attached, plain = (sparse(engine, method=method, average=Averaging(every=1)) for _ in range(2))
+    attached, plain = (sparse(engine, method=method, ema=EMA(update_interval=1)) for _ in range(2))
     before = attached.masks.clone()
     engine.train([Job(attached=attached, epochs=2, seed=5)])
     for step, (images, labels) in enumerate(batches(PLAIN, seed=5, epochs=2)):
@@ -308,7 +308,7 @@ def test_a_method_with_a_step_clock_gets_its_dense_gradients(method: Method) -> 
         plain.optimizer.step()
     assert_same_bits(attached, plain)
     assert (attached.masks - before).num_on > 3
-    with attached.averaged(), plain.averaged():
+    with attached.ema_weights(), plain.ema_weights():
         assert torch.equal(attached.model[1].weight, plain.model[1].weight)
 
 
@@ -524,7 +524,7 @@ def test_a_training_goes_on_where_the_network_stands() -> None:
         assert [group["lr"] for group in one.optimizer.param_groups] == [0.1]
         one.grow_(50)
         if one is twin:
-            one.companions.clear()  # as if the engine had never seen it
+            one.engine_cache.clear()  # as if the engine had never seen it
         engine.train([Job(attached=one, epochs=1, seed=2)])
     assert_same_bits(attached, twin)
     assert attached.masks.num_on == sparse(engine).masks.num_on + 50
@@ -542,7 +542,7 @@ def test_a_network_that_changes_trainers_is_trained_by_the_second_one() -> None:
     second, attached = started()
     assert second.train([Job(attached=attached, epochs=1, seed=5)]) == [24]
     other, anew = started()
-    anew.companions.clear()
+    anew.engine_cache.clear()
     other.train([Job(attached=anew, epochs=1, seed=5)])
     assert_same_bits(attached, anew)
 
@@ -553,7 +553,7 @@ def test_a_learning_rate_that_was_changed_between_two_trainings_is_used() -> Non
     for one in (attached, twin):
         engine.train([Job(attached=one, epochs=1, seed=1)])
         if one is twin:
-            one.companions.clear()  # as if the engine had never seen it
+            one.engine_cache.clear()  # as if the engine had never seen it
         one.optimizer.param_groups[0]["lr"] = 0.02
         engine.train([Job(attached=one, epochs=1, seed=2)])
         assert one.optimizer.param_groups[0]["lr"] == 0.02

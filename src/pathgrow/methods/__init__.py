@@ -28,14 +28,13 @@ from pathgrow.methods.gse import gse
 from pathgrow.methods.imp import imp, imp_c, lth
 from pathgrow.methods.itop import itop
 from pathgrow.methods.magnitude import magnitude
-from pathgrow.methods.method import Method
+from pathgrow.methods.method import Method, require_density
 from pathgrow.methods.options import cannot_be_made, of_their_kinds, parameters, unknown_option
 from pathgrow.methods.pathgrow_d import pathgrow_d
 from pathgrow.methods.phew import phew
 from pathgrow.methods.random import random
 from pathgrow.methods.random_growth import random_growth
 from pathgrow.methods.rigl import rigl
-from pathgrow.methods.schedules import require_density
 from pathgrow.methods.set import sparse_evolution
 from pathgrow.methods.snfs import snfs
 from pathgrow.methods.snip import snip

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from pathgrow.errors import unknown_name
 from pathgrow.masks import Masks, sampling
-from pathgrow.methods.schedules import count_at, require_density
-from pathgrow.methods.view import NetworkView
+from pathgrow.methods.method import NetworkView, count_at, require_density
 
 Law = Literal["equal", "uniform", "er", "er_matrix", "erk"]
 LAWS: dict[Law, str] = {

@@ -11,10 +11,8 @@ from pathgrow.errors import UserError
 from pathgrow.graph import guess_example_input, trace
 from pathgrow.masks import Masks
 from pathgrow.methods.allocation import allocated_count
-from pathgrow.methods.method import Method
+from pathgrow.methods.method import Method, NetworkView, require_density
 from pathgrow.methods.path_counts import PathCounts
-from pathgrow.methods.schedules import require_density
-from pathgrow.methods.view import NetworkView
 
 _LEAK = 2.0**-20
 """What a missing weight lets through while no path is whole. Paths that lack fewest then carry nearly everything ..."""

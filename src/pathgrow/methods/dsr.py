@@ -12,11 +12,10 @@ from pathgrow.errors import UserError
 from pathgrow.masks import Masks
 from pathgrow.masks.sampling import top_k
 from pathgrow.methods.allocation import RandomByLaw
-from pathgrow.methods.method import MaskUpdate, Method, MethodState, Progress
+from pathgrow.methods.method import MaskUpdate, Method, MethodState, NetworkView, Progress
 from pathgrow.methods.picks import magnitudes
 from pathgrow.methods.rewire import any_of, apportioned, count, largest, present, with_present
 from pathgrow.methods.schedules import require_end, require_steps
-from pathgrow.methods.view import NetworkView
 
 
 def dsr(

@@ -10,10 +10,8 @@ from torch import Tensor
 
 from pathgrow.masks import Masks
 from pathgrow.methods.allocation import allocated
-from pathgrow.methods.method import Method, MethodState
+from pathgrow.methods.method import Method, MethodState, NetworkView, require_density
 from pathgrow.methods.picks import everything
-from pathgrow.methods.schedules import require_density
-from pathgrow.methods.view import NetworkView
 from pathgrow.rng import generator
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from pathgrow.methods.allocation import RandomByLaw
-from pathgrow.methods.method import Method
-from pathgrow.methods.schedules import require_density
+from pathgrow.methods.method import Method, require_density
 
 
 def erk(*, density: float = 0.1) -> Method:

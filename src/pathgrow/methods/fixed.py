@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from pathgrow.masks import Masks
-from pathgrow.methods.method import Method
-from pathgrow.methods.view import NetworkView
+from pathgrow.methods.method import Method, NetworkView
 
 
 def fixed(masks: Masks) -> Method:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pathgrow.masks.sampling import top_k
-from pathgrow.methods.method import Method
-from pathgrow.methods.picks import ByScore, everything, smallness
+from pathgrow.methods.method import ByScore, Method
+from pathgrow.methods.picks import everything, smallness
 from pathgrow.methods.schedules import PruneCubically, interval
 
 

@@ -9,11 +9,10 @@ import torch
 from pathgrow.masks import Masks
 from pathgrow.masks.sampling import top_k
 from pathgrow.methods.allocation import RandomByLaw
-from pathgrow.methods.method import MaskUpdate, Method, Progress
+from pathgrow.methods.method import MaskUpdate, Method, NetworkView, Progress
 from pathgrow.methods.picks import smallness
 from pathgrow.methods.rewire import RewireLayers, with_present
 from pathgrow.methods.schedules import Cosine, PruneCubically, RewireEvery, interval
-from pathgrow.methods.view import NetworkView
 
 _PUBLISHED_STEPS = 160 * 390
 """Of the paper's trainings on CIFAR."""

@@ -18,9 +18,8 @@ from pathgrow.graph.sample_counter import counting
 from pathgrow.graph.tracer import uncompiled
 from pathgrow.masks import Masks
 from pathgrow.masks.sampling import top_k
-from pathgrow.methods.method import Method
-from pathgrow.methods.schedules import require_density
-from pathgrow.methods.view import NetworkView, checked_loss, first_batches, probing
+from pathgrow.methods.gradients import checked_loss, first_batches, probing
+from pathgrow.methods.method import Method, NetworkView, require_density
 from pathgrow.rng import derive
 
 

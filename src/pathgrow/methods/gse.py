@@ -15,11 +15,10 @@ from pathgrow.masks import Masks
 from pathgrow.masks.sampling import ZeroScores, sample_proportional, top_k
 from pathgrow.methods.allocation import RandomByLaw
 from pathgrow.methods.layer_signals import gradient_estimates
-from pathgrow.methods.method import MaskUpdate, Method, Progress
+from pathgrow.methods.method import MaskUpdate, Method, NetworkView, Progress, floor_of
 from pathgrow.methods.picks import magnitudes
 from pathgrow.methods.rewire import Rate, any_of, count
-from pathgrow.methods.schedules import Cosine, RewireEvery, floor_of, interval
-from pathgrow.methods.view import NetworkView
+from pathgrow.methods.schedules import Cosine, RewireEvery, interval
 
 Guide = Literal["uniform", "grabo", "graest"]
 _GUIDES = ("uniform", "grabo", "graest")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathgrow.errors import UserError, is_number
 from pathgrow.masks.sampling import top_k
-from pathgrow.methods.method import AfterUpdate, Method
-from pathgrow.methods.picks import ByScore, everything, smallness
+from pathgrow.methods.method import AfterUpdate, ByScore, Method
+from pathgrow.methods.picks import everything, smallness
 from pathgrow.methods.schedules import PruneEachRound, require_steps
 
 _REWIND_STEP, _OF_STEPS = 500, 10_000
@@ -67,7 +67,7 @@ def imp_c(*, density: float = 0.1, share: float = 0.2) -> Method:
     Differences: the paper states neither the length of a level nor its learning rate; both are the loop's, and a full
     schedule for each level is learning-rate rewinding.
     """
-    return _pruning("imp_c", density, share, "forget_slots", 0)
+    return _pruning("imp_c", density, share, "reset_optimizer", 0)
 
 
 def _pruning(name: str, density: float, share: float, after_update: AfterUpdate, rewind_step: int) -> Method:

@@ -10,10 +10,9 @@ import torch
 from pathgrow.errors import unknown_name
 from pathgrow.masks import Masks
 from pathgrow.methods.allocation import RandomByLaw
-from pathgrow.methods.method import MaskUpdate, Method, MethodState, Progress
+from pathgrow.methods.method import MaskUpdate, Method, MethodState, NetworkView, Progress
 from pathgrow.methods.rewire import RewireLayers, count
 from pathgrow.methods.schedules import Cosine, RewireEvery, interval
-from pathgrow.methods.view import NetworkView
 
 Criterion = Literal["gradient", "random"]
 _EVERY = {"gradient": 4000, "random": 1500}

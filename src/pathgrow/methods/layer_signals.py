@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pathgrow.graph.tracer import uncompiled
-from pathgrow.methods.view import NetworkView
+from pathgrow.methods.method import NetworkView
 
 Estimate = Literal["bound", "sketch"]
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from pathgrow.masks.sampling import top_k
-from pathgrow.methods.method import Method
-from pathgrow.methods.picks import ByScore, magnitudes
-from pathgrow.methods.schedules import require_density
+from pathgrow.methods.method import ByScore, Method, require_density
+from pathgrow.methods.picks import magnitudes
 
 
 def magnitude(*, density: float = 0.1) -> Method:

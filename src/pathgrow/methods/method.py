@@ -1,40 +1,46 @@
-"""What a sparse-training method is: a frozen value made of picks, a schedule, and where needed a memory.
+"""What a sparse-training method is, and the view of a network that it decides on.
 
-A *pick* takes exactly `count` positions from `candidates`. Starting masks, growth, pruning and rewiring differ only in
-what they pick from and when, so a new method is composed of picks and a schedule. A method that moves weights between
-layers, or ranks them within layers, returns the next masks as a whole (`revise`) instead; either way, the number of
-weights it leaves on is checked. What a method remembers lies in `Net.memory`, which is saved with the attachment.
+A *pick* selects exactly `count` positions from `candidates`. Initial masks, growth and pruning differ only in what they
+pick from and when, so a method is composed of picks and a schedule. A method that moves weights between or within
+layers returns the next masks as a whole instead (`update`). Either way the number of active weights is checked.
+A method is an immutable value: its state lives in `NetworkView.method_state`, which is saved with the attachment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import math
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
-from pathgrow.errors import UserError
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from pathgrow.errors import UserError, require
+from pathgrow.graph import paths
 from pathgrow.graph.flops import Cost as Cost
+from pathgrow.masks import Masks, sampling
+from pathgrow.methods.gradients import Batches, Loss, loss_gradients
 
-if TYPE_CHECKING:
-    import torch
-
-    from pathgrow.masks import Masks
-    from pathgrow.methods.view import NetworkView
-
+T = TypeVar("T")
 Need = Literal["paths", "gradients", "data", "dense"]
-"""Paths of the network; its dense loss gradients at a change; batches of its own, for the first masks or at changes; a
-dense training."""
-Pick = Callable[["NetworkView", "Masks", int, "torch.Generator"], "Masks"]
-UpdateMasks = Callable[["NetworkView", "MaskUpdate", "Progress", "torch.Generator"], "Masks"]
-"""Returns the next masks, in which as many weights are on as the change says."""
+"""A traceable model; dense loss gradients at mask updates; `loss` and `batches` of `attach`; a dense training phase."""
+Pick = Callable[["NetworkView", Masks, int, torch.Generator], Masks]
+UpdateMasks = Callable[["NetworkView", "MaskUpdate", "Progress", torch.Generator], Masks]
+Score = Callable[["NetworkView"], Mapping[str, Tensor]]
+"""A number for every position, active or not; higher is better."""
+Sampler = Callable[[Mapping[str, Tensor], Masks, int, torch.Generator], Masks]
 MethodState = dict[str, Any]
 """Tensors, JSON values, and mappings of these."""
-AfterUpdate = Literal["keep", "forget_slots", "rewind"]
+AfterUpdate = Literal["keep", "reset_optimizer", "rewind"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Where a run stands when its schedule is asked. `num` counts switchable weights."""
+    """Where training is when a schedule is called. `num_on` of `num` prunable weights are active."""
 
     round: int
     step: int
@@ -44,10 +50,9 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskUpdate:
-    """Exactly how many weights to switch off and on.
+    """Exactly how many weights to drop and to grow.
 
-    For a method with `revise` these count only the net loss and gain, not the weights it moves: rewiring at a constant
-    density is `Change()`.
+    For a method with `Method.update` these are net numbers: moving weights at a constant density is `MaskUpdate()`.
     """
 
     num_drop: int = 0
@@ -58,17 +63,45 @@ Schedule = Callable[[Progress], MaskUpdate | None]
 
 
 def never(progress: Progress) -> MaskUpdate | None:
-    """The schedule of a mask that stays."""
+    """Schedule of static masks."""
     return None
 
 
-class LatentWeights(Protocol):
-    """Weights that training moves but that the network does not compute with; it uses effective weights made from them.
+@dataclass(frozen=True, kw_only=True)
+class GrowEachRound:
+    """Schedule that grows the active weights by a fraction `gamma` per round, up to a target or to full density.
 
-    Between steps the model holds the effective weights. Before the optimizer steps, `reveal_` puts the hidden ones in
-    their place and turns the gradients into theirs; afterwards `cover_` stores them in `Net.memory` and puts the
-    effective ones back. Both work in place and without a branch on values. The first hidden weights are those that
-    `Method.remember` leaves in the model, and they are covered at once.
+    The default undoes one step of iterative pruning by 20%: 1.25 * 0.8 = 1. The last step ends exactly on the target.
+
+    >>> GrowEachRound(gamma=0.25)(Progress(round=0, step=0, num_on=10, num=100))
+    MaskUpdate(num_drop=0, num_grow=2)
+    >>> GrowEachRound(gamma=0.25, target_density=0.11)(Progress(round=0, step=0, num_on=10, num=100))
+    MaskUpdate(num_drop=0, num_grow=1)
+    """
+
+    gamma: float = 0.25
+    target_density: float | None = None
+
+    def __post_init__(self) -> None:
+        require(0 < self.gamma < math.inf, "gamma", self.gamma, "> 0", 0.25)
+        if self.target_density is not None:
+            require_density("target_density", self.target_density)
+
+    def __call__(self, progress: Progress) -> MaskUpdate | None:
+        ceiling = progress.num if self.target_density is None else count_at(self.target_density, progress.num)
+        num_left = ceiling - progress.num_on
+        if num_left <= 0:
+            return None
+        return MaskUpdate(num_grow=min(max(1, floor_of(self.gamma * progress.num_on)), num_left))
+
+
+class LatentWeights(Protocol):
+    """Weights that the optimizer trains but that the network does not compute with.
+
+    Between steps the model holds the effective weights derived from them. Before the optimizer step, `restore_latent_`
+    writes the latent weights into the model and converts the gradients; after it, `apply_effective_` stores them in
+    `NetworkView.method_state` and writes the effective weights back. Both work in place and must not branch on values.
+    The first latent weights are those that `Method.init_state` leaves in the model.
     """
 
     def restore_latent_(self, net: NetworkView) -> None: ...
@@ -76,16 +109,16 @@ class LatentWeights(Protocol):
     def apply_effective_(self, net: NetworkView) -> None: ...
 
     def masks(self, net: NetworkView) -> Masks:
-        """Where the effective weights are on now."""
+        """Where the effective weights are nonzero now."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """A sparse-training method as a value; `pathgrow.attach` runs it in anybody's loop.
+    """A sparse-training method as a value; `pathgrow.attach` applies it in any training loop.
 
     Examples
     --------
-    A method that keeps a tenth of the weights, drawn at random:
+    A method that keeps a random 10% of the weights:
 
     >>> import torch, pathgrow
     >>> from pathgrow.masks.sampling import uniform
@@ -94,57 +127,279 @@ class Method:
     >>> tenth = pathgrow.Method(name="tenth", start=at_random, start_density=0.1)
     >>> model = pathgrow.models.create("mlp", classes=10)
     >>> pathgrow.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), tenth)
-    Attached(tenth: 819 of 8192 switchable weights on, density 10%, round 0, step 0)
+    Attached(tenth: 819 of 8192 prunable weights active, density 10%, round 0, step 0)
     """
 
     name: str
     start: Pick
-    """Chooses the first masks among all switchable weights."""
+    """Selects the initial masks from all prunable weights."""
     start_density: float | None = None
-    """None: the smallest of 1, 2, 3, 5% that leaves at most 5% of the units isolated, or a lower `target_density`."""
+    """None: the lowest of 1, 2, 3, 5% that isolates at most 5% of the units, capped at `target_density`."""
     target_density: float | None = None
-    """Where growth ends, if that is known. The schedule sees to that; the field keeps the start from lying above."""
+    """Where growth ends, if known; the schedule enforces it, this field caps the start density."""
     grow: Pick | None = None
     drop: Pick | None = None
     schedule: Schedule = never
     clock: Literal["round", "step"] = "round"
-    """When the schedule is asked: at each observation, or before each optimizer step."""
+    """When the schedule is called: at each observation, or before each optimizer step."""
     update: UpdateMasks | None = None
-    """Gives the next masks as a whole, instead of `drop` and `grow`."""
+    """Returns the next masks as a whole, instead of `drop` and `grow`."""
     init_state: Callable[[NetworkView], MethodState] | None = None
-    """Returns what the method remembers at first; called once the start masks are on."""
+    """Creates the method's state after the initial masks are applied."""
     on_gradients: Callable[[NetworkView], None] | None = None
-    """Sees the dense gradients of every step before they are masked, and writes to tensors of `Net.memory` in place. So
-    that it can be captured, it may neither branch on values nor rebind anything."""
+    """Receives the dense gradients of every step before they are masked, and updates tensors of the method's state in
+    place. It may run inside a CUDA graph, so it must neither branch on values nor rebind tensors."""
     weights: LatentWeights | None = None
-    """For methods that train hidden weights, from which those of the network are made."""
+    """For methods that train latent weights from which those of the network are derived."""
     skip_step_on_update: bool = False
-    """A change takes the place of the optimizer's step."""
+    """Skip the optimizer step on mask-update steps."""
     after_update: AfterUpdate = "keep"
-    """After a change at an observation: train on, train on with empty optimizer state, or go back to the weights of
-    `rewind_step`."""
+    """After an update between rounds: train on, reset the optimizer state, or rewind to the weights of `rewind_step`
+    and reset the optimizer state."""
     rewind_step: int = 0
     needs: frozenset[Need] = frozenset()
-    """What its picks read; `attach` refuses to start without it."""
+    """What the method reads; `attach` raises if it is not available."""
     cost: Cost = "sparse"
-    """What a training sample costs, see `flops.Cost`."""
-
-    def due(self, progress: Progress) -> MaskUpdate | None:
-        """The change that the schedule asks for; None if it asks for none, or for one that would change nothing."""
-        change = self.schedule(progress)
-        if change is None or (self.update is None and not change.num_drop and not change.num_grow):
-            return None
-        return change
+    """FLOPs of a training sample, see `pathgrow.graph.flops`."""
 
     def __post_init__(self) -> None:
-        if self.start_density is not None and not 0 < self.start_density <= 1:
-            raise UserError(
-                f"start_density {self.start_density!r} was given, a density in (0, 1] is wanted: "
-                "give for example 0.05, or None to have one chosen"
-            )
         start, target = self.start_density, self.target_density
-        if start is not None and target is not None and start > target:
+        if start is not None:
+            require_density("start_density", start)
+            if target is not None and start > target:
+                raise UserError(f"start_density must be <= target_density, got {start:g} > {target:g}")
+
+    def growing(
+        self, *, gamma: float | None = None, start_density: float | None = None, target_density: float | None = None
+    ) -> Method:
+        """This growth method with other growth settings; None keeps the method's own.
+
+        A method with `grow` and no schedule of its own grows by `GrowEachRound`.
+
+        >>> from pathgrow import methods
+        >>> methods.create("gcg", gamma=1.0).growing(target_density=0.3).schedule
+        GrowEachRound(gamma=1.0, target_density=0.3)
+        """
+        if self.grow is None:
+            raise UserError(f"method {self.name!r} does not grow; use a growth method such as 'gcg'")
+        given = {"gamma": gamma, "target_density": target_density}
+        changes = {name: value for name, value in given.items() if value is not None}
+        schedule = GrowEachRound(target_density=self.target_density) if self.schedule is never else self.schedule
+        if isinstance(schedule, GrowEachRound):
+            schedule = dataclasses.replace(schedule, **changes)
+        elif changes:
+            raise UserError(f"method {self.name!r} has its own schedule and does not take {', '.join(changes)}")
+        return dataclasses.replace(
+            self,
+            schedule=schedule,
+            start_density=self.start_density if start_density is None else start_density,
+            target_density=self.target_density if target_density is None else target_density,
+        )
+
+    def due(self, progress: Progress) -> MaskUpdate | None:
+        """The mask update that is due now, or None."""
+        update = self.schedule(progress)
+        if update is None or (self.update is None and not update.num_drop and not update.num_grow):
+            return None
+        return update
+
+    def next_masks(self, net: NetworkView, update: MaskUpdate, progress: Progress, draw: torch.Generator) -> Masks:
+        """The masks after an update: those of `self.update`, or the old ones after `drop` and then `grow`.
+
+        `grow` may select a weight that was just dropped; it was never pruned and keeps its value.
+        """
+        masks = net.masks
+        if self.update is not None:
+            updated = self.update(net, update, progress, draw)
+            num_expected = masks.num_on - update.num_drop + update.num_grow
+            if updated.num_on != num_expected:
+                raise UserError(
+                    f"update() of method {self.name!r} must leave {num_expected} active weights, got {updated.num_on}"
+                )
+            return updated
+        if update.num_drop:
+            masks = masks - self.pick("drop", net, masks.present(), update.num_drop, draw)
+        if update.num_grow:
+            masks = masks | self.pick("grow", net, masks.missing(), update.num_grow, draw)
+        return masks
+
+    def pick(
+        self,
+        part: Literal["start", "drop", "grow"],
+        net: NetworkView,
+        candidates: Masks,
+        count: int,
+        draw: torch.Generator,
+    ) -> Masks:
+        """The positions that one of the method's picks selects, checked: methods may be user code."""
+        pick: Pick | None = getattr(self, part)
+        if pick is None:
+            raise UserError(f"method {self.name!r} has no {part!r} pick, but {count} weights must be picked")
+        picked = pick(net, candidates, count, draw).present()
+        num_invalid = (picked - candidates).num_on
+        if picked.num_on != count or num_invalid:
             raise UserError(
-                f"start_density {start:g} is above the density to grow to, {target:g}, "
-                "but growth only adds weights: start lower"
+                f"{part}() of method {self.name!r} must pick exactly {count} candidates, got {picked.num_on} positions "
+                f"of which {num_invalid} are not candidates"
             )
+        return picked
+
+
+@dataclass(frozen=True)
+class ByScore:
+    """Pick that scores every position and passes the scores to a sampler."""
+
+    score: Score
+    sampler: Sampler
+
+    def __call__(self, net: NetworkView, candidates: Masks, count: int, generator: torch.Generator) -> Masks:
+        with warnings.catch_warnings():
+            # Near full density the last missing weights belong to units that no path reaches yet; that is expected.
+            warnings.simplefilter("ignore", sampling.ZeroScores)
+            return self.sampler(self.score(net), candidates, count, generator)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoringCost:
+    """What scoring a network for a mask update took; `pathgrow.graph.flops` converts it to FLOPs."""
+
+    num_path_passes: int = 0
+    """Forward and backward passes of one sample for path scores."""
+    num_gradient_samples: int = 0
+    """Samples for loss gradients, beside those of training steps."""
+    num_hessian_samples: int = 0
+    """Samples for Hessian-vector products."""
+
+
+class NetworkView:
+    """A network at one moment, as picks see it; everything but `method_state` is read-only.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Pruned weights hold zero.
+    masks : Masks
+        The current masks.
+    scope : Masks
+        True where a weight is prunable.
+    example_input : optional
+        A sample input, for path scores.
+    gradients : callable, optional
+        Returns the dense loss gradients by name and the number of samples they took; called at most once.
+    seed : int
+        Seed of the run, for random numbers drawn where no generator is passed (`Method.init_state`).
+    method_state : dict, optional
+        The state of the method.
+    optimizer : Optimizer, optional
+        For learning rates and momentum.
+    loss, batches : optional
+        `loss(model, batch)` and training batches, for picks that need more than gradients.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        masks: Masks,
+        scope: Masks,
+        example_input: Any = None,
+        gradients: Callable[[], tuple[Mapping[str, Tensor], int]] | None = None,
+        *,
+        seed: int = 0,
+        method_state: MethodState | None = None,
+        optimizer: Optimizer | None = None,
+        loss: Loss | None = None,
+        batches: Batches | None = None,
+    ) -> None:
+        self.model = model
+        self.masks = masks
+        self.scope = scope
+        self.example_input = example_input
+        self.seed = seed
+        self.method_state: MethodState = method_state if method_state is not None else {}
+        self.optimizer = optimizer
+        self.loss = loss
+        self.batches = batches
+        self.scoring_cost = ScoringCost()
+        self._compute_gradients = gradients
+        self._cache: dict[str, Any] = {}
+
+    def charge(self, *, path_passes: int = 0, gradient_samples: int = 0, hessian_samples: int = 0) -> None:
+        """Add to `scoring_cost` what a pick computed without the methods below."""
+        before = self.scoring_cost
+        self.scoring_cost = ScoringCost(
+            num_path_passes=before.num_path_passes + path_passes,
+            num_gradient_samples=before.num_gradient_samples + gradient_samples,
+            num_hessian_samples=before.num_hessian_samples + hessian_samples,
+        )
+
+    def weights(self) -> dict[str, Tensor]:
+        """The prunable weight tensors by name."""
+        return {name: tensor.detach() for name, tensor in self.model.named_parameters() if name in self.masks}
+
+    # Each of these is computed and charged at most once, when first called.
+
+    def path_scores(self) -> Mapping[str, Tensor]:
+        """For every position, active or not: the total weight of the paths that run, or would run, through it."""
+        return self._once("path_scores", lambda: self._path_pass(paths.path_scores))
+
+    def trace_gains(self) -> Mapping[str, Tensor]:
+        """The same for squared weights: how much a new position adds to the trace of the path kernel."""
+        return self._once("trace_gains", lambda: self._path_pass(paths.trace_gains))
+
+    def gradients(self) -> Mapping[str, Tensor]:
+        """Magnitude of the loss gradient at every position, active or not."""
+        return self._once("gradients", lambda: {name: g.abs() for name, g in self.signed_gradients().items()})
+
+    def signed_gradients(self) -> Mapping[str, Tensor]:
+        """The loss gradient at every position, active or not."""
+        return self._once("signed_gradients", self._gradient_pass)
+
+    def probe_gradients(self, seed: int) -> Mapping[str, Tensor]:
+        """Loss gradients over a batch drawn for this call, for picks that observe layers through hooks meanwhile."""
+        if self.loss is None or self.batches is None:
+            raise UserError(
+                "this method runs batches through the model; pass attach(loss=..., batches=...), "
+                "and list 'data' in `needs` of a custom method"
+            )
+        gradients, num_samples = loss_gradients(self.model, list(self.masks), self.loss, self.batches, seed)
+        self.charge(gradient_samples=num_samples)
+        return gradients
+
+    def _once(self, name: str, compute: Callable[[], T]) -> T:
+        if name not in self._cache:
+            self._cache[name] = compute()
+        result: T = self._cache[name]
+        return result
+
+    def _path_pass(self, scores: Callable[[nn.Module, Any, Masks], Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
+        self.charge(path_passes=1)
+        return scores(self.model, self.example_input, self.masks)
+
+    def _gradient_pass(self) -> Mapping[str, Tensor]:
+        if self._compute_gradients is None:
+            raise UserError(
+                "this method needs loss gradients; pass attach(loss=..., batches=...), "
+                "and list 'gradients' in `needs` of a custom method"
+            )
+        gradients, num_samples = self._compute_gradients()
+        self.charge(gradient_samples=num_samples)
+        return gradients
+
+
+def count_at(density: float, num: int) -> int:
+    """How many of `num` weights are active at a density; at least one.
+
+    >>> count_at(0.096, 100), count_at(0.001, 100)
+    (10, 1)
+    """
+    return max(1, round(density * num))
+
+
+def floor_of(value: float) -> int:
+    """Round down, with a tolerance: 0.29 * 100 is 28.999999999999996 and counts as 29."""
+    return math.floor(value + 1e-6)
+
+
+def require_density(name: str, density: float) -> None:
+    """Raise a `UserError` unless a value is a density."""
+    require(0 < density <= 1, name, density, "in (0, 1]", 0.1)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pathgrow.methods.method import Method
+from pathgrow.methods.method import Method, require_density
 from pathgrow.methods.picks import by_walks
-from pathgrow.methods.schedules import require_density
 
 
 def phew(*, density: float = 0.1) -> Method:

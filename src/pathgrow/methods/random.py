@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from pathgrow.methods.allocation import RandomByLaw
-from pathgrow.methods.method import Method
+from pathgrow.methods.method import Method, require_density
 from pathgrow.methods.picks import at_random
-from pathgrow.methods.schedules import require_density
 
 
 def random(*, density: float = 0.1, allocation: str = "plain") -> Method:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pathgrow.methods.method import Method
+from pathgrow.methods.method import GrowEachRound, Method
 from pathgrow.methods.picks import at_random, by_walks
-from pathgrow.methods.schedules import GrowEachRound
 
 
 def random_growth(

@@ -15,10 +15,7 @@ from torch import Tensor
 
 from pathgrow.errors import UserError
 from pathgrow.masks import Masks
-from pathgrow.methods.method import MaskUpdate, Progress
-from pathgrow.methods.picks import Score
-from pathgrow.methods.schedules import floor_of
-from pathgrow.methods.view import NetworkView
+from pathgrow.methods.method import MaskUpdate, NetworkView, Progress, Score, floor_of
 
 Rate = Callable[[int], float]
 """Share of the present weights to drop at a step."""

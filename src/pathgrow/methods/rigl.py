@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathgrow.methods.allocation import RandomByLaw
-from pathgrow.methods.method import Method
+from pathgrow.methods.method import Method, NetworkView
 from pathgrow.methods.rewire import RewireLayers
 from pathgrow.methods.schedules import Cosine, RewireEvery
-from pathgrow.methods.view import NetworkView
 
 
 def rigl(

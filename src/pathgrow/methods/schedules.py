@@ -6,39 +6,7 @@ import math
 from dataclasses import dataclass
 
 from pathgrow.errors import UserError, is_number
-from pathgrow.methods.method import MaskUpdate, Progress
-
-
-@dataclass(frozen=True, kw_only=True)
-class GrowEachRound:
-    """Add the share `gamma` of the weights that are on, round by round, up to a target or to the last weight.
-
-    A quarter undoes one step of iterative pruning by a fifth: 1.25 * 0.8 = 1. The last step is cut to end on a target.
-
-    >>> GrowEachRound(gamma=0.25)(Progress(round=0, step=0, num_on=10, num=100))
-    Change(num_drop=0, num_grow=2)
-    >>> GrowEachRound(gamma=0.25, target_density=0.11)(Progress(round=0, step=0, num_on=10, num=100))
-    Change(num_drop=0, num_grow=1)
-    """
-
-    gamma: float = 0.25
-    target_density: float | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 < self.gamma < math.inf:
-            raise UserError(f"gamma {self.gamma!r} was given, a share above 0 is wanted: give for example 0.25")
-        if self.target_density is not None and not 0 < self.target_density <= 1:
-            raise UserError(
-                f"target_density {self.target_density!r} was given, a density in (0, 1] is wanted: "
-                "give for example 0.2, or None for no target"
-            )
-
-    def __call__(self, progress: Progress) -> MaskUpdate | None:
-        ceiling = progress.num if self.target_density is None else count_at(self.target_density, progress.num)
-        num_left = ceiling - progress.num_on
-        if num_left <= 0:
-            return None
-        return MaskUpdate(num_grow=min(max(1, floor_of(self.gamma * progress.num_on)), num_left))
+from pathgrow.methods.method import MaskUpdate, Progress, count_at, floor_of, require_density
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +14,7 @@ class PruneEachRound:
     """Take away `share` of what is left, round by round, down to a density; the last step is cut to end on it.
 
     >>> PruneEachRound(density=0.1)(Progress(round=1, step=0, num_on=800, num=1000))
-    Change(num_drop=160, num_grow=0)
+    MaskUpdate(num_drop=160, num_grow=0)
     """
 
     density: float
@@ -74,7 +42,7 @@ class PruneCubically:
     >>> schedule.density_at(0), schedule.density_at(500)
     (1.0, 0.1)
     >>> schedule(Progress(round=0, step=500, num_on=107, num=1000))
-    Change(num_drop=7, num_grow=0)
+    MaskUpdate(num_drop=7, num_grow=0)
     """
 
     density: float
@@ -198,26 +166,6 @@ def interval(every: int | None, *, published: int, of_steps: int, num_steps: int
     """
     require_steps(1 if every is None else every, num_steps)
     return max(1, round(published * min(num_steps, of_steps) / of_steps)) if every is None else int(every)
-
-
-def count_at(density: float, num: int) -> int:
-    """How many of `num` weights a density stands for: at least one.
-
-    >>> count_at(0.096, 100), count_at(0.001, 100)
-    (10, 1)
-    """
-    return max(1, round(density * num))
-
-
-def floor_of(value: float) -> int:
-    """The whole number below; 0.29 * 100 is 28.999999999999996, and a product that means a whole number gives it."""
-    return math.floor(value + 1e-6)
-
-
-def require_density(name: str, density: float) -> None:
-    """Refuse what is no density."""
-    if not 0 < density <= 1:
-        raise UserError(f"{name} {density!r} was given, a density in (0, 1] is wanted: give for example 0.1")
 
 
 def require_steps(every: int, num_steps: int) -> None:

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from pathgrow.masks import Masks
 from pathgrow.methods.allocation import RandomByLaw
-from pathgrow.methods.method import MaskUpdate, Method, MethodState, Progress
+from pathgrow.methods.method import MaskUpdate, Method, MethodState, NetworkView, Progress
 from pathgrow.methods.rewire import Rate, apportioned, count, largest, present, with_present
 from pathgrow.methods.schedules import Cosine, RewireEvery, interval
-from pathgrow.methods.view import NetworkView
 
 _MOMENTUM = 0.9
 _NEARLY_DENSE = 0.2

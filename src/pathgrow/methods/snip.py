@@ -5,10 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from pathgrow.masks.sampling import top_k
-from pathgrow.methods.method import Method
-from pathgrow.methods.picks import ByScore
-from pathgrow.methods.schedules import require_density
-from pathgrow.methods.view import NetworkView
+from pathgrow.methods.method import ByScore, Method, NetworkView, require_density
 
 
 def snip(*, density: float = 0.1) -> Method:

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from pathgrow.errors import UserError
 from pathgrow.masks import Masks
-from pathgrow.methods.method import Method, MethodState
+from pathgrow.methods.method import Method, MethodState, NetworkView
 from pathgrow.methods.picks import everything
 from pathgrow.methods.schedules import require_steps
-from pathgrow.methods.view import NetworkView
 
 AWAKE = -5.0
 """An s from which on its gradient counts: the threshold is 0.007, a few percent of a usual weight."""

@@ -11,9 +11,7 @@ from pathgrow.errors import UserError
 from pathgrow.graph.paths import signals
 from pathgrow.masks import Masks
 from pathgrow.masks.sampling import top_k
-from pathgrow.methods.method import Method
-from pathgrow.methods.schedules import require_density
-from pathgrow.methods.view import NetworkView
+from pathgrow.methods.method import Method, NetworkView, require_density
 
 
 def synflow(*, density: float = 0.1, num_iterations: int = 100) -> Method:

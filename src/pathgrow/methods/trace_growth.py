@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from pathgrow.masks.sampling import sample_proportional
-from pathgrow.methods.method import Method
-from pathgrow.methods.picks import ByScore, by_walks
-from pathgrow.methods.schedules import GrowEachRound
-from pathgrow.methods.view import NetworkView
+from pathgrow.methods.method import ByScore, GrowEachRound, Method, NetworkView
+from pathgrow.methods.picks import by_walks
 
 
 def trace_growth(

@@ -27,8 +27,8 @@ from pathgrow.errors import UserError, is_int, is_number, require, unknown_name
 from pathgrow.graph import trace
 from pathgrow.graph.flops import forward_macs
 from pathgrow.graph.scope import PRESETS
+from pathgrow.methods.gradients import Batches, Loss
 from pathgrow.methods.method import Method
-from pathgrow.methods.view import Batches, Loss
 from pathgrow.runs.callback import Callback
 from pathgrow.runs.records import Record
 from pathgrow.runs.spent import like, spent

@@ -12,8 +12,7 @@ from typing import Any
 
 from pathgrow.density import words
 from pathgrow.errors import is_number
-from pathgrow.methods.method import Method, Progress
-from pathgrow.methods.schedules import count_at
+from pathgrow.methods.method import Method, Progress, count_at
 from pathgrow.runs.bench import Bench, moves
 
 _FEW_CHANGES = 5

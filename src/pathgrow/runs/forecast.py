@@ -13,8 +13,7 @@ from functools import cache
 
 from pathgrow.graph.flops import forward_macs, sample_flops
 from pathgrow.masks import Masks
-from pathgrow.methods.method import MaskUpdate, Method, Progress
-from pathgrow.methods.schedules import count_at
+from pathgrow.methods.method import MaskUpdate, Method, Progress, count_at
 from pathgrow.runs.bench import Bench, grows
 from pathgrow.runs.config import DiscoverOptions
 

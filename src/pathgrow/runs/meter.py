@@ -16,9 +16,7 @@ import torch
 from pathgrow.graph import Graph
 from pathgrow.graph.flops import forward_macs, sample_flops
 from pathgrow.masks import Masks
-from pathgrow.methods.method import Cost, MaskUpdate, Method, MethodState, Progress
-from pathgrow.methods.view import NetworkView
-from pathgrow.sparse.update import updated_masks
+from pathgrow.methods.method import Cost, MaskUpdate, Method, MethodState, NetworkView, Progress
 
 _NOTES = "price"
 
@@ -35,7 +33,7 @@ def metered(method: Method, graph: Graph) -> Method:
         return {**own, _NOTES: _noted({}, graph, net.masks, since=0, changed=-1, reading=0)}
 
     def update(net: NetworkView, change: MaskUpdate, progress: Progress, draw: torch.Generator) -> Masks:
-        masks = updated_masks(method, net, change, progress, draw)
+        masks = method.next_masks(net, change, progress, draw)
         # On a step clock the masks change after the backward pass: this step's batch has seen the old ones.
         since = progress.step + (method.clock == "step")
         before, cost = net.method_state[_NOTES], net.scoring_cost

@@ -21,8 +21,7 @@ from torch.optim import Optimizer
 
 from pathgrow.errors import RunFailed
 from pathgrow.masks import Masks
-from pathgrow.methods.method import MaskUpdate, Method, MethodState, Progress
-from pathgrow.methods.view import NetworkView
+from pathgrow.methods.method import MaskUpdate, Method, MethodState, NetworkView, Progress
 from pathgrow.sparse.attach import Attached
 from pathgrow.trainer import Trainer
 from pathgrow.trainer.interface import Job

@@ -23,7 +23,7 @@ from pathgrow.graph.sample_counter import counting
 from pathgrow.report.schema import Score
 from pathgrow.rng import derive
 from pathgrow.sparse.attach import Attached
-from pathgrow.sparse.checks import parse_evaluation
+from pathgrow.sparse.hooks import parse_evaluation
 from pathgrow.sparse.partial import PREFIX, Partial
 from pathgrow.sparse.snapshot import digest
 from pathgrow.trainer.interface import Evaluate, Fit, Job, JobTrainer
@@ -233,7 +233,7 @@ class Phases:
 
     def score(self, attached: Attached, stage: str, part: int = 0, evaluate: Evaluate | None = None) -> Score:
         """The network's score now, by the user's evaluation or by another one."""
-        weights = attached.averaged() if self._average else nullcontext()
+        weights = attached.ema_weights() if self._average else nullcontext()
         with weights, seeded(self._seed, stage, "evaluate", part):
             value = (evaluate or self._evaluate)(attached.model)
             score, loss = self._comm.broadcast_from_rank0(lambda: parse_evaluation(value, f"evaluate in stage {stage}"))

@@ -10,7 +10,8 @@ from pathgrow.errors import UserError
 from pathgrow.graph.flops import forward_macs, start_flops
 from pathgrow.runs.bench import Bench
 from pathgrow.runs.forecast import Standing, Stretch, cost_by_epochs, nearest, price_of, stretches
-from pathgrow.sparse.update import decide_on_rank0, start_masks
+from pathgrow.sparse.attach import start_masks
+from pathgrow.sparse.method_state import decide_on_rank0
 
 _STAGE = "plan"
 

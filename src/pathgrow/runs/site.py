@@ -21,7 +21,7 @@ from pathgrow.runs.config import DiscoverOptions
 from pathgrow.runs.phases import Phases, Trained
 from pathgrow.runs.records import Record, Stages
 from pathgrow.sparse.attach import Attached, attach
-from pathgrow.sparse.ema import Averaging
+from pathgrow.sparse.ema import EMA
 from pathgrow.sparse.networks import copy_pair
 from pathgrow.sparse.optimizer_state import weights_and_buffers
 from pathgrow.trainer.interface import Evaluate, Fit
@@ -81,7 +81,7 @@ class Site:
             loss=self.options.loss,
             batches=self.options.batches,
             seed=self.seed,
-            average=Averaging() if self.options.observe == "average" else None,
+            ema=EMA() if self.options.observe == "average" else None,
             comm=self.comm,
         )
 

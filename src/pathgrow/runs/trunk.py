@@ -16,6 +16,7 @@ from pathgrow.graph.flops import growth_flops
 from pathgrow.graph.topology import GLOBAL_LIMIT, Topology, measure
 from pathgrow.masks import Masks
 from pathgrow.methods import fixed
+from pathgrow.methods.method import GrowEachRound, Progress
 from pathgrow.runs.phases import Trained
 from pathgrow.runs.records import Record, Work
 from pathgrow.runs.site import Site
@@ -53,7 +54,9 @@ class Trunk:
     def next_size(self) -> int:
         """Weights that are on after one more full growth step."""
         num_on = self.rounds[-1].num_on
-        return min(self.num, num_on + max(1, int(self._site.options.gamma * num_on)))
+        progress = Progress(round=len(self.rounds), step=0, num_on=num_on, num=self.num)
+        growth = GrowEachRound(gamma=self._site.options.gamma)(progress)
+        return num_on + (growth.num_grow if growth is not None else 0)
 
     def advance_(self, num_on: int | None = None) -> Record:
         """Visit the next round, by a full growth step or at the given number of weights."""

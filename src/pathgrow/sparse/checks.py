@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,12 +13,10 @@ from torch.optim import Optimizer
 from pathgrow import methods
 from pathgrow.density import rules
 from pathgrow.density.types import Rule
-from pathgrow.errors import RunFailed, UserError
+from pathgrow.errors import UserError
 from pathgrow.masks import Masks
+from pathgrow.methods.gradients import Batches, Loss
 from pathgrow.methods.method import Method
-from pathgrow.methods.view import Batches, Loss
-
-Metric = float | Tensor | tuple[float | Tensor, float | Tensor]
 
 
 def unwrapped(optimizer: Any) -> Optimizer:
@@ -115,22 +112,3 @@ def check_needs(method: Method, loss: Loss | None, batches: Batches | None) -> N
         raise UserError(
             f"method {method.name!r} reads loss gradients: give attach both loss=f(model, batch) and batches=loader"
         )
-
-
-def parse_evaluation(value: Any, source: str = "evaluate") -> tuple[float, float | None]:
-    """Return an evaluation result as (score, loss); the loss is None if the result is a single number.
-
-    >>> parse_evaluation(0.9), parse_evaluation((torch.tensor(0.5), 0.3))
-    ((0.9, None), (0.5, 0.3))
-    """
-    parts = value if isinstance(value, tuple | list) else (value,)
-    try:
-        numbers = [float(part) for part in parts]
-    except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor with more than one element
-        numbers = []
-    if len(numbers) not in (1, 2):
-        raise UserError(f"{source}: expected a score or a pair (score, loss), got {value!r}")
-    for name, number in zip(("score", "loss"), numbers, strict=False):
-        if not math.isfinite(number):
-            raise RunFailed(f"{source}: the {name} is {number}, training has diverged; lower the learning rate")
-    return numbers[0], numbers[1] if len(numbers) == 2 else None

@@ -1,31 +1,35 @@
-"""The tensor side of sparsity: keep what is off at zero, in weights, gradients and optimizer state.
+"""What is written around an optimizer step: zeros at pruned positions, in weights, gradients and optimizer state.
 
-Every function writes in place and does nothing else: no branch depends on a value in a tensor, nothing waits for the
-device, no memory is rebound. A training step captured in a CUDA graph, which runs no Python hooks, can therefore hold
-these very calls, while the clock that decides on changes (`live`) stays outside and edits `keep` between replays.
+The masking functions write in place and do nothing else: no branch depends on a value in a tensor, nothing waits for
+the device, no memory is rebound. A CUDA-graph training step, which runs no Python hooks, can therefore contain these
+very calls, while the schedule (`hooks`) stays outside and edits `keep` between replays.
 
-`keep` is the mask as ones and zeros, in integers as wide as the numbers of the weight, and the bits of what is masked
-are multiplied by it as integers. This gives a true zero even where a gradient overflowed (0 * inf is NaN, and would
-stay NaN), and does not touch what is on. Filling under a mask takes four times as long on a CPU, and on a GPU it cannot
-be done for all tensors in one launch. The price is the memory of one more copy of the weights.
+`keep` is the mask as ones and zeros, in integers as wide as the weights, and what is masked is multiplied by it bitwise
+as integers. This gives a true zero even where a gradient overflowed (0 * inf is NaN, and would stay NaN), and does not
+touch active weights. Filling under a mask takes four times as long on a CPU, and on a GPU it cannot be done for all
+tensors in one launch. The price is the memory of one more copy of the weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from pathgrow.errors import UserError
+
 Parameters = Mapping[str, Parameter]
 Tensors = Mapping[str, Tensor]
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def keep_tensors(parameters: Parameters, masks: Tensors) -> dict[str, Tensor]:
-    """Masks as integers: one where a weight is on, zero where it is off, laid out as the weights are."""
+    """Masks as integers: one where a weight is active, zero where it is pruned, in the memory layout of the weights."""
     keep = {
         name: torch.empty_like(parameters[name], dtype=_INTEGERS[parameters[name].itemsize], requires_grad=False)
         for name in masks
@@ -42,29 +46,29 @@ def set_keep_(keep: Tensors, masks: Tensors) -> None:
 
 @torch.no_grad()
 def mask_(tensor: Tensor, keep: Tensor) -> None:
-    """Zero the entries that are off, whatever they hold."""
+    """Zero the pruned entries, whatever they hold."""
     bits = tensor.view(_INTEGERS[tensor.itemsize])
-    bits.mul_(keep.to(bits.dtype))  # optimizers may keep state in wider numbers than weights
+    bits.mul_(keep.to(bits.dtype))  # optimizer state may have a wider dtype than the weights
 
 
 def mask_gradients_(parameters: Parameters, keep: Tensors) -> None:
-    """Zero the gradients of weights that are off; parameters without a gradient are passed over."""
+    """Zero the gradients of pruned weights; parameters without a gradient are skipped."""
     _mask_all_((gradient, ones) for name, ones in keep.items() if (gradient := parameters[name].grad) is not None)
 
 
 def mask_weights_(parameters: Parameters, keep: Tensors) -> None:
-    """Zero the weights that are off."""
+    """Zero the pruned weights."""
     _mask_all_((parameters[name], ones) for name, ones in keep.items())
 
 
 def mask_optimizer_state_(optimizer: Optimizer, parameters: Parameters, keep: Tensors) -> None:
-    """Zero the optimizer's state at weights that are off.
+    """Zero the optimizer state of pruned weights.
 
-    In SGD, Adam and most others masked gradients are enough to keep it at zero, but not in all (Adamax adds an epsilon,
-    Rprop keeps a step size), and not after a dense checkpoint was loaded. Counters such as Adam's `step` belong to the
-    tensor as a whole and stay.
+    For SGD, Adam and most others masked gradients keep it at zero, but not for all (Adamax adds an epsilon, Rprop keeps
+    a step size), and not after a dense checkpoint was loaded. Counters such as Adam's `step` belong to the whole tensor
+    and stay.
     """
-    _mask_all_((slot, ones) for name, ones in keep.items() for slot in _slots(optimizer, parameters[name]))
+    _mask_all_((state, ones) for name, ones in keep.items() for state in _state_tensors(optimizer, parameters[name]))
 
 
 @torch.no_grad()
@@ -82,11 +86,85 @@ def _mask_all_(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
         torch._foreach_mul_(bits, ones)
 
 
-def _slots(optimizer: Optimizer, parameter: Parameter) -> Iterator[Tensor]:
+def _state_tensors(optimizer: Optimizer, parameter: Parameter) -> Iterator[Tensor]:
     """State with one entry per weight: momentum, first and second moments, their running maximum."""
-    # `state` makes an entry for whatever it is asked for: asking must not give a parameter an empty state.
+    # `state` is a defaultdict: looking a parameter up must not give it an empty state.
     if parameter not in optimizer.state:
         return
     for value in optimizer.state[parameter].values():
         if isinstance(value, Tensor) and value.is_floating_point() and value.shape == parameter.shape:
             yield value
+
+
+# A hook runs before the closure of a step has computed the gradients, and before a fused optimizer has unscaled them
+# and skipped the step if they overflowed. A method that uses gradients there has to do both first.
+
+
+def call_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+    """Call the closure of a step; returns arguments that pass its loss on to the optimizer, or None without a closure.
+
+    `args` starts with the optimizer, as in step hooks.
+    """
+    closure = kwargs.get("closure") if len(args) < 2 else args[1]
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        losses = [closure()]
+
+    def called_once() -> Any:
+        if not losses:
+            raise UserError(
+                "this optimizer calls its closure several times per step (L-BFGS), but the attached method updates "
+                "masks or weights once per step; use SGD or Adam, or a method that updates masks between rounds"
+            )
+        return losses.pop()
+
+    return ((args[0], called_once, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": called_once})
+
+
+@torch.no_grad()
+def unscale_(optimizer: Any) -> bool:
+    """Unscale the gradients for a fused optimizer; returns whether they overflowed, so that it skips the step.
+
+    `GradScaler` does both itself for other optimizers. Waits for the device with fused ones only.
+    """
+    found_inf, scale = getattr(optimizer, "found_inf", None), getattr(optimizer, "grad_scale", None)
+    if found_inf is not None and bool(found_inf):
+        return True
+    if scale is not None:
+        for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+            if parameter.grad is not None:
+                parameter.grad.mul_(scale.double().reciprocal().to(parameter.grad.device, torch.float32))
+        optimizer.grad_scale = None
+    return False
+
+
+def undo_of(optimizer: Optimizer) -> Callable[[], None]:
+    """Copy everything that an optimizer step writes; the returned function restores it.
+
+    State that the step creates is removed, so that a first step leaves no trace.
+    """
+    weights = [(weight, weight.detach().clone()) for group in optimizer.param_groups for weight in group["params"]]
+    state = {
+        parameter: {key: (value, _copied(value)) for key, value in slots.items()}
+        for parameter, slots in optimizer.state.items()
+    }
+
+    @torch.no_grad()
+    def undo() -> None:
+        for weight, before in weights:
+            weight.copy_(before)
+        for parameter in [parameter for parameter in optimizer.state if parameter not in state]:
+            del optimizer.state[parameter]
+        for parameter, slots in state.items():
+            optimizer.state[parameter].clear()
+            for key, (value, before) in slots.items():
+                optimizer.state[parameter][key] = value.copy_(before) if isinstance(value, Tensor) else before
+
+    return undo
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _copied(item) for key, item in value.items()}
+    return value.detach().clone() if isinstance(value, Tensor) else value

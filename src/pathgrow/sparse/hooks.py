@@ -1,14 +1,16 @@
-"""A network whose masks are enforced at every step: the only writer of live weights, masks and optimizer slots.
+"""A model and an optimizer whose masks are enforced at every step and updated by a method.
 
-`enforce` says what is written; this module says when: at each change of the masks and around each optimizer step,
-through the optimizer's own hooks or by an engine that makes the same calls itself.
+`MaskedOptimizer` is the only writer of live weights, masks and optimizer state. `enforce` says what is written; this
+module says when: around each optimizer step, through the optimizer's own hooks or by a training engine that makes the
+same calls itself, and at each mask update.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,98 +20,218 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from pathgrow.distributed.comm import Communicator
-from pathgrow.errors import UserError
+from pathgrow.density.types import Answer, Curve, Grow, Point, Probe, Rule, Stop, Verdict
+from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator
+from pathgrow.errors import RunFailed, UserError
 from pathgrow.masks import Masks
-from pathgrow.methods.method import MaskUpdate, Method, MethodState, Progress
-from pathgrow.methods.view import Batches, Loss, NetworkView, ScoringCost, loss_gradients, mean_gradients
+from pathgrow.methods.gradients import Batches, Loss, loss_gradients, mean_gradients
+from pathgrow.methods.method import MaskUpdate, Method, MethodState, NetworkView, Progress, ScoringCost, never
 from pathgrow.rng import derive, generator
-from pathgrow.sparse import enforce, optimizer_state, stepping
-from pathgrow.sparse.ema import Averaging, WeightAverage
-from pathgrow.sparse.update import decide_on_rank0, updated_masks
+from pathgrow.sparse import enforce, optimizer_state
+from pathgrow.sparse.ema import EMA, WeightEMA
+from pathgrow.sparse.method_state import decide_on_rank0, shared_
 
-
-@dataclass(frozen=True, kw_only=True)
-class Parts:
-    """What a network in training is made of, see `attach`; all of it checked."""
-
-    model: nn.Module
-    optimizer: Optimizer
-    method: Method
-    example_input: Any
-    masks: Masks
-    """To start with."""
-    scope: Masks
-    parameters: dict[str, Parameter]
-    """The weights that the scope is about, by name."""
-    loss: Loss | None
-    batches: Batches | None
-    seed: int
-    average: Averaging | None
-    comm: Communicator
+Metric = float | Tensor | tuple[float | Tensor, float | Tensor]
 
 
 class MaskedOptimizer:
-    """Model, optimizer, method and masks, and the clock that brings them together."""
+    """Model, optimizer, method and masks, and the clock of rounds and steps; made by `pathgrow.attach`."""
 
-    def __init__(self, parts: Parts) -> None:
-        self.model = parts.model
-        self.optimizer = parts.optimizer
-        self.method = parts.method
-        self.scope = parts.scope
-        self._masks = parts.masks
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        method: Method,
+        masks: Masks,
+        *,
+        scope: Masks,
+        parameters: dict[str, Parameter],
+        rule: Rule,
+        example_input: Any = None,
+        loss: Loss | None = None,
+        batches: Batches | None = None,
+        seed: int = 0,
+        ema: EMA | None = None,
+        comm: Communicator = SINGLE_PROCESS,
+        scoring_cost: ScoringCost | None = None,
+        on_mask_update: Callable[[Any], None] | None = None,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.method = method
+        self.scope = scope
         self.round = 0
-        """Growth steps so far."""
+        """Mask updates between rounds so far."""
         self.step = 0
         """Optimizer steps so far."""
-        self.last_scoring_cost = ScoringCost()
-        """What was read for the last change of the masks; before the first change, for the masks to start with."""
-        self.companions: dict[str, Any] = {}
-        """What an engine made for this attachment, such as a captured step; kept until `detach`."""
-        self._example_input = parts.example_input
-        self._parameters = parts.parameters
-        self._loss = parts.loss
-        self._batches = parts.batches
-        self._seed = parts.seed
-        self._comm = parts.comm
-        self._driven = False
-        # The weights of the first are those that count, also for what a method remembers of them.
+        self.last_scoring_cost = scoring_cost or ScoringCost()
+        """Cost of scoring for the last mask update; before the first one, for the initial masks."""
+        self.engine_cache: dict[str, Any] = {}
+        """What a training engine built for this attachment, such as a CUDA graph; kept until `detach`."""
+        self.method_state: MethodState = {}
+        """State of the method, part of `state_dict`."""
+        self._masks = masks
+        self._parameters = parameters
+        self._rule = rule
+        self._example_input = example_input
+        self._loss = loss
+        self._batches = batches
+        self._seed = seed
+        self._comm = comm
+        self._on_mask_update = on_mask_update
+        self._points: list[Point] = []
+        self._stopped: Stop | None = None
+        self._hooks_disabled = False
+        self._undo_step: Callable[[], None] | None = None
+        self._step_skipped = False
+        """Whether the optimizer is about to skip its step because gradients overflowed."""
+        # All ranks start from the weights of rank 0, also for the state that a method derives from them.
         self._comm.broadcast_([*self.model.parameters(), *self.model.buffers()])
-        # Counted once: a step clock asks at every step, and counting waits for the device.
+        # Counted once: a schedule may be called at every step, and counting waits for the device.
         self._num, self._num_on = self._masks.num, self._masks.num_on
         self._keep = enforce.keep_tensors(self._parameters, self._masks)
-        self.method_state: MethodState = {}
-        """What the method remembers, saved with this attachment."""
-        self._undo: Callable[[], None] | None = None
-        """Takes back a step that is not to count."""
-        self._left_out = False
-        """Whether the optimizer is about to skip its step, because gradients overflowed."""
         self._check_masks()
         if self.method.after_update == "rewind" and self.method.rewind_step == 0:
-            self._remember_weights_()
+            self._save_rewind_point_()
         self._masks.apply_(self.model)
         if self.method.init_state is not None:
-            self.method_state |= self.method.init_state(self._net())
+            self.method_state |= self.method.init_state(self._view())
         enforce.mask_optimizer_state_(self.optimizer, self._parameters, self._keep)
-        self._average = WeightAverage(self.model, parts.average) if parts.average is not None else None
-        self._handles = self._hooked()
+        self._ema = WeightEMA(self.model, ema) if ema is not None else None
+        self._handles = self._register_hooks()
         if self.method.weights is not None:
-            self.method.weights.apply_effective_(self._net())
-            self._read_hidden_masks_()
+            self.method.weights.apply_effective_(self._view())
+            self._read_latent_masks_()
 
     @property
     def masks(self) -> Masks:
-        """What is on now; edited in place, never another object. Where weights are hidden: as if training ended."""
-        self._read_hidden_masks_()
+        """The current masks; always the same object, edited in place."""
+        self._read_latent_masks_()
         return self._masks
 
-    def _hooked(self) -> list[RemovableHandle]:
+    @property
+    def density(self) -> float:
+        """Fraction of the prunable weights that are active."""
+        return self.masks.density
+
+    @property
+    def curve(self) -> Curve:
+        """Everything observed up to the decision to stop."""
+        return Curve(rough=tuple(self._points), can_probe=False, at_ceiling=self._due() is None)
+
+    # Updates between rounds
+
+    def observe(self, metric: Metric) -> Verdict:
+        """Report a validation metric; the network grows here if the density rule says so.
+
+        Parameters
+        ----------
+        metric : float or (float, float)
+            A score (higher is better), or a pair of score and loss.
+
+        Returns
+        -------
+        Verdict
+            `Grow`: the masks have grown by one step of the method's schedule; continue training. `Stop`: the density
+            is settled and the masks are final; training may continue. `reason` says why.
+        """
+        self._check_ema_inactive("observe()")
+        read = partial(parse_evaluation, metric, "observe")
+        score, loss = read() if self._comm.size == 1 else self._comm.broadcast_from_rank0(read)
+        if self._stopped is not None:
+            return self._stopped
+        point = Point(round=self.round, density=self.density, epochs=len(self._points) + 1, score=score, loss=loss)
+        due = self._due()
+        verdict = self._decide(dataclasses.replace(self.curve, rough=(*self._points, point)), due)
+        if isinstance(verdict, Stop):
+            self._stopped = verdict
+        else:
+            assert due is not None
+            self._next_round_(due)
+        # Last, so that an observation whose update failed can be repeated.
+        self._points.append(point)
+        return verdict
+
+    def rule_answer(self) -> Answer:
+        """The density rule's answer for the observations so far."""
+        return self._rule.answer(self.curve)
+
+    def advance_(self) -> bool:
+        """Apply the update that the method's schedule has for this round; returns whether there was one.
+
+        For methods that prune between trainings (IMP), where no density rule decides.
+        """
+        due = self._due() if self.method.clock == "round" else None
+        if due is None:
+            return False
+        self._next_round_(due)
+        return True
+
+    def grow_(self, num: int) -> int:
+        """Add `num` weights with the method's growth pick, or all missing ones if fewer; returns how many.
+
+        New weights are zero, so the network computes the same function as before.
+        """
+        if num < 0:
+            raise UserError(f"grow_() expects a number of weights >= 0, got {num}")
+        count = min(num, self._num - self._num_on)
+        if count:
+            self._next_round_(MaskUpdate(num_grow=count))
+        return count
+
+    def _decide(self, curve: Curve, due: MaskUpdate | None) -> Verdict:
+        method, name = self.method, f"method {self.method.name!r}"
+        if method.clock == "step" or method.weights is not None:
+            return Stop(reason=f"{name} updates its masks during training")
+        if method.grow is None:
+            if due is not None:
+                return Grow(reason=f"the schedule of {name} continues")
+            return Stop(reason=f"the masks of {name} are {'static' if method.schedule is never else 'final'}")
+        verdict = self._rule.decide(curve)
+        if isinstance(verdict, Probe):
+            raise UserError(
+                f"rule {self._rule.name!r} needs to train probes, which attach() cannot do; "
+                "use stop='trajectory' or pathgrow.discover"
+            )
+        if isinstance(verdict, Grow) and due is None:
+            return Stop(reason=f"the schedule of {name} ends at density {self.density:.4g}")
+        return verdict
+
+    def _next_round_(self, update: MaskUpdate) -> None:
+        rewind = self.method.after_update == "rewind"
+        if rewind and "rewind" not in self.method_state:
+            raise UserError(
+                f"method {self.method.name!r} cannot rewind to step {self.method.rewind_step} after {self.step} steps; "
+                "train longer or use a smaller rewind_step"
+            )
+        self._update_masks_(update, self._view(), generator(self._seed, "grow", self.round))
+        self.round += 1
+        if rewind:
+            weights = self.method_state["rewind"]
+            with torch.no_grad():
+                for name, tensor in optimizer_state.weights_and_buffers(self.model):
+                    tensor.copy_(weights[name])
+            if self._ema is not None:
+                self._ema.restart_()
+        if self.method.after_update != "keep":
+            optimizer_state.reset_optimizer_state_(self.optimizer)
+            self._enforce_()
+
+    def _save_rewind_point_(self) -> None:
+        weights = optimizer_state.weights_and_buffers(self.model)
+        self.method_state["rewind"] = {name: tensor.detach().clone() for name, tensor in weights}
+        # Batch-norm statistics differ between ranks: all rewind to those of rank 0, which are saved.
+        self._comm.broadcast_(self.method_state["rewind"][name] for name, _ in self.model.named_buffers())
+
+    # Optimizer hooks
+
+    def _register_hooks(self) -> list[RemovableHandle]:
         handles = [
             self.optimizer.register_step_pre_hook(self._before_step),
             self.optimizer.register_step_post_hook(self._after_step),
         ]
         if self.method.on_gradients is None and self.method.weights is None:
-            # Clipping must see the norm of the gradients that count.
+            # Gradient clipping must see the norm of the masked gradients.
             handles += [
                 parameter.register_post_accumulate_grad_hook(partial(self._mask_gradient_, keep=self._keep[name]))
                 for name, parameter in self._parameters.items()
@@ -119,93 +241,95 @@ class MaskedOptimizer:
 
     def _mask_gradient_(self, parameter: Tensor, *, keep: Tensor) -> None:
         assert parameter.grad is not None
-        # A change reads all of them, and gives weights that it switches on their gradient of this very step.
-        if not self._driven and not self.update_is_due:
+        # A mask update reads dense gradients, and applies those of this step to the weights it grows.
+        if not self._hooks_disabled and not self.update_is_due:
             enforce.mask_(parameter.grad, keep)
 
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> stepping.Arguments | None:
-        if self._driven:
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> enforce.Arguments | None:
+        if self._hooks_disabled:
             return None
-        self._refuse_average("trained")
-        given = None
+        self._check_ema_inactive("optimizer.step()")
+        arguments = None
         if self.method.clock == "step" or self.method.on_gradients is not None or self.method.weights is not None:
-            given = stepping.with_closure_called(args, kwargs)
-            self._left_out = stepping.overflowed_(optimizer)
-        if self._left_out:
-            return given
-        self.watch_()
+            arguments = enforce.call_closure(args, kwargs)
+            self._step_skipped = enforce.unscale_(optimizer)
+        if self._step_skipped:
+            return arguments
+        self.record_gradients_()
         if self.update_masks_if_due_():
-            # A hook cannot keep an optimizer from stepping, but the step can be taken back afterwards.
-            self._undo = optimizer_state.held(self.optimizer)
+            # A hook cannot prevent the optimizer step, but the step can be undone.
+            self._undo_step = enforce.undo_of(self.optimizer)
         self.mask_gradients_()
-        return given
+        return arguments
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._driven:
+        if self._hooks_disabled:
             return
-        if self._left_out:
-            self._left_out = False
+        if self._step_skipped:
+            self._step_skipped = False
             return
-        if self._undo is not None:
-            self._undo()
-            self._undo = None
+        if self._undo_step is not None:
+            self._undo_step()
+            self._undo_step = None
         self.mask_weights_()
-        self.stepped_()
+        self.finish_step_()
 
-    # For engines, whose captured steps run no hooks
+    # For training engines, whose CUDA graphs run no hooks
 
     @contextmanager
-    def driven(self) -> Iterator[None]:
-        """Inside the block the hooks do nothing, and whoever drives the optimizer calls the methods below itself."""
-        self._refuse_average("trained")
-        before, self._driven = self._driven, True
+    def hooks_disabled(self) -> Iterator[None]:
+        """Disable the hooks inside the block; the caller runs the methods below around its optimizer steps."""
+        self._check_ema_inactive("training")
+        before, self._hooks_disabled = self._hooks_disabled, True
         try:
             yield
         finally:
-            self._driven = before
+            self._hooks_disabled = before
 
-    def watch_(self) -> None:
-        """Show the dense gradients to a method that watches those of every step. Can be captured."""
+    def record_gradients_(self) -> None:
+        """Pass the dense gradients to a method that uses those of every step. CUDA-graph safe."""
         if self.method.on_gradients is not None:
-            self.method.on_gradients(self._net(self._gradients_now))
+            self.method.on_gradients(self._view(self._current_gradients))
 
     def update_masks_if_due_(self) -> bool:
-        """Let a method with a step clock change the masks, which may read the dense gradients of the backward pass.
+        """Update the masks if the method's step schedule says so, with the dense gradients of the backward pass.
 
-        Returns whether the change takes the place of the optimizer's step. Cannot be captured.
+        Returns whether to skip the optimizer step. Not CUDA-graph safe.
         """
         if self.method.clock != "step" or (due := self._due()) is None:
             return False
-        self._change_(due, self._net(self._gradients_now), generator(self._seed, "change", self.step))
+        self._update_masks_(due, self._view(self._current_gradients), generator(self._seed, "change", self.step))
         return self.method.skip_step_on_update
 
     def mask_gradients_(self) -> None:
-        """Zero the gradients of weights that are off; after the backward pass, before clipping. Can be captured."""
+        """Zero the gradients of pruned weights; after the backward pass, before clipping. CUDA-graph safe."""
         if self.method.weights is not None:
-            self.method.weights.restore_latent_(self._net(self._gradients_now))
+            self.method.weights.restore_latent_(self._view(self._current_gradients))
         else:
             enforce.mask_gradients_(self._parameters, self._keep)
 
     def mask_weights_(self) -> None:
-        """Zero the weights that are off and their optimizer state; after the optimizer's step. Can be captured."""
+        """Zero pruned weights and their optimizer state; after the optimizer step. CUDA-graph safe."""
         if self.method.weights is not None:
-            self.method.weights.apply_effective_(self._net())
+            self.method.weights.apply_effective_(self._view())
         else:
             enforce.mask_weights_(self._parameters, self._keep)
             enforce.mask_optimizer_state_(self.optimizer, self._parameters, self._keep)
 
-    def stepped_(self) -> None:
-        """Advance the clock after a step and update the running average. Cannot be captured."""
+    def finish_step_(self) -> None:
+        """Advance the step counter and update the EMA. Not CUDA-graph safe."""
         self.step += 1
         if self.method.after_update == "rewind" and self.step == self.method.rewind_step:
-            self._remember_weights_()
-        if self._average is not None:
-            self._average.step_(self.step)
+            self._save_rewind_point_()
+        if self._ema is not None:
+            self._ema.step_(self.step)
 
     @property
     def update_is_due(self) -> bool:
-        """Whether the method changes its masks at the next step."""
+        """Whether the next step updates the masks."""
         return self.method.clock == "step" and self._due() is not None
+
+    # Mask updates
 
     def _due(self) -> MaskUpdate | None:
         return self.method.due(self._progress)
@@ -214,13 +338,13 @@ class MaskedOptimizer:
     def _progress(self) -> Progress:
         return Progress(round=self.round, step=self.step, num_on=self._num_on, num=self._num)
 
-    def _net(self, gradients: Callable[[], tuple[Mapping[str, Tensor], int]] | None = None) -> NetworkView:
-        # In a team all processes sum gradients together: one whose pick asked unannounced would wait for ever.
-        announced = self._comm.size == 1 or "gradients" in self.method.needs
-        if gradients is None and announced and self._loss is not None and self._batches is not None:
+    def _view(self, gradients: Callable[[], tuple[Mapping[str, Tensor], int]] | None = None) -> NetworkView:
+        # All ranks sum gradients together: a rank whose pick asked for them undeclared would wait forever.
+        declared = self._comm.size == 1 or "gradients" in self.method.needs
+        if gradients is None and declared and self._loss is not None and self._batches is not None:
             seed = derive(self._seed, "batch", self.round)
-            read = partial(loss_gradients, self.model, list(self._masks), self._loss, self._batches, seed)
-            gradients = partial(mean_gradients, self._comm, read)
+            compute = partial(loss_gradients, self.model, list(self._masks), self._loss, self._batches, seed)
+            gradients = partial(mean_gradients, self._comm, compute)
         return NetworkView(
             self.model,
             self._masks,
@@ -234,58 +358,34 @@ class MaskedOptimizer:
             batches=self._batches,
         )
 
-    def _gradients_now(self) -> tuple[Mapping[str, Tensor], int]:
+    def _current_gradients(self) -> tuple[Mapping[str, Tensor], int]:
         return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in self._parameters.items()}, 0
 
-    def _grow_round_(self, change: MaskUpdate) -> None:
-        if self.method.after_update == "rewind" and "rewind" not in self.method_state:
-            raise UserError(
-                f"method {self.method.name!r} was to go back to step {self.method.rewind_step} after {self.step} "
-                "steps: train longer first, or give a smaller rewind_step"
-            )
-        self._change_(change, self._net(), generator(self._seed, "grow", self.round))
-        self.round += 1
-        if self.method.after_update == "rewind":
-            weights = self.method_state["rewind"]
-            with torch.no_grad():
-                for name, tensor in optimizer_state.weights_and_buffers(self.model):
-                    tensor.copy_(weights[name])
-            if self._average is not None:
-                self._average.restart_()
-        if self.method.after_update != "keep":
-            optimizer_state.reset_optimizer_state_(self.optimizer)
-            self._enforce_()
-
-    def _remember_weights_(self) -> None:
-        """Keep the weights of this moment to come back to."""
-        weights = optimizer_state.weights_and_buffers(self.model)
-        self.method_state["rewind"] = {name: tensor.detach().clone() for name, tensor in weights}
-        # Batch-norm statistics differ between processes: all come back to those of the first, which are saved.
-        self._comm.broadcast_(self.method_state["rewind"][name] for name, _ in self.model.named_buffers())
-
-    def _read_hidden_masks_(self) -> None:
-        """Bring the masks up to date where weights are hidden: training moves those without touching the masks."""
-        if self.method.weights is not None and self._handles:
-            # Not compared within a team: one process alone may ask for the density, or print this object.
-            self._copy_masks_(self.method.weights.masks(self._net()))
-
-    def _change_(self, change: MaskUpdate, net: NetworkView, draw: torch.Generator) -> None:
-        self._refuse_average("grown")
+    def _update_masks_(self, update: MaskUpdate, net: NetworkView, draw: torch.Generator) -> None:
+        self._check_ema_inactive("a mask update")
         if not self._handles:
-            raise UserError("masks were asked to change after detach(), when nobody enforces them: attach again")
-        # Weights may have been loaded since the last step: what is off must be zero before it is switched on.
+            raise UserError("masks cannot be updated after detach(); attach again")
+        # Weights may have been loaded since the last step: pruned weights must be zero before they are grown.
         self._enforce_()
         self._check_masks()
-        if self._comm.size > 1 and "gradients" in self.method.needs:
-            net.gradients()  # all processes take part in the sum, although the first alone decides
 
         def decide() -> tuple[Masks, ScoringCost]:
-            return updated_masks(self.method, net, change, self._progress, draw), net.scoring_cost
+            return self.method.next_masks(net, update, self._progress, draw), net.scoring_cost
 
-        with optimizer_state.shared_(self.method_state, self._comm):
-            masks, self.last_scoring_cost = decide_on_rank0(self._comm, self.scope, decide)
+        if self._comm.size == 1:
+            masks, self.last_scoring_cost = decide()
+        else:
+            if "gradients" in self.method.needs:
+                net.signed_gradients()  # all ranks take part in the sum, although rank 0 alone decides
+            with shared_(self.method_state, self._comm):
+                masks, self.last_scoring_cost = decide_on_rank0(self._comm, self.scope, decide)
         self._set_masks_(masks)
         self._enforce_()
+        self._notify()
+
+    def _notify(self) -> None:
+        if self._on_mask_update is not None:
+            self._on_mask_update(self)
 
     def _set_masks_(self, masks: Masks) -> None:
         self._copy_masks_(masks)
@@ -296,20 +396,44 @@ class MaskedOptimizer:
         enforce.set_keep_(self._keep, self._masks)
         self._num_on = self._masks.num_on
 
+    def _read_latent_masks_(self) -> None:
+        """Refresh the masks of a method with latent weights, which training moves without touching the masks."""
+        if self.method.weights is not None and self._handles:
+            # Not compared between ranks: a single rank may ask for the density, or print this object.
+            self._copy_masks_(self.method.weights.masks(self._view()))
+
     def _check_masks(self) -> None:
-        """Called around every change: ranks with different masks would silently train different networks."""
-        self._comm.check_equal("masks", self._masks.digest)
+        """Compare the masks of all ranks: with different masks they would silently train different networks."""
+        if self._comm.size > 1:
+            self._comm.check_equal("masks", self._masks.digest)
 
     def _enforce_(self) -> None:
         if self.method.weights is not None:
             return
         enforce.mask_weights_(self._parameters, self._keep)
         enforce.mask_optimizer_state_(self.optimizer, self._parameters, self._keep)
-        if self._average is not None:
-            self._average.mask_(self._masks)
+        if self._ema is not None:
+            self._ema.mask_(self._masks)
 
-    def _refuse_average(self, what: str) -> None:
-        if self._average is not None and self._average.swapped:
-            raise UserError(
-                f"the model was to be {what} inside averaged(), where it holds its average: do so after the block"
-            )
+    def _check_ema_inactive(self, what: str) -> None:
+        if self._ema is not None and self._ema.swapped:
+            raise UserError(f"{what} is not allowed inside ema_weights(), where the model holds its EMA")
+
+
+def parse_evaluation(value: Any, source: str = "evaluate") -> tuple[float, float | None]:
+    """Return an evaluation result as (score, loss); the loss is None if the result is a single number.
+
+    >>> parse_evaluation(0.9), parse_evaluation((torch.tensor(0.5), 0.3))
+    ((0.9, None), (0.5, 0.3))
+    """
+    parts = value if isinstance(value, tuple | list) else (value,)
+    try:
+        numbers = [float(part) for part in parts]
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor with more than one element
+        numbers = []
+    if len(numbers) not in (1, 2):
+        raise UserError(f"{source}: expected a score or a pair (score, loss), got {value!r}")
+    for name, number in zip(("score", "loss"), numbers, strict=False):
+        if not math.isfinite(number):
+            raise RunFailed(f"{source}: the {name} is {number}, training has diverged; lower the learning rate")
+    return numbers[0], numbers[1] if len(numbers) == 2 else None

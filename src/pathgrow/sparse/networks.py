@@ -19,7 +19,7 @@ from pathgrow.graph import Graph
 from pathgrow.graph.sample_counter import SampleCounter
 from pathgrow.masks import Masks
 from pathgrow.rng import generator
-from pathgrow.sparse.optimizer_state import empty_slots_, weights_and_buffers
+from pathgrow.sparse.optimizer_state import clear_optimizer_state_, weights_and_buffers
 from pathgrow.sparse.tree import Flat, put_together, take_apart
 
 _Model = TypeVar("_Model", bound=nn.Module)
@@ -92,7 +92,7 @@ def fresh_(
         weight[switchable] = values[order.to(values.device)]
         weight.mul_(scales[name].to(weight))
     masks.apply_(model)
-    empty_slots_(optimizer)
+    clear_optimizer_state_(optimizer)
 
 
 def pack_pair(model: nn.Module, optimizer: Optimizer, masks: Masks | None = None) -> Flat:

@@ -89,14 +89,14 @@ class EagerStep:
         """Train on one batch of the epoch."""
         attached = self.attached
         with _rated(attached.optimizer, self._peaks, self._feed.rate(step)):
-            with attached.driven():
+            with attached.hooks_disabled():
                 self._backward(step)
-                attached.watch_()
+                attached.record_gradients_()
                 if attached.update_masks_if_due_():
                     attached.mask_weights_()  # and nothing else: the change took the place of the step
                 else:
                     apply_gradients_(attached, self._recipe)
-            attached.stepped_()
+            attached.finish_step_()
 
     def _backward(self, step: int) -> None:
         self.attached.optimizer.zero_grad(set_to_none=True)
@@ -176,7 +176,7 @@ class CudaGraphStep:
             mark = torch.cuda.Event()
             mark.record(self.stream)
             self._marks.append(mark)
-        self.attached.stepped_()
+        self.attached.finish_step_()
 
     @property
     def is_well_ahead(self) -> bool:
@@ -189,7 +189,7 @@ class CudaGraphStep:
         """Let the method change masks; whether that takes the place of what is left of the step."""
         self._regain_gradients_()
         rated = _rated(self._optimizer, self._peaks, self._feed.rate(step))
-        with rated, self.attached.driven(), self._own_noise():
+        with rated, self.attached.hooks_disabled(), self._own_noise():
             took_place = self.attached.update_masks_if_due_()
             if took_place:
                 self.attached.mask_weights_()
@@ -201,7 +201,7 @@ class CudaGraphStep:
             parameter.grad = gradient
 
     def _capture_(self, forward: Any) -> None:
-        with self.attached.driven():
+        with self.attached.hooks_disabled():
             for _ in range(_NUM_WARMUP):
                 self._find_gradients_(forward)
                 if self._shared is not None:
@@ -230,11 +230,11 @@ class CudaGraphStep:
             self._optimizer.zero_grad(set_to_none=True)
         self.loss = backward(forward, self.attached.model, self._feed, self._index, self._recipe, self._plan)
         if self._shared is None:
-            self.attached.watch_()
+            self.attached.record_gradients_()
 
     def _reached_parameters(self) -> list[nn.Parameter]:
         """Those to which a backward pass gives gradients; an optimizer leaves the others as they are."""
-        with self.attached.driven():
+        with self.attached.hooks_disabled():
             self._optimizer.zero_grad(set_to_none=True)
             backward(forward_loss, self.attached.model, self._feed, self._index, self._recipe, self._plan)
         return [parameter for parameter in self.attached.model.parameters() if parameter.grad is not None]
@@ -242,8 +242,8 @@ class CudaGraphStep:
     def _show_gradients_(self) -> None:
         """To a method that watches them; those of several processes are there only after the first graph."""
         self._regain_gradients_()
-        with self.attached.driven():
-            self.attached.watch_()
+        with self.attached.hooks_disabled():
+            self.attached.record_gradients_()
 
     def _use_gradients_(self) -> None:
         """What the second holds."""

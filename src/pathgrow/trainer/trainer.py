@@ -184,7 +184,7 @@ class Trainer:
     def _training(self, job: Job) -> Training:
         attached = job.attached
         found = job.progress.load(attached) if job.progress is not None else None
-        kept: Companion | None = attached.companions.get(_COMPANION)
+        kept: Companion | None = attached.engine_cache.get(_COMPANION)
         if kept is None or kept.trainer is not self:
             check_batch_split(self.recipe.batch_size, self.recipe.accumulate, self.comm.size)
             kept = Companion(self, self._feed(job))
@@ -193,7 +193,7 @@ class Trainer:
         if any(self.comm.gather(kept.step is None or not kept.step.is_current)):
             kept.step = self._step(job, kept.feed)
         assert kept.step is not None
-        attached.companions[_COMPANION] = kept
+        attached.engine_cache[_COMPANION] = kept
         return Training(job, kept.feed, self.plan, kept.step, self._on_epoch, found, self.comm)
 
     def _step(self, job: Job, feed: Feed) -> EagerStep | CudaGraphStep:
