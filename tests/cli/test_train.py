@@ -23,7 +23,7 @@ from pathgrow.checkpoint import RunDir, StageFiles
 from pathgrow.errors import UserError
 from pathgrow.masks import Masks
 from pathgrow.methods.method import Progress
-from pathgrow.runs import phases
+from pathgrow.runs import session
 from pathgrow.runs.config import TrainConfig
 from pathgrow.runs.training import train
 from pathgrow.sparse.partial import Partial
@@ -243,7 +243,7 @@ def dying(monkeypatch: pytest.MonkeyPatch, after: int) -> Counter[str]:
             raise Killed
 
     monkeypatch.setattr(StageFiles, "save", counted)
-    monkeypatch.setattr(phases, "Partial", functools.partial(Partial, seconds=0.0))
+    monkeypatch.setattr(session, "Partial", functools.partial(Partial, seconds=0.0))
     return saved
 
 

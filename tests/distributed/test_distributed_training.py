@@ -25,7 +25,7 @@ from pathgrow.masks import Masks
 from pathgrow.masks.sampling import top_k
 from pathgrow.methods import create
 from pathgrow.methods.method import Method, NetworkView
-from pathgrow.runs import phases
+from pathgrow.runs import session
 from pathgrow.runs.callback import Callback
 from pathgrow.runs.records import Record
 from pathgrow.sparse import partial as halfway
@@ -125,7 +125,7 @@ def discovered(build: Any, method: str, recipe: Recipe = RECIPE, **options: Any)
                 "weights": {name: tensor.clone() for name, tensor in model.state_dict().items()},
                 "slots": slots,
                 "masks": found.masks.digest(),
-                "rounds": [(r.num_on, r.num_samples, r.growth_flops) for r in found.rounds],
+                "rounds": [(r.num_on, r.num_samples, r.update_flops) for r in found.rounds],
                 "scores": [(r.point.score, r.point.loss) for r in found.rounds],
                 "probes": [(r.stage, r.num_on, r.num_samples) for r in found.probes],
                 "last": (found.network.stage, found.network.num_epochs, found.network.point.epochs),
@@ -320,7 +320,7 @@ def often(stage: Any, name: str, **options: Any) -> Partial:
 
 def kept(folder: Path, die_at: int | None, dying: tuple[str, ...] = ("0", "1")) -> dict[str, Any]:
     """A discovery in a folder of this rank's own; ranks that are `dying` are killed after so many steps."""
-    phases.Partial = often  # type: ignore[assignment, misc]
+    session.Partial = often  # type: ignore[assignment, misc]
     halfway._STEPS_BETWEEN_QUESTIONS = 8
     step, num_steps = EagerStep.__call__, 0
 

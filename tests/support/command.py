@@ -17,9 +17,9 @@ from pathgrow.cli import main
 
 _IMPATIENT = """
 import functools, sys
-from pathgrow import cli
-from pathgrow.discovery import phases
-phases.Partial = functools.partial(phases.Partial, seconds=0.0)
+from pathgrow.cli import main
+from pathgrow.runs import session
+session.Partial = functools.partial(session.Partial, seconds=0.0)
 main.main(sys.argv[1:])
 """
 """The same command, but for one thing: trainings are stored after every step, and not after every minute."""

@@ -13,8 +13,9 @@ import pytest
 from pathgrow import methods
 from pathgrow.distributed.comm import SINGLE_PROCESS
 from pathgrow.report.progress import ProgressBar
-from pathgrow.runs.bench import Bench
 from pathgrow.runs.config import TrainConfig
+from pathgrow.runs.iso_flop import Workload
+from pathgrow.runs.launch import open_session
 from pathgrow.runs.training import train
 
 
@@ -37,7 +38,7 @@ def report(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "report.json").read_text())
 
 
-def bench(method: str, **given: Any) -> Bench:
+def workload(method: str, **given: Any) -> Workload:
     """A training that is not begun, of linear layers where a weight is a multiply-add; the output layer stays dense."""
     known = methods.defaults(method)
     options = {name: value for name, value in {"every": 7, "rewind_step": 4}.items() if name in known}
@@ -53,4 +54,8 @@ def bench(method: str, **given: Any) -> Bench:
     }
     if {"density", "target_density"} & known.keys():
         values["density"] = 0.25
-    return Bench.made(TrainConfig.from_dict({**values, **given}), None, ProgressBar(), SINGLE_PROCESS)
+    config = TrainConfig.from_dict({**values, **given})
+    session, trainer = open_session(
+        config, None, ProgressBar(), SINGLE_PROCESS, num_epochs=config.epochs, scope=config.scope
+    )
+    return Workload(session=session, config=config, trainer=trainer)

@@ -28,7 +28,7 @@ from pathgrow.graph import trace
 from pathgrow.graph.flops import forward_macs
 from pathgrow.graph.scope import PRESETS
 from pathgrow.methods.gradients import Batches, Loss
-from pathgrow.methods.method import Method
+from pathgrow.methods.method import GrowEachRound, Method
 from pathgrow.runs.callback import Callback
 from pathgrow.runs.records import Record
 from pathgrow.runs.spent import like, spent
@@ -64,12 +64,10 @@ class DiscoverOptions:
     """Epochs of the usual dense training."""
     start_density: float | None = None
     """Density of the seed network; None: the smallest of 1, 2, 3, 5% that isolates few units, or a lower target."""
-    target_density: float | None = None
-    """Grow to exactly this density and train the network out: no probes, no question asked."""
     method: str | Method = "gcg"
     """The growth method, by name or as a value."""
-    gamma: float = 0.25
-    """Each round adds this share of the weights that are on."""
+    gamma: float | None = None
+    """Weights added per growth round, as a fraction of the active ones; None: the method's own, 0.25 by default."""
     rule: str | Rule = "probe"
     """The density rule, by name or as a value."""
     seed_epochs: int | None = None
@@ -116,10 +114,9 @@ class DiscoverOptions:
             self.reference is None or self.reference == "dense" or is_number(self.reference),
             "reference", self.reference, 'a score, "dense" or None', "0.93",
         )  # fmt: skip
-        for name in ("start_density", "target_density"):
-            value = getattr(self, name)
-            require(value is None or (is_number(value) and 0 < value <= 1), name, value, "a density in (0, 1]", "0.05")
-        require(is_number(self.gamma) and self.gamma > 0, "gamma", self.gamma, "a number above 0", "0.25")
+        start = self.start_density
+        require(start is None or (is_number(start) and 0 < start <= 1), "start_density", start, "in (0, 1]", "0.05")
+        require(self.gamma is None or (is_number(self.gamma) and self.gamma > 0), "gamma", self.gamma, "> 0", "0.25")
         require(
             self.seed_epochs is None or (is_int(self.seed_epochs) and self.seed_epochs >= 1),
             "seed_epochs", self.seed_epochs, "a whole number of epochs from 1 up", "20",
@@ -157,14 +154,17 @@ class DiscoverOptions:
         for name, allowed in (("final", Final), ("answer", Criterion), ("observe", Observe)):
             if getattr(self, name) not in get_args(allowed):
                 raise unknown_name(f"value of {name}", str(getattr(self, name)), get_args(allowed))
-        if None not in (self.start_density, self.target_density):
-            self.growth_method()  # refuses a start above the target
 
     @classmethod
     def checked(cls, given: Mapping[str, Any]) -> DiscoverOptions:
         """Options from keywords; an unknown name is refused with the nearest known ones."""
         known = {field.name for field in dataclasses.fields(cls)}
         for name in given:
+            if name == "target_density":
+                raise UserError(
+                    "discover searches for the density and takes no target_density; "
+                    "use `pathgrow train --method gcg --density`"
+                )
             if name not in known:
                 raise unknown_name("option", name, known)
         return cls(**given)
@@ -180,10 +180,15 @@ class DiscoverOptions:
     def growth_method(self) -> Method:
         """The growth method as a value, starting where it was asked to."""
         method = checked_method(self.method)
-        if method.grow is None:
-            raise UserError(f"method {method.name!r} does not grow, but discovery adds weights: choose a growth method")
-        start = self.start_density if self.start_density is not None else method.start_density
-        return dataclasses.replace(method, start_density=start, target_density=self.target_density)
+        if method.target_density is not None:
+            raise UserError(
+                f"method {method.name!r} has target_density {method.target_density:g}, but discover searches for the "
+                f"density; use `pathgrow train --method {method.name} --density {method.target_density:g}`"
+            )
+        own = method.schedule.gamma if isinstance(method.schedule, GrowEachRound) else None
+        if isinstance(self.method, Method) and self.gamma is not None and own not in (None, self.gamma):
+            raise UserError(f"gamma is {self.gamma:g}, but the method has gamma={own:g}; set it on the method only")
+        return method.growing(gamma=self.gamma, start_density=self.start_density)
 
     def density_rule(self) -> Rule:
         """The density rule as a value."""
@@ -566,7 +571,6 @@ _FOR_DISCOVERY = (
     "method",
     "gamma",
     "start_density",
-    "target_density",
     "seed_epochs",
     "rough",
     "final",
@@ -576,7 +580,7 @@ _FOR_DISCOVERY = (
     "observe",
 )
 """The options of `discover` that a config may set; their meaning is documented there."""
-_FLOATS = {"delta", "reference", "gamma", "start_density", "target_density", "probe_fraction"}
+_FLOATS = {"delta", "reference", "gamma", "start_density", "probe_fraction"}
 """Numbers that mean the same whether written 1 or 1.0; `rough` is not among them."""
 
 
@@ -595,9 +599,8 @@ class DiscoverConfig(RunConfig):
     reference: float | Literal["dense"] | None = None
     rule: str = "probe"
     method: str = "gcg"
-    gamma: float = 0.25
+    gamma: float | None = None
     start_density: float | None = None
-    target_density: float | None = None
     seed_epochs: int | None = None
     rough: int | float | Literal["adaptive"] = DiscoverOptions.rough
     final: str = "fresh"

@@ -1,7 +1,7 @@
-"""Gradual Capacity Growth: seed, rounds of growth, probes, and the network handed back.
+"""Gradual Capacity Growth: a seed network, rounds of growth, probes, and the final network.
 
-Every stage is a pure function of what earlier stages stored and of generators named after it. The loop therefore has no
-code for resuming: it goes through the stages, and a stage that is stored is not done again.
+Every stage depends only on stored earlier stages and on generators named after it, so the loop has no code for
+resuming: it goes through all stages, and a stored stage is not run again.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import math
 import os
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,21 +20,20 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pathgrow import report as rendering
-from pathgrow.checkpoint import RunDir
+from pathgrow.checkpoint import RunDir, Store, strict_json
 from pathgrow.density.acquisition import select_network
 from pathgrow.density.types import DENSE, Answer, Curve, Grow, Point, Probe, Reference, Stop
+from pathgrow.distributed.comm import Communicator, held_by_rank0
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.masks import Masks
 from pathgrow.report.schema import RunReport
+from pathgrow.runs import checks
 from pathgrow.runs.config import DiscoverOptions
-from pathgrow.runs.learning import WARNING, compared, is_doubtful, learned, nothing_learned, scored_untrained
-from pathgrow.runs.phases import check_call, check_calls
-from pathgrow.runs.probes import train_dense, train_out
+from pathgrow.runs.probes import train_copies, train_dense
 from pathgrow.runs.records import Record
 from pathgrow.runs.result import Discovery
-from pathgrow.runs.scale import check_reference, doubt_about_delta, doubt_about_reference
-from pathgrow.runs.site import Site
-from pathgrow.runs.trunk import Trunk
+from pathgrow.runs.session import Session
+from pathgrow.runs.trunk import GrowingTrunk
 from pathgrow.sparse.checks import check_whole, unwrapped
 from pathgrow.sparse.partial import clear_partials
 from pathgrow.trainer.interface import Evaluate, Fit
@@ -49,9 +50,9 @@ def discover(
     *,
     scope: Masks | None = None,
     start_density: float | None = None,
-    delta: float = 0.01,
+    delta: float = DiscoverOptions.delta,
     reference: float | Literal["dense"] | None = None,
-    budget: int = 160,
+    budget: int = DiscoverOptions.budget,
     seed: int = 0,
     **options: Any,
 ) -> Discovery:
@@ -60,50 +61,47 @@ def discover(
     Parameters
     ----------
     model, optimizer
-        The network as it would be trained dense, with its initial weights; afterwards `model` holds the found network.
+        The dense network with its initial weights, and its optimizer. On return `model` holds the found network; if
+        the call fails or is interrupted, both are restored.
     fit : callable
-        `fit(model, optimizer, epochs)` trains for that many epochs, with its own annealing. Each call begins at the
-        learning rates that the optimizer has now.
+        `fit(model, optimizer, epochs)` trains for that many epochs, including learning-rate annealing. Each call starts
+        with the current learning rates of the optimizer.
     evaluate : callable
-        `evaluate(model)` returns a score on validation data, higher is better, or a pair (score, loss).
-        Both functions may be called with a copy of the model and an optimizer of that copy.
+        `evaluate(model)` returns a validation score, higher is better, or a pair (score, loss). Both functions may be
+        called with copies of the model and its optimizer.
     example_input
         One input of the model.
     scope : Masks, optional
-        True where a weight may be switched; None: `pathgrow.scope(model)` without frozen weights.
+        True where a weight is prunable; None: `pathgrow.scope(model)` without frozen weights.
     start_density : float, optional
         Density of the seed network; None: the smallest of 1, 2, 3, 5% that isolates few units.
     delta : float
-        How far below the reference the found network may stay, in units of the score.
+        Tolerated drop of the score below the reference.
     reference : float or "dense", optional
-        The score of the dense network, if it is known, or "dense" to train that network first. None: the reference is a
-        dense copy trained as long as the probes, a tenth of the budget (or, where probes have the whole budget as with
-        `final="grown"`, the densest network grown).
+        Score of the dense baseline, or "dense" to train it first. None: a dense probe on the same short schedule (or,
+        with `final="grown"`, the densest network grown).
     budget : int
-        Epochs of the usual dense training; the lengths of all phases follow from it.
+        Epochs of a full dense training; the lengths of all phases follow from it.
     seed : int
-        Decides all random choices.
+        Determines all random choices.
     **options
-        All are described in `Options`. Those that matter most:
+        See `DiscoverOptions`. The most important ones:
 
-        - `store`: a folder in which every finished stage is written. Calling `discover` again with the same model, seed
-          and options goes on after the last of them and ends with the same bits. When it is over, `pathgrow.discover`
-          leaves report.html, curve.png, curve.csv and report.json there. Without it nothing is kept.
-        - `observer`: an `Observer`, told when a stage begins and ends and what the density rule says.
-        - `num_val`: how many validation examples there are, where the score is the share of them that are right.
-        - `target_density`: grow to exactly this density and train that network out, without asking for the answer.
-        - `gamma`: each round adds this share of the weights that are on.
-        - `rough`, `seed_epochs`, `probe_fraction`: how long a round, the seed training and a probe last.
-        - `final`: networks are trained out from a "fresh" initialisation of the found mask, or from "grown" weights.
-        - `method`, `rule`: where weights grow and when growth ends, by name or as a value of your own.
-        - `loss`, `batches`: `loss(model, batch)` and training batches, for growth methods that read gradients.
-        - `team`: the processes that train together, where there are several; all of them call `discover` alike.
+        - `store`: run directory of finished stages; repeat the call with the same model, seed and options to resume,
+          with bit-identical results. On return it holds report.html, curve.png, curve.csv and report.json.
+        - `callback`: a `Callback`, called at the start and end of stages and at decisions of the density rule.
+        - `num_val`: number of validation examples, if the score is an accuracy.
+        - `gamma`: fraction of the nonzero weights added per growth round.
+        - `rough`, `seed_epochs`, `probe_fraction`: lengths of a growth round, of the seed training and of a probe.
+        - `final`: train probes and the final network from a "fresh" initialization or from the "grown" weights.
+        - `method`, `rule`: growth method and density rule, by name or as a value.
+        - `loss`, `batches`: `loss(model, batch)` and training batches, for growth methods that use gradients.
+        - `comm`: the process group of distributed training; all ranks call `discover` alike.
 
     Returns
     -------
     Discovery
-        `.operating_density` with its `.interval`, `.gain_density`, the `.density` of the network handed back, and more.
-        If the call is interrupted or fails, the model and the optimizer are left as they came.
+        `.operating_density` with its `.interval`, `.gain_density`, the `.density` of the returned network, and more.
 
     Examples
     --------
@@ -126,123 +124,155 @@ def discover(
     >>> def evaluate(model):
     ...     with torch.no_grad():
     ...         return float((model(inputs[384:]).argmax(1) == labels[384:]).float().mean())
-    >>> class MetricsLogger(Callback):
+    >>> class Announcer(Callback):
     ...     def on_stage_end(self, record, *, resumed):
     ...         if record.stage == "seed":
-    ...             print("the seed network is trained")
+    ...             print("seed network trained")
     >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     >>> found = discover(
-    ...     model, optimizer, fit, evaluate, inputs[:1], delta=0.05, budget=16, num_val=128, callback=MetricsLogger()
+    ...     model, optimizer, fit, evaluate, inputs[:1], delta=0.05, budget=16, num_val=128, callback=Announcer()
     ... )
-    the seed network is trained
+    seed network trained
     >>> found
     Discovery(...;
-      network of density ..., score ..., ... rounds, ... probes)
+      returned network: density ..., score ...; ... rounds, ... probes)
     >>> bool((model[0].weight[~found.masks["0.weight"]] == 0).all())
     True
     """
     chosen = DiscoverOptions.checked(
         {"start_density": start_density, "delta": delta, "reference": reference, "budget": budget, **options}
     ).with_comm_of(fit)
-    check_calls(fit, evaluate)
+    assert chosen.comm is not None
+    checks.check_functions(fit, evaluate)
     if callable(chosen.final_epochs):
-        check_call(chosen.final_epochs, "final_epochs", "records")
+        checks.check_signature(chosen.final_epochs, "final_epochs", "records")
     check_whole(model)
-    optimizer = unwrapped(optimizer)
-    with chosen.opened_store(seed) as store:
-        site = Site(model, optimizer, fit, evaluate, example_input, scope=scope, seed=seed, options=chosen, store=store)
-        trunk = Trunk(site, model, optimizer)
-        try:
-            found = Loop(site, trunk).run()
-        except BaseException:
-            trunk.give_back_()
-            raise
-    _leave_report(found)
+    with _opened(chosen, seed) as (store, run_dir):
+        session = Session(
+            model,
+            unwrapped(optimizer),
+            fit,
+            evaluate,
+            example_input,
+            scope=scope,
+            seed=seed,
+            store=store,
+            callback=chosen.callback,
+            loss=chosen.loss,
+            batches=chosen.batches,
+            use_ema=chosen.observe == "average",
+            comm=chosen.comm,
+        )
+        found = search(session, chosen)
+        _write_report(found, run_dir, chosen.comm)
     return found
 
 
-def write_findings(folder: RunDir, found: Discovery, report: RunReport) -> None:
-    """Write curve.csv, and last of all report.json: its presence means that the run is finished."""
-    clear_partials(folder)
-    observed = [("rough", found.rounds), ("probe", found.probes)]
-    folder.write_curve([{"kind": kind, **record.row()} for kind, records in observed for record in records])
-    timing = dataclasses.replace(report.timing, run_seconds=folder.seconds)
-    folder.write_report(dataclasses.replace(report, timing=timing).as_json())
+def search(session: Session, options: DiscoverOptions) -> Discovery:
+    """Run the search of a session; a failure restores its model and optimizer."""
+    trunk = GrowingTrunk(session, options, options.growth_method())
+    try:
+        return _Search(trunk, options).run()
+    except BaseException:
+        trunk.restore_()
+        raise
 
 
-def draw(folder: RunDir) -> None:
+def write_results(run_dir: RunDir, found: Discovery, report: RunReport) -> None:
+    """Write curve.csv, and last of all report.json: a run directory with a report is finished."""
+    clear_partials(run_dir)
+    evaluated = [("rough", found.rounds), ("probe", found.probes)]
+    run_dir.write_curve([{"kind": kind, **record.row()} for kind, records in evaluated for record in records])
+    timing = dataclasses.replace(report.timing, run_seconds=run_dir.seconds)
+    run_dir.write_report(dataclasses.replace(report, timing=timing).as_json())
+
+
+def draw(run_dir: RunDir) -> None:
     """Draw the figure and the page of a finished discovery, unless they exist."""
-    if not all((folder.path / name).exists() for name in _DRAWN):
-        rendering.write_all(folder.path)
+    if not all((run_dir.path / name).exists() for name in _DRAWN):
+        rendering.write_all(run_dir.path)
 
 
-def _leave_report(found: Discovery) -> None:
-    """Write the report of a discovery into its run directory; without one nothing is written."""
-    options, comm = found.site.options, found.site.comm
-    if not isinstance(options.store, str | os.PathLike):
+@contextmanager
+def _opened(options: DiscoverOptions, seed: int) -> Iterator[tuple[Store | None, RunDir | None]]:
+    """Open the store of a discovery; a run directory is locked on rank 0, and refused if its options differ."""
+    place = options.store
+    if not isinstance(place, str | os.PathLike):
+        yield place, None
         return
+    assert options.comm is not None
+    # Through JSON, because numbers may be NumPy scalars.
+    config = strict_json.loads(strict_json.dumps({"seed": seed, **options.as_dict()}))
+    with held_by_rank0(options.comm, lambda: RunDir.open(place, config)) as run_dir:
+        yield None if run_dir is None else run_dir.stages, run_dir
+
+
+def _write_report(found: Discovery, run_dir: RunDir | None, comm: Communicator) -> None:
+    """Write the report of a discovery to its run directory, if it has one."""
 
     def write() -> None:
-        assert folder is not None
-        if not folder.finished:
-            write_findings(folder, found, found.report())
-        draw(folder)
+        if run_dir is None:
+            return
+        if not run_dir.finished:
+            write_results(run_dir, found, found.report())
+        draw(run_dir)
 
     try:
-        with options.opened_folder(options.store, found.site.seed) as folder:
-            comm.on_rank0(write)
+        comm.on_rank0(write)
     except (UserError, RunFailed, OSError) as error:
         # The result of hours of training is worth more than a page about it.
-        warnings.warn(f"the discovery finished, but writing its report failed: {error}", stacklevel=3)
+        warnings.warn(
+            f"the discovery finished, but writing its report failed: {error}", stacklevel=_frames_to_the_caller()
+        )
 
 
 def _frames_to_the_caller() -> int:
-    """How far up a warning has to point so that it points at the code of whoever called this package."""
+    """Stack level of the code that called this package, for warnings."""
     package, frame, number = f"{Path(__file__).parents[1]}{os.sep}", sys._getframe(1), 1
     while frame.f_code.co_filename.startswith(package) and frame.f_back is not None:
         frame, number = frame.f_back, number + 1
     return number
 
 
-class Loop:
-    """The order of stages, and the decisions between them."""
+class _Search:
+    """The order of the stages, and the decisions between them."""
 
-    def __init__(self, site: Site, trunk: Trunk) -> None:
-        self._site = site
-        self._options = site.options
-        self._rule = site.rule
+    def __init__(self, trunk: GrowingTrunk, options: DiscoverOptions) -> None:
         self._trunk = trunk
+        self._session = trunk.session
+        self._options = options
+        self._rule = options.density_rule()
         self._probes: dict[int, Record] = {}
         self._dense: Record | None = None
+        self._warnings: list[str] = []
 
     def run(self) -> Discovery:
-        """Seed, grow and probe until the rule says stop, then hand the network back."""
+        """Seed, grow and probe until the rule says stop, then train the final network."""
         self._trunk.advance_()
         if self._options.reference == "dense":
-            self._dense = train_dense(self._site)
-        reason = self._ask_the_rule() if self._options.target_density is None else self._grow_to_target()
+            self._dense = train_dense(self._session, self._options.budget)
+        reason = self._follow_rule()
         curve = self._curve()
         answer = self._rule.answer(curve)
-        told, untrained = self._checked(curve, answer)
-        network, trained_anew = self._hand_over(self._choose(curve, answer))
+        checked, untrained = self._check_learning(curve, answer)
+        network, is_new = self._finish(select_network(curve, answer, by=self._options.answer).round)
         return Discovery(
-            answer=told,
+            answer=checked,
             reason=reason,
             curve=curve,
-            rule=self._rule,
-            attached=self._trunk.attached,
             network=network,
-            rounds=tuple(self._trunk.rounds),
             probes=tuple(sorted(self._probes.values(), key=lambda record: record.point.density)),
             dense=self._dense,
             untrained=untrained,
-            trained=(*self._trained, *([network] if trained_anew else [])),
-            site=self._site,
+            trained=(*self._trained, *([network] if is_new else [])),
+            warnings=tuple(self._warnings),
+            options=self._options,
+            trunk=self._trunk,
         )
 
     def _curve(self) -> Curve:
         return Curve(
-            rough=tuple(record.point for record in self._trunk.rounds),
+            rough=tuple(record.point for record in self._trunk.records),
             probes=tuple(record.point for record in self._probes.values()),
             reference=self._reference(),
             num_val=self._options.num_val,
@@ -254,7 +284,7 @@ class Loop:
 
     @property
     def _can_probe_dense(self) -> bool:
-        """Only where probes are short: one as long as the final training would cost all that is to be saved."""
+        """Only if probes are short: a dense probe as long as the final training would cost more than is saved."""
         return self._options.reference is None and self._options.num_probe_epochs < self._options.budget
 
     def _reference(self) -> Reference | None:
@@ -264,102 +294,87 @@ class Loop:
             return None
         return Reference(score=float(self._options.reference), kind="given", epochs=self._options.budget)
 
-    def _ask_the_rule(self) -> str:
+    def _follow_rule(self) -> str:
         """Do what the rule says until it says stop; returns its reason."""
-        if isinstance(self._options.rule, str):  # a rule by name is made with this delta
-            self._warn(doubt_about_delta(self._trunk.rounds[0].point.score, self._options.delta, DiscoverOptions.delta))
-        num_probed = 0
+        if isinstance(self._options.rule, str):  # a rule by name is created with this delta
+            first = self._trunk.records[0].point.score
+            self._warn(checks.delta_warning(first, self._options.delta, DiscoverOptions.delta))
+        has_probed = False
         while True:
             curve = self._curve()
-            check_reference(curve)
-            if not num_probed:  # warned once, as soon as there are probes
-                self._warn(doubt_about_reference(curve))
-            num_probed = len(curve.probes)
+            checks.check_reference(curve)
+            if not has_probed:  # warns once, after the first probes
+                self._warn(checks.reference_warning(curve))
+            has_probed = bool(curve.probes)
             verdict = self._rule.decide(curve)
-            self._options.callback.on_decision(verdict, self._rule.answer(curve))
+            self._session.callback.on_decision(verdict, self._rule.answer(curve))
             match verdict:
                 case Stop():
                     return verdict.reason
                 case Probe(rounds=rounds):
                     self._check_probes(rounds)
                     stages = {"probe-dense" if round == DENSE else f"probe-{round:03d}": round for round in rounds}
-                    records = train_out(self._site, self._trunk, stages, self._options.num_probe_epochs)
+                    records = train_copies(self._trunk, self._options, stages, self._options.num_probe_epochs)
                     self._probes |= dict(zip(rounds, records, strict=True))
                 case Grow(up_to=up_to):
                     if self._trunk.is_full:
-                        raise RunFailed(
-                            f"rule {self._rule.name!r} asked to grow a network that has all its weights: "
-                            "mend the rule, or choose another"
-                        )
+                        raise RunFailed(f"rule {self._rule.name!r} asked to grow a network that cannot grow further")
                     self._trunk.advance_(self._next_size(up_to))
 
-    def _checked(self, curve: Curve, answer: Answer) -> tuple[Answer, tuple[Point, ...]]:
-        """The answer, unless nothing was learned; and the untrained networks that were scored to see that."""
-        if self._options.target_density is not None or not is_doubtful(curve):
+    def _check_learning(self, curve: Curve, answer: Answer) -> tuple[Answer, tuple[Point, ...]]:
+        """The answer, unless nothing was learned; and the scores before training, if they were needed to tell."""
+        if not checks.may_not_have_learned(curve):
             return answer, ()
-        before, after = scored_untrained(self._site, self._trunk, curve), compared(curve)
-        if learned(before, after):
+        before, after = checks.scores_before_training(self._trunk, curve), checks.compared(curve)
+        if checks.has_learned(before, after):
             return answer, before
-        self._warn(WARNING)
-        return nothing_learned(answer, before, after), before
+        self._warn(checks.NOTHING_LEARNED)
+        return checks.without_density(answer, before, after), before
 
-    def _warn(self, doubt: str | None) -> None:
-        if doubt is not None and self._site.comm.rank == 0:
-            warnings.warn(doubt, stacklevel=_frames_to_the_caller())
+    def _warn(self, warning: str | None) -> None:
+        if warning is not None:
+            self._warnings.append(warning)
+            if self._session.comm.rank == 0:
+                warnings.warn(warning, stacklevel=_frames_to_the_caller())
 
     def _next_size(self, up_to: float | None) -> int:
-        """A whole step of growth, or as much of it as the rule asks for; at least one weight, so that growth ends."""
-        whole = self._trunk.next_size()
+        """A full growth step, or as much of it as the rule asks for; at least one weight, so that growth ends."""
+        full = self._trunk.next_size()
         if up_to is None:
-            return whole
-        return min(whole, max(math.ceil(min(up_to, 1.0) * self._trunk.num), self._trunk.rounds[-1].num_on + 1))
+            return full
+        return min(full, max(math.ceil(min(up_to, 1.0) * self._trunk.num), self._trunk.records[-1].num_on + 1))
 
     def _check_probes(self, rounds: tuple[int, ...]) -> None:
-        """Refuse a rule that asks for nothing or for the same probe again: it would go on for ever."""
-        num_visited = len(self._trunk.rounds)
+        """Refuse a rule that asks for no probe or for the same one again: the search would never end."""
+        num_visited = len(self._trunk.records)
         allowed = {*range(num_visited), *([DENSE] if self._can_probe_dense else [])}
-        wrong = [k for k in rounds if k in self._probes or k not in allowed or rounds.count(k) > 1]
-        if wrong or not rounds:
-            asked = f"a probe of round {wrong[0]}" if wrong else "probes of no round"
+        invalid = [k for k in rounds if k in self._probes or k not in allowed or rounds.count(k) > 1]
+        if invalid or not rounds:
+            asked = f"a probe of round {invalid[0]}" if invalid else "probes of no round"
             raise RunFailed(
-                f"rule {self._rule.name!r} asked for {asked}, rounds that were visited (0-{num_visited - 1}) and not "
-                "yet probed are wanted: mend the rule, or choose another"
+                f"rule {self._rule.name!r} asked for {asked}; it must ask for visited rounds (0-{num_visited - 1}) "
+                "that have not been probed"
             )
 
-    def _grow_to_target(self) -> str:
-        """Full growth steps, then a smaller one that hits the target."""
-        target = self._options.target_density
-        assert target is not None
-        num_wanted = max(1, round(target * self._trunk.num))
-        while self._trunk.rounds[-1].num_on < num_wanted:
-            self._trunk.advance_(min(self._trunk.next_size(), num_wanted))
-        return f"a network of density {target:g} was asked for, so growth ended there"
-
-    def _choose(self, curve: Curve, answer: Answer) -> int:
-        """The round whose network is handed back."""
-        if self._options.target_density is not None:
-            return curve.rough[-1].round
-        return select_network(curve, answer, by=self._options.answer).round
-
-    def _hand_over(self, round: int) -> tuple[Record, bool]:
-        """Put the trained-out network of a round into the user's model; returns its record, and whether it is new."""
-        # Decided by the first of a team: records hold seconds, which differ between processes.
-        epochs = self._site.comm.broadcast_from_rank0(lambda: self._options.num_final_epochs(self._trained))
+    def _finish(self, round: int) -> tuple[Record, bool]:
+        """Load the fully trained network of a round into the user's model; returns its record and whether it is new."""
+        # On rank 0: records hold seconds, which differ between ranks.
+        epochs = self._session.comm.broadcast_from_rank0(lambda: self._options.num_final_epochs(self._trained))
         record = probe = self._probes.get(round)
-        trained_anew = record is None or record.point.epochs < epochs
-        if record is None or trained_anew:
-            ahead = probe if self._options.head_start and self._options.final == "fresh" else None
-            [record] = train_out(self._site, self._trunk, {"final": round}, epochs, from_probe=ahead)
+        is_new = record is None or record.point.epochs < epochs
+        if record is None or is_new:
+            warm = probe if self._options.head_start and self._options.final == "fresh" else None
+            [record] = train_copies(self._trunk, self._options, {"final": round}, epochs, probe=warm)
             for other in self._probes.values():
-                self._site.store.delete_tensors(other.stage)
-        found = self._site.stages.tensors(record.stage)
+                self._session.store.delete_tensors(other.stage)
+        found = self._session.tensors(record.stage)
         assert found is not None
-        self._trunk.hand_over_(self._trunk.masks(round), *found)
-        return record, trained_anew
+        self._trunk.finish_(self._trunk.masks(round), *found)
+        return record, is_new
 
     @property
     def _trained(self) -> list[Record]:
-        """The records of everything that was trained to find the answer."""
+        """Records of everything that was trained to find the answer."""
         dense = [self._dense] if self._dense is not None else []
-        rounds, probes = self._trunk.rounds, list(self._probes.values())
+        rounds, probes = self._trunk.records, list(self._probes.values())
         return [*rounds[:1], *dense, *rounds[1:], *probes]

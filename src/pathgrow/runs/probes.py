@@ -1,4 +1,4 @@
-"""Copies of the network that are trained out while the trunk stands still."""
+"""Probes, the dense baseline and the final network: copies that are trained while the trunk waits."""
 
 from __future__ import annotations
 
@@ -10,93 +10,106 @@ from pathgrow.masks import Masks
 from pathgrow.methods import fixed
 from pathgrow.report.schema import Score
 from pathgrow.rng import derive
-from pathgrow.runs.records import Record, Work
-from pathgrow.runs.site import Site
-from pathgrow.runs.trunk import Trunk
+from pathgrow.runs.config import DiscoverOptions
+from pathgrow.runs.records import Record, StageOutput
+from pathgrow.runs.session import Session
+from pathgrow.runs.trunk import GrowingTrunk
 from pathgrow.sparse.attach import Attached
 from pathgrow.sparse.networks import fresh_
 from pathgrow.sparse.snapshot import put_back_, take
 from pathgrow.trainer.interface import Evaluate
 
+_DENSE = "dense"
 
-def train_dense(site: Site) -> Record:
-    """The dense reference: the model as it came, trained for the whole budget."""
-    stage = "dense"
 
-    def work() -> Work:
+def train_dense(session: Session, epochs: int) -> Record:
+    """Train the dense baseline: the model with its initial weights."""
+
+    def work() -> StageOutput:
         began = time.perf_counter()
-        model, optimizer = site.copy()
-        attached = site.attach(model, optimizer, fixed(Masks.full(model, site.scope)))
-        trained = site.train_(attached, stage, site.options.budget)
+        attached = _attach_dense(session)
+        trained = session.train_(attached, _DENSE, epochs)
         attached.detach()
         seconds = time.perf_counter() - began
-        return Work(site.record(stage, attached, trained, round=0, epochs_before=0, seconds=seconds), *take(attached))
+        record = session.record(_DENSE, attached, trained, round=0, epochs_before=0, seconds=seconds)
+        return StageOutput(record, *take(attached))
 
-    return site.stages.once(stage, work)
+    return session.once(_DENSE, work)
 
 
-def score_dense(site: Site, evaluate: Evaluate) -> Score:
-    """Score the stored dense reference by another evaluation."""
-    model, optimizer = site.copy()
-    attached = site.attach(model, optimizer, fixed(Masks.full(model, site.scope)))
-    found = site.stages.tensors("dense")
+def score_dense(session: Session, evaluate: Evaluate) -> Score:
+    """Evaluate the stored dense baseline by another function."""
+    attached = _attach_dense(session)
+    found = session.tensors(_DENSE)
     assert found is not None
     put_back_(attached, *found)
-    return site.phases.score(attached, "dense", evaluate=evaluate)
+    return session.score(attached, _DENSE, evaluate=evaluate)
 
 
-def train_out(
-    site: Site, trunk: Trunk, stages: Mapping[str, int], epochs_in_all: int, *, from_probe: Record | None = None
+def train_copies(
+    trunk: GrowingTrunk,
+    options: DiscoverOptions,
+    stages: Mapping[str, int],
+    total_epochs: int,
+    *,
+    probe: Record | None = None,
 ) -> list[Record]:
-    """Train networks of visited rounds until each has had `epochs_in_all`, side by side where that is possible.
+    """Train networks of visited rounds until each has had `total_epochs`, concurrently if possible.
 
-    Grown weights bring along the epochs of the trunk, and a network that goes on from its probe those of the probe.
-    Where these leave too few, a copy still gets as many epochs as the seed had, because its training has to come to
-    rest; its point says how many it had in all.
+    Grown weights come with the epochs of the trunk, and a warm start with those of the probe. If too few epochs are
+    left, a network still gets as many as the seed had, because its learning rate has to be annealed; its point says how
+    many it had in all.
 
     Parameters
     ----------
     stages
         For each stage the round whose masks it takes; `DENSE`: all weights.
-    from_probe
-        A probe of this very round to go on from, instead of starting afresh.
+    probe
+        A probe of this very round to continue from, instead of a fresh initialization.
     """
+    session = trunk.session
 
-    def work(missing: Sequence[str]) -> list[Work]:
+    def work(missing: Sequence[str]) -> list[StageOutput]:
         began = time.perf_counter()
-        copies = [_copy(site, trunk, stages[stage], from_probe) for stage in missing]
-        least = min(epochs_in_all, site.options.num_seed_epochs)
-        epochs = [max(epochs_in_all - had, least) for _, had in copies]
+        copies = [_copy(trunk, options, stages[stage], probe) for stage in missing]
+        least = min(total_epochs, options.num_seed_epochs)
+        epochs = [max(total_epochs - had, least) for _, had in copies]
         networks = [(attached, stage) for (attached, _), stage in zip(copies, missing, strict=True)]
-        trained = site.train_together_(networks, epochs)
-        each = (time.perf_counter() - began) / len(missing)
-        works = []
+        trained = session.train_together_(networks, epochs)
+        seconds = (time.perf_counter() - began) / len(missing)
+        results = []
         for stage, (attached, had), phase in zip(missing, copies, trained, strict=True):
-            record = site.record(stage, attached, phase, round=stages[stage], epochs_before=had, seconds=each)
+            record = session.record(stage, attached, phase, round=stages[stage], epochs_before=had, seconds=seconds)
             attached.detach()
-            works.append(Work(record, *take(attached)))
-        return works
+            results.append(StageOutput(record, *take(attached)))
+        return results
 
-    return site.stages.all_once(list(stages), work)
-
-
-def untrained_copy(site: Site, trunk: Trunk, round: int) -> Attached:
-    """The network of a round in its fresh initialisation; `DENSE`: with all weights."""
-    model, optimizer = site.copy()
-    masks = Masks.full(model, site.scope) if round == DENSE else trunk.masks(round)
-    fresh_(model, optimizer, site.initial, masks, derive(site.seed, "fresh", round), graph=site.graph)
-    return site.attach(model, optimizer, fixed(masks))
+    return session.all_once(list(stages), work)
 
 
-def _copy(site: Site, trunk: Trunk, round: int, from_probe: Record | None) -> tuple[Attached, int]:
+def initialized_copy(trunk: GrowingTrunk, round: int) -> Attached:
+    """The network of a round with fresh initial weights; `DENSE`: with all weights."""
+    session = trunk.session
+    model, optimizer = session.untrained_copy()
+    masks = Masks.full(model, session.scope) if round == DENSE else trunk.masks(round)
+    fresh_(model, optimizer, session.initial, masks, derive(session.seed, "fresh", round), graph=session.graph)
+    return session.attach(model, optimizer, fixed(masks))
+
+
+def _attach_dense(session: Session) -> Attached:
+    model, optimizer = session.untrained_copy()
+    return session.attach(model, optimizer, fixed(Masks.full(model, session.scope)))
+
+
+def _copy(trunk: GrowingTrunk, options: DiscoverOptions, round: int, probe: Record | None) -> tuple[Attached, int]:
     """The network of a round, ready to be trained, and the epochs it has had."""
-    if site.options.final == "grown":
+    if options.final == "grown":
         model, optimizer = trunk.copy_at(round)
-        return site.attach(model, optimizer, fixed(trunk.masks(round))), trunk.rounds[round].point.epochs
-    attached = untrained_copy(site, trunk, round)
-    if from_probe is None:
+        return trunk.session.attach(model, optimizer, fixed(trunk.masks(round))), trunk.records[round].point.epochs
+    attached = initialized_copy(trunk, round)
+    if probe is None:
         return attached, 0
-    found = site.stages.tensors(from_probe.stage)
+    found = trunk.session.tensors(probe.stage)
     assert found is not None
     put_back_(attached, *found)
-    return attached, from_probe.point.epochs
+    return attached, probe.point.epochs

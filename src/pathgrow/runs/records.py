@@ -1,47 +1,51 @@
-"""Stages: pieces of work that are done once, stored, and found again when the discovery is repeated."""
+"""Records of finished stages, and the cost ledger of a run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
-from pathgrow.checkpoint.store import Store
 from pathgrow.config import to_json
 from pathgrow.density.types import Point
 from pathgrow.report.schema import LedgerReport, PhaseReport, PhaseTiming, PointReport, Score, TimingReport
-from pathgrow.runs.callback import Callback
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """A network that was trained and scored, in JSON values only."""
+    """A network that was trained and evaluated by one stage; JSON values only."""
 
     stage: str
     point: Point
     density_model: float
-    """Share of all parameters of the model that are there; `point.density` counts the switchable ones."""
+    """Fraction of all parameters that are nonzero; `point.density` counts prunable weights only."""
     num_on: int
     num_epochs: int
-    """Epochs of this stage alone; `point.epochs` counts all that its network has had."""
+    """Epochs of this stage; `point.epochs` counts all training that its network has had."""
     num_samples: int
-    sample_flops: int
-    """Cost of one training sample at these masks."""
-    growth_flops: int = 0
-    """Cost of reading the network before it grew."""
+    training_flops: int
+    """Cost of the training samples of this stage."""
+    update_flops: int = 0
+    """Cost of choosing the masks that it trained."""
     topology: Mapping[str, Any] | None = None
-    """Measured where the masks are new."""
+    """Path measures, where the masks are new."""
     seconds: float
 
     @property
-    def training_flops(self) -> int:
-        """Cost of the stage: its training samples, and the mask update before them."""
-        return self.num_samples * self.sample_flops + self.growth_flops
+    def flops(self) -> int:
+        """Cost of the stage."""
+        return self.training_flops + self.update_flops
+
+    @property
+    def score(self) -> Score:
+        """Validation score."""
+        return Score(score=self.point.score, loss=self.point.loss)
 
     def point_report(self) -> PointReport:
-        """The evaluated network as reports show it."""
+        """The evaluated network, for the report."""
         point = self.point
         return PointReport(
             round=point.round,
@@ -59,18 +63,25 @@ class Record:
 
     def metadata(self) -> dict[str, Any]:
         """Everything but the name of the stage, as JSON values."""
-        rest = {name: getattr(self, name) for name in _BESIDE_THE_POINT}
-        return {**self.row(), **rest}
+        values: dict[str, Any] = to_json(self)
+        del values["stage"]
+        return {**values.pop("point"), **values}
 
     @classmethod
-    def from_facts(cls, stage: str, metadata: Mapping[str, Any]) -> Record:
-        """The record with these `facts()`."""
-        point = Point(**{name: metadata[name] for name in ("round", "density", "epochs", "score", "loss")})
-        rest = {name: metadata[name] for name in _BESIDE_THE_POINT}
-        return cls(stage=stage, point=point, density_model=metadata["density_model"], **rest)
+    def from_metadata(cls, stage: str, metadata: Mapping[str, Any]) -> Record:
+        """The record of a stage from its `metadata()`."""
+        point = {f.name: metadata[f.name] for f in dataclasses.fields(Point)}
+        rest = {f.name: metadata[f.name] for f in dataclasses.fields(cls) if f.name not in ("stage", "point")}
+        return cls(stage=stage, point=Point(**point), **rest)
 
 
-_BESIDE_THE_POINT = ("num_on", "num_epochs", "num_samples", "sample_flops", "growth_flops", "topology", "seconds")
+@dataclass(frozen=True)
+class StageOutput:
+    """What a stage produced: its record, and tensors (with JSON metadata of their own) for later stages."""
+
+    record: Record
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 def ledger_report(
@@ -81,7 +92,7 @@ def ledger_report(
     dense_training_flops: int | None,
     samples_per_epoch: int | None = None,
 ) -> LedgerReport:
-    """What the stages of a run cost, if the masks of each stayed as they are recorded.
+    """Return what the stages of a run cost, for stages that train with constant masks.
 
     Counted are training FLOPs (a multiply and an add are two; a training sample costs three forward passes at the masks
     it was trained with) and choosing new masks, but not evaluation.
@@ -93,7 +104,7 @@ def ledger_report(
     dense_training_flops
         Cost of the dense baseline; None if it is unknown.
     samples_per_epoch
-        To count the epochs trained; None: every stage trained as many epochs as its schedule has.
+        Used to count the epochs trained; None: every stage trained as many epochs as its schedule has.
     """
     phases = tuple(
         PhaseReport(
@@ -102,11 +113,11 @@ def ledger_report(
             epochs_trained=record.num_samples / samples_per_epoch if samples_per_epoch else float(record.num_epochs),
             samples=record.num_samples,
             density=record.point.density,
-            training_flops=record.training_flops,
+            training_flops=record.flops,
         )
         for record in records
     )
-    flops, samples = sum(phase.training_flops for phase in phases), sum(phase.samples for phase in phases)
+    flops, samples = sum(record.flops for record in records), sum(record.num_samples for record in records)
     num_epochs = sum(record.num_epochs for record in records)
     weight_epochs = sum(record.num_epochs * record.num_on for record in records)
     return LedgerReport(
@@ -121,55 +132,7 @@ def ledger_report(
     )
 
 
-def score_report(record: Record) -> Score:
-    """The validation score of a stage's network."""
-    return Score(score=record.point.score, loss=record.point.loss)
-
-
 def timing_report(records: Sequence[Record]) -> TimingReport:
-    """How long the stages of a run took."""
+    """Return how long the stages of a run took."""
     phases = tuple(PhaseTiming(phase=record.stage, seconds=record.seconds) for record in records)
     return TimingReport(seconds=sum(phase.seconds for phase in phases), phases=phases)
-
-
-@dataclass(frozen=True)
-class Work:
-    """What a stage produced: its record, and tensors (with facts of their own) for later stages."""
-
-    record: Record
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-
-
-class Stages:
-    """Does each stage once, and finds it in the store from then on."""
-
-    def __init__(self, store: Store, callback: Callback, on_stored: Callable[[str], None] = lambda stage: None) -> None:
-        self.store = store
-        self.callback = callback
-        self._on_stored = on_stored
-
-    def once(self, stage: str, work: Callable[[], Work]) -> Record:
-        """The record of a stage, from the store if it is there; otherwise the work is done now and stored."""
-        return self.all_once([stage], lambda missing: [work()])[0]
-
-    def all_once(self, stages: Sequence[str], work: Callable[[Sequence[str]], Sequence[Work]]) -> list[Record]:
-        """The records of several stages; the work of those that are missing is done together."""
-        records: dict[str, Record] = {}
-        for stage in stages:
-            if (found := self.store.load(stage)) is not None:
-                records[stage] = Record.from_facts(stage, found.metadata)
-                self.callback.on_stage_end(records[stage], resumed=True)
-        missing = [stage for stage in stages if stage not in records]
-        for stage, done in zip(missing, work(missing) if missing else (), strict=True):
-            # The observer is told first, so that what it writes about a stage is there whenever the stage is stored.
-            self.callback.on_stage_end(done.record, resumed=False)
-            self.store.save(stage, {**done.record.metadata(), "state": done.metadata}, done.tensors)
-            self._on_stored(stage)
-            records[stage] = done.record
-        return [records[stage] for stage in stages]
-
-    def tensors(self, stage: str) -> tuple[Mapping[str, Tensor], Mapping[str, Any]] | None:
-        """The tensors and facts that a stage left for later ones, or None if they are not there (any more)."""
-        found = self.store.load(stage)
-        return None if found is None or not found.tensors else (found.tensors, found.metadata["state"])

@@ -1,17 +1,15 @@
-"""What a discovery found, and its report."""
+"""The result of a discovery."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from pathgrow.density import words
-from pathgrow.density.estimate import allowed_gap, fit_band
+from pathgrow.density.estimate import fit_band
 from pathgrow.density.types import DENSE, Answer, Curve, Point, Reference, Rule
 from pathgrow.errors import UserError
-from pathgrow.graph.flops import inference_flops
+from pathgrow.graph.flops import inference_flops, step_flops
 from pathgrow.masks import Masks
+from pathgrow.methods.method import GrowEachRound
 from pathgrow.report.schema import (
     AnswerReport,
     CurveReport,
@@ -25,9 +23,10 @@ from pathgrow.report.schema import (
     Score,
     TopologyReport,
 )
+from pathgrow.runs.config import DiscoverOptions
 from pathgrow.runs.probes import score_dense
-from pathgrow.runs.records import Record, ledger_report, score_report, timing_report
-from pathgrow.runs.site import Site
+from pathgrow.runs.records import Record, ledger_report, timing_report
+from pathgrow.runs.trunk import GrowingTrunk
 from pathgrow.sparse.attach import Attached
 from pathgrow.sparse.snapshot import digest
 from pathgrow.trainer.interface import Evaluate
@@ -36,164 +35,112 @@ from pathgrow.version import __version__
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Discovery:
-    """How dense the network needs to be, and that network, which is in the model that was passed to `discover`.
+    """The density a network needs, and that network, which is in the model that was passed to `discover`.
 
     If the model is trained further, the masks stay enforced until `attached.detach()`.
     """
 
     answer: Answer
-    """Everything the density rule says, in one value."""
+    """The answer of the density rule."""
     reason: str
     """Why the search stopped: a reason code, or the sentence of a user-defined rule."""
     curve: Curve
-    """All observed points: the trunk after each round, and the probes."""
-    rule: Rule
-    attached: Attached
+    """All evaluated networks: the trunk after each round, and the probes."""
     network: Record
-    """The network handed back, as it was trained and observed."""
-    rounds: tuple[Record, ...]
+    """The returned network."""
     probes: tuple[Record, ...]
     dense: Record | None
+    """The dense baseline, if it was trained."""
     untrained: tuple[Point, ...] = ()
-    """The networks compared as they were before training, where there was doubt that training made them better."""
+    """The networks compared before their training, if training seemed to have no effect."""
     trained: tuple[Record, ...]
     """Every stage that was trained, in order."""
-    site: Site
+    warnings: tuple[str, ...] = ()
+    options: DiscoverOptions
+    trunk: GrowingTrunk
 
     def __repr__(self) -> str:
         answer = self.answer
         needed = f"no operating density ({answer.status})"
         if answer.density is not None:
-            needed = f"operating density {words.density(answer.density)}"
-            needed += f" (90% interval {words.span(answer.interval)})" if answer.interval else ""
+            interval = "" if answer.interval is None else " (90% interval {:.1%} to {:.1%})".format(*answer.interval)
+            needed = f"operating density {answer.density:.1%}{interval}"
         return (
             f"Discovery({needed};\n"
-            f"  network of density {words.density(self.density)}, score {words.score(self.score)}, "
+            f"  returned network: density {self.density:.1%}, score {self.score:.4g}; "
             f"{len(self.rounds)} rounds, {len(self.probes)} probes)"
         )
 
     @property
+    def rule(self) -> Rule:
+        return self.options.density_rule()
+
+    @property
+    def attached(self) -> Attached:
+        """The returned network with its masks."""
+        return self.trunk.attached
+
+    @property
+    def rounds(self) -> tuple[Record, ...]:
+        """The growing network after each round; round 0 is the seed network."""
+        return tuple(self.trunk.records)
+
+    @property
     def operating_density(self) -> float | None:
-        """The smallest density whose network stays within delta of the reference; None where there is none to give."""
+        """The smallest density whose network stays within delta of the reference; None if there is none."""
         return self.answer.density
 
     @property
     def gain_density(self) -> float | None:
-        """Where the exponential fit over equally trained points reaches 95% of its gain."""
+        """The density at which the fitted curve reaches 95% of its gain."""
         return self.answer.gain_density
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """90% interval of the operating density; its lower end is 0 where that lies below everything trained out."""
+        """90% credible interval of the operating density; its lower end is 0 if that is below every probe."""
         return self.answer.interval
 
     @property
-    def words(self) -> str:
-        """The answer in words: one sentence, then in lines of their own how sure it is and what it rests on."""
-        first, *further = self.answer.words.splitlines() or [""]
-        if self._was_not_asked:
-            first = (
-                f"{words.density(self.density)} of the switchable weights, the density asked for, score"
-                f" {words.score(self.score)}."
-            )
-        elif self._is_too_short:
-            told = f"Judged by trainings too short to tell: {first}"
-            first = told if first else "The trainings were too short to tell."
-        return words.lines(first, *self._beside(further))
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """The words that say more than the other fields do: what a report lists beside its table of those."""
-        lines = self.answer.words.splitlines()
-        return self._beside((lines[1:] or lines) if self.answer.notes is None else self.answer.notes)
-
-    def _beside(self, further: Sequence[str]) -> tuple[str, ...]:
-        """What the rule has to say further, and what there is to know of the lengths of the trainings."""
-        answer, options = self.answer, self.site.options
-        if self._was_not_asked:
-            return ("How dense the network needs to be was not asked, so no copies were trained to compare.",)
-        if self._is_too_short:
-            length = words.counted(options.num_probe_epochs, "epoch")
-            best, growing = (words.score(score) for score in self._best)
-            return (
-                f"The best network trained out ({best} after {length}) scores below the growing one ({growing}), so its"
-                " training is too short to compare densities by.",
-                "Give a larger budget, or a larger probe_fraction.",
-                *further,
-            )
-        if answer.allowed is None or answer.status == "unlearned" or not self.probes:
-            return tuple(further)
-        middle, low, high = allowed_gap(answer.delta, options.num_probe_epochs, options.budget)
-        length = f"{options.num_probe_epochs} of {words.counted(options.budget, 'epoch')}"
-        return (
-            *further,
-            f"The networks compared were trained {length}. Gaps to dense shrink after that, so {middle:.2g}"
-            f" ({low:.2g} to {high:.2g}) was allowed there for {answer.delta:.2g} in the end.",
-            "A reference makes it surer.",
-        )
-
-    @property
-    def _was_not_asked(self) -> bool:
-        return self.site.options.target_density is not None and self.answer.status != "found"
-
-    @property
-    def _best(self) -> tuple[float, float]:
-        """The best scores of a network trained out and of the growing one."""
-        return max(record.point.score for record in self.probes), max(record.point.score for record in self.rounds)
-
-    @property
-    def _is_too_short(self) -> bool:
-        """Whether no copy came to where the growing network had been, though both learned."""
-        if not self.probes or self.answer.status == "unlearned":
-            return False
-        trained_out, growing = self._best
-        return trained_out + self.answer.delta < growing
-
-    @property
     def reference(self) -> Reference | None:
-        """What the answer is read against."""
+        """The score that the answer is relative to."""
         return self.answer.reference
 
     @property
     def density(self) -> float:
-        """Density of the network handed back, over the switchable weights."""
+        """Density of the returned network, over its prunable weights."""
         return self.network.point.density
 
     @property
     def density_model(self) -> float:
-        """Density of the network handed back, over all parameters of the model."""
+        """Density of the returned network, over all parameters of the model."""
         return self.network.density_model
 
     @property
     def score(self) -> float:
-        """Score of the network handed back, on the user's validation data."""
+        """Validation score of the returned network."""
         return self.network.point.score
 
     @property
     def masks(self) -> Masks:
-        """Masks of the network handed back."""
+        """Masks of the returned network."""
         return self.attached.masks
 
     def masks_at(self, round: int) -> Masks:
-        """Masks of the trunk in a visited round; 0 is the seed network, `DENSE` a dense copy."""
+        """Return the masks of a visited round; 0 is the seed network, `DENSE` the dense network."""
         if round == DENSE:
-            return Masks.full(self.attached.model, self.site.scope)
-        return self.site.masks_of(self.rounds[round])
-
-    @property
-    def topology(self) -> tuple[dict[str, Any], ...]:
-        """Path measures of the trunk, round by round."""
-        return tuple({"round": record.point.round, **(record.topology or {})} for record in self.rounds)
+            return Masks.full(self.attached.model, self.trunk.session.scope)
+        return self.trunk.masks(round)
 
     def examine(self, evaluate: Evaluate) -> tuple[Score, Score | None]:
-        """Score the network handed back, and the dense reference if there is one, by another evaluation: the test."""
-        network = self.site.phases.score(self.attached, "test", evaluate=evaluate)
-        return network, None if self.dense is None else score_dense(self.site, evaluate)
+        """Evaluate the returned network, and the dense baseline if there is one, e.g. on the test split."""
+        session = self.trunk.session
+        network = session.score(self.attached, "test", evaluate=evaluate)
+        return network, None if self.dense is None else score_dense(session, evaluate)
 
     def within(self, delta: float) -> float | None:
-        """The operating density for another tolerance, read from the same curve without more training."""
+        """Return the operating density for another tolerance, from the same curve and without more training."""
         if "delta" not in getattr(self.rule, "__dataclass_fields__", {}):
-            raise UserError(f"rule {self.rule.name!r} is no dataclass with a delta: it cannot be asked for another one")
+            raise UserError(f"rule {self.rule.name!r} must be a dataclass with a field delta to answer for another one")
         if self.answer.status == "unlearned":
             return None
         rule: Rule = replace(self.rule, delta=delta)  # type: ignore[type-var]
@@ -202,53 +149,43 @@ class Discovery:
     @property
     def ledger(self) -> LedgerReport:
         """What the discovery cost, stage by stage."""
+        session, dense = self.trunk.session, None
         samples, epochs = (sum(getattr(r, name) for r in self.trained) for name in ("num_samples", "num_epochs"))
-        dense = None
         if samples and epochs:
-            dense = round(self.site.options.budget * samples / epochs) * self.site.dense_flops
-        return ledger_report(
+            dense = round(self.options.budget * samples / epochs) * step_flops(session.graph)
+        ledger = ledger_report(
             self.trained,
             num_prunable=self.masks.num,
-            num_parameters=self._num_parameters,
+            num_parameters=session.num_parameters,
             dense_training_flops=dense,
         )
-
-    @property
-    def _num_parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.attached.model.parameters())
+        return replace(ledger, start_flops=self.trunk.start_flops)
 
     def report(self, *, test: Score | None = None, dense_test: Score | None = None) -> RunReport:
-        """The report of this discovery; all but `timing` is the same in every repetition.
+        """Return the report; all but `timing` is identical if the discovery is repeated.
 
-        `test` and `dense_test` are the scores of `examine`.
+        `test` and `dense_test` are the scores that `examine` returned.
         """
-        answer, network, options = self.answer, self.network, self.site.options
-        method, reference = self.site.method, self.answer.reference
-        # Where nothing was learned, a curve through the scores would show a rise that is none.
+        answer, network, options, graph = self.answer, self.network, self.options, self.trunk.session.graph
+        # Without learning, a curve fitted to the scores would show a rise that does not exist.
         band = None if answer.status == "unlearned" else fit_band(self.curve, answer)
         return RunReport(
             command="discover",
             version=__version__,
-            config={"seed": self.site.seed, **options.as_dict()},
-            method=MethodReport(
-                name=method.name,
-                options={"gamma": options.gamma, "start_density": options.start_density},
-                needs=tuple(sorted(method.needs)),
-                cost=method.cost,
-                clock=method.clock,
-            ),
+            config={"seed": self.trunk.session.seed, **options.as_dict()},
+            method=self._method_report(),
             network=NetworkReport(
                 density=network.point.density,
                 density_model=network.density_model,
                 num_on=network.num_on,
                 num=self.masks.num,
-                num_parameters=self._num_parameters,
+                num_parameters=self.trunk.session.num_parameters,
                 round=network.point.round,
                 epochs=network.point.epochs,
                 final=options.final,
-                inference_flops=inference_flops(self.site.graph, self.masks),
-                dense_inference_flops=inference_flops(self.site.graph),
-                val=score_report(network),
+                inference_flops=inference_flops(graph, self.masks),
+                dense_inference_flops=inference_flops(graph),
+                val=network.score,
                 test=test,
             ),
             curve=CurveReport(
@@ -260,28 +197,45 @@ class Discovery:
                 fit=None if band is None else FitReport(**{name: tuple(column) for name, column in band.items()}),
             ),
             ledger=self.ledger,
-            answer=AnswerReport(
-                operating_density=answer.density,
-                interval=answer.interval,
-                gain_density=answer.gain_density,
-                gain_interval=answer.gain_interval,
-                gain_level=answer.gain_level,
-                delta=answer.delta,
-                allowed=answer.delta if answer.allowed is None else answer.allowed,
-                status=answer.status,
-                rule=answer.rule,
-                select_by=options.answer,
-                reason=self.reason,
-                details=answer.details,
-                reference=None
-                if reference is None
-                else ReferenceReport(score=reference.score, kind=reference.kind, epochs=reference.epochs),
-                dense=None if self.dense is None else score_report(self.dense),
-                dense_test=dense_test,
+            answer=self._answer_report(dense_test),
+            topology=tuple(
+                TopologyReport(round=record.point.round, **(record.topology or {})) for record in self.rounds
             ),
-            topology=tuple(TopologyReport(**measured) for measured in self.topology),
             masks_sha256=self.masks.digest(),
             weights_sha256=digest(self.attached.model.state_dict()),
-            notes=self.notes,
+            notes=self.warnings,
             timing=timing_report(self.trained),
+        )
+
+    def _method_report(self) -> MethodReport:
+        method = self.trunk.method
+        gamma = method.schedule.gamma if isinstance(method.schedule, GrowEachRound) else None
+        return MethodReport(
+            name=method.name,
+            options={"gamma": gamma, "start_density": method.start_density},
+            needs=tuple(sorted(method.needs)),
+            cost=method.cost,
+            clock=method.clock,
+        )
+
+    def _answer_report(self, dense_test: Score | None) -> AnswerReport:
+        answer, reference = self.answer, self.answer.reference
+        return AnswerReport(
+            operating_density=answer.density,
+            interval=answer.interval,
+            gain_density=answer.gain_density,
+            gain_interval=answer.gain_interval,
+            gain_level=answer.gain_level,
+            delta=answer.delta,
+            allowed=answer.delta if answer.allowed is None else answer.allowed,
+            status=answer.status,
+            rule=answer.rule,
+            select_by=self.options.answer,
+            reason=answer.reason or self.reason,
+            details=answer.details,
+            reference=None
+            if reference is None
+            else ReferenceReport(score=reference.score, kind=reference.kind, epochs=reference.epochs),
+            dense=None if self.dense is None else self.dense.score,
+            dense_test=dense_test,
         )

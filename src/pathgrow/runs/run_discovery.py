@@ -1,4 +1,4 @@
-"""Run an experiment in a folder: begin it, go on with it, or find that it is done."""
+"""The command `pathgrow discover`: a discovery with a built-in dataset, model and trainer in a run directory."""
 
 from __future__ import annotations
 
@@ -6,25 +6,18 @@ import dataclasses
 import math
 import os
 import warnings
-from collections.abc import Sequence
 
-from pathgrow.checkpoint import MemoryStore, RunDir
-from pathgrow.density import words
+from pathgrow.checkpoint import RunDir
 from pathgrow.distributed.comm import Communicator
-from pathgrow.masks import Masks
+from pathgrow.methods.method import GrowEachRound
 from pathgrow.report.progress import ProgressBar
-from pathgrow.report.schema import RunReport, Score
-from pathgrow.runs.callback import Callback
-from pathgrow.runs.carry_out import carry_out, finished_report
+from pathgrow.report.schema import RunReport
 from pathgrow.runs.config import DiscoverConfig, DiscoverOptions
-from pathgrow.runs.diary import MetricsLogger, announce_resumption
-from pathgrow.runs.discovery import discover, draw, write_findings
-from pathgrow.runs.phases import Phases
-from pathgrow.runs.result import Discovery
-from pathgrow.trainer import Trainer
-from pathgrow.trainer.feed import batches_of
+from pathgrow.runs.discovery import draw, search, write_results
+from pathgrow.runs.launch import open_session, run_in
+from pathgrow.runs.session import MAX_ADAPTIVE_EPOCHS
 
-_USUAL_PROBES = {"with a reference": 8, "without": 5}
+_USUAL_PROBES = {"reference": 8, "no reference": 5}
 
 
 def run(
@@ -33,40 +26,33 @@ def run(
     progress: ProgressBar | None = None,
     comm: Communicator | None = None,
 ) -> RunReport:
-    """The report of this experiment.
+    """Run a discovery in a run directory and return its report.
 
-    A finished folder is read, not run again; an unfinished one goes on where it was killed and ends with the same bits.
+    A finished run is not repeated; an interrupted one resumes and ends with the same bits.
 
     Parameters
     ----------
     out
-        The run folder. Where several processes work together it is on the machine of the first, which alone writes.
+        The run directory. In distributed training only rank 0 writes to it.
     progress
-        Shows how the run goes, in the first process.
-    team
-        The processes that work together; None: those that `torchrun` started, else this one.
+        Progress display, used by rank 0.
+    comm
+        The ranks of the run; None: those that `torchrun` started, or a single process.
     """
-    return carry_out(
-        config, out, lambda folder, comm: _work(config, folder, progress or ProgressBar(), comm), _shown_report, comm
+    return run_in(
+        config, out, lambda run_dir, comm: _discover(config, run_dir, progress or ProgressBar(), comm), comm, draw
     )
 
 
-def _shown_report(folder: RunDir) -> RunReport:
-    """The report of a finished run, with its figure and page drawn."""
-    draw(folder)
-    return finished_report(folder)
-
-
 def expected_epochs(config: DiscoverConfig, out: str | os.PathLike[str]) -> int:
-    """About how many epochs are left to train in a folder; how many a rule will ask for cannot be known."""
+    """Estimate how many epochs are left to train; the number of probes is up to the rule."""
     options = DiscoverOptions(**config.discovery())
-    span = (config.target_density or 1.0) / (config.start_density or 0.05)
-    num_rounds = math.ceil(math.log(max(span, 1.0)) / math.log1p(config.gamma))
-    expected = options.num_seed_epochs + num_rounds * (options.num_rough_epochs or Phases.longest)
-    if config.target_density is None:
-        usual = _USUAL_PROBES["without" if config.reference is None else "with a reference"]
-        expected += usual * options.num_probe_epochs
-    if config.target_density is not None or options.num_probe_epochs < config.budget:
+    schedule = options.growth_method().schedule
+    gamma = schedule.gamma if isinstance(schedule, GrowEachRound) else GrowEachRound.gamma
+    num_rounds = math.ceil(-math.log(config.start_density or 0.05) / math.log1p(gamma))
+    expected = options.num_seed_epochs + num_rounds * (options.num_rough_epochs or MAX_ADAPTIVE_EPOCHS)
+    expected += _USUAL_PROBES["no reference" if config.reference is None else "reference"] * options.num_probe_epochs
+    if options.num_probe_epochs < config.budget:
         expected += config.budget
     if config.reference == "dense":
         expected += config.budget
@@ -75,61 +61,35 @@ def expected_epochs(config: DiscoverConfig, out: str | os.PathLike[str]) -> int:
     return max(0, expected - sum(done))
 
 
-def _work(config: DiscoverConfig, folder: RunDir | None, progress: ProgressBar, comm: Communicator) -> None:
-    """Discover, examine, write; only the first process has a folder."""
-    dataset = config.load_data()
-    if folder is not None and config.delta * len(dataset.val) < 1.0:
+def _discover(config: DiscoverConfig, run_dir: RunDir | None, progress: ProgressBar, comm: Communicator) -> None:
+    """Search, test, write; only rank 0 has a run directory."""
+    # Without the number of validation examples (`num_val`), which would make answers more cautious still: the rule was
+    # tuned without it, and its intervals cover the truth without it, see docs/design/train_and_compare.md.
+    options = DiscoverOptions(**config.discovery(), comm=comm)
+    session, trainer = open_session(
+        config,
+        run_dir,
+        progress,
+        comm,
+        num_epochs=None if run_dir is None else expected_epochs(config, run_dir.path),
+        use_ema=options.observe == "average",
+    )
+    num_val = len(trainer.data.val)
+    if run_dir is not None and config.delta * num_val < 1.0:
         warnings.warn(
-            f"one of {words.counted(len(dataset.val), 'validation image')} is a step of {1 / len(dataset.val):.2g} in "
-            f"the score, more than delta ({config.delta:g}): the answer will be noise, so give a larger --delta, or "
-            "data with more images",
+            f"delta ({config.delta:g}) is less than one of the {num_val} validation examples "
+            f"({1 / num_val:.2g}), so the answer will be noise; use a larger --delta or more data",
             stacklevel=2,
         )
-    if folder is not None:
-        announce_resumption(folder, progress, batches_of(len(dataset.train), config.recipe, config.ranks)[1])
-    trainer = Trainer(
-        dataset,
-        config.recipe,
-        config.engine,
-        num_epochs=None if folder is None else expected_epochs(config, folder.path),
-        on_epoch=progress.epoch,
-        comm=comm,
-    )
-    model, optimizer = trainer.place(config.new_model(dataset.classes))
-    # Without the number of validation examples (`num_val`), which would make answers more careful still: the rule was
-    # tuned without it, and its intervals cover the truth without it, see docs/design/train_and_compare.md.
-    found = discover(
-        model,
-        optimizer,
-        trainer,
-        trainer.evaluate(dataset.val),
-        dataset.example_input().to(trainer.plan.device),
-        seed=config.seed,
-        store=MemoryStore() if folder is None else folder.stages,
-        callback=MetricsLogger(folder, progress) if folder is not None else Callback(),
-        loss=trainer.loss,
-        batches=trainer.batches,
-        **config.discovery(),
-    )
-    # Everything is decided: only now is the test split looked at, once.
-    network, dense = found.examine(trainer.evaluate(dataset.test))
+    found = search(session, options)
+    # Everything is decided: only now is the test split used, once.
+    test, dense_test = found.examine(trainer.evaluate(trainer.data.test))
     masks = [found.masks_at(round) for round in range(len(found.rounds))]
-    if folder is not None:
-        _write(config, folder, found, masks, network, dense)
-
-
-def _write(
-    config: DiscoverConfig,
-    folder: RunDir,
-    found: Discovery,
-    masks: Sequence[Masks],
-    network: Score,
-    dense: Score | None,
-) -> None:
-    """All files of a finished run; the report goes last, since its presence means that the others are there."""
+    if run_dir is None:
+        return
     for round, grown in enumerate(masks):
-        folder.save_masks(round, grown)
-    weights_sha256 = folder.save_network(found.attached.model, found.masks)
-    report = found.report(test=network, dense_test=dense)
+        run_dir.save_masks(round, grown)
+    weights_sha256 = run_dir.save_network(found.attached.model, found.masks)
+    report = found.report(test=test, dense_test=dense_test)
     report = dataclasses.replace(report, config=config.as_dict(), weights_sha256=weights_sha256)
-    write_findings(folder, found, report)
+    write_results(run_dir, found, report)

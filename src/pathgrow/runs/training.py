@@ -1,4 +1,4 @@
-"""Train by one method in a folder: begin, go on, or find that it is done."""
+"""Train with one method: a single training, iterative pruning in levels, or growth to a target density."""
 
 from __future__ import annotations
 
@@ -7,28 +7,23 @@ import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from pathgrow.checkpoint import RunDir
 from pathgrow.distributed.comm import Communicator
+from pathgrow.errors import UserError
 from pathgrow.graph.flops import inference_flops, step_flops
+from pathgrow.methods.method import Progress, never
 from pathgrow.report.progress import ProgressBar
-from pathgrow.report.schema import (
-    CurveReport,
-    LedgerReport,
-    MatchReport,
-    MethodReport,
-    NetworkReport,
-    RunReport,
-    Score,
-)
-from pathgrow.runs.bench import Bench, grows
-from pathgrow.runs.carry_out import carry_out, finished_report
-from pathgrow.runs.config import TrainConfig
-from pathgrow.runs.doubts import doubts
-from pathgrow.runs.growth import grow
-from pathgrow.runs.levels import Levels
-from pathgrow.runs.plan import Plan, plan
-from pathgrow.runs.records import Record, ledger_report, score_report, timing_report
+from pathgrow.report.schema import CurveReport, LedgerReport, MethodReport, NetworkReport, RunReport, Score
+from pathgrow.runs.checks import training_warnings
+from pathgrow.runs.config import DiscoverOptions, TrainConfig
+from pathgrow.runs.iso_flop import CostMeter, Plan, Workload, cost_logger, grows, make_plan
+from pathgrow.runs.launch import open_session, run_in
+from pathgrow.runs.probes import train_copies
+from pathgrow.runs.records import Record, StageOutput, ledger_report, timing_report
+from pathgrow.runs.session import Trained
+from pathgrow.runs.trunk import GrowingTrunk, Trunk
 from pathgrow.sparse.attach import Attached
 from pathgrow.sparse.partial import clear_partials
 from pathgrow.version import __version__
@@ -40,82 +35,143 @@ def train(
     progress: ProgressBar | None = None,
     comm: Communicator | None = None,
 ) -> RunReport:
-    """The report of this training.
+    """Train in a run directory and return the report.
 
-    A finished folder is read, not run again; an unfinished one goes on where it was killed and ends with the same bits.
+    A finished run is not repeated; an interrupted one resumes and ends with the same bits.
 
     Parameters
     ----------
     out
-        The run folder. Where several processes work together it is on the machine of the first, which alone writes.
+        The run directory. In distributed training only rank 0 writes to it.
     progress
-        Shows how the run goes, in the first process.
-    team
-        The processes that work together; None: those that `torchrun` started, else this one.
+        Progress display, used by rank 0.
+    comm
+        The ranks of the run; None: those that `torchrun` started, or a single process.
     """
-    return carry_out(
-        config, out, lambda folder, comm: _work(config, folder, progress or ProgressBar(), comm), finished_report, comm
-    )
+    return run_in(config, out, lambda run_dir, comm: _train(config, run_dir, progress or ProgressBar(), comm), comm)
 
 
-def _work(config: TrainConfig, folder: RunDir | None, progress: ProgressBar, comm: Communicator) -> None:
-    """Plan, train, examine, write; only the first process has a folder."""
-    bench = Bench.made(config, folder, progress, comm)
-    planned = plan(bench)
-    notes = doubts(bench, planned.epochs)
-    if folder is not None:
+def _train(config: TrainConfig, run_dir: RunDir | None, progress: ProgressBar, comm: Communicator) -> None:
+    """Plan, train, test, write; only rank 0 has a run directory."""
+    session, trainer = open_session(config, run_dir, progress, comm, num_epochs=config.epochs, scope=config.scope)
+    workload = Workload(session=session, config=config, trainer=trainer)
+    plan = make_plan(workload)
+    notes = training_warnings(workload, plan.epochs)
+    if run_dir is not None:
         for note in notes:
             warnings.warn(note, stacklevel=2)
-    outcome = _trained(bench, planned)
-    if folder is None:
+    outcome = _grow(workload, plan) if grows(workload.method(plan.epochs)) else _train_levels(workload, plan)
+    # Everything is decided: only now is the test split used, once.
+    test = session.score(outcome.attached, "test", evaluate=trainer.evaluate(trainer.data.test))
+    outcome.attached.detach()
+    if run_dir is None:
         return
-    clear_partials(folder)
-    folder.write_curve([{"kind": "phase", **record.row()} for record in outcome.records])
-    report = _report(bench, planned, outcome)
-    report = dataclasses.replace(
-        report,
-        weights_sha256=folder.save_network(outcome.attached.model, outcome.attached.masks),
-        notes=tuple(notes),
-        timing=dataclasses.replace(report.timing, run_seconds=folder.seconds),
-    )
-    folder.write_report(report.as_json())  # last: its presence means that the run is finished
+    clear_partials(run_dir)
+    run_dir.write_curve([{"kind": "phase", **record.row()} for record in outcome.records])
+    weights_sha256 = run_dir.save_network(outcome.attached.model, outcome.attached.masks)
+    report = _report(workload, plan, outcome, test, weights_sha256)
+    timing = dataclasses.replace(report.timing, run_seconds=run_dir.seconds)
+    # Last: a run directory with a report is finished.
+    run_dir.write_report(dataclasses.replace(report, notes=tuple(notes), timing=timing).as_json())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Outcome:
-    """The outcome of a training."""
-
+class _Outcome:
     attached: Attached
     records: Sequence[Record]
-    test: Score
-    start_flops: int = 0
-    """Cost of choosing the initial masks; included in the first phase, as is the time it took."""
-    weight_epochs: float | None = None
-    """Epochs times active prunable weights, where masks changed within a phase."""
+    start_flops: int
+    weight_steps: int | None = None
+    """Active prunable weights, summed over all steps; None: masks were constant in every stage."""
 
 
-def _trained(bench: Bench, plan: Plan) -> Outcome:
-    """Train; then, when everything is decided, evaluate on the test split, once."""
-    examine = bench.trainer.evaluate(bench.dataset.test)
-    if grows(bench.make_method(plan.epochs)):
-        found = grow(bench, plan)
-        return Outcome(attached=found.attached, records=[*found.rounds, found.network], test=found.examine(examine)[0])
-    levels = Levels(bench, plan)
-    records = levels.run()
-    test = levels.phases.score(levels.attached, "test", evaluate=examine)
-    levels.attached.detach()
-    return Outcome(
-        attached=levels.attached,
-        records=records,
-        test=test,
-        start_flops=levels.start_flops,
-        weight_epochs=levels.epochs_times("switchable"),
+def _grow(workload: Workload, plan: Plan) -> _Outcome:
+    """Grow to the target density, then train a fresh initialization of the final masks."""
+    options = DiscoverOptions(budget=plan.epochs)
+    trunk = GrowingTrunk(workload.session, options, workload.method(plan.epochs))
+    trunk.advance_()
+    while not trunk.is_full:
+        trunk.advance_()
+    last = len(trunk.records) - 1
+    [final] = train_copies(trunk, options, {"final": last}, plan.length(-1))
+    found = workload.session.tensors(final.stage)
+    assert found is not None
+    attached = trunk.finish_(trunk.masks(last), *found)
+    return _Outcome(attached=attached, records=[*trunk.records, final], start_flops=trunk.start_flops)
+
+
+def _train_levels(workload: Workload, plan: Plan) -> _Outcome:
+    """Train until the method's schedule has no further update between trainings; most methods have none at all."""
+    method, session = workload.method(plan.epochs), workload.session
+    num_steps = plan.epochs * workload.steps_per_epoch
+    if method.after_update == "rewind" and method.rewind_step >= num_steps:
+        raise UserError(
+            f"rewind_step must be < {num_steps} (steps per level), got {method.rewind_step} "
+            f"(e.g. {num_steps // 10}); or train longer"
+        )
+    meter = CostMeter(
+        cost=method.cost, dense_macs=workload.dense_macs, batch_size=workload.batch_size, num=session.scope.num
+    )
+    trunk = Trunk(session, method, on_mask_update=cost_logger(session.graph))
+    if method.clock == "step" or method.schedule is never:
+        _train_level(trunk, meter, plan, 0, "training")
+    else:
+        for level in count():
+            stage = f"level-{level + 1}"
+            if level > 0 and session.store.load(stage) is None and not _update_is_due(trunk):
+                break
+            _train_level(trunk, meter, plan, level, stage)
+    trunk.go_to_(len(trunk.records) - 1)
+    attached = trunk.attached
+    return _Outcome(
+        attached=attached,
+        records=trunk.records,
+        start_flops=trunk.start_flops,
+        weight_steps=meter.weight_steps(attached.method_state, attached.step),
     )
 
 
-def _report(bench: Bench, plan: Plan, outcome: Outcome) -> RunReport:
-    config, attached, network = bench.config, outcome.attached, outcome.records[-1]
-    method = bench.make_method(plan.epochs)
+def _train_level(trunk: Trunk, meter: CostMeter, plan: Plan, level: int, stage: str) -> None:
+    method, session = trunk.method, trunk.session
+    first_step = method.rewind_step if level > 0 and method.after_update == "rewind" else 0
+    step_before = 0
+
+    def train_() -> Trained:
+        nonlocal step_before
+        step_before = trunk.attached.step
+        if level > 0:
+            trunk.attached.advance_()
+        # The stage had this name when the reference results were recorded; random numbers are derived from it.
+        seed_name = f"level-{level:03d}"
+        return session.train_(trunk.attached, stage, plan.length(level), first_step=first_step, seed_name=seed_name)
+
+    def finish(trained: Trained, seconds: float) -> StageOutput:
+        attached = trunk.attached
+        record = session.record(
+            stage,
+            attached,
+            trained,
+            round=level,
+            epochs_before=sum(record.num_epochs for record in trunk.records),
+            training_flops=meter.training_flops(attached.method_state, step_before, attached.step),
+            update_flops=0 if level else trunk.start_flops,
+            seconds=seconds,
+        )
+        return StageOutput(record)
+
+    trunk.visit_(stage, train_, finish)
+
+
+def _update_is_due(trunk: Trunk) -> bool:
+    """Whether the schedule has another mask update after the last level."""
+    trunk.go_to_(len(trunk.records) - 1)
+    attached, masks = trunk.attached, trunk.attached.masks
+    progress = Progress(round=attached.round, step=attached.step, num_on=masks.num_on, num=masks.num)
+    return trunk.method.due(progress) is not None
+
+
+def _report(workload: Workload, plan: Plan, outcome: _Outcome, test: Score, weights_sha256: str) -> RunReport:
+    config, session, masks = workload.config, workload.session, outcome.attached.masks
+    method, network = workload.method(plan.epochs), outcome.records[-1]
     return RunReport(
         command="train",
         version=__version__,
@@ -132,58 +188,38 @@ def _report(bench: Bench, plan: Plan, outcome: Outcome) -> RunReport:
             density=network.point.density,
             density_model=network.density_model,
             num_on=network.num_on,
-            num=attached.masks.num,
-            num_parameters=bench.num_parameters,
+            num=masks.num,
+            num_parameters=session.num_parameters,
             epochs=network.point.epochs,
-            inference_flops=inference_flops(bench.graph, attached.masks),
-            dense_inference_flops=inference_flops(bench.graph),
-            val=score_report(network),
-            test=outcome.test,
+            inference_flops=inference_flops(session.graph, masks),
+            dense_inference_flops=inference_flops(session.graph),
+            val=network.score,
+            test=test,
         ),
         curve=CurveReport(rounds=tuple(record.point_report() for record in outcome.records)),
-        ledger=_ledger(bench, plan, outcome),
-        masks_sha256=attached.masks.digest(),
-        weights_sha256="",
+        ledger=_ledger(workload, plan, outcome),
+        masks_sha256=masks.digest(),
+        weights_sha256=weights_sha256,
         timing=timing_report(outcome.records),
     )
 
 
-def _ledger(bench: Bench, plan: Plan, outcome: Outcome) -> LedgerReport:
-    samples_per_epoch = bench.batch_size * bench.steps_per_epoch
+def _ledger(workload: Workload, plan: Plan, outcome: _Outcome) -> LedgerReport:
+    session = workload.session
+    samples_per_epoch = workload.batch_size * workload.steps_per_epoch
     ledger = ledger_report(
         outcome.records,
-        num_prunable=bench.scope.num,
-        num_parameters=bench.num_parameters,
-        dense_training_flops=bench.config.epochs * samples_per_epoch * step_flops(bench.graph),
+        num_prunable=session.scope.num,
+        num_parameters=session.num_parameters,
+        dense_training_flops=workload.config.epochs * samples_per_epoch * step_flops(session.graph),
         samples_per_epoch=samples_per_epoch,
     )
-    if outcome.weight_epochs is not None:
-        assert ledger.epochs_trained is not None
-        always = ledger.epochs_trained * (bench.num_parameters - bench.scope.num)
+    ledger = dataclasses.replace(ledger, start_flops=outcome.start_flops)
+    if outcome.weight_steps is not None:
+        always = outcome.attached.step * workload.num_always("parameters")
         ledger = dataclasses.replace(
             ledger,
-            epochs_times_parameters=outcome.weight_epochs + always,
-            epochs_times_prunable=outcome.weight_epochs,
+            epochs_times_parameters=(outcome.weight_steps + always) / workload.steps_per_epoch,
+            epochs_times_prunable=outcome.weight_steps / workload.steps_per_epoch,
         )
-    ledger = dataclasses.replace(ledger, start_flops=outcome.start_flops)
-    return dataclasses.replace(ledger, match=_match(plan, ledger))
-
-
-def _match(plan: Plan, ledger: LedgerReport) -> MatchReport | None:
-    if plan.budget is None:
-        return None
-    in_units = {
-        "flops": ledger.training_flops,
-        "parameters": ledger.epochs_times_parameters,
-        "switchable": ledger.epochs_times_prunable,
-    }
-    spent = in_units[plan.match]
-    assert spent is not None
-    return MatchReport(
-        kind=plan.match,
-        epochs=plan.epochs,
-        budget=plan.budget,
-        planned=plan.planned,
-        spent=float(spent),
-        relative_error=spent / plan.budget - 1,
-    )
+    return dataclasses.replace(ledger, match=plan.report(ledger))

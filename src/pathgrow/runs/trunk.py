@@ -1,193 +1,260 @@
-"""The trunk: the user's own model, trained continuously while its masks grow round by round."""
+"""The trunk of a run: the user's model, trained in consecutive stages between which its masks change."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
+from pathgrow.density.probe import ProbeRule
 from pathgrow.errors import UserError
-from pathgrow.graph.flops import growth_flops
+from pathgrow.graph.flops import growth_flops, start_flops
 from pathgrow.graph.topology import GLOBAL_LIMIT, Topology, measure
 from pathgrow.masks import Masks
 from pathgrow.methods import fixed
-from pathgrow.methods.method import GrowEachRound, Progress
-from pathgrow.runs.phases import Trained
-from pathgrow.runs.records import Record, Work
-from pathgrow.runs.site import Site
+from pathgrow.methods.method import Method, Progress
+from pathgrow.runs.config import DiscoverOptions
+from pathgrow.runs.records import Record, StageOutput
+from pathgrow.runs.session import Session, Trained
 from pathgrow.sparse.attach import Attached
 from pathgrow.sparse.networks import copy_pair, pack_pair, unpack_pair_
 from pathgrow.sparse.optimizer_settings import changed_setting, settings_of
 from pathgrow.sparse.snapshot import digest, put_back_, take
 
+_START = "start"
 _ROUNDS_BETWEEN_CORES = 3
 """The global tau-core takes half as long as a short round of training. Measured at each doubling of density, it shows
 as much as if it were measured every round."""
 
 
 class Trunk:
-    """Grows the network. Round 0 is the seed network.
+    """A model that is trained stage by stage, each stage starting where the previous one ended.
 
-    The stage of a round keeps its masks for good. Weights and optimizer state are kept in a separate stage: they are
-    large, and where copies begin from a fresh initialisation only the latest are needed.
+    The record of a stage is stored under its name. Weights, optimizer state and masks are stored separately: they are
+    large, and usually only the latest are needed.
     """
 
-    def __init__(self, site: Site, model: nn.Module, optimizer: Optimizer) -> None:
-        self._site = site
-        self._store = site.store
-        self.rounds: list[Record] = []
-        self.attached = self._plant(model, optimizer)
-        self.num = self.attached.masks.num
-        self._stands_at: int | None = -1
-        """The round whose weights the model holds; -1: before the seed training; None: somewhere between rounds."""
+    def __init__(
+        self,
+        session: Session,
+        method: Method,
+        *,
+        on_mask_update: Callable[[Attached], None] | None = None,
+        keep_weights: bool = False,
+    ) -> None:
+        self.session = session
+        self.method = method
+        self.records: list[Record] = []
+        self.start_flops = 0
+        """Cost of choosing the initial masks."""
+        self.start_seconds = 0.0
+        self._on_mask_update = on_mask_update
+        self._keep_weights = keep_weights
+        self._train: list[Callable[[], Any]] = []
+        """How each visited stage trains, to repeat it if its weights are lost."""
+        self.attached = self._attach(session.model, session.optimizer)
+        self._position: int | None = -1
+        """The stage whose weights the model holds; -1: the initial ones; None: somewhere in between."""
+
+    @property
+    def num(self) -> int:
+        """Prunable weights."""
+        return self.attached.masks.num
+
+    def visit_(
+        self, stage: str, train_: Callable[[], Trained], finish: Callable[[Trained, float], StageOutput]
+    ) -> Record:
+        """Run the next stage unless it is stored: change the masks and train, then `finish` makes its record.
+
+        `finish` receives the seconds that the stage took.
+        """
+        number = len(self.records)
+        self._train.append(train_)
+
+        def work() -> StageOutput:
+            began = time.perf_counter()
+            trained = self._run_(number)
+            seconds = time.perf_counter() - began
+            return finish(trained, seconds if number else seconds + self.start_seconds)
+
+        self.records.append(self.session.once(stage, work))
+        if number > 0 and not self._keep_weights:
+            self.session.store.delete_tensors(_weights(number - 1))
+        return self.records[-1]
+
+    def go_to_(self, number: int) -> None:
+        """Bring the model to where a visited stage ended; a stage whose weights are lost is trained again."""
+        if self._position == number:
+            return
+        found = self.session.store.load(_weights(number)) if number >= 0 else None
+        if found is not None and found.tensors:
+            put_back_(self.attached, found.tensors, found.metadata)
+            self._position = number
+        elif number >= 0:
+            self._run_(number)
+        else:
+            self.restore_()
+            self.attached = self._attach(self.attached.model, self.attached.optimizer)
+            self._position = -1
+
+    def finish_(self, masks: Masks, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> Attached:
+        """Load a finished network into the user's model, with its masks enforced."""
+        model, optimizer = self.attached.model, self.attached.optimizer
+        self.attached.detach()
+        self._position = None
+        self.attached = self.session.attach(model, optimizer, fixed(masks))
+        put_back_(self.attached, tensors, metadata)  # including the settings of the optimizer
+        return self.attached
+
+    def restore_(self) -> None:
+        """Restore the user's untrained model and optimizer, after a run that failed or was interrupted."""
+        model, optimizer = self.attached.model, self.attached.optimizer
+        self.attached.detach()
+        unpack_pair_(model, optimizer, *pack_pair(*self.session.untrained_copy()))
+
+    def _run_(self, number: int) -> Any:
+        self.go_to_(number - 1)
+        self._position = None
+        trained = self._train[number]()
+        tensors, metadata = take(self.attached)
+        self.session.store.save(_weights(number), metadata, tensors)
+        self._position = number
+        return trained
+
+    def _attach(self, model: nn.Module, optimizer: Optimizer) -> Attached:
+        """Attach with the initial masks, from the store if a run is resumed; refuses the stages of another run."""
+        session, method = self.session, self.method
+        weights, settings = digest(session.initial), settings_of(optimizer)
+        found = session.store.load(_START)
+        if found is not None:
+            if found.metadata["weights"] != weights:
+                raise UserError(
+                    "the stored stages started from other initial weights: "
+                    "use the same model, seed and version of pathgrow, or another run directory"
+                )
+            if change := changed_setting(found.metadata["optimizer"], settings):
+                raise UserError(
+                    f"the stored stages were trained with another optimizer ({change}): "
+                    "use the same one, or another run directory"
+                )
+            start = fixed(Masks.restored(found.tensors, session.scope))
+            # The target is the schedule's business: masks of a whole number of weights may exceed it slightly.
+            method = replace(method, start=start.start, start_density=start.start_density, target_density=None)
+        began = time.perf_counter()
+        attached = session.attach(model, optimizer, method, on_mask_update=self._on_mask_update)
+        if found is not None:
+            self.start_flops, self.start_seconds = found.metadata["flops"], found.metadata["seconds"]
+            return attached
+        self.start_seconds = time.perf_counter() - began
+        self.start_flops = start_flops(session.graph, **asdict(attached.last_scoring_cost))
+        metadata = {
+            "weights": weights,
+            "optimizer": settings,
+            "flops": self.start_flops,
+            "seconds": self.start_seconds,
+        }
+        session.store.save(_START, metadata, dict(attached.masks))
+        return attached
+
+
+class GrowingTrunk(Trunk):
+    """A trunk whose masks grow round by round; round 0 is the seed network. The masks of every round are kept."""
+
+    def __init__(self, session: Session, options: DiscoverOptions, method: Method) -> None:
+        super().__init__(session, method, keep_weights=options.final == "grown")
+        self._options = options
+        self._update_flops = 0
 
     @property
     def is_full(self) -> bool:
-        """Whether all weights are on, so that there is nothing left to grow."""
-        return self.rounds[-1].num_on == self.num
+        """Whether growth has ended: all weights are active, or the schedule has reached its target."""
+        return self.next_size() == self.records[-1].num_on
 
     def next_size(self) -> int:
-        """Weights that are on after one more full growth step."""
-        num_on = self.rounds[-1].num_on
-        progress = Progress(round=len(self.rounds), step=0, num_on=num_on, num=self.num)
-        growth = GrowEachRound(gamma=self._site.options.gamma)(progress)
-        return num_on + (growth.num_grow if growth is not None else 0)
+        """Number of active weights after one more full growth step."""
+        num_on, round = self.records[-1].num_on, len(self.records) - 1
+        # Without the step: a resumed run knows the rounds, but has not loaded their weights.
+        due = self.method.due(Progress(round=round, step=0, num_on=num_on, num=self.num))
+        return num_on + (0 if due is None else due.num_grow)
 
     def advance_(self, num_on: int | None = None) -> Record:
-        """Visit the next round, by a full growth step or at the given number of weights."""
-        round = len(self.rounds)
+        """Train the next round, after a full growth step or at the given number of active weights."""
+        round = len(self.records)
         stage = "seed" if round == 0 else f"round-{round:03d}"
-        if num_on is None:
-            num_on = self.attached.masks.num_on if round == 0 else self.next_size()
+        if round > 0 and num_on is None:
+            num_on = self.next_size()
 
-        def work() -> Work:
-            began = time.perf_counter()
-            trained, cost = self._work_(round, stage, num_on)
-            topology = self._site.comm.broadcast_from_rank0(lambda: self._topology(round).as_dict())
-            record = self._site.record(
+        def train_() -> Trained:
+            if round == 0:
+                return self._train_seed_(stage)
+            assert num_on is not None
+            self._grow_(num_on)
+            return self.session.train_(self.attached, stage, self._options.num_rough_epochs)
+
+        def finish(trained: Trained, seconds: float) -> StageOutput:
+            topology = self.session.comm.broadcast_from_rank0(lambda: self._topology(round).as_dict())
+            record = self.session.record(
                 stage,
                 self.attached,
                 trained,
                 round=round,
-                epochs_before=self.rounds[-1].point.epochs if round else 0,
-                growth_flops=cost,
+                epochs_before=self.records[-1].point.epochs if round else 0,
+                update_flops=self._update_flops if round else self.start_flops,
                 topology=topology,
-                seconds=time.perf_counter() - began,
+                seconds=seconds,
             )
-            return Work(record, dict(self.attached.masks))
+            return StageOutput(record, dict(self.attached.masks))
 
-        self.rounds.append(self._site.stages.once(stage, work))
-        if round > 0 and self._site.options.final == "fresh":
-            self._store.delete_tensors(_weights(round - 1))
-        return self.rounds[-1]
+        return self.visit_(stage, train_, finish)
 
     def masks(self, round: int) -> Masks:
-        """The masks of a visited round."""
-        return self._site.masks_of(self.rounds[round])
+        """Masks of a visited round."""
+        found = self.session.tensors(self.records[round].stage)
+        assert found is not None
+        return Masks.restored(found[0], self.session.scope)
 
     def copy_at(self, round: int) -> tuple[nn.Module, Optimizer]:
-        """A copy with the grown weights and the optimizer state of a visited round."""
-        self._stand_at_(round)
+        """Return a copy of the model and optimizer as a visited round left them."""
+        self.go_to_(round)
         return copy_pair(self.attached.model, self.attached.optimizer)
 
-    def hand_over_(self, masks: Masks, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> Attached:
-        """Put a finished network into the user's own model, its masks enforced; growth is over."""
-        model, optimizer = self.attached.model, self.attached.optimizer
-        self.attached.detach()
-        self._stands_at = None
-        self.attached = self._site.attach(model, optimizer, fixed(masks))
-        put_back_(self.attached, tensors, metadata)  # settings of the optimizer too, stored as they came
-        return self.attached
+    def _train_seed_(self, stage: str) -> Trained:
+        """Train the seed network; to its plateau if a rule reads the trajectory itself.
 
-    def give_back_(self) -> None:
-        """Bring the user's model and optimizer back to how they came, after a discovery that was broken off.
-
-        Calling `discover` with them once more then begins again, or goes on with what is stored.
+        Points recorded earlier would rise because the network is trained longer, not because it is denser. Probes are
+        all trained alike, so the probe rule does not need this.
         """
-        model, optimizer = self.attached.model, self.attached.optimizer
-        self.attached.detach()
-        unpack_pair_(model, optimizer, *pack_pair(*self._site.copy()))
+        options, epochs = self._options, self._options.num_seed_epochs
+        if options.seed_epochs is not None or isinstance(options.density_rule(), ProbeRule):
+            return self.session.train_(self.attached, stage, epochs)
+        return self.session.train_to_plateau_(self.attached, stage, epochs, options.delta / 2)
 
-    def _plant(self, model: nn.Module, optimizer: Optimizer) -> Attached:
-        """Put the start masks on the user's model; refuses stored stages that began from something else."""
-        site, fingerprint, settings = self._site, digest(self._site.initial), settings_of(optimizer)
-        found = self._store.load("start")
-        if found is None:
-            attached = site.attach(model, optimizer, site.method)
-            self._store.save("start", {"weights": fingerprint, "optimizer": settings}, dict(attached.masks))
-            return attached
-        if found.metadata["weights"] != fingerprint:
-            raise UserError(
-                "the stored stages belong to a discovery that began from other weights: "
-                "begin from the same model and seed, or choose another store"
-            )
-        if change := changed_setting(found.metadata["optimizer"], settings):
-            raise UserError(
-                f"the stored stages belong to a discovery with another optimizer ({change}): "
-                "begin with the same one, or choose another store"
-            )
-        start = fixed(Masks.restored(found.tensors, site.scope))
-        # Without the target: masks of a whole number of weights may lie above it by a fraction of a weight.
-        method = replace(site.method, start=start.start, start_density=start.start_density, target_density=None)
-        return site.attach(model, optimizer, method)
-
-    def _work_(self, round: int, stage: str, num_on: int) -> tuple[Trained, int]:
-        """Grow from the round before and train; returns the outcome and the FLOPs of deciding where to grow."""
-        self._stand_at_(round - 1)
-        self._stands_at = None
-        options, cost = self._site.options, 0
-        if round > 0:
-            before = self.attached.masks.clone()
-            self.attached.grow_(num_on - before.num_on)
-            charge = self.attached.last_scoring_cost
-            cost = growth_flops(
-                self._site.graph,
-                before,
-                num_path_passes=charge.num_path_passes,
-                num_gradient_samples=charge.num_gradient_samples,
-            )
-        if round == 0:
-            trained = self._site.train_seed_(self.attached, stage)
-        else:
-            trained = self._site.train_(self.attached, stage, options.num_rough_epochs)
-        tensors, metadata = take(self.attached)
-        self._store.save(_weights(round), metadata, tensors)
-        self._stands_at = round
-        return trained, cost
+    def _grow_(self, num_on: int) -> None:
+        before = self.attached.masks.clone()
+        self.attached.grow_(num_on - before.num_on)
+        cost = self.attached.last_scoring_cost
+        self._update_flops = growth_flops(
+            self.session.graph,
+            before,
+            num_path_passes=cost.num_path_passes,
+            num_gradient_samples=cost.num_gradient_samples,
+        )
 
     def _topology(self, round: int) -> Topology:
-        """Path measures of the trunk as it is, on the CPU: they are many small passes in float64, no work for a GPU."""
-        model, example = self.attached.model, self._site.example_input
+        """Path measures of the trunk, on the CPU: many small passes in float64 do not suit a GPU."""
+        model, example = self.attached.model, self.session.example_input
         if any(parameter.device.type != "cpu" for parameter in model.parameters()):
             model = copy_pair(model, self.attached.optimizer)[0].cpu()
             example = tree_map(lambda part: part.cpu() if isinstance(part, Tensor) else part, example)
         limit = GLOBAL_LIMIT if round % _ROUNDS_BETWEEN_CORES == 0 else 0.0
         return measure(model, example, self.attached.masks.to("cpu"), global_limit=limit)
 
-    def _stand_at_(self, round: int) -> None:
-        """Bring the model to where a round left it; a round whose weights are gone is trained again."""
-        if self._stands_at == round:
-            return
-        found = self._store.load(_weights(round)) if round >= 0 else None
-        if found is not None and found.tensors:
-            put_back_(self.attached, found.tensors, found.metadata)
-            self._stands_at = round
-        elif round >= 0:
-            self._work_(round, self.rounds[round].stage, self.rounds[round].num_on)
-        else:
-            self._start_again_()
 
-    def _start_again_(self) -> None:
-        self.give_back_()
-        self.attached = self._plant(self.attached.model, self.attached.optimizer)
-        self._stands_at = -1
-
-
-def _weights(round: int) -> str:
-    """Name of the stage that keeps what training goes on from."""
-    return f"weights-{round:03d}"
+def _weights(number: int) -> str:
+    """Name under which the state after a stage is stored."""
+    return f"weights-{number:03d}"

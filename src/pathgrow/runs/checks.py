@@ -1,0 +1,214 @@
+"""Sanity checks of a run: scores in different units, training without effect, too few mask updates."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from pathgrow.density.estimate import MIN_POINTS
+from pathgrow.density.types import Answer, Curve, Point, Reason
+from pathgrow.errors import RunFailed, UserError
+from pathgrow.methods.method import count_at
+from pathgrow.runs.iso_flop import Workload, updates_within_training
+from pathgrow.runs.probes import initialized_copy
+from pathgrow.runs.trunk import GrowingTrunk
+
+# Functions
+
+
+def check_functions(fit: Any, evaluate: Any) -> None:
+    """Refuse functions that cannot be called as they will be, before anything is trained."""
+    check_signature(fit, "fit", "model", "optimizer", "epochs")
+    check_signature(evaluate, "evaluate", "model")
+
+
+def check_signature(function: Any, name: str, *arguments: str) -> None:
+    """Refuse a function that cannot be called with these arguments."""
+    call = f"{name}({', '.join(arguments)})"
+    if not callable(function):
+        raise UserError(f"{name} must be a function {call}, got {type(function).__name__}")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # functions written in C may have none
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        raise UserError(f"{name} must accept {call}, but its signature is {signature} ({error})") from error
+
+
+# Units of scores
+
+_MAX_FRACTION = 1.5
+"""Scores above this are not fractions of one, allowing for noise."""
+_APART = 20.0
+"""Percentages are 100 times fractions; sparsity alone does not put a trained network this far below dense."""
+_MIN_ROUNDS = 5
+_CLOSE = (0.5, 1.2)
+"""Growing networks may score next to nothing in any unit. They count only after this many rounds, and if their best
+score, read as a percentage, is this close to the reference."""
+
+
+def check_reference(curve: Curve) -> None:
+    """Refuse a reference in percent if scores are fractions of one, or the other way round."""
+    if curve.reference is None or curve.reference.kind != "given":
+        return
+    best, reference = _best_score(curve), curve.reference.score
+    small, large = sorted((best, reference))
+    if not (0 < small <= 1 and large > _MAX_FRACTION and large > _APART * small):
+        return
+    is_percent = len(curve.rough) >= _MIN_ROUNDS and _CLOSE[0] * reference < 100 * best < _CLOSE[1] * reference
+    if best < reference and not curve.probes and not is_percent:
+        return  # scores may still rise
+    raise RunFailed(
+        f"reference is {reference:g}, but the best score so far is {best:.4g}: they seem to be in different units "
+        "(percent and fractions); pass what evaluate returns for the dense network (finished stages are stored)"
+    )
+
+
+def reference_warning(curve: Curve) -> str | None:
+    """A warning if a given reference looks like an error or a loss beside the scores of probes.
+
+    A reward of 15 beside networks that reach 0.9 looks the same, so this does not end a run.
+    """
+    if curve.reference is None or curve.reference.kind != "given" or not curve.probes:
+        return None
+    best, reference = _best_score(curve), curve.reference.score
+    found = f"reference is {reference:g}, but the best score so far is {best:.4g}"
+    if 0 < best <= 1 and reference > _MAX_FRACTION:
+        return f"{found}; if scores are accuracies in [0, 1], pass the accuracy of the dense network, not its error"
+    if reference > 0 and best < -_CLOSE[0] * reference:
+        return f"{found}; if scores are negative losses, negate the reference too"
+    return None
+
+
+def delta_warning(score: float, delta: float, default: float) -> str | None:
+    """A warning if delta has its default, which suits fractions of one, and the first score is no such fraction.
+
+    For scores below zero, such as negative losses, a delta of 0.01 may be intended.
+
+    >>> delta_warning(87.5, delta=0.01, default=0.01)
+    'the first score is 87.5 and delta is 0.01, the default for scores in [0, 1]; ...'
+    >>> delta_warning(87.5, delta=1.0, default=0.01), delta_warning(-2.3, delta=0.01, default=0.01)
+    (None, None)
+    """
+    if score <= _MAX_FRACTION or delta != default:
+        return None
+    return (
+        f"the first score is {score:.4g} and delta is {delta:g}, the default for scores in [0, 1]; "
+        "if scores are percentages, pass delta=1 for one percentage point"
+    )
+
+
+def _best_score(curve: Curve) -> float:
+    return max(point.score for point in (*curve.rough, *curve.probes))
+
+
+# Training without effect: a `fit` that trains nothing still yields scores, and a rule reads an answer from any scores
+
+_UNTRAINED = "untrained"
+_SIGNIFICANT = 2.326
+"""One-sided 1% quantile of the normal distribution. A false alarm costs a few evaluations only."""
+NOTHING_LEARNED = (
+    "training improved no network, so no density can be recommended: check the learning rate, that fit trains the "
+    "model and the optimizer it receives, and that evaluate scores that model"
+)
+
+
+def may_not_have_learned(curve: Curve) -> bool:
+    """Whether there are enough networks to compare, and the growing one did not improve."""
+    return len(compared(curve)) >= MIN_POINTS and not has_risen(curve.rough)
+
+
+def has_risen(rough: Sequence[Point]) -> bool:
+    """Whether the growing network improved from round to round significantly (Mann-Kendall test)."""
+    scores = [point.score for point in rough]
+    ups = sum((later > earlier) - (later < earlier) for k, earlier in enumerate(scores) for later in scores[k + 1 :])
+    ties = sum(_kendall_variance(times) for times in Counter(scores).values())
+    return ups > _SIGNIFICANT * math.sqrt((_kendall_variance(len(scores)) - ties) / 18)
+
+
+def _kendall_variance(num: int) -> int:
+    return num * (num - 1) * (2 * num + 5)
+
+
+def compared(curve: Curve) -> tuple[Point, ...]:
+    """The networks that an answer is read from: the probes, or the rounds if the rule trains no probes."""
+    return curve.probes or curve.rough
+
+
+def scores_before_training(trunk: GrowingTrunk, curve: Curve) -> tuple[Point, ...]:
+    """Evaluate the networks compared with their initial weights; stored like any stage."""
+    points, session = compared(curve), trunk.session
+    found = session.store.load(_UNTRAINED)
+    if found is None:
+        scores = [
+            session.score(initialized_copy(trunk, point.round), _UNTRAINED, part=point.round).score for point in points
+        ]
+        session.store.save(_UNTRAINED, {"scores": scores})
+    else:
+        scores = found.metadata["scores"]
+    return tuple(replace(point, epochs=0, score=score, loss=None) for point, score in zip(points, scores, strict=True))
+
+
+def has_learned(before: Sequence[Point], after: Sequence[Point]) -> bool:
+    """Whether every network beats the best untrained one, or one does so by more than the untrained ones differ.
+
+    If training has no effect, the first happens by chance once in 20 cases for three networks, once in 70 for four.
+    """
+    worst, best = min(point.score for point in before), max(point.score for point in before)
+    scores = [point.score for point in after]
+    return min(scores) > best or max(scores) > best + (best - worst)
+
+
+def without_density(answer: Answer, before: Sequence[Point], after: Sequence[Point]) -> Answer:
+    """The answer if nothing was learned: no density, and an interval over all of them.
+
+    A reference that was fitted to the scores is dropped with the fit.
+    """
+    reference = answer.reference
+    details: dict[str, float | int | str | None] = {}
+    for name, points in (("before", before), ("after", after)):
+        scores = [point.score for point in points]
+        details |= {f"{name}_low": min(scores), f"{name}_high": max(scores)}
+    return replace(
+        answer,
+        status="unlearned",
+        density=None,
+        interval=(0.0, 1.0),
+        gain_density=None,
+        gain_interval=None,
+        reference=None if reference is None or reference.kind == "densest" else reference,
+        reason=Reason.NOTHING_LEARNED,
+        details=details,
+    )
+
+
+# Trainings that are too short for their method
+
+_FEW_UPDATES = 5
+
+
+def training_warnings(workload: Workload, epochs: int) -> list[str]:
+    """Warnings about a training of this many epochs (per level) that is about to start; mostly none."""
+    method, num_steps, found = workload.method(epochs), epochs * workload.steps_per_epoch, []
+    if updates_within_training(method) and method.start_density is not None:
+        num_on = count_at(method.start_density, workload.session.scope.num)
+        num_updates = sum(span.num_updates for span in workload.spans(epochs, num_on))
+        if num_updates < _FEW_UPDATES:
+            every = workload.config.method_options.get("every")
+            interval = f" (update interval {every})" if every is not None else ""
+            found.append(
+                f"only {num_updates} mask update{'' if num_updates == 1 else 's'} in {num_steps} steps{interval}; "
+                "train longer or update more often"
+            )
+    if method.after_update == "rewind" and num_steps / 2 < method.rewind_step < num_steps:
+        found.append(
+            f"rewind_step {method.rewind_step} leaves {num_steps - method.rewind_step} of {num_steps} steps per level; "
+            "use a smaller rewind_step or train longer"
+        )
+    return found

@@ -1,0 +1,381 @@
+"""Compute-matched (iso-FLOP) training: log what mask updates cost, forecast a run, choose its number of epochs.
+
+The schedule of a method is a pure function of its progress, so it can be played through without a network. The cost of
+future masks is estimated from the initial ones: a weight that is dropped or grown costs the average of those that can
+be. The plan is made once, before training; the report says what was spent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache, cached_property
+
+from pathgrow.config import from_json, to_json
+from pathgrow.errors import UserError
+from pathgrow.graph import Graph
+from pathgrow.graph.flops import forward_macs, sample_flops, start_flops
+from pathgrow.masks import Masks
+from pathgrow.methods.method import Cost, MaskUpdate, Method, MethodState, Progress, count_at, never
+from pathgrow.report.schema import LedgerReport, MatchReport
+from pathgrow.runs.config import DiscoverOptions, TrainConfig
+from pathgrow.runs.session import Session
+from pathgrow.sparse.attach import Attached
+from pathgrow.trainer import Trainer
+from pathgrow.trainer.feed import batches_of
+
+_PLAN = "plan"
+_LOG = "cost_log"
+
+
+def grows(method: Method) -> bool:
+    """Whether a method adds weights round by round."""
+    return method.grow is not None and method.clock == "round"
+
+
+def updates_within_training(method: Method) -> bool:
+    """Whether masks, and with them the cost of a step, change within a training; latent weights are always dense."""
+    return method.clock == "step" and method.weights is None
+
+
+# What mask updates cost
+
+
+def cost_logger(graph: Graph) -> Callable[[Attached], None]:
+    """A callback for `attach` that logs, at every mask update, the number of active weights and the MACs from then on.
+
+    The log is part of the method state, so a resumed training has the log of an uninterrupted one.
+    """
+    dense_macs = forward_macs(graph)
+
+    def on_mask_update(attached: Attached) -> None:
+        if attached.method.weights is not None:
+            return  # latent weights are trained densely
+        log, cost, in_step = (
+            attached.method_state.get(_LOG, {}),
+            attached.last_scoring_cost,
+            attached.method.clock == "step",
+        )
+        line = {"since": 0, "updated": -1, "macs": forward_macs(graph, attached.masks), "num_on": attached.masks.num_on}
+        line["scoring"] = 0
+        if log:
+            macs = log["macs"][-1]
+            # Gradients computed besides those of the step (GSE) are sparse; between trainings they must be dense.
+            gradient = sample_flops("sparse" if in_step else "dense_gradient_at_steps", macs, dense_macs)
+            line["scoring"] = cost.num_gradient_samples * gradient
+            line["scoring"] += cost.num_path_passes * sample_flops("dense", macs, dense_macs)
+            # Updates follow the backward pass: the batch of this step has still used the old masks.
+            line |= {"since": attached.step + in_step, "updated": attached.step}
+        attached.method_state[_LOG] = {name: [*log.get(name, []), value] for name, value in line.items()}
+
+    return on_mask_update
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostMeter:
+    """Computes costs from the log of `cost_logger`."""
+
+    cost: Cost
+    dense_macs: int
+    batch_size: int
+    num: int
+    """Prunable weights."""
+
+    def training_flops(self, state: MethodState, first_step: int, last_step: int) -> int:
+        """FLOPs of the steps from `first_step` up to, but not including, `last_step`."""
+        log = self._log(state)
+        total = scoring = 0
+        for number, num_steps in enumerate(_spans(log["since"], first_step, last_step)):
+            total += num_steps * sample_flops(self.cost, log["macs"][number], self.dense_macs)
+            if not first_step <= log["updated"][number] < last_step:
+                continue
+            scoring += log["scoring"][number]
+            if self.cost == "dense_gradient_at_changes":
+                total += _dense_gradient_extra(log["macs"][number - 1], self.dense_macs)
+        return total * self.batch_size + scoring
+
+    def weight_steps(self, state: MethodState, last_step: int) -> int:
+        """Active prunable weights, summed over all steps."""
+        log = self._log(state)
+        return sum(n * num_on for n, num_on in zip(_spans(log["since"], 0, last_step), log["num_on"], strict=True))
+
+    def _log(self, state: MethodState) -> dict[str, list[int]]:
+        """The log; without one, all weights are trained at every step."""
+        dense = {"since": [0], "updated": [-1], "macs": [self.dense_macs], "num_on": [self.num], "scoring": [0]}
+        log: dict[str, list[int]] = state.get(_LOG, dense)
+        return log
+
+
+def _spans(since: Sequence[int], first_step: int, last_step: int) -> list[int]:
+    """For each line of the log, how many of its steps are between two steps."""
+    ends = [*since[1:], last_step]
+    return [max(0, min(end, last_step) - max(start, first_step)) for start, end in zip(since, ends, strict=True)]
+
+
+def _dense_gradient_extra(macs: int, dense_macs: int) -> int:
+    """FLOPs per sample that a step with dense weight gradients costs in addition."""
+    return sample_flops("dense_gradient_at_steps", macs, dense_macs) - sample_flops("sparse", macs, dense_macs)
+
+
+# Forecast
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """Consecutive steps with one number of active weights."""
+
+    num_steps: int
+    num_on: int
+    num_updates: int = 0
+    """Mask updates within it that keep the number, and the one at its end."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Workload:
+    """The training of one method on one model: what a forecast is made from."""
+
+    session: Session
+    config: TrainConfig
+    trainer: Trainer
+
+    @cached_property
+    def batch_size(self) -> int:
+        return self._batches[0]
+
+    @cached_property
+    def steps_per_epoch(self) -> int:
+        return self._batches[1]
+
+    @cached_property
+    def _batches(self) -> tuple[int, int]:
+        return batches_of(len(self.trainer.data.train), self.config.recipe, self.config.ranks)
+
+    @cached_property
+    def dense_macs(self) -> int:
+        return forward_macs(self.session.graph)
+
+    @cached_property
+    def method(self) -> Callable[[int], Method]:
+        """The method for a training of the given number of epochs, created once for each."""
+        return cache(lambda epochs: self.config.make_method(epochs * self.steps_per_epoch))
+
+    def num_always(self, match: str) -> int:
+        """Parameters besides the prunable weights that a budget of epochs times parameters counts."""
+        return 0 if match == "switchable" else self.session.num_parameters - self.session.scope.num
+
+    @property
+    def dense_epoch(self) -> float:
+        """Cost of a dense epoch in the unit of the budget."""
+        if self.config.match == "flops":
+            return self.steps_per_epoch * self.batch_size * sample_flops("dense", 0, self.dense_macs)
+        return self.num_always(self.config.match) + self.session.scope.num
+
+    def spans(self, epochs: int, num_on: int) -> Iterator[Span]:
+        """Play the schedule of a run through, from `num_on` active weights; one span per training or more."""
+        method, num, per_epoch = self.method(epochs), self.session.scope.num, self.steps_per_epoch
+        if grows(method):
+            options = DiscoverOptions(budget=epochs)
+            num_target, num_steps = count_at(self.config.density or 1.0, num), options.num_seed_epochs * per_epoch
+            while num_on < num_target and (update := _due(method, num_on, num)) is not None:
+                yield Span(num_steps=num_steps, num_on=num_on, num_updates=1)
+                num_on = min(num_target, num_on + update.num_grow)
+                num_steps = (options.num_rough_epochs or 1) * per_epoch
+            yield Span(num_steps=num_steps, num_on=num_on)
+            yield Span(num_steps=epochs * per_epoch, num_on=num_on)
+        elif method.clock == "step":
+            yield from _by_steps(method, epochs * per_epoch, num_on, num)
+        else:
+            rewind = method.rewind_step if method.after_update == "rewind" else 0
+            yield Span(num_steps=epochs * per_epoch, num_on=num_on)
+            round = 0
+            while (update := _due(method, num_on, num, round=round)) is not None:
+                num_on, round = num_on + update.num_grow - update.num_drop, round + 1
+                yield Span(num_steps=epochs * per_epoch - rewind, num_on=num_on)
+
+
+def _by_steps(method: Method, num_steps: int, num_on: int, num: int) -> Iterator[Span]:
+    began = num_updates = 0
+    for step in range(num_steps):
+        if (update := _due(method, num_on, num, step=step)) is None:
+            continue
+        num_updates += 1
+        if update.num_grow != update.num_drop:
+            yield Span(num_steps=step + 1 - began, num_on=num_on, num_updates=num_updates)
+            num_on += update.num_grow - update.num_drop
+            began, num_updates = step + 1, 0
+    yield Span(num_steps=num_steps - began, num_on=num_on, num_updates=num_updates)
+
+
+def _due(method: Method, num_on: int, num: int, *, round: int = 0, step: int = 0) -> MaskUpdate | None:
+    return method.due(Progress(round=round, step=step, num_on=num_on, num=num))
+
+
+class Forecast:
+    """Costs of a run in the unit of its budget, estimated from its initial masks."""
+
+    def __init__(self, workload: Workload) -> None:
+        session, config = workload.session, workload.config
+        self.workload = workload
+        masks, scoring = session.start_masks(workload.method(config.epochs))
+        self.num_on = masks.num_on
+        self._macs = forward_macs(session.graph, masks)
+        self._fixed_macs = forward_macs(session.graph, Masks.empty(session.scope))
+        self._start = start_flops(session.graph, **asdict(scoring)) if config.match == "flops" else 0
+
+    def cost(self, epochs: int) -> float:
+        """Cost of a run whose trainings have this many epochs."""
+        return self._start + sum(self.price(epochs, span) for span in self.workload.spans(epochs, self.num_on))
+
+    def price(self, epochs: int, span: Span) -> float:
+        """Cost of a span of such a run."""
+        load = self.workload
+        if load.config.match != "flops":
+            return span.num_steps / load.steps_per_epoch * (load.num_always(load.config.match) + span.num_on)
+        method, macs = load.method(epochs), self._macs_at(span.num_on)
+        step = load.batch_size * sample_flops(method.cost, macs, load.dense_macs)
+        return float(span.num_steps * step + span.num_updates * self._update_flops(method, macs))
+
+    def _macs_at(self, num_on: int) -> int:
+        if num_on <= self.num_on:
+            return self._fixed_macs + (self._macs - self._fixed_macs) * num_on // self.num_on
+        load = self.workload
+        missing = load.session.scope.num - self.num_on
+        return self._macs + (load.dense_macs - self._macs) * (num_on - self.num_on) // missing
+
+    def _update_flops(self, method: Method, macs: int) -> int:
+        """Cost of choosing new masks, in addition to the training step that an update may be part of."""
+        load, world_size = self.workload, self.workload.session.comm.size
+        scored = load.batch_size // (load.config.recipe.accumulate * world_size)
+        if method.cost == "dense_gradient_at_changes":
+            return load.batch_size * _dense_gradient_extra(macs, load.dense_macs)
+        if method.cost == "batch_at_changes":  # on rank 0 only
+            return scored * sample_flops("sparse", macs, load.dense_macs)
+        if grows(method) and "gradients" in method.needs:  # a batch on each rank
+            return world_size * scored * sample_flops("dense_gradient_at_steps", macs, load.dense_macs)
+        return 0  # or a pass over the paths, which costs as much as one sample
+
+
+# Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How long to train, and the budget that this is to spend."""
+
+    match: str
+    epochs: int
+    """Length of a training; the phases of growth follow from it."""
+    lengths: tuple[int, ...] = ()
+    """Epochs of each level, or of the final training of growth, if a budget is shared; empty: all have `epochs`."""
+    budget: float | None = None
+    """Epochs times parameters or prunable weights, or FLOPs; None if nothing is matched."""
+    planned: float | None = None
+    """Expected cost in the same unit."""
+
+    def length(self, number: int) -> int:
+        """Epochs of a level."""
+        return self.lengths[number] if self.lengths else self.epochs
+
+    def report(self, ledger: LedgerReport) -> MatchReport | None:
+        """The plan beside what was spent."""
+        if self.budget is None:
+            return None
+        spent = spent_in(ledger, self.match)
+        return MatchReport(
+            kind=self.match,
+            epochs=self.epochs,
+            budget=self.budget,
+            planned=self.planned,
+            spent=spent,
+            relative_error=spent / self.budget - 1,
+        )
+
+
+def make_plan(workload: Workload) -> Plan:
+    """Return the plan of a run; it is made once and stored."""
+    store = workload.session.store
+    found = store.load(_PLAN)
+    if found is None:
+        plan = _plan(workload)
+        store.save(_PLAN, to_json(plan))
+        return plan
+    return from_json(Plan, found.metadata)
+
+
+def _plan(workload: Workload) -> Plan:
+    config = workload.config
+    if config.match == "none":
+        return Plan(match="none", epochs=config.epochs)
+    forecast = Forecast(workload)
+    budget = config.epochs * workload.dense_epoch if config.match_budget is None else config.match_budget
+    method = workload.method(1)
+    least = 1 + (method.rewind_step // workload.steps_per_epoch if method.after_update == "rewind" else 0)
+    _check_budget(forecast, budget, least)
+    epochs = _most_epochs(forecast.cost, budget, least)
+    cost = forecast.cost(epochs)
+    if not _has_several_trainings(method):
+        if forecast.cost(epochs + 1) - budget < budget - cost:
+            epochs, cost = epochs + 1, forecast.cost(epochs + 1)
+        return Plan(match=config.match, epochs=epochs, budget=budget, planned=cost)
+    spans = list(workload.spans(epochs, forecast.num_on))
+    if grows(method):
+        spans = spans[-1:]
+    lengths = [epochs] * len(spans)
+    while True:  # the last, sparse trainings take up the rest
+        before = cost
+        for number in reversed(range(len(spans))):
+            longer = cost + forecast.price(epochs, replace(spans[number], num_steps=workload.steps_per_epoch))
+            if longer - budget < budget - cost:
+                lengths[number], cost = lengths[number] + 1, longer
+        if cost == before:
+            return Plan(match=config.match, epochs=epochs, lengths=tuple(lengths), budget=budget, planned=cost)
+
+
+def _has_several_trainings(method: Method) -> bool:
+    return method.clock == "round" and method.schedule is not never
+
+
+def _most_epochs(cost: Callable[[int], float], budget: float, least: int) -> int:
+    """The largest number of epochs that does not exceed the budget, but `least` at least.
+
+    >>> _most_epochs(lambda epochs: 3.0 * epochs, 100.0, 1)
+    33
+    """
+    low, step = least, 1
+    while cost(low + step) <= budget:
+        low, step = low + step, 2 * step
+    while step > 1:
+        step //= 2
+        if cost(low + step) <= budget:
+            low += step
+    return low
+
+
+def _check_budget(forecast: Forecast, budget: float, least: int) -> None:
+    """Refuse a budget that the shortest run exceeds by more than rounding to whole epochs explains: half an epoch."""
+    workload, cost = forecast.workload, forecast.cost(least)
+    method, config = workload.method(least), workload.config
+    *before, last = workload.spans(least, forecast.num_on)
+    epoch = cost
+    if several := bool(before) and method.clock == "round":
+        num_steps = min(workload.steps_per_epoch, last.num_steps)
+        epoch = forecast.price(least, Span(num_steps=num_steps, num_on=last.num_on))
+    if cost - budget > epoch / 2:
+        shortest = f"{least} epoch{'' if least == 1 else 's'}{' per training' if several else ''}"
+        density = "" if config.density is None else f" at density {config.density:g}"
+        raise UserError(
+            f"{shortest} of method {config.method!r}{density} would cost {cost:.3g} ({config.match}), more than the "
+            f"budget of {budget:.3g}; use a larger budget"
+        )
+
+
+def spent_in(ledger: LedgerReport, match: str) -> float:
+    """What a run spent, in the unit of `match`."""
+    amounts = {
+        "flops": ledger.training_flops,
+        "parameters": ledger.epochs_times_parameters,
+        "switchable": ledger.epochs_times_prunable,
+    }
+    amount = amounts[match]
+    assert amount is not None
+    return float(amount)

@@ -1,0 +1,397 @@
+"""The session of a run: what all its stages share, and how a stage is trained, evaluated, recorded and stored.
+
+A stage that is stored is not run again, so resuming needs no code of its own. What a stage computes depends on its
+name, on earlier stages and on the seed, never on the process that runs it.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from pathgrow.checkpoint import MemoryStore, RankZeroStore, Store
+from pathgrow.density.types import Point
+from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator
+from pathgrow.errors import RunFailed
+from pathgrow.graph import trace
+from pathgrow.graph.flops import step_flops
+from pathgrow.graph.sample_counter import counting
+from pathgrow.graph.scope import trained_scope, whole_model_density
+from pathgrow.masks import Masks
+from pathgrow.methods.gradients import Batches, Loss
+from pathgrow.methods.method import Method, ScoringCost
+from pathgrow.report.schema import Score
+from pathgrow.rng import derive
+from pathgrow.runs.callback import Callback
+from pathgrow.runs.records import Record, StageOutput
+from pathgrow.sparse.attach import Attached, attach, start_masks
+from pathgrow.sparse.ema import EMA
+from pathgrow.sparse.hooks import parse_evaluation
+from pathgrow.sparse.method_state import decide_on_rank0
+from pathgrow.sparse.networks import copy_pair
+from pathgrow.sparse.optimizer_state import weights_and_buffers
+from pathgrow.sparse.partial import PREFIX, Partial
+from pathgrow.sparse.snapshot import digest
+from pathgrow.trainer.interface import Evaluate, Fit, Job, JobTrainer
+
+PATIENCE = 3
+"""An adaptive phase ends after this many epochs without a better validation loss,"""
+MAX_ADAPTIVE_EPOCHS = 40
+"""or after this many in total."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """Outcome of a training phase."""
+
+    num_epochs: int
+    num_samples: int
+    score: Score
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Phase:
+    """A network to train, and how long."""
+
+    attached: Attached
+    stage: str
+    epochs: int
+    part: int = 0
+    """Number of the phase within its stage."""
+    first_step: int = 0
+    """Step of the schedule to start with, after rewinding."""
+    seed_name: str | None = None
+    """Name that random numbers are derived from; None: the stage."""
+
+
+class Session:
+    """Model, data, training function, graph, scope and store of one run.
+
+    Parameters
+    ----------
+    model, optimizer
+        The untrained model; every phase starts with the current settings of the optimizer.
+    fit, evaluate
+        Training function, or a `JobTrainer`, and evaluation on the validation split.
+    example_input
+        One input of the model.
+    scope
+        True where a weight is prunable; None: `pathgrow.scope(model)` without frozen weights.
+    store
+        Where finished stages and partial trainings are kept; None: in memory.
+    loss, batches
+        For methods that use gradients.
+    use_ema
+        Evaluate the EMA of the weights.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        fit: Fit,
+        evaluate: Evaluate,
+        example_input: Any,
+        *,
+        scope: Masks | None = None,
+        seed: int = 0,
+        store: Store | None = None,
+        callback: Callback | None = None,
+        loss: Loss | None = None,
+        batches: Batches | None = None,
+        use_ema: bool = False,
+        comm: Communicator = SINGLE_PROCESS,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.example_input = example_input
+        self.seed = seed
+        store = MemoryStore() if store is None else store
+        self.store: Store = store if comm.size == 1 else RankZeroStore(comm, store)
+        self.callback = callback or Callback()
+        self.comm = comm
+        self._fit = fit
+        self._evaluate = evaluate
+        self._loss = loss
+        self._batches = batches
+        self._use_ema = use_ema
+        self._partials: dict[str, list[Partial]] = {}
+        self.optimizer_settings = OptimizerSettings(optimizer)
+        comm.broadcast_([*model.parameters(), *model.buffers()])
+        # Copied before anything is trained: users may keep state of their own on the model.
+        self._untrained = copy_pair(model, optimizer)
+        self.graph = trace(model, example_input)
+        self.scope = trained_scope(model, example_input) if scope is None else scope
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def initial(self) -> Mapping[str, Tensor]:
+        """All parameters and buffers of the untrained model."""
+        return {name: tensor.detach() for name, tensor in weights_and_buffers(self._untrained[0])}
+
+    def untrained_copy(self) -> tuple[nn.Module, Optimizer]:
+        """Return a copy of the untrained model and of its optimizer."""
+        return copy_pair(*self._untrained)
+
+    def attach(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        method: Method,
+        *,
+        on_mask_update: Callable[[Attached], None] | None = None,
+    ) -> Attached:
+        """Attach a method to a model with the scope, seed and data of this session."""
+        return attach(
+            model,
+            optimizer,
+            method,
+            self.example_input,
+            scope=self.scope,
+            loss=self._loss,
+            batches=self._batches,
+            seed=self.seed,
+            ema=EMA() if self._use_ema else None,
+            comm=self.comm,
+            on_mask_update=on_mask_update,
+        )
+
+    def start_masks(self, method: Method) -> tuple[Masks, ScoringCost]:
+        """Return the initial masks of a method and what choosing them costs, without attaching it."""
+        return decide_on_rank0(
+            self.comm,
+            self.scope,
+            lambda: start_masks(
+                self.model, method, self.scope, self.example_input, self.seed, self._loss, self._batches
+            ),
+        )
+
+    # Stages
+
+    def once(self, stage: str, work: Callable[[], StageOutput]) -> Record:
+        """Return the record of a stage from the store; a stage that is not stored is run and stored now."""
+        return self.all_once([stage], lambda missing: [work()])[0]
+
+    def all_once(self, stages: Sequence[str], work: Callable[[Sequence[str]], Sequence[StageOutput]]) -> list[Record]:
+        """Return the records of several stages; those that are not stored are run together."""
+        records: dict[str, Record] = {}
+        for stage in stages:
+            if (found := self.store.load(stage)) is not None:
+                records[stage] = Record.from_metadata(stage, found.metadata)
+                self.callback.on_stage_end(records[stage], resumed=True)
+        missing = [stage for stage in stages if stage not in records]
+        for stage, done in zip(missing, work(missing) if missing else (), strict=True):
+            # The callback first: what it writes about a stage must exist whenever the stage is stored.
+            self.callback.on_stage_end(done.record, resumed=False)
+            self.store.save(stage, {**done.record.metadata(), "state": done.metadata}, done.tensors)
+            for partial in self._partials.pop(stage, []):
+                partial.forget()
+            records[stage] = done.record
+        return [records[stage] for stage in stages]
+
+    def tensors(self, stage: str) -> tuple[Mapping[str, Tensor], Mapping[str, Any]] | None:
+        """Return the tensors and metadata that a stage left for later ones; None if they are not stored."""
+        found = self.store.load(stage)
+        return None if found is None or not found.tensors else (found.tensors, found.metadata["state"])
+
+    def record(
+        self,
+        stage: str,
+        attached: Attached,
+        trained: Trained,
+        *,
+        round: int,
+        epochs_before: int,
+        seconds: float,
+        training_flops: int | None = None,
+        update_flops: int = 0,
+        topology: Mapping[str, Any] | None = None,
+    ) -> Record:
+        """Return the record of a network that was just trained; by default its masks were constant meanwhile."""
+        masks = attached.masks
+        if training_flops is None:
+            training_flops = trained.num_samples * step_flops(self.graph, masks)
+        point = Point(
+            round=round,
+            density=masks.density,
+            epochs=epochs_before + trained.num_epochs,
+            score=trained.score.score,
+            loss=trained.score.loss,
+        )
+        return Record(
+            stage=stage,
+            point=point,
+            density_model=whole_model_density(attached.model, masks),
+            num_on=masks.num_on,
+            num_epochs=trained.num_epochs,
+            num_samples=trained.num_samples,
+            training_flops=training_flops,
+            update_flops=update_flops,
+            topology=topology,
+            seconds=seconds,
+        )
+
+    # Training and evaluation
+
+    def train_(
+        self,
+        attached: Attached,
+        stage: str,
+        epochs: int | None,
+        *,
+        first_step: int = 0,
+        seed_name: str | None = None,
+    ) -> Trained:
+        """Train for a number of epochs (None: early stopping on the validation loss) and evaluate."""
+        self.callback.on_stage_start(stage, epochs=epochs, density=attached.density)
+        if epochs is None:
+            return self._train_adaptively_(attached, stage)
+        phase = Phase(attached=attached, stage=stage, epochs=epochs, first_step=first_step, seed_name=seed_name)
+        [num_samples] = self._fit_([phase])
+        return Trained(num_epochs=epochs, num_samples=num_samples, score=self._score(phase))
+
+    def train_together_(self, networks: Sequence[tuple[Attached, str]], epochs: Sequence[int]) -> list[Trained]:
+        """Train several networks, concurrently if the training function can, and evaluate each."""
+        phases = [Phase(attached=a, stage=stage, epochs=n) for (a, stage), n in zip(networks, epochs, strict=True)]
+        for phase in phases:
+            self.callback.on_stage_start(phase.stage, epochs=phase.epochs, density=phase.attached.density)
+        counts = self._fit_(phases)
+        return [
+            Trained(num_epochs=phase.epochs, num_samples=count, score=self._score(phase))
+            for phase, count in zip(phases, counts, strict=True)
+        ]
+
+    def train_to_plateau_(self, attached: Attached, stage: str, epochs: int, min_gain: float) -> Trained:
+        """Train for `epochs`, then half as long at a time while that gains more than `min_gain`, twice at most."""
+        self.callback.on_stage_start(stage, epochs=epochs, density=attached.density)
+        num_samples = num_epochs = 0
+        score, more = Score(score=-math.inf), max(1, epochs // 2)
+        for part, length in enumerate([epochs] + [more] * (epochs // more)):
+            phase = Phase(attached=attached, stage=stage, epochs=length, part=part)
+            num_samples += sum(self._fit_([phase]))
+            num_epochs += length
+            before, score = score.score, self._score(phase)
+            if score.score - before <= min_gain:
+                break
+        return Trained(num_epochs=num_epochs, num_samples=num_samples, score=score)
+
+    def score(self, attached: Attached, stage: str, *, part: int = 0, evaluate: Evaluate | None = None) -> Score:
+        """Evaluate a network, on the validation split unless another evaluation is given."""
+        weights = attached.ema_weights() if self._use_ema else nullcontext()
+        with weights, _seeded(self.seed, stage, "evaluate", part):
+            value = (evaluate or self._evaluate)(attached.model)
+            score, loss = self.comm.broadcast_from_rank0(lambda: parse_evaluation(value, f"evaluate in stage {stage}"))
+        return Score(score=score, loss=loss)
+
+    def _score(self, phase: Phase) -> Score:
+        return self.score(phase.attached, phase.seed_name or phase.stage, part=phase.part)
+
+    def _train_adaptively_(self, attached: Attached, stage: str) -> Trained:
+        best, num_since, num_samples = math.inf, 0, 0
+        for epoch in range(1, MAX_ADAPTIVE_EPOCHS + 1):
+            phase = Phase(attached=attached, stage=stage, epochs=1, part=epoch)
+            num_samples += sum(self._fit_([phase]))
+            score = self._score(phase)
+            loss = score.loss if score.loss is not None else -score.score
+            num_since = 0 if loss < best else num_since + 1
+            best = min(best, loss)
+            if num_since == PATIENCE:
+                break
+        return Trained(num_epochs=epoch, num_samples=num_samples, score=score)
+
+    def _fit_(self, phases: Sequence[Phase]) -> list[int]:
+        """Train every phase; returns the number of samples of each."""
+        if isinstance(self._fit, JobTrainer):
+            counts = self._fit.train([self._job(phase) for phase in phases])
+            for phase in phases:
+                self._end_phase(phase)
+            return counts
+        counts = []
+        for phase in phases:
+            assert phase.first_step == 0, "a function that trains whole epochs cannot start in the middle"
+            self.optimizer_settings.restore_(phase.attached.optimizer)
+            seeded = _seeded(self.seed, phase.seed_name or phase.stage, "fit", phase.part)
+            with seeded, counting(phase.attached.model) as counter:
+                self._fit(phase.attached.model, phase.attached.optimizer, phase.epochs)
+            self._end_phase(phase)
+            counts.append(sum(self.comm.gather(counter.samples)))
+        return counts
+
+    def _job(self, phase: Phase) -> Job:
+        self.optimizer_settings.restore_(phase.attached.optimizer)
+        partial = Partial(self.store, f"{PREFIX}{phase.stage}-{phase.part}", comm=self.comm)
+        self._partials.setdefault(phase.stage, []).append(partial)
+        seed = derive(self.seed, phase.seed_name or phase.stage, "fit", phase.part)
+        return Job(
+            attached=phase.attached, epochs=phase.epochs, seed=seed, first_step=phase.first_step, progress=partial
+        )
+
+    def _end_phase(self, phase: Phase) -> None:
+        model = phase.attached.model
+        self.optimizer_settings.restore_(phase.attached.optimizer)
+        # Batch-norm statistics differ between ranks during training; from here on those of rank 0 count.
+        self.comm.broadcast_(model.buffers())
+        self.comm.check_equal("trained weights", lambda: digest(dict(model.named_parameters())))
+        for name, parameter in model.named_parameters():
+            if not bool(torch.isfinite(parameter).all()):
+                raise RunFailed(
+                    f"{name} is not finite after stage {phase.stage}, training has diverged; lower the learning rate "
+                    "(earlier stages are stored)"
+                )
+
+
+class OptimizerSettings:
+    """Learning rates and other settings of the parameter groups, restored before every phase.
+
+    A learning-rate schedule in `fit` may leave them anywhere; a second phase would start where the first ended.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._groups = [
+            {name: copy.deepcopy(value) for name, value in group.items() if name != "params"}
+            for group in optimizer.param_groups
+        ]
+
+    def restore_(self, optimizer: Optimizer) -> None:
+        """Set them in this optimizer or in a copy of it."""
+        for group, settings in zip(optimizer.param_groups, self._groups, strict=True):
+            for name in [name for name in group if name not in settings and name != "params"]:
+                del group[name]
+            for name, value in settings.items():
+                if isinstance(value, Tensor) and isinstance(group.get(name), Tensor):
+                    group[name].copy_(value)  # CUDA graphs read this very tensor
+                else:
+                    group[name] = copy.deepcopy(value)
+
+
+@contextmanager
+def _seeded(seed: int, *name: str | int) -> Iterator[None]:
+    """Seed the global generators of torch, NumPy and Python for one named use, then restore their states.
+
+    User functions may draw from any of them; a call depends on its name only, not on what ran before.
+    """
+    derived = derive(seed, *name)
+    python, arrays = random.getstate(), np.random.get_state()
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(derived)
+        random.seed(derived)
+        np.random.seed(derived % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(arrays)
