@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -133,14 +133,31 @@ def _terminal(comparison: Comparison, width: int) -> str:
     text = io.StringIO()
     console = Console(file=text, width=width, color_system=None)
     for rows in comparison.tables:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
         columns = _columns(rows)
-        for column in columns:
-            table.add_column(column.heading, justify="left" if column.is_text else "right", overflow="fold")
-        for row in rows:
-            table.add_row(*(Text(column.cell(row)) for column in columns))
-        console.print(Text(_title(rows)), table, *map(Text, _legend(rows)), "", sep="\n")
+        cells = [[column.cell(row) for column in columns] for row in rows]
+        console.print(Text(_title(rows)), _grid(columns, cells, width), *map(Text, _legend(rows)), "", sep="\n")
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+
+
+def _grid(columns: Sequence[_Column], cells: list[list[str]], width: int) -> RenderableType:
+    """A table whose cells fold between words; a list of rows if the terminal is too narrow even for that."""
+    contents = list(zip([column.heading for column in columns], *cells, strict=True))
+    widths = [max(len(word) for cell in content for word in cell.split()) for content in contents]
+    spare = width - sum(widths) - 2 * len(widths)
+    if spare < 0:
+        headings = [column.heading for column in columns]
+        rows = (zip(headings[1:], row[1:], strict=True) for row in cells)
+        lists = (", ".join(f"{heading} {cell}" for heading, cell in row if cell) for row in rows)
+        return Text("\n".join(f"\n{row[0]}: {line}" for row, line in zip(cells, lists, strict=True)) + "\n")
+    for index in reversed(range(len(widths))):  # numbers first
+        extra = min(spare, max(0, max(map(len, contents[index][1:])) - widths[index]))
+        widths[index], spare = widths[index] + extra, spare - extra
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for column, cell_width in zip(columns, widths, strict=True):
+        table.add_column(column.heading, justify="left" if column.is_text else "right", width=cell_width)
+    for row in cells:
+        table.add_row(*map(Text, row))
+    return table
 
 
 def _markdown(comparison: Comparison, width: int) -> str:

@@ -16,7 +16,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, NullLocator
 
 from pathgrow.report.formats import percent, score_format
 from pathgrow.report.schema import RunReport
@@ -65,15 +65,13 @@ def topology_svg(report: RunReport) -> str | None:
         return None
     num_rows = (len(series) + 1) // 2
     with matplotlib.rc_context(_SETTINGS):
-        figure = Figure(figsize=(_WIDTH, 1.5 * num_rows), layout="constrained", facecolor="none")
+        figure = Figure(figsize=(_WIDTH, 1.1 * num_rows), layout="constrained", facecolor="none")
         for index, (name, values) in enumerate(series):
             axes = figure.add_subplot(num_rows, 2, index + 1)
             axes.plot(values, color=BLUE, linewidth=1.8)
             axes.plot(len(values) - 1, values[-1], color=BLUE, marker="o")
             axes.set_title(f"{name}: {values[0]:,.4g} to {values[-1]:,.4g}", loc="left", fontsize=8.5, color=INK)
-            axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-            axes.yaxis.set_major_locator(MaxNLocator(3))
-            _style(axes)
+            axes.set_axis_off()
         return _inline_svg(figure, "Topology over the rounds")
 
 

@@ -124,7 +124,13 @@ def score_format(report: RunReport) -> ScoreFormat:
     return ScoreFormat.of(report.curve, "accuracy" if report.dataset is not None else "score")
 
 
-_STAGES = {"final": "final training", "dense": "dense baseline", "probe-dense": "dense probe", "level-000": "training"}
+_STAGES = {
+    "final": "final training",
+    "dense": "dense baseline",
+    "probe-dense": "dense probe",
+    "level-000": "training",
+    "level": "training",
+}
 
 
 def stage_label(name: str, density: float | None = None) -> str:

@@ -97,16 +97,17 @@ class TerminalProgress(ProgressBar):
     def __init__(
         self, console: Console, total_epochs: int | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._bars = RichProgress(
+        is_narrow = console.width < 90
+        columns = (
             TextColumn("{task.description}", style="bold", markup=False),
-            BarColumn(24 if console.width >= 80 else 8, complete_style="blue"),
+            BarColumn(8 if is_narrow else 24, complete_style="blue"),
             MofNCompleteColumn(),
             TextColumn("epochs"),
-            TimeElapsedColumn(),
+            *(() if is_narrow else (TimeElapsedColumn(),)),
             TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[loss]}", style="dim", markup=False),
-            console=console, get_time=clock, speed_estimate_period=_SPEED_PERIOD,
-        )  # fmt: skip
+            *(() if is_narrow else (TextColumn("{task.fields[loss]}", style="dim", markup=False),)),
+        )
+        self._bars = RichProgress(*columns, console=console, get_time=clock, speed_estimate_period=_SPEED_PERIOD)
         self._run = None if total_epochs is None else self._bars.add_task("run", total=total_epochs, loss="")
         self._stage = self._bars.add_task("starting", total=None, loss="")
         self._num_concurrent = 1
@@ -131,8 +132,8 @@ class TerminalProgress(ProgressBar):
         task = self._bars.tasks[-1]
         task.completed += int(self._resumed.get(name, 0))
         total = None if task.total is None or epochs is None else task.total + epochs
-        first = task.description.split(" and ")[0]
-        self._bars.update(self._stage, total=total, description=f"{first} and {self._num_concurrent} more")
+        first = task.description.split(" +")[0]
+        self._bars.update(self._stage, total=total, description=f"{first} +{self._num_concurrent}")
         self._num_concurrent += 1
 
     def epoch(self, done: int, of: int, loss: float | None = None) -> None:

@@ -239,7 +239,8 @@ def _probes(probes: Sequence[PointReport]) -> str:
     count = "one probe" if len(grown) == 1 else f"{len(grown)} probes"
     span = percent(min(grown)) if len(grown) == 1 else f"densities from {percent(min(grown))} to {percent(max(grown))}"
     dense = " and a dense one" if len(grown) < len(probes) else ""
-    return f"Trained {count} at {span}{dense} for {length} each; the answer is estimated from these."
+    each = "; the answer is estimated from it" if len(probes) == 1 else " each; the answer is estimated from these"
+    return f"Trained {count} at {span}{dense} for {length}{each}."
 
 
 def _not_learned(report: RunReport) -> str:

@@ -1,0 +1,297 @@
+"""Comparison: groups, intervals against tables of Student's t, the dense baseline, runs that cannot be used."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pathgrow.checkpoint import RunDir
+from pathgrow.errors import UserError
+from pathgrow.report.compare import Comparison, Row, compare_runs
+from pathgrow.report.schema import RunReport
+from tests.support.command import leave
+from tests.support.finished_runs import finished
+
+T_95 = {1: 6.3138, 2: 2.9200, 3: 2.3534}
+"""95% quantiles of Student's t by degrees of freedom, from a printed table."""
+
+
+def by_name(comparison: Comparison) -> dict[str, Row]:
+    return {Path(row.runs[0]).name: row for row in comparison.rows}
+
+
+# Rows
+
+
+def test_seeds_become_one_row(tmp_path: Path) -> None:
+    tests = [0.91, 0.93, 0.95]
+    paths = [finished(tmp_path / f"run{seed}", seed=seed, test=test) for seed, test in enumerate(tests)]
+    (row,) = compare_runs(paths).rows
+    assert row.num_seeds == 3
+    assert row.test == pytest.approx(0.93)
+    margin = T_95[2] * 0.02 / 3**0.5
+    assert row.test_interval == pytest.approx((0.93 - margin, 0.93 + margin), abs=1e-6)
+    assert row.val_interval == (0.9, 0.9)
+
+
+@pytest.mark.parametrize("num", [2, 4])
+def test_intervals_agree_with_the_table(num: int, tmp_path: Path) -> None:
+    scores = [0.9, 0.94, 0.91, 0.97][:num]
+    paths = [finished(tmp_path / f"run{seed}", seed=seed, val=score) for seed, score in enumerate(scores)]
+    interval = compare_runs(paths).rows[0].val_interval
+    assert interval is not None
+    assert interval[1] - interval[0] == pytest.approx(2 * T_95[num - 1] * statistics.stdev(scores) / num**0.5, rel=1e-4)
+    assert compare_runs(paths[:1]).rows[0].val_interval is None
+
+
+def test_what_distinguishes_configurations(tmp_path: Path) -> None:
+    same = [
+        finished(tmp_path / "a", seed=0),
+        finished(tmp_path / "b", seed=1, data_root="/elsewhere", device_name="NVIDIA H200"),
+    ]
+    others = [
+        finished(tmp_path / "c", seed=2, density=0.3),
+        finished(tmp_path / "d", seed=2, method="set"),
+        finished(tmp_path / "e", seed=2, epochs=20),
+        finished(tmp_path / "f", seed=2, match="flops"),
+    ]
+    assert [row.num_seeds for row in compare_runs([*same, *others]).rows] == [2, 1, 1, 1, 1]
+
+
+def test_runs_matched_each_to_its_own_seed_are_one_row(tmp_path: Path) -> None:
+    paths = [
+        finished(
+            tmp_path / f"{like}{seed}", seed=seed, match="flops", match_run=f"gcg{seed}", match_budget=1e9 + seed,
+            match_like=like,
+        )
+        for like in ("abc", "def")
+        for seed in range(2)
+    ]  # fmt: skip
+    assert [row.num_seeds for row in compare_runs(paths).rows] == [2, 2]
+
+
+def test_a_mean_is_over_all_seeds_or_missing(tmp_path: Path) -> None:
+    for seed, test in enumerate((0.8, None, 0.9)):
+        finished(tmp_path / str(seed), seed=seed, test=test, val=0.7 + 0.1 * seed)
+    (row,) = compare_runs(sorted(tmp_path.iterdir())).rows
+    assert (row.num_seeds, row.test, row.test_interval) == (3, None, None)
+    assert row.val == pytest.approx(0.8)
+    (row,) = compare_runs([tmp_path / "0", tmp_path / "2"]).rows
+    assert row.test == pytest.approx(0.85)
+
+
+def test_a_discovery_is_a_row_of_its_own(tmp_path: Path, sample_report: RunReport) -> None:
+    config = {"data": "digits", "model": "mlp", "seed": 0, "budget": 80}
+    with RunDir.open(tmp_path / "found", config) as run_dir:
+        run_dir.write_report(replace(sample_report, config=config).as_json())
+    (row,) = compare_runs([tmp_path / "found"]).rows
+    assert (row.method, row.epochs, row.match) == ("gcg (discover)", 80, "none")
+    assert row.epochs_trained == sample_report.ledger.epochs_trained
+    assert row.inference_relative == sample_report.network.inference_relative
+    assert row.training_relative == pytest.approx(sample_report.ledger.relative)
+
+
+# Settings
+
+
+def settings(comparison: Comparison) -> list[str]:
+    return [row.settings for row in comparison.rows]
+
+
+def test_rows_that_look_the_same_show_what_differs(tmp_path: Path) -> None:
+    one = finished(tmp_path / "one", method_options={"every": 5, "rate": 0.3})
+    other = finished(tmp_path / "other", method_options={"every": 9, "rate": 0.3})
+    alone, denser = finished(tmp_path / "alone", method="set"), finished(tmp_path / "denser", density=0.3)
+    assert settings(compare_runs([one, other, alone])) == ["every 5", "every 9", ""]
+    assert settings(compare_runs([alone, denser])) == ["", ""], "the density has a column"
+    lengths = [finished(tmp_path / str(n), match="flops", epochs=n, trained=121) for n in (80, 40)]
+    assert settings(compare_runs(lengths)) == ["epochs 80", "epochs 40"]
+
+
+def test_scope_and_recipe_are_shown_for_all_methods(tmp_path: Path) -> None:
+    """Densities are relative to the scope, and accuracies belong to a recipe."""
+    paths = [
+        finished(tmp_path / "rigl", scope="all", method_options={"every": 5}),
+        finished(tmp_path / "set", method="set", method_options={"every": 9}),
+        finished(tmp_path / "snip", method="snip", recipe={"lr": 0.3}),
+        finished(tmp_path / "dense", method="dense", recipe_name="other", recipe={"lr": 7, "momentum": 0.5}),
+    ]
+    assert settings(compare_runs(paths)) == [
+        "lr 0.1, recipe_name digits, scope all",
+        "lr 0.1, recipe_name digits, scope auto",
+        "lr 0.3, recipe_name digits, scope auto",
+        "recipe_name other, scope auto",
+    ]
+    assert settings(compare_runs(paths[1:3])) == ["lr 0.1", "lr 0.3"]
+
+
+def test_names_of_settings_are_short_unless_ambiguous(tmp_path: Path) -> None:
+    paths = [
+        finished(tmp_path / str(lr), recipe={"rate": one, "lr": lr}, method_options={"rate": other})
+        for lr, (one, other) in enumerate([(1, 1), (2, 1), (1, 2)])
+    ]
+    assert settings(compare_runs(paths)) == [
+        "method_options.rate 1, lr 0, recipe.rate 1",
+        "method_options.rate 1, lr 1, recipe.rate 2",
+        "method_options.rate 2, lr 2, recipe.rate 1",
+    ]
+
+
+# Tables and their baselines
+
+
+def test_a_table_has_one_dense_baseline(tmp_path: Path) -> None:
+    """Two seeds of 10 epochs; dense runs that are shorter or matched to a budget do not count."""
+    paths = [
+        finished(tmp_path / "matched", method="dense", match="flops", trained=40, flops=4000, seconds=30.0),
+        finished(tmp_path / "brief", method="dense", epochs=5, flops=500, seconds=2.0),
+        finished(tmp_path / "dense", method="dense", flops=1900, seconds=8.0),
+        finished(tmp_path / "dense1", method="dense", seed=1, flops=2100, seconds=12.0),
+        finished(tmp_path / "sparse", flops=500, seconds=5.0),
+        finished(tmp_path / "longer", match="flops", epochs=80, trained=121, flops=1998, seconds=15.0),
+        finished(tmp_path / "short", epochs=5, flops=50),
+    ]
+    rows = by_name(compare_runs(paths))
+    assert {name: row.training_relative for name, row in rows.items()} == pytest.approx(
+        {"matched": 2.0, "brief": 0.25, "dense": 1.0, "sparse": 0.25, "longer": 0.999, "short": 0.025}
+    )
+    assert rows["sparse"].wall_relative == pytest.approx(0.5)
+    assert rows["matched"].wall_relative == pytest.approx(3.0)
+    for row in rows.values():
+        baseline = row.baseline
+        assert baseline is not None
+        assert (baseline.kind, baseline.epochs, baseline.training_flops, baseline.seconds) == ("trained", 10, 2000, 10)
+        assert baseline.runs == (str(tmp_path / "dense"), str(tmp_path / "dense1"))
+    assert by_name(compare_runs(paths[::-1]))["sparse"].training_relative == rows["sparse"].training_relative
+
+
+def test_sparse_runs_do_not_change_the_baseline(tmp_path: Path) -> None:
+    dense = [finished(tmp_path / str(n), method="dense", epochs=n, flops=100 * n) for n in (5, 20)]
+    sparse = [finished(tmp_path / f"sparse{seed}", seed=seed, epochs=5) for seed in range(4)]
+    for num in range(5):
+        baseline = compare_runs([*sparse[:num], *dense]).rows[0].baseline
+        assert baseline is not None
+        assert baseline.epochs == 20
+
+
+def test_matched_dense_runs_are_better_than_none(tmp_path: Path) -> None:
+    matched = finished(tmp_path / "matched", method="dense", match="flops", trained=40, flops=4000)
+    row = by_name(compare_runs([matched, finished(tmp_path / "sparse", flops=1000)]))["sparse"]
+    assert row.training_relative == pytest.approx(0.25)
+
+
+def test_equally_long_dense_runs_are_told_apart(tmp_path: Path) -> None:
+    paths = [
+        finished(tmp_path / "a", method="dense", recipe={"lr": 0.3}, flops=1000),
+        finished(tmp_path / "b", method="dense", flops=1000),
+        finished(tmp_path / "c", method="dense", flops=1000, seed=1),
+    ]
+    baseline = compare_runs(paths).rows[0].baseline
+    assert baseline is not None
+    assert baseline.settings == "lr 0.1", "the one with most seeds"
+
+
+def test_without_a_dense_run_the_baseline_is_computed(tmp_path: Path) -> None:
+    """For the longest run that was not matched to a budget."""
+    paths = [
+        finished(tmp_path / "short", epochs=5, flops=50),
+        finished(tmp_path / "long", epochs=20, flops=500),
+        finished(tmp_path / "matched", epochs=80, match="flops", flops=1000),
+    ]
+    rows = by_name(compare_runs(paths))
+    assert {name: row.training_relative for name, row in rows.items()} == pytest.approx(
+        {"short": 0.025, "long": 0.25, "matched": 0.5}
+    )
+    assert {row.wall_relative for row in rows.values()} == {None}
+    assert compare_runs(paths[2:]).rows[0].training_relative == pytest.approx(1000 / 8000), "the only run"
+
+
+def test_times_are_relative_on_the_same_hardware_only(tmp_path: Path) -> None:
+    dense, here = finished(tmp_path / "dense", method="dense", seconds=10.0), finished(tmp_path / "here")
+    assert [row.wall_relative for row in compare_runs([dense, here]).rows] == [1.0, 0.5]
+    elsewhere = [
+        finished(tmp_path / "gpu", method="set", device_name="NVIDIA H200"),
+        finished(tmp_path / "threads", method="set", threads=4),
+        finished(tmp_path / "unknown", method="set"),
+    ]
+    (elsewhere[2] / "env.json").unlink()
+    for path in elsewhere:
+        assert [row.wall_relative for row in compare_runs([dense, here, path]).rows] == [1.0, 0.5, None]
+
+
+def test_other_models_have_a_table_and_a_baseline_of_their_own(tmp_path: Path) -> None:
+    small = [finished(tmp_path / f"small-{name}", method=name, flops=100) for name in ("dense", "set")]
+    large = [
+        finished(tmp_path / f"large-{name}", method=name, flops=flops, model_options={"widths": [80]})
+        for name, flops in (("dense", 1000), ("set", 500))
+    ]
+    comparison = compare_runs([small[0], *large, small[1]])
+    assert [(row.subject, row.method, row.training_relative) for row in comparison.rows] == [
+        ("digits mlp, widths [8]", "dense", 1.0),
+        ("digits mlp, widths [8]", "set", 1.0),
+        ("digits mlp, widths [80]", "dense", 1.0),
+        ("digits mlp, widths [80]", "set", 0.5),
+    ]
+    assert [len(rows) for rows in comparison.tables] == [2, 2]
+    assert {row.subject for row in compare_runs(small).rows} == {"digits mlp"}
+
+
+def test_calls_of_discover_are_grouped_by_the_sizes_of_their_network(tmp_path: Path, sample_report: RunReport) -> None:
+    for seed, num in ((0, 40_960), (1, 40_960), (0, 50_000)):
+        config = {"seed": seed, "budget": 80}
+        report = replace(sample_report, config=config, network=replace(sample_report.network, num=num))
+        with RunDir.open(tmp_path / f"{num}-{seed}", config) as run_dir:
+            run_dir.write_report(report.as_json())
+    rows = compare_runs(sorted(tmp_path.iterdir())).rows
+    assert [(row.num_seeds, row.subject) for row in rows] == [
+        (2, "calls of discover, prunable 40960"),
+        (1, "calls of discover, prunable 50000"),
+    ]
+
+
+# Notes
+
+
+def test_runs_that_missed_their_budget_are_noted(tmp_path: Path) -> None:
+    paths = [
+        finished(tmp_path / str(seed), seed=seed, match="flops", off=off)
+        for seed, off in enumerate((None, 0.0, 0.0099, -0.0099, 0.031, -0.02))
+    ]
+    comparison = compare_runs(paths)
+    assert comparison.rows[0].num_seeds == 6
+    assert comparison.notes == (
+        f"{paths[4]} spent 3.1% more than its matched budget of FLOPs: epochs are whole",
+        f"{paths[5]} spent 2.0% less than its matched budget of FLOPs: epochs are whole",
+    )
+    other = finished(tmp_path / "other", match="prunable", off=0.02)
+    assert "its matched budget of epochs times prunable weights" in compare_runs([other]).notes[0]
+
+
+def test_unusable_directories_are_skipped_with_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good, twin = finished(tmp_path / "good"), finished(tmp_path / "twin")
+    contents = {
+        "unfinished": None, "damaged": "{", "poor": '{"format": 2, "config": {}}', "old": '{"format": 1, "config": 3}'
+    }  # fmt: skip
+    bad = []
+    for name, content in contents.items():
+        bad.append(finished(tmp_path / name))
+        if content is None:
+            (bad[-1] / "report.json").unlink()
+        else:
+            (bad[-1] / "report.json").write_text(content)
+    (tmp_path / "foreign").mkdir()
+    bad += [tmp_path / "foreign", tmp_path / "nowhere", twin]
+    assert leave("compare", *map(str, [bad[0], good, *bad[1:]])) == 0
+    printed = capsys.readouterr()
+    assert "90.00%" in printed.out
+    notes = printed.err.splitlines()
+    assert len(notes) == len(bad)
+    for note, path in zip(notes, bad, strict=True):
+        assert note.startswith(f"pathgrow: {path} skipped: ")
+    assert "is unfinished (0 stages done)" in notes[0]
+    assert "repeats seed 0" in notes[-1]
+    with pytest.raises(UserError, match="no finished run in 2 paths"):
+        compare_runs([tmp_path / "foreign", bad[0]])

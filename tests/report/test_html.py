@@ -1,0 +1,242 @@
+"""The page: complete, self-contained, accessible, and no string of a report becomes code."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import io
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from pathgrow.checkpoint import RunDir
+from pathgrow.errors import UserError
+from pathgrow.report import curve_png, page, summary, write_all
+from pathgrow.report.schema import LedgerReport, RunReport, Score, TimingReport, load_report
+from tests.support.sample_report import discovery_report, training_report, with_answer, with_curve
+
+INJECTIONS = [
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "' onmouseover='alert(1)",
+    "</style><script>alert(1)</script>",
+    "</title><svg onload=alert(1)>",
+    "{{ 7 * 7 }}{% for x in ().__class__.__base__.__subclasses__() %}{% endfor %}",
+    "javascript:alert(1)",
+    "&lt;script&gt;",
+    "<!--",
+    "$\\undefined{formula",
+]
+
+
+class Parsed(HTMLParser):
+    """What a browser makes of the page: elements, attributes, text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.elements: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.texts: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.elements.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attributes]
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.texts).split())
+
+    @property
+    def unsafe(self) -> list[tuple[str, str, str]]:
+        """Attributes that run or load something; figures refer to their own parts."""
+        return [
+            (tag, name, value)
+            for tag, name, value in self.attributes
+            if name.startswith("on") or name in ("src", "style") or (name == "href" and not value.startswith("#"))
+        ]
+
+
+@pytest.fixture(scope="module")
+def html() -> str:
+    return page(discovery_report())
+
+
+def test_the_page_is_complete(html: str) -> None:
+    text = Parsed(html).text
+    for expected in (
+        "Operating density: 8.5% of the prunable weights (90% interval 6.7-10.4%).",
+        "Started from a PHEW mask at 2.0% density, trained for 10 epochs.",
+        "Trained 5 probes at densities from 2.5% to 36.4% for 80 epochs each",
+        "67th percentile",
+        "layers.0.weight 16.2%",
+        "model_options.widths [128, 128, 128]",
+        "probe 5 400 360,000 14.8 GFLOPs 83.9% 10 s",
+        "total 19 436 392,400 15.8 GFLOPs 89.8% 38 s",
+        "7 9.5% 13.1% 24 95.45% 0.138 96.79% 80",
+        "dead units: 9 to 0",
+    ):
+        assert expected in text
+
+
+def test_the_page_loads_and_runs_nothing(html: str) -> None:
+    parsed = Parsed(html)
+    assert len(html.encode()) < 300_000
+    assert "script" not in parsed.elements
+    assert not re.search(r"https?://|@import|url\((?!#)", html)
+    assert parsed.unsafe == []
+
+
+def test_the_policy_admits_the_style_sheet_only(html: str) -> None:
+    style = re.search(r"<style>(.*?)</style>", html, re.DOTALL)
+    policy = re.search(r'Policy" content="([^"]*)"', html)
+    assert style is not None
+    assert policy is not None
+    rules = dict(part.split(" ", 1) for part in policy[1].split("; "))
+    digest = base64.b64encode(hashlib.sha256(style[1].encode()).digest()).decode()
+    assert rules["default-src"] == "'none'"
+    assert rules["style-src"] == f"'sha256-{digest}'"
+    assert "unsafe" not in policy[1]
+
+
+def test_the_page_is_accessible(html: str) -> None:
+    parsed = Parsed(html)
+    assert ("html", "lang", "en") in parsed.attributes
+    assert parsed.elements.count("h1") == 1
+    assert parsed.elements.count("table") == parsed.elements.count("caption")
+    svgs = [(name, value) for tag, name, value in parsed.attributes if tag == "svg"]
+    assert len([name for name, _ in svgs if name == "aria-label"]) == parsed.elements.count("svg") > 0
+    ids = [value for _, name, value in parsed.attributes if name == "id"]
+    assert len(ids) == len(set(ids))
+    labels = {part for _, name, value in parsed.attributes if name == "aria-labelledby" for part in value.split()}
+    assert labels <= set(ids)
+
+
+@pytest.mark.parametrize("round", [0, 7])
+def test_the_mask_of_the_returned_model_is_marked(sample_report: RunReport, round: int) -> None:
+    network = dataclasses.replace(sample_report.network, round=round)
+    html = page(dataclasses.replace(sample_report, network=network, topology=()))
+    assert re.findall(r'<tr class="marked"><th scope="row">(\d+)</th>', html) == [str(round)]
+
+
+def test_a_training_has_a_page() -> None:
+    text = Parsed(page(training_report())).text
+    assert "rigl at 12.3% density: 82.22% test accuracy." in text
+    assert "training 1 57 570 4.56 GFLOPs 67.8% 1 min 23 s" in text
+    assert "How the answer was found" not in text
+
+
+# Strings
+
+
+def poisoned(value: Any, poison: str) -> Any:
+    """Every string of a report and some of its keys, with something nasty in front."""
+    if isinstance(value, dict):
+        named = {"layers.0.weight", "lr"} & value.keys()
+        return {(f"{poison}{key}" if key in named else key): poisoned(item, poison) for key, item in value.items()}
+    if isinstance(value, list):
+        return [poisoned(item, poison) for item in value]
+    return f"{poison}{value}" if isinstance(value, str) else value
+
+
+@pytest.mark.parametrize("poison", INJECTIONS)
+def test_no_string_of_a_report_becomes_code(sample_report: RunReport, html: str, poison: str) -> None:
+    values = poisoned(sample_report.as_json(), poison)
+    values["command"], values["answer"]["status"] = "discover", "found"
+    report = load_report(values, "report.json")
+    clean, parsed = Parsed(html), Parsed(page(report))
+    assert set(parsed.elements) <= set(clean.elements)
+    assert parsed.unsafe == []
+    assert {name for _, name, _ in parsed.attributes} <= {name for _, name, _ in clean.attributes}
+    assert poison in parsed.text or " ".join(poison.split()) in parsed.text
+    assert "49" not in parsed.text or "49" in clean.text
+    assert curve_png(report, dpi=40)
+    Console(file=io.StringIO(), width=80).print(summary(report))
+
+
+# Reports with missing parts
+
+
+def one_point(report: RunReport) -> RunReport:
+    report = with_curve(report, rounds=report.curve.rounds[:1], probes=(), fit=None)
+    return with_answer(report, status="open", operating_density=None, interval=None, gain_density=None, reference=None)
+
+
+def equal_scores(report: RunReport) -> RunReport:
+    rounds, probes = (
+        tuple(dataclasses.replace(point, score=0.5, loss=None) for point in points)
+        for points in (report.curve.rounds, report.curve.probes)
+    )
+    report = with_curve(report, rounds=rounds, probes=probes, fit=None)
+    assert report.reference is not None
+    reference = dataclasses.replace(report.reference, score=0.5)
+    return with_answer(report, status="flat", operating_density=None, interval=None, reference=reference)
+
+
+def bare(report: RunReport) -> RunReport:
+    return dataclasses.replace(
+        report,
+        config={},
+        topology=(),
+        timing=TimingReport(),
+        ledger=LedgerReport(phases=(), training_flops=0, samples=0),
+        network=dataclasses.replace(report.network, test=None, round=None),
+    )
+
+
+CHANGES: dict[str, Callable[[RunReport], RunReport]] = {
+    "no probes": lambda report: with_curve(report, probes=(), fit=None),
+    "no reference": lambda report: with_answer(report, reference=None),
+    "no rounds": lambda report: with_curve(report, rounds=(), probes=(), fit=None),
+    "one point": one_point,
+    "one point and an interval": lambda report: with_answer(one_point(report), interval=(0.0, 0.02)),
+    "equal scores": equal_scores,
+    "bare": bare,
+    "dense baseline": lambda report: with_answer(report, dense=Score(score=0.98), dense_test=Score(score=0.97)),
+    "narrow interval": lambda report: with_answer(report, interval=(0.0848, 0.0848)),
+    "interval from 0": lambda report: with_answer(report, operating_density=None, interval=(0.0, 0.02)),
+    "open intervals": lambda report: with_answer(report, interval=(0.0, None), gain_interval=(None, None)),
+    "empty interval": lambda report: with_answer(report, operating_density=None, interval=(0.0, 0.0)),
+    "interval far away": lambda report: with_answer(report, operating_density=None, interval=(1e-30, 1.0)),
+    "gain far away": lambda report: with_answer(report, gain_density=1e-12),
+    "training": lambda report: training_report(),
+}
+
+
+@pytest.mark.filterwarnings("error")  # matplotlib warns if an axis cannot hold what is drawn
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_reports_with_missing_parts_can_be_shown(
+    sample_report: RunReport, change: Callable[[RunReport], RunReport]
+) -> None:
+    report = dataclasses.replace(change(sample_report), topology=())
+    html = page(report)
+    console = Console(file=io.StringIO(), width=80)
+    console.print(summary(report))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "<h1>" in html
+    for text in (shown, Parsed(html).text):
+        assert "None" not in text
+        assert "nan" not in text
+
+
+# Files
+
+
+def test_write_all_adds_figure_and_page_to_a_finished_run(tmp_path: Path, sample_report: RunReport) -> None:
+    with RunDir.open(tmp_path / "run", {}) as run_dir:
+        with pytest.raises(UserError, match="is unfinished"):
+            write_all(run_dir.path)
+        run_dir.write_report(sample_report.as_json())
+        written = write_all(run_dir.path)
+    assert [path.name for path in written] == ["curve.png", "report.html"]
+    assert written[0].read_bytes() == curve_png(sample_report)
+    assert written[1].read_text() == page(sample_report)

@@ -1,0 +1,195 @@
+"""Progress: few lines in logs, bars on terminals, and a time left that agrees with the clock."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from pathgrow.report import progress
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def log(clock: Clock) -> tuple[progress.LogProgress, Console]:
+    console = Console(file=io.StringIO(), width=40)
+    return progress.LogProgress(console, clock), console
+
+
+def written(console: Console) -> list[str]:
+    return console.file.getvalue().splitlines()  # type: ignore[attr-defined,no-any-return]
+
+
+def rendered(bars: progress.TerminalProgress, width: int = 100) -> list[str]:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(bars.render())
+    return [" ".join(line.split()) for line in written(console)]
+
+
+def terminal(clock: Clock, total_epochs: int | None = None, width: int = 100) -> progress.TerminalProgress:
+    bars = progress.TerminalProgress(Console(file=io.StringIO(), force_terminal=True, width=width), total_epochs, clock)
+    bars.close()  # nothing is drawn in the background; `render` still works
+    return bars
+
+
+def run(bar: progress.ProgressBar, clock: Clock) -> None:
+    """Three stages of 10 epochs, a second each."""
+    for number, name in enumerate(("seed", "round-001", "probe-001")):
+        density = 0.02 * (number + 1)
+        bar.stage(name, density, 10)
+        for epoch in range(1, 11):
+            clock.now += 1
+            bar.epoch(epoch, 10, 1 / epoch)
+        bar.observed(number, density, 0.9 + number / 100, name)
+        bar.estimate(None if number == 0 else 0.05, (0.04, 0.06) if number == 2 else None)
+    bar.close()
+
+
+def test_logs_get_a_line_per_event_without_control_codes(clock: Clock) -> None:
+    bar, console = log(clock)
+    run(bar, clock)
+    assert written(console) == [
+        "[     0.0 s] seed starts: density 2.0%, 10 epochs",
+        "[      10 s] seed: density 2.0%, score 0.9",
+        "[      20 s] round 1: density 4.0%, score 0.91",
+        "[      20 s] current estimate 5.0%",
+        "[      30 s] probe at 6.0%: score 0.92",
+        "[      30 s] current estimate 5.0% (90% interval 4.0-6.0%)",
+    ]
+
+
+def test_logs_report_long_stages_once_a_minute(clock: Clock) -> None:
+    bar, console = log(clock)
+    bar.stage("seed", 0.02, 8)
+    for epoch in range(1, 9):
+        clock.now += 25
+        bar.epoch(epoch, 8, 1 / epoch)
+    bar.observed(0, 0.02, 0.9, "seed")
+    assert written(console) == [
+        "[     0.0 s] seed starts: density 2.0%, 8 epochs",
+        "[1 min 15 s] seed: 3/8 epochs, loss 0.3333",
+        "[2 min 30 s] seed: 6/8 epochs, loss 0.1667",
+        "[3 min 20 s] seed: density 2.0%, score 0.9",
+    ]
+
+
+def test_logs_do_not_repeat_an_estimate(clock: Clock) -> None:
+    bar, console = log(clock)
+    for density in (0.05, 0.05, None, 0.05, 0.06, 0.05):
+        bar.estimate(density)
+    estimates = [line.split()[-1] for line in written(console)]
+    assert estimates == ["5.0%", "6.0%", "5.0%"]
+
+
+def test_resumption_is_announced(clock: Clock) -> None:
+    bar, console = log(clock)
+    bar.resumes(1, {"probe-003": 4.5, "final": 1.0})
+    bar.stage("probe-003", 0.1, 10)
+    assert written(console) == [
+        "[     0.0 s] Resuming: 1 stage done, probe of round 3 continues after 4.5 epochs, final training continues "
+        "after 1 epochs."
+    ]
+    shown = Console(file=io.StringIO(), force_terminal=True, width=200)
+    bars = progress.TerminalProgress(shown, 30, clock)
+    bars.resumes(2, {})
+    bars.close()
+    assert written(shown)[0].endswith("Resuming: 2 stages done.")
+
+
+def test_the_display_follows_the_console() -> None:
+    assert isinstance(progress.create(Console(file=io.StringIO())), progress.LogProgress)
+    bars = progress.create(Console(file=io.StringIO(), force_terminal=True))
+    assert isinstance(bars, progress.TerminalProgress)
+    bars.close()
+
+
+def test_bars_show_stage_evaluation_estimate_and_time_left(clock: Clock) -> None:
+    bars = terminal(clock, total_epochs=30)
+    bars.stage("round-003", 0.02, 10)
+    for epoch in range(1, 6):
+        clock.now += 4
+        bars.epoch(epoch, 10, 0.25)
+    bars.observed(0, 0.02, 0.9123, "seed")
+    bars.estimate(0.05, (0.04, 0.06))
+    whole, stage, *lines = rendered(bars)
+    assert whole.startswith("run ")
+    assert whole.endswith("5/30 epochs 0:00:20 01:40"), "25 epochs at 4 s"
+    assert stage.startswith("round 3 ")
+    assert stage.endswith("5/10 epochs 0:00:20 00:20 loss 0.25")
+    assert lines == ["seed: density 2.0%, score 0.9123", "current estimate 5.0% (90% interval 4.0-6.0%)"]
+
+
+def test_concurrent_stages_share_a_bar(clock: Clock) -> None:
+    bars = terminal(clock, total_epochs=50)
+    bars.stage("probe-003", 0.1, 10)
+    bars.beside("probe-007", 0.3, 10)
+    bars.beside("probe-dense", 1.0, 10)
+    for epoch in (1, 1, 1, 2):
+        clock.now += 1
+        bars.epoch(epoch, 10, 0.5)
+    whole, stage = rendered(bars)
+    assert "4/50 epochs 0:00:04 00:46" in whole
+    assert stage.startswith("probe at 10.0% +2 ")
+    assert "4/30 epochs" in stage
+
+
+def test_resumed_epochs_are_done_but_say_nothing_about_speed(clock: Clock) -> None:
+    bars = terminal(clock, total_epochs=25)
+    bars.resumes(0, {"probe-003": 4.5, "probe-007": 1.0})
+    bars.stage("probe-003", 0.1, 10)
+    bars.beside("probe-007", 0.3, 10)
+    for epoch in (5, 2, 6):
+        clock.now += 3.0
+        bars.epoch(epoch, 10, 0.5)
+    whole, stage = rendered(bars)
+    assert "3/20 epochs 0:00:09 00:51" in whole, "25 - 5 were left, and 17 are"
+    assert "8/20 epochs" in stage
+
+
+def test_a_stage_of_unknown_length_counts_its_epochs(clock: Clock) -> None:
+    bars = terminal(clock)
+    bars.stage("round-001", 0.1, None)
+    for _ in range(4):
+        clock.now += 2
+        bars.epoch(1, 1)
+    (stage,) = rendered(bars)
+    assert "4/? epochs" in stage
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_bars_keep_to_one_line_each(clock: Clock, width: int) -> None:
+    bars = terminal(clock, 5000, width)
+    bars.stage("probe-003", 0.1, 800)
+    bars.beside("probe-007", 0.3, 800)
+    for epoch in range(1, 701):
+        clock.now += 1
+        bars.epoch(epoch, 800, 0.012345)
+    bars.observed(11, 0.5817, 0.95556, "round-011")
+    lines = rendered(bars, width)
+    assert len(lines) == 3
+    assert "700/1600" in lines[1]
+
+
+def test_the_terminal_is_clean_afterwards(clock: Clock) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=80)
+    run(progress.TerminalProgress(console, clock=clock), clock)
+    output = console.file.getvalue()  # type: ignore[attr-defined]
+    assert output.endswith("\x1b[2K"), "the last line is erased"
+    assert "\x1b[?25h" in output, "the cursor is back"
+
+
+def test_the_base_class_shows_nothing(capsys: pytest.CaptureFixture[str], clock: Clock) -> None:
+    run(progress.ProgressBar(), clock)
+    assert capsys.readouterr() == ("", "")

@@ -1,0 +1,274 @@
+"""Sentences about a run: each number from its own field, no claim beyond the data, nothing said twice."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from pathgrow.report import page, summary, text
+from pathgrow.report.formats import percent, percent_range
+from pathgrow.report.schema import MatchReport, PhaseReport, ReferenceReport, RunReport, Score
+from tests.support.sample_report import (
+    discovery_report,
+    point,
+    short_probe_report,
+    training_report,
+    with_answer,
+    with_curve,
+)
+
+
+def finding(report: RunReport, label: str) -> str:
+    return dict(text.findings(report))[label]
+
+
+def terminal(report: RunReport) -> str:
+    console = Console(file=io.StringIO(), width=400)
+    console.print(summary(report, 120))
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+def visible(report: RunReport) -> str:
+    """The text of the page without its title and figures."""
+    body = re.sub(r"<(title|style|svg)\b.*?</\1>", "", page(report), flags=re.DOTALL)
+    return " ".join(re.sub(r"<[^>]+>", " ", body).split())
+
+
+# The answer
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({}, "Operating density: 8.5% of the prunable weights (90% interval 6.7-10.4%)."),
+        ({"interval": None}, "Operating density: 8.5% of the prunable weights."),
+        ({"interval": (0.0, 0.1042)}, "Operating density: 8.5% of the prunable weights (90% interval up to 10.4%)."),
+        (
+            {"status": "flat"},
+            "Operating density: 2.5% or less; even the sparsest network is within 1 pp of the reference.",
+        ),
+        (
+            {"status": "unreached"},
+            "No operating density: no network up to 36.4% density is within 1 pp of the reference.",
+        ),
+        ({"status": "open"}, "No operating density: too few networks were evaluated."),
+        ({"status": "unlearned"}, "No operating density: training did not improve any network."),
+    ],
+)
+def test_the_answer_is_one_sentence(changes: dict[str, Any], sentence: str) -> None:
+    density = 0.0848 if "status" not in changes else None
+    report = with_answer(short_probe_report(), **{"operating_density": density, **changes})
+    assert text.headline(report) == sentence
+    assert sentence in " ".join(terminal(report).split())
+    if not changes:  # drawing a page takes a second
+        assert f"<h1>{sentence}</h1>" in page(report)
+
+
+def test_differences_are_in_the_unit_of_the_scores() -> None:
+    report = with_answer(discovery_report(), status="unreached", operating_density=None)
+    assert report.answer is not None
+    shifted = [replace(probe, score=probe.score - 3) for probe in report.curve.probes]
+    report = replace(with_curve(report, probes=tuple(shifted)), config={})
+    assert text.headline(report).endswith("is within 0.01 of the reference.")
+    assert finding(report, "criterion") == "score within 0.01 of the reference"
+    assert f"{shifted[-1].score:.5g}" in terminal(report)
+
+
+@pytest.mark.parametrize("show", [terminal, visible])
+@pytest.mark.parametrize("report", [discovery_report(), short_probe_report()])
+def test_intervals_stand_once_and_densities_have_one_format(report: RunReport, show: Any) -> None:
+    shown, answer = re.sub(r"(?s)accuracy by density.*Rounds", "", show(report)), report.answer
+    assert answer is not None
+    for interval in (answer.interval, answer.gain_interval):
+        assert interval is not None
+        assert shown.count(percent_range(interval)) == 1
+    for density in (answer.operating_density, answer.gain_density, report.network.density):
+        assert density is not None
+        assert percent(density) in shown
+        assert not re.search(rf"(?<![\d.]){100 * density:.0f}%", shown)
+        assert f"{100 * density:.2f}%" not in shown
+
+
+# Findings
+
+
+def test_the_findings_of_a_training_say_each_number_in_its_place() -> None:
+    assert text.findings(training_report()) == [
+        ("method", "rigl"),
+        ("model", "12.3% of the prunable weights (1,234 of 10,000), 23.4% of all parameters"),
+        ("accuracy", "91.11% validation, 82.22% test"),
+        ("trained", "57 epochs"),
+        ("training cost", "0.678x a dense training (4.56 GFLOPs)"),
+        ("inference", "0.345x the FLOPs of the dense model"),
+        ("time", "training 1 min 23 s, wall clock 1 min 36 s"),
+    ]
+    report = training_report()
+    untested = replace(report, network=replace(report.network, test=None), notes=("few mask updates", "so\x1b"))
+    assert finding(untested, "accuracy") == "91.11% validation"
+    assert text.headline(untested) == "rigl at 12.3% density: 91.11% validation accuracy."
+    assert text.headline(report) == "rigl at 12.3% density: 82.22% test accuracy."
+    assert [phrase for label, phrase in text.findings(untested) if label == "note"] == ["few mask updates", "so?"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "phrase"),
+    [
+        ("flops", 0.0216, ", matched to a budget of FLOPs (2.2% over: epochs are whole)"),
+        ("flops", -0.0216, ", matched to a budget of FLOPs (2.2% under: epochs are whole)"),
+        ("parameters", 0.0004, ", matched to a budget of epochs times parameters"),
+        ("prunable", 0.0, ", matched to a budget of epochs times prunable weights"),
+        ("none", None, ""),
+    ],
+)
+def test_a_matched_budget_and_its_error_are_named(kind: str, error: float | None, phrase: str) -> None:
+    report = training_report()
+    phases = tuple(
+        PhaseReport(phase=f"level-{k:03d}", epochs=20, samples=200, density=0.1, training_flops=1) for k in range(2)
+    )
+    match = MatchReport(kind=kind, epochs=20, budget=None if kind == "none" else 1e9, relative_error=error)
+    report = replace(report, ledger=replace(report.ledger, phases=phases, epochs_trained=43.57, match=match))
+    assert finding(report, "trained") == f"43.6 epochs in 2 phases{phrase}"
+
+
+@pytest.mark.parametrize(
+    ("reference", "phrase"),
+    [
+        (ReferenceReport(score=0.98, kind="given"), "98.00%, given"),
+        (
+            ReferenceReport(score=0.98, kind="dense", epochs=80),
+            "98.00%, dense baseline of this run, trained for 80 epochs",
+        ),
+        (
+            ReferenceReport(score=0.974, kind="densest", epochs=16),
+            "97.40% fitted, 97.60% measured: dense probe, trained for 16 epochs (returned model: 80)",
+        ),
+    ],
+)
+def test_the_reference_is_named_by_its_kind(reference: ReferenceReport, phrase: str) -> None:
+    report = with_answer(short_probe_report(), reference=reference)
+    assert finding(report, "reference") == phrase
+    without_dense = with_curve(report, probes=report.curve.probes[:-1])
+    if reference.kind == "densest":
+        assert "measured: densest probe, trained for 16 epochs" in finding(without_dense, "reference")
+        assert text.reference_label(report) == "reference 97.40% (fitted)"
+        without_probes = with_curve(report, probes=())
+        assert finding(without_probes, "reference") == "97.40%, densest network grown"
+    else:
+        assert text.reference_label(report) == "reference 98.00%"
+
+
+def test_the_returned_model_is_related_to_the_answer() -> None:
+    report = short_probe_report()
+    assert finding(report, "model").endswith("; a visited mask near the operating density, at most a tenth sparser")
+    assert finding(discovery_report(), "model").endswith(
+        "; the sparsest visited mask at or above the operating density"
+    )
+    assert finding(with_answer(report, select_by="gain"), "model").endswith("; selected by the gain density")
+    assert finding(with_answer(report, operating_density=None), "model").endswith("of all parameters")
+
+
+def test_the_scores_of_a_dense_baseline_stand_beside_those_of_the_model() -> None:
+    report = with_answer(discovery_report(), dense=Score(score=0.981))
+    assert finding(report, "accuracy") == "96.79% validation, 96.55% test (dense: 98.10% validation)"
+    report = with_answer(report, dense_test=Score(score=0.973))
+    assert finding(report, "accuracy").endswith("(dense: 98.10% validation, 97.30% test)")
+
+
+def test_only_measured_times_and_costs_are_shown() -> None:
+    report = discovery_report()
+    assert finding(report, "time") == "training 48 s, wall clock 1 min 15 s"
+    report = replace(report, timing=replace(report.timing, run_seconds=None))
+    assert finding(report, "time") == "training 48 s"
+    report = replace(report, timing=replace(report.timing, seconds=0.0))
+    assert "time" not in dict(text.findings(report))
+    report = replace(report, ledger=replace(report.ledger, relative=None, dense_training_flops=None))
+    assert finding(report, "training cost") == "15.8 GFLOPs"
+
+
+def test_an_interval_without_an_answer_is_a_finding() -> None:
+    report = with_answer(discovery_report(), status="flat", operating_density=None, interval=(0.0, 0.02))
+    assert finding(report, "90% interval") == "up to 2.0% of the prunable weights"
+    assert "90% interval" not in dict(text.findings(discovery_report())), "the headline has it"
+
+
+# How it was found
+
+
+def test_paragraphs_follow_the_run() -> None:
+    start, probes = text.paragraphs(short_probe_report())
+    assert start.startswith(
+        "Started from a PHEW mask at 2.0% density, trained for 10 epochs. Grew in 13 rounds to 36.4%"
+    )
+    assert probes == (
+        "Trained 5 probes at densities from 2.5% to 36.4% and a dense one for 16 epochs each; the answer is estimated "
+        "from these."
+    )
+    report = discovery_report()
+    one = with_curve(report, rounds=(point(0, 0.02, 1, 0.5),), probes=report.curve.probes[:1])
+    assert text.paragraphs(one) == [
+        "Started from a PHEW mask at 2.0% density, trained for 1 epoch. It did not grow.",
+        "Trained one probe at 2.5% for 80 epochs; the answer is estimated from it.",
+    ]
+    dense = with_curve(report, rounds=(), probes=(point(-1, 1.0, 16, 0.97),))
+    assert text.paragraphs(dense) == ["Trained a dense probe for 16 epochs."]
+    assert text.paragraphs(training_report()) == []
+
+
+def test_explanations_give_quantile_length_of_probes_and_the_reason_to_stop() -> None:
+    lines = text.explanations(short_probe_report())
+    assert (
+        lines[0] == "The reported density is the 67th percentile of the posterior (conservative); the median is 8.0%."
+    )
+    assert "16 of 80 epochs" in lines[1]
+    assert "a gap of 1.38 pp" in lines[1]
+    assert lines[-1].startswith("The network to return (9.5%) has been probed")
+    assert text.explanations(with_answer(discovery_report(), reason="enough\x07", details={})) == ["enough?"]
+    assert text.explanations(training_report()) == []
+
+
+@pytest.mark.parametrize("details", [{}, {"at_density": "x"}, {"at_density": 0.1, "quantile": "high"}])
+def test_details_that_do_not_fit_their_reason_do_not_break_a_report(details: dict[str, Any]) -> None:
+    assert text.explanations(with_answer(discovery_report(), details=details)) == ["answer_probed"]
+
+
+def test_probes_that_are_too_short_lower_the_confidence() -> None:
+    report = short_probe_report()
+    best = max(probe.score for probe in report.curve.probes)
+    report = with_curve(report, rounds=(*report.curve.rounds[:-1], point(13, 0.36, 36, best + 0.011)))
+    assert text.explanations(report)[0] == (
+        "Low confidence: the best probe (97.60% after 16 epochs) is below the growing network (98.70%), so the probes "
+        "are too short to compare densities. Increase budget or probe_fraction."
+    )
+
+
+def test_training_without_effect_is_explained_by_the_scores() -> None:
+    report = discovery_report()
+    untrained = (point(1, 0.02, 0, 0.11), point(4, 0.05, 0, 0.13))
+    report = with_answer(with_curve(report, untrained=untrained, fit=None), status="unlearned", operating_density=None)
+    (line,) = text.explanations(report)
+    assert line.startswith("The networks scored 11.00% to 13.00% before training and 92.48% to 97.48% after it. Check")
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"data": "digits", "model": "mlp", "seed": 0}, "mlp on digits, seed 0"),
+        ({"model": "a\x1bb"}, "a?b"),
+        ({"seed": 3}, "seed 3"),
+        ({"data": 5}, ""),
+    ],
+)
+def test_the_subject_is_what_the_config_names(config: dict[str, Any], expected: str) -> None:
+    assert text.subject(replace(discovery_report(), config=config)) == expected
+
+
+def test_legends_name_the_length_of_short_probes_and_what_the_target_stands_for() -> None:
+    assert text.probes_label(short_probe_report()) == "probes (16 epochs)"
+    assert text.probes_label(discovery_report()) == "probes"
+    assert text.goal_label(short_probe_report()) == "target: 1.38 pp below (1 pp after full training)"
+    assert text.goal_label(discovery_report()) == "target: 1 pp below"
