@@ -1,62 +1,112 @@
-"""The trajectory rule says only what is true of where it stops."""
+"""The trajectory rule: where it stops, its wide intervals, and references that rough networks are not compared with."""
 
 from __future__ import annotations
 
 import math
 
 import numpy as np
+import pytest
 
-from pathgrow.density import rules
-from pathgrow.density.types import Curve, Grow, Point, Reason, Reference, Stop
+from pathgrow.density.trajectory import TrajectoryRule
+from pathgrow.density.types import Curve, Point, Reason, Reference
+from tests.support.searching import ladder, points, saturating, search
+
+RULE = TrajectoryRule(delta=0.01)
 
 
-def test_trajectory_says_no_more_than_is_true_of_where_it_stops() -> None:
-    """A round may land well beyond twice the estimate, or the ceiling may come before it."""
-    rule = rules.create("trajectory")
-    densities = [0.01 * 1.4**k for k in range(12)]
-    points = tuple(
-        Point(round=k, density=d, epochs=k + 1, score=0.9 - 0.5 * math.exp(-d / 0.02)) for k, d in enumerate(densities)
-    )
-    stopped = rule.decide(Curve(rough=points))
-    assert isinstance(stopped, Stop)
-    assert stopped.reason == Reason.PAST_ESTIMATE
-    assert stopped.details["at_density"] == densities[-1] > 2.5 * stopped.details["estimate"]
-    short = tuple(point for point in points if point.density < 0.09)
-    assert isinstance(rule.decide(Curve(rough=short)), Grow)
-    capped = rule.decide(Curve(rough=short, ceiling=short[-1].density))
-    assert isinstance(capped, Stop)
-    assert (capped.reason, capped.details) == (Reason.GROWTH_ENDED, {"at_density": short[-1].density})
+def test_grows_to_twice_its_estimate() -> None:
+    found = search(RULE, saturating(12.0), can_probe=False)
+    answer, last = found.answer, found.curve.rough[-1].density
+    assert answer.status == "found"
+    assert answer.gain_density == pytest.approx(math.log(20) / 12, rel=0.05)
+    assert 2 * answer.gain_density <= last <= 2.6 * answer.gain_density
+    assert answer.reason == Reason.PAST_ESTIMATE
+    assert answer.details["at_density"] == last
+    assert answer.details["factor"] == answer.details["widened"] == 2.0
+    low, high = answer.interval
+    assert low <= answer.density / 1.9
+    assert high >= min(answer.density * 1.9, 1.0)
+
+
+def test_stops_past_the_estimate_or_at_the_ceiling() -> None:
+    rough = points([0.01 * 1.4**k for k in range(12)], lambda x: 0.9 - 0.5 * math.exp(-x / 0.02))
+    stopped = RULE.decide(Curve(rough=rough))
+    assert (stopped.stop, stopped.reason) == (True, Reason.PAST_ESTIMATE)
+    assert stopped.details["at_density"] == rough[-1].density > 2.5 * stopped.details["estimate"]
+    short = tuple(point for point in rough if point.density < 0.09)
+    assert RULE.decide(Curve(rough=short)).reason == Reason.BELOW_ESTIMATE
+    capped = RULE.decide(Curve(rough=short, ceiling=short[-1].density))
+    assert (capped.stop, capped.reason) == (True, Reason.GROWTH_ENDED)
+    assert capped.details == {"at_density": short[-1].density}
+    ended = RULE.decide(Curve(at_ceiling=True))
+    assert (ended.stop, ended.reason, ended.details) == (True, Reason.GROWTH_ENDED, {"at_density": None})
+
+
+def test_five_rounds_are_too_few() -> None:
+    curve = Curve(rough=points(ladder()[:5], saturating(12.0)))
+    assert RULE.decide(curve).details == {"rounds": 5, "needed": 6}
+    assert RULE.answer(curve).status == "open"
+
+
+def test_a_flat_trajectory_stops_half_way_to_the_ceiling() -> None:
+    flat = points(ladder(), lambda x: 0.9, wiggle=5e-4)
+    assert RULE.decide(Curve(rough=flat[:6])).reason == Reason.NOT_RISING
+    curve = Curve(rough=flat[:12], can_probe=False)
+    verdict, answer = RULE.decide(curve), RULE.answer(curve)
+    assert (verdict.stop, verdict.reason) == (True, Reason.NO_RISE)
+    assert (answer.status, answer.density) == ("flat", None)
+
+
+def test_a_straight_line_has_no_gain_density() -> None:
+    rough = points(ladder(), lambda x: 0.5 + 0.4 * x, wiggle=1e-4)
+    answer = RULE.answer(Curve(rough=rough, can_probe=False, at_ceiling=True))
+    assert (answer.status, answer.gain_density, answer.details["gain_missing"]) == ("found", None, "no_saturation")
+
+
+def test_a_reference_counts_only_if_a_rough_network_reaches_it() -> None:
+    rough = points(ladder(), saturating(12.0), wiggle=5e-4)
+    apart = RULE.answer(Curve(rough=rough, can_probe=False, reference=Reference(score=0.95, kind="given")))
+    assert apart.reference.kind == "densest"
+    assert apart.details["unmatched_reference"] == 0.95
+    met = RULE.answer(Curve(rough=rough, can_probe=False, reference=Reference(score=0.85, kind="given")))
+    assert (met.reference.score, met.reference.kind) == (0.85, "given")
+    assert met.details["unmatched_reference"] is None
+    assert met.density == pytest.approx(math.log(0.4 / 0.06) / 12, rel=0.05)
 
 
 def test_a_reference_is_never_the_end_of_a_rough_curve() -> None:
-    """Whether its length is told or not, and even where the curve ends: no rough network has had its training."""
+    """Whether its length is known or not, and even where the curve ends: no rough network has had its training."""
     noise = np.random.default_rng(0).normal(0, 0.004, 15)
-    points = tuple(
-        Point(round=k, density=x, epochs=20 + k, score=float(0.5 + 0.4 * (1 - math.exp(-12 * x)) + noise[k]))
+    rough = tuple(
+        Point(round=k, density=x, epochs=20 + k, score=float(saturating(12.0)(x) + noise[k]))
         for k, x in enumerate([0.03 * 1.25**k for k in range(15)])
     )
-    told, untold = (
-        rules.create("trajectory").answer(
-            Curve(rough=points, can_probe=False, reference=Reference(score=0.9, kind="given", epochs=epochs))
-        )
+    known, unknown = (
+        RULE.answer(Curve(rough=rough, can_probe=False, reference=Reference(score=0.9, kind="given", epochs=epochs)))
         for epochs in (160, None)
     )
-    assert told.status == "found"
-    assert told.reference.score == 0.9
-    assert (told.density, told.interval) == (untold.density, untold.interval)
+    assert known.status == "found"
+    assert known.reference.score == 0.9
+    assert (known.density, known.interval) == (unknown.density, unknown.interval)
 
 
-def test_a_density_that_was_not_visited_is_never_found() -> None:
-    """Rises about as large as delta: for some of these curves all that was seen is near enough, and that is flat."""
+def test_the_densest_network_of_a_trajectory_is_not_the_dense_baseline() -> None:
+    full = points([*(0.03 * 1.25**k for k in range(15)), 1.0], saturating(3.0), epochs=20)
+    answer = RULE.answer(Curve(rough=full, can_probe=False, at_ceiling=True))
+    assert (answer.details["densest"], answer.details["densest_round"]) == (1.0, 15)
+
+
+def test_the_answer_is_within_the_visited_densities() -> None:
+    """Rises about as large as delta: on some of these curves every network is within delta, which is flat."""
     rng = np.random.default_rng(0)
-    seen = set()
+    statuses = set()
     for _ in range(60):
-        points = tuple(
+        rough = tuple(
             Point(round=k, density=x, epochs=20, score=float(0.9 + 0.012 * math.log10(x) + rng.normal(0, 0.003)))
             for k, x in enumerate([0.03 * 1.4**k for k in range(10)])
         )
-        answer = rules.create("trajectory", delta=0.016).answer(Curve(rough=points, can_probe=False))
-        seen.add(answer.status)
+        answer = TrajectoryRule(delta=0.016).answer(Curve(rough=rough, can_probe=False))
+        statuses.add(answer.status)
         if answer.density is not None:
-            assert points[0].density < answer.density <= points[-1].density
-    assert seen == {"flat", "found"}
+            assert rough[0].density < answer.density <= rough[-1].density
+    assert statuses == {"flat", "found"}

@@ -1,0 +1,327 @@
+"""The probe rule with fully trained probes: where it probes, how far it grows, when it stops."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from itertools import pairwise
+
+import pytest
+
+from pathgrow.density.acquisition import select_network
+from pathgrow.density.estimate import estimate_from_probes, quantiles
+from pathgrow.density.probe import ProbeRule
+from pathgrow.density.trajectory import TrajectoryRule
+from pathgrow.density.types import DENSE, Curve, Grow, Point, Probe, Reason, Reference, Stop
+from pathgrow.errors import UserError
+from tests.support.searching import Search, Shape, ladder, points, saturating, search
+
+RULE = ProbeRule(delta=0.01)
+GIVEN = Reference(score=0.9, kind="given", epochs=80)
+EARLY = saturating(60.0)
+"""A trunk that flattens at 5% already: growth has to follow the probes."""
+
+
+def full_search(shape: Shape, rule: ProbeRule = RULE, **options: object) -> Search:
+    """Search with probes as long as the final training, which rules out a dense probe."""
+    return search(rule, shape, **{"probe_epochs": 80, "budget": 80, **options})
+
+
+def test_refuses_a_loop_without_probes() -> None:
+    with pytest.raises(UserError, match="use the 'trajectory' rule"):
+        RULE.decide(Curve(rough=points([0.03], EARLY), can_probe=False))
+
+
+def test_decides_and_answers_with_one_reason() -> None:
+    """Also while the search goes on: the answer of a curve has the reason of its verdict."""
+    rough = points(ladder(), saturating(10.0), wiggle=5e-4)
+    nothing, few, probed = Curve(), Curve(rough=rough[:3]), Curve(rough=rough[:12], probes=rough[6:12:2])
+    for curve, reason in (
+        (nothing, Reason.NOTHING_OBSERVED),
+        (few, Reason.FEW_ROUNDS),
+        (dataclasses.replace(few, rough=rough[:6]), Reason.TRAJECTORY_RISING),
+        (dataclasses.replace(few, rough=points(ladder()[:6], lambda x: 0.9, wiggle=5e-4)), Reason.NOT_RISING),
+        (dataclasses.replace(few, rough=rough), Reason.FIRST_PROBES),
+        (probed, Reason.DELTA_NOT_BRACKETED),
+    ):
+        verdict, answer = RULE.decide(curve), RULE.answer(curve)
+        assert verdict.reason == answer.reason == reason
+        assert verdict.details.items() <= answer.details.items()
+        assert answer.density is None or curve is probed
+
+
+# The first batch.
+
+
+def test_nothing_is_probed_before_the_trunk_is_well_beyond_its_own_flattening() -> None:
+    rough = points(ladder(), saturating(15.0), wiggle=5e-4)
+    flattens = math.log(20) / 15
+    for reference in (None, GIVEN):
+        curves = [Curve(rough=rough[:num], reference=reference) for num in range(1, len(rough))]
+        first = next(curve for curve in curves if isinstance(RULE.decide(curve), Probe))
+        assert first.rough[-2].density < 1.05 * 3 * flattens
+        assert first.rough[-1].density > 0.95 * 3 * flattens
+
+
+@pytest.mark.parametrize("gamma", [0.1, 0.25, 0.5, 1.0])
+def test_first_probes_are_spaced_by_density_not_by_rounds(gamma: float) -> None:
+    """The growth step may change the spacing by one step."""
+    found = full_search(saturating(10.0), gamma=gamma)
+    first = [found.curve.rough[k].density for k in found.batches[0]]
+    assert len(first) == 3
+    assert all(3.0 / (1 + gamma) <= b / a <= 3.0 * (1 + gamma) for a, b in pairwise(first))
+    error = abs(math.log(found.answer.density / (math.log(40) / 10)))
+    assert error < max(math.log(1.15), math.log(1 + gamma) / 2), "coarse steps leave few networks to probe"
+
+
+@pytest.mark.parametrize("rate", [40.0, 20.0, 10.0, 5.0])
+def test_without_a_reference_three_probes_and_then_the_answer_itself(rate: float) -> None:
+    found = full_search(saturating(rate))
+    assert len(found.batches[0]) == 3
+    assert all(len(batch) == 1 for batch in found.batches[1:])
+    assert 4 <= sum(map(len, found.batches)) <= 5
+    assert select_network(found.curve, found.answer).round in {probe.round for probe in found.curve.probes}
+
+
+def test_with_a_reference_six_probes_and_then_batches_of_two() -> None:
+    reference = Reference(score=0.93, kind="given")
+    found = full_search(lambda x: 0.95 - 0.02 * x**-0.4, reference=reference, wiggle=0.004)
+    assert len(found.batches[0]) == 6
+    assert {len(batch) for batch in found.batches[1:]} <= {1, 2}
+    assert any(len(batch) == 2 for batch in found.batches[1:])
+    assert sum(map(len, found.batches)) <= 10
+    assert all(DENSE not in batch for batch in found.batches)
+
+
+def test_few_visited_densities_are_all_probed() -> None:
+    rough = points([0.5, 0.7, 1.0], saturating(3.0), wiggle=5e-4)
+    probes: list[Point] = []
+    while isinstance(verdict := RULE.decide(Curve(rough=rough, probes=tuple(probes), at_ceiling=True)), Probe):
+        probes.extend(rough[k] for k in verdict.rounds)
+    assert {probe.round for probe in probes} == {0, 1, 2}
+    assert verdict.reason == Reason.ALL_PROBED
+    two = Curve(rough=rough[-2:], probes=rough[-2:], at_ceiling=True)
+    verdict = RULE.decide(two)
+    assert (verdict.stop, verdict.reason, verdict.details) == (True, Reason.FEW_DENSITIES, {"rounds": 2})
+    assert RULE.answer(two).status == "open"
+
+
+# How far growth goes.
+
+
+@pytest.mark.parametrize("rate", [40.0, 25.0, 18.0, 15.0, 12.0, 8.0, 6.0])
+def test_growth_continues_until_both_answers_are_bracketed_with_a_margin(rate: float) -> None:
+    found = full_search(saturating(rate), trunk=EARLY, reference=GIVEN)
+    assert found.answer.status == "found"
+    assert found.answer.density == pytest.approx(math.log(40) / rate, rel=0.15)
+    answers = (found.answer.density, found.answer.gain_density)
+    densest = max(probe.density for probe in found.curve.probes)
+    assert densest >= min(1.5 * max(answers), 1.0)
+    # No further than needed: two growth steps beyond that margin, or beyond the first batch.
+    first = max(found.curve.rough[k].density for k in found.batches[0])
+    assert found.curve.rough[-1].density <= min(1.6 * max(1.5 * max(answers), first), 1.0)
+    # Probes on the way up keep their distance.
+    ways_up = [found.curve.rough[found.batches[0][-1]].density]
+    for batch in found.batches[1:]:
+        ways_up += [x for x in (found.curve.rough[k].density for k in batch) if x > max(ways_up)]
+    assert len(ways_up) > 1 or rate > 25
+    assert all(after >= 1.2 * before for before, after in pairwise(ways_up))
+
+
+@pytest.mark.parametrize("rate", [60.0, 8.0])
+def test_without_a_reference_both_answers_are_bracketed_too(rate: float) -> None:
+    found = full_search(saturating(rate))
+    densest = max(probe.density for probe in found.curve.probes)
+    assert found.answer.status == "found"
+    assert min(probe.density for probe in found.curve.probes) < found.answer.density < densest
+    assert found.answer.gain_density < densest
+
+
+def test_the_gain_answer_is_bracketed_even_if_the_delta_answer_is_low() -> None:
+    """A delta of a quarter of the gain is reached early; 95% of the gain is not."""
+    found = full_search(saturating(8.0), ProbeRule(delta=0.1), trunk=EARLY, reference=GIVEN)
+    assert found.answer.density == pytest.approx(math.log(4) / 8, rel=0.15)
+    assert max(probe.density for probe in found.curve.probes) >= 1.5 * math.log(20) / 8
+    assert Reason.GAIN_NOT_BRACKETED in {verdict.reason for verdict in found.verdicts}
+
+
+def test_a_fast_rise_ends_growth_early() -> None:
+    found = full_search(saturating(30.0), reference=GIVEN)
+    assert found.curve.rough[-1].density < 0.5
+    assert found.answer.reference.kind == "given"
+
+
+@pytest.mark.parametrize("noise", [0.012, 0.016])
+def test_growth_continues_while_a_bracket_has_less_than_90_percent(noise: float) -> None:
+    """The answer is well below the densest probe, but a reference this high may be out of reach."""
+    rough = points([0.03 * 1.25**k for k in range(13)], saturating(20.0), wiggle=noise)
+    probes = tuple(rough[k] for k in (0, 3, 6, 8, 10, 12))
+    curve = Curve(rough=rough, probes=probes, reference=Reference(score=0.906, kind="given", epochs=160))
+    estimate = estimate_from_probes(curve, 0.01)
+    assert estimate is not None
+    assert 0.12 < estimate.share_above < 0.45
+    assert 1.5 * quantiles(estimate.delta_density, (2 / 3,))[0] < probes[-1].density
+    assert isinstance(RULE.decide(curve), Grow)
+
+
+# Limits.
+
+
+@pytest.mark.parametrize("max_probes", [5, 6, 7])
+def test_one_probe_is_reserved_for_the_network_of_the_answer(max_probes: int) -> None:
+    for rate in (20.0, 10.0, 6.0):
+        found = full_search(
+            saturating(rate), ProbeRule(delta=0.01, max_probes=max_probes), trunk=EARLY, reference=GIVEN
+        )
+        assert len(found.curve.probes) <= max_probes
+        if len(found.curve.probes) < max_probes:
+            continue  # certain enough without
+        chosen = select_network(found.curve, found.answer)
+        steps = [abs(chosen.round - probe.round) for probe in found.curve.probes]
+        assert min(steps) <= 1, "the answer may move by a step once its own probe is evaluated"
+
+
+def test_few_probes_are_spread_over_the_whole_range() -> None:
+    found = full_search(saturating(5.0), ProbeRule(delta=0.01, max_probes=5))
+    assert len(found.curve.probes) <= 5
+    assert max(probe.density for probe in found.curve.probes) == 1.0
+    assert found.answer.status == "found"
+
+
+def test_the_cost_of_the_probes_is_limited_without_a_reference() -> None:
+    def search_with(limit: float | None, **options: object) -> Search:
+        rule = ProbeRule(delta=0.01, max_probes=9, max_cost=limit, max_width=1.001, max_gain_width=1.001)
+        return full_search(saturating(4.0), rule, **options)
+
+    def spent(limit: float | None) -> float:
+        return sum(probe.density for probe in search_with(limit).curve.probes)
+
+    assert [spent(limit) < limit for limit in (1.8, 2.2, 2.6)] == [True, True, True]
+    assert spent(None) > spent(2.2) > spent(1.8)
+    assert search_with(1.8).answer.reason == Reason.PROBES_SPENT
+    # With a reference every probe may be returned as it is, and the user asked for a certain answer.
+    cheap, free = (search_with(limit, reference=GIVEN) for limit in (1.0, None))
+    assert sum(probe.density for probe in cheap.curve.probes) > 1.0
+    assert cheap.curve == free.curve
+
+
+# Answers at and beyond the ends of the range.
+
+
+def test_a_reference_out_of_reach() -> None:
+    found = full_search(saturating(10.0), reference=Reference(score=0.95, kind="given"))
+    answer = found.answer
+    assert found.curve.at_ceiling
+    assert (answer.status, answer.density, answer.interval) == ("unreached", None, None)
+    assert answer.gain_density == pytest.approx(0.2996, rel=0.05)
+    assert answer.reason == Reason.UNREACHED
+    assert (answer.details["gap"], answer.details["at_density"]) == (0.01, 1.0)
+    assert answer.details["end_score"] == pytest.approx(0.9, abs=0.002)
+
+
+@pytest.mark.parametrize("reference", [None, Reference(score=0.9, kind="dense", epochs=80)])
+def test_a_flat_curve(reference: Reference | None) -> None:
+    found = full_search(lambda x: 0.9, reference=reference)
+    answer = found.answer
+    assert (answer.status, answer.density, answer.gain_density) == ("flat", None, None)
+    assert answer.interval == (0.0, found.curve.rough[0].density)
+    assert answer.details["gain_missing"] == "no_rise"
+    assert answer.reason == Reason.FLAT
+    # Growth has nothing to add, which saves the expensive half of the range.
+    assert max(probe.density for probe in found.curve.probes) < 0.6
+
+
+def test_a_flat_curve_below_its_reference_is_grown_to_the_ceiling() -> None:
+    """Nothing rises, but a reference that no network reaches may be reached at a density not seen yet."""
+    found = full_search(lambda density: 0.8, reference=GIVEN)
+    assert found.curve.at_ceiling
+    assert found.answer.status == "unreached"
+
+
+def test_a_constant_score_is_flat() -> None:
+    rough = points([0.03, 0.06, 0.12, 0.25, 0.5], lambda x: 0.9)
+    assert RULE.answer(Curve(rough=rough, probes=rough)).status == "flat"
+
+
+def test_a_ceiling_below_the_answer() -> None:
+    reference = Reference(score=saturating(3.0)(1.0), kind="given")
+    found = full_search(saturating(3.0), reference=reference, ceiling=0.4)
+    assert found.curve.at_ceiling
+    assert found.answer.status == "unreached"
+
+
+@pytest.mark.parametrize(("at_ceiling", "status"), [(False, "open"), (True, "unreached")])
+def test_an_answer_beyond_the_densest_probe_is_not_reported(at_ceiling: bool, status: str) -> None:
+    """The fit would put it at 74%; the densest probe is at 30%."""
+    rough = points([0.03, 0.06, 0.1, 0.15, 0.2, 0.3], saturating(5.0), wiggle=5e-4)
+    answer = RULE.answer(Curve(rough=rough, probes=rough, reference=GIVEN, at_ceiling=at_ceiling))
+    assert (answer.status, answer.density, answer.interval) == (status, None, None)
+
+
+@pytest.mark.parametrize("rate", [4.0, 7.0, 7.5, 12.0])
+def test_no_answer_is_above_the_ceiling(rate: float) -> None:
+    """95% of the gain of the middle ones is at 40 to 43%, just above the ceiling or at it."""
+    rough = points([0.03, 0.06, 0.1, 0.16, 0.25, 0.4], saturating(rate), wiggle=0.004)
+    for rule in (ProbeRule(delta=0.03), TrajectoryRule(delta=0.03)):
+        curve = Curve(rough=rough, probes=rough, ceiling=0.4, at_ceiling=True, can_probe=rule.name == "probe")
+        answer = rule.answer(curve)
+        for density, interval in ((answer.density, answer.interval), (answer.gain_density, answer.gain_interval)):
+            assert (density is None) <= (interval is None or answer.status == "flat")
+            if density is not None and interval is not None:
+                assert interval[0] <= density <= interval[1] <= 0.4
+
+
+def test_an_answer_below_the_first_batch_is_followed_down() -> None:
+    """The trunk kept learning long after its density sufficed, so the first probes are far too dense."""
+    visited = points(ladder(), saturating(4.0), wiggle=5e-4)
+    probes: list[Point] = []
+    while True:
+        curve = Curve(rough=visited, probes=tuple(probes), at_ceiling=True)
+        verdict = RULE.decide(curve)
+        if isinstance(verdict, Stop):
+            break
+        assert isinstance(verdict, Probe)
+        probes += [dataclasses.replace(visited[k], score=saturating(70.0)(visited[k].density)) for k in verdict.rounds]
+    answer = RULE.answer(curve)
+    assert min(probe.density for probe in probes[:3]) > 0.1
+    assert answer.density == pytest.approx(math.log(40) / 70, rel=0.35)
+    assert answer.interval[0] <= math.log(40) / 70 <= answer.interval[1]
+
+
+def test_an_interval_that_extends_below_every_probe_is_open() -> None:
+    """A slow rise and a delta nearly as large: many curves need less than the sparsest probe."""
+    noise = (0.004, -0.003, 0.002, -0.004, 0.003)
+    rough = tuple(
+        Point(round=k, density=x, epochs=80, score=0.9 + 0.02 * math.log10(x) + off)
+        for k, (x, off) in enumerate(zip((0.1, 0.2, 0.4, 0.7, 1.0), noise, strict=True))
+    )
+    rule = ProbeRule(delta=0.012)
+    answer = rule.answer(Curve(rough=rough, probes=rough, at_ceiling=True))
+    assert answer.status == "found"
+    assert answer.interval[0] == 0.0
+    assert answer.interval[1] > answer.density > 0.1
+    assert answer.details["lowest"] == 0.1
+    assert answer.details["share_below"] > 0.05
+    steep = points([point.density for point in rough], lambda x: 0.9 * (1 - math.exp(-8.0 * x)))
+    sharp = rule.answer(Curve(rough=rough, probes=steep, at_ceiling=True))
+    assert sharp.interval[0] > 0.1
+    assert sharp.details["share_below"] < 0.05
+
+
+@pytest.mark.parametrize("reference", [None, Reference(score=0.9, kind="dense", epochs=80)])
+def test_few_validation_examples_widen_the_interval(reference: Reference | None) -> None:
+    found = full_search(saturating(10.0), reference=reference)
+    widths = [math.log(found.answer.interval[1] / found.answer.interval[0])]
+    for num_val in (10_000, 300):
+        answer = RULE.answer(dataclasses.replace(found.curve, num_val=num_val))
+        # The reported quantile of a wider posterior is a little higher.
+        assert answer.density == pytest.approx(found.answer.density, rel=0.05)
+        widths.append(math.log(answer.interval[1] / answer.interval[0]))
+    assert widths[0] < widths[1] < widths[2] / 1.5
+
+
+def test_narrow_intervals_end_the_search() -> None:
+    found = full_search(saturating(10.0), reference=GIVEN)
+    assert found.answer.reason == Reason.INTERVALS_NARROW
+    assert found.answer.interval[1] / found.answer.interval[0] <= 1.4
+    assert found.answer.gain_interval[1] / found.answer.gain_interval[0] <= 1.6
