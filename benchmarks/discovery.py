@@ -77,10 +77,7 @@ class Ladder:
         return Probe(rounds=tuple(left), reason="all rungs") if left else Stop(reason="all rungs")
 
     def answer(self, curve: Curve) -> Answer:
-        return Answer(
-            rule=self.name, delta=DELTA, status="open", density=None, interval=None, gain_density=None,
-            gain_interval=None, reference=curve.reference, words="",
-        )  # fmt: skip
+        return Answer(rule=self.name, delta=DELTA, status="open", reference=curve.reference)
 
 
 def make_trainer(setting: Setting, dataset: Dataset) -> Trainer:

@@ -33,10 +33,7 @@ class GrowOnly:
         return Stop(reason="the end") if done else Grow(reason="go on")
 
     def answer(self, curve: Curve) -> Answer:
-        return Answer(
-            rule=self.name, delta=0.01, status="open", density=None, interval=None, gain_density=None,
-            gain_interval=None, reference=None, words="",
-        )  # fmt: skip
+        return Answer(rule=self.name, delta=0.01, status="open")
 
 
 def noise(observe: str, case: int) -> tuple[float, float]:

@@ -46,7 +46,8 @@ def main(epochs: int = 80, warmup: int = 20, every: int = 4) -> tuple[float, flo
             verdict = sparse.observe(score)  # 2: the network grows here, or its density is settled
             print(f"epoch {epoch:3d}  density {density:6.1%}  accuracy {score:6.1%}  {type(verdict).__name__}")
 
-    print(sparse.rule_answer().words)
+    answer = sparse.rule_answer()
+    print(f"density {answer.density}, 90% interval {answer.interval} ({answer.status})")
     sparse.detach()  # 3: hooks off; what is left is the plain model, holding zeros
     return sparse.density, accuracy(model, images[val], labels[val])
 

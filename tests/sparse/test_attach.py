@@ -41,10 +41,7 @@ class Script:
         return self.words[len(curve.rough) - 1]
 
     def answer(self, curve: Curve) -> Answer:
-        return Answer(
-            rule=self.name, delta=0.01, status="open", density=None, interval=None, gain_density=None,
-            gain_interval=None, reference=None, words=f"{len(curve.rough)} points",
-        )  # fmt: skip
+        return Answer(rule=self.name, delta=0.01, status="open", details={"points": len(curve.rough)})
 
 
 GROW, STOP = Grow(reason="more"), Stop(reason="enough")
@@ -354,7 +351,7 @@ class TestClock:
         points = sparse.curve.rough
         assert [(p.round, p.epochs, p.density) for p in points] == [(0, 1, 0.2), (1, 2, 0.25), (2, 3, 43 / 140)]
         assert (points[1].loss, points[0].loss) == (1.5, None)
-        assert sparse.rule_answer().words == "3 points"
+        assert sparse.rule_answer().details == {"points": 3}
 
     def test_growth_ends_at_the_target(self) -> None:
         sparse = sparse_mlp(method=growing(0.2, target_density=0.275))[2]

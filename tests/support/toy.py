@@ -44,11 +44,8 @@ class Script:
             delta=self.delta,
             status=self.status,  # type: ignore[arg-type]
             density=self.density,
-            interval=None,
             gain_density=self.gain_density,
-            gain_interval=None,
             reference=curve.reference,
-            words="",
         )
 
 

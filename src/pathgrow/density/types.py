@@ -191,12 +191,6 @@ class Answer:
     """The paper's answer: where the exponential fit reaches `gain_level` of its gain."""
     gain_interval: tuple[float, float] | None = None
     reference: Reference | None = None
-    words: str = ""
-    """Lines: the answer in one sentence, then how sure it is, what it was read against, how the other answer differs
-    and why it stopped or went on."""
-    notes: tuple[str, ...] | None = None
-    """Those of these lines that say more than the first one and the other fields do, for reports, which have a headline
-    and a table of their own for the rest; None: all lines but the first."""
     allowed: float | None = None
     """The gap that stands for delta if the networks compared were trained more briefly than the returned one: gaps
     shrink with training. None: delta itself."""
