@@ -99,7 +99,7 @@ SMALL = {"budget": 4, "model_options": {"widths": [12]}, "start_density": 0.2, "
         (["discover", "--no-such-option"], "no-such-option"),
         (["discver"], "discver"),
         (["show"], "DIR"),
-        (["show", "/nowhere/at/all"], "is no folder"),
+        (["show", "/nowhere/at/all"], "is not a directory"),
     ],
 )
 def test_wrong_input_is_one_sentence_and_exit_code_2(

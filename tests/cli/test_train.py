@@ -374,7 +374,7 @@ def test_the_command_shows_what_came_out(tmp_path: Path, capsys: pytest.CaptureF
     line = f"train --method rigl --density 0.5 --epochs 2 --method-option every=5 --model-option widths=8,8 --out {out}"
     assert leave(*line.split()) == 0
     shown = capsys.readouterr().out
-    assert "50% of the switchable weights (288 of 576)" in shown
+    assert "50.0% of the prunable weights (288 of 576)" in shown
     assert leave(*line.split()) == 0
     assert capsys.readouterr().out == shown, "again: nothing is trained, the same is shown"
     assert leave("show", out) == 0

@@ -29,7 +29,7 @@ def test_two_processes_make_one_run_that_can_go_on(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("pathgrow  mlp on digits") == 1  # one of them tells
     assert done.stderr.count("seed: round 0") == 1
-    assert "goes on where it was" not in done.stderr
+    assert "Resuming" not in done.stderr
     whole = everything(out)
     assert whole["report.config"]["ranks"] == 2  # type: ignore[index]
     assert whole["report.network"]["val"]["score"] > 0.5  # type: ignore[index]
@@ -49,4 +49,4 @@ def test_two_processes_make_one_run_that_can_go_on(tmp_path: Path) -> None:
     (out / "report.json").unlink()
     last = torchrun(out)
     assert last.returncode == 0, last.stderr
-    assert last.stderr.count("This run goes on where it was") == 1
+    assert last.stderr.count("Resuming: ") == 1

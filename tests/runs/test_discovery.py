@@ -773,12 +773,13 @@ def test_the_number_of_validation_examples_reaches_the_rule() -> None:
 def test_a_discovery_shows_itself_in_two_lines() -> None:
     found = World().discover()
     assert repr(found) == (
-        f"Discovery(operating density 20%;\n  network of density 19%, score {found.score:.5g}, 4 rounds, 2 probes)"
-    ), found.density
+        "Discovery(Operating density: 20.0% of the prunable weights;\n"
+        f"  returned model: density {100 * found.density:.1f}%, score {found.score:.4g}; 4 rounds, 2 probes)"
+    )
     answer = replace(found.answer, interval=(0.1, 0.253))
-    assert "20% (90% interval 10% to 25%);" in repr(replace(found, answer=answer))
+    assert "20.0% of the prunable weights (90% interval 10.0-25.3%);" in repr(replace(found, answer=answer))
     answer = replace(found.answer, density=None, status="unreached")
-    assert repr(replace(found, answer=answer)).startswith("Discovery(no operating density (unreached);")
+    assert repr(replace(found, answer=answer)).startswith("Discovery(No operating density: no network up to ")
 
 
 @pytest.mark.parametrize(

@@ -78,11 +78,11 @@ def explanations(report: RunReport) -> list[str]:
     answer = report.answer
     if answer is None:
         return []
-    if answer.status == "unlearned":
-        return [_not_learned(report)]
-    lines = [_too_short(report)] if report.probes_too_short else []
+    lines, scores = [_too_short(report)] if report.probes_too_short else [], score_format(report)
     try:
-        return [*lines, *map(printable, reasons.notes(answer, score_format(report)))]
+        if answer.status == "unlearned":
+            return [reasons.explain(answer.reason, answer.details, scores)]
+        return [*lines, *map(printable, reasons.notes(answer, scores))]
     except (KeyError, TypeError, ValueError):  # details that do not fit the reason: a damaged report
         return [*lines, printable(answer.reason)]
 
@@ -241,21 +241,6 @@ def _probes(probes: Sequence[PointReport]) -> str:
     dense = " and a dense one" if len(grown) < len(probes) else ""
     each = "; the answer is estimated from it" if len(probes) == 1 else " each; the answer is estimated from these"
     return f"Trained {count} at {span}{dense} for {length}{each}."
-
-
-def _not_learned(report: RunReport) -> str:
-    scores = score_format(report)
-
-    def span(points: Sequence[PointReport]) -> str:
-        low, high = (scores(value(point.score for point in points)) for value in (min, max))
-        return low if low == high else f"{low} to {high}"
-
-    before, after = report.curve.untrained, report.curve.probes or report.curve.rounds
-    measured = f"The networks scored {span(before)} before training and {span(after)} after it. " if before else ""
-    return (
-        f"{measured}Check the learning rate, that fit trains the model and optimizer it receives, and that evaluate "
-        "scores that model."
-    )
 
 
 def _too_short(report: RunReport) -> str:

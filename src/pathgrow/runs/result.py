@@ -10,6 +10,7 @@ from pathgrow.errors import UserError
 from pathgrow.graph.flops import inference_flops, step_flops
 from pathgrow.masks import Masks
 from pathgrow.methods.method import GrowEachRound
+from pathgrow.report.formats import percent
 from pathgrow.report.schema import (
     AnswerReport,
     CurveReport,
@@ -23,6 +24,7 @@ from pathgrow.report.schema import (
     Score,
     TopologyReport,
 )
+from pathgrow.report.text import answer_sentence
 from pathgrow.runs.config import DiscoverOptions
 from pathgrow.runs.probes import score_dense
 from pathgrow.runs.records import Record, ledger_report, timing_report
@@ -60,14 +62,10 @@ class Discovery:
     trunk: GrowingTrunk
 
     def __repr__(self) -> str:
-        answer = self.answer
-        needed = f"no operating density ({answer.status})"
-        if answer.density is not None:
-            interval = "" if answer.interval is None else " (90% interval {:.1%} to {:.1%})".format(*answer.interval)
-            needed = f"operating density {answer.density:.1%}{interval}"
+        sentence = answer_sentence(self._answer_report(None), self._curve_report(fit=None)).rstrip(".")
         return (
-            f"Discovery({needed};\n"
-            f"  returned network: density {self.density:.1%}, score {self.score:.4g}; "
+            f"Discovery({sentence};\n"
+            f"  returned model: density {percent(self.density)}, score {self.score:.4g}; "
             f"{len(self.rounds)} rounds, {len(self.probes)} probes)"
         )
 
@@ -188,13 +186,8 @@ class Discovery:
                 val=network.score,
                 test=test,
             ),
-            curve=CurveReport(
-                rounds=tuple(record.point_report() for record in self.rounds),
-                probes=tuple(record.point_report() for record in self.probes),
-                untrained=tuple(
-                    PointReport(round=point.round, density=point.density, score=point.score) for point in self.untrained
-                ),
-                fit=None if band is None else FitReport(**{name: tuple(column) for name, column in band.items()}),
+            curve=self._curve_report(
+                None if band is None else FitReport(**{name: tuple(column) for name, column in band.items()})
             ),
             ledger=self.ledger,
             answer=self._answer_report(dense_test),
@@ -216,6 +209,16 @@ class Discovery:
             needs=tuple(sorted(method.needs)),
             cost=method.cost,
             clock=method.clock,
+        )
+
+    def _curve_report(self, fit: FitReport | None) -> CurveReport:
+        return CurveReport(
+            rounds=tuple(record.point_report() for record in self.rounds),
+            probes=tuple(record.point_report() for record in self.probes),
+            untrained=tuple(
+                PointReport(round=point.round, density=point.density, score=point.score) for point in self.untrained
+            ),
+            fit=fit,
         )
 
     def _answer_report(self, dense_test: Score | None) -> AnswerReport:
