@@ -39,7 +39,7 @@ class GrowOnly:
 def noise(observe: str, case: int) -> tuple[float, float]:
     """Scatter along one trajectory, and its last score."""
     torch.set_num_threads(1)
-    found = run_discovery(SETTINGS["mlp"], case % 5, case, ("val",), rule=GrowOnly(), observe=observe)
+    found = run_discovery(SETTINGS["mlp"], case % 5, case, ("val",), rule=GrowOnly(), eval_weights=observe)
     value = trajectory_noise(found.curve.rough)
     assert value is not None
     return value, found.curve.rough[-1].score
@@ -53,7 +53,7 @@ def main() -> None:
     given = parser.parse_args()
     means = {}
     with ProcessPoolExecutor(given.jobs) as pool:
-        for observe in ("annealed", "average"):
+        for observe in ("current", "ema"):
             values = list(pool.map(partial(noise, observe), range(given.runs)))
             noises = [100 * value for value, _ in values]
             means[observe] = mean(noises)

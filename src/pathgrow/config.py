@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -43,12 +43,18 @@ class Option:
     """The value must be <= this."""
     below: float | None = None
     """The value must be < this."""
+    valid: Callable[[Any], bool] | None = None
+    """A further check of a value that has the right type."""
+    expected: str = ""
+    """What the value must be, in words; empty: derived from its type and bounds."""
     example: str | None = None
     """A valid value, for error messages."""
     flags: tuple[str, ...] = ()
     """Names on the command line; empty: derived from the field name."""
     is_flag: bool = True
     """Whether the command line offers it at all."""
+    flag_fields: tuple[str, ...] | None = None
+    """Fields of a nested config that the command line offers; None: all."""
 
     @property
     def bounds(self) -> str:
@@ -100,11 +106,12 @@ def option_of(field: dataclasses.Field[Any]) -> Option:
 
 
 def check(config: Any) -> None:
-    """Refuse a config whose values have wrong types or lie outside their bounds; call it in `__post_init__`."""
+    """Refuse a config with wrong types or values out of bounds in fields declared with `option`."""
     cls: Any = type(config)  # mypy does not see that classes are hashable
     hints = _hints(cls)
     for field in dataclasses.fields(config):
-        check_value(getattr(config, field.name), hints[field.name], option_of(field), field.name)
+        if _KEY in field.metadata:
+            check_value(getattr(config, field.name), hints[field.name], option_of(field), field.name)
 
 
 def check_value(value: Any, hint: Any, spec: Option, name: str) -> Any:
@@ -120,9 +127,9 @@ def check_value(value: Any, hint: Any, spec: Option, name: str) -> Any:
     if Any in members:
         return _plain(value, name)
     for member in members:
-        if (result := _as_member(value, member, spec, name)) is not MISSING:
+        if (result := _as_member(value, member, spec, name)) is not MISSING and (not spec.valid or spec.valid(result)):
             return result
-    require(False, name, value, _expected(members, spec, value), spec.example)
+    require(False, name, value, spec.expected or _expected(members, spec, value), spec.example)
 
 
 def from_json(cls: type[T], values: Any, *, where: str = "") -> T:
@@ -226,7 +233,11 @@ def _as_member(value: Any, member: Any, spec: Option, at: str) -> Any:
         if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
             return MISSING
         return {key: check_value(item, parts[1], spec, f"{at}.{key}") for key, item in value.items()}
-    return value if not isinstance(member, type) or isinstance(value, member) else MISSING
+    if origin is Callable:
+        return value if callable(value) else MISSING
+    if not isinstance(member, type) or getattr(member, "_is_protocol", False):
+        return value  # cannot be checked
+    return value if isinstance(value, member) else MISSING
 
 
 def _plain(value: Any, at: str) -> Any:

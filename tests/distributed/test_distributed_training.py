@@ -293,7 +293,7 @@ def test_the_last_training_is_as_long_as_the_first_rank_says(
 @pytest.mark.parametrize(
     ("method", "options"),
     [
-        ("gcg", {"observe": "average"}),
+        ("gcg", {"eval_weights": "ema"}),
         ("gcg", {"final": "grown"}),
         ("random_growth", {}),
         ("gradient_growth", {}),

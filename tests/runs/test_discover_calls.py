@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from pathgrow import methods
 from pathgrow.checkpoint.store import MemoryStore
 from pathgrow.density.probe import ProbeRule
-from pathgrow.runs.config import DiscoverOptions
+from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.phases import OptimizerSettings
 from pathgrow.sparse.partial import Partial
 from tests.support.toy import INPUTS, TARGETS, Script, World
@@ -44,7 +44,7 @@ def begun(seed: int = 0) -> tuple[Watched, list[dict[str, Tensor]]]:
     """Two probes, of rounds 0 and 3, and the network of round 3 trained anew."""
     world = Watched()
     initial = {name: world.model.get_parameter(name).detach().clone() for name in LAYERS}
-    world.discover(rule=Script(probe=(0, 3), density=0.19), head_start=False, seed=seed)
+    world.discover(rule=Script(probe=(0, 3), density=0.19), warm_start=False, seed=seed)
     (final,) = world.lasting(16)
     return world, [initial, *world.lasting(5), final]
 

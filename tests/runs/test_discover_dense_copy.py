@@ -138,7 +138,7 @@ def test_growth_beyond_all_weights_ends_at_the_last() -> None:
     ],
 )
 def test_a_dense_copy_is_allowed_where_it_is_cheap(options: dict, epochs: int, can: bool) -> None:
-    found = World().discover(rule=Beside(probe=(2,), last=2), answer="gain", **options)
+    found = World().discover(rule=Beside(probe=(2,), last=2), select_by="gain", **options)
     assert found.curve.can_probe_dense is can
     assert found.curve.full_epochs == options["budget"]
     assert found.curve.select_by == "gain"

@@ -33,7 +33,7 @@ def num_on(found: Discovery, stage: str) -> int:
     [
         {},  # the network handed back was not probed
         {"rule": Script(probe=(0, 3), density=0.19)},  # it goes on from its probe
-        {"rule": Script(probe=(0, 3), density=0.19), "head_start": False},
+        {"rule": Script(probe=(0, 3), density=0.19), "warm_start": False},
         {"rule": Script(probe=(0, 3), density=0.19), "reference": 0.9},  # it is its probe
         {"reference": "dense"},
         {"final": "grown"},

@@ -59,7 +59,7 @@ def found_by(fit: Callable[..., None], evaluate: Callable[..., float], **options
     return pathgrow.discover(model, optimizer, fit, evaluate, INPUTS[:1], **{"budget": 20, **options})
 
 
-@pytest.mark.parametrize("options", [{}, {"rule": "trajectory"}, {"observe": "average"}, {"reference": "dense"}])
+@pytest.mark.parametrize("options", [{}, {"rule": "trajectory"}, {"eval_weights": "ema"}, {"reference": "dense"}])
 @pytest.mark.parametrize(
     ("fit", "evaluate"),
     [(do_nothing, accuracy), (do_nothing, minus_loss), (train, noise), (train, lambda model: 0.25)],

@@ -21,8 +21,8 @@ from pathgrow.density.types import Answer, Curve, Grow, Probe, Stop, Verdict
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.masks import Masks
 from pathgrow.runs.callback import Callback
-from pathgrow.runs.config import DiscoverOptions
 from pathgrow.runs.discovery import discover
+from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.records import Record
 from pathgrow.runs.result import Discovery
 from pathgrow.trainer.interface import Job
@@ -123,7 +123,7 @@ def test_a_short_probe_of_the_network_handed_back_is_trained_on() -> None:
     assert (found.network.stage, found.network.num_epochs, found.network.point.epochs) == ("final", 36, 40)
     assert world.fits[-1].num_slots > 0, "with its momentum"
     assert stage_lengths(found)[-1] == ("final", 36)
-    found = anew.discover(budget=40, probe_fraction=0.1, rule=script, head_start=False)
+    found = anew.discover(budget=40, probe_fraction=0.1, rule=script, warm_start=False)
     assert [call.epochs for call in anew.fits] == [5, 4, 1, 1, 1, 4, 40]
     assert found.network.point.epochs == 40
     assert anew.fits[-1].num_slots == 0
@@ -428,8 +428,8 @@ def test_masks_stay_enforced_while_the_user_trains_on() -> None:
         (Script(density=0.9), {}, 3),
         (Script(density=None, status="flat"), {}, 0),
         (Script(density=None, status="unreached"), {}, 3),
-        (Script(density=0.12, gain_density=0.15), {"answer": "gain"}, 2),
-        (Script(density=0.12, gain_density=None), {"answer": "gain"}, 3),
+        (Script(density=0.12, gain_density=0.15), {"select_by": "gain"}, 2),
+        (Script(density=0.12, gain_density=None), {"select_by": "gain"}, 3),
     ],
 )
 def test_the_smallest_visited_density_no_smaller_than_the_answer(script: Script, options: dict, round: int) -> None:
@@ -506,11 +506,11 @@ def test_repeating_gives_the_same_bits_and_another_seed_others() -> None:
 
 
 def test_averaged_observation_scores_the_average() -> None:
-    plain, ema_weights = World().discover(), World().discover(observe="average")
+    plain, ema_weights = World().discover(), World().discover(eval_weights="ema")
     assert ema_weights.masks_at(0) == plain.masks_at(0)
     assert ema_weights.network.point.loss != plain.network.point.loss
     world = World()
-    found = world.discover(observe="average")
+    found = world.discover(eval_weights="ema")
     assert found.examine(world.evaluate)[0].loss == found.network.point.loss
 
 
@@ -700,15 +700,15 @@ def test_a_score_of_the_wrong_kind_is_refused(bad: object) -> None:
         ({"seed_epochs": 0}, "seed_epochs"),
         ({"probe_fraction": 0.0}, "probe_fraction"),
         ({"final": "new"}, "fresh"),
-        ({"answer": "both"}, "delta"),
-        ({"observe": "raw"}, "average"),
+        ({"select_by": "both"}, "delta"),
+        ({"eval_weights": "raw"}, "ema"),
         ({"method": "gcgg"}, "did you mean gcg"),
         ({"rule": "prob"}, "did you mean probe"),
         ({"num_val": 0}, "num_val"),
         ({"num_val": 0.5}, "num_val"),
-        ({"store": 3}, "a folder or a Store"),
-        ({"store": MemoryStore}, "a folder or a Store"),
-        ({"callback": print}, "callback must be a pathgrow.Callback"),
+        ({"store": 3}, "a directory or a Store"),
+        ({"store": MemoryStore}, "a directory or a Store"),
+        ({"callback": print}, "callback must be an instance of pathgrow.Callback"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_trained(options: dict, sentence: str) -> None:

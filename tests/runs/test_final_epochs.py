@@ -12,7 +12,7 @@ import torch
 
 from pathgrow.checkpoint import MemoryStore
 from pathgrow.errors import UserError
-from pathgrow.runs.config import DiscoverOptions
+from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.records import Record
 from tests.support.toy import Script, World, killed_at_every_save, stage_lengths, without_timing
 
@@ -69,7 +69,7 @@ def test_a_probe_that_had_fewer_is_trained_on_or_all_of_it_anew() -> None:
     assert lengths(world)[-2:] == [16, 5]
     assert (found.network.stage, found.network.point.epochs) == ("final", 21)
     assert world.fits[-1].num_slots > 0, "with its momentum"
-    found = anew.discover(reference=0.9, rule=PROBED, final_epochs=21, head_start=False)
+    found = anew.discover(reference=0.9, rule=PROBED, final_epochs=21, warm_start=False)
     assert lengths(anew)[-2:] == [16, 21]
     assert (found.network.stage, found.network.point.epochs) == ("final", 21)
     assert anew.fits[-1].num_slots == 0

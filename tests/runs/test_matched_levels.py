@@ -27,12 +27,12 @@ SMALL = {"density": 0.25, "model_options": {"widths": [16, 12]}, "recipe": {"bat
 def in_units(phases: list[dict[str, Any]], match: str) -> list[float]:
     """What one epoch of each phase costs, in the unit of a budget: a weight of these layers is a multiply-add."""
     numbers_on = [round(phase["density"] * NUM) for phase in phases]
-    beside = {"parameters": OUTPUT + BIASES, "switchable": 0, "flops": OUTPUT}[match]
+    beside = {"parameters": OUTPUT + BIASES, "prunable": 0, "flops": OUTPUT}[match]
     factor = 6 * BATCH * STEPS if match == "flops" else 1
     return [factor * (on + beside) for on in numbers_on]
 
 
-@pytest.mark.parametrize("match", ["parameters", "switchable", "flops"])
+@pytest.mark.parametrize("match", ["parameters", "prunable", "flops"])
 @pytest.mark.parametrize(("method", "options"), [("imp", {"rewind_step": 9}), ("imp", {}), ("lth", {}), ("imp_c", {})])
 def test_levels_share_a_budget_of_any_kind(match: str, method: str, options: dict[str, Any], tmp_path: Path) -> None:
     given = {"method": method, "method_options": options, "epochs": 7, "match": match, **SMALL}
@@ -55,7 +55,7 @@ def test_a_budget_of_parameters_is_met_where_levels_are_short(tmp_path: Path) ->
     assert abs(told["ledger"]["match"]["relative_error"]) < 0.01
 
 
-@pytest.mark.parametrize("match", ["parameters", "switchable", "flops"])
+@pytest.mark.parametrize("match", ["parameters", "prunable", "flops"])
 @pytest.mark.parametrize("method", ["lth", "imp_c"])
 def test_a_budget_that_does_not_buy_an_epoch_for_every_level_is_refused(method: str, match: str) -> None:
     levels = [NUM]

@@ -220,7 +220,7 @@ def discovered(store: Store, monkeypatch: pytest.MonkeyPatch, dies: tuple[str, i
     model, optimizer = trainer.place(network())
     found = discover(
         model, optimizer, trainer, trainer.evaluate(data().val), data().example_input(), store=store, budget=8,
-        start_density=0.1, target_density=0.2, gamma=0.5, observe="average", reference="dense", 
+        start_density=0.1, target_density=0.2, gamma=0.5, eval_weights="ema", reference="dense", 
         callback=MetricsLogger(),
         rule="trajectory",  # its seed network is trained in several parts
     )  # fmt: skip

@@ -147,7 +147,7 @@ def test_a_budget_of_parameters_counts_those_that_are_always_dense_or_does_not()
     found = plan(bench("random", match="parameters"))
     assert found.budget == 3 * (NUM + OUTPUT + BIASES)
     assert found.epochs == round(found.budget / (304 + OUTPUT + BIASES))
-    found = plan(bench("random", match="switchable"))
+    found = plan(bench("random", match="prunable"))
     assert found.budget == 3 * NUM
     assert (found.epochs, found.planned) == (12, 12 * 304)
 
@@ -178,11 +178,11 @@ def test_a_discovery_tells_what_it_has_spent(tmp_path: Path) -> None:
     path = finished(tmp_path / "run")
     assert spent(path, "flops", {}) == 12345
     assert spent(path, "parameters", {}) == 3 * (100 + 45) + 10 * (100 + 90)
-    assert spent(path, "switchable", {}) == 3 * 45 + 10 * 90
+    assert spent(path, "prunable", {}) == 3 * 45 + 10 * 90
     full = finished(tmp_path / "full", num_on=900, density_model=1.0)
     with pytest.raises(UserError, match="ended dense and tells no number of parameters"):
         spent(full, "parameters", {})
-    assert spent(full, "switchable", {}) == 3 * 45 + 10 * 90
+    assert spent(full, "prunable", {}) == 3 * 45 + 10 * 90
 
 
 def test_a_training_tells_both_and_an_older_one_what_it_knows(tmp_path: Path) -> None:
@@ -190,12 +190,12 @@ def test_a_training_tells_both_and_an_older_one_what_it_knows(tmp_path: Path) ->
     told = json.loads(Path(path, "report.json").read_text())
     told["ledger"] |= {"epochs_times_parameters": 700.5, "epochs_times_prunable": 600.25}
     Path(path, "report.json").write_text(json.dumps(told))
-    assert [spent(path, what, {}) for what in ("parameters", "switchable")] == [700.5, 600.25]
+    assert [spent(path, what, {}) for what in ("parameters", "prunable")] == [700.5, 600.25]
     del told["ledger"]["epochs_times_prunable"]
     Path(path, "report.json").write_text(json.dumps(told))
     assert spent(path, "parameters", {}) == 700.5
     with pytest.raises(UserError, match="did not count switchable weights: match parameters or flops"):
-        spent(path, "switchable", {})
+        spent(path, "prunable", {})
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_runs_are_alike_that_differ_in_their_seed_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("match", "budget"),
-    [("flops", 12345), ("parameters", 3 * (100 + 45) + 10 * (100 + 90)), ("switchable", 3 * 45 + 10 * 90)],
+    [("flops", 12345), ("parameters", 3 * (100 + 45) + 10 * (100 + 90)), ("prunable", 3 * 45 + 10 * 90)],
 )
 def test_the_budget_of_another_run_is_what_it_has_spent_of_the_same_kind(
     tmp_path: Path, match: str, budget: float

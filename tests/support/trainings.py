@@ -54,7 +54,7 @@ def workload(method: str, **given: Any) -> Workload:
     }
     if {"density", "target_density"} & known.keys():
         values["density"] = 0.25
-    config = TrainConfig.from_dict({**values, **given})
+    config = TrainConfig.from_dict({**values, **given}).resolved()
     session, trainer = open_session(
         config, None, ProgressBar(), SINGLE_PROCESS, num_epochs=config.epochs, scope=config.scope
     )

@@ -193,8 +193,9 @@ class RunDir:
         if self.is_store:
             return [] if (self.path / "curve.csv").is_file() else ["curve.csv"]
         # A discovery stored the masks of each round in its report; a training stores only the final ones.
-        curve = self.report().get("curve") or {}
-        masks = [_masks_path(round) for round in range(len(curve.get("rough", ())))]
+        report = self.report()
+        rounds = (report.get("curve") or {}).get("rounds", ()) if report.get("command") == "discover" else ()
+        masks = [_masks_path(round) for round in range(len(rounds))]
         return [name for name in (*_OUTPUTS, *masks) if not (self.path / name).is_file()]
 
     @property

@@ -1,74 +1,63 @@
-"""`pathgrow data`: list the data sets, get those that are published, check what lies on disk."""
+"""`pathgrow data`: list, download and check datasets."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from pathgrow.cli import shared as shared
+from pathgrow.cli.flags import Parser, Subcommand
 
 if TYPE_CHECKING:
     from pathgrow.data.check import Finding
 
-data_app = typer.Typer(help="List, get and check the data sets.", rich_markup_mode=None)
-
-_Name = Annotated[str, typer.Argument(metavar="NAME", help="Data set, see `pathgrow data`.")]
-
 _ABOUT = {
-    "digits": "handwritten digits, 8 x 8 grey, 10 classes; comes with the installation",
-    "cifar10": "32 x 32 colour, 10 classes; `pathgrow data get cifar10` (170 MB)",
-    "cifar100": "32 x 32 colour, 100 classes; `pathgrow data get cifar100` (169 MB)",
-    "tiny-imagenet": "64 x 64 colour, 200 classes; `pathgrow data get tiny-imagenet` (248 MB)",
-    "imagenet": "224 x 224 colour, 1,000 classes, streamed; DIR/train/<class>, DIR/val/<class>",
-    "folder": "your own images; DIR/<class>, or DIR/train/<class> and perhaps DIR/val, DIR/test",
+    "digits": "handwritten digits, 8 x 8 gray, 10 classes; bundled",
+    "cifar10": "32 x 32 RGB, 10 classes; `pathgrow data get cifar10` (170 MB)",
+    "cifar100": "32 x 32 RGB, 100 classes; `pathgrow data get cifar100` (169 MB)",
+    "tiny-imagenet": "64 x 64 RGB, 200 classes; `pathgrow data get tiny-imagenet` (248 MB)",
+    "imagenet": "224 x 224 RGB, 1,000 classes, streamed; DIR/train/<class>, DIR/val/<class>",
+    "folder": "your own images; DIR/<class>, or DIR/train/<class> and optionally DIR/val, DIR/test",
 }
 
 
-@data_app.callback(invoke_without_command=True)
-def _without_command(context: typer.Context) -> None:
-    """List, get and check the data sets."""
-    if context.invoked_subcommand is None:
-        list_data()
-
-
-@data_app.command("list")
-def list_data() -> None:
-    """List the data sets."""
+def _list_datasets() -> None:
+    """List the datasets."""
     from pathgrow import data
 
     for name in data.names():
-        typer.echo(f"{name:<15}{_ABOUT[name]}")
+        print(f"{name:<15}{_ABOUT[name]}")
 
 
-@data_app.command("get")
-def get_data(name: _Name, data_root: shared.DataRoot = None) -> None:
-    """Download a published data set, verify and unpack it; an archive that lies in DIR already is used."""
+def _get_dataset(name: str, data_root: str | None) -> None:
+    """Download, verify and unpack a published dataset.
+
+    An archive that is already in the data directory is not downloaded again.
+    """
     from pathgrow import data
     from pathgrow.data import download, image_folder, places
     from pathgrow.data.official import OFFICIAL
     from pathgrow.errors import UserError, unknown_name
 
     if name not in data.names():
-        raise unknown_name("data set", name, data.names())
+        raise unknown_name("dataset", name, data.names())
     if name == "digits":
-        typer.echo("digits come with the installation, there is nothing to get")
+        print("digits is bundled, there is nothing to download")
         return
     if name not in OFFICIAL:
         raise UserError(f"{name} cannot be downloaded: {image_folder.layout_advice(name)}")
     root = places.data_root(data_root)
-    folder = download.get(name, root, typer.echo)
-    typer.echo(f"{name} lies in {folder}; use it with: --data {name} --data-root {root}")
+    folder = download.get(name, root, print)
+    print(f"{name} is in {folder}; use it with --data {name} --data-root {root}")
 
 
-@data_app.command("check")
-def check_data(name: _Name, data_root: shared.DataRoot = None) -> None:
-    """Read a data set (of a streamed one the names), and say what is there and whether it is the official one."""
+def _check_dataset(name: str, data_root: str | None) -> None:
+    """Read a dataset and print its size, and whether its files are the official ones.
+
+    Images of a streamed dataset are listed, not decoded.
+    """
     from pathgrow.data.check import check
 
-    finding = check(name, data_root)
-    for line in _table(finding):
-        typer.echo(line)
+    for line in _table(check(name, data_root)):
+        print(line)
 
 
 def _table(finding: Finding) -> list[str]:
@@ -76,8 +65,23 @@ def _table(finding: Finding) -> list[str]:
     shape = " x ".join(map(str, dataset.shape))
     lines = [f"{dataset.name}: {finding.verdict}"]
     if finding.folder is not None:
-        lines.append(f"  folder        {finding.folder}")
-    lines += [f"  classes       {dataset.classes:,}", f"  one sample    {shape}"]
+        lines.append(f"  directory     {finding.folder}")
+    lines += [f"  classes       {dataset.classes:,}", f"  sample shape  {shape}"]
     lines += [f"  {part:<14}{len(getattr(dataset, part)):,} images" for part in ("train", "val", "test")]
     lines += [f"  file {name}: {state}" for name, state in finding.files]
     return lines
+
+
+def _add_flags(parser: Parser) -> None:
+    parser.add_argument("name", metavar="NAME", help="Dataset, see `pathgrow data`.")
+    parser.add_argument(
+        "--data-root", metavar="DIR", help="Directory of downloaded datasets (default: $PATHGROW_DATA, or ./data)."
+    )
+
+
+DATA_COMMANDS = {
+    "data": Subcommand(_list_datasets),
+    "data list": Subcommand(_list_datasets),
+    "data get": Subcommand(_get_dataset, _add_flags),
+    "data check": Subcommand(_check_dataset, _add_flags),
+}

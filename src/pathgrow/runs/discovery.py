@@ -28,7 +28,7 @@ from pathgrow.errors import RunFailed, UserError
 from pathgrow.masks import Masks
 from pathgrow.report.schema import RunReport
 from pathgrow.runs import checks
-from pathgrow.runs.config import DiscoverOptions
+from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.probes import train_copies, train_dense
 from pathgrow.runs.records import Record
 from pathgrow.runs.result import Discovery
@@ -160,7 +160,7 @@ def discover(
             callback=chosen.callback,
             loss=chosen.loss,
             batches=chosen.batches,
-            use_ema=chosen.observe == "average",
+            use_ema=chosen.eval_weights == "ema",
             comm=chosen.comm,
         )
         found = search(session, chosen)
@@ -255,7 +255,7 @@ class _Search:
         curve = self._curve()
         answer = self._rule.answer(curve)
         checked, untrained = self._check_learning(curve, answer)
-        network, is_new = self._finish(select_network(curve, answer, by=self._options.answer).round)
+        network, is_new = self._finish(select_network(curve, answer, by=self._options.select_by).round)
         return Discovery(
             answer=checked,
             reason=reason,
@@ -277,7 +277,7 @@ class _Search:
             reference=self._reference(),
             num_val=self._options.num_val,
             full_epochs=self._options.budget,
-            select_by=self._options.answer,
+            select_by=self._options.select_by,
             can_probe_dense=self._can_probe_dense,
             at_ceiling=self._trunk.is_full,
         )
@@ -363,7 +363,7 @@ class _Search:
         record = probe = self._probes.get(round)
         is_new = record is None or record.point.epochs < epochs
         if record is None or is_new:
-            warm = probe if self._options.head_start and self._options.final == "fresh" else None
+            warm = probe if self._options.warm_start and self._options.final == "fresh" else None
             [record] = train_copies(self._trunk, self._options, {"final": round}, epochs, probe=warm)
             for other in self._probes.values():
                 self._session.store.delete_tensors(other.stage)

@@ -18,7 +18,8 @@ from pathgrow.graph.flops import forward_macs, sample_flops, start_flops
 from pathgrow.masks import Masks
 from pathgrow.methods.method import Cost, MaskUpdate, Method, MethodState, Progress, count_at, never
 from pathgrow.report.schema import LedgerReport, MatchReport
-from pathgrow.runs.config import DiscoverOptions, TrainConfig
+from pathgrow.runs.config import TrainConfig
+from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.session import Session
 from pathgrow.sparse.attach import Attached
 from pathgrow.trainer import Trainer
@@ -161,7 +162,7 @@ class Workload:
 
     def num_always(self, match: str) -> int:
         """Parameters besides the prunable weights that a budget of epochs times parameters counts."""
-        return 0 if match == "switchable" else self.session.num_parameters - self.session.scope.num
+        return 0 if match == "prunable" else self.session.num_parameters - self.session.scope.num
 
     @property
     def dense_epoch(self) -> float:
@@ -374,7 +375,7 @@ def spent_in(ledger: LedgerReport, match: str) -> float:
     amounts = {
         "flops": ledger.training_flops,
         "parameters": ledger.epochs_times_parameters,
-        "switchable": ledger.epochs_times_prunable,
+        "prunable": ledger.epochs_times_prunable,
     }
     amount = amounts[match]
     assert amount is not None

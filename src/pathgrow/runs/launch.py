@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 
@@ -25,14 +26,13 @@ from pathgrow.trainer import Trainer
 from pathgrow.trainer.feed import batches_of
 from pathgrow.trainer.process_group import join_process_group
 
-Work = Callable[[RunDir | None, Communicator], None]
-"""Finishes a run; only rank 0 has a run directory."""
+_Config = TypeVar("_Config", bound=RunConfig)
 
 
 def run_in(
-    config: RunConfig,
+    config: _Config,
     out: str | os.PathLike[str],
-    work: Work,
+    work: Callable[[_Config, RunDir | None, Communicator], None],
     comm: Communicator | None = None,
     on_finished: Callable[[RunDir], None] = lambda run_dir: None,
 ) -> RunReport:
@@ -40,6 +40,8 @@ def run_in(
 
     Parameters
     ----------
+    work
+        Called with the resolved config; only rank 0 has a run directory.
     comm
         The ranks of the run; None: those that `torchrun` started, or a single process.
     on_finished
@@ -60,13 +62,15 @@ def run_in(
         return load_report(run_dir.report(), str(run_dir.path / "report.json"))
 
     plan = config.engine.resolve()
+    config = comm.broadcast_from_rank0(lambda: config.resolved(RunDir(out).config))
+    assert config.threads is not None
     with (
         _num_threads(config.threads),
         plan.flags_between_trainings(),
         held_by_rank0(comm, lambda: RunDir.open(out, config.as_dict(), device=plan.device.type)) as run_dir,
     ):
         if not comm.broadcast_from_rank0(lambda: RunDir(out).finished):
-            work(run_dir, comm)
+            work(config, run_dir, comm)
         return comm.broadcast_from_rank0(report)
 
 

@@ -10,7 +10,7 @@ from pathgrow.masks import Masks
 from pathgrow.methods import fixed
 from pathgrow.report.schema import Score
 from pathgrow.rng import derive
-from pathgrow.runs.config import DiscoverOptions
+from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.records import Record, StageOutput
 from pathgrow.runs.session import Session
 from pathgrow.runs.trunk import GrowingTrunk

@@ -25,7 +25,7 @@ from pathgrow.report.schema import (
     TopologyReport,
 )
 from pathgrow.report.text import answer_sentence
-from pathgrow.runs.config import DiscoverOptions
+from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.probes import score_dense
 from pathgrow.runs.records import Record, ledger_report, timing_report
 from pathgrow.runs.trunk import GrowingTrunk
@@ -233,7 +233,7 @@ class Discovery:
             allowed=answer.delta if answer.allowed is None else answer.allowed,
             status=answer.status,
             rule=answer.rule,
-            select_by=self.options.answer,
+            select_by=self.options.select_by,
             reason=answer.reason or self.reason,
             details=answer.details,
             reference=None

@@ -12,9 +12,10 @@ from pathgrow.distributed.comm import Communicator
 from pathgrow.methods.method import GrowEachRound
 from pathgrow.report.progress import ProgressBar
 from pathgrow.report.schema import RunReport
-from pathgrow.runs.config import DiscoverConfig, DiscoverOptions
+from pathgrow.runs.config import DiscoverConfig
 from pathgrow.runs.discovery import draw, search, write_results
 from pathgrow.runs.launch import open_session, run_in
+from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.session import MAX_ADAPTIVE_EPOCHS
 
 _USUAL_PROBES = {"reference": 8, "no reference": 5}
@@ -40,13 +41,17 @@ def run(
         The ranks of the run; None: those that `torchrun` started, or a single process.
     """
     return run_in(
-        config, out, lambda run_dir, comm: _discover(config, run_dir, progress or ProgressBar(), comm), comm, draw
+        config,
+        out,
+        lambda config, run_dir, comm: _discover(config, run_dir, progress or ProgressBar(), comm),
+        comm,
+        draw,
     )
 
 
 def expected_epochs(config: DiscoverConfig, out: str | os.PathLike[str]) -> int:
     """Estimate how many epochs are left to train; the number of probes is up to the rule."""
-    options = DiscoverOptions(**config.discovery())
+    options = DiscoverOptions(**config.search())
     schedule = options.growth_method().schedule
     gamma = schedule.gamma if isinstance(schedule, GrowEachRound) else GrowEachRound.gamma
     num_rounds = math.ceil(-math.log(config.start_density or 0.05) / math.log1p(gamma))
@@ -65,14 +70,14 @@ def _discover(config: DiscoverConfig, run_dir: RunDir | None, progress: Progress
     """Search, test, write; only rank 0 has a run directory."""
     # Without the number of validation examples (`num_val`), which would make answers more cautious still: the rule was
     # tuned without it, and its intervals cover the truth without it, see docs/design/train_and_compare.md.
-    options = DiscoverOptions(**config.discovery(), comm=comm)
+    options = DiscoverOptions(**config.search(), comm=comm)
     session, trainer = open_session(
         config,
         run_dir,
         progress,
         comm,
         num_epochs=None if run_dir is None else expected_epochs(config, run_dir.path),
-        use_ema=options.observe == "average",
+        use_ema=options.eval_weights == "ema",
     )
     num_val = len(trainer.data.val)
     if run_dir is not None and config.delta * num_val < 1.0:

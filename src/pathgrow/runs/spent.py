@@ -16,7 +16,7 @@ _SAME = ("data", "fold", "model", "model_options")
 
 
 def spent(path: str, what: str, config: Mapping[str, Any]) -> float:
-    """What the finished run in `path` spent, in the unit of `match`: "parameters", "switchable" or "flops".
+    """What the finished run in `path` spent, in the unit of `match`: "parameters", "prunable" or "flops".
 
     Its data and model must be those of `config`, the values of a config.
     """
@@ -32,7 +32,7 @@ def spent(path: str, what: str, config: Mapping[str, Any]) -> float:
     amounts = {
         "flops": ledger.training_flops,
         "parameters": ledger.epochs_times_parameters,
-        "switchable": ledger.epochs_times_prunable,
+        "prunable": ledger.epochs_times_prunable,
     }
     amount = amounts[what]
     if amount is None:

@@ -17,9 +17,10 @@ from pathgrow.methods.method import Progress, never
 from pathgrow.report.progress import ProgressBar
 from pathgrow.report.schema import CurveReport, LedgerReport, MethodReport, NetworkReport, RunReport, Score
 from pathgrow.runs.checks import training_warnings
-from pathgrow.runs.config import DiscoverOptions, TrainConfig
+from pathgrow.runs.config import TrainConfig
 from pathgrow.runs.iso_flop import CostMeter, Plan, Workload, cost_logger, grows, make_plan
 from pathgrow.runs.launch import open_session, run_in
+from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.probes import train_copies
 from pathgrow.runs.records import Record, StageOutput, ledger_report, timing_report
 from pathgrow.runs.session import Trained
@@ -48,7 +49,9 @@ def train(
     comm
         The ranks of the run; None: those that `torchrun` started, or a single process.
     """
-    return run_in(config, out, lambda run_dir, comm: _train(config, run_dir, progress or ProgressBar(), comm), comm)
+    return run_in(
+        config, out, lambda config, run_dir, comm: _train(config, run_dir, progress or ProgressBar(), comm), comm
+    )
 
 
 def _train(config: TrainConfig, run_dir: RunDir | None, progress: ProgressBar, comm: Communicator) -> None:

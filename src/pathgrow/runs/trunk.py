@@ -18,7 +18,7 @@ from pathgrow.graph.topology import GLOBAL_LIMIT, Topology, measure
 from pathgrow.masks import Masks
 from pathgrow.methods import fixed
 from pathgrow.methods.method import Method, Progress
-from pathgrow.runs.config import DiscoverOptions
+from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.records import Record, StageOutput
 from pathgrow.runs.session import Session, Trained
 from pathgrow.sparse.attach import Attached

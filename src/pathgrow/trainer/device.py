@@ -44,7 +44,7 @@ class EngineOptions:
     step: Literal["auto", "cuda_graph", "eager"] = option(
         "auto", "Run a training step as CUDA graphs or eagerly (default: CUDA graphs on a GPU)."
     )
-    compile: Literal["auto", "on", "off"] = option("auto", "Use torch.compile: on, off, or auto (when it pays off).")
+    compile: Literal["auto", "on", "off"] = option("auto", "Use torch.compile (default: auto, when it pays off).")
     deterministic: bool = option(False, "Use deterministic algorithms only: bit-identical results on a GPU, slower.")
     max_concurrent: int = option(
         8,

@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from pathgrow.augment import Augment
+from pathgrow.config import option
 from pathgrow.errors import UserError, is_int, is_number, unknown_name
 
 OptimizerName = Literal["sgd", "adamw"]
@@ -35,12 +36,12 @@ class Recipe:
     epochs: int = 160
     """The usual length of a dense training."""
     optimizer: OptimizerName = "sgd"
-    lr: float = 0.1
+    lr: float = option(0.1, "Learning rate (default: the recipe's).", above=0, metavar="LR")
     momentum: float = 0.9
     """SGD's (with Nesterov's look-ahead), or the first beta of AdamW."""
     second_beta: float = 0.999
     """Of AdamW."""
-    weight_decay: float = 5e-4
+    weight_decay: float = option(5e-4, "Weight decay (default: the recipe's).", at_least=0, metavar="WD")
     decay_all: bool = True
     """Whether biases, norms and tokens decay too; usual with SGD, not with AdamW."""
     schedule: ScheduleName = "cosine"
@@ -52,7 +53,7 @@ class Recipe:
     floor: float = 0.0
     warmup: float = 0.05
     """Share of a phase over which the learning rate rises; less than one step means none."""
-    batch_size: int = 128
+    batch_size: int = option(128, "Batch size (default: the recipe's).", at_least=1, metavar="N")
     accumulate: int = 1
     """Parts that a batch is computed in, one after the other, to save memory."""
     clip_norm: float | None = None

@@ -1,12 +1,10 @@
-"""`pathgrow train`: every method of the table, its price by hand, matched budgets, killed runs, and what is refused."""
+"""`train`: every method of the table, its cost by hand, matched budgets, killed runs."""
 
 from __future__ import annotations
 
 import copy
 import functools
 import shutil
-import subprocess
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -30,7 +28,6 @@ from pathgrow.sparse.partial import Partial
 from pathgrow.sparse.snapshot import put_back_, take
 from pathgrow.trainer import Trainer, recipes
 from pathgrow.trainer.interface import Job
-from tests.support.command import leave
 from tests.support.trainings import report, trained_once
 
 DENSITY = 0.25
@@ -180,7 +177,7 @@ def test_a_training_that_begins_at_a_step_ends_like_the_whole() -> None:
         assert torch.equal(here, there)
 
 
-@pytest.mark.parametrize(("match", "beside"), [("parameters", 26), ("switchable", 0)])
+@pytest.mark.parametrize(("match", "beside"), [("parameters", 26), ("prunable", 0)])
 def test_matched_parameters_follow_the_phases_of_another_run(
     match: str, beside: int, trained: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -300,58 +297,6 @@ def test_a_finished_run_is_read_and_the_test_split_is_looked_at_once(
     assert charge == once
 
 
-def test_a_config_is_resolved_in_full_and_equal_after_reading() -> None:
-    resolved = TrainConfig.from_dict({"method": "rigl", "density": 0.2, "threads": 1})
-    assert TrainConfig.from_dict(resolved.as_dict()) == resolved
-    left = {"density", "num_steps"}
-    assert dict(resolved.method_options) == {
-        name: value for name, value in methods.defaults("rigl").items() if name not in left
-    }
-    assert resolved.epochs == resolved.recipe.epochs
-    assert resolved.name.startswith("digits-mlp-rigl-0.2-")
-    assert TrainConfig.from_dict({"method": "rigl", "threads": 1}).density == methods.defaults("rigl")["density"]
-    other_seed = TrainConfig.from_dict({**resolved.as_dict(), "seed": 3})
-    assert other_seed.name == resolved.name.replace("seed0", "seed3")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ("", "Missing option '--method'"),
-        ("--method rigel", "did you mean rigl"),
-        ("--method rigl --density 0", "density must be a density in (0, 1], got"),
-        ("--method rigl --density 1.5", "density must be a density in (0, 1], got"),
-        ("--method rigl --density much", "'much' was given, a number is wanted"),
-        ("--method dense --density 0.1", "method 'dense' takes none"),
-        ("--method gcg", "was told no density to grow to"),
-        ("--method gcg --density 0.1 --method-option start_density=0.2", "above the density to grow to, 0.1"),
-        ("--method gcg --density 0.0001", "keeps 1 of 8192 weights, fewer than one path"),
-        ("--method rigl --method-option evry=3", "did you mean every"),
-        ("--method rigl --method-option density=0.1", "give --density 0.1 instead"),
-        ("--method rigl --method-option every", "NAME=VALUE is wanted"),
-        ("--method rigl --scope some", "unknown scope 'some'"),
-        ("--method rigl --match flop", "did you mean flops"),
-        ("--method rigl --match-budget 7", "nothing is to match it"),
-        ("--method rigl --match flops --match-budget -1", "match_budget must be"),
-        ("--method rigl --match flops --match-run /nowhere", "/nowhere holds no finished run"),
-        ("--method rigl --epochs 0", "epochs must be"),
-        ("--method imp --epochs 1 --method-option rewind_step=500", "sets weights back to step 500"),
-        ("--method rigl --data folder --data-root /nowhere", "the folder that holds your images is wanted"),
-        ("--methd rigl", ": see pathgrow train --help"),
-        ("--method rigl --density", ": see pathgrow train --help"),
-        ("--method rigl --data digit", "did you mean digits"),
-    ],
-)
-def test_what_is_wrong_is_said_in_one_sentence(
-    arguments: str, sentence: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    assert leave("train", *arguments.split(), "--out", str(tmp_path / "run")) == 2
-    told = capsys.readouterr().err
-    assert sentence in told
-    assert told.count("\n") == 1
-    assert "Traceback" not in told
-
-
 @pytest.mark.parametrize("match", ["none", "flops"])
 @pytest.mark.parametrize("method", ["gcg", "gradient_growth", "pathgrow_d", "random_growth", "trace_growth"])
 def test_growth_to_less_than_the_automatic_start_keeps_the_density_asked_for(
@@ -365,41 +310,9 @@ def test_growth_to_less_than_the_automatic_start_keeps_the_density_asked_for(
 
 
 def test_a_run_of_another_model_is_no_budget(trained: Callable[[str], Path]) -> None:
-    with pytest.raises(UserError, match="for the same data and model only"):
-        config("random", match="flops", match_run=str(trained("gcg")), model_options={"widths": [8]})
-
-
-def test_the_command_shows_what_came_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = str(tmp_path / "run")
-    line = f"train --method rigl --density 0.5 --epochs 2 --method-option every=5 --model-option widths=8,8 --out {out}"
-    assert leave(*line.split()) == 0
-    shown = capsys.readouterr().out
-    assert "50.0% of the prunable weights (288 of 576)" in shown
-    assert leave(*line.split()) == 0
-    assert capsys.readouterr().out == shown, "again: nothing is trained, the same is shown"
-    assert leave("show", out) == 0
-    assert capsys.readouterr().out == shown[: shown.index("Written to")]
-
-
-def test_the_folder_of_a_refused_training_can_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    line = f"train --method imp --density 0.8 --epochs 1 --quiet --model-option widths=8,8 --out {tmp_path / 'run'}"
-    assert leave(*line.split(), "--method-option", "rewind_step=500") == 2
-    assert "sets weights back to step 500" in capsys.readouterr().err
-    assert leave(*line.split()) == 0
-
-
-def test_a_method_of_ones_own_is_found_beside_one(tmp_path: Path) -> None:
-    (tmp_path / "beside_me.py").write_text("from pathgrow.methods import erk as mine\n")
-    # As the installed command starts: without the folder that one is in.
-    start = "import sys; sys.path[:] = [p for p in sys.path if p]; from pathgrow.cli import main; main()"
-    told = subprocess.run(
-        [sys.executable, "-c", start, "methods", "beside_me:mine"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "a method of your own" in told.stdout
+    other = config("random", match="flops", match_run=str(trained("gcg")), model_options={"widths": [8]})
+    with pytest.raises(UserError, match="model_options"):
+        other.resolved()
 
 
 def test_a_training_whose_masks_hardly_change_is_told(tmp_path: Path) -> None:
@@ -412,22 +325,3 @@ def test_a_training_whose_masks_hardly_change_is_told(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert train(config("set"), tmp_path / "often")["notes"] == []
-
-
-@pytest.mark.parametrize(
-    ("option", "note"),
-    [("--method rigl --method-option every=100", "will change its masks 1 time"),
-     ("--method imp --density 0.8 --method-option rewind_step=20", "sets weights back to step 20 of 28")],
-)  # fmt: skip
-def test_a_quiet_training_keeps_its_notes_for_the_report(
-    option: str, note: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    line = f"train {option} --epochs 2 --batch-size 64 --model-option widths=8,8 --out"
-    assert leave(*line.split(), str(tmp_path / "told")) == 0
-    assert "pathgrow: note: method" in (told := capsys.readouterr().err)
-    assert note in told
-    assert leave(*line.split(), str(tmp_path / "quiet"), "--quiet") == 0
-    said = capsys.readouterr()
-    assert (said.out, said.err) == ("", "")
-    (kept,) = report(tmp_path / "quiet")["notes"]
-    assert note in kept

@@ -1,0 +1,149 @@
+"""`pathgrow methods`, `models`, `recipes` and `rules`: what the other commands accept by name."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pathgrow.cli.flags import Parser, Subcommand
+
+if TYPE_CHECKING:
+    from pathgrow.methods.method import Method
+
+_COSTS = {
+    "sparse": "3x sparse forward",
+    "batch_at_changes": "3x sparse forward; at mask updates 6x sparse",
+    "dense_gradient_at_changes": "3x sparse forward; at mask updates 2x sparse + 1x dense",
+    "dense_gradient_at_steps": "2x sparse + 1x dense forward",
+    "dense": "3x dense forward",
+}
+_LEGEND = """
+cost/step: per training sample, in forward passes of the sparse or the dense network.
+loss, batches: arguments of pathgrow.attach; `pathgrow train` supplies them.
+density, target_density: set by --density. Other options: --method-option NAME=VALUE, except num_steps, the length of
+the training, which `pathgrow train` fills in."""
+
+
+def _list_methods(name: str | None) -> None:
+    """List the sparse-training methods: paper, training cost, requirements and options."""
+    from pathgrow import methods
+
+    if name is not None:
+        _describe_method(name)
+        return
+    indent = " " * 17
+    for family, group in itertools.groupby(methods.names(), lambda each: methods.entry(each).family):
+        print(f"{family}:")
+        for each in group:
+            method = methods.create(each)
+            print(f"{each:<17}{_first_line(methods.entry(each).make)}")  # which names the paper
+            print(f"{indent}cost/step: {_cost(method)}.{_requirements(method)}")
+            print(f"{indent}options: {_options(methods.defaults(each))}")
+        print()
+    print(_LEGEND.strip())
+
+
+def _describe_method(name: str) -> None:
+    from pathgrow import methods
+    from pathgrow.methods.allocation import LAWS
+
+    entry, method, options = methods.entry(name), methods.create(name), methods.defaults(name)
+    print(f"{name}\n  paper      {entry.paper}")
+    print(f"  cost/step  {_cost(method)}.{_requirements(method)}")
+    print(f"  options    {_options(options)}")
+    for clause, reason in entry.exceptions.items():
+        print(f"  except     {clause}: {reason}")
+    print(f"\n{inspect.getdoc(entry.make) or ''}")
+    if "allocation" in options:
+        print("\nallocation, the distribution of the density over layers:")
+        for law, words in LAWS.items():
+            print(f"  {law:<10} {words}")
+    print(_LEGEND)
+
+
+def _cost(method: Method) -> str:
+    cost = _COSTS[method.cost]
+    if method.drop is not None and method.clock == "round":
+        return f"{cost}, in a full training per level"
+    if _grows_by_gradients(method):
+        return f"{cost}; at each growth step 2x sparse + 1x dense for one batch"
+    return cost
+
+
+def _grows_by_gradients(method: Method) -> bool:
+    """Whether it needs a batch of its own, because growth happens between steps."""
+    return "gradients" in method.needs and method.clock == "round"
+
+
+def _requirements(method: Method) -> str:
+    """What `attach` or the training must provide, as a sentence."""
+    from pathgrow.methods.method import never
+
+    needs = []
+    if "gradients" in method.needs or method.cost.startswith("dense_gradient"):
+        needs.append("dense gradients")
+    if _grows_by_gradients(method):
+        needs.append("loss and batches at growth steps")
+    elif "data" in method.needs:
+        needs.append(f"loss and batches {'before training' if method.schedule is never else 'at mask updates'}")
+    if "dense" in method.needs or method.cost == "dense":
+        needs.append("dense training")
+    if "paths" in method.needs:
+        needs.append("a traceable model")
+    return f" Requires {', '.join(needs)}." if needs else ""
+
+
+def _options(defaults: Mapping[str, Any]) -> str:
+    """Options with their defaults; D is the value of --density, which growth methods require."""
+    grown = {"target_density": "D"} if "target_density" in defaults else {}
+    return ", ".join(f"{option}={value}" for option, value in {**defaults, **grown}.items()) or "none"
+
+
+def _first_line(function: object) -> str:
+    return (inspect.getdoc(function) or "").partition("\n")[0]
+
+
+def _list_models() -> None:
+    """List the models and their options."""
+    from pathgrow import models
+
+    for name in models.names():
+        print(f"{name:<12}{', '.join(f'{key}={value}' for key, value in models.defaults(name).items())}")
+
+
+def _list_recipes() -> None:
+    """List the training recipes."""
+    from pathgrow.trainer import recipes
+
+    for name in recipes.names():
+        recipe = recipes.recipe(name)
+        augment = recipe.augment
+        parts = ("crop_padding", "crop_mirrored", "flip", "resized_crop", "erase", "mixup", "cutmix")
+        used = [part for part in parts if getattr(augment, part)]
+        used += [augment.policy] if augment.policy != "none" else []
+        print(
+            f"{name:<18}{recipe.optimizer} lr {recipe.lr:g} wd {recipe.weight_decay:g}, {recipe.schedule}, "
+            f"{recipe.epochs} epochs, batch size {recipe.batch_size}; {' '.join(used) or 'no augmentation'}"
+        )
+
+
+def _list_rules() -> None:
+    """List the density rules."""
+    from pathgrow.density import rules
+
+    for name in rules.names():
+        print(f"{name:<14}{rules.description(name)}")
+
+
+def _add_method_name(parser: Parser) -> None:
+    parser.add_argument("name", nargs="?", metavar="NAME", help="Describe this method in full.")
+
+
+LIST_COMMANDS = {
+    "methods": Subcommand(_list_methods, _add_method_name),
+    "models": Subcommand(_list_models),
+    "recipes": Subcommand(_list_recipes),
+    "rules": Subcommand(_list_rules),
+}

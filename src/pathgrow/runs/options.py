@@ -1,0 +1,237 @@
+"""Options of a density search.
+
+`SearchOptions` is shared by the command `pathgrow discover` and the function `pathgrow.discover`; `DiscoverOptions`
+adds the Python objects that only the function takes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pathgrow.checkpoint import Store
+from pathgrow.config import check, option
+from pathgrow.density import rules
+from pathgrow.density.types import Criterion, Rule
+from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator
+from pathgrow.errors import UserError, is_int, require, unknown_name
+from pathgrow.methods.gradients import Batches, Loss
+from pathgrow.methods.method import GrowEachRound, Method
+from pathgrow.runs.callback import Callback
+from pathgrow.runs.records import Record
+from pathgrow.sparse.checks import checked_method
+
+_MIN_PROBE_EPOCHS = 16
+_MAX_MIN_PROBE_SHARE = 0.3
+"""Fraction of a small budget that `_MIN_PROBE_EPOCHS` may take."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions:
+    """Options of a density search that `pathgrow discover` and `pathgrow.discover` share."""
+
+    delta: float = option(0.01, "Tolerated drop below the reference score.", above=0, metavar="D", example="0.01")
+    reference: float | Literal["dense"] | None = option(
+        None,
+        'Score of the dense baseline, or "dense" to train one (default: a dense probe on the same short schedule).',
+        metavar="SCORE|dense",
+        example="0.93",
+    )
+    """With None and probes of full length (`final="grown"`), the densest network grown is the reference."""
+    budget: int = option(
+        160,
+        "Epochs of a full dense training (default: the recipe's); the length of every phase follows from it.",
+        flags=("--budget", "--epochs"),
+        at_least=1,
+        metavar="EPOCHS",
+        example="160",
+    )
+    rule: str | Rule = option(
+        "probe", "Density rule, see `pathgrow rules`.", metavar="NAME", expected="a name or a density rule"
+    )
+    method: str | Method = option(
+        "gcg", "Growth method, see `pathgrow methods`.", metavar="NAME", expected="a name or a pathgrow.Method"
+    )
+    gamma: float | None = option(
+        None,
+        "Weights added per growth round, as a fraction of the nonzero ones (default: the method's, 0.25).",
+        above=0,
+        metavar="G",
+        example="0.25",
+    )
+    start_density: float | None = option(
+        None,
+        "Density of the seed network (default: the smallest of 1, 2, 3, 5% that isolates few units).",
+        above=0,
+        at_most=1,
+        metavar="D",
+        example="0.05",
+    )
+    seed_epochs: int | None = option(
+        None,
+        "Epochs of the seed network (default: an eighth of the budget).",
+        at_least=1,
+        metavar="EPOCHS",
+        example="20",
+    )
+    """Rules without probes train the seed network to its plateau by default."""
+    rough: int | float | Literal["adaptive"] = option(
+        1 / 160,
+        "Rough-training length per growth round: epochs (integer), fraction of the budget (float, default: 1/160), or "
+        "adaptive (early stopping on the validation loss, patience 3).",
+        metavar="N|F|adaptive",
+        valid=lambda length: length == "adaptive" or (length >= 1 if is_int(length) else 0 < length <= 1),
+        expected='epochs (an integer >= 1), a fraction of the budget in (0, 1] (a float) or "adaptive"',
+        example="4",
+    )
+    final: Literal["fresh", "grown"] = option(
+        "fresh", "Initial weights of probes and of the final network: a fresh initialization, or the grown weights."
+    )
+    probe_fraction: float | None = option(
+        None,
+        "Length of a probe as a fraction of the budget, without a reference (default: a tenth, but at least 16 epochs "
+        "or 0.3 of a small budget).",
+        above=0,
+        at_most=1,
+        metavar="F",
+        example="0.1",
+    )
+    """With a reference every probe has the whole budget."""
+    warm_start: bool = option(
+        True, "Train the final network from scratch instead of from its probe checkpoint.", flags=("--from-scratch",)
+    )
+    """Continue the final training from the probe of the selected network; the epochs of the probe count."""
+    select_by: Criterion = option(
+        "delta", "Criterion that selects the returned network: the delta answer or the gain answer."
+    )
+    eval_weights: Literal["current", "ema"] = option("current", "Evaluate the current weights or their EMA.")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiscoverOptions(SearchOptions):
+    """Keyword options of `pathgrow.discover`.
+
+    Phase lengths follow from `budget`: an eighth of it for the seed network, 1/160 per growth round, all of it for the
+    returned network, and for a probe a tenth, but at least 16 epochs or 0.3 of a small budget (with a `reference`, all
+    of it).
+    """
+
+    final_epochs: int | Callable[[Sequence[Record]], int] | None = option(
+        None, at_least=1, expected="an integer >= 1 or a function that returns one", example="160"
+    )
+    """Epochs of the returned network; None: the budget. A function receives the records of all earlier stages. A probe
+    that was trained for as many epochs is returned as it is."""
+    num_val: int | None = option(None, at_least=1, example="5000")
+    """Number of validation examples, if the score is an accuracy; the fewer, the wider the interval."""
+    store: Store | str | os.PathLike[str] | None = None
+    """Run directory or `Store` of finished stages; stages found in it are not trained again. `pathgrow.discover` also
+    writes its report to a run directory."""
+    callback: Callback = dataclasses.field(default_factory=Callback)
+    """Called at the start and end of stages, and after each decision of the density rule."""
+    loss: Loss | None = None
+    """`loss(model, batch)`; required, with `batches`, by growth methods that use gradients."""
+    batches: Batches | None = None
+    """Training batches for `loss`."""
+    comm: Communicator | None = None
+    """Process group, see `pathgrow.trainer.process_group`; None: that of `fit`, or a single process."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        is_store = self.store is None or _has(self.store, "load", "save", "delete_tensors")
+        is_directory = isinstance(self.store, str | os.PathLike)
+        require(is_store or is_directory, "store", self.store, "a directory or a Store", "'runs/first'")
+        is_callback = _has(self.callback, "on_stage_start", "on_stage_end", "on_decision")
+        require(is_callback, "callback", self.callback, "an instance of pathgrow.Callback")
+
+    @classmethod
+    def checked(cls, given: Mapping[str, Any]) -> DiscoverOptions:
+        """Build options from keywords; an unknown name is refused with the nearest known ones."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        for name in given:
+            if name == "target_density":
+                raise UserError(
+                    "discover searches for the density and takes no target_density; "
+                    "use `pathgrow train --method gcg --density D`"
+                )
+            if name not in known:
+                raise unknown_name("option", name, known)
+        return cls(**given)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The options as JSON values; methods and rules by name, functions left out."""
+        objects = ["store", "callback", "loss", "batches", "method", "rule", "comm"]
+        if callable(self.final_epochs):
+            objects.append("final_epochs")
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in objects}
+        return {**values, "method": self.growth_method().name, "rule": self.density_rule().name}
+
+    def growth_method(self) -> Method:
+        """The growth method, with the requested gamma and start density."""
+        method = checked_method(self.method)
+        if method.target_density is not None:
+            raise UserError(
+                f"method {method.name!r} has target_density {method.target_density:g}, but discover searches for the "
+                f"density; use `pathgrow train --method {method.name} --density {method.target_density:g}`"
+            )
+        own = method.schedule.gamma if isinstance(method.schedule, GrowEachRound) else None
+        if isinstance(self.method, Method) and self.gamma is not None and own not in (None, self.gamma):
+            raise UserError(f"gamma is {self.gamma:g}, but the method has gamma={own:g}; set it on the method only")
+        return method.growing(gamma=self.gamma, start_density=self.start_density)
+
+    def density_rule(self) -> Rule:
+        """The density rule."""
+        return rules.create(self.rule, delta=self.delta) if isinstance(self.rule, str) else self.rule
+
+    def with_comm_of(self, fit: object) -> DiscoverOptions:
+        """The options for one rank of the process group of `fit`; only rank 0 keeps its callback."""
+        comm = self.comm if self.comm is not None else getattr(fit, "comm", SINGLE_PROCESS)
+        return dataclasses.replace(self, comm=comm, callback=Callback() if comm.rank else self.callback)
+
+    @property
+    def num_seed_epochs(self) -> int:
+        return self.seed_epochs if self.seed_epochs is not None else max(1, self.budget // 8)
+
+    @property
+    def num_rough_epochs(self) -> int | None:
+        """Epochs of a growth round; None if adaptive."""
+        if isinstance(self.rough, str):
+            return None
+        return self.rough if isinstance(self.rough, int) else max(1, round(self.rough * self.budget))
+
+    def num_final_epochs(self, before: Sequence[Record]) -> int:
+        """Epochs of the returned network, given the records of all earlier stages."""
+        if self.final_epochs is None:
+            return self.budget
+        if not callable(self.final_epochs):
+            return self.final_epochs
+        found = self.final_epochs(before)
+        if not is_int(found) or found < 1:
+            raise UserError(
+                f"final_epochs must return an integer >= 1, got {found!r} for {len(before)} records; fix the function "
+                "and rerun, finished stages are kept if there is a store"
+            )
+        return found
+
+    @property
+    def num_probe_epochs(self) -> int:
+        """Epochs of every probe: those of the reference, if there is one.
+
+        Grown weights come with more epochs than a fraction of the budget, so such probes need the whole budget too.
+        """
+        if self.reference is not None or self.final == "grown":
+            return self.budget
+        if self.probe_fraction is not None:
+            return max(1, round(self.probe_fraction * self.budget))
+        # After very few epochs sparse networks are still far behind dense ones, which would bias answers upward.
+        least = min(_MIN_PROBE_EPOCHS, round(_MAX_MIN_PROBE_SHARE * self.budget))
+        return max(1, least, round(self.budget / 10))
+
+
+def _has(value: object, *methods: str) -> bool:
+    return not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in methods)

@@ -1,0 +1,129 @@
+"""`pathgrow discover`, `train` and `show` from start to end: what they print, and the run directories they leave."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from pathgrow.checkpoint import RunDir
+from tests.support.command import leave
+from tests.support.trainings import report
+
+SMALL = "--model-option widths=12,8 --budget 4 --start-density 0.2 --rule exponential"
+
+
+@pytest.fixture(scope="module")
+def discovered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of `discover`; copy it before changing it."""
+    out = tmp_path_factory.mktemp("discovered") / "run"
+    assert leave("discover", *SMALL.split(), "--out", str(out), "--quiet") == 0
+    return out
+
+
+def test_train_prints_the_result_and_show_prints_it_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    line = f"train --method rigl --density 0.5 --epochs 2 --method-option every=5 --model-option widths=8,8 --out {out}"
+    assert leave(*line.split()) == 0
+    first = capsys.readouterr().out
+    assert "50.0% of the prunable weights (288 of 576)" in first
+    assert leave(*line.split()) == 0
+    assert capsys.readouterr().out == first, "a finished run is shown, not repeated"
+    assert leave("show", str(out)) == 0
+    assert capsys.readouterr().out == first[: first.index("Wrote ")]
+    assert first.endswith(f"pathgrow show {out}. Compare runs: pathgrow compare {out} ...\n")
+
+
+def test_the_directory_of_a_refused_run_can_be_used_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = f"train --method imp --density 0.8 --epochs 1 --quiet --model-option widths=8,8 --out {tmp_path / 'run'}"
+    assert leave(*line.split(), "--method-option", "rewind_step=500") == 2
+    assert "500" in capsys.readouterr().err
+    assert leave(*line.split()) == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "warning", "is_kept"),
+    [
+        ("train --epochs 2 --batch-size 64 --method rigl --method-option every=100", "mask", True),
+        ("train --epochs 2 --batch-size 64 --method imp --density 0.8 --method-option rewind_step=20", "step 20", True),
+        ("discover --budget 4 --start-density 0.2 --rule exponential --delta 0.0022", "450 validation", False),
+    ],
+)
+def test_quiet_hides_warnings_that_the_report_keeps(
+    line: str, warning: str, is_kept: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*line.split(), "--model-option", "widths=8,8", "--out"]
+    assert leave(*words, str(tmp_path / "loud")) == 0
+    loud = capsys.readouterr().err
+    assert "pathgrow: warning: " in loud
+    assert warning in loud
+    assert leave(*words, str(tmp_path / "quiet"), "--quiet") == 0
+    assert capsys.readouterr() == ("", "")
+    if is_kept:
+        assert any(warning in note for note in report(tmp_path / "quiet")["notes"])
+
+
+def test_a_model_for_square_images_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(40):
+        place = tmp_path / "pictures" / "ab"[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (16, 8), (number, 0, 0)).save(place / f"{number}.png")
+    line = ["discover", "--data", "folder", "--data-root", str(tmp_path / "pictures"), "--model", "vit"]
+    assert leave(*line, "--model-option", "patch=4", "--out", str(tmp_path / "run")) == 2
+    printed = capsys.readouterr().err
+    assert "cannot process the 3x8x16 samples" in printed
+    assert printed.endswith("it takes square images; crop them or choose another model\n")
+    assert printed.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_directory_of_another_run_or_a_file_is_refused(
+    discovered: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("precious")
+    for out in (discovered, tmp_path / "file", tmp_path / "file" / "below"):
+        assert leave("discover", "--out", str(out)) == 2
+        printed = capsys.readouterr().err
+        assert str(out) in printed
+        assert printed.count("\n") == 1
+    assert (tmp_path / "file").read_text() == "precious"
+
+
+def test_missing_files_of_a_run_are_reported_and_restored(
+    discovered: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = shutil.copytree(discovered, tmp_path / "run")
+    command = ["discover", *SMALL.split(), "--out", str(out)]
+    network, masks = ((out / name).read_bytes() for name in ("network.safetensors", "masks/round_000.safetensors"))
+    (out / "network.safetensors").unlink()
+    assert leave(*command) == 0
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[-2] == f"Wrote report.html, curve.png, report.json and more to {out}."
+    assert printed.err == (
+        "pathgrow: warning: missing from this run: network.safetensors; "
+        f"to restore them, delete {out / 'report.json'} and rerun the command\n"
+    )
+    shutil.rmtree(out / "masks")
+    (out / "metrics.jsonl").unlink()
+    assert leave("show", str(out)) == 0
+    first, second = capsys.readouterr().err.splitlines()
+    assert "missing from this run: network.safetensors and " in first
+    assert "missing from this run: metrics.jsonl; only a rerun with another --out" in second
+
+    (out / "report.json").unlink()  # as advised
+    assert leave(*command) == 0
+    assert "masks" not in capsys.readouterr().err
+    assert (out / "network.safetensors").read_bytes() == network
+    assert (out / "masks" / "round_000.safetensors").read_bytes() == masks
+
+
+def test_a_resumed_run_keeps_its_number_of_threads(discovered: Path, tmp_path: Path) -> None:
+    out = shutil.copytree(discovered, tmp_path / "run")
+    config = json.loads((out / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps({**config, "threads": 3}))
+    assert leave("discover", *SMALL.split(), "--out", str(out), "--quiet") == 0, "three threads still"
+    assert leave("discover", *SMALL.split(), "--out", str(out), "--quiet", "--threads", "2") == 2
+    assert (RunDir(out).config or {})["threads"] == 3

@@ -1,0 +1,306 @@
+"""Configs: strict, equal after JSON, built without data or models, and every value reaches what is trained."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from pathgrow import attach, data, methods, models
+from pathgrow.augment import Augment
+from pathgrow.checkpoint import RunDir
+from pathgrow.errors import UserError
+from pathgrow.masks import Masks
+from pathgrow.report.schema import Score
+from pathgrow.rng import derive
+from pathgrow.runs.config import DiscoverConfig, RunConfig, TrainConfig
+from pathgrow.runs.options import SearchOptions
+from pathgrow.runs.run_discovery import run as run_experiment
+from pathgrow.runs.training import train
+from pathgrow.trainer import Trainer, recipes
+from pathgrow.trainer.interface import Job
+from pathgrow.trainer.recipes import Recipe
+
+SHARED: dict[str, Any] = {"model_options": {"widths": [16]}, "threads": 1, "seed": 5, "fold": 3}
+
+
+class Enough(BaseException):
+    """Nothing need be trained."""
+
+
+@pytest.fixture
+def begin(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], tuple[Trainer, Job, nn.Module]]:
+    """The first training of a run, as it would begin: its trainer, its job, and a model that was not touched."""
+
+    def first(run: Callable[[], Any]) -> tuple[Trainer, Job, nn.Module]:
+        seen: list[tuple[Trainer, Job, dict[str, Tensor]]] = []
+
+        def stop(self: Trainer, jobs: Sequence[Job]) -> list[int]:
+            (job,) = jobs
+            # Copied: a run that is broken off gives the model back as it came.
+            seen.append((self, job, {name: w.detach().clone() for name, w in job.attached.model.named_parameters()}))
+            raise Enough
+
+        monkeypatch.setattr(Trainer, "train", stop)
+        with pytest.raises(Enough):
+            run()
+        ((trainer, job, weights),) = seen
+        model = models.create("mlp", 10, seed=5, inputs=64, widths=[16])
+        for name, weight in model.named_parameters():
+            on = job.attached.masks[name] if name in job.attached.masks else torch.ones_like(weight, dtype=torch.bool)
+            assert torch.equal(weights[name], weight.detach() * on), "the weights of this seed, under the masks"
+        wanted, other = data.load("digits", None, 0, 3), data.load("digits", None, 0, 0)
+        for split in ("train", "val", "test"):
+            assert torch.equal(getattr(trainer.data, split).labels, getattr(wanted, split).labels)
+        assert not torch.equal(wanted.val.labels, other.val.labels), "folds differ"
+        return trainer, job, model
+
+    return first
+
+
+def test_seed_and_fold_reach_a_training(begin: Callable[..., Any], tmp_path: Path) -> None:
+    config = TrainConfig.from_dict({**SHARED, "method": "random", "density": 0.3, "epochs": 2})
+    trainer, job, model = begin(lambda: train(config, tmp_path / "run"))
+    assert job.seed == derive(5, "level-000", "fit", 0)
+    example = trainer.data.example_input()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    expected = attach(model, optimizer, methods.create("random", density=0.3), example, seed=5)
+    assert job.attached.masks == expected.masks
+
+
+def test_threads_are_those_of_the_config_for_as_long_as_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    def stop(self: Trainer, jobs: Sequence[Job]) -> list[int]:
+        seen.append(torch.get_num_threads())
+        raise Enough
+
+    monkeypatch.setattr(Trainer, "train", stop)
+    before = torch.get_num_threads()
+    config = TrainConfig.from_dict({**SHARED, "method": "random", "density": 0.3, "epochs": 2, "threads": before + 1})
+    with pytest.raises(Enough):
+        train(config, tmp_path / "run")
+    assert seen == [before + 1]
+    assert torch.get_num_threads() == before
+
+
+def test_a_config_for_several_processes_is_not_run_by_one(tmp_path: Path) -> None:
+    config = TrainConfig.from_dict({**SHARED, "method": "random", "density": 0.3, "epochs": 2, "ranks": 2})
+    with pytest.raises(UserError, match="this config is for 2 processes"):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("what", ["train", "discover"])
+def test_seed_and_fold_reach_growth(what: str, begin: Callable[..., Any], tmp_path: Path) -> None:
+    if what == "train":
+        grown = TrainConfig.from_dict({**SHARED, "method": "gcg", "density": 0.4, "epochs": 2})
+        trainer, job, model = begin(lambda: train(grown, tmp_path / "run"))
+    else:
+        searched = DiscoverConfig.from_dict({**SHARED, "budget": 4})
+        trainer, job, model = begin(lambda: run_experiment(searched, tmp_path / "run"))
+    assert job.seed == derive(5, "seed", "fit", 0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    expected = attach(model, optimizer, methods.create("gcg"), trainer.data.example_input(), seed=5)
+    assert job.attached.masks == expected.masks
+
+
+OTHER: dict[str, Any] = {
+    "budget": 7, "delta": 0.03, "reference": 0.5, "rule": "exponential", "method": "gradient_growth", "gamma": 0.7,
+    "start_density": 0.11, "seed_epochs": 2, "rough": 3, "final": "grown", "probe_fraction": 0.4, "warm_start": False,
+    "select_by": "gain", "eval_weights": "ema",
+}  # fmt: skip
+"""A value other than the default for every option of a search."""
+
+
+def test_all_options_of_a_discovery_reach_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert set(OTHER) == {field.name for field in dataclasses.fields(SearchOptions)}, "a new option needs a value here"
+    seen: list[tuple[Any, Any]] = []
+
+    def stop(*arguments: Any) -> None:
+        seen.append(arguments)
+        raise Enough
+
+    monkeypatch.setattr("pathgrow.runs.run_discovery.search", stop)
+    config = DiscoverConfig.from_dict({**SHARED, **OTHER})
+    assert all(OTHER[name] != getattr(SearchOptions, name) for name in OTHER)
+    with pytest.raises(Enough):
+        run_experiment(config, tmp_path / "run")
+    [(session, options)] = seen
+    assert {name: getattr(options, name) for name in OTHER} == OTHER
+    assert session.seed == 5
+    # Methods that use gradients have a loss and batches.
+    batch = next(iter(session._batches()))
+    model = models.create("mlp", 10, seed=5, inputs=64, widths=[16])
+    assert float(session._loss(model, batch).detach()) > 0
+
+
+def test_test_scores_are_those_of_the_test_split_and_of_their_own_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the network as it is written, scored here; the dense reference is told apart by its number of weights."""
+    plain = Trainer.evaluate
+    seen: dict[int, tuple[float, float]] = {}
+
+    def watched(self: Trainer, split: Any) -> Callable[[nn.Module], Any]:
+        score = plain(self, split)
+
+        def scored(model: nn.Module) -> Any:
+            found = score(model)
+            if split is self.data.test:
+                seen[sum(int(weight.count_nonzero()) for weight in model.parameters() if weight.dim() > 1)] = found
+            return found
+
+        return scored
+
+    monkeypatch.setattr(Trainer, "evaluate", watched)
+    small = {**SHARED, "budget": 2, "start_density": 0.2, "delta": 0.3, "reference": "dense"}
+    report = run_experiment(DiscoverConfig.from_dict(small), tmp_path / "run")
+    sparse, dense = sorted(seen)
+    assert dense == 64 * 16 + 16 * 10
+    assert sparse < dense / 2
+    assert report.answer is not None
+    assert report.network.test == Score(score=seen[sparse][0], loss=seen[sparse][1])
+    assert report.answer.dense_test == Score(score=seen[dense][0], loss=seen[dense][1])
+    # The same by hand, from the files.
+    assert report.weights_sha256 == sha256((tmp_path / "run" / "network.safetensors").read_bytes()).hexdigest()
+    folder, test = RunDir(tmp_path / "run"), data.load("digits", None, 0, 3).test
+    model = models.create("mlp", 10, seed=0, inputs=64, widths=[16])
+    model.load_state_dict(load_file(folder.path / "network.safetensors"))
+    masks = Masks.load(folder.path / "network_masks.safetensors")
+    assert masks.num_on == report.network.num_on == sparse - 16 * 10, "the output layer is dense"
+    with torch.no_grad():
+        right = float((model.eval()(test.normalised()).argmax(1) == test.labels).double().mean())
+    assert right == pytest.approx(report.network.test.score, abs=1e-6)
+
+
+SMALL = {"budget": 4, "model_options": {"widths": [12]}, "start_density": 0.2, "rule": "exponential"}
+
+
+def test_building_a_config_loads_no_data_and_makes_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise AssertionError("loaded")
+
+    monkeypatch.setattr(data, "load", refuse)
+    monkeypatch.setattr(models, "create", refuse)
+    searched = DiscoverConfig.from_dict({"data": "imagenet", "model": "resnet50"})
+    trained = TrainConfig.from_dict({"data": "imagenet", "method": "rigl", "match": "flops", "match_run": "/nowhere"})
+    assert (searched.threads, searched.model_options, trained.match_budget) == (None, {}, None)
+    assert searched.name.startswith("imagenet-resnet50-")
+    with pytest.raises(AssertionError, match="loaded"):
+        searched.resolved()
+
+
+def test_a_resolved_config_fits_the_data_and_names_every_value() -> None:
+    config = DiscoverConfig.from_dict({"model": "resnet20", "model_options": {"width": 4}}).resolved()
+    assert config.model_options == {"in_channels": 1, "width": 4, "image_size": 8}
+    assert set(config.as_dict()["recipe"]) == {field.name for field in dataclasses.fields(Recipe)}
+    assert config.threads is not None
+    assert DiscoverConfig.from_dict({}).resolved().threads == 1, "a small model"
+    assert DiscoverConfig.from_dict(config.as_dict()).resolved() == config
+    assert DiscoverConfig.from_dict({}).resolved({"threads": 3}).threads == 3, "that of the run to be resumed"
+
+
+def test_a_method_has_its_defaults_spelled_out() -> None:
+    config = TrainConfig.from_dict({"method": "rigl", "density": 0.2, "threads": 1})
+    known = methods.defaults("rigl")
+    assert config.method_options == {name: known[name] for name in known if name not in ("density", "num_steps")}
+    assert config.epochs == config.recipe.epochs
+    assert config.name.startswith("digits-mlp-rigl-0.2-")
+    assert TrainConfig.from_dict({"method": "rigl"}).density == known["density"]
+    other_seed = TrainConfig.from_dict({**config.as_dict(), "seed": 3})
+    assert other_seed.name == config.name.replace("seed0", "seed3")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        TrainConfig.from_dict({"method": "rigl", "density": 1}),
+        DiscoverConfig.from_dict(
+            {
+                **SMALL,
+                "reference": "dense",
+                "recipe_name": "wrn-rigl",
+                "recipe": {"lr": 1, "milestones": [0.25], "augment": {"erase": 0.5}, "clip_norm": 2},
+                "engine": {"device": "cpu", "precision": "bf16", "deterministic": True},
+            }
+        ),
+        *(DiscoverConfig.from_dict({"recipe_name": name}) for name in recipes.names()),
+    ],
+    ids=lambda config: f"{type(config).__name__}-{config.recipe_name}",
+)
+def test_a_config_survives_json(config: RunConfig) -> None:
+    assert type(config).from_dict(json.loads(json.dumps(config.as_dict()))) == config
+
+
+def test_a_recipe_is_looked_up_and_overridden() -> None:
+    given = {"recipe_name": "wrn-rigl", "recipe": {"lr": 1, "milestones": [0.25], "augment": {"erase": 0.5}}}
+    config = DiscoverConfig.from_dict(given)
+    assert (config.recipe.lr, config.recipe.milestones, config.recipe.factor) == (1.0, (0.25,), 0.2)
+    assert config.recipe.augment == Augment(crop_padding=4, flip=True, erase=0.5)
+    assert config.budget == recipes.recipe("wrn-rigl").epochs
+    assert DiscoverConfig.from_dict({}).recipe == recipes.recipe("digits")
+    assert DiscoverConfig.from_dict({"data": "cifar10", "model": "vit"}).recipe_name == "cifar-vit"
+
+
+def test_the_name_depends_on_everything_but_the_number_of_concurrent_networks() -> None:
+    first, second = DiscoverConfig.from_dict({"seed": 1}), DiscoverConfig.from_dict({"seed": 2})
+    assert first.name.removesuffix("seed1") == second.name.removesuffix("seed2")
+    assert first.name.startswith("digits-mlp-")
+    others = ({"delta": 0.02}, {"recipe": {"lr": 0.04}}, {"engine": {"precision": "bf16"}})
+    names = [DiscoverConfig.from_dict({**other, "seed": 1}).name for other in others]
+    assert len({first.name, *names}) == 4
+    few, many = (DiscoverConfig.from_dict({**SMALL, "engine": {"max_concurrent": number}}) for number in (2, 9))
+    assert (few.engine.max_concurrent, many.engine.max_concurrent) == (2, 9)
+    assert (few.as_dict(), few.name) == (many.as_dict(), many.name)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"bugdet": 4}, "unknown key 'bugdet': did you mean budget"),
+        ({"recipe": {"learning_rate": 1}}, "unknown recipe key 'learning_rate'"),
+        ({"recipe": {"weight_dekay": 1}}, "unknown recipe key 'weight_dekay': did you mean weight_decay"),
+        ({"recipe": {"lr": "fast"}}, "recipe.lr must be a number"),
+        ({"recipe": {"lr": float("nan")}}, "recipe.lr must be a number"),
+        ({"recipe": [1]}, "recipe must be a JSON object, got [1]"),
+        ({"recipe": {"augment": {"flop": True}}}, "unknown recipe.augment key 'flop': did you mean flip"),
+        ({"recipe": {"augment": 1}}, "recipe.augment must be a JSON object, got 1"),
+        ({"recipe": {"milestones": [2]}}, "milestones"),
+        ({"recipe_name": "cifr"}, "unknown recipe 'cifr': did you mean cifar"),
+        ({"recipe_name": 7}, "unknown recipe '7'"),
+        ({"recipe_nam": "cifar"}, "unknown key 'recipe_nam': did you mean recipe_name"),
+        ({"engine": {"devise": "cpu"}}, "unknown engine key 'devise': did you mean device"),
+        ({"engine": {"deterministic": 1}}, "engine.deterministic must be true or false, got 1"),
+        ({"engine": {"device": 0}}, "engine.device must be a string, got 0"),
+        ({"engine": "cpu"}, "engine must be a JSON object, got 'cpu'"),
+        ({"model_options": [1]}, "model_options must be a JSON object, got [1]"),
+        ({"model_options": {"width": float("inf")}}, "model_options.width must be finite, got inf"),
+        ({"model": 7}, "model must be a string, got 7"),
+        ({"data": ["digits"]}, "data must be a string, got ['digits']"),
+        ({"data_root": 5}, "data_root must be a string, got 5"),
+        ({"seed": True}, "seed must be an integer >= 0, got True"),
+        ({"seed": 1.0}, "seed must be an integer >= 0, got 1.0"),
+        ({"fold": "first"}, "fold must be an integer >= 0, got 'first'"),
+        ({"ranks": 0}, "ranks must be >= 1, got 0"),
+        ({"warm_start": "no"}, "warm_start must be true or false, got 'no'"),
+        ({"delta": float("inf")}, "delta must be a number > 0, got inf"),
+        ({"rule": 3}, "rule must be a name, got 3"),
+        ({"method": None}, "method must be a name, got None"),
+        ({"target_density": 0.2}, "unknown key 'target_density'"),
+    ],
+)
+def test_configs_are_strict(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as refused:
+        DiscoverConfig.from_dict(given)
+    assert str(refused.value).startswith(message)
