@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pathgrow.report.chart import ANSWER, BAND, BELOW, PROBE, REFERENCE, TARGET, curve_chart
 from pathgrow.report.schema import CurveReport, PointReport, RunReport
-from pathgrow.report.window import Window
+from pathgrow.report.window import PlotWindow
 from tests.support.sample_report import discovery_report, short_probe_report, training_report, with_answer
 
 WIDTH, HEIGHT = 78, 16
@@ -22,7 +22,7 @@ WIDTH, HEIGHT = 78, 16
 def test_marks_are_where_the_numbers_say(sample_report: RunReport) -> None:
     lines = curve_chart(sample_report, WIDTH, HEIGHT).plain.splitlines()
     body, axis = lines[1 : 1 + HEIGHT], lines[1 + HEIGHT]
-    window = Window.of(sample_report)
+    window = PlotWindow.of(sample_report)
     left = axis.index("└") + 1
     cells = WIDTH - left
 
@@ -46,7 +46,7 @@ def test_marks_are_where_the_numbers_say(sample_report: RunReport) -> None:
 def test_the_band_covers_what_it_bounds(sample_report: RunReport) -> None:
     lines = curve_chart(sample_report, WIDTH, HEIGHT).plain.splitlines()
     body, left = lines[1 : 1 + HEIGHT], lines[1 + HEIGHT].index("└") + 1
-    window, fit, cells = Window.of(sample_report), sample_report.curve.fit, WIDTH - left
+    window, fit, cells = PlotWindow.of(sample_report), sample_report.curve.fit, WIDTH - left
     assert fit is not None
     columns = [window.x(density) * (cells - 1) for density in fit.density]
     for column in range(math.ceil(columns[0]), math.floor(columns[-1]) + 1):
@@ -84,7 +84,7 @@ def test_legend_entries_are_not_broken() -> None:
 
 def test_the_window_holds_the_dense_probe() -> None:
     report = short_probe_report()
-    window = Window.of(report)
+    window = PlotWindow.of(report)
     assert window.densities[1] > 1.0
     lines = curve_chart(report, WIDTH, HEIGHT).plain.splitlines()
     left = lines[17].index("└") + 1
@@ -93,7 +93,7 @@ def test_the_window_holds_the_dense_probe() -> None:
 
 
 def test_intervals_do_not_squeeze_the_points(sample_report: RunReport) -> None:
-    wide = Window.of(with_answer(sample_report, interval=(1e-30, 1.0)))
+    wide = PlotWindow.of(with_answer(sample_report, interval=(1e-30, 1.0)))
     first, last = sample_report.curve.probes[0].density, sample_report.curve.probes[-1].density
     assert wide.x(last) - wide.x(first) > 0.5
 
@@ -114,7 +114,7 @@ def test_a_window_holds_every_probe_and_has_readable_ticks(
         replace(discovery_report(), curve=CurveReport(probes=tuple(probes))),
         operating_density=None, interval=None, gain_density=None, delta=delta, reference=None,
     )  # fmt: skip
-    window = Window.of(report)
+    window = PlotWindow.of(report)
     assert all(0 < window.x(probe.density) < 1 and 0 < window.y(probe.score) < 1 for probe in probes)
     for ticks, (low, high) in (
         (window.density_ticks(), window.densities),
@@ -125,7 +125,7 @@ def test_a_window_holds_every_probe_and_has_readable_ticks(
         assert all(low - 1e-6 <= tick <= high + 1e-6 for tick in ticks)
 
 
-@pytest.mark.parametrize("window", [Window((0.2, 0.21), (0.5, 0.5001)), Window((1e-12, 1.0), (-5.0, 1e6))])
-def test_extreme_windows_have_ticks(window: Window) -> None:
+@pytest.mark.parametrize("window", [PlotWindow((0.2, 0.21), (0.5, 0.5001)), PlotWindow((1e-12, 1.0), (-5.0, 1e6))])
+def test_extreme_windows_have_ticks(window: PlotWindow) -> None:
     assert len(window.density_ticks()) >= 2
     assert len(window.score_ticks()) >= 2

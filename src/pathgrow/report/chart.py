@@ -10,7 +10,7 @@ from rich.text import Text
 from pathgrow.report.formats import score_format
 from pathgrow.report.schema import RunReport
 from pathgrow.report.text import goal_label, is_conservative, probes_label
-from pathgrow.report.window import Window
+from pathgrow.report.window import PlotWindow
 
 # dot (column, row) of a cell -> bit of the braille pattern
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
@@ -60,8 +60,8 @@ class _Canvas:
 
 def curve_chart(report: RunReport, width: int = 78, height: int = 16) -> Text:
     """Score against density, with the answer on the axis and a legend of the glyphs that occur."""
-    window, scores = Window.of(report), score_format(report)
-    ticks = {round((1 - window.y(tick)) * (height - 1)): scores(tick) for tick in window.score_ticks()}
+    window, scores = PlotWindow.of(report), score_format(report)
+    ticks = {round((1 - window.y(tick)) * (height - 1)): scores.tick(tick) for tick in window.score_ticks()}
     margin = max(map(len, ticks.values()), default=4)
     canvas = _Canvas(max(20, width - margin - 2), height)
     _draw(canvas, report, window)
@@ -72,7 +72,7 @@ def curve_chart(report: RunReport, width: int = 78, height: int = 16) -> Text:
     return Text("\n").join([title, *rows, axis, labels, _legend(report, width)])
 
 
-def _draw(canvas: _Canvas, report: RunReport, window: Window) -> None:
+def _draw(canvas: _Canvas, report: RunReport, window: PlotWindow) -> None:
     fit, target = report.curve.fit, report.target_score
     columns = np.linspace(0, 1, canvas.width)
     if fit is not None:
@@ -100,7 +100,7 @@ def _draw(canvas: _Canvas, report: RunReport, window: Window) -> None:
         canvas.put(window.x(point.density), window.y(point.score), PROBE)
 
 
-def _axis(report: RunReport, window: Window, width: int) -> Text:
+def _axis(report: RunReport, window: PlotWindow, width: int) -> Text:
     """The density axis: ticks, and on top of them the answer with its interval."""
 
     def column(density: float) -> int:
@@ -122,7 +122,7 @@ def _axis(report: RunReport, window: Window, width: int) -> Text:
     return Text.assemble(*zip(cells, styles, strict=True))
 
 
-def _tick_labels(window: Window, width: int) -> str:
+def _tick_labels(window: PlotWindow, width: int) -> str:
     """Densities below their ticks; a label that would touch its neighbour is omitted."""
     line = ""
     for tick in window.density_ticks():

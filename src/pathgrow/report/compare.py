@@ -185,7 +185,9 @@ def _row(subject: str, group: _Group, settings: str, baseline: Baseline | None) 
     tests = tests if len(tests) == len(group) else []
     training_flops, seconds = _cost(group)
     hardware = _hardware(group)
-    is_timed = baseline is not None and baseline.seconds and hardware is not None and hardware == baseline.hardware
+    wall_relative = None
+    if baseline is not None and baseline.seconds and hardware is not None and hardware == baseline.hardware:
+        wall_relative = seconds / baseline.seconds
     return Row(
         method=first.method,
         subject=subject,
@@ -202,7 +204,7 @@ def _row(subject: str, group: _Group, settings: str, baseline: Baseline | None) 
         training_flops=training_flops,
         training_relative=training_flops / baseline.training_flops if baseline is not None else None,
         seconds=seconds,
-        wall_relative=seconds / baseline.seconds if is_timed and baseline and baseline.seconds else None,
+        wall_relative=wall_relative,
         hardware=hardware,
         inference_relative=statistics.fmean(network.inference_relative for network in networks),
         num_seeds=len(group),

@@ -22,7 +22,7 @@ from pathgrow.report.formats import percent, score_format
 from pathgrow.report.schema import RunReport
 from pathgrow.report.tables import topology_series
 from pathgrow.report.text import goal_label, headline, is_conservative, probes_label, reference_label, subject
-from pathgrow.report.window import Window
+from pathgrow.report.window import PlotWindow
 
 BLUE, VERMILLION, GREEN, GREY, INK = "#0072B2", "#D55E00", "#009E73", "#8A8F98", "#22262B"
 _WIDTH = 5.2
@@ -77,7 +77,7 @@ def topology_svg(report: RunReport) -> str | None:
 
 def draw_curve(axes: Axes, report: RunReport) -> None:
     """Draw the curve into existing axes."""
-    window, scores = Window.of(report), score_format(report)
+    window, scores = PlotWindow.of(report), score_format(report)
     axes.set_facecolor("none")
     axes.set_xscale("log")
     axes.set_xlim(*window.densities)
@@ -87,7 +87,7 @@ def draw_curve(axes: Axes, report: RunReport) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xticks(ticks, [f"{100 * tick:g}%" for tick in ticks])
     ticks = window.score_ticks()
-    axes.set_yticks(ticks, [f"{100 * tick:g}%" if scores.is_fraction else f"{tick:g}" for tick in ticks])
+    axes.set_yticks(ticks, [scores.tick(tick) for tick in ticks])
     axes.set_xlabel("density (fraction of the prunable weights)", color=INK, fontsize=9.5)
     axes.set_ylabel(f"validation {scores.name}", color=INK, fontsize=9.5)
     _style(axes)
@@ -112,7 +112,7 @@ def _style(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
-def _draw_reference(axes: Axes, report: RunReport, window: Window) -> None:
+def _draw_reference(axes: Axes, report: RunReport, window: PlotWindow) -> None:
     if report.reference is None or report.target_score is None:
         return
     levels = (
@@ -126,7 +126,7 @@ def _draw_reference(axes: Axes, report: RunReport, window: Window) -> None:
         )
 
 
-def _draw_answer(axes: Axes, report: RunReport, window: Window) -> None:
+def _draw_answer(axes: Axes, report: RunReport, window: PlotWindow) -> None:
     answer, target = report.answer, report.target_score
     if answer is None:
         return
@@ -160,7 +160,7 @@ def _draw_fit(axes: Axes, report: RunReport) -> None:
         )  # fmt: skip
 
 
-def _draw_points(axes: Axes, report: RunReport, window: Window) -> None:
+def _draw_points(axes: Axes, report: RunReport, window: PlotWindow) -> None:
     probes, rounds = report.curve.probes, report.curve.rounds
     if probes:
         axes.plot(

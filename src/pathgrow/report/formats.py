@@ -110,6 +110,14 @@ class ScoreFormat:
             return "-"
         return f"{100 * score:.2f}%" if self.is_fraction else f"{score:.5g}"
 
+    def tick(self, score: float) -> str:
+        """A round score on an axis.
+
+        >>> ScoreFormat(True).tick(0.95), ScoreFormat(False).tick(-3.5)
+        ('95%', '-3.5')
+        """
+        return f"{100 * score:g}%" if self.is_fraction else f"{score:g}"
+
     def difference(self, delta: float) -> str:
         """A difference of scores, in percentage points if they are fractions.
 

@@ -16,14 +16,14 @@ _REACH = 2.0
 
 
 @dataclass(frozen=True)
-class Window:
+class PlotWindow:
     """Limits of density (log scale) and score; `x` and `y` map into [0, 1]."""
 
     densities: tuple[float, float]
     scores: tuple[float, float]
 
     @classmethod
-    def of(cls, report: RunReport) -> Window:
+    def of(cls, report: RunReport) -> PlotWindow:
         """Cover all densities, and all scores except those of rounds far below the rest."""
         curve, answer = report.curve, report.answer
         densities = [point.density for point in (*curve.rounds, *curve.probes)]
@@ -58,7 +58,7 @@ class Window:
     def density_ticks(self) -> list[float]:
         """Two to seven round densities.
 
-        >>> [round(tick, 3) for tick in Window((0.009, 0.5), (0, 1)).density_ticks()]
+        >>> PlotWindow((0.009, 0.5), (0, 1)).density_ticks()
         [0.01, 0.02, 0.05, 0.1, 0.2, 0.5]
         """
         left, right = self.densities[0], min(self.densities[1], 1.0)
@@ -73,9 +73,9 @@ class Window:
     def score_ticks(self) -> list[float]:
         """Evenly spaced round scores.
 
-        >>> [round(tick, 3) for tick in Window((0.01, 1), (0.881, 0.98)).score_ticks()]
+        >>> PlotWindow((0.01, 1), (0.881, 0.98)).score_ticks()
         [0.9, 0.92, 0.94, 0.96, 0.98]
         """
         low, high = self.scores
         ticks = MaxNLocator(7, steps=[1, 2, 5, 10]).tick_values(low, high)
-        return [float(tick) for tick in ticks if low <= tick <= high + 1e-9]
+        return [float(f"{tick:.10g}") for tick in ticks if low <= tick <= high + 1e-9]
