@@ -1,4 +1,4 @@
-"""Sentences for the reason codes and numbers of a density rule."""
+"""Sentences for the reason codes and the numbers of a density rule."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TEMPLATES: dict[Reason, str] = {
     Reason.PROBE_TRUNK: "Probing the densest network grown ({at_density}) to bracket the answer from above.",
     Reason.MOST_INFORMATIVE: "Probing density {at_density}{and_second}: most informative for its cost.",
     # Stop
-    Reason.FEW_DENSITIES: "Growth cannot continue, and only {rounds} densities were visited.",
+    Reason.FEW_DENSITIES: "Growth cannot continue, and too few densities were visited ({rounds}).",
     Reason.INTERVALS_NARROW: "Probes bracket both answers and the credible intervals are narrow enough.",
     Reason.FLAT: "The curve is flat: every density observed is within {gap} of the reference.",
     Reason.UNREACHED: "No density up to {at_density} comes within {gap} of the reference, and more probes would not"
@@ -44,9 +44,9 @@ _TEMPLATES: dict[Reason, str] = {
     Reason.PAST_ESTIMATE: "Density {at_density} is at least {factor:g}x the estimate {estimate}.",
     Reason.ESTIMATE_OUT_OF_REACH: "Growth cannot continue to the estimate {estimate}.",
     Reason.NO_SATURATION: "Growth cannot continue, and the trajectory does not saturate.",
-    Reason.NOTHING_LEARNED: "Training improved no network: before training the networks compared scored {before},"
-    " after it {after}, and the growing network did not improve from round to round. Check the learning rate, that fit"
-    " trains the model and the optimizer it receives, and that evaluate scores that model.",
+    Reason.NOTHING_LEARNED: "The networks compared scored {before} before training and {after} after it, and the"
+    " growing network did not improve from round to round. Check the learning rate, that fit trains the model and the"
+    " optimizer it receives, and that evaluate scores that model.",
 }
 
 _DENSITIES = ("at_density", "second_density", "needed_density", "from_density", "estimate")
@@ -82,50 +82,47 @@ def explain(reason: str, details: Mapping[str, Any], scores: ScoreFormat = _PLAI
 
 
 def notes(answer: AnswerReport, scores: ScoreFormat = _PLAIN) -> list[str]:
-    """Return how certain the answer is and what it rests on, one sentence each."""
-    details, density = answer.details, answer.operating_density
-    found: list[str] = []
-    if answer.status == "unlearned":
-        return found
-    quantile, median = details.get("quantile"), details.get("median_density")
-    if density is not None and quantile is not None and quantile != 0.5:
-        beside = "" if median is None else f"; the median is {percent(median)}"
-        found.append(
-            f"The reported density is the {round(100 * quantile)}th percentile of the posterior (conservative){beside}."
-        )
-    below, above = details.get("share_below") or 0.0, details.get("share_above") or 0.0
-    if density is not None and below > 0.05:
-        found.append(
-            f"With probability {below:.0%} the answer is below {percent(details['lowest'])}, the sparsest probe."
-        )
-    if density is not None and above > 0.05:
-        found.append(f"With probability {above:.0%} the answer is above the densest probe, or no density is enough.")
-    if answer.status == "flat" and details.get("lowest") is not None:
-        found.append(
-            f"The smallest density needed is below {percent(details['lowest'])}, the sparsest network compared."
-        )
-    if answer.status == "unreached" and details.get("end_score") is not None:
-        found.append(f"The fitted score of the densest network compared is {scores(details['end_score'])}.")
-    if answer.status == "open" and details.get("probes_needed") is not None:
-        found.append(f"{details['probes']} probes are too few for an answer; {details['probes_needed']} are needed.")
-    elif answer.status == "open" and density is None and details.get("densest") is not None:
-        found.append("Denser networks have not been grown.")
-    found += _reliability(answer, scores)
+    """Return how certain the answer is, what limits it and why the search stopped: one sentence or two each."""
+    found = [] if answer.status == "unlearned" else [*_position(answer, scores), *_limits(answer, scores)]
     found += _gain(answer, scores)
-    if answer.reason:
-        found.append(explain(answer.reason, details, scores))
+    return [*found, explain(answer.reason, answer.details, scores)] if answer.reason else found
+
+
+def _position(answer: AnswerReport, scores: ScoreFormat) -> list[str]:
+    """Where the answer is in its posterior and relative to the networks compared."""
+    details, found = answer.details, list[str]()
+    if answer.operating_density is not None:
+        quantile, median = details.get("quantile"), details.get("median_density")
+        if quantile is not None:
+            percentile = f"{round(100 * quantile)}th percentile of the posterior (conservative)"
+            beside = "" if median is None else f"; the median is {percent(median)}"
+            found.append(f"The reported density is the {percentile}{beside}.")
+        if (below := details.get("share_below") or 0.0) > 0.05:
+            sparsest = percent(details["lowest"])
+            found.append(f"With probability {below:.0%} the operating density is below {sparsest}, the sparsest probe.")
+        if (above := details.get("share_above") or 0.0) > 0.05:
+            found.append(
+                f"With probability {above:.0%} the operating density is above the densest probe, if it exists."
+            )
+    elif answer.status == "flat" and details.get("lowest") is not None:
+        found.append(f"The operating density is below the sparsest network compared ({percent(details['lowest'])}).")
+    elif answer.status == "unreached" and details.get("end_score") is not None:
+        found.append(f"The fitted score of the densest network compared is {scores(details['end_score'])}.")
+    elif answer.status == "open" and details.get("probes_needed") is not None:
+        found.append(f"An answer needs at least {details['probes_needed']} probes, got {details['probes']}.")
+    elif answer.status == "open" and details.get("densest") is not None:
+        found.append("Denser networks have not been grown.")
     return found
 
 
-def _reliability(answer: AnswerReport, scores: ScoreFormat) -> list[str]:
-    """What limits the answer: short probes, rough networks, a fit that knows no reference."""
-    details = answer.details
-    found: list[str] = []
+def _limits(answer: AnswerReport, scores: ScoreFormat) -> list[str]:
+    """What limits the answer: short probes, networks still in training, a fit without a reference."""
+    details, found = answer.details, list[str]()
     if answer.allowed is not None and answer.allowed > answer.delta and details.get("probe_epochs") is not None:
         short, full = details["probe_epochs"], details["full_epochs"]
         low, high = (scores.difference(details[key]) for key in ("allowed_low", "allowed_high"))
         found.append(
-            f"Probes were trained for {short} of {full} epochs. Gaps shrink with training, so a gap of"
+            f"Probes were trained for {short} of {full} epochs. Gaps to the reference shrink with training, so a gap of"
             f" {scores.difference(answer.allowed)} (90%: {low} to {high}) at {short} epochs is treated as"
             f" {scores.difference(answer.delta)} at {full}. Passing a reference tightens the interval."
         )

@@ -80,8 +80,6 @@ def explanations(report: RunReport) -> list[str]:
         return []
     lines, scores = [_too_short(report)] if report.probes_too_short else [], score_format(report)
     try:
-        if answer.status == "unlearned":
-            return [reasons.explain(answer.reason, answer.details, scores)]
         return [*lines, *map(printable, reasons.notes(answer, scores))]
     except (KeyError, TypeError, ValueError):  # details that do not fit the reason: a damaged report
         return [*lines, printable(answer.reason)]
