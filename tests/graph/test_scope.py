@@ -1,4 +1,4 @@
-"""Which weights may be switched, on our models and on other people's."""
+"""Scopes of our models and of other libraries' models."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COUNTS = [
 
 
 @pytest.mark.parametrize(("name", "classes", "options", "count"), COUNTS)
-def test_switchable_counts_of_the_papers_models(name: str, classes: int, options: dict[str, str], count: int) -> None:
+def test_prunable_counts_of_the_papers_models(name: str, classes: int, options: dict[str, str], count: int) -> None:
     model = models.create(name, classes, **options)
     found = scope(model)
     assert found.num == found.num_on == count
@@ -50,7 +50,7 @@ def test_fused_query_and_key_rows_stay_dense() -> None:
 def test_presets_and_filters() -> None:
     model = models.create("resnet20", 10)
     default, resnet = scope(model, "default"), scope(model, "resnet")
-    assert default.num - resnet.num == 2_560, "the default switches projections too"
+    assert default.num - resnet.num == 2_560, "the default prunes projections too"
     only = scope(model, only="*layer*") if any("layer" in n for n in resnet) else scope(model, only=["*.0.*", "*.1.*"])
     assert 0 < only.num < resnet.num
     assert scope(model, only=lambda name: name in only) == only
@@ -74,17 +74,17 @@ TIMM = [
 
 
 @pytest.mark.parametrize("name", TIMM)
-def test_timm_models_are_read_unchanged(name: str) -> None:
+def test_timm_models_need_no_changes(name: str) -> None:
     timm = pytest.importorskip("timm")
     model = timm.create_model(name, pretrained=False)
     found, scores = scope(model), path_scores(model)
     for parameter, positions in found.items():
-        assert torch.equal(scores[parameter] > 0, positions), f"{parameter}: switchable exactly where paths reach"
+        assert torch.equal(scores[parameter] > 0, positions), f"{parameter}: prunable exactly where paths lead"
     dense = set(scores) - set(found)
     assert any("head" in n or "fc" in n or "classifier" in n for n in dense)
 
 
-def test_transformers_models_are_read_unchanged() -> None:
+def test_transformers_models_need_no_changes() -> None:
     transformers = pytest.importorskip("transformers")
     small = {
         "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 60,

@@ -1,4 +1,4 @@
-"""Topology: what is refused, what is skipped for its price, and what one look at a network holds."""
+"""Topology measures: errors, limits on cost, and the measures themselves."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def wide_chain() -> tuple[nn.Sequential, Tensor, Masks]:
 @pytest.mark.parametrize("tau", [0.0, -1.0, 1.1, math.nan])
 def test_a_tau_outside_0_1_is_refused(tau: float) -> None:
     net, example, masks = wide_chain()
-    with pytest.raises(UserError, match="tau is a share"):
+    with pytest.raises(UserError, match=r"tau must be in \(0, 1\], got"):
         tau_core(net, example, masks, tau)
 
 
@@ -44,7 +44,7 @@ def test_masks_of_another_model_are_refused() -> None:
         tau_core(net, example, Masks({"elsewhere": torch.ones(2, 2, dtype=torch.bool)}))
 
 
-def test_only_switchable_hidden_layers_have_a_ratio() -> None:
+def test_only_prunable_hidden_layers_have_a_ratio() -> None:
     net, example, masks = wide_chain()
     some = Masks({name: masks[name] for name in ("1.weight", "3.weight")})
     assert list(tau_core(net, example, some).layer_ratios) == ["1.weight"]
@@ -115,7 +115,7 @@ def test_dead_and_isolated_units() -> None:
     assert found.num_hidden == 9
 
 
-def test_the_global_core_is_left_out_where_it_costs_too_much() -> None:
+def test_the_global_core_is_skipped_if_it_costs_too_much() -> None:
     net, example, masks = wide_chain()
     assert measure(net, example, masks, global_limit=0).tau_core_size is None
     assert measure(net, example, masks).tau_core_size == tau_core(net, example, masks).size

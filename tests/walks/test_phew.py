@@ -1,4 +1,9 @@
-"""PHEW: what it refuses, what it never touches, and the corners of real models."""
+"""PHEW: errors, corner cases of real models, and properties of the masks of every net, density and seed.
+
+Truth about paths in the property tests comes from autograd on the module itself: with magnitudes for weights, masked,
+and an input of ones, the derivative of the summed output by a weight is positive exactly if a path of kept weights runs
+through it.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +14,20 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from pathgrow import models
 from pathgrow.errors import UserError
-from pathgrow.graph import Axis, Channels, Graph, Layer, Link, Window, trace
-from pathgrow.graph.graph import Flags
+from pathgrow.graph import trace
 from pathgrow.graph.paths import path_scores
-from pathgrow.graph.reachability import isolated_units
+from pathgrow.graph.scope import scope, scope_of
 from pathgrow.masks import Masks
 from pathgrow.rng import generator
 from pathgrow.walks import Transitions, Walker
-from pathgrow.walks.phew import START_DENSITIES, count_isolated, phew, start_density
-from pathgrow.walks.positions import Positions
+from pathgrow.walks.phew import START_DENSITIES, _Marks, _Seeding, count_isolated, phew, start_density
 
 
 def mlp(*widths: int, seed: int = 0) -> nn.Sequential:
@@ -33,22 +39,6 @@ def mlp(*widths: int, seed: int = 0) -> nn.Sequential:
 def num_off_path(model: nn.Module, example: object, masks: Masks) -> int:
     scores = path_scores(model, example, masks)
     return sum(int((masks[name] & inside & (scores[name] <= 0)).sum()) for name, inside in masks.scope.items())
-
-
-class Block(nn.Module):
-    """Stem, a residual block with an identity shortcut, head; all 1x1 convolutions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.head = nn.Conv2d(3, 6, 1), nn.Linear(6, 4)
-        self.first, self.second = nn.Conv2d(6, 5, 1), nn.Conv2d(5, 6, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x).relu()
-        return self.head((x + self.second(self.first(x).relu())).mean((2, 3)))
-
-
-IMAGE = torch.ones(1, 3, 4, 4)
 
 
 @pytest.mark.parametrize("density", [0, -0.1, 1.5, math.nan, math.inf, "0.1", None, [0.1]])
@@ -64,14 +54,14 @@ def test_a_density_below_one_path_is_refused() -> None:
 
 def test_an_empty_scope_is_refused() -> None:
     nothing = {"0.weight": torch.zeros(8, 4, dtype=torch.bool)}
-    with pytest.raises(UserError, match="no switchable weight"):
+    with pytest.raises(UserError, match="no prunable weight"):
         phew(mlp(4, 8, 2), torch.ones(1, 4), 0.5, Masks.select(nothing, nothing))
 
 
 def test_weights_that_are_not_numbers_are_refused() -> None:
     net = mlp(4, 8, 2)
     net[0].weight.data[0, 0] = math.nan
-    with pytest.raises(UserError, match=r"0\.weight holds NaN"):
+    with pytest.raises(UserError, match=r"0\.weight must be finite"):
         phew(net, torch.ones(1, 4), 0.5)
 
 
@@ -145,13 +135,13 @@ SPLICED: dict[str, tuple[list[nn.Module], Tensor]] = {
 
 
 class Mirror(nn.Module):
-    """Moves positions in a way that the reader does not follow."""
+    """Moves positions in a way that the tracer does not track."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.flip(-1)
 
 
-SPLICED["a pool of places that were lost from sight"] = (
+SPLICED["pooling of untracked positions"] = (
     [
         nn.Conv2d(1, 6, (1, 7), padding=(0, 3)), Mirror(), nn.AvgPool2d((1, 2)),
         nn.Conv2d(6, 6, (1, 3), padding=(0, 1)), nn.Conv2d(6, 2, 1),
@@ -174,54 +164,6 @@ def test_weights_that_join_two_walks_are_on_a_path(kind: str) -> None:
         assert num_off_path(model, example, phew(model, example, density, Masks.full(model), seed)) == 0
 
 
-def test_branches_of_a_fork_are_equally_likely_however_many_ways_each_has() -> None:
-    class Fork(nn.Module):
-        """Every channel goes on as four positions, and as their mean."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.stem, self.places, self.mean = nn.Conv2d(2, 3, 1), nn.Linear(12, 2), nn.Linear(3, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.stem(x)
-            return self.places(x.flatten(1)) + self.mean(x.mean((2, 3)))
-
-    model = Fork()
-    transitions = Transitions(trace(model, torch.ones(1, 2, 2, 2)), model)
-    walks = Walker(transitions).walk(0, 2000, generator(0))
-    forward = walks.weights[:, ::2] >= 0
-    by_name = {layer.name: forward[layer.index].mean() for layer in transitions.graph.layers}
-    assert by_name["places.weight"] + by_name["mean.weight"] == pytest.approx(1)
-    assert abs(by_name["mean.weight"] - 0.5) < 0.05  # more than four standard deviations
-
-
-class TestShortcuts:
-    def test_an_identity_shortcut_is_not_walked(self) -> None:
-        model = Block()
-        walks = Walker(Transitions(trace(model, IMAGE), model)).walk(0, 500, generator(0))
-        assert bool((walks.weights >= 0).all())  # every walk uses every layer
-
-    def test_it_is_one_of_two_branches_where_asked_for(self) -> None:
-        model = Block()
-        walks = Walker(Transitions(trace(model, IMAGE), model, identity_shortcuts=True)).walk(0, 2000, generator(0))
-        share = (walks.weights[1] >= 0).mean()
-        assert abs(share - 0.5) < 0.05  # five standard deviations
-
-    def test_a_unit_without_another_way_takes_it(self) -> None:
-        model = Block()
-        with torch.no_grad():
-            model.first.weight[:, 2] = 0.0  # unit 2 of the stem has no way on but the shortcut
-            model.second.weight[4] = 0.0  # unit 4 of the sum has no way back but the shortcut
-        transitions = Transitions(trace(model, IMAGE), model)
-        walks = Walker(transitions).walk(0, 2000, generator(0))
-        stem, first = transitions.graph.layers[0], transitions.graph.layers[1]
-        at_stem, skipped = walks.units[stem.target], walks.weights[first.index] < 0
-        assert bool((at_stem[skipped & (np.arange(walks.num) % 2 == 0)] == 2).all())
-        assert bool(skipped[::2].any())
-        assert bool(skipped[1::2].any())
-        assert bool(np.isin(at_stem[skipped], [2, 4]).all())
-
-
 class TestZeros:
     def test_a_zero_head_has_no_preference(self) -> None:
         net = mlp(6, 8, 8, 3)
@@ -229,17 +171,17 @@ class TestZeros:
         masks = phew(net, torch.ones(1, 6), 0.3)
         assert masks.num_on == round(0.3 * 112)
 
-    def test_a_zero_switchable_layer_is_walked_as_ones(self) -> None:
+    def test_a_zero_prunable_layer_is_walked_as_ones(self) -> None:
         net = mlp(6, 8, 8, 3)
         nn.init.zeros_(net[1].weight)
         for density in (0.2, 0.5, 0.9):
             masks = phew(net, torch.ones(1, 6), density)
             assert masks.num_on == round(density * 112)
 
-    def test_a_zero_switchable_layer_with_more_asked_for_than_paths_hold(self) -> None:
+    def test_a_zero_prunable_layer_with_more_requested_than_paths_hold(self) -> None:
         net = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1), nn.Flatten(), nn.Linear(4, 2))
         nn.init.zeros_(net[1].weight)
-        with pytest.warns(UserWarning, match="only 24 of the 65 weights"):
+        with pytest.warns(UserWarning, match="only 24 of the 65 requested weights"):
             masks = phew(net, torch.ones(1, 2, 1, 1), 0.3)
         assert int(masks["1.weight"][:, :, 1, 1].sum()) == 16  # the live taps came first
 
@@ -250,7 +192,7 @@ class TestZeros:
         masks = phew(net, torch.ones(1, 6), 0.5)
         assert not bool(masks["0.weight"][3].any())
 
-    def test_where_zeros_cut_every_path_the_bare_wiring_is_walked(self) -> None:
+    def test_the_bare_graph_is_walked_if_zeros_cut_every_path(self) -> None:
         net = mlp(2, 2, 2)
         with torch.no_grad():
             net[0].weight.copy_(torch.tensor([[1.0, 1.0], [0.0, 0.0]]))
@@ -262,7 +204,7 @@ def test_more_than_paths_can_hold_is_filled_up_with_a_warning() -> None:
     """Over a single pixel a padded 3x3 kernel has one live tap in nine."""
     net = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1), nn.Flatten(), nn.Linear(4, 2))
     example = torch.ones(1, 2, 1, 1)
-    with pytest.warns(UserWarning, match="only 24 of the 108 weights asked for could be placed on paths"):
+    with pytest.warns(UserWarning, match="only 24 of the 108 requested weights could be placed on paths"):
         masks = phew(net, example, 0.5)
     assert masks.num_on == 108
     with warnings.catch_warnings():
@@ -306,70 +248,161 @@ class TestStartDensity:
             net[1].weight[:, 20:] *= 1e-6  # nearly all walks pass 20 units
         assert start_density(net, torch.ones(1, 4))[0] == 0.05
 
-    def test_isolated_means_no_way_in_or_no_way_out(self) -> None:
-        net = mlp(2, 4, 3, 2)
-        first = torch.tensor([[1, 0], [0, 1], [0, 0], [1, 1]], dtype=torch.bool)
-        second = torch.tensor([[1, 0, 1, 0], [0, 0, 0, 0], [1, 0, 0, 0]], dtype=torch.bool)
-        masks = Masks({"0.weight": first, "1.weight": second})
-        isolated = isolated_units(trace(net, torch.ones(1, 2)), masks)
-        assert isolated[0].tolist() == [False, True, True, True]
-        assert isolated[1].tolist() == [False, True, False]
-        assert count_isolated(trace(net, torch.ones(1, 2)), masks) == (4, 7)
 
-
-class TestPositions:
-    """Sets of positions against relations written out by hand."""
-
-    @pytest.mark.parametrize("transposed", [False, True])
-    @pytest.mark.parametrize(
-        ("taps", "stride", "padding", "dilation", "size"),
-        [(3, 1, 1, 1, 4), (3, 2, 1, 1, 5), (2, 2, 0, 1, 6), (3, 1, 2, 2, 4)],
+@given(st.integers(0, 2**32), st.integers(1, 60))
+def test_walks_fit_as_counted_one_by_one(seed: int, target: int) -> None:
+    net = nn.Sequential(nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False), nn.Linear(6, 2, bias=False))
+    graph = trace(net, torch.ones(1, 6))
+    marks, noise = _Marks(graph, scope_of(net, graph)), np.random.default_rng(seed)
+    marks.add(noise.integers(0, 72, 3))
+    seeding = _Seeding(
+        Walker(Transitions(graph, net)), marks, marks.num_on + target, generator(0), net, torch.ones(1, 6)
     )
-    def test_moving_along_one_axis(
-        self, taps: int, stride: int, padding: int, dilation: int, size: int, transposed: bool
-    ) -> None:
-        reads = (size + 2 * padding - dilation * (taps - 1) - 1) // stride + 1
-        size_in, size_out = (reads, size) if transposed else (size, reads)
-        window = Window((Axis(taps, stride, padding, dilation, size_in, size_out),), transposed=transposed)
-        layer = Layer(0, "w", "conv", 1, 2, (1, 1, taps), 1, window, size_out)
-        nodes = (Channels(0, 1, True), Channels(1, 1), Channels(2, 1))
-        positions = Positions(Graph(nodes, (Link(0, 1),), (layer,), ((2, np.array([0])),), 0, False, False))
-
-        def moved(here: Flags, tap: int, *, forward: bool) -> tuple[Flags, ...]:
-            return positions.sets(
-                positions.along_layer(layer, positions.places((here,)), np.array([tap]), forward=forward)
-            )
-
-        for tap in range(taps):
-            links = set()
-            for near in range(reads):
-                far = near * stride + tap * dilation - padding
-                if 0 <= far < size:
-                    links.add((near, far) if transposed else (far, near))
-            for start in range(size_in):
-                here = np.arange(size_in)[None] == start
-                (there,) = moved(here, tap, forward=True)
-                assert set(np.flatnonzero(there)) == {b for a, b in links if a == start}
-            for end in range(size_out):
-                here = np.arange(size_out)[None] == end
-                (there,) = moved(here, tap, forward=False)
-                assert set(np.flatnonzero(there)) == {a for a, b in links if b == end}
-            assert bool(layer.live_taps()[tap]) == bool(links)
+    numbers = noise.integers(-1, 72, (40, 2))
+    taken: set[int] = set()
+    expected = 0
+    for walk in numbers:
+        taken |= {int(number) for number in walk if number >= 0 and bool(marks.is_new(np.array([number]))[0])}
+        if len(taken) > target:
+            break
+        expected += 1
+    assert seeding._num_fit(numbers) == expected
 
 
-def test_a_branch_that_leads_nowhere_is_not_walked() -> None:
-    class Aside(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b, self.aside = nn.Linear(4, 6), nn.Linear(6, 2), nn.Linear(6, 6)
+class Residual(nn.Module):
+    """Two convolutions beside an identity or a projection."""
 
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.a(x)
-            self.aside(self.aside(x).relu())
-            return self.b(x)
+    def __init__(self, channels: int, out: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, out, 3, stride=stride, padding=1, bias=False)
+        self.second = nn.Conv2d(out, out, 3, padding=1, bias=False)
+        same = channels == out and stride == 1
+        self.project = nn.Identity() if same else nn.Conv2d(channels, out, 1, stride=stride, bias=False)
 
-    model = Aside()
-    rates = Transitions(trace(model, torch.ones(1, 4)), model).visit_rates()
-    names = [layer.name for layer in trace(model, torch.ones(1, 4)).layers]
-    totals = dict(zip(names, (float(rate.sum()) for rate in rates.values()), strict=True))
-    assert totals == {"a.weight": pytest.approx(2), "b.weight": pytest.approx(2), "aside.weight": 0}
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.second(self.first(x).relu()) + self.project(x)).relu()
+
+
+class Mean(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean((2, 3))
+
+
+KINDS = ["conv", "strided", "pointwise", "depthwise", "residual", "projected", "transposed"]
+
+
+KINDS += ["pool", "adaptive", "padded pool", "padded apart"]
+
+
+@st.composite
+def nets(draw: st.DrawFn) -> tuple[nn.Module, Tensor]:
+    """Small nets of every kind of part, on maps so small that most taps leave them."""
+    seed = draw(st.integers(0, 2**20))
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        if draw(st.booleans()):
+            widths = draw(st.lists(st.integers(1, 8), min_size=3, max_size=5))
+            layers = [nn.Linear(a, b, bias=False) for a, b in itertools.pairwise(widths)]
+            return nn.Sequential(*layers), torch.ones(1, widths[0])
+        size, channels = draw(st.integers(1, 5)), draw(st.integers(1, 3))
+        example, parts = torch.ones(1, channels, size, size), []
+        for _ in range(draw(st.integers(1, 3))):
+            kind = draw(st.sampled_from(KINDS))
+            out = draw(st.integers(1, 5))
+            if kind == "conv":
+                parts.append(nn.Conv2d(channels, out, 3, padding=1, bias=False))
+            elif kind == "strided":
+                parts.append(nn.Conv2d(channels, out, 3, stride=2, padding=1, bias=False))
+            elif kind == "pointwise":
+                parts.append(nn.Conv2d(channels, out, 1, bias=False))
+            elif kind == "depthwise":
+                parts.append(nn.Conv2d(channels, 2 * channels, 3, padding=1, groups=channels, bias=False))
+                out = 2 * channels
+            elif kind == "residual":
+                parts.append(Residual(channels, channels, 1))
+                out = channels
+            elif kind == "projected":
+                parts.append(Residual(channels, out, 2))
+            elif kind == "padded pool":
+                parts += [nn.ZeroPad2d(1), nn.AvgPool2d(3, stride=2)]
+                out = channels
+            elif kind == "padded apart":
+                parts += [nn.ZeroPad2d(1), nn.Conv2d(channels, out, 3, bias=False)]
+            elif kind == "transposed":
+                parts.append(nn.ConvTranspose2d(channels, out, 3, stride=2, padding=1, bias=False))
+            else:
+                parts.append({"pool": nn.AvgPool2d(3, 2, 1), "adaptive": nn.AdaptiveAvgPool2d(2)}[kind])
+                out = channels
+            channels = out
+        body = nn.Sequential(*parts)
+        flat = draw(st.booleans())
+        width = body(example).numel() if flat else channels
+        head = [nn.Flatten() if flat else Mean(), nn.Linear(width, 3, bias=False), nn.Linear(3, 2, bias=False)]
+        return nn.Sequential(*body, *head), example
+
+
+def on_a_path(model: nn.Module, example: Tensor, masks: Masks) -> dict[str, Tensor]:
+    """By parameter: positions that a path of kept weights runs through."""
+    weights = {}
+    for name, parameter in model.named_parameters():
+        weight = parameter.detach().double().abs()
+        weights[name] = (weight * masks[name] if name in masks else weight).requires_grad_()
+    functional_call(model, weights, (example.double(),)).sum().backward()
+    return {name: weight.grad > 0 for name, weight in weights.items()}
+
+
+def seeded(
+    net: tuple[nn.Module, Tensor], density: float, seed: int, everything: bool
+) -> tuple[Masks, list[str]] | None:
+    """Masks and warnings; None where the density is too small for one path."""
+    model, example = net
+    prunable = Masks.full(model) if everything else scope(model, example_input=example)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            masks = phew(model, example, density, prunable, seed)
+        except UserError as error:
+            message = str(error)
+        else:
+            return masks, [str(warning.message) for warning in caught]
+    assert "fewer than one path" in message
+    assert round(density * prunable.num) < len(prunable)
+    return None
+
+
+@given(nets(), st.floats(0.02, 1.0), st.integers(0, 9), st.booleans())
+def test_exact_count_and_every_weight_on_a_path(
+    net: tuple[nn.Module, Tensor], density: float, seed: int, everything: bool
+) -> None:
+    found = seeded(net, density, seed, everything)
+    if found is None:
+        return
+    masks, complaints = found
+    assert masks.num_on == max(1, round(density * masks.num))
+    if masks.density == 1.0:
+        return  # everything was asked for, also what no path reaches
+    connected = on_a_path(*net, masks)
+    num_off_path = sum(int((masks[name] & masks.scope[name] & ~connected[name]).sum()) for name in masks)
+    if not complaints:
+        assert num_off_path == 0
+    else:
+        # A complaint must be true: no single weight was left that could have joined.
+        assert all("could be placed on paths" in text for text in complaints)
+        placed = Masks({name: masks[name] & (connected[name] | ~masks.scope[name]) for name in masks}, masks.scope)
+        joinable = on_a_path(*net, placed)
+        assert not any(bool((flags & joinable[name]).any()) for name, flags in placed.missing().items())
+        assert num_off_path > 0
+
+
+@given(nets(), st.floats(0.1, 0.9), st.integers(0, 3))
+def test_same_seed_same_masks_and_the_model_is_untouched(
+    net: tuple[nn.Module, Tensor], density: float, seed: int
+) -> None:
+    model, _ = net
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    first, second = (seeded(net, density, seed, True) for _ in range(2))
+    assert (first is None) == (second is None)
+    if first is not None and second is not None:
+        assert first[0] == second[0]
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert model.training

@@ -1,4 +1,4 @@
-"""The one reader of models: scope, path scores, walks, FLOPs and topology are all built on it."""
+"""Tracing of models into weight graphs, and what is computed on them: scopes, path scores, FLOPs, topology."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pathgrow.graph.tracer import Tracer
 
 
 def trace(model: nn.Module, example_input: Any = None) -> Graph:
-    """How the weights of a module are wired, from one recorded pass over one sample.
+    """Return the weight graph of a module, from one forward pass over one sample.
 
     Parameters
     ----------
     model
-        Any module whose forward is made of known torch functions; it is not changed.
+        Any module whose forward uses known torch functions; it is not changed.
     example_input
-        One batch as the model takes it: a tensor, a tuple of arguments or a dict of keyword arguments.
-        None: guessed, for models that say what they take.
+        One batch as the model accepts it: a tensor, a tuple of arguments or a dict of keyword arguments. None: guessed
+        for models that declare an input, or from the first layer.
 
     Examples
     --------

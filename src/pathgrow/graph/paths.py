@@ -1,9 +1,9 @@
-"""Path signals: sums of products of weights along paths, for PathGrow, the topology measures and the trace gain.
+"""Path signals: sums over paths of products of weights, for PathGrow, the topology measures and the trace gain.
 
 Replace every weight by its magnitude. The sum, over all paths from input to output, of the product of the weights on
 the path is then the network's output for an all-ones input (R, the total PWMP). The score of a weight is dR/d|w|: the
-same sum over the paths through its position, of the product of the *other* weights, for present and missing weights
-alike (Yao & Dovrolis, "Gradual Capacity Growth", eq. 4). One forward and one backward pass of one sample give all
+same sum over the paths through its position, of the product of the *other* weights, for active and pruned weights
+alike (Yao & Dovrolis, "Gradual Capacity Growth", eq. 4). One forward and one backward pass over one sample compute all
 scores.
 """
 
@@ -19,51 +19,52 @@ import torch
 from torch import Tensor, nn
 
 from pathgrow.errors import UserError
-from pathgrow.graph import Graph, guess_example_input
+from pathgrow.graph.graph import Graph
+from pathgrow.graph.inputs import guess_example_input
 from pathgrow.graph.tracer import BatchNorm, Trace, Tracer, Use
 
 
 @dataclass(frozen=True, eq=False)
 class UnitSignals:
-    """What arrives at each output unit of one layer and what leaves from it, summed over positions."""
+    """Path sums into and out of each output unit of one layer, summed over positions."""
 
     complexity: Tensor
-    """Sum over paths from the input to the unit of the product of weights."""
+    """Sum, over paths from the input to the unit, of the product of weights."""
     generality: Tensor
-    """Sum over paths from the unit to the output."""
+    """Sum, over paths from the unit to the output, of the product of weights."""
     centrality: Tensor
-    """Share of all path weight that runs through the unit (complexity times generality, position by position)."""
+    """Share of the total over all paths that runs through the unit (complexity times generality, by position)."""
 
 
 @dataclass(frozen=True, eq=False)
 class Signals:
-    """One forward and backward pass over the path network. Scores are computed on request, tensor by tensor."""
+    """One forward and backward pass of the path network. Scores are computed on request, tensor by tensor."""
 
     trace: Trace
     generalities: tuple[Tensor, ...]
     model: nn.Module
     opened: frozenset[int]
-    """Layers whose all-zero weights were counted as ones."""
+    """Layers whose all-zero weights count as ones."""
 
     @property
     def graph(self) -> Graph:
-        """How the weights are wired."""
+        """The traced graph."""
         return self.trace.graph
 
     @property
     def log2_total(self) -> float:
-        """Logarithm of the total over all paths; finite at any depth."""
+        """Binary logarithm of the total over all paths; finite at any depth."""
         return math.log2(float(self.trace.total.detach())) + self.trace.exponent
 
     @property
     def total(self) -> float:
-        """Total over all paths (R); `inf` where it does not fit a float."""
+        """Total over all paths (R); `inf` if it does not fit a float."""
         value = float(self.trace.total.detach())
         return math.ldexp(value, self.trace.exponent) if self.log2_total < 1023 else math.inf
 
     @cached_property
     def units(self) -> dict[int, UnitSignals]:
-        """Per layer index: the signals of its output units."""
+        """Signals of output units, by layer index."""
         found = {}
         total = self.trace.total.detach()
         for use, generality in zip(self.trace.uses, self.generalities, strict=True):
@@ -77,7 +78,7 @@ class Signals:
         return found
 
     def scores(self) -> Iterator[tuple[str, Tensor]]:
-        """Score of every position of every conv and linear weight, one tensor at a time, divided by the total."""
+        """Yield the scores of every conv and linear weight, one tensor at a time, divided by the total."""
         parameters = dict(self.model.named_parameters())
         waiting: dict[str, list[tuple[Use, Tensor]]] = {}
         for use, generality in zip(self.trace.uses, self.generalities, strict=True):
@@ -102,27 +103,27 @@ def signals(
     blocked: Mapping[int, Tensor] | None = None,
     opened: frozenset[int] | None = None,
 ) -> Signals:
-    """Complexity, generality and scores of a network in float64.
+    """Return complexity, generality and scores of a network in float64.
 
     Parameters
     ----------
     model, example_input
-        Any module the reader understands, and one batch as it takes it (only its shape matters).
+        Any module that can be traced, and one batch as it accepts it (only its shape matters).
     masks
-        Present weights by parameter name; parameters not named are dense. None: weights as they are.
+        Active weights by parameter name; a parameter without a mask is dense. None: weights as they are.
     squared
         Square the weights: scores are then the gain in path-kernel trace from adding a zero weight at a position.
     batch_norm
         "identity", or "scale": a channel counts by |gamma| / sqrt(running variance).
     blocked
-        By layer index: output units to take out of the network.
+        Output units to remove from the network, by layer index.
     opened
-        Indices of layers whose all-zero weights count as ones; None: chosen here where otherwise every path is zero.
+        Indices of layers whose all-zero weights count as ones; None: chosen if every path would be zero otherwise.
     """
     if example_input is None:
         example_input = guess_example_input(model)
 
-    def read(opened: frozenset[int]) -> Trace:
+    def traced(opened: frozenset[int]) -> Trace:
         tracer = Tracer(
             model, dtype=torch.float64, masks=masks, power=2 if squared else 1, batch_norm=batch_norm,
             blocked=blocked, opened=opened, gradients=True,
@@ -131,19 +132,19 @@ def signals(
 
     may_open = opened is None and not blocked
     opened = opened or frozenset()
-    trace = read(opened)
+    trace = traced(opened)
     if float(trace.total.detach()) == 0.0 and may_open:
-        # A zero-initialised head (or branch) has no preference among paths: count its weights as equal.
+        # A zero-initialized head (or branch) has no preference among paths: its weights count as equal.
         empty = frozenset(u.layer.index for u in trace.uses if not bool(u.weight.detach().any()))
-        switchable = frozenset(u.layer.index for u in trace.uses if u.layer.name in (masks or {}))
-        opened = empty - switchable
-        trace = read(opened)
+        prunable = frozenset(u.layer.index for u in trace.uses if u.layer.name in (masks or {}))
+        opened = empty - prunable
+        trace = traced(opened)
         if float(trace.total.detach()) == 0.0:
             cut = sorted({u.layer.name or "(computed)" for u in trace.uses if not bool(u.weight.detach().any())})
-            where = f"these layers have no non-zero weight: {', '.join(cut[:4])}" if cut else "the masks cut every path"
+            where = f"these layers have no nonzero weight: {', '.join(cut[:4])}" if cut else "the masks cut every path"
             raise UserError(
-                f"no path with non-zero weights leads from input to output, so all path scores would be zero; {where}: "
-                "start from denser masks or initialise these weights"
+                f"no path of nonzero weights leads from input to output, so all path scores would be zero; {where}: "
+                "start from denser masks or initialize these weights"
             )
     outputs = [use.output for use in trace.uses]
     total = trace.total
@@ -162,9 +163,9 @@ def path_scores(
     *,
     batch_norm: BatchNorm = "identity",
 ) -> dict[str, Tensor]:
-    """PWMP score of every position, present or missing, of every conv and linear weight (float64).
+    """Return the PWMP score of every position, active or pruned, of every conv and linear weight (float64).
 
-    Scores are divided by the total over all paths. A weight that no path reaches (query and key projections, the layers
+    Scores are divided by the total over all paths. A weight that is on no path (query and key projections, the layers
     of a multiplicative gate) scores zero.
 
     Examples
@@ -183,7 +184,7 @@ def path_scores(
 def trace_gains(
     model: nn.Module, example_input: Any = None, masks: Mapping[str, Tensor] | None = None
 ) -> dict[str, Tensor]:
-    """Gain in path-kernel trace from adding a zero weight at each position, up to one common factor (float64)."""
+    """Return the gain in path-kernel trace from adding a zero weight at each position, up to a common factor."""
     return dict(signals(model, example_input, masks, squared=True).scores())
 
 

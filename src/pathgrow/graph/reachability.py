@@ -1,4 +1,4 @@
-"""Which units stay connected under masks: on a path, dead, isolated."""
+"""Connectivity of units under masks: alive (on a path), dead, isolated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathgrow.graph.graph import Flags, Graph
 
 
 def kept_kernels(graph: Graph, masks: Mapping[str, Tensor]) -> dict[int, Flags]:
-    """By layer index: kernels `[out, in / groups]` with at least one kept weight."""
+    """Flag, by layer index, the kernels `[out, in / groups]` with at least one kept weight."""
     found = {}
     for layer in graph.layers:
         if layer.name is None or layer.name not in masks:
@@ -23,26 +23,27 @@ def kept_kernels(graph: Graph, masks: Mapping[str, Tensor]) -> dict[int, Flags]:
 
 
 def alive_units(graph: Graph, kernels: dict[int, Flags] | None = None) -> dict[int, Flags]:
-    """By space: units on some path from input to output, through the given kernels only (None: all)."""
+    """Flag, by node, the units on some path from input to output through the given kernels (None: all)."""
     reached, reaching = graph.reached(kernels), graph.reaching(kernels)
     return {node.id: reached[node.id] & reaching[node.id] for node in graph.channels}
 
 
 def dead_units(graph: Graph, masks: Mapping[str, Tensor]) -> dict[int, Flags]:
-    """By layer index: output units that lie on a path of the dense network and on none of kept weights."""
+    """Flag, by layer index, the output units on a path of the dense network but on none of kept weights."""
     dense, kept = alive_units(graph), alive_units(graph, kept_kernels(graph, masks))
     return {layer.index: dense[layer.target] & ~kept[layer.target] for layer in graph.layers}
 
 
 def isolated_units(graph: Graph, masks: Mapping[str, Tensor]) -> dict[int, Flags]:
-    """By layer index: output units alive in the dense network that have no kept weight coming in, or no kept way out.
+    """Flag, by layer index, the output units alive in the dense network without a kept weight into or out of them.
 
-    A way out is a kept weight of any layer that reads the unit, directly or through additions, or the output itself.
+    A weight out of a unit is one of any layer that reads the unit, directly or through additions; an output unit of
+    the network needs none.
     """
     kernels, dense = kept_kernels(graph, masks), alive_units(graph)
     leads = {node.id: np.zeros(node.size, dtype=bool) for node in graph.channels}
-    for space_id, units in graph.outputs:
-        leads[space_id][units] = True
+    for output, units in graph.outputs:
+        leads[output][units] = True
     for node in reversed(graph.channels):
         if (layer := graph.layer_from.get(node.id)) is not None:
             blocks = kernels[layer.index].reshape(layer.groups, -1, layer.shape[1])

@@ -1,4 +1,4 @@
-"""Counts the samples that a model is trained on."""
+"""Count the samples that a model is trained on."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SampleCounter:
 
 @contextmanager
 def counting(model: nn.Module) -> Iterator[SampleCounter]:
-    """Count the training samples of a block, which are those of forward passes in training mode with gradients on.
+    """Count the samples of forward passes in training mode with gradients enabled.
 
     The leading dimension of the first tensor among the arguments is the number of samples.
 

@@ -1,13 +1,12 @@
-"""Which weights may be switched on and off, read off the wiring instead of guessed from names.
+"""Scopes: which weights are prunable, derived from the graph of a model and not from names.
 
 Presets (Yao & Dovrolis, section 5):
 
-- `default`: every conv and linear weight that path signals reach, except the output layer. They do not reach query and
-  key projections (also as rows of a fused QKV weight) or the layers of multiplicative gates. Embeddings do not count as
-  layers.
+- `default`: every conv and linear weight on a path, except the output layer. Query and key projections (also as rows of
+  a fused QKV weight) and the layers of multiplicative gates are on no path. Embeddings do not count as layers.
 - `resnet`: the default without projection shortcuts.
 - `vit`: the default without the layers that embed the raw input.
-- `auto`: `vit` where there is attention, else `resnet` (which is the default where nothing is projected).
+- `auto`: `vit` for models with attention, otherwise `resnet` (the same as `default` without projection shortcuts).
 """
 
 from __future__ import annotations
@@ -20,7 +19,8 @@ import torch
 from torch import nn
 
 from pathgrow.errors import UserError, unknown_name
-from pathgrow.graph import Graph, Layer, guess_example_input, trace
+from pathgrow.graph import trace
+from pathgrow.graph.graph import Graph, Layer
 from pathgrow.masks import Masks
 
 PRESETS = ("auto", "default", "resnet", "vit")
@@ -30,14 +30,14 @@ NameFilter = Callable[[str], bool] | str | Iterable[str]
 def scope(
     model: nn.Module, preset: str = "auto", example_input: Any = None, *, only: NameFilter | None = None
 ) -> Masks:
-    """The switchable positions of a model: True where a weight may be switched.
+    """Return the prunable weights of a model as masks.
 
     Parameters
     ----------
     preset
         One of `auto`, `default`, `resnet`, `vit`.
     example_input
-        One batch as the model takes it; None: guessed for models that say what they take.
+        One batch as the model accepts it; None: guessed.
     only
         A filter on parameter names within the preset: a function, a glob pattern, or several patterns.
 
@@ -49,27 +49,24 @@ def scope(
     """
     if preset not in PRESETS:
         raise unknown_name("scope preset", preset, PRESETS)
-    if example_input is None:
-        example_input = guess_example_input(model)
-    graph = trace(model, example_input)
-    return scope_of(model, graph, preset, only=only)
+    return scope_of(model, trace(model, example_input), preset, only=only)
 
 
 def trained_scope(model: nn.Module, example_input: Any = None) -> Masks:
-    """The default scope of training: `scope(model)` without frozen weights, which could be lost but never regrown."""
+    """Return `scope(model)` without frozen weights, which could be pruned but would never be regrown."""
     parameters = dict(model.named_parameters())
     whole = scope(model, "auto", example_input)
     trained = {name: inside for name, inside in whole.items() if parameters[name].requires_grad}
     if not trained:
         raise UserError(
-            f"nothing to sparsify in {type(model).__name__}: all weights that could be are frozen (requires_grad is "
-            "False); call requires_grad_(True) on what is to be trained, or pass a scope of your own"
+            f"nothing to sparsify in {type(model).__name__}: all prunable weights are frozen (requires_grad is False); "
+            "call requires_grad_(True) on the weights to train, or pass a scope"
         )
     return Masks.select(trained, trained)
 
 
 def scope_of(model: nn.Module, graph: Graph, preset: str = "auto", *, only: NameFilter | None = None) -> Masks:
-    """The scope of a model whose wiring was read already."""
+    """Return the scope of a model whose graph is known."""
     if preset == "auto":
         preset = "vit" if graph.attention else "resnet"
     dense = set(output_layers(graph))
@@ -81,30 +78,30 @@ def scope_of(model: nn.Module, graph: Graph, preset: str = "auto", *, only: Name
     reached, reaching = graph.reached(), graph.reaching()
     parameters = dict(model.named_parameters())
     kept_dense = {layer.name for layer in graph.layers if layer.index in dense}
-    switchable: dict[str, torch.Tensor] = {}
+    prunable: dict[str, torch.Tensor] = {}
     for layer in graph.layers:
         if layer.name is None or layer.name in kept_dense or not accepts(layer.name):
             continue
         rows = torch.from_numpy(reached[layer.target] & reaching[layer.target])
         if not bool(rows.any()):
             continue
-        found = switchable.setdefault(layer.name, torch.zeros(parameters[layer.name].shape, dtype=torch.bool))
+        found = prunable.setdefault(layer.name, torch.zeros(parameters[layer.name].shape, dtype=torch.bool))
         positions = rows.view(-1, *[1] * (len(layer.shape) - 1)).expand(layer.shape)
         if layer.where is None:
             found |= positions
         else:
             found.view(-1)[layer.where[positions]] = True
-    if not switchable:
+    if not prunable:
         hint = " that passes the name filter" if only is not None else ""
         raise UserError(
-            f"nothing to sparsify in {type(model).__name__}: no conv or linear weight{hint} lies between its input and "
-            "its output layer; pass a scope of your own (Masks with True where a weight may be switched)"
+            f"nothing to sparsify in {type(model).__name__}: it has no conv or linear weight{hint} between its input "
+            "and its output layer; pass a scope (Masks with True for each weight that may be pruned)"
         )
-    return Masks.select(switchable, switchable)
+    return Masks.select(prunable, prunable)
 
 
 def output_layers(graph: Graph) -> list[int]:
-    """Layers whose result is an output as it is: nothing is added to it and no weight follows."""
+    """Return the layers whose result is an output of the model: nothing is added to it and no layer follows."""
     found = []
     for node, _ in graph.outputs:
         while node not in graph.layer_into and len(graph.links_into[node]) == 1:
@@ -115,14 +112,14 @@ def output_layers(graph: Graph) -> list[int]:
 
 
 def input_layers(graph: Graph) -> list[int]:
-    """Layers that read the raw input (patch embeddings); none where it is tokens, since embeddings are no layers."""
+    """Return the layers that read the raw input (patch embeddings); none for tokens: embeddings do not count."""
     if graph.tokens_in:
         return []
     return [layer.index for layer in graph.layers if graph.channels[_feeding(graph, layer)].input]
 
 
 def projection_shortcuts(graph: Graph) -> list[int]:
-    """Layers that are, by themselves, one of two branches from a fork to an addition, beside a deeper one."""
+    """Return the layers that form, alone, one of two branches from a fork to an addition, next to a deeper one."""
     ancestors = _ancestors(graph)
     found = []
     for node in graph.channels:
@@ -141,7 +138,7 @@ def projection_shortcuts(graph: Graph) -> list[int]:
 
 
 def _feeding(graph: Graph, layer: Layer) -> int:
-    """The space whose units a layer reads."""
+    """Return the node whose units a layer reads."""
     return graph.links_into[layer.source][0].source
 
 
@@ -165,6 +162,6 @@ def _as_filter(only: NameFilter | None) -> Callable[[str], bool]:
 
 
 def whole_model_density(model: nn.Module, masks: Masks) -> float:
-    """Kept share of all parameters of a model: switchable weights that are on, and everything that is always dense."""
+    """Return the share of all parameters that is kept: active prunable weights and everything always dense."""
     total = sum(parameter.numel() for parameter in model.parameters())
     return (total - masks.num + masks.num_on) / total

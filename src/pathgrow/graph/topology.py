@@ -1,7 +1,7 @@
-"""What the wiring of a sparse network looks like: path weight, tau-core, dead units, layer densities.
+"""Topology of a sparse network: path weight, tau-core, dead units, layer densities.
 
-The tau-core (Batta et al. 2021) is a small set of units such that the paths through them carry a share `tau` of all
-path weight. A small core is a bottleneck. A unit is an output channel of a layer, summed over the positions of its map.
+The tau-core (Batta et al. 2021) is a small set of units such that the paths through them carry a share `tau` of the
+total path weight. A small core is a bottleneck. A unit is an output channel of a layer, summed over all positions.
 """
 
 from __future__ import annotations
@@ -11,81 +11,78 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from pathgrow.errors import UserError
-from pathgrow.graph import Graph, Layer
 from pathgrow.graph.flops import forward_macs
+from pathgrow.graph.graph import Floats, Graph, Layer
 from pathgrow.graph.paths import Signals, signals
 from pathgrow.graph.reachability import alive_units, dead_units, isolated_units
 from pathgrow.graph.scope import output_layers
 from pathgrow.masks import Masks
 
-Floats = npt.NDArray[np.float64]
-
 GLOBAL_LIMIT = 5e9
-"""Multiply-adds that `measure` may spend on the global core: one or two seconds on two CPU cores."""
+"""MACs that `measure` may spend on the global core: one or two seconds on two CPU cores."""
 _PASS_OVERHEAD = 5e7
-"""What each pass through the model costs in addition, as multiply-adds."""
+"""Overhead of one pass through the model, in MACs."""
 _ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
 class TauCore:
-    """Sizes of tau-cores: of the whole network, and of each layer by itself."""
+    """Sizes of tau-cores: of the whole network, and of each layer."""
 
     tau: float
     size: int
-    """Number of hidden units, chosen greedily until the paths through them carry `tau` of all path weight."""
+    """Number of hidden units, chosen greedily until the paths through them carry `tau` of the total path weight."""
     coverage: float
-    """The share they carry; below `tau` only where some paths avoid every hidden unit."""
+    """Share that they carry; below `tau` only if some paths avoid every hidden unit."""
     layer_sizes: dict[str, int]
-    """Per layer: the fewest units that carry `tau` of what runs through the layer."""
+    """Fewest units that carry `tau` of the path weight through the layer, by layer."""
     layer_ratios: dict[str, float]
-    """The same as a share of the layer's width (units on some path of the dense network)."""
+    """The sizes as shares of the layer widths (units on some path of the dense network)."""
 
     @property
     def mean_ratio(self) -> float:
-        """Average over layers: low where paths squeeze through few units."""
+        """Mean over layers: low if paths squeeze through few units."""
         return _mean(self.layer_ratios)
 
 
 @dataclass(frozen=True)
 class Topology:
-    """One look at a sparse network; `as_dict` gives it as JSON values."""
+    """Topology measures of a sparse network; `as_dict` returns JSON values."""
 
     density: float
     num_on: int
     total: float | None
-    """Total over all paths of the product of magnitudes (PWMP); None where it does not fit a float."""
+    """Total over all paths of the product of magnitudes (PWMP); None if it does not fit a float."""
     log10_total: float
     tau: float
     tau_core_size: int | None
-    """Global tau-core; None where it would cost more than the limit."""
+    """Size of the global tau-core; None if it would cost more than the limit."""
     tau_core_sizes: dict[str, int]
     tau_core_ratios: dict[str, float]
     mean_tau_core_ratio: float
     num_dead: int
-    """Hidden units that lie on a path of the dense network and on none of kept weights."""
+    """Number of hidden units on a path of the dense network but on none of kept weights."""
     dead: dict[str, int]
     num_isolated: int
-    """Hidden units of switchable layers without a kept weight coming in, or without a kept way out."""
+    """Number of hidden units of prunable layers without a kept weight into or out of them."""
     num_hidden: int
-    """Hidden units of switchable layers that lie on a path of the dense network."""
+    """Number of hidden units of prunable layers on a path of the dense network."""
     layer_densities: dict[str, float]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain numbers, strings and dicts."""
+        """Return plain numbers, strings and dicts."""
         return asdict(self)
 
 
 def tau_core(model: nn.Module, example_input: Any, masks: Masks | None, tau: float = 0.9) -> TauCore:
-    """The tau-core of a masked network, global and per layer.
+    """Return the tau-core of a masked network, global and per layer.
 
-    The global core is greedy: the unit with the most path weight joins, all its paths are removed, and so on. Layers
-    with switchable weights each have a core of their own. The units of the output layer are in no core.
+    The global core is greedy: the unit with the most path weight joins, all its paths are removed, and so on. Each
+    layer with prunable weights also has its own core. The units of the output layer are in no core.
 
     Examples
     --------
@@ -106,10 +103,10 @@ def tau_core(model: nn.Module, example_input: Any, masks: Masks | None, tau: flo
 
 
 def path_kernel_trace(model: nn.Module, example_input: Any, masks: Masks | None = None) -> float:
-    """Trace of the path kernel: over all paths and present weights, the squared product of the path's other weights.
+    """Return the path-kernel trace: the sum, over paths and active weights, of the squared product of other weights.
 
-    Present is what the masks keep, and everything that no mask covers, zero or not. Meant for small nets: it is `inf`
-    beyond the range of a float. Assumes that no path uses a weight twice (no tied layers in series).
+    Active are the weights that the masks keep and all weights without a mask, zero or not. Meant for small networks:
+    it is `inf` beyond the range of a float. Assumes that no path uses a weight twice (no tied layers in series).
 
     Examples
     --------
@@ -121,20 +118,20 @@ def path_kernel_trace(model: nn.Module, example_input: Any, masks: Masks | None 
     found = signals(model, example_input, masks, squared=True)
     share = 0.0
     for name, gain in found.scores():
-        present = gain if masks is None or name not in masks else gain[masks[name].to(gain.device)]
-        share += float(present.sum())
+        active = gain if masks is None or name not in masks else gain[masks[name].to(gain.device)]
+        share += float(active.sum())
     return share * found.total
 
 
 def measure(
     model: nn.Module, example_input: Any, masks: Masks, *, tau: float = 0.9, global_limit: float = GLOBAL_LIMIT
 ) -> Topology:
-    """Everything that is recorded about a network's topology in a round.
+    """Return all topology measures that are recorded in a round.
 
     Parameters
     ----------
     global_limit
-        Multiply-adds that the global tau-core may cost; it is left out (None) where the estimate is above.
+        MACs that the global tau-core may cost; it is skipped (None) if the estimate is higher.
     """
     _check(model, masks, tau)
     found = signals(model, example_input, masks)
@@ -167,11 +164,11 @@ def measure(
 
 
 def _layer_cores(found: Signals, masks: Masks | None, tau: float) -> tuple[dict[str, int], dict[str, float]]:
-    """Within a layer no path passes two units, so sorting by centrality is exact."""
+    """Return core sizes and ratios by layer; no path visits two units of a layer, so sorting is exact."""
     graph = found.graph
     layers = [layer for layer in _hidden(graph) if layer.name is not None and (masks is None or layer.name in masks)]
     if not layers:
-        raise UserError("the tau-core needs a hidden layer with switchable weights: these masks cover none")
+        raise UserError("the tau-core needs a hidden layer with prunable weights, but these masks do not cover any")
     alive = alive_units(graph)
     sizes, ratios = {}, {}
     for key, layer in _keyed(layers):
@@ -182,25 +179,25 @@ def _layer_cores(found: Signals, masks: Masks | None, tau: float) -> tuple[dict[
 
 
 def _fewest(shares: Floats, goal: float) -> int:
-    """How many of the largest shares reach a goal; 0 where there is nothing to reach."""
+    """Return how many of the largest shares reach a goal; 0 if the goal is zero."""
     if goal <= 0:
         return 0
     sums = np.cumsum(np.sort(shares)[::-1])
     return min(int(np.searchsorted(sums, goal * (1 - _ROUNDING))) + 1, len(shares))
 
 
-# -- of the whole network -----------------------------------------------------------------------------------------
+# -- whole network -----------------------------------------------------------------------------------------
 
 
 def _global_core(
     model: nn.Module, example_input: Any, masks: Masks | None, tau: float, found: Signals
 ) -> tuple[int, float]:
-    """Greedy core size and its coverage.
+    """Return the size of the greedy core and its coverage.
 
-    A pass gives every unit's centrality exactly, and centralities only fall as units join. So the unit with the largest
-    known centrality is the next to join whenever that value cannot have fallen since the last pass, that is, when no
-    unit that joined since then shares a path with it. Units of one layer never share a path, and the core of a network
-    mostly sits in few layers.
+    A pass computes the centrality of every unit exactly, and centralities only fall as units join. So the unit with the
+    largest known centrality is the next to join if that value cannot have fallen since the last pass, that is, if no
+    unit that joined since then shares a path with it. Units of one layer never share a path, and most of the core of a
+    network is in few layers.
     """
     graph = found.graph
     hidden = _hidden(graph)
@@ -208,7 +205,7 @@ def _global_core(
     blocked = {layer.index: torch.zeros(layer.shape[0], dtype=torch.bool) for layer in hidden}
     shares = {layer.index: _array(found.units[layer.index].centrality) for layer in hidden}
     joined: set[int] = set()
-    """Layers with units that joined since the last pass."""
+    """Layers of the units that joined since the last pass."""
     size, coverage = 0, 0.0
     while coverage < tau * (1 - _ROUNDING):
         index = max(shares, key=lambda i: float(shares[i].max()))
@@ -232,7 +229,7 @@ def _global_core(
 
 
 def _related(graph: Graph) -> dict[int, set[int]]:
-    """By layer index: the layers that share a path with it."""
+    """Return, by layer index, the layers that share a path with it."""
     before: dict[int, set[int]] = {}
     for node in graph.channels:
         found = set().union(*(before[link.source] for link in graph.links_into[node.id]))
@@ -247,16 +244,16 @@ def _related(graph: Graph) -> dict[int, set[int]]:
 
 
 def _estimated_cost(found: Signals, tau: float) -> float:
-    """Multiply-adds of the global core, estimated from above: a pass per unit of the smallest core of one layer."""
+    """Estimate the MACs of the global core from above: one pass per unit of the smallest core of a layer."""
     hidden = _hidden(found.graph)
     shares = [_array(found.units[layer.index].centrality) for layer in hidden]
     cuts = [_fewest(share, tau) for share in shares if share.sum() >= tau]
     passes = min(cuts) if cuts else sum(len(share) for share in shares)
-    # Forward, and backward to activations only: twice the forward pass, whatever the masks, since tensors are dense.
+    # Forward, and backward to activations only: twice the forward pass, whatever the masks, as tensors are dense.
     return passes * (2 * forward_macs(found.graph) + _PASS_OVERHEAD)
 
 
-# -- small parts --------------------------------------------------------------------------------------------------
+# -- helpers --------------------------------------------------------------------------------------------------
 
 
 def _hidden(graph: Graph) -> list[Layer]:
@@ -265,7 +262,7 @@ def _hidden(graph: Graph) -> list[Layer]:
 
 
 def _keyed(layers: list[Layer]) -> list[tuple[str, Layer]]:
-    """Layers with distinct names; a weight that is used again has the number of the use in its name."""
+    """Return layers with distinct names; a weight that is used again gets the number of the use in its name."""
     uses: dict[str, int] = {}
     found = []
     for layer in layers:
@@ -290,13 +287,13 @@ def _mean(values: dict[str, float]) -> float:
 
 def _check(model: nn.Module, masks: Masks | None, tau: float) -> None:
     if not 0 < tau <= 1:
-        raise UserError(f"tau is a share of all path weight, in (0, 1], but {tau!r} was given: the usual one is 0.9")
+        raise UserError(f"tau must be in (0, 1], got {tau!r} (e.g. 0.9)")
     if masks is not None:
         masks.check(model)
 
 
 def count_isolated(graph: Graph, masks: Masks) -> tuple[int, int]:
-    """How many hidden units of switchable layers are isolated, and how many there are; both on dense paths only."""
+    """Return how many hidden units of prunable layers are isolated, and how many are on a path of the dense network."""
     isolated, dense, outputs = isolated_units(graph, masks), alive_units(graph), set(output_layers(graph))
     hidden = [layer for layer in graph.layers if layer.name in masks and layer.index not in outputs]
     return (

@@ -1,8 +1,8 @@
-"""The PHEW seed (Patil & Dovrolis 2021): a sparse start made of whole input-output paths.
+"""PHEW (Patil & Dovrolis 2021): initial masks that consist of whole input-output paths.
 
-Walks start in turn from the inputs and from the outputs and choose their way in proportion to weight magnitudes
-(`walks`). Every weight they use is kept, until the density is reached. Where the next whole walk does not fit, single
-weights between units of kept walks make up the rest, so that every kept weight is on a path at every density.
+Random walks start in turn from the inputs and from the outputs, with transition probabilities in proportion to weight
+magnitudes. Every weight on a walk is kept until the density is reached. If the next whole walk does not fit, single
+weights between units of kept walks make up the rest: every kept weight is on a path at every density.
 """
 
 from __future__ import annotations
@@ -29,23 +29,24 @@ from pathgrow.walks import Transitions, Walker, Walks
 
 START_DENSITIES = (0.01, 0.02, 0.03, 0.05)
 ISOLATED_SHARE = 0.05
-"""At most this share of the hidden units may be without a kept way in or out at the start density."""
+"""The largest share of hidden units that may be isolated at the start density."""
 
 _MAX_CELLS = 2**22
-"""Spaces times walkers that move in one sweep: bounds the memory of a batch."""
+"""Nodes times walkers in one sweep: bounds the memory of a batch."""
 _MIN_WALKERS = 64
-"""Each way in one sweep: fewer would cost as much."""
+"""Fewest walkers per direction in one sweep; a smaller sweep would take as long."""
 _MIN_FINDS = 1 / 2
-"""Walks go on while at least this share of their steps finds a new weight ..."""
+"""Walks are added while at least this share of their steps finds a new weight."""
 _MIN_STEPS = 2**21
+"""Steps before that share is checked, unless `_MIN_STEPS_PER_WEIGHT` allows fewer."""
 _MIN_STEPS_PER_WEIGHT = 4
-"""... and before that share counts, until they have made this many steps in all, or this many per weight."""
+"""Steps per prunable weight before that share is checked, unless `_MIN_STEPS` allows fewer."""
 _POOL = 2048
 """Marked walks that are kept for splicing."""
-_TRIES = 256
-"""Splices, or walks that have to fit, drawn in one batch."""
+_BATCH = 256
+"""Splices, or walks that have to fit, drawn at once."""
 _MAX_DRY = 4
-"""Batches in a row without a find before another way is tried."""
+"""Batches in a row without a new weight before the next strategy is tried."""
 
 
 def phew(
@@ -58,22 +59,21 @@ def phew(
     identity_shortcuts: bool = False,
     graph: Graph | None = None,
 ) -> Masks:
-    """Masks of exactly `round(density * num)` switchable weights, each on a path of kept weights from input to output.
+    """Return masks of exactly `round(density * num)` weights, each on a path of kept weights from input to output.
 
     Parameters
     ----------
     density
-        Kept share of the switchable weights, in (0, 1].
+        Share of prunable weights to keep, in (0, 1].
     scope
-        True where a weight may be switched; None: `pathgrow.scope(model)`. Walks use other weights too, but these are
-        no part of the masks.
+        Prunable weights; None: `pathgrow.scope(model)`. Walks use other weights too, but the masks do not cover them.
     seed
-        The masks depend on the model's weights, the scope, the density and this number, and on nothing else.
+        The masks depend on the model's weights, the scope, the density and this seed only.
     identity_shortcuts
-        Whether identity shortcuts are a branch like any other. By default walks take them only where a unit has no
-        other way on.
-    wiring
-        What `wiring.read` gave for this model, if it was read already.
+        Whether identity shortcuts are a branch like any other. By default walks take them only if a unit has no other
+        outgoing link.
+    graph
+        The result of `pathgrow.graph.trace` for this model; None: traced here.
 
     Examples
     --------
@@ -83,7 +83,7 @@ def phew(
     (154, 1536)
     """
     if not _is_density(density):
-        raise UserError(f"phew got density {density!r}: give the kept share of the switchable weights, in (0, 1]")
+        raise UserError(f"density must be in (0, 1], got {density!r} (e.g. 0.05)")
     graph, scope, example_input = _prepared(model, example_input, scope, graph)
     transitions = Transitions(graph, model, identity_shortcuts=identity_shortcuts)
     return _walked_masks(
@@ -100,10 +100,10 @@ def start_density(
     identity_shortcuts: bool = False,
     graph: Graph | None = None,
 ) -> tuple[float, Masks]:
-    """The smallest of 1, 2, 3 and 5% whose PHEW masks isolate at most 5% of the hidden units, else 5%; and its masks.
+    """Return the smallest of 1, 2, 3 and 5% whose PHEW masks isolate at most 5% of hidden units, and those masks.
 
-    A hidden unit is isolated if no kept weight leads into it or no kept way leads out of it. Units of layers in the
-    scope are counted.
+    If none of them does, the density is 5%. A hidden unit is isolated if no kept weight leads into it or no path of
+    kept weights leads out of it. Only units of layers in the scope are counted.
 
     Examples
     --------
@@ -153,15 +153,15 @@ def _walked_masks(
     seeding.add_walks()
     if not marks.num_on and not seeding.add_walks_that_fit():
         raise UserError(
-            f"density {density:g} keeps {target} of {marks.num} weights, fewer than one path from input to output "
-            "takes: ask for a higher density"
+            f"density {density:g} keeps {target} of {marks.num} weights, fewer than one path from input to output: "
+            "choose a higher density"
         )
     while seeding.remaining and (seeding.add_splices() or seeding.add_by_scores() or seeding.add_walks_that_fit()):
         pass
     masks = marks.masks()
     if seeding.remaining:
         warnings.warn(
-            f"only {marks.num_on} of the {target} weights asked for could be placed on paths from input to output: "
+            f"only {marks.num_on} of the {target} requested weights could be placed on paths from input to output: "
             f"the other {seeding.remaining} were drawn uniformly",
             stacklevel=3,
         )
@@ -170,37 +170,37 @@ def _walked_masks(
 
 
 class _Marks:
-    """The switchable weights as one flat array, and which of them are marked."""
+    """The prunable weights as one flat array, and which of them are marked."""
 
     def __init__(self, graph: Graph, scope: Masks) -> None:
         self.scope = scope
         self.layers = [layer for layer in graph.layers if layer.name in scope]
-        self._switchable = np.concatenate([flags.cpu().reshape(-1).numpy() for flags in scope.values()])
+        self._prunable = np.concatenate([flags.cpu().reshape(-1).numpy() for flags in scope.values()])
         ends = np.cumsum([flags.numel() for flags in scope.values()])
         self._offset = dict(zip(scope, ends - [flags.numel() for flags in scope.values()], strict=True))
-        self._on = np.zeros(len(self._switchable), dtype=bool)
-        self.num, self.num_on = int(np.count_nonzero(self._switchable)), 0
+        self._on = np.zeros(len(self._prunable), dtype=bool)
+        self.num, self.num_on = int(np.count_nonzero(self._prunable)), 0
         if self.num == 0:
-            raise UserError("the scope has no switchable weight: give one with True where a weight may be switched")
+            raise UserError("the scope has no prunable weight: pass masks with True for each weight that may be pruned")
 
     def num_at(self, density: float) -> int:
-        """The count nearest to a density, at least 1."""
+        """Return the number of weights nearest to a density, at least 1."""
         return max(1, round(density * self.num))
 
     def numbers(self, layer: Layer, weights: Units) -> Units:
-        """Flat numbers of some weights of one layer; -1: not switchable, or no weight at all."""
+        """Return the flat numbers of some weights of one layer; -1: not prunable, or not a weight."""
         assert layer.name is not None
         places = weights if layer.where is None else layer.where.reshape(-1).numpy()[weights]
         numbers = places + self._offset[layer.name]
-        return np.where((weights >= 0) & self._switchable[numbers], numbers, -1)
+        return np.where((weights >= 0) & self._prunable[numbers], numbers, -1)
 
     def of_walks(self, walks: Walks) -> Units:
-        """`[walks, layers]`: the numbers of the weights that each walk uses."""
+        """Return the numbers of the weights on each walk, `[walks, layers]`."""
         found = [self.numbers(layer, walks.weights[layer.index]) for layer in self.layers]
         return np.stack(found, axis=1)
 
     def is_new(self, numbers: Units) -> Flags:
-        """Switchable and not marked."""
+        """Flag the numbers of prunable weights that are not marked."""
         return (numbers >= 0) & ~self._on[numbers]
 
     def add(self, numbers: Units) -> None:
@@ -209,20 +209,20 @@ class _Marks:
         self.num_on = int(np.count_nonzero(self._on))
 
     def add_masks(self, selection: Masks) -> None:
-        """Mark what is selected."""
+        """Mark the selected weights."""
         self.add(np.flatnonzero(np.concatenate([flags.cpu().reshape(-1).numpy() for flags in selection.values()])))
 
     def keep_only(self, flags: Mapping[str, Tensor]) -> None:
-        """Unmark everything else."""
+        """Unmark all weights outside `flags`."""
         self._on &= np.concatenate([flags[name].cpu().reshape(-1).numpy() for name in self.scope])
         self.num_on = int(np.count_nonzero(self._on))
 
     def masks(self) -> Masks:
-        """What is marked, with everything outside the scope kept."""
+        """Return the marked weights as masks; everything outside the scope is kept."""
         tensors = {}
         for name, flags in self.scope.items():
             own = slice(self._offset[name], self._offset[name] + flags.numel())
-            kept = torch.from_numpy(self._on[own] | ~self._switchable[own])
+            kept = torch.from_numpy(self._on[own] | ~self._prunable[own])
             tensors[name] = kept.view(flags.shape).to(flags.device)
         return Masks(tensors, self.scope)
 
@@ -237,15 +237,15 @@ class _Seeding:
         self.model, self.example_input = model, example_input
         self.turn = 0
         self.pool: Walks | None = None
-        """Some of the walks whose weights are all marked; a few thousand are plenty to splice."""
+        """Some of the walks whose weights are all marked; a few thousand are enough for splicing."""
 
     @property
     def remaining(self) -> int:
-        """Weights still to be marked."""
+        """Number of weights still to be marked."""
         return self.target - self.marks.num_on
 
     def add_walks(self) -> None:
-        """Add whole walks until the next does not fit, or until they hardly find new weights any more."""
+        """Add whole walks until the next one does not fit, or until they find few new weights."""
         per_walk, steps = float(len(self.marks.layers)), 0
         while before := self.remaining:
             walks = self._walk(math.ceil(1.05 * before / per_walk / 2))
@@ -261,16 +261,16 @@ class _Seeding:
         self._drop_off_path()
 
     def add_splices(self) -> int:
-        """Add single weights that join the head of one marked walk to the tail of another; returns how many."""
+        """Add single weights that join the head of one marked walk to the tail of another; return how many."""
         if self.pool is None or self.remaining > 4 * len(self.marks.layers):
             return 0
         before, dry, visits = self.remaining, 0, self.marks.of_walks(self.pool) >= 0
         while self.remaining and dry < _MAX_DRY:
-            heads = self._integers(self.pool.num, _TRIES)
+            heads = self._integers(self.pool.num, _BATCH)
             lots = torch.rand(len(heads), visits.shape[1], generator=self.noise).numpy()
             crossed = (lots * visits[heads]).argmax(axis=1)
             found = [self._crossings(k, heads[crossed == k], visits[:, k]) for k in np.unique(crossed)]
-            spliced, numbers = Walks.together([walks for walks, _ in found]), np.concatenate([n for _, n in found])
+            spliced, numbers = Walks.concatenated([walks for walks, _ in found]), np.concatenate([n for _, n in found])
             numbers = numbers[self.walker.real(spliced)]
             order = torch.randperm(len(numbers), generator=self.noise).numpy()
             self.marks.add(numbers[order][np.sort(np.unique(numbers[order], return_index=True)[1])][: self.remaining])
@@ -278,7 +278,7 @@ class _Seeding:
         return before - self.remaining
 
     def _crossings(self, number: int, heads: Units, visits: Flags) -> tuple[Walks, Units]:
-        """Walks that cross one layer by a new weight, from the given heads to some tails, and the weights' numbers."""
+        """Return walks that cross one layer by a new weight, from given heads to random tails, and these weights."""
         assert self.pool is not None
         layer, pool, transitions = self.marks.layers[number], self.pool, self.walker.transitions
         those = np.flatnonzero(visits)
@@ -292,7 +292,7 @@ class _Seeding:
         return pool.splice(heads[new], tails[new], layer, weights[new]), numbers[new]
 
     def add_by_scores(self) -> int:
-        """Add single weights with a positive path score, in proportion to how often walks would use them."""
+        """Add single weights with a positive path score, drawn in proportion to their expected visits."""
         masks, on_a_path = self.marks.masks(), self._on_a_path()
         candidates = Masks.select(
             {name: flags & on_a_path[name].to(flags.device) for name, flags in masks.missing().items()},
@@ -310,14 +310,14 @@ class _Seeding:
         for layer in self.marks.layers:
             assert layer.name is not None
             layer.lay_(by_layer[layer.index], rates[layer.name])
-        # A weight of zero is never visited, yet may be asked for when all others are in: it comes last.
+        # A weight of zero is never visited, but may be needed once all others are kept: it comes last.
         return {name: rate.clamp_min_(torch.finfo(torch.float64).tiny) for name, rate in rates.items()}
 
     def add_walks_that_fit(self) -> int:
-        """Add walks that share so much with marked ones that they fit into what remains."""
+        """Add walks that share enough weights with marked ones to fit into what remains."""
         before = self.remaining
         for _ in range(_MAX_DRY):
-            walks = self._walk(_TRIES)
+            walks = self._walk(_BATCH)
             for column, numbers in enumerate(self.marks.of_walks(walks)):
                 new = np.unique(numbers[self.marks.is_new(numbers)])
                 if 0 < len(new) <= self.remaining:
@@ -326,24 +326,24 @@ class _Seeding:
         return before - self.remaining
 
     def _on_a_path(self) -> dict[str, Tensor]:
-        """By parameter: positions, marked or not, that a path of kept weights runs through."""
+        """Flag, by parameter, positions, marked or not, on a path of kept weights."""
         masks = self.marks.masks()
         try:
             return {name: score > 0 for name, score in path_scores(self.model, self.example_input, masks).items()}
         except UserError:  # no path at all
-            if self.walker.transitions.weighs_zeros:  # and none can be: go by the wiring alone
+            if self.walker.transitions.weighs_zeros:  # there cannot be one: use the graph alone
                 return self.walker.transitions.joinable(masks)
             return {name: torch.zeros_like(kept) for name, kept in masks.items()}
 
     def _drop_off_path(self) -> None:
-        """Unmark weights off every path: where positions could not be tracked, walks may have left the map unseen."""
+        """Unmark weights off every path: if positions were not tracked, walks may have left the map."""
         if not self.walker.positions.exact:
             on_a_path = self._on_a_path()
             self.marks.keep_only({name: on_a_path[name] for name in self.marks.scope})
             self.pool = None
 
     def _walk(self, num: int) -> Walks:
-        """About `num` walks each way, at least a few, at most what memory allows."""
+        """Draw about `num` walks per direction, at least a few and at most what memory allows."""
         num = min(max(num, _MIN_WALKERS), max(_MAX_CELLS // len(self.walker.transitions.graph.channels), _MIN_WALKERS))
         for _ in range(_MAX_DRY):
             walks = self.walker.walk(self.turn, num, self.noise)
@@ -351,17 +351,17 @@ class _Seeding:
             if walks.num:
                 return walks
         raise UserError(
-            "no walk found a path from input to output that stays on the map: the example input is probably too small "
-            "for this model; give one of the size it is trained on"
+            "no walk found a path from input to output that stays on the map: example_input is probably too small for "
+            "this model; pass one of the size it is trained on"
         )
 
     def _num_fit(self, numbers: Units) -> int:
-        """How many walks can be marked, one after the other, before one needs more weights than remain."""
+        """Return how many walks can be marked, one after the other, before one needs more weights than remain."""
         flat = numbers.reshape(-1)
         new = np.flatnonzero(self.marks.is_new(flat))
-        if len(new) <= self.remaining:  # whether or not they share weights
+        if len(new) <= self.remaining:  # even if they do not share weights
             return len(numbers)
-        # Number and place in one integer: sorting those is several times as fast as a stable argsort of the numbers.
+        # Number and index in one integer: sorting these is several times as fast as a stable argsort of the numbers.
         shift = len(flat).bit_length()
         ordered = np.sort((flat[new] << shift) | new)
         first = ordered[np.diff(ordered >> shift, prepend=-1) > 0] & ((1 << shift) - 1)
@@ -370,7 +370,7 @@ class _Seeding:
 
     def _keep(self, walks: Walks, numbers: Units) -> None:
         self.marks.add(numbers)
-        pool = walks if self.pool is None else Walks.together([self.pool, walks])
+        pool = walks if self.pool is None else Walks.concatenated([self.pool, walks])
         self.pool = pool.take(slice(-_POOL, None)) if pool.num else None
 
     def _integers(self, below: int, num: int) -> Units:

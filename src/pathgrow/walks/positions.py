@@ -1,11 +1,15 @@
-"""Where on the map a path can be: exact sets of positions, one per walker and spatial axis.
+"""Positions on a feature map that a path can be at: exact sets, one per walker and spatial axis.
 
-A chain of taps is a path only if some position survives it: on a small padded map, two taps to the right may take it
-off the map. Windows act on each axis alone, so a set of positions is a product of one set per axis.
+A chain of taps is a path only if some position survives it: on a small padded map, two taps to the right may lead off
+the map. Windows act on each axis separately, so a set of positions is a product of one set per axis.
+
+Thousands of walkers share few different sets. Sets are numbered as they appear (`Catalogue`), so a walker holds one
+integer, and the result of a step is computed once per set instead of once per walker (`Moves`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -14,25 +18,88 @@ import numpy as np
 import numpy.typing as npt
 
 from pathgrow.graph.graph import Axis, Flags, Graph, Layer, Link, Units, Window
-from pathgrow.walks.sets import EMPTY, Catalogue, Moves, Numbers
 
+Numbers = npt.NDArray[np.int32]
 Sets = tuple[Flags, ...]
-"""Alive positions: `[sets, size]` per axis; (): not tracked, all of them may be alive."""
+"""Possible positions: `[sets, size]` per axis; (): not tracked, any position is possible."""
 Grid = tuple[int, ...]
+
+EMPTY = 0
+"""The number of every empty set, whatever the size of its axis."""
+_UNKNOWN = -1
+
+
+class Catalogue:
+    """All sets found so far. Flags of sets are `[sets, size of the axis]`."""
+
+    def __init__(self) -> None:
+        self._flags: list[Flags] = [np.zeros(0, dtype=bool)]
+        self._number: dict[bytes, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._flags)
+
+    def number(self, sets: Flags) -> Numbers:
+        """Return the number of each set; new sets get the next numbers."""
+        numbers = np.full(len(sets), EMPTY, dtype=np.int32)
+        for place in np.flatnonzero(sets.any(axis=1)):
+            number = self._number.setdefault(sets[place].tobytes(), len(self))
+            if number == len(self):
+                self._flags.append(sets[place])
+            numbers[place] = number
+        return numbers
+
+    def flags(self, numbers: Numbers, size: int) -> Flags:
+        """Return the sets with these numbers, on an axis of this size."""
+        sets = np.zeros((len(numbers), size), dtype=bool)
+        for place in np.flatnonzero(numbers != EMPTY):
+            sets[place] = self._flags[numbers[place]]
+        return sets
+
+
+class Moves:
+    """One kind of step as a table: the set it leads to, by set and tap.
+
+    Parameters
+    ----------
+    catalogue
+        The sets before and after the step.
+    size, num_taps
+        Size of the axis before the step, and number of taps.
+    step
+        Function of sets and one tap for each of them that returns the sets after the step.
+    """
+
+    def __init__(self, catalogue: Catalogue, size: int, num_taps: int, step: Callable[[Flags, Units], Flags]) -> None:
+        self._catalogue, self._size, self._num_taps, self._step = catalogue, size, num_taps, step
+        self._known = np.zeros(0, dtype=np.int32)
+
+    def __call__(self, numbers: Numbers, taps: Units | None = None) -> Numbers:
+        """Return the numbers of the sets after the step; `taps` may be omitted if there is only one."""
+        asked = numbers if self._num_taps == 1 or taps is None else numbers * self._num_taps + taps
+        num_new = len(self._catalogue) * self._num_taps - len(self._known)
+        self._known = np.pad(self._known, (0, num_new), constant_values=_UNKNOWN) if num_new else self._known
+        found: Numbers = self._known[asked]
+        if (unknown := found == _UNKNOWN).any():
+            new = np.unique(asked[unknown])
+            sets = self._catalogue.flags(new // self._num_taps, self._size)
+            self._known[new] = self._catalogue.number(self._step(sets, new % self._num_taps))
+            found = self._known[asked]
+        return found
 
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Where walkers can be: the size of every axis, and on it the number of each walker's set.
+    """Possible positions of walkers: the size of every axis, and the number of each walker's set on it.
 
-    Without axes positions are not tracked: all of them may be alive.
+    Without axes positions are not tracked: any of them is possible.
     """
 
     grid: Grid
     numbers: tuple[Numbers, ...]
 
     def alive(self, num_walkers: int) -> Flags:
-        """Walkers that still have a position on every axis."""
+        """Flag the walkers that still have a position on every axis."""
         flags = np.ones(num_walkers, dtype=bool)
         for numbers in self.numbers:
             flags &= numbers != EMPTY
@@ -43,7 +110,7 @@ UNTRACKED = Places((), ())
 
 
 class Positions:
-    """Moves sets of positions along the connections of a wiring, with or against the arrows."""
+    """Moves sets of positions along the edges of a graph, forward or backward."""
 
     def __init__(self, graph: Graph) -> None:
         self._catalogue = Catalogue()
@@ -56,9 +123,9 @@ class Positions:
         }
         self._unfolds: dict[Link, _Unfold] = {}
         self.grid: dict[int, Grid | None] = {}
-        """Per space: the size of the map. None: that of the raw input, whatever it is; (): not tracked."""
+        """Size of the map by node. None: that of the raw input, whatever it is; (): not tracked."""
         self.exact = True
-        """False where some window reads positions that could no longer be tracked."""
+        """False if some window reads positions that are no longer tracked."""
         for node in graph.channels:
             layer = graph.layer_into.get(node.id)
             grids = [self._grid_after(link) for link in graph.links_into[node.id]]
@@ -70,17 +137,17 @@ class Positions:
         self._to_output = self._possible(graph, forward=False)
 
     def places(self, sets: Sets) -> Places:
-        """These sets, by their numbers."""
+        """Return these sets by number."""
         return Places(tuple(axis.shape[1] for axis in sets), tuple(self._catalogue.number(axis) for axis in sets))
 
     def sets(self, places: Places) -> Sets:
-        """The sets behind the numbers."""
+        """Return the sets with the numbers of `places`."""
         return tuple(
             self._catalogue.flags(numbers, size) for size, numbers in zip(places.grid, places.numbers, strict=True)
         )
 
-    def keeps_on(self, node: int, places: Places, *, forward: bool) -> Places:
-        """The same places without positions from which no choice of taps leads on to the far end of the walk."""
+    def leading_on(self, node: int, places: Places, *, forward: bool) -> Places:
+        """Drop positions from which no choice of taps leads to the end of the walk."""
         far = (self._to_output if forward else self._from_input)[node]
         if not far:
             return places
@@ -93,18 +160,18 @@ class Positions:
         )
 
     def everywhere(self, node: int, num_walkers: int) -> Places:
-        """Every position of a space."""
+        """Return all positions of a node."""
         grid = self.grid[node] or ()
         return Places(grid, tuple(self._whole(size, num_walkers) for size in grid))
 
     def along_layer(self, layer: Layer, places: Places, taps: Units, *, forward: bool) -> Places:
-        """Through one tap of a layer's kernel; `taps` are flat within the kernel."""
+        """Move through one tap of a layer's kernel; `taps` are flat within the kernel."""
         if not layer.window.axes:
             return UNTRACKED
         return self._through(layer.window, places, len(taps), (taps, self._taps_by_axis[layer.index]), forward=forward)
 
     def along_link(self, link: Link, places: Places, targets: npt.NDArray[np.integer], *, forward: bool) -> Places:
-        """Through a hop's pools; where the hop flattens positions into units, the target unit tells the position."""
+        """Move through the pools of a link; if it flattens positions into units, the target unit tells the position."""
         unfold = self._unfolds.get(link)
         trail = link.trail if unfold is None else unfold.trail
         if forward:
@@ -125,7 +192,7 @@ class Positions:
         *,
         forward: bool,
     ) -> Places:
-        """Through one window: by one tap per walker (`taps`: flat, and the coordinates of all taps), or by all taps."""
+        """Move through one window, by one tap per walker (`taps`: flat, and coordinates of all taps) or by all taps."""
         if len(places.grid) != len(window.axes):
             places = UNTRACKED
         grid, moved = [], []
@@ -165,7 +232,7 @@ class Positions:
         return self._keeps[key]
 
     def _possible(self, graph: Graph, *, forward: bool) -> dict[int, Sets]:
-        """Per space: positions that a path from this end can reach; () where it can reach all."""
+        """Return, by node, the positions that a path from this end can reach; () if it can reach all of them."""
         found: dict[int, Sets] = {}
         for node in graph.channels if forward else reversed(graph.channels):
             arriving = []
@@ -192,7 +259,7 @@ class Positions:
         return tuple(axis.size_out for axis in axes)
 
     def _grid_after(self, link: Link) -> Grid | None:
-        """The map on which a hop arrives; also records a hop that flattens it, and positions lost on the way."""
+        """Return the map at the end of a link; also record whether it flattens the map or loses track of positions."""
         trail = link.trail
         while trail and not trail[-1].axes:
             trail = trail[:-1]
@@ -218,7 +285,7 @@ class Positions:
 
 @dataclass(frozen=True, eq=False)
 class _Unfold:
-    """A flattening: every position of every channel becomes a unit of its own, `place[unit]` is the position."""
+    """A flattening: every position of every channel becomes a unit, and `place[unit]` is the position."""
 
     grid: Grid
     place: Units
@@ -226,14 +293,14 @@ class _Unfold:
     """The pools before the flattening."""
 
     def entered(self, sets: Sets, targets: npt.NDArray[np.integer]) -> Sets:
-        """A single flag per walker: whether its position is alive. After a flattening there is no map any more."""
+        """Return a single flag per walker: whether its position is possible. A flattened map is not tracked."""
         reached = np.ones(len(targets), dtype=bool)
         for here, there in zip(sets, self.left(targets), strict=False):
             reached &= (here & there).any(axis=1)
         return (reached[:, None],)
 
     def left(self, targets: npt.NDArray[np.integer]) -> Sets:
-        """Against the arrows: the one position that a unit stands for."""
+        """Return, for a backward step, the one position that a unit stands for."""
         at = np.unravel_index(self.place[targets], self.grid)
         return tuple(np.arange(size) == coordinate[:, None] for size, coordinate in zip(self.grid, at, strict=True))
 
@@ -243,7 +310,7 @@ def _is_identity(axis: Axis) -> bool:
 
 
 def _pooled(window: Window, sets: Sets, *, forward: bool) -> Sets:
-    """One set per axis, through all taps of a window."""
+    """Move one set per axis through all taps of a window."""
     if len(sets) != len(window.axes):
         sets = ()
     moved = []
@@ -258,10 +325,10 @@ def _pooled(window: Window, sets: Sets, *, forward: bool) -> Sets:
 
 
 def _moved_along(axis: Axis, sets: Flags, taps: Units | None, transposed: bool, *, forward: bool) -> Flags:
-    """Sets on the far side of one axis, by one tap each, or by all of them."""
+    """Move sets along one axis, by one tap each or by all of them."""
     near, far = (axis.size_in, axis.size_out) if forward else (axis.size_out, axis.size_in)
-    table = _sources(axis, near, far, reading=transposed != forward)
-    here = np.zeros((len(sets), near + 1), dtype=bool)  # the last column is "nowhere"
+    table = _sources(axis, near, far, far_reads=transposed != forward)
+    here = np.zeros((len(sets), near + 1), dtype=bool)  # the last column means "none"
     here[:, :near] = sets
     if taps is not None:
         return np.take_along_axis(here, table[taps], axis=1)
@@ -269,15 +336,15 @@ def _moved_along(axis: Axis, sets: Flags, taps: Units | None, transposed: bool, 
 
 
 @lru_cache(maxsize=1024)
-def _sources(axis: Axis, near: int, far: int, *, reading: bool) -> npt.NDArray[np.int64]:
-    """`[taps, far]`: the near position that each far position is connected to by each tap; `near` where there is none.
+def _sources(axis: Axis, near: int, far: int, *, far_reads: bool) -> npt.NDArray[np.int64]:
+    """Return, as `[taps, far]`, the near position that each far position is connected to by each tap; `near` if none.
 
-    With `reading` the far side reads position `far * stride + tap * dilation - padding` of the near side; otherwise the
-    near side reads the far one. A transposed window is the same relation with the two sides exchanged.
+    With `far_reads` the far side reads position `far * stride + tap * dilation - padding` of the near side; otherwise
+    the near side reads the far one. A transposed window is the same relation with the two sides swapped.
     """
     offsets = np.arange(axis.taps)[:, None] * axis.dilation - axis.padding
     there = np.arange(far)[None, :]
-    if reading:
+    if far_reads:
         here = there * axis.stride + offsets
         valid = (here >= 0) & (here < near)
     else:

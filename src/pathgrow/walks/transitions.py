@@ -1,10 +1,10 @@
-"""The law of one step of a walk.
+"""Transition probabilities of random walks.
 
-- Through a layer, the next unit is drawn in proportion to the kernel's summed magnitude, then one tap of that kernel in
-  proportion to its magnitude. A layer of zeros counts as a layer of ones: it has no preference yet.
-- At a fork, each branch that leads on is equally likely. Identity shortcuts count as a branch only where there is no
-  other.
-- Only units on some path from input to output are entered.
+- Through a layer, the next unit is drawn in proportion to the summed magnitude of the kernel, then one tap of that
+  kernel in proportion to its magnitude. A layer of zeros counts as a layer of ones: it has no preference yet.
+- At a fork, each branch that leads on is equally likely. An identity shortcut counts as a branch only if there is no
+  other one.
+- Walks visit only units on some path from input to output.
 """
 
 from __future__ import annotations
@@ -20,22 +20,20 @@ import torch
 from torch import Tensor, nn
 
 from pathgrow.errors import UserError
-from pathgrow.graph.graph import Flags, Graph, Layer, Units
+from pathgrow.graph.graph import Flags, Floats, Graph, Layer, Units
 from pathgrow.graph.reachability import alive_units, kept_kernels
 
-Floats = npt.NDArray[np.float64]
-
 END = -1
-"""In place of a hop's number: the walk has arrived."""
+"""Stands for the index of a link if the walk ends."""
 _CACHED = 2**26
-"""Table entries kept between sweeps (half a GiB); what does not fit is rebuilt at each sweep."""
+"""Table entries cached between sweeps (half a GiB); tables that do not fit are rebuilt at each sweep."""
 
 
 @dataclass(frozen=True, eq=False)
 class Fork:
-    """Ways on from one space: entry `k` leads by `hop[k]` to `unit[k]`.
+    """Outgoing links of the units of one node: entry `k` leads by link `link[k]` to unit `unit[k]`.
 
-    The entries of unit `u` divide the interval from `u` to `u + 1` among them; that of entry `k` ends at `edges[k]`.
+    The entries of unit `u` partition the interval from `u` to `u + 1`; that of entry `k` ends at `edges[k]`.
     """
 
     edges: Floats
@@ -44,12 +42,12 @@ class Fork:
 
     @cached_property
     def links(self) -> list[int]:
-        """The hops that lead on from here, or `END`."""
+        """Indices of the outgoing links, including `END`."""
         return [int(number) for number in np.unique(self.link)]
 
     @cached_property
     def _sole(self) -> Units | None:
-        """By unit: its one way on. None: some unit has several."""
+        """The only entry of each unit; None if some unit has several."""
         units = np.ceil(self.edges).astype(np.int64) - 1
         if (units[1:] == units[:-1]).any():
             return None
@@ -58,29 +56,29 @@ class Fork:
         return sole
 
     def draw(self, units: Units, uniform: Floats) -> Units:
-        """One entry for each of `units`."""
-        return draw(self.edges, units, units + 1, uniform) if self._sole is None else self._sole[units]
+        """Draw one entry for each of `units`."""
+        return _draw(self.edges, units, units + 1, uniform) if self._sole is None else self._sole[units]
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
-    """Running sums over all entries, row by row: row `r` covers `starts[r]` to `starts[r + 1]`."""
+class CumulativeTable:
+    """Cumulative probabilities over all entries, row by row: row `r` covers `starts[r]` to `starts[r + 1]`."""
 
     sums: Floats
     starts: Floats
 
     def draw(self, rows: Units, uniform: Floats) -> Units:
-        """One entry for each of `rows`, by its number in the whole table."""
-        return draw(self.sums, self.starts[rows], self.starts[rows + 1], uniform)
+        """Draw one entry for each of `rows`, as its index in the whole table."""
+        return _draw(self.sums, self.starts[rows], self.starts[rows + 1], uniform)
 
 
 class Transitions:
-    """Transition probabilities of walks on one wiring, in both directions.
+    """Transition probabilities of walks on one graph, in both directions.
 
     Parameters
     ----------
-    wiring, model
-        A reading of the model, and the model whose parameters are meant.
+    graph, model
+        The traced graph, and the model with the weights.
     identity_shortcuts
         Whether an identity shortcut is a branch like any other.
     """
@@ -91,35 +89,35 @@ class Transitions:
         self._link_number = {link: number for number, link in enumerate(graph.links)}
         self._live = {layer.index: layer.live_taps().reshape(-1) for layer in graph.layers}
         self._weights, self.weighs_zeros = _weights(graph, model)
-        """Magnitudes are taken of these; the flag tells whether some layer holds nothing but zeros."""
+        """Weights, whose magnitudes count, and whether some layer holds only zeros."""
         self._sums: dict[int, Tensor] = {}
-        self._tables: dict[tuple[int, bool], Table] = {}
+        self._tables: dict[tuple[int, bool], CumulativeTable] = {}
         self._forks: dict[tuple[int, bool], Fork] = {}
         self._num_cached = 0
         self.alive = self._find_alive()
-        """Per space: units on some path from input to output; walks enter no others."""
+        """Units on some path from input to output, by node; walks visit no others."""
 
     @cached_property
     def inputs(self) -> tuple[Units, Units]:
-        """Where forward walks begin: (space, unit) of every alive input unit."""
+        """Start of forward walks: node and unit of every input unit on a path."""
         return self._ends((node.id, np.arange(node.size)) for node in self.graph.channels if node.input)
 
     @cached_property
     def outputs(self) -> tuple[Units, Units]:
-        """Where backward walks begin."""
+        """Start of backward walks: node and unit of every output unit on a path."""
         return self._ends(self.graph.outputs)
 
     # -- through a layer -----------------------------------------------------------------------------------------
 
     def next_units(self, layer: Layer, units: Units, uniform: Floats, *, forward: bool) -> Units:
-        """The unit on the other side of a layer, one for each of `units`."""
+        """Draw the unit on the other side of a layer for each of `units`."""
         rows, columns = layer.shape[0] // layer.groups, layer.shape[1]
         mine, other = (columns, rows) if forward else (rows, columns)
         drawn = self._table(layer, forward).draw(units, uniform) - units * other
         return drawn if layer.groups == 1 else units // mine * other + drawn
 
     def taps(self, layer: Layer, out: Units, into: Units, uniform: Floats) -> Units:
-        """One tap of each kernel `[out, into]`, flat within the kernel."""
+        """Draw one tap of each kernel `[out, into]`, flat within the kernel."""
         live = self._live[layer.index]
         if len(live) == 1:
             return np.zeros(len(out), dtype=np.int64)
@@ -136,24 +134,24 @@ class Transitions:
         return chosen
 
     def weight_number(self, layer: Layer, out: Units, into: Units, taps: Units | None = None) -> Units:
-        """Flat position of a weight in its layer; without `taps`, of a kernel among the kernels."""
+        """Return the flat position of weights in their layer; without `taps`, that of kernels among the kernels."""
         kernel = out * layer.shape[1] + (into if layer.groups == 1 else into % layer.shape[1])
         return kernel if taps is None else kernel * len(self._live[layer.index]) + taps
 
     def _kernel_sums(self, layer: Layer) -> Tensor:
-        """Summed magnitudes of the live taps of each kernel, `[out, in / groups]`."""
+        """Return the summed magnitudes of the live taps of each kernel, `[out, in / groups]`."""
         if (kept := self._sums.get(layer.index)) is not None:
             return kept
         live = self._live[layer.index]
         kernels = self._weights[layer.index].view(-1, len(live)).abs()
-        if len(live) == 1:  # as large as the weights themselves: not kept
+        if len(live) == 1:  # as large as the weights themselves: not cached
             return kernels.view(layer.shape[:2])
         sums = (kernels @ torch.from_numpy(live).to(kernels)).view(layer.shape[:2])
         self._sums[layer.index] = sums
         return sums
 
     def _steps(self, layer: Layer, forward: bool) -> Tensor:
-        """Kernel sums with one row per unit on this side; dead units on the other side weigh nothing."""
+        """Return kernel sums with one row per unit on this side, zero for units off every path on the other side."""
         blocks = self._kernel_sums(layer).view(layer.groups, -1, layer.shape[1])
         if forward:
             # Transposed before the cast to float64: three times as fast. Torch has a fast path for matrices only.
@@ -161,10 +159,10 @@ class Transitions:
         there = self.alive[layer.target if forward else layer.source]
         if not there.all():
             blocks = blocks * torch.from_numpy(there).view(layer.groups, 1, -1)
-        steps = torch.from_numpy(np.empty(blocks.shape))  # NumPy asks the system for large pages, torch does not
+        steps = torch.from_numpy(np.empty(blocks.shape))  # NumPy requests huge pages, torch does not
         return steps.copy_(blocks).flatten(0, 1)
 
-    def _table(self, layer: Layer, forward: bool) -> Table:
+    def _table(self, layer: Layer, forward: bool) -> CumulativeTable:
         key = layer.index, forward
         if (table := self._tables.get(key)) is None:
             table = _running_sums(self._steps(layer, forward))
@@ -176,7 +174,7 @@ class Transitions:
     # -- at a fork -----------------------------------------------------------------------------------------------
 
     def fork(self, node: int, *, forward: bool) -> Fork:
-        """The ways on from a space that has no layer on this side."""
+        """Return the outgoing links of a node without a layer on this side."""
         key = node, forward
         if key not in self._forks:
             self._forks[key] = self._find_fork(node, forward)
@@ -195,7 +193,7 @@ class Transitions:
             froms.append(here)
             tos.append(there)
             links.append(np.full(len(here), self._link_number[link]))
-            # Branches are equally likely, not their targets: a hop that fans out shares one chance among them.
+            # Branches are equally likely, not their targets: a link that fans out splits one branch among them.
             shares.append(1.0 / np.bincount(here, minlength=size)[here])
             branches.append(np.full(len(here), self._identity_shortcuts or not link.shortcut))
         unit, following, number, share, branch = map(np.concatenate, (froms, tos, links, shares, branches))
@@ -207,13 +205,13 @@ class Transitions:
         inside = (np.cumsum(share) - (np.cumsum(total) - total)[unit]) / total[unit]
         last = np.ones(len(unit), dtype=bool)
         last[:-1] = unit[1:] != unit[:-1]
-        inside[last] = 1.0  # rounding must leave no gap after a unit's last entry
+        inside[last] = 1.0  # rounding must not leave a gap after the last entry of a unit
         return Fork(unit + inside, number[kept].astype(np.int32), following[kept].astype(np.int32))
 
     # -- over all walks ------------------------------------------------------------------------------------------
 
     def visit_rates(self) -> dict[int, Tensor]:
-        """By layer index: expected visits of every weight by one pair of walks (one each way), ignoring positions."""
+        """Return the expected visits of every weight by one forward and one backward walk, ignoring positions."""
         rates = {layer.index: torch.zeros(layer.shape, dtype=torch.float64) for layer in self.graph.layers}
         for forward in (True, False):
             flow = {node.id: np.zeros(node.size) for node in self.graph.channels}
@@ -228,7 +226,7 @@ class Transitions:
                     continue
                 fork = self.fork(node.id, forward=forward)
                 unit = np.ceil(fork.edges).astype(np.int64) - 1
-                # Where the entry before belongs to another unit, the share begins at the unit's own edge.
+                # If the previous entry belongs to another unit, the interval begins at the unit's own edge.
                 share = fork.edges - np.maximum(unit, np.append(0.0, fork.edges)[:-1])
                 for number in np.unique(fork.link[fork.link != END]):
                     link, way = self.graph.links[number], fork.link == number
@@ -250,7 +248,7 @@ class Transitions:
         return share * kernels.view(*layer.shape[:2], *(1 for _ in dims))
 
     def joinable(self, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """By parameter: positions between units that lie on paths of kept weights, whatever the weights' values."""
+        """Flag, by parameter, positions between units on paths of kept weights, whatever the values of the weights."""
         kernels = kept_kernels(self.graph, masks)
         reached, reaching = self.graph.reached(kernels), self.graph.reaching(kernels)
         found = {name: torch.zeros(kept.shape, dtype=torch.bool) for name, kept in masks.items()}
@@ -263,15 +261,15 @@ class Transitions:
                 layer.lay_(joins, found[layer.name])
         return found
 
-    # -- which units can be walked -------------------------------------------------------------------------------
+    # -- which units are on a path -------------------------------------------------------------------------------
 
     def _find_alive(self) -> dict[int, Flags]:
-        kernels = None  # the common case, for which sums need not be made yet
+        kernels = None  # the common case: sums are not needed yet
         if any(torch.count_nonzero(weight) < weight.numel() for weight in self._weights.values()):
             kernels = {layer.index: (self._kernel_sums(layer) > 0).numpy() for layer in self.graph.layers}
         found = alive_units(self.graph, kernels)
         if not any(found[node][units].any() for node, units in self.graph.outputs):
-            # Zeros cut every path: walk on the bare wiring, as if all weights were equal.
+            # Zeros cut every path: walk on the bare graph, as if all weights were equal.
             self._weights = {layer.index: _ones(layer) for layer in self.graph.layers}
             self._sums.clear()
             self.weighs_zeros = True
@@ -286,39 +284,39 @@ class Transitions:
         return nodes, np.concatenate([units for _, units in living])
 
 
-def draw(sums: Floats, low: Floats | Units, high: Floats | Units, uniform: Floats) -> Units:
-    """Draw one entry for each row of a table of running sums; a row covers `(low, high]` of it.
+def _draw(sums: Floats, low: Floats | Units, high: Floats | Units, uniform: Floats) -> Units:
+    """Draw one entry for each row of a table of cumulative sums; a row covers `(low, high]` of it.
 
-    An entry without a share is never drawn, whatever the rounding.
+    An entry of probability zero is never drawn, whatever the rounding.
     """
     points = np.minimum(low + uniform * (high - low), np.nextafter(high, 0.0))
-    order = np.argsort(points)  # searching a large table in order is twice as fast
+    order = np.argsort(points)  # searching a large table in sorted order is twice as fast
     entries: Units = np.empty(len(points), dtype=np.int64)
     entries[order] = np.searchsorted(sums, points[order], side="right")
     return entries
 
 
-def _running_sums(shares: Tensor) -> Table:
-    """The table of a matrix of shares, made in place; rows need not sum to 1, and those of dead units are all zero."""
-    # Scaled so that rows weigh alike: a running sum would swallow a row far smaller than those before it.
+def _running_sums(shares: Tensor) -> CumulativeTable:
+    """Turn a matrix of weights into a table, in place; rows need not sum to 1, and those off every path are zero."""
+    # Rows are normalized: a cumulative sum would swallow a row far smaller than those before it.
     shares /= shares.sum(dim=1, keepdim=True).clamp_min_(torch.finfo(torch.float64).tiny)
     sums: Floats = torch.cumsum(shares.view(-1), dim=0, out=shares.view(-1)).numpy()
-    return Table(sums, np.append(0.0, sums[shares.shape[1] - 1 :: shares.shape[1]]))
+    return CumulativeTable(sums, np.append(0.0, sums[shares.shape[1] - 1 :: shares.shape[1]]))
 
 
 def _weights(graph: Graph, model: nn.Module) -> tuple[dict[int, Tensor], bool]:
-    """Weights by layer index, ones for layers of zeros, and whether there are such layers."""
+    """Return weights by layer index, with ones for layers of zeros, and whether there are such layers."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     found, has_zeros = {}, False
     for layer in graph.layers:
-        if layer.name is None:  # a computed weight: its values are not part of the wiring
+        if layer.name is None:  # a computed weight: its values are not known here
             found[layer.index] = _ones(layer)
             continue
         weight = layer.pick(parameters[layer.name].detach()).cpu().contiguous()
         weight = weight if weight.dtype in (torch.float32, torch.float64) else weight.float()
         low, high = map(float, weight.aminmax())
         if not math.isfinite(high - low):
-            raise UserError(f"{layer.name} holds NaN or infinite values: walks need finite weights")
+            raise UserError(f"{layer.name} must be finite for random walks, got NaN or infinite values")
         empty = low == 0 == high
         found[layer.index] = _ones(layer) if empty else weight
         has_zeros |= empty

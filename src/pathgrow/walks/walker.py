@@ -1,8 +1,8 @@
-"""Walkers moving together: thousands of them, one sweep over the spaces in each direction.
+"""Batches of random walks: thousands of walkers move in one sweep over the nodes in each direction.
 
-Space ids rise along every path, so visiting the spaces in order brings every forward walker to the output, and visiting
-them in reverse brings every backward walker to the input. A step that would take a walker off the map is drawn again:
-a walk is a path in space too, and nothing has to be thrown away on small maps.
+Node ids increase along every path, so a sweep over the nodes in order brings every forward walker to the output, and a
+sweep in reverse order brings every backward walker to the input. A step that would take a walker off the map is drawn
+again: a walk is a path in space too, and no walk is wasted on small maps.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pathgrow.graph.graph import Flags, Layer, Units
+from pathgrow.graph.graph import Flags, Floats, Layer, Units
 from pathgrow.walks.positions import UNTRACKED, Places, Positions
-from pathgrow.walks.transitions import END, Floats, Transitions
+from pathgrow.walks.transitions import END, Transitions
 
 T = TypeVar("T", bound=np.generic)
 
 _TRIES = 64
-"""Draws of one step before a walker gives up; on a 2x2 map, the worst that is common, 5 draws in 9 fail."""
+"""Draws of one step before a walker gives up; on a 2x2 map, the worst common case, 5 draws in 9 fail."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,15 +30,15 @@ class Walks:
     """Walks from input to output, one per column."""
 
     units: npt.NDArray[np.int32]
-    """`[spaces, walks]`: the unit visited; -1: the walk does not pass here."""
+    """`[nodes, walks]`: the unit visited; -1: the walk does not visit the node."""
     links: npt.NDArray[np.int32]
-    """`[spaces, walks]`: the number of the hop by which the walk leaves; -1: none."""
+    """`[nodes, walks]`: the index of the link by which the walk leaves; -1: none."""
     weights: npt.NDArray[np.int64]
     """`[layers, walks]`: flat position in the layer's weight; -1: the layer is not used."""
 
     @staticmethod
     def blank(transitions: Transitions, num: int) -> Walks:
-        """`num` walks that have not begun."""
+        """Return `num` walks that have not begun."""
         rows = len(transitions.graph.channels)
         return Walks(
             np.full((rows, num), -1, dtype=np.int32),
@@ -48,17 +48,17 @@ class Walks:
 
     @property
     def num(self) -> int:
-        """How many walks."""
+        """Number of walks."""
         return int(self.units.shape[1])
 
     def take(self, columns: Units | Flags | slice) -> Walks:
-        """Some of the walks, in the given order."""
+        """Return some of the walks, in the given order."""
         return Walks(self.units[:, columns], self.links[:, columns], self.weights[:, columns])
 
     def splice(self, heads: Units, tails: Units, layer: Layer, weights: Units) -> Walks:
-        """New walks: the head of one walk up to a layer's port, a weight of that layer, the tail of another walk."""
+        """Join heads of walks, up to the input port of a layer, and tails of others by weights of the layer."""
 
-        # Space ids and layer indices rise along every path, so a head is the upper part of a column.
+        # Node ids and layer indices increase along every path, so a head is the upper part of a column.
         def join(rows: npt.NDArray[T], last: int) -> npt.NDArray[T]:
             return np.concatenate([rows[: last + 1, heads], rows[last + 1 :, tails]])
 
@@ -67,8 +67,8 @@ class Walks:
         return spliced
 
     @staticmethod
-    def together(parts: Sequence[Walks]) -> Walks:
-        """The walks of all parts, one part after the other."""
+    def concatenated(parts: Sequence[Walks]) -> Walks:
+        """Concatenate walks."""
         return Walks(
             np.concatenate([part.units for part in parts], axis=1),
             np.concatenate([part.links for part in parts], axis=1),
@@ -77,16 +77,17 @@ class Walks:
 
 
 class Walker:
-    """Draws walks by a law, and checks walks that were put together."""
+    """Draws walks from transition probabilities, and checks spliced walks."""
 
     def __init__(self, transitions: Transitions) -> None:
         self.transitions = transitions
         self.positions = Positions(transitions.graph)
 
     def walk(self, first: int, num: int, generator: torch.Generator) -> Walks:
-        """`num` walks each way, alternating (forward first); starting units go round robin from turn `first` on.
+        """Draw `num` walks in each direction, alternating (forward first); start units go round robin from `first`.
 
-        Walks that leave the map in spite of redraws are dropped, and as many of the other way, so fewer may come back.
+        Walks that leave the map in spite of redraws are dropped, with as many of the other direction, so fewer walks
+        may be returned.
         """
         turns = np.arange(first, first + num)
         walks, finished = Walks.blank(self.transitions, 2 * num), np.zeros((num, 2), dtype=bool)
@@ -101,7 +102,7 @@ class Walker:
         return walks.take(np.stack([own[:num_pairs] for own in columns], axis=1).reshape(-1))
 
     def real(self, walks: Walks) -> Flags:
-        """Which walks have a position to be at, all the way from input to output."""
+        """Flag the walks that have a possible position all the way from input to output."""
         graph, good = self.transitions.graph, np.ones(walks.num, dtype=bool)
         places = _Whereabouts(self.positions, walks.num, forward=True)
         for node in graph.channels:
@@ -121,7 +122,7 @@ class Walker:
         return good
 
     def _sweep(self, walks: Walks, nodes: Units, units: Units, generator: torch.Generator, *, forward: bool) -> Flags:
-        """Fill in walks from where they begin; returns which of them reached the other end."""
+        """Fill in walks from their start; return which of them reached the other end."""
         graph = self.transitions.graph
         walks.units[nodes, np.arange(walks.num)] = units
         step = _Step(self, walks, generator, forward)
@@ -139,7 +140,7 @@ class Walker:
 
 
 class _Step:
-    """Moves some of the walkers of a sweep by one draw each; its methods return which of them arrived."""
+    """Moves some of the walkers of a sweep by one draw each; methods return which of them arrived."""
 
     def __init__(self, walker: Walker, walks: Walks, generator: torch.Generator, forward: bool) -> None:
         self.transitions, self.positions = walker.transitions, walker.positions
@@ -164,10 +165,10 @@ class _Step:
 
     def fork(self, node: int, here: Units) -> Flags:
         fork = self.transitions.fork(node, forward=self.forward)
-        # Random numbers are drawn even where there is one way only, so that a seed gives the same walks either way.
+        # Random numbers are drawn even if there is only one link: the walks of a seed must not depend on that.
         entry = fork.draw(self.walks.units[node, here], self._uniform(len(here)))
         units = fork.unit[entry]
-        if len(fork.links) == 1:  # no fork at all: the common case
+        if len(fork.links) == 1:  # the common case: not a real fork
             return self._link(fork.links[0], here, units)
         links, arrived = fork.link[entry], np.zeros(len(here), dtype=bool)
         for number in fork.links:
@@ -196,7 +197,7 @@ class _Step:
 
 
 class _Whereabouts:
-    """Where on the map the walkers of a sweep can be, for the spaces they stand at."""
+    """Possible positions of the walkers of a sweep, by node."""
 
     def __init__(self, positions: Positions, num: int, forward: bool) -> None:
         self._positions, self._num, self._forward = positions, num, forward
@@ -207,13 +208,13 @@ class _Whereabouts:
         return held if len(who) == self._num else Places(held.grid, tuple(numbers[who] for numbers in held.numbers))
 
     def put(self, node: int, who: Units, moved: Places) -> Flags:
-        """Keep the positions of walkers that come to a space; returns which of them have any left, and so arrive."""
+        """Store the positions of walkers that reach a node; return which of them have any left, and so arrive."""
         if moved.grid != self._positions.grid[node]:
             return moved.alive(len(who))  # not tracked from here on
-        moved = self._positions.keeps_on(node, moved, forward=self._forward)
+        moved = self._positions.leading_on(node, moved, forward=self._forward)
         arrived = moved.alive(len(who))
         if len(who) == self._num and arrived.all():
-            self._held[node] = moved  # no copy: nobody else will come
+            self._held[node] = moved  # no copy: all walkers are here
             return arrived
         if node not in self._held:
             self._held[node] = self._positions.everywhere(node, self._num)

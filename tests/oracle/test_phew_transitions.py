@@ -1,8 +1,8 @@
 """Visit frequencies of the walkers against a plain loop that moves one walker through a hand-written net.
 
-The reference knows nothing of the wiring: every net is spelled out as a list of parts, positions are sets of tuples,
-and each step is drawn with `random.choices`. Both follow the same law, so their visit counts are two samples of one
-distribution, layer by layer.
+The reference does not use the traced graph: every net is spelled out as a list of parts, positions are sets of tuples,
+and each step is drawn with `random.choices`. Both have the same transition probabilities, so their visit counts are two
+samples of one distribution, layer by layer.
 """
 
 from __future__ import annotations
@@ -280,7 +280,7 @@ def bottleneck() -> tuple[NetworkView, Tensor, list]:
 
 NETS = [mlp, residual, small_map, flattened, grouped, bottleneck]
 ALARM = 1e-4
-"""Seeds are fixed; over some 60 comparisons a right law stays above this with probability 0.99."""
+"""Seeds are fixed; over some 60 comparisons correct probabilities stay above this with probability 0.99."""
 
 
 def counts(walks: list[np.ndarray], num: int) -> Counter:
