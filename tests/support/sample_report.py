@@ -102,7 +102,7 @@ def discovery_report() -> RunReport:
             "recipe": {"lr": 0.1, "momentum": 0.9, "batch_size": 64}, "seed": 0, "budget": 80, "delta": 0.01,
             "reference": None,
         },
-        method=MethodReport(name="gcg", cost="sparse", clock="round"),
+        method=MethodReport(name="gcg", needs=("paths",), cost="sparse", clock="round"),
         network=NetworkReport(
             density=densities[7], density_model=_of_model(densities[7]), num_on=num_on, num=_NUM,
             num_parameters=_NUM + _OTHER, round=7, epochs=80, final="fresh", inference_flops=2 * (num_on + 1280),

@@ -92,8 +92,9 @@ def paragraphs(report: RunReport) -> list[str]:
         return []
     done = []
     if rounds:
+        mask = "PHEW mask" if "paths" in report.method.needs else "mask"  # a user-defined method may start otherwise
         start = (
-            f"Started from a PHEW mask at {percent(rounds[0].density)} density, trained for "
+            f"Started from a {mask} at {percent(rounds[0].density)} density, trained for "
             f"{plural(rounds[0].epochs, 'epoch')}."
         )
         grown = (
