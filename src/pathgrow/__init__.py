@@ -7,21 +7,26 @@
 (410, 8192)
 """
 
-from pathgrow import data, methods, models
-from pathgrow.density.saturation import fit_saturation
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from pathgrow.errors import RunFailed, UserError
-from pathgrow.graph.flops import training_flops
-from pathgrow.graph.paths import path_scores
-from pathgrow.graph.scope import scope
-from pathgrow.graph.topology import tau_core
-from pathgrow.masks import Masks
-from pathgrow.masks.sampling import sample_proportional
-from pathgrow.methods.method import Method
-from pathgrow.runs.discovery import discover
-from pathgrow.runs.result import Discovery
-from pathgrow.sparse.attach import Attached, attach
 from pathgrow.version import __version__
-from pathgrow.walks.phew import phew
+
+if TYPE_CHECKING:
+    from pathgrow import data, methods, models
+    from pathgrow.density.saturation import fit_saturation
+    from pathgrow.graph.flops import training_flops
+    from pathgrow.graph.paths import path_scores
+    from pathgrow.graph.scope import scope
+    from pathgrow.graph.topology import tau_core
+    from pathgrow.masks import Masks
+    from pathgrow.masks.sampling import sample_proportional
+    from pathgrow.methods.method import Method
+    from pathgrow.runs.discovery import discover
+    from pathgrow.runs.result import Discovery
+    from pathgrow.sparse.attach import Attached, attach
+    from pathgrow.walks.phew import phew
 
 __all__ = [
     "Attached",
@@ -44,3 +49,32 @@ __all__ = [
     "tau_core",
     "training_flops",
 ]
+
+_HOMES = {
+    "Attached": "sparse.attach",
+    "Discovery": "runs.result",
+    "Masks": "masks",
+    "Method": "methods.method",
+    "attach": "sparse.attach",
+    "data": "",
+    "discover": "runs.discovery",
+    "fit_saturation": "density.saturation",
+    "methods": "",
+    "models": "",
+    "path_scores": "graph.paths",
+    "phew": "walks.phew",
+    "sample_proportional": "masks.sampling",
+    "scope": "graph.scope",
+    "tau_core": "graph.topology",
+    "training_flops": "graph.flops",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used: torch takes seconds, which `pathgrow --help` should not."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'pathgrow' has no attribute {name!r}")
+    home = _HOMES[name]
+    found = getattr(import_module(f"pathgrow.{home}"), name) if home else import_module(f"pathgrow.{name}")
+    globals()[name] = found
+    return found
