@@ -89,7 +89,9 @@ def main() -> None:
         "no:cacheprovider",
         *tests,
     ]
-    raise SystemExit(subprocess.run([str(python), "-m", *pytest, *tests], cwd=ROOT, env=environment, check=False).returncode)
+    raise SystemExit(
+        subprocess.run([str(python), "-m", *pytest, *tests], cwd=ROOT, env=environment, check=False).returncode
+    )
 
 
 if __name__ == "__main__":

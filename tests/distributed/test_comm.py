@@ -65,7 +65,7 @@ def test_several_processes_train_one_network_at_a_time_eagerly_unless_asked(
 def test_one_device_for_all_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EngineOptions, "resolve", lambda self: None)  # as if there were a GPU
     for kind in ("cuda", "cpu"):
-        with pytest.raises(UserError, match=f"each of which needs its own: give {kind}$"):
+        with pytest.raises(UserError, match=f"cannot be shared by 2 processes; use device {kind}$"):
             plan_for(EngineOptions(device=f"{kind}:0"), Pair())
 
 
@@ -193,7 +193,7 @@ def tampered(where: str) -> tuple[str, str]:
 def test_a_rank_with_other_masks_is_found_and_named(where: str, tmp_path: Path) -> None:
     ranks = together(tmp_path, tampered, where)
     assert [rank.value[0] for rank in ranks] == ["found", "found"]
-    assert all("masks of rank 1 are not those of rank 0" in rank.value[1] for rank in ranks)
+    assert all("masks of rank 1 differ from those of rank 0" in rank.value[1] for rank in ranks)
 
 
 def odd_ones() -> list[str]:
@@ -205,7 +205,7 @@ def odd_ones() -> list[str]:
                 comm.check_equal("masks", lambda digests=digests: digests[comm.rank])  # type: ignore[misc]
                 found.append("")
             except RunFailed as error:
-                found.append(str(error).partition(" are not")[0])
+                found.append(str(error).partition(" differ")[0])
         return found
 
 
@@ -252,7 +252,7 @@ def _fail(how: str, rank: int) -> None:
         ("wrong", "PeerFailed: rank 1 failed: there are no data here: put them there", 2, [0, 0]),
         ("fault", "PeerFailed: rank 1 failed: ZeroDivisionError: an accident", 1, [0, 1]),
         ("stopped", "PeerFailed: rank 1 failed: interrupted", 130, [0, 1]),
-        ("killed", "RunFailed: another process of this run ended or fell silent", None, [0, -signal.SIGKILL]),
+        ("killed", "RunFailed: lost the connection to another rank", None, [0, -signal.SIGKILL]),
     ],
 )
 def test_one_that_fails_ends_all(

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pathgrow.distributed.comm import SingleProcess
-from pathgrow.distributed.gradients import SharedGradients
+from pathgrow.distributed.comm import GradientBuckets, SingleProcess
 from pathgrow.errors import RunFailed
 from pathgrow.trainer.process_group import join_process_group
 from tests.support.ranks import together
@@ -50,7 +49,7 @@ class Counting(SingleProcess):
 
 def test_gradients_lie_in_one_piece_for_each_type_and_keep_their_layout() -> None:
     model, plain, comm = network(), network(), Counting()
-    shared = SharedGradients(model.parameters(), comm)
+    shared = GradientBuckets(model.parameters(), comm)
     for _ in range(2):  # the second time from zero again
         shared.clear_()
         model(batch(1)).square().sum().backward()
@@ -70,7 +69,7 @@ def test_gradients_lie_in_one_piece_for_each_type_and_keep_their_layout() -> Non
 def test_a_weight_that_is_a_view_with_gaps_has_its_gradient_too() -> None:
     wide = torch.ones(4, 6)
     weight = nn.Parameter(wide[:, ::2])
-    shared = SharedGradients([weight], Counting())
+    shared = GradientBuckets([weight], Counting())
     shared.clear_()
     (weight * torch.arange(12.0).view(4, 3)).sum().backward()
     shared.average_()
@@ -80,7 +79,7 @@ def test_a_weight_that_is_a_view_with_gaps_has_its_gradient_too() -> None:
 
 def test_large_gradients_of_half_precision_are_no_infinity() -> None:
     weight = nn.Parameter(torch.ones(3, dtype=torch.float16))
-    shared = SharedGradients([weight], Counting())
+    shared = GradientBuckets([weight], Counting())
     shared.clear_()
     (weight * 60_000).sum().backward()
     shared.average_()
@@ -92,20 +91,20 @@ def laid_out_otherwise() -> str:
     with join_process_group("cpu") as comm:
         weight = nn.Parameter(torch.ones(4, 6).t().contiguous().t() if comm.rank else torch.ones(4, 6))
         with pytest.raises(RunFailed) as refused:
-            SharedGradients([weight], comm)
+            GradientBuckets([weight], comm)
         return str(refused.value)
 
 
 def test_processes_whose_numbers_lie_in_another_order_end_with_a_sentence(tmp_path: Path) -> None:
     for rank in together(tmp_path, laid_out_otherwise):
-        assert rank.value.startswith("the layouts of the parameters of rank 1 are not those of rank 0")
+        assert rank.value.startswith("the layouts of the parameters of rank 1 differ from those of rank 0")
 
 
 def both_ways() -> list[tuple[Tensor, Tensor]]:
     """Gradients of this rank: shared, and by torch's own wrapper."""
     with join_process_group("cpu") as comm:
         model, other = network(), network()
-        shared = SharedGradients(model.parameters(), comm)
+        shared = GradientBuckets(model.parameters(), comm)
         shared.clear_()
         model(batch(comm.rank)).square().mean().backward()
         shared.average_()

@@ -23,8 +23,8 @@ from pathgrow.rng import generator
 from pathgrow.sparse.attach import Attached, attach
 from pathgrow.sparse.tree import take_apart
 from pathgrow.trainer.device import EngineOptions
+from pathgrow.trainer.eager_step import EagerStep
 from pathgrow.trainer.recipes import Recipe
-from pathgrow.trainer.step import EagerStep
 from tests.support.chain import (
     NAMES,
     Array,

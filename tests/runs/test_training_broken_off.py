@@ -25,9 +25,9 @@ from pathgrow.sparse.attach import Attached, attach
 from pathgrow.sparse.ema import EMA
 from pathgrow.sparse.partial import Partial
 from pathgrow.trainer import EngineOptions, Trainer
+from pathgrow.trainer.eager_step import EagerStep
 from pathgrow.trainer.interface import Job
 from pathgrow.trainer.recipes import Recipe
-from pathgrow.trainer.step import EagerStep
 from tests.support.swapping import swapping
 
 EPOCHS, STEPS_PER_EPOCH = 3, 5

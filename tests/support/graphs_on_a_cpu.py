@@ -1,7 +1,7 @@
-"""CUDA graphs stood in for by Python calls: what a captured step does, in which order and to which tensors.
+"""CUDA graphs replaced by Python calls: what a CUDA-graph step does, in which order and to which tensors.
 
-A replay calls again what was captured, with the gradients and learning rates that lay where the graph was told to find
-them. It shows nothing about streams and memory of a device.
+A replay repeats the recorded calls with the gradients and learning rates at the recorded addresses. It shows nothing
+about streams and memory of a device.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import pytest
 import torch
 
 from pathgrow.trainer import EngineOptions
+from pathgrow.trainer.cuda_graph_step import CudaGraphStep
 from pathgrow.trainer.device import ExecutionPlan
-from pathgrow.trainer.step import CudaGraphStep
 
 
 class _Idle:
-    """A stream or an event of a device that has always done all that was asked of it."""
+    """A stream or an event of a device that has always finished its work."""
 
     def __init__(self, *of: object) -> None: ...
 
@@ -43,14 +43,14 @@ class _Graph:
 
 @contextmanager
 def graphs_on_a_cpu() -> Iterator[None]:
-    """Inside the block `EngineOptions(device="cpu", step="cuda_graph")` captures steps."""
-    resolved, capture, empty = EngineOptions.resolve, CudaGraphStep._capture_, torch.empty
+    """Inside the block `EngineOptions(device="cpu", step="cuda_graph")` records CUDA-graph steps."""
+    resolved, record, empty = EngineOptions.resolve, CudaGraphStep._record_, torch.empty
 
     def resolved_with_graphs(options: EngineOptions) -> ExecutionPlan:
         return replace(resolved(replace(options, step="auto")), cuda_graphs=options.step == "cuda_graph")
 
-    def capture_(step: CudaGraphStep, forward: Any) -> None:
-        capture(step, forward)
+    def record_(step: CudaGraphStep, forward: Any) -> None:
+        record(step, forward)
         _make_replays_(step, forward)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -63,39 +63,39 @@ def graphs_on_a_cpu() -> Iterator[None]:
             patch.setattr(torch.cuda, name, lambda device=None: None)
         patch.setattr(torch.cuda, "default_generators", {None: SimpleNamespace(clone_state=torch.Generator)})
         patch.setattr(torch, "empty", lambda *given, pin_memory=False, **named: empty(*given, **named))
-        patch.setattr(CudaGraphStep, "_own_noise", lambda step: nullcontext())
-        patch.setattr(CudaGraphStep, "_capture_", capture_)
+        patch.setattr(CudaGraphStep, "_own_rng", lambda step: nullcontext())
+        patch.setattr(CudaGraphStep, "_record_", record_)
         patch.setattr(EngineOptions, "resolve", resolved_with_graphs)
         yield
 
 
 def _make_replays_(step: Any, forward: Any) -> None:
-    captured, loss = list(step._gradients), step.loss
+    recorded, loss = list(step._gradients), step.loss
 
-    def find_gradients() -> None:
-        with _as_captured(step):
-            step._find_gradients_(forward)
-            for parameter, gradient in captured:
+    def compute_gradients() -> None:
+        with _as_recorded(step):
+            step._compute_gradients_(forward)
+            for parameter, gradient in recorded:
                 assert (parameter.grad is None) == (gradient is None)
                 if gradient is not None:
                     gradient.copy_(parameter.grad)
         step.loss = loss.copy_(step.loss)
 
-    def use_gradients() -> None:
-        with _as_captured(step):
-            for parameter, gradient in captured:
+    def apply_gradients() -> None:
+        with _as_recorded(step):
+            for parameter, gradient in recorded:
                 parameter.grad = gradient
-            step._use_gradients_()
+            step._apply_gradients_()
 
-    step._to_gradients.replay, step._from_gradients.replay = find_gradients, use_gradients
+    step._backward_graph.replay, step._update_graph.replay = compute_gradients, apply_gradients
 
 
 @contextmanager
-def _as_captured(step: Any) -> Iterator[None]:
-    """A graph knows the tensors that it was captured with, and touches no attribute of a parameter or optimizer."""
+def _as_recorded(step: Any) -> Iterator[None]:
+    """A graph uses the tensors it was recorded with and changes no attribute of a parameter or an optimizer."""
     groups, parameters = step._optimizer.param_groups, [parameter for parameter, _ in step._gradients]
     rates, gradients = [group["lr"] for group in groups], [parameter.grad for parameter in parameters]
-    for group, tensor in zip(groups, step._rates, strict=True):
+    for group, tensor in zip(groups, step._lrs, strict=True):
         group["lr"] = tensor
     hooks_disabled: AbstractContextManager[None] = step.attached.hooks_disabled()
     with hooks_disabled:

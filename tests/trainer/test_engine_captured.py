@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from pathgrow.trainer.step import CudaGraphStep
+from pathgrow.trainer.cuda_graph_step import CudaGraphStep
 
 
 class Told:
@@ -68,10 +68,10 @@ def test_masks_change_after_the_gradients_and_may_take_the_place_of_the_rest(
     told = Told(parameter, due, takes_place)
     step: Any = object.__new__(CudaGraphStep)
     step.attached, step._index = told, torch.zeros((), dtype=torch.int64)
-    step._to_gradients, step._from_gradients = told.graph("to"), told.graph("from")
-    step._optimizer, step._peaks, step._own_noise = told.optimizer, [0.5], nullcontext
-    step._feed = SimpleNamespace(rate=lambda number: 0.25)
-    step._shared = told if in_a_team else None
+    step._backward_graph, step._update_graph = told.graph("to"), told.graph("from")
+    step._optimizer, step._base_lrs, step._own_rng = told.optimizer, [0.5], nullcontext
+    step._feed = SimpleNamespace(lr_factor=lambda number: 0.25)
+    step._buckets = told if in_a_team else None
     step._gradients = [(parameter, torch.tensor(3.0))]
     parameter.grad = torch.tensor(5.0)  # somebody's, put there since the capture
     step(1)

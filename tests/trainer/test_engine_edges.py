@@ -12,7 +12,7 @@ from pathgrow.data.dataset import Dataset, Split
 from pathgrow.distributed.comm import SingleProcess
 from pathgrow.errors import UserError
 from pathgrow.trainer import EngineOptions, Trainer
-from pathgrow.trainer.feed import Resident, ResidentFeed
+from pathgrow.trainer.feed import DeviceSplit, ResidentFeed
 from pathgrow.trainer.recipes import Recipe
 
 CPU = EngineOptions(device="cpu")
@@ -61,7 +61,7 @@ def test_processes_share_data_that_do_not_fill_a_batch(size: int, num: int) -> N
     data, recipe = numbered(31), Recipe(batch_size=36, accumulate=2)
     rows = []
     for rank in range(size):
-        resident = Resident(data.train, torch.device("cpu"))
+        resident = DeviceSplit(data.train, torch.device("cpu"))
         feed = ResidentFeed(resident, recipe, 2, seed=0, num_epochs=1, shard=(rank, size))
         feed.fill_(0)
         assert (feed.batch_size, feed.num_steps) == (num, 1)
@@ -89,8 +89,8 @@ def test_processes_get_equally_many_rows_of_every_batch_for_growth(num: int) -> 
 
 
 def test_fewer_samples_than_parts_are_one_sentence() -> None:
-    resident = Resident(numbered(3).train, torch.device("cpu"))
-    with pytest.raises(UserError, match="3 training samples cannot be computed in 4 parts of 2 processes: start fewer"):
+    resident = DeviceSplit(numbered(3).train, torch.device("cpu"))
+    with pytest.raises(UserError, match=r"3 training samples cannot be split into 4 microbatches: .* fewer processes"):
         ResidentFeed(resident, Recipe(batch_size=8, accumulate=2), 2, seed=0, num_epochs=1, shard=(0, 2))
 
 
@@ -103,5 +103,5 @@ def test_batch_norm_over_one_value_is_one_sentence(batch_size: int, accumulate: 
         lambda: trainer.loss(model.train(), next(trainer.batches())),
     ]
     for way in ways:
-        with pytest.raises(UserError, match=r"one sample at a time .*: give a larger batch size"):
+        with pytest.raises(UserError, match=r"one sample at a time .*; use a larger batch size"):
             way()

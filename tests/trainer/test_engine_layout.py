@@ -38,7 +38,7 @@ net, optimizer = trainer.place(net)
 trainer(net, optimizer, 8)
 by_hand = torch.optim.SGD(exact.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4)
 for step in range(8):
-    by_hand.param_groups[0]["lr"] = 0.1 * trainer.recipe.rate(step, 8)
+    by_hand.param_groups[0]["lr"] = 0.1 * trainer.recipe.lr_factor(step, 8)
     by_hand.zero_grad()
     nn.functional.cross_entropy(exact(split.normalised().double()), split.labels).backward()
     by_hand.step()

@@ -14,10 +14,10 @@ from pathgrow import attach, data, models
 from pathgrow.masks import Masks
 from pathgrow.methods import fixed
 from pathgrow.trainer import EngineOptions, Trainer, trainer
+from pathgrow.trainer.cuda_graph_step import CudaGraphStep
 from pathgrow.trainer.interface import Job
 from pathgrow.trainer.loop import Training
 from pathgrow.trainer.recipes import Recipe
-from pathgrow.trainer.step import CudaGraphStep
 
 MOST_QUEUED = 8
 REPLAY, CHANGE, LOOK = 8.0, 60.0, 0.1
@@ -101,7 +101,7 @@ def test_the_device_works_for_others_while_one_changes_its_masks(monkeypatch: py
     device, simulated = simulate(monkeypatch)
     assert all(one.most_queued <= MOST_QUEUED for one in simulated)
     with monkeypatch.context() as context:
-        context.setattr(trainer, "_that_need_not_wait", lambda running: list(running.items()))
+        context.setattr(trainer, "_ready", lambda running: list(running.items()))
         in_turn, _ = simulate(context)
     num_changes = sum((LENGTH - 1) // every for every in EVERY)
     assert in_turn.idle > num_changes * CHANGE / 2
@@ -112,7 +112,7 @@ def test_the_device_works_for_others_while_one_changes_its_masks(monkeypatch: py
 def test_a_training_that_is_alone_goes_on() -> None:
     alone = SimpleNamespace(would_wait=True)
     running: Any = {3: (alone, iter([None]))}
-    assert trainer._that_need_not_wait(running) == [(3, running[3])]
+    assert trainer._ready(running) == [(3, running[3])]
 
 
 @pytest.mark.parametrize("has_work", [True, False])
@@ -124,7 +124,7 @@ def test_a_training_that_is_alone_goes_on() -> None:
 def test_what_would_wait(has_work: bool, is_well_ahead: bool, done: int, update_is_due: bool, comes_last: bool) -> None:
     captured: Any = object.__new__(CudaGraphStep)
     captured.stream = SimpleNamespace(query=lambda: not has_work)
-    captured._marks = deque([SimpleNamespace(query=lambda: False)] * 4 if is_well_ahead else [])
+    captured._events = deque([SimpleNamespace(query=lambda: False)] * 4 if is_well_ahead else [])
     job: Any = SimpleNamespace(attached=SimpleNamespace(update_is_due=update_is_due), epochs=9, first_step=done)
     feed: Any = SimpleNamespace(num_steps=10)
     anything: Any = None

@@ -78,9 +78,9 @@ def test_batches_are_those_of_the_loader_and_are_counted(data: Dataset) -> None:
 def test_an_epoch_that_was_left_in_the_middle_does_not_run_into_another(data: Dataset) -> None:
     feed = StreamedFeed(data.train, torch.device("cpu"), PLAN, 2, 0, seed=5, num_epochs=2)  # type: ignore[arg-type]
     feed.fill_(0)
-    feed.ready_(0)
+    feed.load_(0)
     feed.fill_(1)
-    feed.ready_(1)
+    feed.load_(1)
     loader = StreamLoader(data.train, 8, train=True, seed=5, workers=0)  # type: ignore[arg-type]
     (images, labels), *_ = loader.epoch(1, start_batch=1)
     found = feed.batch(1)
@@ -103,7 +103,7 @@ def test_processes_share_a_batch_and_what_was_drawn_for_each_of_its_samples(data
             shard=shard,  # type: ignore[arg-type]
         )
         feed.fill_(0)
-        feed.ready_(0)
+        feed.load_(0)
         return feed.batch(0)[0]
 
     joined = torch.cat([first_batch((rank, 2)) for rank in range(2)])

@@ -24,29 +24,29 @@ from pathgrow.trainer.recipes import Recipe, default_name, make_optimizer, recip
 
 
 def test_a_cosine_rises_over_the_warmup_and_falls_to_nothing() -> None:
-    rates = [Recipe(warmup=0.1).rate(step, 100) for step in range(100)]
+    rates = [Recipe(warmup=0.1).lr_factor(step, 100) for step in range(100)]
     assert rates[:3] == pytest.approx([1 / 11, 2 / 11, 3 / 11])
     assert rates[10] == 1
     assert all(a > b for a, b in pairwise(rates[10:]))
     assert rates[55] == pytest.approx(0.5)
     assert 0 < rates[-1] < 1e-3
-    assert Recipe(warmup=0.1).rate(0, 5) == 1  # a phase too short for a warm-up has none
+    assert Recipe(warmup=0.1).lr_factor(0, 5) == 1  # a phase too short for a warm-up has none
 
 
 def test_a_cosine_stays_above_its_floor() -> None:
-    rates = [Recipe(warmup=0.0, floor=0.2).rate(step, 50) for step in range(50)]
+    rates = [Recipe(warmup=0.0, floor=0.2).lr_factor(step, 50) for step in range(50)]
     expected = [0.2 + 0.8 * (1 + math.cos(math.pi * step / 50)) / 2 for step in range(50)]
     assert rates == pytest.approx(expected)
 
 
 def test_steps_come_at_their_shares_whether_or_not_there_is_a_warmup() -> None:
-    rates = [Recipe(schedule="step", warmup=0.1, factor=0.2).rate(step, 40) for step in range(40)]
+    rates = [Recipe(schedule="step", warmup=0.1, factor=0.2).lr_factor(step, 40) for step in range(40)]
     assert rates[:4] == pytest.approx([0.2, 0.4, 0.6, 0.8])
     assert rates[4:] == pytest.approx([1.0] * 16 + [0.2] * 10 + [0.04] * 10)
 
 
 def test_a_constant_rate_is_constant_after_the_warmup() -> None:
-    rates = [Recipe(schedule="constant", warmup=0.5).rate(step, 6) for step in range(6)]
+    rates = [Recipe(schedule="constant", warmup=0.5).lr_factor(step, 6) for step in range(6)]
     assert rates == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1])
 
 
@@ -60,7 +60,7 @@ def test_a_rate_is_a_share_that_never_rises_after_the_warmup(
     num_steps: int, schedule: str, warmup: float, floor: float
 ) -> None:
     plan = Recipe(schedule=schedule, warmup=warmup, floor=floor)  # type: ignore[arg-type]
-    rates = [plan.rate(step, num_steps) for step in range(num_steps)]
+    rates = [plan.lr_factor(step, num_steps) for step in range(num_steps)]
     assert all(0 < rate <= 1 for rate in rates)
     peak = rates.index(max(rates))
     assert all(a < b for a, b in pairwise(rates[: peak + 1]))
@@ -80,10 +80,10 @@ def test_published_schedules_change_where_they_were_published_to(
 ) -> None:
     plan, before = recipe(name), 1.0
     for step, after in changes:
-        assert plan.rate(step - 1, num_steps) == pytest.approx(before)
-        assert plan.rate(step, num_steps) == pytest.approx(after)
+        assert plan.lr_factor(step - 1, num_steps) == pytest.approx(before)
+        assert plan.lr_factor(step, num_steps) == pytest.approx(after)
         before = after
-    assert plan.rate(num_steps - 1, num_steps) == pytest.approx(before)
+    assert plan.lr_factor(num_steps - 1, num_steps) == pytest.approx(before)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_numbers_are_those_that_were_published(
     assert (plan.epochs, plan.batch_size, plan.optimizer) == (epochs, batch_size, optimizer)
     assert (plan.lr, plan.weight_decay, plan.label_smoothing) == (lr, weight_decay, label_smoothing)
     assert (plan.momentum, plan.second_beta, plan.decay_all) == (0.9, 0.999, optimizer == "sgd")
-    assert plan.lr * plan.rate(999_999, 1_000_000) == pytest.approx(last_lr, rel=1e-4, abs=1e-9)
+    assert plan.lr * plan.lr_factor(999_999, 1_000_000) == pytest.approx(last_lr, rel=1e-4, abs=1e-9)
 
 
 # Optimizers.
@@ -237,30 +237,27 @@ def test_recipes_check_themselves(wrong: dict) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "sentence"),
+    ("values", "message"),
     [
         ({"weight_dekay": 0.1}, "unknown recipe key 'weight_dekay': did you mean weight_decay"),
-        ({"augment": {"flp": True}}, "unknown augment key 'flp': did you mean flip"),
-        ({"augment": {"flip": 3}}, "flip=3"),
-        ({"augment": True}, "augment True was given in a recipe, a table is wanted"),
-        ({"milestones": 0.5}, "milestones 0.5 was given in a recipe, a list is wanted"),
-        ({"milestones": ["half"]}, "milestones"),
-        ({"lr": "fast"}, "lr 'fast' was given in a recipe, a number above 0 is wanted"),
-        ({"optimizer": "adam"}, "unknown optimizer 'adam': did you mean adamw"),
+        ({"augment": {"flp": True}}, "unknown recipe.augment key 'flp': did you mean flip"),
+        ({"augment": {"flip": 3}}, "recipe.augment.flip must be true or false, got 3"),
+        ({"augment": True}, "recipe.augment must be a JSON object, got True"),
+        ({"milestones": 0.5}, "recipe.milestones must be a list, got 0.5"),
+        ({"milestones": ["half"]}, r"recipe.milestones\[0\] must be a number in \(0, 1\), got 'half'"),
+        ({"milestones": [0.75, 0.5]}, "milestones must be increasing"),
+        ({"lr": "fast"}, r"recipe.lr must be a number > 0, got 'fast' \(e.g. 0.1\)"),
+        ({"optimizer": "adam"}, "recipe.optimizer must be one of 'sgd', 'adamw', got 'adam'"),
+        ({"label_smoothing": 1.0}, r"recipe.label_smoothing must be in \[0, 1\), got 1.0 \(e.g. 0.0\)"),
+        ({"accumulate": 3}, "accumulate must divide batch_size 128, got 3"),
     ],
 )
-def test_wrong_changes_are_one_sentence(values: dict, sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
+def test_invalid_overrides_are_refused(values: dict, message: str) -> None:
+    with pytest.raises(UserError, match=f"^{message}"):
         Recipe().override(values)
 
 
-# Changes.
-
-
-def test_examples_are_values_that_one_would_give() -> None:
-    for name, example in (("label_smoothing", "0.0"), ("warmup", "0.05"), ("second_beta", "0.999"), ("floor", "0.0")):
-        with pytest.raises(UserError, match=f"{name} 1.0 was given .* give for example {example}$"):
-            Recipe(**{name: 1.0})
+# Overrides
 
 
 def test_changes_leave_the_rest_and_augmentation_is_changed_in_part() -> None:

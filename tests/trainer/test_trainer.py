@@ -23,8 +23,7 @@ from pathgrow.methods.picks import at_random
 from pathgrow.rng import generator
 from pathgrow.sparse.attach import Attached, attach
 from pathgrow.sparse.ema import EMA
-from pathgrow.trainer import EngineOptions, Trainer, feed, trainer
-from pathgrow.trainer import step as steps
+from pathgrow.trainer import EngineOptions, Trainer, eager_step, feed, trainer
 from pathgrow.trainer.interface import Job
 from pathgrow.trainer.recipes import Recipe, make_optimizer
 from tests.support.swapping import swapping
@@ -209,7 +208,7 @@ def test_a_step_has_the_bits_of_a_plain_loop_with_hooks(changes: dict) -> None:
             if step % 3 == 0:
                 torch.manual_seed(feed_noise_seed(5, step // 3))
             for group in plain.optimizer.param_groups:
-                group["lr"] = float(np.float32(0.1) * np.float32(recipe.rate(step, 6)))
+                group["lr"] = float(np.float32(0.1) * np.float32(recipe.lr_factor(step, 6)))
             plain.optimizer.zero_grad()
             logits = plain.model(images.contiguous(memory_format=torch.channels_last))
             functional.cross_entropy(logits, labels).backward()
@@ -239,7 +238,7 @@ def test_a_batch_larger_than_the_data_is_cut_into_equal_parts() -> None:
     for name, tensor in state(whole).items():
         torch.testing.assert_close(state(attached)[name], tensor, rtol=1e-5, atol=1e-6)
     tiny = Trainer(made(num=3), PLAIN.override({"batch_size": 64, "accumulate": 4}), CPU)
-    with pytest.raises(UserError, match=r"3 training samples cannot be computed in 4 parts"):
+    with pytest.raises(UserError, match=r"3 training samples cannot be split into 4 microbatches"):
         tiny.train([Job(attached=sparse(tiny), epochs=1, seed=5)])
 
 
@@ -302,7 +301,7 @@ def test_a_method_with_a_step_clock_gets_its_dense_gradients(method: Method) -> 
     engine.train([Job(attached=attached, epochs=2, seed=5)])
     for step, (images, labels) in enumerate(batches(PLAIN, seed=5, epochs=2)):
         for group in plain.optimizer.param_groups:
-            group["lr"] = float(np.float32(0.1) * np.float32(PLAIN.rate(step, 6)))
+            group["lr"] = float(np.float32(0.1) * np.float32(PLAIN.lr_factor(step, 6)))
         plain.optimizer.zero_grad()
         functional.cross_entropy(plain.model(images.contiguous()), labels).backward()
         plain.optimizer.step()
@@ -345,8 +344,8 @@ def test_bfloat16_is_used_in_training_and_not_in_evaluation() -> None:
 def test_a_compiled_step_gives_the_same_training(monkeypatch: pytest.MonkeyPatch) -> None:
     # Traced as ever, but not handed to the C++ compiler, which would take twenty seconds.
     count = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(steps.forward_loss, dynamic=False, backend=count)
-    monkeypatch.setattr(steps, "compiled_forward_loss", lambda kind: compiled)
+    compiled = torch.compile(eager_step.forward_loss, dynamic=False, backend=count)
+    monkeypatch.setattr(eager_step, "compiled_forward_loss", lambda kind: compiled)
     engine = Trainer(made(), PLAIN, EngineOptions(device="cpu", compile="on"))
     attached = sparse(engine)
     engine.train([Job(attached=attached, epochs=2, seed=5)])
@@ -458,7 +457,7 @@ def test_repeatable_algorithms_are_asked_for_in_trainings_and_between_them_and_o
 def test_data_too_large_to_be_kept_normalised_are_trained_and_scored_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = trained(PLAIN, convolutions)
     score = Trainer(made(), PLAIN, CPU).evaluate(made().val)(kept.model)
-    monkeypatch.setattr(feed, "_READY_BYTES", 0)
+    monkeypatch.setattr(feed, "_MAX_NORMALIZED_BYTES", 0)
     assert_same_bits(trained(PLAIN, convolutions), kept)
     assert Trainer(made(), PLAIN, CPU).evaluate(made().val)(kept.model) == score
 
@@ -594,7 +593,7 @@ def test_a_diverging_loss_ends_in_one_sentence(bias: float, loss: str) -> None:
     attached = sparse(engine)
     with torch.no_grad():
         attached.model[3].bias.copy_(torch.tensor([bias, 3e38, 0.0]))  # -3e38 is finite, its distance from 3e38 is not
-    wanted = rf"became {loss} in epoch 1 of 3: lower the learning rate \(0.1 was used\)$"
+    wanted = rf"became {loss} in epoch 1 of 3: lower the learning rate \(now 0.1\)$"
     with pytest.raises(RunFailed, match=wanted):
         engine.train([Job(attached=attached, epochs=3, seed=5)])
 

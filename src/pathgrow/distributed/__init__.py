@@ -1,1 +1,1 @@
-"""Communication between the processes of one training."""
+"""Communication between the processes of one run."""

@@ -23,7 +23,7 @@ from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.session import Session
 from pathgrow.sparse.attach import Attached
 from pathgrow.trainer import Trainer
-from pathgrow.trainer.feed import batches_of
+from pathgrow.trainer.feed import epoch_batches
 
 _PLAN = "plan"
 _LOG = "cost_log"
@@ -149,7 +149,7 @@ class Workload:
 
     @cached_property
     def _batches(self) -> tuple[int, int]:
-        return batches_of(len(self.trainer.data.train), self.config.recipe, self.config.ranks)
+        return epoch_batches(len(self.trainer.data.train), self.config.recipe, self.config.ranks)
 
     @cached_property
     def dense_macs(self) -> int:

@@ -23,7 +23,7 @@ from pathgrow.runs.config import EVERYTHING, RunConfig
 from pathgrow.runs.session import Session
 from pathgrow.sparse.partial import half_done
 from pathgrow.trainer import Trainer
-from pathgrow.trainer.feed import batches_of
+from pathgrow.trainer.feed import epoch_batches
 from pathgrow.trainer.process_group import join_process_group
 
 _Config = TypeVar("_Config", bound=RunConfig)
@@ -90,7 +90,7 @@ def open_session(
     """
     dataset = config.load_data()
     if run_dir is not None:
-        _, steps_per_epoch = batches_of(len(dataset.train), config.recipe, config.ranks)
+        _, steps_per_epoch = epoch_batches(len(dataset.train), config.recipe, config.ranks)
         num_stages = len(unfinished(run_dir).results)
         epochs = {stage: steps / steps_per_epoch for stage, steps in half_done(run_dir).items()}
         if num_stages or epochs:

@@ -57,8 +57,9 @@ class Partial:
         return self.is_worth(seconds)
 
     def is_worth(self, seconds: float) -> bool:
-        """Whether this much work is worth saving; the clock of the first process decides."""
-        return self.comm.broadcast_from_rank0(lambda: seconds > self.seconds)
+        """Return whether this much work is worth saving; the clock of rank 0 decides."""
+        due = seconds > self.seconds
+        return due if self.comm.size == 1 else self.comm.broadcast_from_rank0(lambda: due)
 
     def save(self, attached: Attached, step: int, noise: Tensor) -> None:
         """Save the state after `step` steps; `noise` is that of the generator for dropout."""

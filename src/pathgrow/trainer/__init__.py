@@ -1,4 +1,4 @@
-"""The engine: training at the speed of the hardware, one network or several side by side."""
+"""The training engine: eager or CUDA-graph steps, one network or several concurrently."""
 
 from __future__ import annotations
 

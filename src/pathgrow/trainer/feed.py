@@ -1,7 +1,7 @@
-"""Batches for training, augmented and normalised on the device, from data that lie there or stream in from files.
+"""Batches for training, augmented and normalized on the device, from resident data or streamed from files.
 
-Everything random about an epoch is drawn on the CPU before it begins, as a pure function of (seed, epoch), into buffers
-that stay where they are. A step then needs to know nothing but its number, which a captured graph counts itself.
+Everything random about an epoch is drawn on the CPU before it starts, as a pure function of (seed, epoch), into buffers
+with fixed addresses. A step then needs nothing but its number, which a CUDA graph counts itself.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from pathgrow.errors import UserError
 from pathgrow.rng import generator
 from pathgrow.trainer.recipes import Recipe
 
-_READY_BYTES = 256 * 2**20
-"""Normalised copies are kept up to this size."""
+_MAX_NORMALIZED_BYTES = 256 * 2**20
+"""Largest split of which a normalized copy is cached."""
 
 
-class Resident:
-    """A split on a device, shared by all that train or score on it."""
+class DeviceSplit:
+    """A split on a device, shared by everything that trains or evaluates on it."""
 
     def __init__(self, split: Split, device: torch.device) -> None:
         self.images = split.images.to(device)
@@ -34,7 +34,7 @@ class Resident:
         self.mean = torch.tensor(split.mean, dtype=torch.float32, device=device)
         self.std = torch.tensor(split.std, dtype=torch.float32, device=device)
         self.shape = tuple(split.images.shape[1:])
-        self._ready: Tensor | None = None
+        self._normalized: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -43,72 +43,72 @@ class Resident:
     def device(self) -> torch.device:
         return self.images.device
 
-    def normalised(self, first: int, last: int) -> Tensor:
-        """Images of a range, centred and scaled; small sets are kept so."""
-        if 4 * self.images.numel() > _READY_BYTES:
-            return self._normalise(self.images[first:last])
-        if self._ready is None:
-            self._ready = self._normalise(self.images)
-        return self._ready[first:last]
+    def normalized(self, first: int, last: int) -> Tensor:
+        """Return the normalized images of a range; those of a small split are cached."""
+        if 4 * self.images.numel() > _MAX_NORMALIZED_BYTES:
+            return self._normalize(self.images[first:last])
+        if self._normalized is None:
+            self._normalized = self._normalize(self.images)
+        return self._normalized[first:last]
 
-    def all_ready(self) -> Tensor | None:
-        """All images normalised, if they are few enough to be kept so."""
-        return self.normalised(0, len(self)) if 4 * self.images.numel() <= _READY_BYTES else None
+    def all_normalized(self) -> Tensor | None:
+        """Return all images normalized, or None if the split is too large to cache them."""
+        return self.normalized(0, len(self)) if 4 * self.images.numel() <= _MAX_NORMALIZED_BYTES else None
 
-    def _normalise(self, images: Tensor) -> Tensor:
+    def _normalize(self, images: Tensor) -> Tensor:
         return (images.float() - self.mean.view(1, -1, 1, 1)) / self.std.view(1, -1, 1, 1)
 
 
-class Residents:
-    """Each split is moved to the device once."""
+class DeviceSplits:
+    """Moves each split to the device once."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._known: WeakKeyDictionary[Split, Resident] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[Split, DeviceSplit] = WeakKeyDictionary()
 
-    def of(self, split: Split) -> Resident:
+    def of(self, split: Split) -> DeviceSplit:
         if split not in self._known:
-            self._known[split] = Resident(split, self._device)
+            self._known[split] = DeviceSplit(split, self._device)
         return self._known[split]
 
 
-def batches_of(num_samples: int, recipe: Recipe, num_ranks: int = 1) -> tuple[int, int]:
-    """(size, number) of the batches of an epoch; data that do not fill a batch of the recipe are a smaller one.
+def epoch_batches(num_samples: int, recipe: Recipe, num_ranks: int = 1) -> tuple[int, int]:
+    """Return (batch size, batches per epoch); a split smaller than the batch size is one smaller batch.
 
-    >>> batches_of(1000, Recipe(batch_size=128))
+    >>> epoch_batches(1000, Recipe(batch_size=128))
     (128, 7)
-    >>> batches_of(31, Recipe(batch_size=128), num_ranks=2)
+    >>> epoch_batches(31, Recipe(batch_size=128), num_ranks=2)
     (30, 1)
     """
-    whole, num_parts = min(recipe.batch_size, num_samples), recipe.accumulate * num_ranks
-    if whole < num_parts:
-        shared = f" of {num_ranks} processes: start fewer, or" if num_ranks > 1 else ":"
+    largest, num_parts = min(recipe.batch_size, num_samples), recipe.accumulate * num_ranks
+    if largest < num_parts:
+        fewer = " or start fewer processes" if num_ranks > 1 else ""
         raise UserError(
-            f"{num_samples} training samples cannot be computed in {num_parts} parts{shared} lower `accumulate`"
+            f"{num_samples} training samples cannot be split into {num_parts} microbatches: lower `accumulate`{fewer}"
         )
-    batch_size = whole - whole % num_parts  # of parts of one size, whose mean is the batch's
+    batch_size = largest - largest % num_parts  # microbatches of one size, so that the mean of means is the mean
     return batch_size, num_samples // batch_size
 
 
 class Feed(ABC):
     """The batches of one training, epoch by epoch.
 
-    The last samples of an epoch that fill no batch are left out; the order is another one each time. Batches then have
-    one size, which a captured step needs and the statistics of batch norm like.
+    Every epoch is a new permutation; the last samples that do not fill a batch are dropped. All batches have one size,
+    as CUDA graphs require and batch norm prefers.
 
     Parameters
     ----------
     seed
-        Decides the order and the augmentation, with the epoch.
+        Determines sample order and augmentation, together with the epoch.
     num_epochs
-        Of the whole training: the learning rate is stretched over it.
+        Length of the whole training, over which the learning-rate schedule is stretched.
     shard
-        (rank, number of ranks): this process computes its rows of every batch.
+        (rank, world size): this process computes its rows of every batch.
     """
 
     def __init__(
         self,
-        split: Resident | StreamedSplit,
+        split: DeviceSplit | StreamedSplit,
         device: torch.device,
         recipe: Recipe,
         classes: int,
@@ -127,56 +127,56 @@ class Feed(ABC):
         self._classes = classes
         self._seed = seed
         self._shard = shard
-        self.batch_size, self.num_steps = batches_of(self._num, recipe, shard[1])
+        self.batch_size, self.num_steps = epoch_batches(self._num, recipe, shard[1])
         self.num_epochs = num_epochs
         self._tables: dict[str, Tensor] = {}
-        self._rates: list[float] = []
+        self._lr_factors: list[float] = []
 
     @property
     def num_samples(self) -> int:
-        """Of an epoch, over all ranks."""
+        """Samples per epoch, over all ranks."""
         return self.num_steps * self.batch_size
 
     @property
     def num_rows(self) -> int:
-        """Of a batch, those that this process computes."""
+        """Rows of each batch that this process computes."""
         return self.batch_size // self._shard[1]
 
     def retarget_(self, *, seed: int, num_epochs: int) -> None:
-        """Serve another training of the same network: the buffers, and a graph that reads them, stay."""
+        """Serve another training of the same network; the buffers, and CUDA graphs that read them, stay valid."""
         self._seed, self.num_epochs = seed, num_epochs
 
     @abstractmethod
-    def ready_(self, step: int) -> None:
-        """To be called before each step, outside of a graph."""
+    def load_(self, step: int) -> None:
+        """Load the data of a step into the buffers; called before each step, outside of CUDA graphs."""
 
     @abstractmethod
-    def _chosen(self, step: int | Tensor) -> tuple[Tensor, Tensor]:
-        """Bytes and labels of a step, as they are stored."""
+    def _raw_batch(self, step: int | Tensor) -> tuple[Tensor, Tensor]:
+        """Return the uint8 images and the labels of a step."""
 
     def _order(self, epoch: int, draw: torch.Generator) -> dict[str, Tensor]:
-        """Tables that say which samples a step takes."""
+        """Return the tables that say which samples a step takes."""
         return {}
 
     def _rows(self) -> slice:
-        """Which rows of a batch this process computes."""
+        """Return the rows of a batch that this process computes."""
         rank, num_ranks = self._shard
         return slice(rank, None, num_ranks)
 
     def fill_(self, epoch: int) -> None:
-        """Draw an epoch into the buffers, in the order of the current stream."""
+        """Draw an epoch into the buffers, on the current stream."""
         draw = generator(self._seed, "epoch", epoch)
         order = self._order(epoch, draw)
         drawn = augmentation.draw(
             self._recipe.augment, self.num_steps, self.batch_size, self._shape, self._classes, draw
         )
         total = self.num_epochs * self.num_steps
-        rates = [self._recipe.rate(epoch * self.num_steps + step, total) for step in range(self.num_steps)]
+        factors = [self._recipe.lr_factor(epoch * self.num_steps + step, total) for step in range(self.num_steps)]
         tables = {**order, **{f"draw/{name}": values for name, values in drawn.items()}}
-        # Rows of a sample go to the rank that computes it; what is drawn once for a batch (mixing) goes to all.
+        # Draws per sample go to the rank that computes it; those per batch (mixing) go to all ranks.
         tables = {name: t if name.startswith("draw/mix") else t[:, self._rows()] for name, t in tables.items()}
-        self._rates = rates
-        self._put_({**tables, "rates": torch.tensor(rates, dtype=torch.float32)})
+        self._lr_factors = factors
+        self._put_({**tables, "lr_factors": torch.tensor(factors, dtype=torch.float32)})
 
     def _put_(self, tables: dict[str, Tensor]) -> None:
         for name, table in tables.items():
@@ -186,20 +186,20 @@ class Feed(ABC):
             elif name not in self._tables:
                 self._tables[name] = table.to(self._device)
             else:
-                # From pinned memory a copy waits in its stream; from any other the whole process would.
+                # A copy from pinned memory waits in its stream; any other would block the process.
                 self._tables[name].copy_(table.pin_memory(), non_blocking=True)
 
-    def rate(self, step: int) -> float:
-        """The share of the learning rate at a step of the epoch,"""
-        return self._rates[step]
+    def lr_factor(self, step: int) -> float:
+        """Return the factor of the learning rate at a step of the epoch."""
+        return self._lr_factors[step]
 
-    def rate_on_device(self, step: Tensor) -> Tensor:
-        """and the same where a graph can read it."""
-        return _row(self._tables["rates"], step)
+    def lr_factor_on_device(self, step: Tensor) -> Tensor:
+        """Return the factor of the learning rate as a tensor that a CUDA graph can read."""
+        return _row(self._tables["lr_factors"], step)
 
     def batch(self, step: int | Tensor) -> tuple[Tensor, Tensor]:
-        """Images and targets of a step, given as a number or as a tensor that holds it."""
-        images, labels = self._chosen(step)
+        """Return images and targets of a step, given as a number or as a tensor that holds it."""
+        images, labels = self._raw_batch(step)
         drawn = {
             name.removeprefix("draw/"): _row(table, step)
             for name, table in self._tables.items()
@@ -211,34 +211,34 @@ class Feed(ABC):
 
 
 class ResidentFeed(Feed):
-    """Batches gathered from a split that lies on the device."""
+    """Batches gathered from a split that is resident on the device."""
 
-    def __init__(self, resident: Resident, recipe: Recipe, classes: int, **training: Any) -> None:
+    def __init__(self, resident: DeviceSplit, recipe: Recipe, classes: int, **training: Any) -> None:
         super().__init__(resident, resident.device, recipe, classes, **training)
         self._resident = resident
         plain = recipe.augment == type(recipe.augment)()
-        # Made here, once: what a compiled or captured step makes for later, it would be compiled for twice.
-        self._ready = resident.all_ready() if plain else None
+        # Computed here, once: a step that filled the cache itself would be compiled twice.
+        self._normalized = resident.all_normalized() if plain else None
 
-    def ready_(self, step: int) -> None:
-        pass  # the data are where a graph finds them
+    def load_(self, step: int) -> None:
+        pass  # the data are on the device already
 
     def _order(self, epoch: int, draw: torch.Generator) -> dict[str, Tensor]:
         return {"order": torch.randperm(self._num, generator=draw)[: self.num_samples].view(self.num_steps, -1)}
 
-    def _chosen(self, step: int | Tensor) -> tuple[Tensor, Tensor]:
+    def _raw_batch(self, step: int | Tensor) -> tuple[Tensor, Tensor]:
         rows = _row(self._tables["order"], step)
         return self._resident.images.index_select(0, rows), self._resident.labels.index_select(0, rows)
 
     def batch(self, step: int | Tensor) -> tuple[Tensor, Tensor]:
-        if self._ready is not None:
+        if self._normalized is not None:
             rows = _row(self._tables["order"], step)
-            return self._ready.index_select(0, rows), self._resident.labels.index_select(0, rows)
+            return self._normalized.index_select(0, rows), self._resident.labels.index_select(0, rows)
         return super().batch(step)
 
 
 class StreamedFeed(Feed):
-    """Batches decoded from files by worker processes, copied to where a graph looks for them."""
+    """Batches decoded from files by worker processes and copied to a fixed buffer on the device."""
 
     def __init__(
         self, split: StreamedSplit, device: torch.device, recipe: Recipe, classes: int, workers: int, **training: Any
@@ -253,14 +253,14 @@ class StreamedFeed(Feed):
         self._labels = torch.zeros(self.num_rows, dtype=torch.int64, device=device)
 
     def _order(self, epoch: int, draw: torch.Generator) -> dict[str, Tensor]:
-        self._epoch, self._next = epoch, -1  # the loader draws its own order, of the same seed
+        self._epoch, self._next = epoch, -1  # the loader draws its own order from the same seed
         return {}
 
     def _rows(self) -> slice:
         rank, num = self._shard[0], self.num_rows
-        return slice(rank * num, (rank + 1) * num)  # as the loader has them
+        return slice(rank * num, (rank + 1) * num)  # contiguous, as the loader shards a batch
 
-    def ready_(self, step: int) -> None:
+    def load_(self, step: int) -> None:
         if step != self._next:
             loader = StreamLoader(
                 self._split,
@@ -276,9 +276,9 @@ class StreamedFeed(Feed):
         self._labels.copy_(labels, non_blocking=True)
         self._next = step + 1
         if self._next == self.num_steps:
-            self._stream = iter(())  # its workers end with it, and do not wait for a training that may never come
+            self._stream = iter(())  # ends its workers, which would otherwise wait for a training that may never come
 
-    def _chosen(self, step: int | Tensor) -> tuple[Tensor, Tensor]:
+    def _raw_batch(self, step: int | Tensor) -> tuple[Tensor, Tensor]:
         return self._images, self._labels
 
 

@@ -1,8 +1,8 @@
-"""Several processes that train one network together, on PyTorch's own distributed engine.
+"""Data-parallel training of one network on torch.distributed.
 
-Gradients travel between the two graphs of a captured step, or by DistributedDataParallel where steps are eager (NCCL on
-GPUs, gloo on CPUs). Decisions travel beside them over a gloo group of our own, from the CPU: they never wait for a
-device, and never mix with messages of anybody else.
+Gradients are averaged by DistributedDataParallel (eager steps) or between the two graphs of a CUDA-graph step, over
+NCCL on GPUs and gloo on CPUs. Decisions are broadcast over a separate gloo group, from the CPU: they never wait for a
+device and never mix with messages of other code.
 """
 
 from __future__ import annotations
@@ -30,109 +30,108 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_PATIENCE = timedelta(minutes=30)
-"""How long a process waits for the others: the first may be writing, or growing a large network."""
-_START_PATIENCE = timedelta(minutes=10)
-_NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_FIRST = 0
-_NUM_FAILED, _FAULT = "pathgrow/num_failed", "pathgrow/fault"
-_LINGER_SECONDS = 2.0
-_BROKEN = "another process of this run ended or fell silent: finished stages are kept, start all of them again"
+_TIMEOUT = timedelta(minutes=30)
+"""How long a rank waits for the others: rank 0 may be writing, or growing a large network."""
+_START_TIMEOUT = timedelta(minutes=10)
+_REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_NUM_FAILED, _FAILURE = "pathgrow/num_failed", "pathgrow/failure"
+_GRACE_SECONDS = 2.0
+_BROKEN = "lost the connection to another rank; finished stages are kept, restart all processes to resume"
 
 
 class ProcessGroupComm:
-    """The processes of the default process group; implements `Team`.
+    """The ranks of the default process group; implements `Communicator`.
 
-    To make one is a collective act: every process of the group does so, in the same order.
+    Creating one is collective: all ranks must do it, in the same order.
     """
 
     def __init__(self) -> None:
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
-        self._group = dist.new_group(backend="gloo", timeout=_PATIENCE)
+        self._group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
 
     def disconnect_(self) -> None:
-        """Part from the others; the team cannot talk any more.
+        """Leave the process group; the communicator cannot be used any more.
 
-        A thread of gloo that still puts its last message away when Python ends aborts the process. The threads of a
-        group end with the last reference to it, and this is ours.
+        A gloo thread that is still sending when Python exits aborts the process. The threads of a group end with the
+        last reference to it, which this is.
         """
         del self._group
         dist.destroy_process_group()
 
     def __repr__(self) -> str:
-        return f"ProcessTeam(rank {self.rank} of {self.size})"
+        return f"ProcessGroupComm(rank {self.rank} of {self.size})"
 
     def broadcast_from_rank0(self, work: Callable[[], T]) -> T:
-        if self.rank != _FIRST:
-            value: T = self._hear().opened()
+        if self.rank != 0:
+            value: T = self._receive().unwrap()
             return value
-        value = self._done_by_first(work)
-        self._say(_Parcel(value))
+        value = self._run_on_rank0(work)
+        self._send(_Message(value))
         return value
 
     def on_rank0(self, work: Callable[[], T]) -> T | None:
-        if self.rank != _FIRST:
-            self._hear().opened()
+        if self.rank != 0:
+            self._receive().unwrap()
             return None
-        value = self._done_by_first(work)
-        self._say(_Parcel(None))
+        value = self._run_on_rank0(work)
+        self._send(_Message(None))
         return value
 
     def gather(self, value: T) -> list[T]:
         values: list[Any] = [None] * self.size
-        with _talking():
+        with _connected():
             dist.all_gather_object(values, value, group=self._group)
         return values
 
     def all_reduce_(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
-            with _talking(), _in_plain_order(tensor) as plain:
+            with _connected(), _contiguous(tensor) as plain:
                 dist.all_reduce(plain)
 
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
-            with _talking(), _in_plain_order(tensor) as plain:
-                dist.broadcast(plain.view(-1).view(torch.uint8), _FIRST)  # as bytes: of any type of number
+            with _connected(), _contiguous(tensor) as plain:
+                dist.broadcast(plain.view(-1).view(torch.uint8), 0)  # as bytes: backends do not support every dtype
 
     def check_equal(self, what: str, digest: Callable[[], str]) -> None:
         digests = self.gather(digest())
-        odd = [rank for rank, other in enumerate(digests) if other != digests[_FIRST]]
-        if odd:
+        differing = [rank for rank, other in enumerate(digests) if other != digests[0]]
+        if differing:
             raise RunFailed(
-                f"the {what} of rank {', '.join(map(str, odd))} are not those of rank 0, but all ranks must have the "
-                "same: give every rank the same model, seed and options, on devices of one kind"
+                f"the {what} of rank {', '.join(map(str, differing))} differ from those of rank 0; "
+                "use the same model, seed, options and kind of device on every rank"
             )
 
-    def _done_by_first(self, work: Callable[[], T]) -> T:
+    def _run_on_rank0(self, work: Callable[[], T]) -> T:
         try:
             return work()
         except Exception as error:
-            # Not handled here: the others wait for an answer, and get this one.
-            self._say(_Parcel(fault=_Fault.of(error, self.rank)))
+            # The other ranks wait for a result and get the error instead.
+            self._send(_Message(failure=_Failure.of(error, self.rank)))
             raise
 
-    def _say(self, parcel: _Parcel) -> None:
-        with _talking():
-            dist.broadcast_object_list([parcel], _FIRST, group=self._group)
+    def _send(self, message: _Message) -> None:
+        with _connected():
+            dist.broadcast_object_list([message], 0, group=self._group)
 
-    def _hear(self) -> _Parcel:
+    def _receive(self) -> _Message:
         box: list[Any] = [None]
-        with _talking():
-            dist.broadcast_object_list(box, _FIRST, group=self._group)
-        return cast("_Parcel", box[0])
+        with _connected():
+            dist.broadcast_object_list(box, 0, group=self._group)
+        return cast("_Message", box[0])
 
 
 @dataclass(frozen=True)
-class _Fault:
-    """An error as it travels: which rank had it, its sentence, and the exit code it stands for."""
+class _Failure:
+    """An error as it is sent to other ranks."""
 
     rank: int
-    code: int
-    sentence: str
+    exit_code: int
+    message: str
 
     @classmethod
-    def of(cls, error: BaseException, rank: int) -> _Fault:
+    def of(cls, error: BaseException, rank: int) -> _Failure:
         if isinstance(error, UserError):
             return cls(rank, 2, str(error))
         if isinstance(error, RunFailed):
@@ -143,22 +142,22 @@ class _Fault:
 
 
 @dataclass(frozen=True)
-class _Parcel:
-    """What the first sends: a value, or why there is none."""
+class _Message:
+    """What rank 0 sends: a value, or the error that prevented it."""
 
     value: Any = None
-    fault: _Fault | None = None
+    failure: _Failure | None = None
 
-    def opened(self) -> Any:
-        if self.fault is not None:
-            kind = UserError if self.fault.code == 2 else RunFailed
-            raise kind(self.fault.sentence)
+    def unwrap(self) -> Any:
+        if self.failure is not None:
+            kind = UserError if self.failure.exit_code == 2 else RunFailed
+            raise kind(self.failure.message)
         return self.value
 
 
 @contextmanager
-def _in_plain_order(tensor: Tensor) -> Iterator[Tensor]:
-    """The numbers in the order of their indices, whatever the layout here: that of another process may differ."""
+def _contiguous(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield the tensor in contiguous layout and write it back: the memory format may differ between ranks."""
     with torch.no_grad():
         plain = tensor.detach().contiguous()
         yield plain
@@ -167,18 +166,18 @@ def _in_plain_order(tensor: Tensor) -> Iterator[Tensor]:
 
 
 @contextmanager
-def _talking() -> Iterator[None]:
-    """A conversation that breaks off is a failed run, in words."""
+def _connected() -> Iterator[None]:
+    """Turn a broken connection into a `RunFailed`."""
     try:
         yield
-    except RuntimeError as error:  # of which torch's own DistError is one
+    except RuntimeError as error:  # includes torch's DistError
         raise RunFailed(_BROKEN) from error
 
 
 def current_communicator() -> Communicator:
-    """The processes of the default process group, where there is one; otherwise this process alone.
+    """Return the communicator of the default process group, or that of a single process if there is none.
 
-    Where there is one, all of its processes have to call this.
+    Collective if there is a process group.
     """
     if not is_initialized() or dist.get_world_size() == 1:
         return SINGLE_PROCESS
@@ -187,15 +186,15 @@ def current_communicator() -> Communicator:
 
 @contextmanager
 def join_process_group(device: str = "auto") -> Iterator[Communicator]:
-    """Join the other processes that `torchrun` started; without it, or in a group of one's own, nothing changes.
+    """Join the processes started by `torchrun`; without torchrun, or in an existing process group, change nothing.
 
-    An error in one process ends all of them, with the exit code it stands for: the process that fails first raises its
-    own error, every other a `PeerFailed` that repeats it.
+    An error on one rank ends all ranks with its exit code: the first rank that fails raises its own error, all others
+    raise a `PeerFailed` that repeats it.
 
     Parameters
     ----------
     device
-        What will be trained on: with GPUs each process takes the one of its local rank.
+        Device to train on; each process takes the GPU of its local rank.
     """
     if is_initialized():
         yield current_communicator()
@@ -212,32 +211,30 @@ def join_process_group(device: str = "auto") -> Iterator[Communicator]:
         _leave_failed(store, comm, error)
         raise
     else:
-        comm.gather(None)  # nobody goes before the last is done
+        comm.gather(None)  # no rank leaves before all are done
         comm.disconnect_()
 
 
 def is_initialized() -> bool:
-    """Whether a process group is still there, as a failed `joined` leaves it."""
+    """Return whether there is a process group; a failed `join_process_group` leaves it in place."""
     return dist.is_available() and dist.is_initialized()
 
 
 def _connect(backend: str) -> Store:
-    """Initialise the default group by the variables that `torchrun` sets; the store that its processes share."""
-    if wanting := [name for name in _NEEDED if not os.environ.get(name)]:
-        raise UserError(
-            f"WORLD_SIZE is set and {wanting[0]} is not, but processes find each other by both: start with torchrun"
-        )
+    """Initialize the default process group from the variables of `torchrun`; return the store its ranks share."""
+    if missing := [name for name in _REQUIRED if not os.environ.get(name)]:
+        raise UserError(f"WORLD_SIZE is set but {missing[0]} is not; start the processes with torchrun")
     from torch.distributed.rendezvous import rendezvous  # here: builds of torch without distributed lack it
 
     store: Store
     try:
-        store, rank, size = next(rendezvous("env://", timeout=_START_PATIENCE))
-        store.set_timeout(_START_PATIENCE)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_PATIENCE)
+        store, rank, size = next(rendezvous("env://", timeout=_START_TIMEOUT))
+        store.set_timeout(_START_TIMEOUT)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_TIMEOUT)
     except (RuntimeError, ValueError) as error:
         raise UserError(
-            f"the processes of this run did not find each other ({_first_line(error)}): "
-            "check MASTER_ADDR, MASTER_PORT and that all of them were started"
+            f"the ranks of this run could not connect ({_first_line(error)}): "
+            "check MASTER_ADDR and MASTER_PORT, and that all processes were started"
         ) from error
     return store
 
@@ -248,49 +245,49 @@ def _backend(device: str) -> str:
     local_rank, num_devices = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if local_rank >= num_devices:
         raise UserError(
-            f"process {local_rank + 1} on this machine has no GPU of its own, torch sees {num_devices}: "
-            f"start at most {num_devices} processes a machine, or give device cpu"
+            f"local rank {local_rank} has no GPU, torch sees {num_devices}: "
+            f"start at most {num_devices} processes per machine, or use device cpu"
         )
     torch.cuda.set_device(local_rank)
     return "cpu:gloo,cuda:nccl"
 
 
 def _leave_failed(store: Store, comm: ProcessGroupComm, error: BaseException) -> None:
-    """Tell the others why this process goes, or learn from them why it has to.
+    """Publish why this rank fails, or raise the failure of the rank that failed first.
 
-    The groups are left as they are: to take a group of NCCL apart while others wait in it can wait itself.
+    The groups are not destroyed: destroying an NCCL group that other ranks wait in can hang.
     """
     try:
-        first = _first_fault(store, _Fault.of(error, comm.rank))
-        _linger(store, comm)
+        first = _first_failure(store, _Failure.of(error, comm.rank))
+        _wait_for_readers(store, comm)
     except RuntimeError:
-        first = None  # the process that kept the store is gone, and with it the word of who failed first
+        first = None  # the process that hosts the store is gone, so which rank failed first is unknown
     if first is not None and first.rank != comm.rank:
-        raise PeerFailed(first.sentence, rank=first.rank, exit_code=first.code) from error
-    if not isinstance(error, UserError | RunFailed) and _is_link_fault(error):
+        raise PeerFailed(first.message, rank=first.rank, exit_code=first.exit_code) from error
+    if not isinstance(error, UserError | RunFailed) and _is_connection_error(error):
         raise RunFailed(_BROKEN) from error
 
 
-def _first_fault(store: Store, mine: _Fault) -> _Fault:
-    """Whoever is first has failed by itself; those who fail because of it come later."""
+def _first_failure(store: Store, mine: _Failure) -> _Failure:
+    """Return the failure published first, which caused the later ones; publish `mine` if there is none."""
     if store.add(_NUM_FAILED, 1) == 1:
-        store.set(_FAULT, json.dumps(asdict(mine)))
+        store.set(_FAILURE, json.dumps(asdict(mine)))
         return mine
-    return _Fault(**json.loads(store.get(_FAULT)))
+    return _Failure(**json.loads(store.get(_FAILURE)))
 
 
-def _linger(store: Store, comm: ProcessGroupComm) -> None:
-    """Without torchrun the first process keeps the store: it stays a moment, for others to read what it says."""
-    if comm.rank != _FIRST or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+def _wait_for_readers(store: Store, comm: ProcessGroupComm) -> None:
+    """Keep rank 0 alive until the others have read the failure: without torchrun it hosts the store."""
+    if comm.rank != 0 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return
-    end = time.monotonic() + _LINGER_SECONDS
+    end = time.monotonic() + _GRACE_SECONDS
     while store.add(_NUM_FAILED, 0) < comm.size and time.monotonic() < end:
         time.sleep(0.02)
-    time.sleep(0.2)  # the last has counted itself and reads now
+    time.sleep(0.2)  # the last rank has counted itself and is reading now
 
 
-def _is_link_fault(error: BaseException) -> bool:
-    """Whether a reduction of gradients failed because a peer is gone: gloo has no error class of its own."""
+def _is_connection_error(error: BaseException) -> bool:
+    """Return whether an all-reduce failed because a peer is gone: gloo has no error class for that."""
     text = str(error)
     return isinstance(error, RuntimeError) and ("gloo" in text or "NCCL" in text or "Connection closed" in text)
 
@@ -299,55 +296,55 @@ def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0].rstrip(".")
 
 
-def wrapped(model: nn.Module, comm: Communicator) -> nn.Module:
-    """The model as it is called in training: its gradients become the means over all processes."""
+def wrap_in_ddp(model: nn.Module, comm: Communicator) -> nn.Module:
+    """Wrap the model so that its gradients are averaged over all ranks; a single process needs no wrapper."""
     if comm.size == 1:
         return model
-    return _Shared(model, gradient_as_bucket_view=True)
+    return _ExplainedDDP(model, gradient_as_bucket_view=True)
 
 
-class _Shared(DistributedDataParallel):
-    """Says by which change of their model, and not of this wrapper, people can mend what torch complains about."""
+class _ExplainedDDP(DistributedDataParallel):
+    """DistributedDataParallel whose error about unused parameters says how to change the model."""
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         try:
             return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
-        except RuntimeError as fault:
-            if "finished reduction" not in str(fault):
+        except RuntimeError as error:
+            if "finished reduction" not in str(error):
                 raise
             raise UserError(
-                "some parameters of this model take no part in its loss, and processes that train together wait for "
-                "the gradients of all: leave them out of the model, or freeze them with requires_grad_(False)"
-            ) from fault
+                "some parameters of this model do not contribute to its loss, but data-parallel training needs a "
+                "gradient for each: remove them, or freeze them with requires_grad_(False)"
+            ) from error
 
 
 def plan_for(options: EngineOptions, comm: Communicator) -> ExecutionPlan:
-    """The engine's choices for one of several processes."""
+    """Resolve the options for one of several processes."""
     plan = options.resolve()
     if comm.size == 1:
         return plan
     if ":" in options.device:
         raise UserError(
-            f"device {options.device} was asked for in {comm.size} processes, each of which needs its own: "
-            f"give {options.device.partition(':')[0]}"
+            f"device {options.device} cannot be shared by {comm.size} processes; "
+            f"use device {options.device.partition(':')[0]}"
         )
-    # Captured steps of several processes have to be asked for: over NCCL, on a GPU each, nobody has run them yet.
-    captured = plan.cuda_graphs and options.step == "cuda_graph"
-    # Messages of several networks would have to come in one order everywhere.
-    return replace(plan, cuda_graphs=captured, max_concurrent=1)
+    # Opt-in with several processes: over NCCL, with one GPU each, CUDA-graph steps have not been tested.
+    cuda_graphs = plan.cuda_graphs and options.step == "cuda_graph"
+    # Messages of concurrent networks would have to arrive in the same order on every rank.
+    return replace(plan, cuda_graphs=cuda_graphs, max_concurrent=1)
 
 
 def check_batch_split(batch_size: int, accumulate: int, num_ranks: int) -> None:
-    """Every process computes equally many rows of a batch: only then is the mean of their means the mean of the batch.
+    """Require that all ranks compute the same number of rows, so that the mean of their means is the batch mean.
 
     >>> check_batch_split(128, 2, 4)
     >>> check_batch_split(100, 1, 8)
     Traceback (most recent call last):
-    pathgrow.errors.UserError: a batch of 100 cannot be shared by 8 processes...
+    pathgrow.errors.UserError: batch_size must be a multiple of 8, got 100 (split over 8 processes)
     """
     if batch_size % (num_ranks * accumulate):
-        parts = f" in {accumulate} parts" if accumulate > 1 else ""
+        parts = f" and {accumulate} microbatches" if accumulate > 1 else ""
         raise UserError(
-            f"a batch of {batch_size} cannot be shared by {num_ranks} processes{parts}: "
-            f"choose a batch size that is a multiple of {num_ranks * accumulate}"
+            f"batch_size must be a multiple of {num_ranks * accumulate}, got {batch_size} "
+            f"(split over {num_ranks} processes{parts})"
         )

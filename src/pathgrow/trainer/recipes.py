@@ -1,4 +1,4 @@
-"""Training recipes: typed values, by name. What a network is trained with, but not how fast or on what."""
+"""Training recipes: optimizer, schedule, augmentation. They say what is trained, not on which device or how fast."""
 
 from __future__ import annotations
 
@@ -6,140 +6,97 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
+from pathgrow import config
 from pathgrow.augment import Augment
 from pathgrow.config import option
-from pathgrow.errors import UserError, is_int, is_number, unknown_name
-
-OptimizerName = Literal["sgd", "adamw"]
-ScheduleName = Literal["cosine", "step", "constant"]
-
-
-def _want(fine: bool, name: str, got: object, wanted: str, example: str) -> None:
-    if not fine:
-        raise UserError(f"{name} {got!r} was given in a recipe, {wanted} is wanted: give for example {example}")
+from pathgrow.errors import UserError, unknown_name
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How a network is trained. A schedule is stretched over a phase, however long it is.
+    """How a network is trained. The learning-rate schedule is stretched over each training, whatever its length.
 
     >>> recipe = Recipe(schedule="step", warmup=0.0)
-    >>> [round(recipe.rate(step, 8), 3) for step in range(8)]
+    >>> [round(recipe.lr_factor(step, 8), 3) for step in range(8)]
     [1.0, 1.0, 1.0, 1.0, 0.1, 0.1, 0.01, 0.01]
     """
 
-    epochs: int = 160
-    """The usual length of a dense training."""
-    optimizer: OptimizerName = "sgd"
-    lr: float = option(0.1, "Learning rate (default: the recipe's).", above=0, metavar="LR")
-    momentum: float = 0.9
-    """SGD's (with Nesterov's look-ahead), or the first beta of AdamW."""
-    second_beta: float = 0.999
-    """Of AdamW."""
-    weight_decay: float = option(5e-4, "Weight decay (default: the recipe's).", at_least=0, metavar="WD")
-    decay_all: bool = True
-    """Whether biases, norms and tokens decay too; usual with SGD, not with AdamW."""
-    schedule: ScheduleName = "cosine"
-    """From `lr` down to `floor` of it along half a cosine, in steps at `milestones`, or not at all."""
-    milestones: tuple[float, ...] = (0.5, 0.75)
-    """Shares of the phase after which the steps of a step schedule come,"""
-    factor: float = 0.1
-    """and what each of them multiplies the learning rate by."""
-    floor: float = 0.0
-    warmup: float = 0.05
-    """Share of a phase over which the learning rate rises; less than one step means none."""
-    batch_size: int = option(128, "Batch size (default: the recipe's).", at_least=1, metavar="N")
-    accumulate: int = 1
-    """Parts that a batch is computed in, one after the other, to save memory."""
-    clip_norm: float | None = None
-    """Largest norm of the gradient over the weights that are on."""
-    label_smoothing: float = 0.0
+    epochs: int = option(160, "Epochs of a dense training.", at_least=1, is_flag=False)
+    optimizer: Literal["sgd", "adamw"] = option("sgd", "Optimizer.", is_flag=False)
+    lr: float = option(0.1, "Learning rate (default: the recipe's).", above=0, example="0.1", metavar="LR")
+    momentum: float = option(
+        0.9, "Nesterov momentum of SGD, or the first beta of AdamW.", at_least=0, below=1, example="0.9", is_flag=False
+    )
+    second_beta: float = option(0.999, "Second beta of AdamW.", at_least=0, below=1, example="0.999", is_flag=False)
+    weight_decay: float = option(5e-4, "Weight decay (default: the recipe's).", at_least=0, example="5e-4", metavar="WD")
+    decay_all: bool = option(True, "Whether biases, norms and tokens decay as well.", is_flag=False)
+    """Common with SGD, uncommon with AdamW."""
+    schedule: Literal["cosine", "step", "constant"] = option("cosine", "Learning-rate schedule.", is_flag=False)
+    """Half a cosine from `lr` to `floor * lr`, steps at `milestones`, or constant."""
+    milestones: tuple[float, ...] = option(
+        (0.5, 0.75), "Fractions of the training at which a step schedule decays.", above=0, below=1, is_flag=False
+    )
+    factor: float = option(
+        0.1, "Factor of each decay of a step schedule.", above=0, at_most=1, example="0.1", is_flag=False
+    )
+    floor: float = option(
+        0.0, "Final learning rate of the cosine, as a fraction.", at_least=0, below=1, example="0.0", is_flag=False
+    )
+    warmup: float = option(
+        0.05, "Fraction of the training with linear warmup.", at_least=0, below=1, example="0.05", is_flag=False
+    )
+    """Less than one step means no warmup."""
+    batch_size: int = option(128, "Batch size (default: the recipe's).", at_least=1, example="128", metavar="N")
+    accumulate: int = option(
+        1,
+        "Microbatches over which the gradients of a batch are accumulated, to save memory.",
+        at_least=1,
+        is_flag=False,
+    )
+    clip_norm: float | None = option(
+        None, "Maximum norm of the gradient of the active weights.", above=0, example="1.0", is_flag=False
+    )
+    label_smoothing: float = option(0.0, "Label smoothing.", at_least=0, below=1, example="0.0", is_flag=False)
     augment: Augment = dataclasses.field(default_factory=Augment)
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "accumulate"):
-            value = getattr(self, name)
-            _want(is_int(value) and value >= 1, name, value, "a whole number from 1 up", "1")
-        for name, allowed in (("optimizer", OptimizerName), ("schedule", ScheduleName)):
-            if getattr(self, name) not in get_args(allowed):
-                raise unknown_name(name, str(getattr(self, name)), get_args(allowed))
-        _want(is_number(self.lr) and self.lr > 0, "lr", self.lr, "a number above 0", "0.1")
-        for name in ("momentum", "second_beta", "warmup", "label_smoothing", "floor"):
-            value, usual = getattr(self, name), getattr(Recipe, name)
-            _want(is_number(value) and 0 <= value < 1, name, value, "a number in [0, 1)", str(usual))
-        _want(is_number(self.factor) and 0 < self.factor <= 1, "factor", self.factor, "a number in (0, 1]", "0.1")
-        decay, clip, marks = self.weight_decay, self.clip_norm, self.milestones
-        _want(is_number(decay) and decay >= 0, "weight_decay", decay, "a number from 0 up", "5e-4")
-        _want(clip is None or (is_number(clip) and clip > 0), "clip_norm", clip, "a number above 0", "1.0")
-        listed: object = marks
-        rising = isinstance(listed, tuple) and all(is_number(mark) and 0 < mark < 1 for mark in marks)
-        _want(
-            rising and list(marks) == sorted(set(marks)), "milestones", marks, "rising shares in (0, 1)", "(0.5, 0.75)"
-        )
-        mixed: object = self.augment
-        _want(isinstance(mixed, Augment), "augment", mixed, "an Augment", "Augment(flip=True)")
-        _want(isinstance(self.decay_all, bool), "decay_all", self.decay_all, "true or false", "true")
+        config.check(self)
+        if list(self.milestones) != sorted(set(self.milestones)):
+            raise UserError(f"milestones must be increasing, got {self.milestones} (e.g. (0.5, 0.75))")
         if self.batch_size % self.accumulate:
-            raise UserError(
-                f"batch_size {self.batch_size} cannot be cut into {self.accumulate} equal parts: "
-                "choose an `accumulate` that divides it"
-            )
+            raise UserError(f"accumulate must divide batch_size {self.batch_size}, got {self.accumulate}")
 
-    def rate(self, step: int, num_steps: int) -> float:
-        """Share of the learning rate at one of `num_steps` steps."""
+    def lr_factor(self, step: int, num_steps: int) -> float:
+        """Return the factor of the learning rate at one of `num_steps` steps."""
         num_warmup = int(self.warmup * num_steps)
         if step < num_warmup:
             return (step + 1) / (num_warmup + 1)
         if self.schedule == "constant":
             return 1.0
         if self.schedule == "step":
-            return self.factor ** sum(step >= round(mark * num_steps) for mark in self.milestones)
+            return self.factor ** sum(step >= round(milestone * num_steps) for milestone in self.milestones)
         done = (step - num_warmup) / max(1, num_steps - num_warmup)
         return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * done))
 
     def override(self, values: Mapping[str, Any]) -> Recipe:
-        """This recipe with other values, as a config gives them; an unknown name is refused."""
-        known = {field.name for field in dataclasses.fields(self)}
-        given: dict[str, Any] = {}
-        for name, value in values.items():
-            if name not in known:
-                raise unknown_name("recipe key", name, known)
-            given[name] = self._as_wanted(name, value)
-        return dataclasses.replace(self, **given)
-
-    def _as_wanted(self, name: str, value: Any) -> Any:
-        if name == "augment" and not isinstance(value, Augment):
-            if not isinstance(value, Mapping):
-                raise UserError(f"augment {value!r} was given in a recipe, a table is wanted: as {{'flip': true}}")
-            fields = {field.name for field in dataclasses.fields(Augment)}
-            for key in value:
-                if key not in fields:
-                    raise unknown_name("augment key", str(key), fields)
-            return dataclasses.replace(self.augment, **value)
-        default = getattr(self, name)
-        if name == "milestones":
-            if not isinstance(value, list | tuple):
-                raise UserError(f"milestones {value!r} was given in a recipe, a list is wanted: give for example [0.5]")
-            return tuple(value)  # JSON gives lists back
-        if isinstance(default, float) and is_int(value):
-            return float(value)
-        return value
+        """Return this recipe with some values replaced, as a config holds them; unknown names are refused."""
+        return config.override(self, values, where="recipe")
 
 
 def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
-    """The recipe's optimizer over all parameters, fit to be captured where they lie on a GPU."""
+    """Return the optimizer of the recipe over all parameters; on a GPU one that CUDA graphs support."""
     parameters = list(model.named_parameters())
     on_gpu = any(parameter.is_cuda for _, parameter in parameters)
     groups: list[dict[str, Any]] = [{"params": [p for _, p in parameters]}]
     if not recipe.decay_all:
-        decaying = [p for _, p in parameters if p.dim() > 1 and p.shape[0] > 1]
-        still = [p for _, p in parameters if not (p.dim() > 1 and p.shape[0] > 1)]
-        groups = [{"params": decaying}, {"params": still, "weight_decay": 0.0}]
+        decayed = [p for _, p in parameters if p.dim() > 1 and p.shape[0] > 1]
+        others = [p for _, p in parameters if not (p.dim() > 1 and p.shape[0] > 1)]
+        groups = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
     if recipe.optimizer == "adamw":
         return AdamW(
             groups,
@@ -177,13 +134,13 @@ _LEE_VIT = Recipe(
 
 RECIPES: dict[str, Recipe] = {
     "digits": Recipe(epochs=80, lr=0.05, weight_decay=1e-3, batch_size=32),
-    # Half a cosine at the length of the lottery-ticket recipe: it anneals phases of any length alike.
+    # A cosine with the length of the lottery-ticket recipe: it anneals trainings of any length alike.
     "cifar": Recipe(epochs=160, augment=_CIFAR),
-    # Lottery tickets, PHEW, GraSP: ten times less at half and at three quarters.
+    # Lottery tickets, PHEW, GraSP: divided by ten at half and at three quarters.
     "cifar-step": Recipe(epochs=160, schedule="step", warmup=0.0, weight_decay=1e-4, augment=_CIFAR),
-    # He et al. 2016: 64,000 steps of 128 images, less at 32,000 and 48,000.
+    # He et al. 2016: 64,000 steps at batch size 128, decayed at 32,000 and 48,000.
     "cifar-he": Recipe(epochs=182, schedule="step", warmup=0.0, weight_decay=1e-4, augment=_CIFAR),
-    # RigL's wide residual nets: 97,656 steps, five times less every 30,000.
+    # RigL's wide ResNets: 97,656 steps, divided by five every 30,000.
     "wrn-rigl": Recipe(
         epochs=250,
         schedule="step",
@@ -204,7 +161,7 @@ RECIPES: dict[str, Recipe] = {
     "cifar-vit": dataclasses.replace(
         _LEE_VIT, augment=dataclasses.replace(_LEE_VIT.augment, policy="autoaugment-cifar")
     ),
-    # RigL's ResNet-50: base rate 0.1 for every 256 images.
+    # RigL's ResNet-50: learning rate 0.1 per 256 images.
     "imagenet": Recipe(
         epochs=100,
         lr=1.6,
@@ -214,29 +171,29 @@ RECIPES: dict[str, Recipe] = {
         milestones=(0.3, 0.7, 0.9),
         warmup=0.05,
         label_smoothing=0.1,
-        augment=Augment(flip=True),  # resized crops are made where images are decoded
+        augment=Augment(flip=True),  # resized crops are part of decoding
     ),
 }
 
-_USUAL = {
+_DEFAULTS = {
     "digits": "digits",
     "cifar10": "cifar",
     "cifar100": "cifar",
     "tiny-imagenet": "tiny-resnet",
     "imagenet": "imagenet",
 }
-_USUAL_VIT = {"cifar10": "cifar-vit", "cifar100": "cifar-vit", "tiny-imagenet": "tiny-vit"}
+_DEFAULTS_VIT = {"cifar10": "cifar-vit", "cifar100": "cifar-vit", "tiny-imagenet": "tiny-vit"}
 _TRANSFORMERS = ("vit", "deit", "pit", "cait", "beit", "xcit", "eva")
-"""What names of transformers begin with, ours and timm's; nets with convolutions inside are trained as such."""
+"""Prefixes of the names of transformers, ours and timm's; hybrids with convolutions use recipes of ConvNets."""
 
 
 def names() -> list[str]:
-    """Every recipe that `recipe` knows."""
+    """Return the names of all recipes."""
     return list(RECIPES)
 
 
 def recipe(name: str) -> Recipe:
-    """A recipe by name.
+    """Return a recipe by name.
 
     >>> recipe("cifar").batch_size
     128
@@ -247,7 +204,7 @@ def recipe(name: str) -> Recipe:
 
 
 def default_name(data: str, model: str = "") -> str:
-    """The name of the recipe that this data set and model are trained with unless another is asked for."""
-    if model.removeprefix("timm:").startswith(_TRANSFORMERS) and data in _USUAL_VIT:
-        return _USUAL_VIT[data]
-    return _USUAL.get(data, "cifar")
+    """Return the name of the default recipe for a dataset and a model."""
+    if model.removeprefix("timm:").startswith(_TRANSFORMERS) and data in _DEFAULTS_VIT:
+        return _DEFAULTS_VIT[data]
+    return _DEFAULTS.get(data, "cifar")

@@ -1,4 +1,4 @@
-"""The engine as `discover` uses it: a `fit` that can also train several networks side by side."""
+"""The trainer: a `fit` function that can also train several networks concurrently."""
 
 from __future__ import annotations
 
@@ -19,41 +19,42 @@ from pathgrow.distributed.comm import Communicator
 from pathgrow.masks import Masks
 from pathgrow.methods import fixed
 from pathgrow.sparse.attach import attach
+from pathgrow.trainer.cuda_graph_step import CudaGraphStep
 from pathgrow.trainer.device import EngineOptions
-from pathgrow.trainer.feed import Feed, ResidentFeed, Residents, StreamedFeed, batches_of
+from pathgrow.trainer.eager_step import EagerStep, explain_single_row
+from pathgrow.trainer.feed import DeviceSplits, Feed, ResidentFeed, StreamedFeed, epoch_batches
 from pathgrow.trainer.interface import Job
 from pathgrow.trainer.loop import OnEpoch, Training
-from pathgrow.trainer.process_group import check_batch_split, current_communicator, plan_for, wrapped
+from pathgrow.trainer.process_group import check_batch_split, current_communicator, plan_for, wrap_in_ddp
 from pathgrow.trainer.recipes import Recipe, make_optimizer
-from pathgrow.trainer.step import CudaGraphStep, EagerStep, enough_rows
 
 _EVALUATION_BATCH = 2500
 _STREAMED_BATCH = 256
-_PAUSE = 1e-4
-"""Seconds between two looks at a device that has enough to do."""
+_POLL_SECONDS = 1e-4
+"""Pause between two checks of a device that has enough work queued."""
 
 
 class Trainer:
-    """Trains networks on one data set by one recipe.
+    """Trains networks on one dataset with one recipe.
 
     Parameters
     ----------
     data
-        Its train split is trained on.
+        The dataset; networks are trained on its train split.
     recipe
-        Optimizer, schedule, augmentation.
+        Optimizer, learning-rate schedule, augmentation.
     options
-        Device, precision, captured or eager.
+        Device, precision, CUDA graphs, compilation.
     num_epochs
-        About how many epochs all trainings together will take, which decides whether compiling pays; None: each
+        Expected number of epochs of all trainings together, which decides whether compiling pays off; None: each
         training decides for itself.
-    workers
-        Processes that decode images, where the data stream in from files.
     on_epoch
-        Told of every finished epoch; where several processes train together, in the first of them.
-    team
-        The processes that train together, each its rows of every batch; None: those of the default process group of
-        torch.distributed, if it is initialised.
+        Callback after every epoch, called on rank 0 only.
+    workers
+        Number of processes that decode images, if the data are streamed from files.
+    comm
+        The ranks that train together, each on its rows of every batch; None: those of the default process group of
+        torch.distributed, if it is initialized.
     """
 
     def __init__(
@@ -73,16 +74,16 @@ class Trainer:
         self.plan = plan_for(options or EngineOptions(), self.comm)
         self._num_epochs = num_epochs
         self._workers = workers
-        self._on_epoch = on_epoch if on_epoch is not None and self.comm.rank == 0 else _tell_nobody
-        self._residents = Residents(self.plan.device)
+        self._on_epoch = on_epoch if on_epoch is not None and self.comm.rank == 0 else _ignore_epoch
+        self._splits = DeviceSplits(self.plan.device)
 
     def place(self, model: nn.Module) -> tuple[nn.Module, Optimizer]:
-        """The model where and how it is trained, with the recipe's optimizer."""
+        """Move the model to the device in its training layout; return it with the optimizer of the recipe."""
         model = self.plan.place(model)
         return model, make_optimizer(model, self.recipe)
 
     def __call__(self, model: nn.Module, optimizer: Optimizer, epochs: int) -> None:
-        """Train a network that is not attached, dense, as any `fit` does; the global torch seed decides the order."""
+        """Train a dense network, as any `fit` does; the global torch seed determines the sample order."""
         seed = self.comm.broadcast_from_rank0(lambda: int(torch.randint(2**62, ()).item()))
         attached = attach(model, optimizer, fixed(Masks.full(model)), scope=Masks.full(model), comm=self.comm)
         try:
@@ -91,60 +92,60 @@ class Trainer:
             attached.detach()
 
     def train(self, jobs: Sequence[Job], on_done: Callable[[int], None] | None = None) -> list[int]:
-        """Train every job to its end; the samples that each took.
+        """Train every job to its end and return the number of samples each was trained on.
 
-        On a GPU several run side by side, each captured step on a stream of its own; every network gets the bits
-        that it would get alone. Elsewhere they run one after the other. `on_done` is told the number of a job that is
-        over while others go on.
+        With CUDA graphs several jobs run concurrently, each on its own stream; the result of each is bit-identical to
+        training it alone. Otherwise they run one after the other. `on_done` is called with the index of each finished
+        job while the others continue.
         """
         samples = [0] * len(jobs)
         waiting = iter(enumerate(jobs))
         running: _Running = {}
-        places = self.plan.max_concurrent if self.plan.cuda_graphs else 1
-        with self.plan.training_flags(), _seeds_kept(self.plan.device):
+        max_running = self.plan.max_concurrent if self.plan.cuda_graphs else 1
+        with self.plan.training_flags(), _preserved_rng(self.plan.device):
             while True:
-                for number, job in islice(waiting, places - len(running)):
+                for number, job in islice(waiting, max_running - len(running)):
                     training = self._training(job)
                     running[number] = (training, training.steps())
                 if not running:
                     return samples
-                for number, (training, steps) in _that_need_not_wait(running):
-                    if next(steps, _OVER) is _OVER:
+                for number, (training, steps) in _ready(running):
+                    if next(steps, _END) is _END:
                         samples[number] = training.num_samples
                         del running[number]
                         if on_done is not None:
                             on_done(number)
 
     def evaluate(self, split: Split | StreamedSplit) -> Callable[[nn.Module], tuple[float, float]]:
-        """An `evaluate(model)` that gives (accuracy, mean cross-entropy) on a split.
+        """Return a function `evaluate(model)` that computes (accuracy, mean cross-entropy) on a split.
 
-        Processes that train together score a part each, with the buffers of the first, and add up: all get one score.
+        Each rank evaluates a part of the split, with the buffers of rank 0, and all ranks get the same total.
         """
         comm, device = self.comm, self.plan.device
 
         def evaluate(model: nn.Module) -> tuple[float, float]:
             comm.broadcast_(model.buffers())
-            num_right = torch.zeros((), dtype=torch.int64, device=device)
+            num_correct = torch.zeros((), dtype=torch.int64, device=device)
             loss = torch.zeros((), dtype=torch.float64, device=device)
             with self.plan.training_flags(), _evaluating(model):
-                for images, truth in self._scored(split):
+                for images, labels in self._evaluation_batches(split):
                     logits = model(images)
-                    num_right += (logits.argmax(dim=1) == truth).sum()
-                    loss += functional.cross_entropy(logits.double(), truth, reduction="sum")
-            comm.all_reduce_([num_right, loss])
-            return int(num_right) / len(split), float(loss) / len(split)
+                    num_correct += (logits.argmax(dim=1) == labels).sum()
+                    loss += functional.cross_entropy(logits.double(), labels, reduction="sum")
+            comm.all_reduce_([num_correct, loss])
+            return int(num_correct) / len(split), float(loss) / len(split)
 
         return evaluate
 
-    def _scored(self, split: Split | StreamedSplit) -> Iterator[tuple[Tensor, Tensor]]:
-        """Normalised images and labels of this process's part of a split, in its order."""
+    def _evaluation_batches(self, split: Split | StreamedSplit) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield normalized images and labels of this rank's part of a split, in order."""
         rank, size = self.comm.rank, self.comm.size
         if isinstance(split, Split):
-            resident = self._residents.of(split)
+            resident = self._splits.of(split)
             start, end = len(split) * rank // size, len(split) * (rank + 1) // size
             for first in range(start, end, _EVALUATION_BATCH):
                 last = min(first + _EVALUATION_BATCH, end)
-                yield resident.normalised(first, last), resident.labels[first:last]
+                yield resident.normalized(first, last), resident.labels[first:last]
             return
         loader = StreamLoader(
             split, _STREAMED_BATCH * size, train=False, seed=0, workers=self._workers, shard=(rank, size)
@@ -154,56 +155,56 @@ class Trainer:
                 yield normalised(images.to(self.plan.device), split.mean, split.std), labels.to(self.plan.device)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """The loss of a batch, for growth methods that read gradients."""
+        """Return the loss of a batch, for growth methods that use gradients."""
         images, labels = (part.to(self.plan.device) for part in batch)
-        with enough_rows(len(labels)):
+        with explain_single_row(len(labels)):
             logits = model(images)
         return functional.cross_entropy(logits, labels, label_smoothing=self.recipe.label_smoothing)
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Training batches as they are, not augmented, in an order that the global torch seed decides.
+        """Yield training batches without augmentation, in an order determined by the global torch seed.
 
-        Where the recipe computes a batch in parts, to save memory, each is as large as such a part. Processes that
-        train together get equally many rows of each.
+        If the recipe accumulates gradients, each batch has the size of a microbatch. All ranks get the same number of
+        rows of each.
         """
         split, rank, size = self.data.train, self.comm.rank, self.comm.size
-        num = batches_of(len(split), self.recipe, size)[0] // self.recipe.accumulate
+        num = epoch_batches(len(split), self.recipe, size)[0] // self.recipe.accumulate
         if isinstance(split, StreamedSplit):
             seed = int(torch.randint(2**62, ()).item())
             loader = StreamLoader(split, num, train=True, seed=seed, workers=0, shard=(rank, size))
             for images, labels in loader.epoch(0):
                 yield normalised(images.to(self.plan.device), split.mean, split.std), labels.to(self.plan.device)
             return
-        resident = self._residents.of(split)
+        resident = self._splits.of(split)
         for rows in torch.split(torch.randperm(len(split)), num):
             if len(rows) % size:
-                return  # the last, of which some would get more than others, or nothing
+                return  # the last batch, which cannot be split evenly
             rows = rows[rank::size].to(resident.device)
             yield normalised(resident.images[rows], split.mean, split.std), resident.labels[rows]
 
     def _training(self, job: Job) -> Training:
         attached = job.attached
-        found = job.progress.load(attached) if job.progress is not None else None
-        kept: Companion | None = attached.engine_cache.get(_COMPANION)
-        if kept is None or kept.trainer is not self:
+        resume_from = job.progress.load(attached) if job.progress is not None else None
+        prepared: Prepared | None = attached.engine_cache.get(_KEY)
+        if prepared is None or prepared.trainer is not self:
             check_batch_split(self.recipe.batch_size, self.recipe.accumulate, self.comm.size)
-            kept = Companion(self, self._feed(job))
-        kept.feed.retarget_(seed=job.seed, num_epochs=job.epochs)
-        # Processes make their steps together: where a restored network lies differs from one to the next.
-        if any(self.comm.gather(kept.step is None or not kept.step.is_current)):
-            kept.step = self._step(job, kept.feed)
-        assert kept.step is not None
-        attached.engine_cache[_COMPANION] = kept
-        return Training(job, kept.feed, self.plan, kept.step, self._on_epoch, found, self.comm)
+            prepared = Prepared(self, self._feed(job))
+        prepared.feed.retarget_(seed=job.seed, num_epochs=job.epochs)
+        # All ranks create their steps together: the addresses of a restored network differ from rank to rank.
+        if any(self.comm.gather(prepared.step is None or not prepared.step.is_current)):
+            prepared.step = self._step(job, prepared.feed)
+        assert prepared.step is not None
+        attached.engine_cache[_KEY] = prepared
+        return Training(job, prepared.feed, self.plan, prepared.step, self._on_epoch, resume_from, self.comm)
 
     def _step(self, job: Job, feed: Feed) -> EagerStep | CudaGraphStep:
         attached = job.attached
         if not self.plan.cuda_graphs:
-            return EagerStep(attached, feed, self.recipe, self.plan, wrapped(attached.model, self.comm))
+            return EagerStep(attached, feed, self.recipe, self.plan, wrap_in_ddp(attached.model, self.comm))
         feed.fill_(0)
         attached.model.train()
         num_epochs = self._num_epochs if self._num_epochs is not None else job.epochs
-        # All begin with the weights of the first, as by the wrapper of an eager step they do.
+        # All ranks start with the weights of rank 0, as DistributedDataParallel ensures for eager steps.
         self.comm.broadcast_([*attached.model.parameters(), *attached.model.buffers()])
         return CudaGraphStep(attached, feed, self.recipe, self.plan, num_epochs * feed.num_steps, self.comm)
 
@@ -212,50 +213,48 @@ class Trainer:
         training = {"seed": job.seed, "num_epochs": job.epochs, "shard": (self.comm.rank, self.comm.size)}
         if isinstance(split, StreamedSplit):
             return StreamedFeed(split, self.plan.device, recipe, classes, self._workers, **training)
-        return ResidentFeed(self._residents.of(split), recipe, classes, **training)
+        return ResidentFeed(self._splits.of(split), recipe, classes, **training)
 
 
 @dataclass
-class Companion:
-    """What the engine made for a network: from phase to phase nothing is captured again."""
+class Prepared:
+    """Feed and step of a network, reused from phase to phase so that CUDA graphs are recorded once."""
 
     trainer: Trainer
-    """Who made it, for its own data, recipe and plan."""
+    """The trainer that created them, for its data, recipe and plan."""
     feed: Feed
     step: EagerStep | CudaGraphStep | None = None
 
 
-_COMPANION = "engine"
-
-
-_OVER = object()
+_KEY = "engine"
+_END = object()
 _Running = dict[int, tuple[Training, Iterator[None]]]
 
 
-def _that_need_not_wait(running: _Running) -> list[tuple[int, tuple[Training, Iterator[None]]]]:
-    """The trainings to go on with: while one changes its masks, the device has to have work of the others left."""
+def _ready(running: _Running) -> list[tuple[int, tuple[Training, Iterator[None]]]]:
+    """Return the trainings that can advance without blocking, so that the device always has work queued."""
     if len(running) == 1:
         return list(running.items())
     ready = [(number, pair) for number, pair in running.items() if not pair[0].would_wait]
     if not ready:
-        time.sleep(_PAUSE)
+        time.sleep(_POLL_SECONDS)
     return ready
 
 
-def _tell_nobody(done: int, of: int, loss: float) -> None:
+def _ignore_epoch(done: int, of: int, loss: float) -> None:
     pass
 
 
 @contextmanager
-def _seeds_kept(device: torch.device) -> Iterator[None]:
-    """Trainings seed the global generators for dropout; the caller's are as before afterwards."""
+def _preserved_rng(device: torch.device) -> Iterator[None]:
+    """Restore the global generators afterwards: trainings seed them for dropout."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         yield
 
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    before = [(module, module.training) for module in model.modules()]  # parts may stay in eval on purpose
+    before = [(module, module.training) for module in model.modules()]  # some modules may be in eval mode on purpose
     model.eval()
     try:
         with torch.no_grad():
