@@ -33,7 +33,9 @@ class Recipe:
         0.9, "Nesterov momentum of SGD, or the first beta of AdamW.", at_least=0, below=1, example="0.9", is_flag=False
     )
     second_beta: float = option(0.999, "Second beta of AdamW.", at_least=0, below=1, example="0.999", is_flag=False)
-    weight_decay: float = option(5e-4, "Weight decay (default: the recipe's).", at_least=0, example="5e-4", metavar="WD")
+    weight_decay: float = option(
+        5e-4, "Weight decay (default: the recipe's).", at_least=0, example="5e-4", metavar="WD"
+    )
     decay_all: bool = option(True, "Whether biases, norms and tokens decay as well.", is_flag=False)
     """Common with SGD, uncommon with AdamW."""
     schedule: Literal["cosine", "step", "constant"] = option("cosine", "Learning-rate schedule.", is_flag=False)
