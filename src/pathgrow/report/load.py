@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pathgrow.checkpoint import RunDir
 from pathgrow.errors import UserError
+from pathgrow.report.formats import plural
 from pathgrow.report.schema import RunReport, load_report
 
 
@@ -49,7 +50,9 @@ def load_finished(path: str | os.PathLike[str]) -> RunReport:
     """Return the report of a finished run; an unfinished one is a `UserError`."""
     found = load_run(path)
     if isinstance(found, Unfinished):
-        raise UserError(f"{os.fspath(path)} is unfinished ({len(found.results)} stages done); rerun it to resume")
+        raise UserError(
+            f"{os.fspath(path)} is unfinished ({plural(len(found.results), 'stage')} done); rerun it to resume"
+        )
     return found
 
 
