@@ -42,7 +42,7 @@ DISCOVER = [
     ("--select-by both", "select_by must be one of 'delta', 'gain', got 'both'"),
     ("--eval-weights raw", "eval_weights must be one of 'current', 'ema', got 'raw'"),
     ("--gamma 0", "gamma must be > 0, got 0.0 (e.g. 0.25)"),
-    ("--fold 8", "0-7"),
+    ("--fold 8", "fold of digits must be in [0, 7], got 8"),
     ("--fold -1", "fold must be >= 0, got -1"),
     ("--seed -1", "seed must be >= 0, got -1"),
     ("--threads 0", "threads must be >= 1, got 0"),

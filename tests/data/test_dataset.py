@@ -1,6 +1,10 @@
-"""Data sets: shapes, splits that do not overlap, folds that rotate."""
+"""Datasets: shapes, disjoint splits, rotating folds, and the requests that `load` refuses."""
 
 from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +12,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from pathgrow import data
-from pathgrow.data.dataset import Split, split_stratified
+from pathgrow.data.dataset import Paths, Split, split_stratified
 from pathgrow.errors import UserError
 
 
@@ -18,7 +22,7 @@ def rows(split: Split) -> list[bytes]:
     ]
 
 
-def test_digits_have_the_promised_shape() -> None:
+def test_shape_of_digits() -> None:
     digits = data.load("digits")
     assert digits.classes == 10
     assert digits.shape == (1, 8, 8)
@@ -54,13 +58,13 @@ def test_folds_rotate_and_seeds_shuffle() -> None:
 
 def test_loading_is_deterministic() -> None:
     first = data.load("digits", fold=1)
-    data._embedded.cache_clear()
+    data._load_digits.cache_clear()
     assert torch.equal(first.train.images, data.load("digits", fold=1).train.images)
 
 
-def test_normalisation_uses_training_images_alone() -> None:
+def test_normalization_uses_only_training_images() -> None:
     digits = data.load("digits")
-    images = digits.train.normalised()
+    images = digits.train.normalized()
     assert images.mean().item() == pytest.approx(0, abs=1e-5)
     assert images.std().item() == pytest.approx(1, abs=1e-5)
     assert digits.test.mean == digits.train.mean
@@ -81,25 +85,41 @@ def test_stratified_parts_differ_by_at_most_one() -> None:
     ("arguments", "sentence"),
     [
         ({"name": "digit"}, "did you mean digits"),
-        ({"name": "digits", "fold": 8}, "choose one of 0-7"),
-        ({"name": "digits", "root": "/data"}, "leave it out"),
-        ({"name": None}, "unknown data set 'None'"),
-        ({"name": "digits", "seed": 1.5}, "seed 1.5 was given, a whole number is wanted"),
-        ({"name": "digits", "fold": True}, "fold True was given, a whole number is wanted"),
-        ({"name": "cifar10", "root": 3}, "data root 3 was given, the name of a folder is wanted"),
+        ({"name": "digits", "fold": 8}, r"fold of digits must be in \[0, 7\], got 8"),
+        ({"name": "digits", "root": "/data"}, "is bundled and has no data root"),
+        ({"name": None}, "unknown dataset 'None'"),
+        ({"name": "digits", "seed": 1.5}, "seed must be an integer, got 1.5"),
+        ({"name": "digits", "fold": True}, "fold must be an integer, got True"),
+        ({"name": "cifar10", "root": 3}, "data root must be a directory, got 3"),
         ({"name": "cifar10", "root": "~nobody-of-this-name/data"}, "nobody-of-this-name"),
-        ({"name": "cifar10", "root": "/tmp/" + 300 * "x"}, "does not exist or may not be entered"),
+        ({"name": "cifar10", "root": "/tmp/" + 300 * "x"}, "does not exist or is not accessible"),
     ],
 )
-def test_bad_requests_say_what_to_do(arguments: dict, sentence: str) -> None:
+def test_invalid_requests(arguments: dict, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         data.load(**arguments)
 
 
-def test_numbers_of_numpy_are_numbers() -> None:
+def test_numpy_integers_are_accepted() -> None:
     assert data.load("digits", seed=np.int64(1)) is data.load("digits", seed=1)
 
 
 def test_an_empty_split_is_refused() -> None:
-    with pytest.raises(UserError, match="0 samples"):
+    with pytest.raises(UserError, match="at least 1 sample, got 0"):
         Split(torch.zeros(0, 1, 8, 8, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64), (0.0,), (1.0,))
+
+
+def test_paths_keep_the_bytes_of_file_names(tmp_path: Path) -> None:
+    names = ["a/1.png", "ü/long name.png", os.fsdecode(b"b/\xff.png")]
+    paths = Paths(tmp_path, names)
+    assert list(paths) == [tmp_path / name for name in names]
+    assert list(paths[1:]) == [tmp_path / name for name in names[1:]]
+    assert list(paths.take(torch.tensor([2, 0]))) == [tmp_path / names[2], tmp_path / names[0]]
+    assert list(paths + paths[:1]) == [tmp_path / name for name in [*names, names[0]]]
+    assert pickle.loads(pickle.dumps(paths))[2] == tmp_path / names[2]
+    assert paths[-1] == tmp_path / names[2]
+
+
+def test_shape_of_a_split() -> None:
+    split = Split(torch.zeros(2, 1, 4, 5, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64), (0.0,), (1.0,))
+    assert split.shape == (1, 4, 5)

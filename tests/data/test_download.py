@@ -1,4 +1,4 @@
-"""`pathgrow data`: archives from a server of our own, resumed, verified, unpacked; what is on disk, examined."""
+"""Downloads from a local server, verified and unpacked; checks of copies on disk; the `pathgrow data` commands."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import http.server
 import io
 import multiprocessing
 import os
+import shutil
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -18,40 +19,34 @@ from typing import Any
 import pytest
 
 from pathgrow import data
-from pathgrow.data import download
+from pathgrow.data.download import download
 from pathgrow.data.official import OFFICIAL
 from pathgrow.errors import RunFailed, UserError
 from tests.support import command
 
 
 class Server:
-    """Serves one file under any name; can break off, lie, and ignore ranges."""
+    """Serves one file under any name, or a part of it."""
 
     def __init__(self) -> None:
         self.content = b""
         self.breaks_after: int | None = None
-        self.knows_ranges = True
-        self.ranges: list[str | None] = []
+        self.num_requests = 0
         outer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                asked = self.headers["Range"]
-                outer.ranges.append(asked)
-                start = int(asked[6:-1]) if asked and outer.knows_ranges else 0
-                self.send_response(206 if start else 200)
-                if start:
-                    self.send_header("Content-Range", f"bytes {start}-{len(outer.content) - 1}/{len(outer.content)}")
-                self.send_header("Content-Length", str(len(outer.content) - start))
+                outer.num_requests += 1
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(outer.content)))
                 self.end_headers()
-                body = outer.content[start:]
-                self.wfile.write(body if outer.breaks_after is None else body[: outer.breaks_after])
+                self.wfile.write(outer.content[: outer.breaks_after])
 
             def log_message(self, *arguments: object) -> None:
                 pass
 
         self._http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._http.serve_forever, daemon=True)
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True)
         self._thread.start()
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}/cifar-10-python.tar.gz"
 
@@ -63,7 +58,7 @@ class Server:
 
 @pytest.fixture
 def server(layouts: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """A server whose archive is a tiny cifar10 and counts as the official one."""
+    """A server whose archive is a tiny cifar10 that counts as the official one."""
     layouts.cifar10(where="made/cifar-10-batches-py")
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
@@ -91,58 +86,51 @@ def quiet(line: str) -> None:
     assert "\n" not in line
 
 
-THERE = [".pathgrow-get.lock", "cifar-10-batches-py", "cifar-10-python.tar.gz"]
+COMPLETE = [".pathgrow-get.lock", "cifar-10-batches-py", "cifar-10-python.tar.gz"]
 
 
-def test_a_set_is_downloaded_verified_and_unpacked(server: Server, tmp_path: Path) -> None:
-    told: list[str] = []
-    download.get("cifar10", tmp_path / "new" / "data", told.append)
-    assert names(tmp_path / "new" / "data") == THERE
-    assert len(data.load("cifar10", tmp_path / "new" / "data").test) == 20
-    assert told[0].startswith("downloading http://127.0.0.1")
-    download.get("cifar10", tmp_path / "new" / "data", told.append)
-    assert "is there already" in told[-1]
-    assert len(server.ranges) == 1
+def test_a_dataset_is_downloaded_verified_and_unpacked(server: Server, tmp_path: Path) -> None:
+    root = tmp_path / "new" / "data"
+    lines: list[str] = []
+    download("cifar10", root, lines.append)
+    assert names(root) == COMPLETE
+    assert len(data.load("cifar10", root).test) == 20
+    assert lines[0].startswith("downloading http://127.0.0.1")
+    download("cifar10", root, lines.append)
+    assert "already exists" in lines[-1]
+    assert server.num_requests == 1
 
 
-def test_a_broken_download_goes_on_where_it_stopped(server: Server, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda content: content + b"more", "longer than the official file"),
+        (lambda content: bytes(len(content)), r"checksum mismatch .* download discarded"),
+    ],
+)
+def test_other_content_is_discarded(change: Any, words: str, server: Server, tmp_path: Path) -> None:
+    official = server.content
+    server.content = change(official)
+    with pytest.raises(UserError, match=words):
+        download("cifar10", tmp_path, quiet)
+    assert names(tmp_path) == [".pathgrow-get.lock"]
+    server.content = official
+    download("cifar10", tmp_path, quiet)
+    assert names(tmp_path) == COMPLETE
+
+
+def test_a_broken_connection_is_one_sentence_and_leaves_nothing(server: Server, tmp_path: Path) -> None:
     server.breaks_after = 100_000
-    with pytest.raises(UserError, match="could not be downloaded"):
-        download.get("cifar10", tmp_path, quiet)
-    assert names(tmp_path) == [".cifar-10-python.tar.gz.part", ".pathgrow-get.lock"]
-    server.breaks_after = None
-    download.get("cifar10", tmp_path, quiet)
-    assert server.ranges == [None, "bytes=100000-"]
-    assert names(tmp_path) == THERE
-
-
-def test_a_server_without_ranges_starts_over(server: Server, tmp_path: Path) -> None:
-    server.knows_ranges = False
-    (tmp_path / ".cifar-10-python.tar.gz.part").write_bytes(b"x" * 50_000)
-    download.get("cifar10", tmp_path, quiet)
-    assert names(tmp_path) == THERE
-
-
-def test_a_wrong_piece_is_found_out_and_thrown_away(server: Server, tmp_path: Path) -> None:
-    (tmp_path / ".cifar-10-python.tar.gz.part").write_bytes(b"x" * 50_000)
-    with pytest.raises(UserError, match="does not have the official checksum"):
-        download.get("cifar10", tmp_path, quiet)
-    assert names(tmp_path) == [".pathgrow-get.lock"]
-    download.get("cifar10", tmp_path, quiet)
-    assert names(tmp_path) == THERE
-
-
-@pytest.mark.parametrize("change", [b"more", None])
-def test_other_content_is_never_unpacked(change: bytes | None, server: Server, tmp_path: Path) -> None:
-    server.content = server.content + change if change else bytes(len(server.content))
-    wanted = "longer than the official file" if change else "does not have the official checksum"
-    with pytest.raises(UserError, match=wanted):
-        download.get("cifar10", tmp_path, quiet)
+    with pytest.raises(UserError, match=r"cannot download .*connection closed after 100,000 bytes") as caught:
+        download("cifar10", tmp_path, quiet)
+    assert str(caught.value).isprintable()
     assert names(tmp_path) == [".pathgrow-get.lock"]
 
 
-def test_a_set_appears_whole_or_not_at_all(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever stops it before its last step, a rename, leaves no folder that looks like the set."""
+def test_a_dataset_appears_completely_or_not_at_all(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last step is a rename; whatever fails before leaves no folder that looks like the dataset."""
     replace = os.replace
 
     def stopped(source: Path, target: Path) -> None:
@@ -153,47 +141,76 @@ def test_a_set_appears_whole_or_not_at_all(server: Server, tmp_path: Path, monke
 
     monkeypatch.setattr(os, "replace", stopped)
     with pytest.raises(RunFailed, match="No space left"):
-        download.get("cifar10", tmp_path, quiet)
+        download("cifar10", tmp_path, quiet)
     assert names(tmp_path) == [".pathgrow-get.lock", "cifar-10-python.tar.gz"]
 
 
-def test_an_archive_that_is_there_is_used_if_it_is_the_official_one(server: Server, tmp_path: Path) -> None:
+def test_an_existing_archive_is_used_if_it_is_the_official_one(server: Server, tmp_path: Path) -> None:
     archive = tmp_path / "cifar-10-python.tar.gz"
     archive.write_bytes(server.content[:-1])
-    with pytest.raises(UserError, match=r"it was not unpacked; delete it and get http"):
-        download.get("cifar10", tmp_path, quiet)
+    with pytest.raises(UserError, match=r"checksum mismatch for .*: delete it and download http"):
+        download("cifar10", tmp_path, quiet)
     assert not (tmp_path / "cifar-10-batches-py").exists()
     archive.write_bytes(server.content)
     (tmp_path / ".pathgrow-unpacking-killed").mkdir()
-    download.get("cifar10", tmp_path, quiet)
-    assert server.ranges == []
-    assert names(tmp_path) == THERE
+    download("cifar10", tmp_path, quiet)
+    assert server.num_requests == 0
+    assert names(tmp_path) == COMPLETE
 
 
-def test_a_folder_that_holds_something_else_is_no_set(server: Server, tmp_path: Path) -> None:
-    """Get and check say the same: each would otherwise send people to the other."""
+def test_a_hostile_archive_is_never_unpacked(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its checksum differs; even with the official checksum, nothing would be written outside of the target."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        member = tarfile.TarInfo("../evil")
+        member.size = 1
+        archive.addfile(member, io.BytesIO(b"x"))
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "cifar-10-python.tar.gz").write_bytes(packed.getvalue())
+    with pytest.raises(UserError, match="checksum mismatch"):
+        download("cifar10", root, quiet)
+    sha256 = hashlib.sha256(packed.getvalue()).hexdigest()
+    monkeypatch.setitem(OFFICIAL, "cifar10", dataclasses.replace(OFFICIAL["cifar10"], sha256=sha256))
+    with pytest.raises(tarfile.FilterError):
+        download("cifar10", root, quiet)
+    assert names(root) == [".pathgrow-get.lock", "cifar-10-python.tar.gz"]
+    assert names(tmp_path) == ["root"]
+
+
+def test_zip_archives_are_unpacked(layouts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layouts.tiny_imagenet()
+    archive = Path(shutil.make_archive(str(tmp_path / "tiny-imagenet-200"), "zip", layouts.root))
+    sha256 = hashlib.sha256(archive.read_bytes()).hexdigest()
+    monkeypatch.setitem(OFFICIAL, "tiny-imagenet", dataclasses.replace(OFFICIAL["tiny-imagenet"], sha256=sha256))
+    download("tiny-imagenet", tmp_path, quiet)
+    assert len(data.load("tiny-imagenet", tmp_path).test) == 6
+
+
+def test_a_folder_with_other_content_is_not_a_copy(server: Server, tmp_path: Path) -> None:
+    """Download and load give the same advice; otherwise each would refer to the other."""
     folder = tmp_path / "cifar-10-batches-py"
     folder.mkdir()
-    for ask in (lambda: download.get("cifar10", tmp_path, print), lambda: data.load("cifar10", tmp_path)):
-        with pytest.raises(UserError, match=f"no data_batch_1, so it is no copy of cifar10: delete {folder} and get"):
+    for ask in (lambda: download("cifar10", tmp_path, print), lambda: data.load("cifar10", tmp_path)):
+        with pytest.raises(UserError, match=rf"not a copy of cifar10 \(no data_batch_1\): delete {folder}, then run"):
             ask()
     folder.rmdir()
-    assert download.get("cifar10", tmp_path, print) == folder
+    assert download("cifar10", tmp_path, print) == folder
 
 
-def test_processes_that_want_the_same_set_take_turns(server: Server, tmp_path: Path) -> None:
+def test_concurrent_downloads_wait_for_each_other(server: Server, tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
-    workers = [context.Process(target=download.get, args=("cifar10", tmp_path, quiet)) for _ in range(4)]
+    workers = [context.Process(target=download, args=("cifar10", tmp_path, quiet)) for _ in range(4)]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join(timeout=60)
         assert worker.exitcode == 0
-    assert server.ranges == [None]
-    assert names(tmp_path) == THERE
+    assert server.num_requests == 1
+    assert names(tmp_path) == COMPLETE
 
 
-def test_official_pins() -> None:
+def test_official_checksums_are_well_formed() -> None:
     for official in OFFICIAL.values():
         assert official.url.startswith("https://")
         assert len(official.sha256) == 64
@@ -201,15 +218,15 @@ def test_official_pins() -> None:
         assert all(len(md5) == 32 for md5 in official.md5.values())
 
 
-# The commands.
+# Commands.
 
 
 def leave(*arguments: str) -> int:
-    data._from_disk.cache_clear()
+    data._load_from_disk.cache_clear()
     return command.leave("data", *arguments)
 
 
-def test_without_a_network_it_says_what_to_put_where(
+def test_without_a_network_the_message_says_where_to_put_the_file(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.close()
@@ -218,26 +235,26 @@ def test_without_a_network_it_says_what_to_put_where(
     assert said.count("\n") == 1
     assert server.url in said
     assert OFFICIAL["cifar10"].sha256 in said
-    assert f"put it at {tmp_path / 'cifar-10-python.tar.gz'}" in said
-    assert f"`pathgrow data get cifar10 --data-root {tmp_path}` again" in said
+    assert f"save it as {tmp_path / 'cifar-10-python.tar.gz'}" in said
+    assert f"rerun `pathgrow data get cifar10 --data-root {tmp_path}`" in said
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["get", "imagenet"], 2, "imagenet cannot be downloaded: lay it out as DIR/train/<class>/*.JPEG"),
-        (["get", "folder"], 2, "folder cannot be downloaded: lay it out as"),
+        (["get", "imagenet"], 2, "imagenet cannot be downloaded: arrange it as DIR/train/<class>/*.JPEG"),
+        (["get", "folder"], 2, "folder cannot be downloaded: arrange it as"),
         (["get", "cifar"], 2, "did you mean cifar10"),
         (["check", "cifar"], 2, "did you mean cifar10"),
         (["check", "cifar10"], 2, "pathgrow data get cifar10"),
-        (["check", "folder"], 2, "name it with --data-root"),
-        (["get", "digits"], 0, "come with the installation"),
-        (["check", "digits"], 0, "embedded in the installation"),
+        (["check", "folder"], 2, "requires --data-root"),
+        (["get", "digits"], 0, "nothing to download"),
+        (["check", "digits"], 0, "bundled"),
         (["get"], 2, "NAME"),
         (["gte", "digits"], 2, "gte"),
     ],
 )
-def test_commands_answer_in_a_sentence(
+def test_commands_answer_in_one_sentence(
     arguments: list[str],
     code: int,
     words: str,
@@ -253,7 +270,7 @@ def test_commands_answer_in_a_sentence(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_list_names_every_set(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_contains_every_dataset(capsys: pytest.CaptureFixture[str]) -> None:
     assert leave() == 0
     listed = capsys.readouterr().out
     assert [line.split()[0] for line in listed.splitlines()] == list(data.names())
@@ -261,17 +278,17 @@ def test_the_list_names_every_set(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == listed
 
 
-def test_check_tells_official_from_other_files(
+def test_check_compares_with_the_official_files(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = str(tmp_path / "data")
     assert leave("get", "cifar10", "--data-root", root) == 0
-    assert "use it with: --data cifar10 --data-root" in capsys.readouterr().out
+    assert "use it with --data cifar10 --data-root" in capsys.readouterr().out
     assert leave("check", "cifar10", "--data-root", root) == 0
     said = capsys.readouterr().out
-    assert "not the official set: 100 training and 20 test images instead of 50,000 and 10,000" in said
+    assert "not the official dataset: 100 training and 20 test images instead of 50,000 and 10,000" in said
     assert "train         90 images" in said
-    assert said.count("other bytes than the official file") == 6
+    assert said.count("differs from the official file") == 6
 
     folder = tmp_path / "data" / "cifar-10-batches-py"
     md5 = {name: hashlib.md5((folder / name).read_bytes()).hexdigest() for name in OFFICIAL["cifar10"].md5}
@@ -279,39 +296,39 @@ def test_check_tells_official_from_other_files(
     monkeypatch.setitem(OFFICIAL, "cifar10", official)
     assert leave("check", "cifar10", "--data-root", root) == 0
     said = capsys.readouterr().out
-    assert said.startswith("cifar10: the official set\n")
-    assert "file test_batch: official" in said
+    assert said.startswith("cifar10: the official dataset\n")
+    assert "test_batch    official" in said
     monkeypatch.setitem(OFFICIAL, "cifar10", dataclasses.replace(official, md5=md5 | {"test_batch": "0" * 32}))
     assert leave("check", "cifar10", "--data-root", root) == 0
-    assert "official counts, but other bytes" in capsys.readouterr().out
+    assert "official number of images, but the files differ" in capsys.readouterr().out
 
     (folder / "test_batch").write_bytes(b"")
     assert leave("check", "cifar10", "--data-root", root) == 2
-    assert "test_batch is damaged" in capsys.readouterr().err
+    assert "test_batch is not an official CIFAR file" in capsys.readouterr().err
 
 
 def test_check_of_folders(layouts: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     root = layouts.by_class("cat", "dog")
     assert leave("check", "folder", "--data-root", str(root)) == 0
-    assert "reads well; images of 6 x 5 pixels, held in memory" in capsys.readouterr().out
+    assert "readable; 6 x 5 pixels, held in memory" in capsys.readouterr().out
     layouts.picture(root / "cat" / "large.png", (50, 60))
     assert leave("check", "folder", "--data-root", str(root)) == 0
-    assert "were not decoded; images are streamed from them at 5 x 5 pixels" in capsys.readouterr().out
+    assert "files found (not decoded); streamed from disk at 5 x 5 pixels" in capsys.readouterr().out
     layouts.root = root / "below" / "imagenet"
     layouts.by_class("train/cat", "train/dog", "val/cat", "val/dog", num=30)
     assert leave("check", "imagenet", "--data-root", str(root / "below")) == 0
-    assert f"folder        {layouts.root}\n" in capsys.readouterr().out
+    assert f"directory     {layouts.root}\n" in capsys.readouterr().out
 
 
 def test_check_reads_the_files_and_not_the_decoded_copy(
     layouts: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pathgrow.data.decoded.MIN_IMAGES", 1)
+    monkeypatch.setattr("pathgrow.data.images._MIN_CACHED", 1)
     folder = layouts.tiny_imagenet()
     data.load("tiny-imagenet", layouts.root)
     victim = folder / "val" / "images" / "val_1.JPEG"
-    victim.write_bytes(bytes(victim.stat().st_size))  # the same size: the copy still counts as that of this folder
-    data._from_disk.cache_clear()
+    victim.write_bytes(bytes(victim.stat().st_size))  # of the same size, so the decoded copy is still used
+    data._load_from_disk.cache_clear()
     data.load("tiny-imagenet", layouts.root)
     assert leave("check", "tiny-imagenet", "--data-root", str(layouts.root)) == 2
-    assert "val_1.JPEG cannot be read as an image" in capsys.readouterr().err
+    assert "cannot decode" in capsys.readouterr().err

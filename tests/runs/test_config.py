@@ -180,7 +180,7 @@ def test_test_scores_are_those_of_the_test_split_and_of_their_own_network(
     masks = Masks.load(folder.path / "network_masks.safetensors")
     assert masks.num_on == report.network.num_on == sparse - 16 * 10, "the output layer is dense"
     with torch.no_grad():
-        right = float((model.eval()(test.normalised()).argmax(1) == test.labels).double().mean())
+        right = float((model.eval()(test.normalized()).argmax(1) == test.labels).double().mean())
     assert right == pytest.approx(report.network.test.score, abs=1e-6)
 
 

@@ -40,7 +40,7 @@ by_hand = torch.optim.SGD(exact.parameters(), lr=0.1, momentum=0.9, nesterov=Tru
 for step in range(8):
     by_hand.param_groups[0]["lr"] = 0.1 * trainer.recipe.lr_factor(step, 8)
     by_hand.zero_grad()
-    nn.functional.cross_entropy(exact(split.normalised().double()), split.labels).backward()
+    nn.functional.cross_entropy(exact(split.normalized().double()), split.labels).backward()
     by_hand.step()
 for name, weight in exact.state_dict().items():
     torch.testing.assert_close(net.state_dict()[name].double(), weight, rtol=1e-3, atol=1e-5)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pathgrow.cli.flags import Parser, Subcommand
 
 if TYPE_CHECKING:
-    from pathgrow.data.check import Finding
+    from pathgrow.data.download import CheckedDataset
 
 _ABOUT = {
     "digits": "handwritten digits, 8 x 8 gray, 10 classes; bundled",
@@ -33,8 +33,9 @@ def _get_dataset(name: str, data_root: str | None) -> None:
     An archive that is already in the data directory is not downloaded again.
     """
     from pathgrow import data
-    from pathgrow.data import download, image_folder, places
-    from pathgrow.data.official import OFFICIAL
+    from pathgrow.data.download import download
+    from pathgrow.data.image_folder import layout_advice
+    from pathgrow.data.official import OFFICIAL, resolve_root
     from pathgrow.errors import UserError, unknown_name
 
     if name not in data.names():
@@ -43,9 +44,9 @@ def _get_dataset(name: str, data_root: str | None) -> None:
         print("digits is bundled, there is nothing to download")
         return
     if name not in OFFICIAL:
-        raise UserError(f"{name} cannot be downloaded: {image_folder.layout_advice(name)}")
-    root = places.data_root(data_root)
-    folder = download.get(name, root, print)
+        raise UserError(f"{name} cannot be downloaded: {layout_advice(name)}")
+    root = resolve_root(data_root)
+    folder = download(name, root, print)
     print(f"{name} is in {folder}; use it with --data {name} --data-root {root}")
 
 
@@ -54,21 +55,21 @@ def _check_dataset(name: str, data_root: str | None) -> None:
 
     Images of a streamed dataset are listed, not decoded.
     """
-    from pathgrow.data.check import check
+    from pathgrow.data.download import check_dataset
 
-    for line in _table(check(name, data_root)):
+    for line in _table(check_dataset(name, data_root)):
         print(line)
 
 
-def _table(finding: Finding) -> list[str]:
-    dataset = finding.dataset
+def _table(checked: CheckedDataset) -> list[str]:
+    dataset = checked.dataset
     shape = " x ".join(map(str, dataset.shape))
-    lines = [f"{dataset.name}: {finding.verdict}"]
-    if finding.folder is not None:
-        lines.append(f"  directory     {finding.folder}")
+    lines = [f"{dataset.name}: {checked.verdict}"]
+    if checked.folder is not None:
+        lines.append(f"  directory     {checked.folder}")
     lines += [f"  classes       {dataset.classes:,}", f"  sample shape  {shape}"]
     lines += [f"  {part:<14}{len(getattr(dataset, part)):,} images" for part in ("train", "val", "test")]
-    lines += [f"  file {name}: {state}" for name, state in finding.files]
+    lines += [f"  {file:<14}{'official' if same else 'differs from the official file'}" for file, same in checked.files]
     return lines
 
 

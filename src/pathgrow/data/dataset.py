@@ -1,4 +1,4 @@
-"""What every data set looks like: three splits of images and labels, in memory or read from files when wanted."""
+"""The structure of a dataset: three splits of images and labels, in memory or streamed from files."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from torch import Tensor
 from pathgrow.errors import UserError
 from pathgrow.rng import generator
 
-NUM_FOLDS = 10
-"""A carved part is a tenth: 5,000 images of CIFAR, 10,000 of TinyImageNet."""
+_NUM_PARTS = 10
+"""A held-out part is a tenth: 5,000 images of CIFAR, 10,000 of TinyImageNet."""
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Samples side by side in memory: `images` uint8 (N, C, H, W), `labels` int64 (N,)."""
+    """Samples in memory: `images` uint8 (N, C, H, W), `labels` int64 (N,)."""
 
     images: Tensor
     labels: Tensor
     mean: tuple[float, ...]
-    """Per channel, in units of the stored bytes."""
+    """Mean per channel, in units of bytes."""
     std: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        _refuse_empty(self.labels)
+        _check_labels(self.labels)
         assert self.images.dtype == torch.uint8
         assert len(self.images) == len(self.labels)
 
@@ -39,18 +39,18 @@ class Split:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Channels, height, width of one sample."""
+        """Channels, height and width of one sample."""
         return tuple(self.images.shape[1:])
 
-    def normalised(self, device: torch.device | str = "cpu") -> Tensor:
-        """All images as float32, centred and scaled per channel."""
-        return normalised(self.images.to(device), self.mean, self.std)
+    def normalized(self, device: torch.device | str = "cpu") -> Tensor:
+        """Return all images as float32, normalized per channel."""
+        return normalize(self.images.to(device), self.mean, self.std)
 
 
 class Paths(Sequence[Path]):
-    """Many file names below one folder, without an object for each.
+    """File names below one folder, stored in one array.
 
-    A tuple of the 1.3 million names of ImageNet takes about 370 MB in every process that reads them, this takes 46.
+    The 1.3 million names of ImageNet take 46 MB in every process, instead of 370 MB as a tuple of paths.
 
     >>> paths = Paths("/data", ["cat/1.png", "dog/2.png"])
     >>> paths[1].as_posix()
@@ -59,7 +59,7 @@ class Paths(Sequence[Path]):
 
     def __init__(self, folder: str | os.PathLike[str], names: Iterable[str] | np.ndarray) -> None:
         self.folder = Path(folder)
-        # As the system stores them: a name that is no valid UTF-8 comes back unchanged.
+        # Bytes as stored by the system, so names that are not valid UTF-8 survive.
         encoded = names if isinstance(names, np.ndarray) else np.array([os.fsencode(name) for name in names], "S")
         assert encoded.dtype.kind == "S"
         self.encoded = encoded
@@ -78,7 +78,7 @@ class Paths(Sequence[Path]):
         return self.folder / os.fsdecode(bytes(self.encoded[index]))
 
     def take(self, indices: Tensor) -> Paths:
-        """The paths at these places, in this order."""
+        """Return the paths at these positions."""
         return Paths(self.folder, self.encoded[indices.numpy()])
 
     def __add__(self, other: Paths) -> Paths:
@@ -88,18 +88,18 @@ class Paths(Sequence[Path]):
 
 @dataclass(frozen=True, eq=False)
 class StreamedSplit:
-    """Samples that stay in their files: too many, or of too many sizes, to lie in memory side by side."""
+    """Samples that are read from files for every batch: too many, or of different sizes."""
 
     paths: Sequence[Path]
     labels: Tensor
     mean: tuple[float, ...]
-    """Per channel, in units of bytes."""
+    """Mean per channel, in units of bytes."""
     std: tuple[float, ...]
     shape: tuple[int, int, int]
-    """Channels, height, width as delivered; the files may have any size."""
+    """Channels, height and width of a sample; the files may have any size."""
 
     def __post_init__(self) -> None:
-        _refuse_empty(self.labels)
+        _check_labels(self.labels)
         assert len(self.paths) == len(self.labels)
 
     def __len__(self) -> int:
@@ -108,9 +108,9 @@ class StreamedSplit:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A task: train steers the weights, val steers every decision, test is looked at once.
+    """A task: train fits the weights, val drives every decision, test is evaluated once.
 
-    The three splits are of one kind: all in memory, or all streamed.
+    The splits are either all in memory or all streamed.
     """
 
     name: str
@@ -121,25 +121,25 @@ class Dataset:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Channels, height, width of one sample."""
+        """Channels, height and width of one sample."""
         return self.train.shape
 
     def example_input(self) -> Tensor:
-        """One normalised training image, as a batch."""
+        """Return a batch of one normalized training image."""
         train = self.train
         if isinstance(train, Split):
             images = train.images[:1]
         else:
-            from pathgrow.data.decode import read_fitted  # here: Pillow is wanted by data in files alone
+            from pathgrow.data.images import read_fitted  # a local import: only files need Pillow
 
             images = torch.from_numpy(read_fitted(train.paths[0], train.shape[1:])).unsqueeze(0)
-        return normalised(images, train.mean, train.std)
+        return normalize(images, train.mean, train.std)
 
 
 def split_stratified(labels: Tensor, parts: int, generator: torch.Generator) -> list[Tensor]:
-    """Indices of `parts` disjoint parts whose sizes, and whose counts of every class, differ by at most one.
+    """Return the indices of disjoint parts whose sizes and class counts differ by at most one.
 
-    Shuffled samples are dealt like cards, class after class, so that no part gets the remainder of every class.
+    Shuffled samples are dealt like cards, class by class, so no part gets the remainder of every class.
     """
     order = torch.randperm(len(labels), generator=generator)
     dealt = order[torch.argsort(labels[order], stable=True)]
@@ -147,31 +147,32 @@ def split_stratified(labels: Tensor, parts: int, generator: torch.Generator) -> 
 
 
 def carve(
-    name: str, labels: Tensor, seed: int, fold: int, *, num_carved: int = 1, parts: int = NUM_FOLDS
+    name: str, labels: Tensor, seed: int, fold: int, *, num_held_out: int = 1, parts: int = _NUM_PARTS
 ) -> tuple[Tensor, ...]:
-    """Indices of what remains for training, then of `num_carved` held-out parts; folds of one seed share the shuffle.
+    """Return the indices of the training samples, followed by those of `num_held_out` held-out parts.
 
-    Fold k takes the k-th part, a second carved set the one after it, so that over all folds every sample is held out.
+    Fold k holds out part k (and the one after it, for a second held-out set), so over all folds every sample is held
+    out once. Folds of the same seed share the shuffle.
 
     >>> rest, val = carve("cifar10", torch.arange(10).repeat(100), seed=0, fold=3)
     >>> len(rest), len(val), torch.bincount(val % 10).tolist()
     (900, 100, [10, 10, 10, 10, 10, 10, 10, 10, 10, 10])
     """
     if not 0 <= fold < parts:
-        raise UserError(f"fold {fold} of {name} does not exist: choose one of 0-{parts - 1}")
+        raise UserError(f"fold of {name} must be in [0, {parts - 1}], got {fold}")
     dealt = split_stratified(labels, parts, generator(seed, "split", name))
     rotated = dealt[fold:] + dealt[:fold]
-    return (torch.sort(torch.cat(rotated[num_carved:])).values, *rotated[:num_carved])
+    return (torch.sort(torch.cat(rotated[num_held_out:])).values, *rotated[:num_held_out])
 
 
-def _refuse_empty(labels: Tensor) -> None:
+def _check_labels(labels: Tensor) -> None:
     if len(labels) == 0:
-        raise UserError("a data split holds 0 samples, at least 1 is wanted: check the data folder and the split sizes")
+        raise UserError("a split must have at least 1 sample, got 0")
     assert labels.dtype == torch.int64
 
 
-def normalised(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-    """Bytes as float32, centred and scaled per channel."""
+def normalize(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    """Convert bytes to float32, normalized per channel."""
     shape = (1, -1, 1, 1)
     centre = torch.tensor(mean, device=images.device).view(shape)
     scale = torch.tensor(std, device=images.device).view(shape)

@@ -1,4 +1,4 @@
-"""Handwritten digits that come inside scikit-learn: 1,797 grey images of 8 x 8 pixels with 17 levels."""
+"""Handwritten digits from scikit-learn: 1,797 gray images of 8 x 8 pixels with 17 levels."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from pathgrow.data.dataset import Dataset, Split, split_stratified
 from pathgrow.errors import UserError
 from pathgrow.rng import generator
 
-NUM_FOLDS = 8
-"""The data are dealt into eighths: two are val, two are test, four are train.
+_NUM_PARTS = 8
+"""Eighths: two are val, two are test, four are train.
 
-Half of all samples evaluate, because an accuracy of 97.5% on 360 images alone is uncertain by 0.8 points."""
+Half of all samples evaluate, because an accuracy of 97.5% on only 360 images has a standard error of 0.8 pp."""
 
 
 def digits(root: str | None, seed: int, fold: int) -> Dataset:
-    """The digits, about 898 train, 449 val and 449 test; `fold` 0-7 rotates the eighths."""
+    """Load the digits: 897 train, 450 val and 450 test images; `fold` 0-7 rotates the eighths."""
     if root is not None:
-        raise UserError(f"data root {root!r} was given, but digits are embedded and read no files: leave it out")
-    if not 0 <= fold < NUM_FOLDS:
-        raise UserError(f"fold {fold} of digits does not exist: choose one of 0-{NUM_FOLDS - 1}")
-    images, labels = _everything()
-    parts = split_stratified(labels, NUM_FOLDS, generator(seed, "split", "digits"))
+        raise UserError(f"dataset 'digits' is bundled and has no data root, got {root!r}")
+    if not 0 <= fold < _NUM_PARTS:
+        raise UserError(f"fold of digits must be in [0, {_NUM_PARTS - 1}], got {fold}")
+    images, labels = _load_all()
+    parts = split_stratified(labels, _NUM_PARTS, generator(seed, "split", "digits"))
     rotated = parts[fold:] + parts[:fold]
-    val, test, train = (torch.cat(rotated[a:b]) for a, b in ((0, 2), (2, 4), (4, NUM_FOLDS)))
-    # Constants of the training images alone: nothing of val and test leaks into the inputs.
+    val, test, train = (torch.cat(rotated[a:b]) for a, b in ((0, 2), (2, 4), (4, _NUM_PARTS)))
+    # Statistics of the training images only: nothing about val and test leaks into the inputs.
     mean, std = float(images[train].float().mean()), float(images[train].float().std())
-    cut = {
-        name: Split(images[i], labels[i], (mean,), (std,))
-        for name, i in (("train", train), ("val", val), ("test", test))
+    splits = {
+        name: Split(images[rows], labels[rows], (mean,), (std,))
+        for name, rows in (("train", train), ("val", val), ("test", test))
     }
-    return Dataset("digits", 10, **cut)
+    return Dataset("digits", 10, **splits)
 
 
-def _everything() -> tuple[Tensor, Tensor]:
-    from sklearn.datasets import load_digits  # here: it takes a second to import, and only this data set needs it
+def _load_all() -> tuple[Tensor, Tensor]:
+    from sklearn.datasets import load_digits  # a local import, because it takes a second
 
     pixels, labels = load_digits(return_X_y=True)
     images = torch.as_tensor(pixels).to(torch.uint8).view(-1, 1, 8, 8)

@@ -1,4 +1,8 @@
-"""Published data sets: the archive is got, verified, then unpacked, each whole or not at all."""
+"""Download published datasets, and compare copies on disk with the published ones.
+
+An archive is used only if its SHA-256 is the published one. It is unpacked into a temporary directory, which is then
+renamed, so a dataset is present completely or not at all.
+"""
 
 from __future__ import annotations
 
@@ -6,143 +10,172 @@ import hashlib
 import http.client
 import os
 import shutil
+import tarfile
 import tempfile
 import urllib.request
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import Any
 
-from pathgrow import atomic
-from pathgrow.data.archives import unpack
-from pathgrow.data.official import OFFICIAL, Official
-from pathgrow.data.places import renew
-from pathgrow.data.waiting import turn
+from pathgrow import atomic, data
+from pathgrow.data.dataset import Dataset, Paths, Split
+from pathgrow.data.images import CACHE_FILE, lock_between_processes
+from pathgrow.data.official import OFFICIAL, Official, find_official, replace_advice, resolve_root
 from pathgrow.errors import UserError
 
 _BLOCK = 2**20
 _TIMEOUT_S = 30
-_APART = ".pathgrow-unpacking-"
-"""Archives are unpacked beside the final folder, which then appears in one step."""
-_NETWORK = (OSError, http.client.HTTPException)  # URLError and timeouts are OSErrors
+_UNPACKING = ".pathgrow-unpacking-"
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
+"""Receives one line per step."""
 
 
-def get(name: str, root: Path, tell: Tell) -> Path:
-    """Put a published data set into `root` and return its folder; one that is there is left alone.
-
-    Parameters
-    ----------
-    tell
-        Called with a line for each step.
-    """
+def download(name: str, root: Path, report: Report) -> Path:
+    """Put a published dataset into `root` and return its directory; an existing copy is kept."""
     official = OFFICIAL[name]
-    folder = root / official.folder
+    folder, archive = root / official.folder, root / official.archive
     with atomic.writing(root):
         root.mkdir(parents=True, exist_ok=True)
-    with turn(root / ".pathgrow-get.lock") as alone:
-        if alone:
-            for left_over in root.glob(f"{_APART}*"):  # of killed commands
+    with lock_between_processes(root / ".pathgrow-get.lock") as is_locked:
+        if is_locked:
+            for left_over in root.glob(f"{_UNPACKING}*"):  # of killed processes
                 shutil.rmtree(left_over, ignore_errors=True)
         if folder.exists():
             if not (folder / official.marker).exists():
-                raise UserError(f"{folder} has no {official.marker}, so it is no copy of {name}: {renew(name, folder)}")
-            tell(f"{folder} is there already; `pathgrow data check {name} --data-root {root}` examines it")
+                raise UserError(
+                    f"{folder} is not a copy of {name} (no {official.marker}): {replace_advice(name, folder)}"
+                )
+            report(f"{folder} already exists; verify it with `pathgrow data check {name} --data-root {root}`")
             return folder
-        archive = root / official.archive
         if archive.exists():
-            tell(f"using {archive}")
+            report(f"using {archive}")
+            if _file_hash(archive, "sha256") != official.sha256:
+                raise UserError(
+                    f"checksum mismatch for {archive} (expected SHA-256 {official.sha256}): delete it and download "
+                    f"{official.url}"
+                )
         else:
-            _download(name, official, archive, tell)
-        _verify(official, archive)
-        tell(f"unpacking to {folder}")
+            _fetch(name, official, archive, report)
+        report(f"unpacking to {folder}")
         _unpack(official, archive, folder)
     return folder
 
 
-def _download(name: str, official: Official, archive: Path, tell: Tell) -> None:
-    """Fetch the archive under a temporary name; a piece that an earlier try left is continued."""
-    piece = archive.with_name(f".{archive.name}.part")
-    tell(f"downloading {official.url} ({official.num_bytes / 1e6:.0f} MB)")
+def _fetch(name: str, official: Official, archive: Path, report: Report) -> None:
+    """Download and verify an archive under a temporary name."""
+    temporary = archive.with_name(f".{archive.name}.part")
+    report(f"downloading {official.url} ({official.num_bytes / 1e6:.0f} MB)")
     try:
-        _fetch(official, piece, tell)
-    except _NETWORK as error:
+        digest = _stream(official, temporary, report)
+        if digest != official.sha256:
+            raise UserError(
+                f"checksum mismatch for {official.url} (expected SHA-256 {official.sha256}, got {digest}); "
+                "download discarded"
+            )
+        with atomic.writing(archive):
+            atomic.install(temporary, archive)
+    except (OSError, http.client.HTTPException) as error:  # URLError and timeouts are OSErrors
         raise UserError(
-            f"{official.url} could not be downloaded ({getattr(error, 'reason', None) or error}): "
-            f"get this file (SHA-256 {official.sha256}) on a machine with a network, put it at {archive}, "
-            f"and give `pathgrow data get {name} --data-root {archive.parent}` again"
+            f"cannot download {official.url} ({getattr(error, 'reason', None) or error}): download the file on another "
+            f"machine (SHA-256 {official.sha256}), save it as {archive}, and rerun "
+            f"`pathgrow data get {name} --data-root {archive.parent}`"
         ) from error
-    if _sha256(piece) != official.sha256:
-        atomic.discard(piece)
-        raise UserError(
-            f"what {official.url} sent does not have the official checksum (SHA-256 {official.sha256}) "
-            "and was thrown away: try again, or get the file elsewhere"
-        )
-    with atomic.writing(archive):
-        atomic.install(piece, archive)
+    finally:
+        atomic.discard(temporary)
 
 
-def _fetch(official: Official, piece: Path, tell: Tell) -> None:
-    done = piece.stat().st_size if piece.exists() else 0
-    if done >= official.num_bytes:
-        done = 0  # whole but never renamed, or not ours: cheaper to fetch than to reason about
-    request = urllib.request.Request(official.url, headers={"Range": f"bytes={done}-"} if done else {})
-    with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
-        goes_on = response.status == 206 and str(response.headers["Content-Range"]).startswith(f"bytes {done}-")
-        if done and goes_on:
-            tell(f"going on after {done / 1e6:.0f} MB")
-        else:
-            done = 0  # a server that starts over
-        with atomic.writing(piece):
-            piece.touch()
-        with open(piece, "ab" if done else "wb") as output:
-            _copy(response, output, piece, official.num_bytes - done, tell)
-
-
-def _copy(source: IO[bytes], output: IO[bytes], piece: Path, left: int, tell: Tell) -> None:
-    tenth = max(_BLOCK, left // 10)
-    since_told = total = 0
-    while block := source.read(_BLOCK):
-        total += len(block)
-        if total > left:
-            atomic.discard(piece)
-            raise http.client.HTTPException("it is longer than the official file")
-        with atomic.writing(piece):
-            output.write(block)
-        since_told += len(block)
-        if since_told >= tenth:
-            since_told = 0
-            tell(f"{total / 1e6:.0f} of {left / 1e6:.0f} MB")
-    if total < left:
-        raise http.client.HTTPException(f"it broke off after {total:,} bytes; the next try goes on from there")
-
-
-def _verify(official: Official, archive: Path) -> None:
-    found = _sha256(archive)
-    if found != official.sha256:
-        raise UserError(
-            f"{archive} has the SHA-256 {found}, the official file has {official.sha256}: "
-            f"it was not unpacked; delete it and get {official.url}"
-        )
+def _stream(official: Official, target: Path, report: Report) -> str:
+    """Write the archive to `target` and return its SHA-256."""
+    digest = hashlib.sha256()
+    num_bytes = num_reported = 0
+    with urllib.request.urlopen(official.url, timeout=_TIMEOUT_S) as response:
+        with atomic.writing(target):
+            target.touch()
+        with open(target, "wb") as output:
+            while block := response.read(_BLOCK):
+                num_bytes += len(block)
+                if num_bytes > official.num_bytes:
+                    raise http.client.HTTPException("longer than the official file")
+                digest.update(block)
+                with atomic.writing(target):
+                    output.write(block)
+                if num_bytes - num_reported > official.num_bytes / 10:
+                    num_reported = num_bytes
+                    report(f"{num_bytes / 1e6:.0f} of {official.num_bytes / 1e6:.0f} MB")
+    if num_bytes < official.num_bytes:
+        raise http.client.HTTPException(f"connection closed after {num_bytes:,} bytes")
+    return digest.hexdigest()
 
 
 def _unpack(official: Official, archive: Path, folder: Path) -> None:
+    # Zip archives have no filters, and Python before 3.11.4 has none at all; the checksum was verified in any case.
+    is_tar = archive.suffix != ".zip"
+    options: dict[str, Any] = {"filter": "data"} if is_tar and hasattr(tarfile, "data_filter") else {}
     with atomic.writing(folder):
-        apart = Path(tempfile.mkdtemp(prefix=_APART, dir=folder.parent))
-    try:
-        unpack(archive, apart, official.max_unpacked)
-        if not (apart / official.folder / official.marker).exists():
-            raise UserError(f"{archive} holds no {official.folder}/{official.marker}: get the official archive")
-        with atomic.writing(folder):
-            os.replace(apart / official.folder, folder)
+        temporary = Path(tempfile.mkdtemp(prefix=_UNPACKING, dir=folder.parent))
+        try:
+            shutil.unpack_archive(archive, temporary, **options)
+            os.replace(temporary / official.folder, folder)
             atomic.sync_folder(folder.parent)
-    finally:
-        shutil.rmtree(apart, ignore_errors=True)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _sha256(path: Path) -> str:
+@dataclass(frozen=True)
+class CheckedDataset:
+    """The result of `check_dataset`."""
+
+    folder: Path | None
+    """None for the bundled dataset."""
+    dataset: Dataset
+    files: tuple[tuple[str, bool], ...]
+    """Files with a published checksum, and whether they match it."""
+    verdict: str
+    """One sentence."""
+
+
+def check_dataset(name: str, root: str | None) -> CheckedDataset:
+    """Read a dataset (only the file names if it is streamed) and compare it with the published one.
+
+    A dataset that cannot be read raises a `UserError`.
+    """
+    official = OFFICIAL.get(name)
+    folder = resolve_root(root) if official is None else find_official(name, resolve_root(root))
+    atomic.discard(folder / CACHE_FILE)  # read the files themselves, not the decoded copy
+    dataset = data.load(name, root)
+    if name == "digits":
+        return CheckedDataset(None, dataset, (), "bundled")
+    if official is None:
+        paths = getattr(dataset.train, "paths", None)  # streamed datasets may be one level below the root
+        return CheckedDataset(paths.folder if isinstance(paths, Paths) else folder, dataset, (), _storage(dataset))
+    files = tuple((file, _file_hash(folder / file, "md5") == md5) for file, md5 in official.md5.items())
+    return CheckedDataset(folder, dataset, files, _verdict(dataset, official, all(same for _, same in files)))
+
+
+def _verdict(dataset: Dataset, official: Official, files_match: bool) -> str:
+    num_train, num_test = len(dataset.train) + len(dataset.val), len(dataset.test)
+    if (num_train, num_test) != (official.num_train, official.num_test):
+        return (
+            f"readable, but not the official dataset: {num_train:,} training and {num_test:,} test images instead of "
+            f"{official.num_train:,} and {official.num_test:,}"
+        )
+    if not files_match:
+        return "readable, with the official number of images, but the files differ from the official ones"
+    return "the official dataset" if official.md5 else "readable, with the official number of images"
+
+
+def _storage(dataset: Dataset) -> str:
+    size = " x ".join(map(str, dataset.shape[1:]))
+    if isinstance(dataset.train, Split):
+        return f"readable; {size} pixels, held in memory"
+    return f"files found (not decoded); streamed from disk at {size} pixels"
+
+
+def _file_hash(path: Path, algorithm: str) -> str:
     try:
         with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror or error}): delete it and try again") from error
+        raise UserError(f"cannot read {path} ({error.strerror or error})") from error

@@ -1,4 +1,4 @@
-"""Images in folders by class: ImageNet, and any folder of one's own."""
+"""Datasets with one folder of images per class: ImageNet, and any dataset in the same layout."""
 
 from __future__ import annotations
 
@@ -10,71 +10,110 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pathgrow.data import decoded
 from pathgrow.data.dataset import Dataset, Paths, Split, StreamedSplit, carve
-from pathgrow.data.decode import WrongSize, size_of
-from pathgrow.data.listing import class_folders, labelled
+from pathgrow.data.images import SUFFIXES, WrongSize, image_size, read_images
 from pathgrow.errors import UserError
 
-MEAN = tuple(255 * value for value in (0.485, 0.456, 0.406))
-STD = tuple(255 * value for value in (0.229, 0.224, 0.225))
-"""Of ImageNet; also of streamed folders, whose own would cost a pass over all files."""
+_MEAN = tuple(255 * value for value in (0.485, 0.456, 0.406))
+_STD = tuple(255 * value for value in (0.229, 0.224, 0.225))
+"""Statistics of ImageNet, also used for streamed folders: their own would need a pass over all files."""
 
-IMAGE_SIZE = 224
-"""Height and width at which streamed images are delivered."""
-MAX_RESIDENT_BYTES = 2 * 2**30
-IMAGENET_PARTS = 25
-"""A 25th of ImageNet's training set is 51,247 images, about as many as its official val has."""
-_NUM_LOOKED_AT = 64
-_PARTS = {"train", "training", "val", "valid", "validation", "dev", "test", "testing"}
-"""What people call the parts of a data set, whose folders hold one for each class."""
+_STREAMED_SIZE = 224
+"""Height and width of streamed images."""
+_MAX_BYTES_IN_MEMORY = 2 * 2**30
+_IMAGENET_PARTS = 25
+"""A 25th of ImageNet's training set has 51,247 images, about as many as the official val set."""
+_NUM_PROBED = 64
+_SPLIT_NAMES = {"train", "training", "val", "valid", "validation", "dev", "test", "testing"}
+"""Common names of split folders, which contain one folder per class."""
 
-LAYOUTS = {
-    "imagenet": "DIR/train/<class>/*.JPEG and DIR/val/<class>/*.JPEG, with a folder for each of the 1,000 classes",
-    "folder": "DIR/train/<class>/*.png (with DIR/val and DIR/test where they exist), or DIR/<class>/*.png",
+_LAYOUTS = {
+    "imagenet": "DIR/train/<class>/*.JPEG and DIR/val/<class>/*.JPEG, with one folder for each of the 1,000 classes",
+    "folder": "DIR/train/<class>/*.png (optionally with DIR/val and DIR/test), or DIR/<class>/*.png",
 }
-"""What cannot be downloaded must be laid out like this."""
 
 
 def layout_advice(name: str) -> str:
-    """How to lay a data set out, for the end of a sentence."""
-    return f"lay it out as {LAYOUTS[name]}, and name DIR with --data-root"
+    """Return the expected layout of a dataset that cannot be downloaded, as the end of an error message."""
+    return f"arrange it as {_LAYOUTS[name]}, and pass DIR as --data-root"
 
 
 def imagenet(root: Path, seed: int, fold: int) -> Dataset:
-    """ImageNet, streamed at 224 pixels: val is a 25th of the training set (fold 0-24), test the official val."""
+    """Load ImageNet, streamed at 224 pixels: val is a 25th of the training set (fold 0-24), test the official val."""
     advice = layout_advice("imagenet")
     folder = next((place for place in (root / "imagenet", root) if os.path.isdir(place / "train")), None)
     if folder is None:
-        raise UserError(f"imagenet was not found in {root}, which has no folder train: {advice}")
+        raise UserError(f"imagenet not found: {root} contains no folder train; {advice}")
     classes = class_folders(folder / "train", advice)
     if class_folders(folder / "val", advice) != classes:
-        raise UserError(f"{folder / 'val'} has other classes than {folder / 'train'}: {advice}")
-    names, labels = labelled(folder, "train", classes, advice)
-    test_names, test_labels = labelled(folder, "val", classes, advice)
-    train, val = carve("imagenet", labels, seed, fold, parts=IMAGENET_PARTS)
+        raise UserError(f"{folder / 'val'} and {folder / 'train'} have different classes: {advice}")
+    names, labels = labeled_images(folder, "train", classes, advice)
+    test_names, test_labels = labeled_images(folder, "val", classes, advice)
+    train, val = carve("imagenet", labels, seed, fold, parts=_IMAGENET_PARTS)
     paths = Paths(folder, names)
-    shape = (3, IMAGE_SIZE, IMAGE_SIZE)
+    shape = (3, _STREAMED_SIZE, _STREAMED_SIZE)
     return Dataset(
         "imagenet",
         len(classes),
-        StreamedSplit(paths.take(train), labels[train], MEAN, STD, shape),
-        StreamedSplit(paths.take(val), labels[val], MEAN, STD, shape),
-        StreamedSplit(Paths(folder, test_names), test_labels, MEAN, STD, shape),
+        StreamedSplit(paths.take(train), labels[train], _MEAN, _STD, shape),
+        StreamedSplit(paths.take(val), labels[val], _MEAN, _STD, shape),
+        StreamedSplit(Paths(folder, test_names), test_labels, _MEAN, _STD, shape),
     )
 
 
 def image_folder(root: Path, seed: int, fold: int) -> Dataset:
-    """Any folder of images by class; three channels, whatever the files hold.
+    """Load a folder of images by class, with three channels.
 
-    With sub-folders `train` and optionally `val` and `test`, else with a folder for each class. A missing val or test
-    is carved from train, a tenth each (fold 0-9). Images of one common size that take at most 2 GiB lie in memory;
-    others are streamed at 224 pixels, or at their shortest side where that is smaller.
+    The root contains `train` and optionally `val` and `test`, or one folder per class. A missing val or test is a tenth
+    of train (fold 0-9). Images of the same size that take at most 2 GiB are held in memory; others are streamed at 224
+    pixels, or at the length of their shortest side if that is smaller.
     """
     listing = _list(root)
     rows = _fill_missing(listing, seed, fold)
-    cut = _resident(listing, rows) or _streamed(listing, rows)
-    return Dataset("folder", len(listing.classes), **cut)
+    splits = _in_memory(listing, rows) or _streamed(listing, rows)
+    return Dataset("folder", len(listing.classes), **splits)
+
+
+# Listing files, in an order that does not depend on the file system.
+
+
+def class_folders(folder: Path, advice: str) -> list[str]:
+    """Return the names of the class folders, sorted; the position in this list is the label."""
+    try:
+        names = _folders(folder)
+    except OSError as error:
+        raise UserError(f"cannot read {folder} ({error.strerror or error}): {advice}") from error
+    if len(names) < 2:
+        raise UserError(f"{folder} must contain at least 2 class folders, got {len(names)}: {advice}")
+    return names
+
+
+def image_names(folder: Path) -> list[str]:
+    """Return the images below a folder as sorted relative paths with slashes, without hidden files."""
+    found = []
+    for place, below, files in os.walk(folder):
+        below[:] = [name for name in below if not name.startswith(".")]
+        prefix = os.path.relpath(place, folder).replace(os.sep, "/") + "/"
+        found += [
+            prefix.removeprefix("./") + name
+            for name in files
+            if os.path.splitext(name)[1].lower() in SUFFIXES and not name.startswith(".")
+        ]
+    return sorted(found)
+
+
+def labeled_images(folder: Path, part: str, classes: list[str], advice: str) -> tuple[list[str], Tensor]:
+    """Return the images in `folder/part/<class>` relative to `folder`, and their labels; no class may be empty."""
+    names: list[str] = []
+    counts = []
+    for name in classes:
+        of_class = image_names(folder / part / name)
+        if not of_class:
+            raise UserError(f"{folder / part / name} contains no images ({', '.join(sorted(SUFFIXES))}): {advice}")
+        prefix = f"{part}/{name}/" if part else f"{name}/"
+        names += [prefix + image for image in of_class]
+        counts.append(len(of_class))
+    return names, torch.repeat_interleave(torch.arange(len(classes)), torch.tensor(counts))
 
 
 @dataclass(frozen=True)
@@ -83,94 +122,93 @@ class _Listing:
     paths: Paths
     labels: Tensor
     rows: dict[str, Tensor]
-    """Which rows belong to train, val, test, as far as these are there."""
+    """Rows of train and, if present, of val and test."""
 
 
 def _list(root: Path) -> _Listing:
     advice = layout_advice("folder")
-    parts = [part for part in ("train", "val", "test") if os.path.isdir(root / part)]
-    if not _is_split(root):
-        parts = [""]
-    _refuse_other_parts(root, parts)
+    # A class may be called train (a dataset of vehicles); it has no folders below.
+    has_splits = bool(_readable_folders(root / "train"))
+    parts = [part for part in ("train", "val", "test") if os.path.isdir(root / part)] if has_splits else [""]
+    _check_split_names(root, parts)
     classes = class_folders(root / parts[0], advice)
     names: list[str] = []
     labels: list[Tensor] = []
     rows = {}
     for part in parts:
         own = class_folders(root / part, advice)
-        strange = sorted(set(own) - set(classes))
-        if strange:
-            raise UserError(f"{root / part / strange[0]} is a class that {root / 'train'} does not have: {advice}")
-        part_names, part_labels = labelled(root, part, own, advice)
+        unknown = sorted(set(own) - set(classes))
+        if unknown:
+            raise UserError(f"{root / part / unknown[0]} is not a class of {root / 'train'}: {advice}")
+        part_names, part_labels = labeled_images(root, part, own, advice)
         rows[part or "train"] = torch.arange(len(names), len(names) + len(part_names))
         names += part_names
         labels.append(torch.tensor([classes.index(name) for name in own])[part_labels])
     return _Listing(classes, Paths(root, names), torch.cat(labels), rows)
 
 
-def _is_split(root: Path) -> bool:
-    """Whether `train` is the training set; in a folder of vehicles it may be a class, which has no folders below."""
-    return bool(_folders(root / "train"))
-
-
 def _folders(place: Path) -> list[str]:
-    """Folders in a place, sorted; none in one that cannot be read, which those say who read it."""
+    return sorted(entry.name for entry in os.scandir(place) if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _readable_folders(place: Path) -> list[str]:
+    """Return the folders in a place, or none if it cannot be read."""
     try:
-        return sorted(entry.name for entry in os.scandir(place) if entry.is_dir() and not entry.name.startswith("."))
+        return _folders(place)
     except OSError:
         return []
 
 
-def _refuse_other_parts(root: Path, parts: list[str]) -> None:
-    """A part by another name would be left out, or trained on as a class."""
-    folders = _folders(root)
-    strange = [name for name in folders if name not in parts and name.casefold() in _PARTS and _folders(root / name)]
-    if strange and parts != [""]:
+def _check_split_names(root: Path, parts: list[str]) -> None:
+    """Refuse splits with other names, which would be ignored or treated as a class."""
+    folders = _readable_folders(root)
+    misnamed = [
+        name
+        for name in folders
+        if name not in parts and name.casefold() in _SPLIT_NAMES and _readable_folders(root / name)
+    ]
+    if misnamed and parts != [""]:
         raise UserError(
-            f"{root / strange[0]} would not be read, the parts of a data set are called train, val and test: "
-            "rename it, or move it away"
+            f"{root / misnamed[0]} would be ignored: splits must be called train, val and test; rename or move it"
         )
-    if strange and strange == folders:  # beside real classes it may be one of them
+    if misnamed and misnamed == folders:  # next to other folders it may be a class
         raise UserError(
-            f"{root} holds {' and '.join(strange)}, parts of a data set and no classes, and no train: "
-            "call the training set train, the others val and test"
+            f"{root} contains {' and '.join(misnamed)} but no train: splits must be called train, val and test"
         )
 
 
 def _fill_missing(listing: _Listing, seed: int, fold: int) -> dict[str, Tensor]:
-    """Rows of all three splits; those that are missing are carved from train."""
+    """Return the rows of all three splits; missing ones are taken from train."""
     missing = [part for part in ("val", "test") if part not in listing.rows]
     train = listing.rows["train"]
-    rest, *carved = carve("folder", listing.labels[train], seed, fold, num_carved=len(missing))
-    return listing.rows | {"train": train[rest]} | {part: train[i] for part, i in zip(missing, carved, strict=True)}
+    rest, *held_out = carve("folder", listing.labels[train], seed, fold, num_held_out=len(missing))
+    return listing.rows | {"train": train[rest]} | {part: train[i] for part, i in zip(missing, held_out, strict=True)}
 
 
-def _resident(listing: _Listing, rows: Mapping[str, Tensor]) -> dict[str, Split] | None:
-    """The splits in memory, or None where they are too large or of several sizes."""
-    advice = "replace it, or delete it to leave it out"
-    height, width = size_of(listing.paths[0], advice)
-    if len(listing.paths) * 3 * height * width > MAX_RESIDENT_BYTES:
+def _in_memory(listing: _Listing, rows: Mapping[str, Tensor]) -> dict[str, Split] | None:
+    """Return splits in memory, or None if the images are too large or have different sizes."""
+    height, width = image_size(listing.paths[0])
+    if len(listing.paths) * 3 * height * width > _MAX_BYTES_IN_MEMORY:
         return None
     try:
-        images = decoded.images(listing.paths, (height, width), advice)
+        images = read_images(listing.paths, (height, width))
     except WrongSize:
         return None
-    mean, std = _constants(images[rows["train"]])
+    mean, std = _statistics(images[rows["train"]])
     return {part: Split(images[row], listing.labels[row], mean, std) for part, row in rows.items()}
 
 
 def _streamed(listing: _Listing, rows: Mapping[str, Tensor]) -> dict[str, StreamedSplit]:
-    step = max(1, len(listing.paths) // _NUM_LOOKED_AT)
-    sides = [min(size_of(path, "replace it, or delete it to leave it out")) for path in listing.paths[::step]]
-    side = min(IMAGE_SIZE, *sides)
+    step = max(1, len(listing.paths) // _NUM_PROBED)
+    side = min(_STREAMED_SIZE, *(min(image_size(path)) for path in listing.paths[::step]))
     return {
-        part: StreamedSplit(listing.paths.take(row), listing.labels[row], MEAN, STD, (3, side, side))
+        part: StreamedSplit(listing.paths.take(row), listing.labels[row], _MEAN, _STD, (3, side, side))
         for part, row in rows.items()
     }
 
 
-def _constants(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel, exactly, from how often each byte occurs."""
+def _statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the exact mean and standard deviation of each channel, computed from a histogram."""
     level = torch.arange(256, dtype=torch.float64)
     means, stds = [], []
     for channel in range(images.shape[1]):
@@ -179,5 +217,5 @@ def _constants(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
         mean = float(share @ level)
         variance = float(share @ (level - mean) ** 2)
         means.append(mean)
-        stds.append(variance**0.5 if variance > 0 else 1.0)  # a channel that never varies has no scale of its own
+        stds.append(variance**0.5 if variance > 0 else 1.0)  # a constant channel cannot be scaled
     return tuple(means), tuple(stds)

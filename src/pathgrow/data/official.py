@@ -1,33 +1,39 @@
-"""The published data sets: where their archives lie, and the checksums and counts that make them the official ones."""
+"""Published datasets: where to download them, their checksums and counts, and where copies are found on disk."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+
+from pathgrow.errors import UserError
+
+ROOT_VARIABLE = "PATHGROW_DATA"
+"""Environment variable that names the data root."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Official:
-    """One published data set."""
+    """A published dataset."""
 
     folder: str
-    """What the archive unpacks to."""
+    """Directory that the archive contains."""
     marker: str
-    """A file or folder that every copy has."""
+    """A file or directory inside `folder` that every copy has."""
     url: str
     sha256: str
+    """Checksum of the archive."""
     num_bytes: int
-    """Of the archive."""
-    max_unpacked: int
-    """No archive may unpack to more; the official ones stay well below."""
+    """Size of the archive."""
     num_train: int
     num_test: int
     md5: Mapping[str, str] = field(default_factory=dict)
-    """Of single files, as published."""
+    """Published checksums of single files."""
 
     @property
     def archive(self) -> str:
-        """The file name of the archive."""
+        """File name of the archive."""
         return self.url.rpartition("/")[2]
 
 
@@ -38,7 +44,6 @@ OFFICIAL: dict[str, Official] = {
         url="https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
         sha256="6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
         num_bytes=170_498_071,
-        max_unpacked=300_000_000,
         num_train=50_000,
         num_test=10_000,
         md5={
@@ -56,7 +61,6 @@ OFFICIAL: dict[str, Official] = {
         url="https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
         sha256="85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
         num_bytes=169_001_437,
-        max_unpacked=300_000_000,
         num_train=50_000,
         num_test=10_000,
         md5={
@@ -70,8 +74,49 @@ OFFICIAL: dict[str, Official] = {
         url="https://cs231n.stanford.edu/tiny-imagenet-200.zip",
         sha256="6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
         num_bytes=248_100_043,
-        max_unpacked=1_000_000_000,
         num_train=100_000,
         num_test=10_000,
     ),
 }
+
+
+def resolve_root(root: str | os.PathLike[str] | None) -> Path:
+    """Return the data root as an absolute path: `root`, the variable PATHGROW_DATA, or `./data`, in this order."""
+    chosen = root or os.environ.get(ROOT_VARIABLE) or "data"
+    try:
+        return Path(os.path.abspath(Path(chosen).expanduser()))
+    except (TypeError, RuntimeError) as error:  # bytes or a number; an unknown user after ~
+        raise UserError(f"data root must be a directory, got {chosen!r} ({error})") from error
+
+
+def find_official(name: str, root: Path) -> Path:
+    """Return the directory of a published dataset, which may be in the root, one level below, or the root itself."""
+    official = OFFICIAL[name]
+    for place in (root / official.folder, root):
+        if os.path.exists(place / official.marker):  # Path.exists raises if the directory is not accessible
+            return place
+    below = sorted(place.parent for place in root.glob(f"*/{official.folder}/{official.marker}"))
+    if len(below) > 1:
+        copies = " and ".join(str(place) for place in below)
+        raise UserError(f"found more than one copy of {name} in {root} ({copies}): select one with --data-root")
+    if below:
+        return below[0]
+    place = root / official.folder
+    if os.path.exists(place):
+        raise UserError(f"{place} is not a copy of {name} (no {official.marker}): {replace_advice(name, place)}")
+    raise UserError(
+        f"{name} not found: no {place}; download it with `pathgrow data get {name} --data-root {root}`, or pass the "
+        "directory that contains it as --data-root"
+    )
+
+
+def replace_advice(name: str, folder: Path) -> str:
+    """Return how to replace an unusable copy of a dataset, as the end of an error message.
+
+    The advice to delete a directory is given only if it has the official name; any other was probably passed by
+    mistake and may hold something else.
+    """
+    official = OFFICIAL[name].folder
+    if folder.name != official:
+        return f"pass the directory that contains {official} as --data-root, or run `pathgrow data get {name}`"
+    return f"delete {folder}, then run `pathgrow data get {name} --data-root {folder.parent}`"

@@ -1,12 +1,14 @@
-"""Batches of images straight from their files, decoded by worker processes: for data that do not fit in memory.
+"""Batches decoded from image files by worker processes, for datasets that do not fit in memory.
 
-The stream is a pure function of the seed and the epoch. Workers hold no random state: the order of an epoch is drawn in
-the main process, and the crop of a sample by a generator named after the epoch and the sample. So any number of workers
-gives the same batches, and an epoch that is taken up at batch k goes on with the very batches it would have given.
+The stream is a pure function of seed and epoch: the main process draws the order of an epoch, and the crop of a sample
+comes from a generator named after epoch and sample. Any number of workers therefore gives the same batches, and an
+epoch can be resumed at any batch.
 """
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -15,38 +17,34 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import Dataset as MapDataset
 
-from pathgrow.data.crops import Box, Decoder, centre_box, decode_part, random_box, read_part, torchvision_decoder
 from pathgrow.data.dataset import StreamedSplit
-from pathgrow.data.workers import Pixels, filled
-from pathgrow.errors import UserError, unknown_name
+from pathgrow.data.images import Box, Decoder, center_box, decode_crop, random_box, read_crop, torchvision_decoder
+from pathgrow.errors import RunFailed, UserError, unknown_name
 from pathgrow.rng import generator
 
-Rows = NDArray[np.int64]
-Wanted = tuple[int, Rows]
-"""A batch to be decoded: its epoch, and which samples of the split."""
-Batch = tuple[Tensor, Tensor]
-"""Images uint8 (B, C, H, W) and labels int64 (B,)."""
+_Rows = NDArray[np.int64]
 
 
 class StreamLoader:
     """Batches of a streamed split, epoch by epoch.
 
-    In training every epoch has its own order, a sample is a random part of its image, and samples that do not fill the
-    last batch are left out. In evaluation samples come in the split's order, each as the centre of its image, and the
-    last batch may be smaller.
+    Training shuffles every epoch, takes a random crop of each image, and drops the last batch if it is incomplete.
+    Evaluation keeps the order of the split, takes the center of each image, and keeps a smaller last batch.
 
     Parameters
     ----------
     batch_size
-        Samples of a global batch, over all ranks.
+        Size of the global batch, over all ranks.
     workers
-        Processes that decode, each whole batches; 0: the calling process decodes.
+        Number of worker processes, each of which decodes whole batches; 0 decodes in the calling process.
     shard
-        Rank and number of ranks: every rank gets its consecutive share of the rows of every global batch. In evaluation
-        the share of a small last batch may be empty.
+        Rank and world size: every rank gets a contiguous share of every global batch. In evaluation the share of a
+        small last batch may be empty.
     decoder
-        "pillow", "torchvision" (an extra), or a function from a path to a uint8 tensor (C, H, W).
+        "pillow", "torchvision" (requires the extra), or a function from a path to a uint8 tensor (C, H, W).
     """
 
     def __init__(
@@ -60,92 +58,146 @@ class StreamLoader:
         shard: tuple[int, int] = (0, 1),
         decoder: str | Decoder = "pillow",
     ) -> None:
-        rank, num_ranks = shard
-        if batch_size < 1 or workers < 0:
-            raise UserError(
-                f"a loader got batch_size {batch_size} and workers {workers}: give at least 1 and at least 0"
-            )
-        if not 0 <= rank < num_ranks:
-            raise UserError(f"shard is {shard!r}: give a rank from 0 on and a number of ranks above it")
-        if train and batch_size % num_ranks:
-            raise UserError(
-                f"a batch of {batch_size} does not divide among {num_ranks} ranks: choose a multiple of {num_ranks}"
-            )
+        rank, world_size = shard
+        if batch_size < 1:
+            raise UserError(f"batch_size must be >= 1, got {batch_size}")
+        if workers < 0:
+            raise UserError(f"workers must be >= 0, got {workers}")
+        if not 0 <= rank < world_size:
+            raise UserError(f"shard must be (rank, world size) with 0 <= rank < world size, got {shard!r}")
+        if train and batch_size % world_size:
+            raise UserError(f"batch_size must be a multiple of the {world_size} ranks, got {batch_size}")
         if train and len(split) < batch_size:
-            raise UserError(
-                f"a batch of {batch_size} is more than the {len(split)} training samples: choose a smaller one"
-            )
+            raise UserError(f"batch_size must be <= {len(split)}, the number of training samples, got {batch_size}")
         self.split = split
         self.batch_size = batch_size
         self.train = train
         self.seed = seed
         self.workers = workers
         self.shard = shard
-        self._fill = _Fill(split, train, seed, _decoder(decoder))
+        self._decoder = _decoder(decoder)
 
     def __len__(self) -> int:
-        """Batches of an epoch, the same for every rank."""
+        """Return the number of batches per epoch, which is the same on every rank."""
         return len(self.split) // self.batch_size if self.train else -(-len(self.split) // self.batch_size)
 
-    def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
-        """The batches of one epoch from `start_batch` on, in pinned memory where there is CUDA.
+    def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """Iterate over images uint8 (B, C, H, W) and labels int64 (B,) of one epoch, in pinned memory if CUDA exists.
 
-        Workers live as long as the iterator: they end when it is exhausted, closed or dropped.
+        The worker processes start with the first batch, and end when the iterator is exhausted, closed or deleted.
         """
         if not 0 <= start_batch <= len(self):
-            raise UserError(f"an epoch of {len(self)} batches cannot start at batch {start_batch}")
-        return self._batches([(epoch, rows) for rows in self._rows(epoch)[start_batch:]])
+            raise UserError(f"start_batch must be in [0, {len(self)}], got {start_batch}")
+        return self._batches(epoch, self._rows(epoch)[start_batch:])
 
-    def _rows(self, epoch: int) -> list[Rows]:
-        """This rank's rows of every global batch."""
+    def _rows(self, epoch: int) -> list[_Rows]:
+        """Return the samples of this rank in every global batch."""
         num = len(self.split)
-        order: Rows = np.arange(num)
+        order: _Rows = np.arange(num)
         if self.train:
             order = torch.randperm(num, generator=generator(self.seed, "stream", "order", epoch)).numpy()
         batches = [order[start : start + self.batch_size] for start in range(0, num, self.batch_size)][: len(self)]
-        rank, num_ranks = self.shard
-        return [rows[len(rows) * rank // num_ranks : len(rows) * (rank + 1) // num_ranks] for rows in batches]
+        rank, world_size = self.shard
+        return [rows[len(rows) * rank // world_size : len(rows) * (rank + 1) // world_size] for rows in batches]
 
-    def _batches(self, wanted: list[Wanted]) -> Iterator[Batch]:
-        shape = (max((len(rows) for _, rows in wanted), default=0), *self.split.shape)
-        pinned = torch.cuda.is_available()
-        arrays = filled(self._fill, wanted, shape, self.workers)
-        for (_, rows), array in zip(wanted, arrays, strict=True):
-            images = torch.empty((len(rows), *self.split.shape), dtype=torch.uint8, pin_memory=pinned)
-            images.copy_(torch.from_numpy(array[: len(rows)]))
+    def _batches(self, epoch: int, batches: list[_Rows]) -> Iterator[tuple[Tensor, Tensor]]:
+        pin_memory = torch.cuda.is_available()
+        loader: DataLoader[Tensor | str] = DataLoader(
+            _Samples(self.split, self.train, self.seed, epoch, self._decoder),
+            batch_sampler=[rows.tolist() for rows in batches if len(rows)],
+            num_workers=self.workers,
+            collate_fn=_collate,
+            pin_memory=pin_memory,
+            worker_init_fn=_ignore_interrupt,
+            generator=torch.Generator(),  # by default the loader would draw a seed from the global generator
+        )
+        stream = _decoded(loader)
+        for rows in batches:
+            images = next(stream) if len(rows) else torch.empty((0, *self.split.shape), dtype=torch.uint8)
             labels = self.split.labels[torch.from_numpy(rows)]
-            yield images, labels.pin_memory() if pinned else labels
+            yield images, labels.pin_memory() if pin_memory else labels
+
+
+def _decoded(loader: DataLoader[Tensor | str]) -> Iterator[Tensor]:
+    """Iterate over a loader; unreadable files and dead workers end it with an error of one sentence."""
+    try:
+        for images in _start(loader):
+            if isinstance(images, str):
+                raise UserError(images)
+            yield images
+    except (RuntimeError, OSError, EOFError) as error:  # torch noticed it, or the connection to the worker broke
+        if loader.num_workers == 0:
+            raise
+        reason = str(error).strip().rpartition("\n")[2]  # the last line, if it is the traceback of a worker
+        raise RunFailed(
+            f"an image decoding worker failed ({reason or type(error).__name__}): use fewer workers, or provide more "
+            "memory and shared memory (/dev/shm)"
+        ) from error
+
+
+def _start(loader: DataLoader[Tensor | str]) -> Iterator[Tensor | str]:
+    """Start the workers without the SIGCHLD handler of torch.
+
+    The handler raises an error at an arbitrary point of the main thread when a worker dies. Without it, the death of a
+    worker is noticed at the next batch.
+    """
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGCHLD"):
+        return iter(loader)
+    handler = signal.getsignal(signal.SIGCHLD)
+    stream = iter(loader)
+    signal.signal(signal.SIGCHLD, handler or signal.SIG_DFL)
+    return stream
 
 
 @dataclass(frozen=True, eq=False)
-class _Fill:
-    """What a worker does: decode the samples of a batch into an array."""
+class _Samples(MapDataset[Tensor | str]):
+    """The samples of one epoch."""
 
     split: StreamedSplit
     train: bool
     seed: int
+    epoch: int
     decoder: Decoder | None
-    """None: Pillow, which need not decode whole images."""
+    """None: Pillow, which does not need to decode whole images."""
 
-    def __call__(self, array: Pixels, wanted: Wanted) -> None:
-        epoch, rows = wanted
-        shape = self.split.shape
-        for place, row in enumerate(rows.tolist()):
-            choose = partial(_part, self.seed, epoch, row) if self.train else partial(centre_box, size=shape[1:])
-            path = self.split.paths[row]
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def __getitem__(self, row: int) -> Tensor | str:
+        """Return an image, or the message of the error that it caused.
+
+        An exception would reach the main process with the traceback of the worker as its message.
+        """
+        path, shape = self.split.paths[row], self.split.shape
+        choose = partial(self._random_box, row) if self.train else partial(center_box, size=shape[1:])
+        try:
             if self.decoder is None:
-                array[place] = read_part(path, choose, shape)
+                pixels = read_crop(path, choose, shape)
             else:
-                array[place] = decode_part(path, choose, shape, self.decoder)
+                pixels = decode_crop(path, choose, shape, self.decoder)
+        except UserError as error:
+            return str(error)
+        return torch.from_numpy(np.ascontiguousarray(pixels))
+
+    def _random_box(self, row: int, height: int, width: int) -> Box:
+        return random_box(height, width, generator(self.seed, "stream", "crop", self.epoch, row))
 
 
-def _part(seed: int, epoch: int, row: int, height: int, width: int) -> Box:
-    return random_box(height, width, generator(seed, "stream", "crop", epoch, row))
+def _collate(samples: list[Tensor | str]) -> Tensor | str:
+    errors = [sample for sample in samples if isinstance(sample, str)]
+    if errors:
+        return errors[0]
+    images: Tensor = default_collate(samples)  # in a worker it stacks directly into shared memory
+    return images
 
 
-def _decoder(wanted: str | Decoder) -> Decoder | None:
-    if not isinstance(wanted, str):
-        return wanted
-    if wanted not in ("pillow", "torchvision"):
-        raise unknown_name("image decoder", wanted, ("pillow", "torchvision"))
-    return torchvision_decoder() if wanted == "torchvision" else None
+def _ignore_interrupt(worker: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the main one decides what to do
+
+
+def _decoder(decoder: str | Decoder) -> Decoder | None:
+    if not isinstance(decoder, str):
+        return decoder
+    if decoder not in ("pillow", "torchvision"):
+        raise unknown_name("image decoder", decoder, ("pillow", "torchvision"))
+    return torchvision_decoder() if decoder == "torchvision" else None

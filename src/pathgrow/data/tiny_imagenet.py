@@ -1,4 +1,4 @@
-"""TinyImageNet: 200 classes of 64 x 64 colour images in JPEG files; the official val is test here."""
+"""TinyImageNet: 200 classes of 64 x 64 color JPEG images; the official val set is the test set."""
 
 from __future__ import annotations
 
@@ -7,61 +7,58 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pathgrow.data import decoded, places
 from pathgrow.data.dataset import Dataset, Paths, Split, carve
-from pathgrow.data.listing import class_folders, image_names, labelled
-from pathgrow.data.official import OFFICIAL
+from pathgrow.data.image_folder import class_folders, image_names, labeled_images
+from pathgrow.data.images import read_images
+from pathgrow.data.official import find_official, replace_advice
 from pathgrow.errors import UserError
 
-NAME = "tiny-imagenet"
-SIZE = (64, 64)
-MEAN = tuple(255 * value for value in (0.4802, 0.4481, 0.3975))
-STD = tuple(255 * value for value in (0.2770, 0.2691, 0.2821))
+_NAME = "tiny-imagenet"
+_SIZE = (64, 64)
+_MEAN = tuple(255 * value for value in (0.4802, 0.4481, 0.3975))
+_STD = tuple(255 * value for value in (0.2770, 0.2691, 0.2821))
 
 
 def tiny_imagenet(root: Path, seed: int, fold: int) -> Dataset:
-    """90,000 train, 10,000 val (fold 0-9 of the official training set) and the official 10,000 val images as test.
+    """Load 90,000 train, 10,000 val (fold 0-9 of the official training set) and the official 10,000 val images as test.
 
-    Classes are numbered in the order of their names (n01443537 is 0), as every reader of class folders does.
+    Classes are numbered in the order of their names (n01443537 is 0), as in torchvision's ImageFolder.
     """
-    official = OFFICIAL[NAME]
-    folder = places.find(NAME, root, official.folder, official.marker)
-    advice = places.renew(NAME, folder)
+    folder = find_official(_NAME, root)
+    advice = replace_advice(_NAME, folder)
     classes = class_folders(folder / "train", advice)
-    train_names, train_labels = labelled(folder, "train", classes, advice)
-    test_names, test_labels = _test(folder, classes, advice)
-    train, val = carve(NAME, train_labels, seed, fold)
-    images = decoded.images(Paths(folder, [*train_names, *test_names]), SIZE, advice)
+    train_names, train_labels = labeled_images(folder, "train", classes, advice)
+    test_names, test_labels = _test_images(folder, classes, advice)
+    train, val = carve(_NAME, train_labels, seed, fold)
+    images = read_images(Paths(folder, [*train_names, *test_names]), _SIZE, advice)
     num_train = len(train_names)
     return Dataset(
-        NAME,
+        _NAME,
         len(classes),
-        Split(images[train], train_labels[train], MEAN, STD),
-        Split(images[val], train_labels[val], MEAN, STD),
-        Split(images[num_train:].clone(), test_labels, MEAN, STD),
+        Split(images[train], train_labels[train], _MEAN, _STD),
+        Split(images[val], train_labels[val], _MEAN, _STD),
+        Split(images[num_train:].clone(), test_labels, _MEAN, _STD),
     )
 
 
-def _test(folder: Path, classes: list[str], advice: str) -> tuple[list[str], Tensor]:
-    """Names and labels of the official val: by its table, or by class folders, into which many people sort it."""
+def _test_images(folder: Path, classes: list[str], advice: str) -> tuple[list[str], Tensor]:
+    """Return names and labels of the official val images, from its table or from class folders (a common layout)."""
     table = folder / "val" / "val_annotations.txt"
     if not (folder / "val" / "images").is_dir():
-        return labelled(folder, "val", classes, advice)
+        return labeled_images(folder, "val", classes, advice)
     try:
         lines = table.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{table} cannot be read ({error}): {advice}") from error
+        raise UserError(f"cannot read {table} ({error}): {advice}") from error
     numbers = {name: number for number, name in enumerate(classes)}
     names, labels = [], []
-    for place, line in enumerate(lines, start=1):
+    for line_number, line in enumerate(lines, start=1):
         fields = line.split("\t")
         if len(fields) < 2 or fields[1] not in numbers or Path(fields[0]).name != fields[0]:
-            raise UserError(f"line {place} of {table} names no image and class of the training set: {advice}")
+            raise UserError(f"line {line_number} of {table} is not an image name and a known class: {advice}")
         names.append(f"val/images/{fields[0]}")
         labels.append(numbers[fields[1]])
-    there = image_names(folder / "val" / "images")
-    if sorted(names) != sorted(f"val/images/{name}" for name in there):
-        raise UserError(
-            f"{table} lists {len(names):,} images, the folder beside it has {len(there):,} others: {advice}"
-        )
+    present = image_names(folder / "val" / "images")
+    if sorted(names) != sorted(f"val/images/{name}" for name in present):
+        raise UserError(f"{table} lists {len(names):,} images, which are not the {len(present):,} in images/: {advice}")
     return names, torch.tensor(labels, dtype=torch.int64)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
 
-from pathgrow.data.dataset import Dataset, Split, StreamedSplit, normalised
+from pathgrow.data.dataset import Dataset, Split, StreamedSplit, normalize
 from pathgrow.data.streaming import StreamLoader
 from pathgrow.distributed.comm import Communicator
 from pathgrow.masks import Masks
@@ -152,7 +152,7 @@ class Trainer:
         )
         for images, labels in loader.epoch(0):
             if len(labels):
-                yield normalised(images.to(self.plan.device), split.mean, split.std), labels.to(self.plan.device)
+                yield normalize(images.to(self.plan.device), split.mean, split.std), labels.to(self.plan.device)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Return the loss of a batch, for growth methods that use gradients."""
@@ -173,14 +173,14 @@ class Trainer:
             seed = int(torch.randint(2**62, ()).item())
             loader = StreamLoader(split, num, train=True, seed=seed, workers=0, shard=(rank, size))
             for images, labels in loader.epoch(0):
-                yield normalised(images.to(self.plan.device), split.mean, split.std), labels.to(self.plan.device)
+                yield normalize(images.to(self.plan.device), split.mean, split.std), labels.to(self.plan.device)
             return
         resident = self._splits.of(split)
         for rows in torch.split(torch.randperm(len(split)), num):
             if len(rows) % size:
                 return  # the last batch, which cannot be split evenly
             rows = rows[rank::size].to(resident.device)
-            yield normalised(resident.images[rows], split.mean, split.std), resident.labels[rows]
+            yield normalize(resident.images[rows], split.mean, split.std), resident.labels[rows]
 
     def _training(self, job: Job) -> Training:
         attached = job.attached
