@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pathgrow.masks import Masks
     from pathgrow.masks.sampling import sample_proportional
     from pathgrow.methods.method import Method
+    from pathgrow.runs.callback import Callback
     from pathgrow.runs.discovery import discover
     from pathgrow.runs.result import Discovery
     from pathgrow.sparse.attach import Attached, attach
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Attached",
+    "Callback",
     "Discovery",
     "Masks",
     "Method",
@@ -52,6 +54,7 @@ __all__ = [
 
 _HOMES = {
     "Attached": "sparse.attach",
+    "Callback": "runs.callback",
     "Discovery": "runs.result",
     "Masks": "masks",
     "Method": "methods.method",

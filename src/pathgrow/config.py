@@ -84,7 +84,7 @@ class Option:
 
 
 def option(default: Any = MISSING, help: str = "", *, factory: Any = MISSING, **spec: Any) -> Any:
-    """A dataclass field with an `Option`.
+    """Declare a dataclass field with an `Option`.
 
     >>> @dataclass(frozen=True, kw_only=True)
     ... class Growth:
@@ -100,7 +100,7 @@ def option(default: Any = MISSING, help: str = "", *, factory: Any = MISSING, **
 
 
 def option_of(field: dataclasses.Field[Any]) -> Option:
-    """The `Option` of a field; one without any constraint if it was declared as a plain field."""
+    """Return the `Option` of a field; a plain field has one without constraints."""
     found = field.metadata.get(_KEY)
     return found if isinstance(found, Option) else Option(is_flag=False)
 
@@ -133,7 +133,7 @@ def check_value(value: Any, hint: Any, spec: Option, name: str) -> Any:
 
 
 def from_json(cls: type[T], values: Any, *, where: str = "") -> T:
-    """A dataclass from JSON values; unknown keys, missing values and wrong types are refused.
+    """Build a dataclass from JSON values; unknown keys, missing values and wrong types are refused.
 
     `where` is the path of the value inside its file, for messages.
 
