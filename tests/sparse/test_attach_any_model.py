@@ -173,7 +173,7 @@ class TestRefusals:
 
         model = Recurrent()
         optimizer = SGD(model.parameters(), lr=0.1)
-        with pytest.raises(UserError, match=r"'gru' in Recurrent: .* a scope of your own and a method"):
+        with pytest.raises(UserError, match=r"'gru' in Recurrent: .* pass a scope to attach and choose a method"):
             attach(model, optimizer, "rigl", torch.zeros(1, 6))
         sparse = attach(model, optimizer, "rigl", scope=Masks.full(model))
         steps(model, optimizer)

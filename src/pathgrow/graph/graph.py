@@ -13,7 +13,7 @@ do not vary has size 1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
@@ -125,6 +125,27 @@ class Layer:
             shape[number] = axis.taps
             live &= ((reads >= 0) & (reads < sizes[1])).any(axis=1).reshape(shape)
         return live
+
+
+@dataclass(frozen=True, eq=False)
+class Weight:
+    """A weight as a layer uses it: its values, the parameter they come from, and their positions in it."""
+
+    values: Tensor
+    name: str | None
+    where: Tensor | None
+
+    @property
+    def positions(self) -> Tensor | None:
+        """Flat position of each value in the parameter, written out; None for a computed weight."""
+        if self.name is None or self.where is not None:
+            return self.where
+        return torch.arange(self.values.numel()).view(self.values.shape)
+
+    def moved(self, move: Callable[[Tensor], Tensor]) -> Weight:
+        """Return the same weight in another layout, with values and positions moved alike."""
+        positions = self.positions
+        return Weight(move(self.values), self.name, None if positions is None else move(positions).contiguous())
 
 
 @dataclass(frozen=True, eq=False)
@@ -317,7 +338,7 @@ class GraphBuilder:
 
     def __init__(self) -> None:
         self.channels: list[Channels] = []
-        self.links: list[Link] = []
+        self._links: list[tuple[Label, int, Tensor, bool]] = []
         self._ancestors: list[int] = []
         """A bit set of node ids by node: itself and what it is computed from."""
 
@@ -337,9 +358,16 @@ class GraphBuilder:
 
     def link(self, label: Label, target: int, units: Tensor, *, shortcut: bool = False) -> None:
         """Link the node of a label to `target`, whose units at the same elements are `units`."""
-        size = self.channels[label.node].size
-        sources, targets = relation(label.units, units)
-        count = torch.arange(size)
-        same = size == self.channels[target].size and torch.equal(sources, count) and torch.equal(targets, count)
-        pairs = None if same else (sources.numpy(), targets.numpy())
-        self.links.append(Link(label.node, target, pairs, shortcut, label.trail))
+        self._links.append((label, target, units, shortcut))
+
+    def links(self) -> tuple[Link, ...]:
+        """Return the links with the pairs of units that they connect."""
+        found = []
+        for label, target, units, shortcut in self._links:
+            size = self.channels[label.node].size
+            sources, targets = relation(label.units, units)
+            count = torch.arange(size)
+            same = size == self.channels[target].size and torch.equal(sources, count) and torch.equal(targets, count)
+            pairs = None if same else (sources.numpy(), targets.numpy())
+            found.append(Link(label.node, target, pairs, shortcut, label.trail))
+        return tuple(found)

@@ -31,7 +31,7 @@ from pathgrow.graph.graph import (
     label_of,
     labeled,
     per_axis,
-)  # fmt: skip
+)
 from pathgrow.graph.tracer import ALIAS, FROM_PARAMETER, TOKENS, Call, Tracer, tensors_in
 
 Handler = Callable[[Call], Any]
@@ -51,7 +51,7 @@ def handle(tracer: Tracer, func: Callable[..., Any], args: tuple[Any, ...], kwar
         if any(tensor.is_floating_point() for tensor in tensors_in(result)):
             raise UserError(
                 f"paths cannot be traced through torch function {name!r} in {type(tracer.model).__name__}: use known "
-                "functions instead, or pass attach a user-defined scope and a method that does not use paths"
+                "functions instead, or pass a scope to attach and choose a method that does not use paths"
             )
         return result
     result = handler(Call(tracer, func, name, args, kwargs))
@@ -107,7 +107,7 @@ def plain_name(func: Callable[..., Any]) -> tuple[str, bool]:
 
 
 _IN_PLACE_OPERATORS = {"add", "sub", "mul", "truediv", "matmul", "pow"}
-_OPERATORS = {"truediv": "div", "rtruediv": "rdiv", "getitem": "getitem"}
+_OPERATORS = {"truediv": "div", "rtruediv": "rdiv"}
 
 
 def _embedded(tracer: Tracer, tokens: Tensor, weight: Tensor) -> Tensor:
@@ -126,8 +126,7 @@ def _embedded(tracer: Tracer, tokens: Tensor, weight: Tensor) -> Tensor:
 def _identity(call: Call) -> Any:
     """Handle norms, dropout, casts, signs and roots: the identity."""
     x = call.traced[0]
-    label = known_label(x)
-    return call.tracer.same(x, label)
+    return call.tracer.same(x, known_label(x))
 
 
 def _as(strength: int) -> Handler:

@@ -89,7 +89,7 @@ def concatenate(call: Call) -> Any:
         return labeled(out, replace(merged, units=units, trail=trail, exponent=top))
     target = tracer.builder.add(total, *nodes)
     for node in nodes:
-        label = next(w for w in labels if w.node == node)
+        label = next(one for one in labels if one.node == node)
         size = tracer.builder.channels[node].size
         tracer.builder.link(replace(label, units=torch.arange(size)), target, torch.arange(size) + offsets[node])
     return labeled(out, Label(target, units, (), top))

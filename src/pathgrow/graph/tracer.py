@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -29,6 +30,7 @@ from pathgrow.graph.graph import (
     GraphBuilder,
     Label,
     Layer,
+    Weight,
     Window,
     aligned,
     along,
@@ -36,7 +38,7 @@ from pathgrow.graph.graph import (
     known_label,
     label_of,
     labeled,
-)  # fmt: skip
+)
 
 BatchNorm = Literal["identity", "scale"]
 TOKENS = "_pathgrow_tokens"
@@ -61,33 +63,17 @@ class Use:
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """A finished trace: the graph, and the tensors to differentiate."""
+    """A finished trace: the tensors to differentiate, and the graph, which is built on request."""
 
-    graph: Graph
     uses: list[Use]
     total: Tensor
     exponent: int
+    build: Callable[[], Graph]
 
-
-@dataclass(frozen=True, eq=False)
-class Weight:
-    """A weight as a layer uses it: its values, the parameter they come from, and their positions in it."""
-
-    values: Tensor
-    name: str | None
-    where: Tensor | None
-
-    @property
-    def positions(self) -> Tensor | None:
-        """Flat position of each value in the parameter, written out; None for a computed weight."""
-        if self.name is None or self.where is not None:
-            return self.where
-        return torch.arange(self.values.numel()).view(self.values.shape)
-
-    def moved(self, move: Callable[[Tensor], Tensor]) -> Weight:
-        """Return the same weight in another layout, with values and positions moved alike."""
-        positions = self.positions
-        return Weight(move(self.values), self.name, None if positions is None else move(positions).contiguous())
+    @cached_property
+    def graph(self) -> Graph:
+        """The weight graph; path scores do without it."""
+        return self.build()
 
 
 class Tracer(TorchFunctionMode):
@@ -170,19 +156,21 @@ class Tracer(TorchFunctionMode):
         labels = [known_label(tensor) for tensor in outputs]
         exponent = max(label.exponent for label in labels)
         sums = [t.sum() * 2.0 ** (label.exponent - exponent) for t, label in zip(outputs, labels, strict=True)]
+        return Trace(self.uses, torch.stack(sums).sum(), exponent, partial(self._graph, labels))
+
+    def _graph(self, outputs: list[Label]) -> Graph:
         returned: dict[int, list[Tensor]] = {}
-        for label in labels:
+        for label in outputs:
             returned.setdefault(label.node, []).append(label.units[label.units >= 0].reshape(-1))
-        graph = Graph(
+        return Graph(
             channels=tuple(self.builder.channels),
-            links=tuple(self.builder.links),
+            links=self.builder.links(),
             layers=tuple(use.layer for use in self.uses),
             outputs=tuple((node, torch.unique(torch.cat(units)).numpy()) for node, units in returned.items()),
             product_macs=self.product_macs,
             tokens_in=self.tokens_in,
             attention=self.attention,
         )
-        return Trace(graph, self.uses, torch.stack(sums).sum(), exponent)
 
     def _enter(self, value: Any) -> Any:
         """Return an input of the path network: real values become ones, token ids are marked."""

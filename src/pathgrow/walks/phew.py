@@ -85,10 +85,8 @@ def phew(
     if not _is_density(density):
         raise UserError(f"density must be in (0, 1], got {density!r} (e.g. 0.05)")
     graph, scope, example_input = _prepared(model, example_input, scope, graph)
-    transitions = Transitions(graph, model, identity_shortcuts=identity_shortcuts)
-    return _walked_masks(
-        Walker(transitions), _Marks(graph, scope), density, generator(seed, "phew"), model, example_input
-    )
+    walker = Walker(Transitions(graph, model, identity_shortcuts=identity_shortcuts))
+    return _walked_masks(walker, _Marks(graph, scope), density, generator(seed, "phew"), model, example_input)
 
 
 def start_density(
@@ -102,8 +100,8 @@ def start_density(
 ) -> tuple[float, Masks]:
     """Return the smallest of 1, 2, 3 and 5% whose PHEW masks isolate at most 5% of hidden units, and those masks.
 
-    If none of them does, the density is 5%. A hidden unit is isolated if no kept weight leads into it or no path of
-    kept weights leads out of it. Only units of layers in the scope are counted.
+    If none of them does, the density is 5%. A hidden unit is isolated if no kept weight leads into it or none leads
+    out of it. Only units of layers in the scope are counted.
 
     Examples
     --------
@@ -117,8 +115,8 @@ def start_density(
     for density in START_DENSITIES:
         marks = _Marks(graph, scope)
         last = density == START_DENSITIES[-1]
-        if not last and marks.num_at(density) < len({layer.index for layer in marks.layers}):
-            continue  # not one whole path
+        if not last and marks.num_at(density) < len(marks.layers):
+            continue  # fewer weights than one whole path
         masks = _walked_masks(walker, marks, density, generator(seed, "phew"), model, example_input)
         num_isolated, num_hidden = count_isolated(graph, masks)
         if num_isolated <= ISOLATED_SHARE * num_hidden:
