@@ -28,16 +28,34 @@ NUM_BAND_DENSITIES = 61
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
-    """Posterior curves through one set of points, and both answers on each of them."""
+class GainEstimate:
+    """The gain answer: where the paper's exponential reaches 95% of its gain."""
 
     lowest: float
-    densest: Point
-    curves: PosteriorSamples
-    exponentials: PosteriorSamples
-    """Curves of the paper's shape only: the spread of the gain answer."""
+    """Lowest observed density."""
     exponential: SaturationFit
     """The paper's fit: the gain answer itself."""
+    exponentials: PosteriorSamples
+    """Posterior curves of the paper's shape: the spread of the gain answer."""
+
+    @property
+    def gain_density(self) -> Array:
+        """The gain answer on each of the `exponentials`."""
+        return LOG20 / self.exponentials.speed
+
+    @property
+    def has_gain(self) -> bool:
+        """Whether the points rise by more than their noise: a flat curve has no 95% of its gain."""
+        rise = quantiles(self.exponentials.rise / self.exponentials.noise, (0.1,))[0]
+        return not self.exponential.flat and rise > 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate(GainEstimate):
+    """Both answers: the posterior curves through one set of points, and the delta answer on each of them."""
+
+    densest: Point
+    curves: PosteriorSamples
     reference: Reference
     level: Array
     """True score of the reference, one entry per curve."""
@@ -45,8 +63,6 @@ class Estimate:
     """Allowed gap to it, one entry per curve: delta after full training, more after a short one."""
     delta_density: Array
     """One entry per curve; 0: every density is within the gap; infinity: not even density 1 is."""
-    gain_density: Array
-    """One entry per curve of `exponentials`."""
 
     def margin(self, density: float, quantile: float) -> float:
         """Return the score above the target that a fraction `quantile` of the curves exceeds at a density.
@@ -65,12 +81,6 @@ class Estimate:
         """Posterior probability that the delta answer is above every observed density, or does not exist."""
         return float(np.mean(self.delta_density > self.densest.density))
 
-    @property
-    def has_gain(self) -> bool:
-        """Whether the points rise by more than their noise: a flat curve has no 95% of its gain."""
-        rise = quantiles(self.exponentials.rise / self.exponentials.noise, (0.1,))[0]
-        return not self.exponential.flat and rise > 1.0
-
 
 @lru_cache(maxsize=4)  # a verdict and an answer are requested for the same curve, one after the other
 def estimate_from_probes(curve: Curve, delta: float) -> Estimate | None:
@@ -83,12 +93,6 @@ def estimate_from_probes(curve: Curve, delta: float) -> Estimate | None:
         num_val=curve.num_val,
         full_epochs=curve.full_epochs,
     )
-
-
-@lru_cache(maxsize=4)
-def estimate_from_trajectory(rough: tuple[Point, ...], delta: float) -> Estimate | None:
-    """Estimate as if all rounds of the trunk were trained equally, which suggests where to probe but is no answer."""
-    return estimate_from_points(rough, delta, None, noise_hint=trajectory_noise(rough))
 
 
 def estimate_from_points(
@@ -105,13 +109,12 @@ def estimate_from_points(
     Without a reference the densest point is the reference. `full_epochs` is the training length of the networks in
     question if the points were trained for less. None: fewer than `MIN_POINTS` distinct densities.
     """
-    points = sorted(points, key=lambda point: point.density)
-    densities = [point.density for point in points]
-    if len(set(densities)) < MIN_POINTS:
+    if len({point.density for point in points}) < MIN_POINTS:
         return None
-    scores = [point.score for point in points]
+    points = sorted(points, key=lambda point: point.density)
+    densities, scores = [point.density for point in points], [point.score for point in points]
+    gain = gain_estimate(points, noise_hint=noise_hint)
     curves = sample_posterior(densities, scores, noise_hint=noise_hint)
-    exponentials = sample_posterior(densities, scores, bends=(1.0,), noise_hint=noise_hint)
     # All networks are evaluated on the same examples, so the choice of examples is not noise between the points. With
     # other examples, however, two networks that are delta apart would have come out this much closer or further apart.
     blur = 0.0 if num_val is None else SAMPLING * math.sqrt(delta / num_val)
@@ -123,16 +126,25 @@ def estimate_from_points(
         curves, level = _average_over_models(reference, points, curves, noise_hint, blur)
     allowed = delta * _gap_ratio(points[-1].epochs, full_epochs, curves.gap_z)
     return Estimate(
-        lowest=densities[0],
+        lowest=gain.lowest,
+        exponential=gain.exponential,
+        exponentials=gain.exponentials,
         densest=points[-1],
         curves=curves,
-        exponentials=exponentials,
-        exponential=fit_saturation(densities, scores),
         reference=reference,
         level=level,
         allowed=allowed,
         delta_density=curves.reach(level - allowed),
-        gain_density=LOG20 / exponentials.speed,
+    )
+
+
+def gain_estimate(points: Sequence[Point], *, noise_hint: float | None) -> GainEstimate:
+    """Estimate the gain answer alone, from at least `MIN_POINTS` distinct densities."""
+    densities, scores = [point.density for point in points], [point.score for point in points]
+    return GainEstimate(
+        lowest=min(densities),
+        exponential=fit_saturation(densities, scores),
+        exponentials=sample_posterior(densities, scores, bends=(1.0,), noise_hint=noise_hint),
     )
 
 

@@ -37,8 +37,9 @@ from pathgrow.density.estimate import (
     Estimate,
     allowed_gap,
     estimate_from_probes,
-    estimate_from_trajectory,
+    gain_estimate,
     quantiles,
+    trajectory_noise,
 )
 from pathgrow.density.types import (
     DENSE,
@@ -169,7 +170,7 @@ class ProbeRule:
         if not curve.rough:
             return Grow(reason=Reason.NOTHING_OBSERVED)
         if estimate is None:
-            rising = None if curve.at_ceiling or curve.probes else _still_rising(curve, self.delta)
+            rising = None if curve.at_ceiling or curve.probes else _still_rising(curve)
             return rising or self._first_batch(curve)
         grow = _still_open(curve, estimate)
         here = curve.rough[-1]
@@ -278,12 +279,13 @@ def _verdict(rule: ProbeRule, curve: Curve) -> Verdict:
     return rule._decide(curve, estimate_from_probes(curve, rule.delta))
 
 
-def _still_rising(curve: Curve, delta: float) -> Grow | None:
+def _still_rising(curve: Curve) -> Grow | None:
     """Return why the trunk is not yet dense enough to be worth a probe; None if it is."""
     here = curve.rough[-1].density
-    estimate = estimate_from_trajectory(curve.rough, delta) if len(curve.rough) >= MIN_ROUNDS else None
-    if estimate is None:
+    if len(curve.rough) < MIN_ROUNDS:
         return Grow(reason=Reason.FEW_ROUNDS, details={"rounds": len(curve.rough), "needed": MIN_ROUNDS})
+    # As if all rounds were trained equally, which is good enough to decide how far to look.
+    estimate = gain_estimate(curve.rough, noise_hint=trajectory_noise(curve.rough))
     if not estimate.has_gain:
         # A flat curve has shown enough when half of the rounds up to the ceiling brought no rise.
         if here**2 >= estimate.lowest * curve.ceiling:
