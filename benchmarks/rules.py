@@ -1,11 +1,12 @@
-"""Every density rule replayed on recorded runs, beside the truth.
+"""Replay every density rule on recorded runs and compare with the ground truth.
 
     python -m benchmarks.rules [FILE]
 
 The runs are ResNet-32 on CIFAR-10, grown from 3% to 72% in steps of 25% with rounds of 2, 4 or 8 epochs or two halves
-of 2 or 4, a half-cosine annealing in every phase; truth are copies of three trunks trained 60 epochs more at seven
-densities, and dense networks of 60 epochs. FILE holds one JSON object a line with `kind` (`obs`, `truth`, `dense`),
-`mode`, `seed`, `round`, `half`, `epochs`, `rho` and `val_acc`; without it the extract that the tests carry is read.
+of 2 or 4, with half-cosine annealing in every phase. The ground truth is copies of three trunks trained for 60 more
+epochs at seven densities, and dense networks of 60 epochs. FILE has one JSON object per line with `kind` (`obs`,
+`truth`, `dense`), `mode`, `seed`, `round`, `half`, `epochs`, `rho` and `val_acc`; the default is the extract used by
+the tests.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ from pathgrow.density.types import Answer, Curve, Grow, Point, Probe, Reference,
 
 EXTRACT = Path(__file__).resolve().parents[1] / "tests" / "recorded" / "cifar10_resnet32.jsonl"
 DELTA = 0.005
-"""Half a point: a whole one is reached before the first third of the recorded densities."""
+"""Half a percentage point: one point is reached within the first third of the recorded densities."""
 
 
 @dataclass(frozen=True)
 class Trunk:
-    """One grown network: what was observed on the way, and copies trained out where there are any."""
+    """One grown network: its rounds, and its probes by round (empty for most trunks)."""
 
     mode: str
     seed: int
     rough: tuple[Point, ...]
-    trained_out: dict[int, Point]
+    probes: dict[int, Point]
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Recorded:
 
     @staticmethod
     def read(path: Path) -> Recorded:
-        """Parse; a trunk of two halves was observed at the end of the second."""
+        """Parse a file; a trunk of two halves was evaluated at the end of the second."""
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         observed: dict[tuple[str, int], list[Point]] = {}
         truth: dict[tuple[str, int], dict[int, Point]] = {}
@@ -57,7 +58,7 @@ class Recorded:
             if row["kind"] == "obs" and (row["round"] == 0 or row["half"] == int("+" in row["mode"])):
                 observed.setdefault((row["mode"], row["seed"]), []).append(_point(row, row["epochs"]))
             elif row["kind"] == "truth":
-                # `epochs` counts the copy's own; seed network and rounds came before.
+                # `epochs` counts those of the probe only; the seed network and the rounds came before.
                 total = 20 + int(row["mode"]) * row["round"] + row["epochs"]
                 truth.setdefault((row["mode"], row["seed"]), {})[row["round"]] = _point(row, total)
         return Recorded(
@@ -74,15 +75,15 @@ class Recorded:
 
     @property
     def curve(self) -> list[tuple[float, float]]:
-        """Density and score trained out, mean over the trunks that have them."""
-        probed = [trunk.trained_out for trunk in self.trunks if trunk.trained_out]
+        """Density and score of the probes, averaged over trunks."""
+        probed = [trunk.probes for trunk in self.trunks if trunk.probes]
         return [
             (mean(run[round].density for run in probed), mean(run[round].score for run in probed))
             for round in sorted(probed[0])
         ]
 
     def truth(self) -> dict[str, float]:
-        """The smallest density within delta, by straight lines over log density, and the gain answer."""
+        """The smallest density within delta, by linear interpolation over log density, and the gain answer."""
         densities, scores = zip(*self.curve, strict=True)
 
         def reach(target: float) -> float:
@@ -96,12 +97,12 @@ class Recorded:
 
 
 def replay(rule: Rule, trunk: Trunk, reference: Reference | None) -> tuple[Curve, Stop, Answer]:
-    """Show a trunk to a rule, point after point, as if it were growing.
+    """Show a trunk to a rule round by round, as if it were growing.
 
-    A rule that probes sees only the rounds whose copies were trained out: those it may ask for.
+    A rule that probes sees only the rounds that were probed, which it may ask for.
     """
     probing = rule.name == "probe"
-    visited = [point for point in trunk.rough if not probing or point.round in trunk.trained_out]
+    visited = [point for point in trunk.rough if not probing or point.round in trunk.probes]
     probes: list[Point] = []
     num_seen = 1
     while True:
@@ -117,13 +118,13 @@ def replay(rule: Rule, trunk: Trunk, reference: Reference | None) -> tuple[Curve
             case Stop() as verdict:
                 return curve, verdict, rule.answer(curve)
             case Probe(rounds=rounds):
-                probes.extend(trunk.trained_out[round] for round in rounds)
+                probes.extend(trunk.probes[round] for round in rounds)
             case Grow():
                 num_seen += 1
 
 
 def lines(recorded: Recorded) -> Iterable[str]:
-    """The table, in Markdown."""
+    """The table in Markdown."""
     truth = recorded.truth()
     yield (
         f"Truth for delta {DELTA:g}: {truth['dense']:.2f} against dense, {truth['densest']:.2f} against the densest"
@@ -138,20 +139,20 @@ def lines(recorded: Recorded) -> Iterable[str]:
     for name in rules.names():
         rule = rules.create(name, delta=DELTA)
         probing = name == "probe"
-        trunks = [trunk for trunk in recorded.trunks if trunk.trained_out or not probing]
+        trunks = [trunk for trunk in recorded.trunks if trunk.probes or not probing]
         for against_dense in [True, False] if probing else [False]:
             results = [replay(rule, trunk, recorded.dense[trunk.seed] if against_dense else None) for trunk in trunks]
             answers = [answer for _, _, answer in results]
-            # The literal rules ask for the gain alone, so that is what they are held against.
+            # The literal rule reports the gain answer only.
             literal = name == "exponential"
-            wanted = truth["dense" if against_dense else "gain" if literal else "densest"]
+            known = truth["dense" if against_dense else "gain" if literal else "densest"]
             cells = [
                 name,
                 "dense" if against_dense else "own fit" if literal else "densest",
                 str(len(trunks)),
                 _spread([answer.density for answer in answers]),
-                f"{wanted:.2f}",
-                _covered([answer.interval for answer in answers], wanted),
+                f"{known:.2f}",
+                _covered([answer.interval for answer in answers], known),
                 _spread([answer.gain_density for answer in answers]),
                 f"{truth['gain']:.2f}",
                 _covered([answer.gain_interval for answer in answers], truth["gain"]),
@@ -175,7 +176,7 @@ def _covered(intervals: Sequence[tuple[float, float] | None], truth: float) -> s
 
 
 def main() -> None:
-    """Print the table for the file on the command line, or for the extract."""
+    """Print the table for a file, or for the extract."""
     for line in lines(Recorded.read(Path(sys.argv[1]) if len(sys.argv) > 1 else EXTRACT)):
         print(line)
 

@@ -1,13 +1,13 @@
-"""Is the `probe` rule right, and are its intervals? Simulated discoveries whose answers are known.
+"""Accuracy and coverage of the `probe` rule on simulated discoveries with known answers.
 
     python -m benchmarks.simulated [--runs 200] [--shapes fast medium ...] [--noises 0.001 0.004]
 
-A score is a known function of density, of the epochs trained and of a lag after each growth, plus noise; gaps between
-networks are larger while the training is short, by a power of its length that is drawn for each discovery. Printed for
-each setting: the median answer over the known one, the share of answers within 25%, how often the 90% interval covers,
-how wide it is, how far the network handed back truly stays below the dense one, in deltas (mean and 90th percentile),
-how often it had been probed (a head start for its final training), and the price of the whole discovery as a share of
-one dense training, in FLOPs and in time: median and 90th percentile.
+A score is a known function of density, of the epochs trained and of a lag after each growth step, plus noise; gaps
+between networks are larger after short training, by a power of its length that is drawn for each discovery. Printed for
+each setting: the median of answer / known answer, the fraction of answers within 25%, coverage and width of the 90%
+interval, the true gap of the returned network to the dense one in units of delta (mean and 90th percentile), how often
+it had been probed (a head start for its final training), and the cost of the whole discovery relative to one dense
+training, in FLOPs and in time: median and 90th percentile.
 """
 
 from __future__ import annotations
@@ -31,36 +31,36 @@ ReferenceKind = Literal["exact", "dense", "none"]
 
 
 def exponential(rate: float, *, floor: float = 0.5, gain: float = 0.4) -> Shape:
-    """The paper's curve; its gain answer is ln(20) / rate."""
+    """The paper's curve, whose gain answer is ln(20) / rate."""
     return lambda density: floor + gain * (1.0 - math.exp(-rate * density))
 
 
 def power_law(exponent: float, *, top: float = 0.95, loss: float = 0.02) -> Shape:
-    """A tail that never ends."""
+    """A curve that does not saturate."""
     return lambda density: top - loss * density**-exponent
 
 
 def stretched(scale: float, bend: float, *, top: float = 0.95, gain: float = 0.4) -> Shape:
-    """Between the two."""
+    """A curve between the two."""
     return lambda density: top - gain * math.exp(-((density / scale) ** bend))
 
 
 def table(rows: Sequence[tuple[float, float]]) -> Shape:
-    """Straight lines over the logarithm of density through measured points."""
+    """Linear interpolation of measured points over the logarithm of density."""
     density, score = np.log([row[0] for row in rows]), [row[1] for row in rows]
     return lambda x: float(np.interp(math.log(x), density, score))
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A curve to be discovered, and the question asked of it."""
+    """A curve with its known answers."""
 
     shape: Shape
-    """The score of a network trained out."""
+    """Score of a fully trained network."""
     delta: float = 0.01
     gain_density: float | None = None
     flops: Shape = lambda density: density + 0.02
-    """FLOPs of a network, as a share of the dense one's: some layers stay dense."""
+    """FLOPs relative to the dense network: some layers stay dense."""
 
     def known(self, reference: float | None = None) -> float:
         """The smallest density within delta of the reference (None: of density 1)."""
@@ -68,7 +68,7 @@ class Setting:
         return math.exp(brentq(lambda log: self.shape(math.exp(log)) - target, math.log(1e-4), 0.0))
 
 
-# Smoothed measurements: an MLP on scanned digits, fresh probes; a residual net on CIFAR-10, probes from grown weights.
+# Smoothed measurements: an MLP on digits with fresh probes, and a ResNet on CIFAR-10 with probes from grown weights.
 DIGITS = [
     *[(0.01, 0.954), (0.02, 0.963), (0.031, 0.9685), (0.049, 0.9735), (0.076, 0.9775), (0.12, 0.98)],
     *[(0.19, 0.982), (0.29, 0.984), (0.45, 0.985), (0.71, 0.9858), (1.0, 0.986)],
@@ -78,9 +78,9 @@ CIFAR = [
     *[(0.188, 0.9125), (0.293, 0.921), (0.458, 0.9275), (0.715, 0.9329), (1.0, 0.936)],
 ]
 
-# ResNet-32 on CIFAR-10 from a fresh initialisation, all trained alike: the error is the dense one's times a power of
-# density (results/cifar10_resnet32.jsonl). Grown masks are denser where maps are large, so they cost more FLOPs than
-# their density says.
+# ResNet-32 on CIFAR-10 from a fresh initialization, all trained equally: the error is that of the dense network times a
+# power of the density (results/cifar10_resnet32.jsonl). Grown masks are denser in layers with large feature maps, so
+# their FLOPs exceed their density.
 EQUALLY_TRAINED = power_law(0.127, top=1.0, loss=0.07)
 FLOPS = table(
     [
@@ -104,36 +104,36 @@ SETTINGS = {
 
 
 class Run(NamedTuple):
-    """A discovery that has come to its end."""
+    """A finished discovery."""
 
     curve: Curve
     verdict: Stop
     answer: Answer
     batches: tuple[int, ...]
-    """How many probes were asked for at a time."""
+    """Number of probes in each batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Price:
-    """What a discovery costs, as shares of one dense training. An epoch takes the same time at any density."""
+class CostModel:
+    """Cost of a discovery relative to one dense training; an epoch takes the same time at any density."""
 
     seed: float = 1 / 8
-    """Share of the budget: the seed network,"""
+    """Length of the seed training, as a fraction of the budget."""
     rough: float = 1 / 160
-    """a round,"""
+    """Length of a round, as a fraction of the budget."""
     probe_fraction: float = 0.1
-    """a probe; with a reference all of it."""
+    """Length of a probe, as a fraction of the budget; with a reference it is the whole budget."""
     growing: float = 0.003
-    """Time that a round takes beside its training (0.44 s of 143 were measured on CIFAR-10)."""
-    side_by_side: float = 1.8
-    """Throughput of a batch of probes over that of one network; no batch gains more than its number."""
+    """Time of a round beyond its training (0.44 s of 143 s were measured on CIFAR-10)."""
+    concurrency: float = 1.8
+    """Speed-up of a batch of concurrent probes, at most its size."""
 
     def of(self, run: Run, cost: Shape) -> tuple[float, float]:
-        """FLOPs and time of everything but a dense reference, which is taken as given."""
+        """FLOPs and time of everything but a dense reference, which counts as given."""
         curve = run.curve
         probe = self.probe_fraction if curve.reference is None else 1.0
         chosen = select_network(curve, run.answer)
-        ahead = probe if is_ahead(run) else 0.0
+        ahead = probe if was_probed(run) else 0.0
 
         def flops(epochs: float, points: Iterable[Point]) -> float:
             return sum(epochs * cost(point.density) for point in points)
@@ -145,20 +145,20 @@ class Price:
             + flops(1.0 - ahead, [chosen]),
             self.seed
             + (self.rough + self.growing) * (len(curve.rough) - 1)
-            + sum(probe * num / min(num, self.side_by_side) for num in run.batches)
+            + sum(probe * num / min(num, self.concurrency) for num in run.batches)
             + 1.0
             - ahead,
         )
 
 
-def is_ahead(run: Run) -> bool:
-    """Whether the network handed back was probed, so that its final training goes on from there."""
+def was_probed(run: Run) -> bool:
+    """Whether the returned network was probed, which is the first part of its final training."""
     return select_network(run.curve, run.answer).round in {probe.round for probe in run.curve.probes}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Simulation:
-    """One discovery without a network."""
+    """One discovery without training."""
 
     setting: Setting
     noise: float
@@ -169,24 +169,24 @@ class Simulation:
     num_seed_epochs: int = 20
     num_round_epochs: int = 1
     num_epochs: int = 160
-    """Of the network handed back,"""
+    """Epochs of the returned network."""
     probe_fraction: float = 0.1
-    """and the share of it that a probe has; with a reference all of it."""
+    """Length of a probe relative to `num_epochs`; 1 with a reference."""
     shrinking: tuple[float, float] = (0.2, 0.1)
-    """Gaps in score shrink by this power of the epochs: mean and standard deviation over discoveries."""
+    """Gaps shrink with this power of the epochs: mean and standard deviation over discoveries."""
     untrained: float = 0.05
-    """How far an untrained network stays behind ..."""
+    """Score that an untrained network lacks."""
     patience: float = 15.0
-    """... and the epochs in which that shrinks by e."""
+    """Epochs in which that shrinks by a factor of e."""
     lag: float = 0.5
-    """Share of a growth step that one rough round does not yet make use of."""
+    """Fraction of a growth step that is not yet effective after one round."""
 
     @property
     def num_probe_epochs(self) -> int:
         return round(self.num_epochs * (self.probe_fraction if self.reference == "none" else 1.0))
 
     def run(self, rule: Rule) -> Run:
-        """Do as the rule says until it stops."""
+        """Carry out the verdicts of a rule until it stops."""
         rng = np.random.default_rng(self.seed)
         shape = self.setting.shape
         shrinking = rng.normal(*self.shrinking)
@@ -230,7 +230,7 @@ class Simulation:
                         at = 1.0 if round == DENSE else rough[round].density
                         probes.append(observe(round, at, self.num_probe_epochs, at))
                 case Grow(up_to=up_to):
-                    assert rough[-1].density < 1.0, "a full network cannot grow"
+                    assert rough[-1].density < 1.0, "a dense network cannot grow"
                     before, density = density, min(density * (1.0 + self.gamma), 1.0 if up_to is None else up_to)
                     epochs += self.num_round_epochs
                     used = density - self.lag * (density - before)
@@ -239,7 +239,7 @@ class Simulation:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Many simulated discoveries of one setting."""
+    """Results of many simulated discoveries of one setting."""
 
     num: int
     ratios: list[float] = field(default_factory=list)
@@ -248,7 +248,7 @@ class Outcome:
     gain_ratios: list[float] = field(default_factory=list)
     gain_covered: list[bool] = field(default_factory=list)
     lost: list[float] = field(default_factory=list)
-    ahead: list[bool] = field(default_factory=list)
+    probed: list[bool] = field(default_factory=list)
     num_probes: list[int] = field(default_factory=list)
     flops: list[float] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
@@ -261,12 +261,12 @@ class Outcome:
         reference: ReferenceKind,
         num: int,
         *,
-        price: Price | None = None,
+        cost: CostModel | None = None,
         shrinking: tuple[float, float] = Simulation.shrinking,
         **options: Any,
     ) -> Outcome:
-        """Run them. Without a reference the known answer is that against the densest network grown."""
-        price = price or Price()
+        """Run `num` discoveries. Without a reference the known answer is relative to the densest probe."""
+        cost = cost or CostModel()
         rule = ProbeRule(delta=setting.delta, **options)
         result = Outcome(num)
         for seed in range(num):
@@ -275,19 +275,19 @@ class Outcome:
                 noise=noise,
                 reference=reference,
                 seed=seed,
-                probe_fraction=price.probe_fraction,
+                probe_fraction=cost.probe_fraction,
                 shrinking=shrinking,
             ).run(rule)
             curve, answer = run.curve, run.answer
             top = max(probe.density for probe in curve.probes)
             known = setting.known(setting.shape(top) if reference == "none" else None)
-            flops, time = price.of(run, setting.flops)
+            flops, time = cost.of(run, setting.flops)
             result.flops.append(flops)
             result.times.append(time)
             result.lost.append(
                 (setting.shape(1.0) - setting.shape(select_network(curve, answer).density)) / setting.delta
             )
-            result.ahead.append(is_ahead(run))
+            result.probed.append(was_probed(run))
             result.num_probes.append(len(curve.probes))
             result.densest.append(top)
             if answer.density is not None:
@@ -307,7 +307,7 @@ class Outcome:
         return result
 
     def row(self) -> str:
-        """One line of the table, without its first columns."""
+        """One row of the table, without its first columns."""
         gain = ["", "", ""]
         if self.gain_ratios:
             gain = [f"{median(self.gain_ratios):.2f}", _share(map(_near, self.gain_ratios)), _share(self.gain_covered)]
@@ -321,7 +321,7 @@ class Outcome:
             f"{mean(self.densest):.0%}",
             f"{mean(self.num_probes):.1f}",
             _summary(mean(self.lost), self.lost),
-            _share(self.ahead),
+            _share(self.probed),
             _summary(median(self.flops), self.flops),
             _summary(median(self.times), self.times),
         ]
@@ -347,18 +347,22 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
     parser.add_argument("--noises", nargs="+", type=float, default=[0.001, 0.004])
     parser.add_argument("--references", nargs="+", choices=["exact", "dense", "none"], default=["dense", "none"])
-    parser.add_argument("--max-probes", type=int, help="default: the rule's own")
-    parser.add_argument("--probe-fraction", type=float, default=Price.probe_fraction, help="of the budget, for a probe")
-    parser.add_argument("--rough", type=float, default=Price.rough, help="share of the budget for a round")
-    parser.add_argument("--seed", type=float, default=Price.seed, help="share of the budget for the seed network")
-    parser.add_argument("--shrinking", type=float, nargs=2, default=Simulation.shrinking, help="mean and deviation")
-    parser.add_argument("--side-by-side", type=float, default=Price.side_by_side, help="speed-up of a batch of probes")
+    parser.add_argument("--max-probes", type=int, help="default: that of the rule")
+    parser.add_argument("--probe-fraction", type=float, default=CostModel.probe_fraction, help="length of a probe")
+    parser.add_argument("--rough", type=float, default=CostModel.rough, help="length of a round")
+    parser.add_argument("--seed", type=float, default=CostModel.seed, help="length of the seed training")
+    parser.add_argument(
+        "--shrinking", type=float, nargs=2, default=Simulation.shrinking, help="mean and std of the power"
+    )
+    parser.add_argument(
+        "--concurrency", type=float, default=CostModel.concurrency, help="speed-up of a batch of probes"
+    )
     chosen = parser.parse_args()
-    price = Price(
+    cost = CostModel(
         seed=chosen.seed,
         rough=chosen.rough,
         probe_fraction=chosen.probe_fraction,
-        side_by_side=chosen.side_by_side,
+        concurrency=chosen.concurrency,
     )
     options = {} if chosen.max_probes is None else {"max_probes": chosen.max_probes}
     print(
@@ -375,7 +379,7 @@ def main() -> None:
                     noise,
                     reference,
                     chosen.runs,
-                    price=price,
+                    cost=cost,
                     shrinking=tuple(chosen.shrinking),
                     **options,
                 )

@@ -27,7 +27,7 @@ from pathgrow.density.saturation import sorted_points
 from pathgrow.density.types import Array
 
 BENDS = tuple(i / 10 for i in range(-4, 14))
-"""Grid of tail shapes, with equal prior probability."""
+"""Grid of tail shapes; the prior is uniform in the bend and in the log density at half of the rise."""
 SPEEDS = (0.05, 200.0)
 """Slowest and fastest, in units of the range of `B` from the lowest density to 1: nearly straight, or a step."""
 WIDEST_RISE = 10.0
