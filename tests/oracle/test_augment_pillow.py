@@ -9,10 +9,17 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 
-from pathgrow.augment import Augment, policy, resized
-from pathgrow.augment.pipeline import draw
-from pathgrow.augment.policy.operations import IDENTITY, operation
-from pathgrow.augment.policy.tables import CIFAR, IMAGENET
+from pathgrow.augment import Augment, draw
+from pathgrow.augment.autoaugment import (
+    CIFAR_POLICY,
+    IDENTITY,
+    IMAGENET_POLICY,
+    POLICIES,
+    apply_policy,
+    operation,
+    pack_operations,
+)
+from pathgrow.augment.crops import draw_resized_crop, resized_crop
 from pathgrow.rng import generator
 
 ENHANCERS = {
@@ -31,7 +38,7 @@ TOLERANCE = {"autocontrast": 1, **dict.fromkeys(ENHANCERS, 1)}
 
 
 def example_images(shape: tuple[int, int, int]) -> torch.Tensor:
-    """Noise, smooth slopes, a narrow range of greys, two colours, one colour, black and white."""
+    """Noise, smooth slopes, a narrow range of grays, two colors, one color, black and white."""
     _, height, width = shape
     noise = np.random.default_rng(0)
     slope = np.add.outer(np.linspace(0, 200, height), np.linspace(0, 55, width))
@@ -59,7 +66,7 @@ def from_pillow(image: Image.Image) -> torch.Tensor:
 
 
 def with_pillow(image: Image.Image, kind: str, level: int, sign: int) -> Image.Image:
-    """The operation as the paper's appendix and the usual implementations on Pillow images have it."""
+    """Apply the operation as in the paper's appendix and the usual implementations with Pillow."""
     width, height = image.size
     strength = level / 9 * sign
     affine, nearest = Image.Transform.AFFINE, Image.Resampling.NEAREST
@@ -89,8 +96,8 @@ def with_pillow(image: Image.Image, kind: str, level: int, sign: int) -> Image.I
 
 def apply_rows(images: torch.Tensor, first: list, second: list) -> torch.Tensor:
     rows = [row for pair in zip(first, second, strict=True) for row in pair]
-    drawn = policy.pack(rows, torch.arange(len(rows)).view(-1, 2))
-    return policy.apply(images, drawn["policy_warp"], drawn["policy_op"], drawn["policy_level"])
+    drawn = pack_operations(rows, torch.arange(len(rows)).view(-1, 2))
+    return apply_policy(images, drawn["policy_warp"], drawn["policy_op"], drawn["policy_level"])
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -102,15 +109,15 @@ def test_every_level_and_sign_equals_pillow(kind, shape):
     signs = (1, -1) if kind in SIGNED else (1,)
     cases = [(image, level, sign) for image in pictures for level in levels for sign in signs]
     ours = [operation(kind, level, sign, height, width) for _, level, sign in cases]
-    wanted = torch.stack([from_pillow(with_pillow(to_pillow(image), kind, *rest)) for image, *rest in cases])
+    expected = torch.stack([from_pillow(with_pillow(to_pillow(image), kind, *rest)) for image, *rest in cases])
     images = torch.stack([image for image, _, _ in cases])
     untouched = [IDENTITY] * len(cases)
     for got in (apply_rows(images, ours, untouched), apply_rows(images, untouched, ours)):
-        off = (got.int() - wanted.int()).abs()
+        off = (got.int() - expected.int()).abs()
         assert off.max() <= TOLERANCE.get(kind, 0)
         assert (off > 0).double().mean() < 0.005  # one off is the exception
     if kind in SIGNED and shape == SHAPES[0] and kind != "color":
-        assert not torch.equal(wanted, images)  # the comparison is not one of identities
+        assert not torch.equal(expected, images)  # the operation is not the identity
 
 
 def test_two_rounds_of_mixed_operations_in_one_batch_equal_pillow_in_sequence():
@@ -120,34 +127,34 @@ def test_two_rounds_of_mixed_operations_in_one_batch_equal_pillow_in_sequence():
     images = torch.randint(256, (len(pairs), *shape), dtype=torch.uint8, generator=generator(0, "pairs"))
     got = apply_rows(images, *([operation(*step, 32, 32) for step in side] for side in zip(*pairs, strict=True)))
     for image, (first, second), ours in zip(images, pairs, got, strict=True):
-        wanted = from_pillow(with_pillow(with_pillow(to_pillow(image), *first), *second))
-        # An off-by-one of the colour blend can be stretched or cut by the operation after it.
+        expected = from_pillow(with_pillow(with_pillow(to_pillow(image), *first), *second))
+        # An off-by-one of the color blend can be stretched or cut by the operation after it.
         exact = "color" not in (first[0], second[0])
-        assert torch.equal(ours, wanted) if exact else (ours == wanted).double().mean() > 0.98
+        assert torch.equal(ours, expected) if exact else (ours == expected).double().mean() > 0.98
 
 
 @pytest.mark.parametrize("size", [(32, 32), (40, 24)])
 def test_resized_crop_equals_cropping_and_resizing_with_pillow(size):
     height, width = size
     images = example_images((3, height, width))
-    box = resized.draw((1, len(images)), height, width, generator(1, "boxes"))["crop_box"][0]
+    box = draw_resized_crop((1, len(images)), height, width, generator(1, "boxes"))["crop_box"][0]
     box[0] = torch.tensor([0, 0, height, width])
     box[1] = torch.tensor([height - 1, width - 1, 1, 1])  # one pixel becomes the whole image
     flip = torch.arange(len(images)) % 2 == 1
-    got = resized.crop(images, box, flip)
+    got = resized_crop(images, box, flip)
     for image, (top, left, tall, wide), mirrored, ours in zip(images, box.tolist(), flip, got, strict=True):
         area = (left, top, left + wide, top + tall)
-        wanted = to_pillow(image).crop(area).resize((width, height), Image.Resampling.BILINEAR)
+        expected = to_pillow(image).crop(area).resize((width, height), Image.Resampling.BILINEAR)
         if mirrored:
-            wanted = ImageOps.mirror(wanted)
-        assert (ours.int() - from_pillow(wanted).int()).abs().max() <= 1
+            expected = ImageOps.mirror(expected)
+        assert (ours.int() - from_pillow(expected).int()).abs().max() <= 1
     assert torch.equal(got[0], images[0])
 
 
 def test_tables_and_levels_are_those_of_torchvision():
     autoaugment = pytest.importorskip("torchvision.transforms.autoaugment")
     snake = {"ShearX": "shear_x", "ShearY": "shear_y", "TranslateX": "translate_x", "TranslateY": "translate_y"}
-    for ours, theirs in ((IMAGENET, "IMAGENET"), (CIFAR, "CIFAR10")):
+    for ours, theirs in ((IMAGENET_POLICY, "IMAGENET"), (CIFAR_POLICY, "CIFAR10")):
         published = autoaugment.AutoAugment(autoaugment.AutoAugmentPolicy[theirs])
         rows = [tuple((snake.get(k, k.lower()), p, m or 0) for k, p, m in pair) for pair in published.policies]
         assert ours == tuple(rows)
@@ -159,13 +166,13 @@ def test_tables_and_levels_are_those_of_torchvision():
 
 
 @pytest.mark.parametrize("name", ["autoaugment-imagenet", "autoaugment-cifar"])
-def test_a_drawn_policy_gives_what_its_steps_give_on_pillow(name):
-    """The whole way: which rows are drawn is decoded by brute force from the published table."""
-    pairs = {"autoaugment-imagenet": IMAGENET, "autoaugment-cifar": CIFAR}[name]
+def test_a_drawn_policy_equals_its_steps_in_pillow(name):
+    """End to end: brute force finds the steps of the published table that explain each image."""
+    pairs = POLICIES[name]
     shape = (3, 24, 24)
     images = torch.randint(256, (60, *shape), dtype=torch.uint8, generator=generator(2, "images"))
     drawn = draw(Augment(policy=name), 1, 60, shape, 10, generator(2, "policy"))
-    got = policy.apply(images, *(drawn[f"policy_{part}"][0] for part in ("warp", "op", "level")))
+    got = apply_policy(images, *(drawn[f"policy_{part}"][0] for part in ("warp", "op", "level")))
     for image, ours in zip(images, got, strict=True):
         possible = []
         for pair in pairs:

@@ -1,8 +1,8 @@
-"""Augmentation of whole batches, on whatever device they live.
+"""Augmentation of whole batches, on any device.
 
-Chance and change are kept apart: `draw` makes every random number of many batches on the CPU, `apply` is a pure
-function of images and those numbers. The same numbers therefore give the same images on every device, in eager mode,
-compiled and in a captured graph, and nothing waits for the device.
+Randomness and computation are separate: `draw` draws all random numbers of many batches on the CPU, and `apply` is a
+pure function of images and these numbers. The same numbers therefore give the same images on every device, in eager
+mode, compiled and in a CUDA graph, without synchronizing with the device.
 
 >>> import torch
 >>> from pathgrow import augment

@@ -1,7 +1,7 @@
-"""The order of things: crop and flip, policy, normalise, erase, mix.
+"""The augmentation pipeline: crop and flip, policy, normalize, erase, mix.
 
-Pixels stay bytes until they are normalised: a quarter of the memory traffic, and the policy's operations are defined
-on bytes. Which parts run is decided by the settings alone, never by a tensor, so one recipe is one static graph.
+Pixels stay bytes until they are normalized, which takes a quarter of the memory traffic, and the operations of a policy
+are defined on bytes. Only the settings decide which steps run, so one recipe is one static graph.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from pathgrow.augment import erase, mix, policy, resized, shift
+from pathgrow.augment.autoaugment import apply_policy, draw_policy
+from pathgrow.augment.crops import draw_padded_crop, draw_resized_crop, padded_crop, resized_crop
+from pathgrow.augment.mix import draw_erasing, draw_mixing, erase_boxes, mix_images, mix_targets
 from pathgrow.augment.settings import Augment
 from pathgrow.errors import UserError
 
@@ -24,42 +26,40 @@ def draw(
     classes: int,
     generator: torch.Generator,
 ) -> dict[str, Tensor]:
-    """Every random number that `apply` needs for `num_batches` batches, on the CPU.
+    """Draw all random numbers that `apply` needs for `num_batches` batches, on the CPU.
 
-    Row k of each tensor belongs to batch k. The numbers depend on the arguments alone, on all of them: asking for
-    more batches changes the first ones too, so a resumed epoch draws the whole epoch again and takes its rows.
+    Row k of each tensor belongs to batch k. The numbers depend on all arguments: with more batches, the first ones
+    differ too, so a resumed epoch draws the whole epoch again and uses its rows.
 
     Parameters
     ----------
     shape
         Channels, height and width of one image.
     classes
-        Number of classes; nothing random depends on it, mixing needs at least one.
+        Number of classes; mixing requires at least 1.
     generator
-        A CPU generator, advanced by the call.
+        A CPU generator, which is advanced.
     """
     channels, height, width = shape
-    if augment.policy != "none" and channels not in policy.CHANNELS:
-        raise UserError(
-            f"policy {augment.policy!r} is for grey or RGB images, got {channels} channels: use policy 'none'"
-        )
+    if augment.policy != "none" and channels not in (1, 3):
+        raise UserError(f"policy {augment.policy!r} requires gray or RGB images, got {channels} channels")
     if augment.mixes and classes < 1:
-        raise UserError(f"MixUp and CutMix need the number of classes, got {classes}: give at least 1")
+        raise UserError(f"classes must be >= 1 for MixUp and CutMix, got {classes}")
     if augment.crop_mirrored and augment.crop_padding >= min(height, width):
         raise UserError(
-            f"a border of {augment.crop_padding} pixels cannot be mirrored from images of {height}x{width}: "
-            "give a smaller crop_padding, or leave crop_mirrored out"
+            f"crop_padding must be < {min(height, width)} to mirror images of {height}x{width}, "
+            f"got {augment.crop_padding}"
         )
     batches = (num_batches, batch_size)
-    drawn = shift.draw(batches, augment.crop_padding, augment.flip, generator)
+    drawn = draw_padded_crop(batches, augment.crop_padding, augment.flip, generator)
     if augment.resized_crop:
-        drawn |= resized.draw(batches, height, width, generator)
+        drawn |= draw_resized_crop(batches, height, width, generator)
     if augment.policy != "none":
-        drawn |= policy.draw(batches, augment.policy, height, width, generator)
+        drawn |= draw_policy(batches, augment.policy, height, width, generator)
     if augment.erase:
-        drawn |= erase.draw(batches, augment.erase, height, width, generator)
+        drawn |= draw_erasing(batches, augment.erase, height, width, generator)
     if augment.mixes:
-        drawn |= mix.draw(num_batches, augment, height, width, generator)
+        drawn |= draw_mixing(num_batches, augment, height, width, generator)
     return drawn
 
 
@@ -74,39 +74,39 @@ def apply(
     classes: int,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
-    """One batch, augmented and normalised, with its targets.
+    """Augment and normalize one batch.
 
-    Pure, of static shape, without a copy to or from the device: fit for `torch.compile(fullgraph=True)` and for a
-    captured CUDA graph.
+    A pure function with static shapes and without copies to or from the device, so it works in
+    `torch.compile(fullgraph=True)` and in a CUDA graph.
 
     Parameters
     ----------
     images
         Bytes (B, C, H, W).
     drawn
-        This batch's rows of `draw`, on the same device.
+        The rows of this batch from `draw`, on the same device.
     mean, std
-        Per channel, in units of bytes.
+        Mean and standard deviation per channel, in units of bytes.
     dtype
-        Of the images returned; the arithmetic is float32 whatever it is.
+        Data type of the returned images; all computations are in float32.
 
     Returns
     -------
-    Images (B, C, H, W), and the labels themselves where nothing mixes, else float32 shares (B, classes).
+    Images (B, C, H, W), and the labels, or float32 class probabilities (B, classes) if the batch is mixed.
     """
     assert images.dtype == torch.uint8
     if augment.resized_crop:
-        images = resized.crop(images, drawn["crop_box"], drawn.get("flip"))
+        images = resized_crop(images, drawn["crop_box"], drawn.get("flip"))
     else:
-        images = shift.crop(
+        images = padded_crop(
             images, augment.crop_padding, drawn.get("shift"), drawn.get("flip"), mirrored=augment.crop_mirrored
         )
     if augment.policy != "none":
-        images = policy.apply(images, drawn["policy_warp"], drawn["policy_op"], drawn["policy_level"])
+        images = apply_policy(images, drawn["policy_warp"], drawn["policy_op"], drawn["policy_level"])
     pixels = (images.float() - mean.view(1, -1, 1, 1)) / std.view(1, -1, 1, 1)
     if augment.erase:
-        pixels = erase.blank(pixels, drawn["erase_box"])
+        pixels = erase_boxes(pixels, drawn["erase_box"])
     if not augment.mixes:
         return pixels.to(dtype), labels
-    pixels = mix.images(pixels, drawn.get("mix_weight"), drawn.get("mix_box"))
-    return pixels.to(dtype), mix.targets(labels, drawn["mix_share"], classes)
+    pixels = mix_images(pixels, drawn.get("mix_weight"), drawn.get("mix_box"))
+    return pixels.to(dtype), mix_targets(labels, drawn["mix_share"], classes)

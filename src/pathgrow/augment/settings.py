@@ -1,67 +1,47 @@
-"""What may be chosen about augmentation: a value that fits into a JSON file."""
+"""The augmentation settings of a recipe."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
-from pathgrow.augment.policy.tables import POLICIES
-from pathgrow.errors import UserError, is_number, unknown_name
+from pathgrow.config import check, option
+from pathgrow.errors import UserError
 
-Policy = Literal["none", "autoaugment-imagenet", "autoaugment-cifar"]
+_setting = partial(option, is_flag=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Augment:
-    """The augmentation of a training set; everything is off unless asked for.
+    """The augmentation of a training set; everything is off by default.
 
     >>> Augment(crop_padding=4, flip=True).mixes
     False
     """
 
-    crop_padding: int = 0
-    """Pad by this many black pixels on every side, then cut the old size at a random place; 0: off."""
-    crop_mirrored: bool = False
-    """Pad by the image as a mirror at its edge would show it, instead of by black."""
-    flip: bool = False
-    """Mirror left and right with probability 1/2."""
-    resized_crop: bool = False
-    """A random box of 8-100% of the area and aspect 3/4-4/3, enlarged to the whole image."""
-    policy: Policy = "none"
-    """An AutoAugment policy: one of 25 pairs of operations per image."""
-    erase: float = 0.0
-    """Probability that a box of 2-33% of an image is set to the mean colour."""
-    mixup: float = 0.0
-    """Both parameters of the Beta law of MixUp's weight; 0: off."""
-    cutmix: float = 0.0
-    """The same for the share of the image that CutMix leaves in place; 0: off."""
-    mix_probability: float = 0.5
-    """Probability that a batch is mixed at all; shared evenly where MixUp and CutMix are both on."""
+    crop_padding: int = _setting(0, "Pad each side by this many pixels and crop to the original size.", at_least=0)
+    crop_mirrored: bool = _setting(False, "Pad by reflecting the image instead of with black.")
+    flip: bool = _setting(False, "Flip horizontally with probability 1/2.")
+    resized_crop: bool = _setting(False, "Resize a random box (8-100% of the area, aspect 3/4-4/3) to the image size.")
+    policy: Literal["none", "autoaugment-imagenet", "autoaugment-cifar"] = _setting("none", "AutoAugment policy.")
+    erase: float = _setting(0.0, "Probability of erasing a box of 2-33% of the image.", at_least=0, at_most=1)
+    mixup: float = _setting(0.0, "Both parameters of the Beta distribution of MixUp's weight; 0 is off.", at_least=0)
+    cutmix: float = _setting(
+        0.0, "Both parameters of the Beta distribution of the area that CutMix keeps; 0 is off.", at_least=0
+    )
+    mix_probability: float = _setting(
+        0.5, "Probability of mixing a batch, split evenly if MixUp and CutMix are both on.", at_least=0, at_most=1
+    )
 
     def __post_init__(self) -> None:
-        if type(self.crop_padding) is not int or self.crop_padding < 0:
-            raise UserError(f"crop_padding={self.crop_padding!r} is not a whole number of pixels: give 0, 1, 2, ...")
-        for name in ("crop_mirrored", "flip", "resized_crop"):
-            if type(getattr(self, name)) is not bool:
-                raise UserError(f"{name}={getattr(self, name)!r} is neither true nor false: give one of them")
-        if self.policy != "none" and self.policy not in POLICIES:
-            raise unknown_name("augmentation policy", str(self.policy), ("none", *POLICIES))
-        for name in ("erase", "mix_probability"):
-            if not (is_number(getattr(self, name)) and 0 <= getattr(self, name) <= 1):
-                raise UserError(f"{name}={getattr(self, name)!r} is not a probability: give a number from 0 to 1")
-        for name in ("mixup", "cutmix"):
-            if not (is_number(getattr(self, name)) and getattr(self, name) >= 0):
-                raise UserError(
-                    f"{name}={getattr(self, name)!r} is no Beta parameter: give a number above 0, or 0 for off"
-                )
+        check(self)
         if self.crop_mirrored and not self.crop_padding:
-            raise UserError("crop_mirrored is on and there is no border to mirror into: give crop_padding too")
+            raise UserError("crop_mirrored requires crop_padding >= 1, got 0")
         if self.crop_padding and self.resized_crop:
-            raise UserError(
-                "crop_padding and resized_crop are both on, and an image is cropped once: choose one of them"
-            )
+            raise UserError("crop_padding and resized_crop are mutually exclusive")
 
     @property
     def mixes(self) -> bool:
-        """Whether targets are soft: rows of class shares instead of labels."""
+        """Whether targets are soft: class probabilities instead of labels."""
         return self.mixup > 0 or self.cutmix > 0

@@ -1,4 +1,4 @@
-"""The laws behind `draw`, against other people's formulas and samplers; seeds are fixed."""
+"""The distributions of `draw` against closed forms and plain samplers, with fixed seeds."""
 
 from __future__ import annotations
 
@@ -10,32 +10,33 @@ import pytest
 import torch
 from scipy import stats
 
-from pathgrow.augment import Augment, draw, erase, resized
-from pathgrow.augment.policy.operations import IDENTITY, operation
-from pathgrow.augment.policy.tables import CIFAR, IMAGENET
+from pathgrow.augment import Augment, draw
+from pathgrow.augment.autoaugment import IDENTITY, POLICIES, operation
+from pathgrow.augment.crops import draw_resized_crop
+from pathgrow.augment.mix import draw_erasing
 from pathgrow.rng import generator
 
 NUM = 4000
 ALPHA = 1e-3
-"""A test of a true law fails once in a thousand seeds; the seeds below are not among those."""
+"""A correct distribution fails for one seed in a thousand; the seeds below are not among them."""
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.4, 1.0, 5.0])
-def test_mixup_weights_follow_the_beta_law(alpha):
+def test_mixup_weights_follow_the_beta_distribution(alpha):
     drawn = draw(Augment(mixup=alpha, mix_probability=1.0), NUM, 2, (1, 8, 8), 2, generator(0, "beta"))
     weights = drawn["mix_weight"].double().numpy()
     assert torch.equal(drawn["mix_weight"], drawn["mix_share"])
     reference = np.random.default_rng(1).beta(alpha, alpha, 20_000).astype(np.float32)
     assert stats.ks_2samp(weights, reference).pvalue > ALPHA
-    if alpha >= 0.4:  # below, float32 rounds much of the law to exactly 1
+    if alpha >= 0.4:  # below, float32 rounds much of the distribution to exactly 1
         assert stats.kstest(weights, stats.beta(alpha, alpha).cdf).pvalue > ALPHA
 
 
 @pytest.mark.parametrize(
-    ("mixup", "cutmix", "wanted"),
+    ("mixup", "cutmix", "expected"),
     [(1.0, 1.0, (0.3, 0.3)), (1.0, 0.0, (0.6, 0.0)), (0.0, 1.0, (0.0, 0.6))],
 )
-def test_the_probability_of_mixing_is_shared_evenly(mixup, cutmix, wanted):
+def test_the_probability_of_mixing_is_shared_evenly(mixup, cutmix, expected):
     recipe = Augment(mixup=mixup, cutmix=cutmix, mix_probability=0.6)
     # On a large image a box without area is a rare accident (about one in size^2 / 4).
     drawn = draw(recipe, NUM, 2, (1, 512, 512), 2, generator(1, "choice"))
@@ -43,7 +44,7 @@ def test_the_probability_of_mixing_is_shared_evenly(mixup, cutmix, wanted):
     cut = drawn["mix_box"][:, 2:].prod(1) > 0 if cutmix else none
     blended = drawn["mix_weight"] < 1 if mixup else none
     assert not (cut & blended).any()
-    for happened, probability in ((blended, wanted[0]), (cut, wanted[1])):
+    for happened, probability in ((blended, expected[0]), (cut, expected[1])):
         assert abs(happened.double().mean() - probability) <= 4 * math.sqrt(probability * (1 - probability) / NUM)
 
 
@@ -67,7 +68,7 @@ def test_cutmix_boxes_follow_a_plain_sampler():
 
 
 def _plain_box(rng, height, width, area, aspect, largest):
-    """One box by the loop that torchvision and timm run per image."""
+    """Draw one box like torchvision and timm, in a loop per image."""
     for _ in range(10):
         pixels = rng.uniform(*area) * height * width
         ratio = math.exp(rng.uniform(*map(math.log, aspect)))
@@ -82,18 +83,18 @@ def _plain_box(rng, height, width, area, aspect, largest):
 def test_boxes_follow_the_loop_over_tries(part, size):
     height, width = size
     if part == "crop":
-        law = {"area": (0.08, 1.0), "aspect": (3 / 4, 4 / 3), "largest": size}
+        options = {"area": (0.08, 1.0), "aspect": (3 / 4, 4 / 3), "largest": size}
     else:
-        law = {"area": (0.02, 1 / 3), "aspect": (0.3, 1 / 0.3), "largest": (height - 1, width - 1)}
+        options = {"area": (0.02, 1 / 3), "aspect": (0.3, 1 / 0.3), "largest": (height - 1, width - 1)}
     rng = random.Random(4)
-    theirs = [_plain_box(rng, height, width, **law) for _ in range(4000)]
+    theirs = [_plain_box(rng, height, width, **options) for _ in range(4000)]
     if part == "crop":
         whole = (0, (width - min(width, round(height * 4 / 3))) // 2, height, min(width, round(height * 4 / 3)))
         theirs = [box or whole for box in theirs]
-        ours = resized.draw((4, 1000), height, width, generator(5, "crop"))["crop_box"]
+        ours = draw_resized_crop((4, 1000), height, width, generator(5, "crop"))["crop_box"]
     else:
         theirs = [box or (0, 0, 0, 0) for box in theirs]
-        ours = erase.draw((4, 1000), 1.0, height, width, generator(5, "erase"))["erase_box"]
+        ours = draw_erasing((4, 1000), 1.0, height, width, generator(5, "erase"))["erase_box"]
     ours, theirs = ours.flatten(0, 1).double().numpy(), np.array(theirs)
     for k in range(4):
         assert stats.ks_2samp(ours[:, k], theirs[:, k]).pvalue > ALPHA
@@ -101,9 +102,9 @@ def test_boxes_follow_the_loop_over_tries(part, size):
 
 
 @pytest.mark.parametrize("name", ["autoaugment-imagenet", "autoaugment-cifar"])
-def test_operations_come_as_often_as_the_table_says(name):
-    """Chi-square over all distinct pairs of operations a policy can give, the identity included."""
-    pairs = {"autoaugment-imagenet": IMAGENET, "autoaugment-cifar": CIFAR}[name]
+def test_operations_have_the_published_probabilities(name):
+    """Chi-square over all distinct pairs of operations of a policy, including the identity."""
+    pairs = POLICIES[name]
     expected: dict[tuple, float] = {}
     for pair in pairs:
         ways: list[list[tuple]] = []
@@ -121,6 +122,6 @@ def test_operations_come_as_often_as_the_table_says(name):
         seen[(*w[0], o[0], round(v[0], 4), *w[1], o[1], round(v[1], 4))] += 1  # KeyError: not in the table
     possible = [key for key, probability in expected.items() if probability > 0]
     assert sum(seen[key] for key in possible) == 20_000
-    counts, wanted = [seen[key] for key in possible], [20_000 * expected[key] for key in possible]
-    assert min(wanted) > 5
-    assert stats.chisquare(counts, wanted).pvalue > ALPHA
+    counts, expected = [seen[key] for key in possible], [20_000 * expected[key] for key in possible]
+    assert min(expected) > 5
+    assert stats.chisquare(counts, expected).pvalue > ALPHA
