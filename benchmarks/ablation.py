@@ -18,33 +18,40 @@ from statistics import mean, median, pstdev
 import numpy as np
 
 from benchmarks.simulated import SETTINGS, ReferenceKind, Setting, Simulation
-from pathgrow.density.estimate import LEVEL, Estimate, allowed_gap, estimate_from_probes, quantiles, trajectory_noise
+from pathgrow.density.estimate import (
+    LEVEL,
+    DensityEstimate,
+    allowed_gap,
+    estimate_from_probes,
+    quantiles,
+    trajectory_noise,
+)
 from pathgrow.density.posterior import sample_posterior
 from pathgrow.density.probe import QUANTILE, ProbeRule
 from pathgrow.density.saturation import fit_saturation
-from pathgrow.density.types import Array, Curve
+from pathgrow.density.types import Curve, FloatArray
 
-Estimator = Callable[[Curve, float], Array]
+Estimator = Callable[[Curve, float], FloatArray]
 """From a curve and delta to the answer on each posterior curve; a fit gives a single number."""
 
 
-def full_estimate(curve: Curve, delta: float) -> Array:
+def full_estimate(curve: Curve, delta: float) -> FloatArray:
     """As in the rule: free tails, a fitted or model-averaged reference, gaps that shrink."""
     return _estimate(curve, delta).delta_density
 
 
-def raw_reference(curve: Curve, delta: float) -> Array:
+def raw_reference(curve: Curve, delta: float) -> FloatArray:
     """The measured score of the densest probe as the reference."""
     estimate = _estimate(curve, delta)
     return estimate.curves.reach(estimate.densest.score - estimate.allowed)
 
 
-def constant_gaps(curve: Curve, delta: float) -> Array:
+def constant_gaps(curve: Curve, delta: float) -> FloatArray:
     """As if gaps did not shrink with training."""
     return _estimate(replace(curve, full_epochs=None), delta).delta_density
 
 
-def exponential_tails(curve: Curve, delta: float) -> Array:
+def exponential_tails(curve: Curve, delta: float) -> FloatArray:
     """The paper's exponential only, with its own value at density 1 as the reference."""
     densities, scores = _points(curve)
     if curve.reference is not None:
@@ -54,20 +61,20 @@ def exponential_tails(curve: Curve, delta: float) -> Array:
     return curves.reach(curves.top - _estimate(curve, delta).allowed)
 
 
-def fitted_asymptote(curve: Curve, delta: float) -> Array:
+def fitted_asymptote(curve: Curve, delta: float) -> FloatArray:
     """The paper's fit with its asymptote as the reference: no dense score at all."""
     allowed = allowed_gap(delta, curve.probes[0].epochs, curve.full_epochs)[0]
     return np.array([fit_saturation(*_points(curve)).within(allowed)])
 
 
-def separate_reference(curve: Curve, delta: float) -> Array:
+def separate_reference(curve: Curve, delta: float) -> FloatArray:
     """The dense score carries no information about the curve, like one of another training length."""
     assert curve.reference is not None
     other = replace(curve.reference, epochs=curve.probes[0].epochs + 1)
     return _estimate(replace(curve, reference=other), delta).delta_density
 
 
-def exact_reference(curve: Curve, delta: float) -> Array:
+def exact_reference(curve: Curve, delta: float) -> FloatArray:
     """The dense score without noise."""
     assert curve.reference is not None
     estimate = _estimate(curve, delta)
@@ -92,7 +99,7 @@ ESTIMATORS: dict[ReferenceKind, dict[str, Estimator]] = {
 }
 
 
-def _estimate(curve: Curve, delta: float) -> Estimate:
+def _estimate(curve: Curve, delta: float) -> DensityEstimate:
     estimate = estimate_from_probes(curve, delta)
     assert estimate is not None, "a finished search has enough probes"
     return estimate

@@ -12,7 +12,7 @@ from scipy.optimize import brentq
 
 from pathgrow.density.estimate import (
     LEVEL,
-    Estimate,
+    DensityEstimate,
     allowed_gap,
     estimate_from_points,
     fit_band,
@@ -36,7 +36,7 @@ def probes(noise: float = NOISE) -> list[Point]:
     ]
 
 
-def estimated(reference: Reference | None, **options: object) -> Estimate:
+def estimated(reference: Reference | None, **options: object) -> DensityEstimate:
     found = estimate_from_points(probes(), 0.02, reference, noise_hint=NOISE, **options)  # type: ignore[arg-type]
     assert found is not None
     return found
@@ -135,7 +135,7 @@ def power(exponent: float) -> Shape:
     return lambda density: 1.0 - 0.07 * density**-exponent
 
 
-def short_estimate(full_epochs: int) -> Estimate:
+def short_estimate(full_epochs: int) -> DensityEstimate:
     found = estimate_from_points(points(SHORT, power(0.127), 16), 0.01, None, noise_hint=1e-3, full_epochs=full_epochs)
     assert found is not None
     return found

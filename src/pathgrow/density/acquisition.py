@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pathgrow.density.posterior import PosteriorSamples
-from pathgrow.density.types import Answer, Array, Criterion, Curve, Point
+from pathgrow.density.types import Answer, Curve, FloatArray, Point, SelectBy
 
 BASE_COST = 0.05
 """Cost of a probe beyond its density, in dense trainings: data loading, dense layers, kernel launches."""
@@ -21,7 +21,7 @@ GROWTH_STEP = 1.25
 DEEPEST = 3.0
 """How far below its end a curve is trusted, in units of its rise over the probed densities."""
 
-Question = tuple[PosteriorSamples, Array]
+Question = tuple[PosteriorSamples, FloatArray]
 """The posterior curves, and the logarithm of the answer on each of them."""
 
 
@@ -54,7 +54,7 @@ def nearest(points: Sequence[Point], density: float) -> Point:
     return min(points, key=lambda point: abs(math.log(point.density / density)))
 
 
-def select_network(curve: Curve, answer: Answer, by: Criterion = "delta") -> Point:
+def select_network(curve: Curve, answer: Answer, by: SelectBy = "delta") -> Point:
     """Return the visited network to return to the user: the sparsest that is dense enough for the answer.
 
     On a flat curve that is the sparsest of all; without an answer it is the densest.
@@ -103,7 +103,7 @@ def most_informative(
     return best
 
 
-def _explained(curves: PosteriorSamples, answer: Array, densities: Sequence[float]) -> float:
+def _explained(curves: PosteriorSamples, answer: FloatArray, densities: Sequence[float]) -> float:
     """Return the fraction of the answer's variance that scores at these densities would explain."""
     if not densities or np.var(answer) == 0.0:
         return 0.0

@@ -11,7 +11,7 @@ import numpy as np
 
 from pathgrow.density.posterior import PosteriorSamples, evenly, sample_posterior
 from pathgrow.density.saturation import SaturationFit, fit_saturation
-from pathgrow.density.types import Answer, Array, Curve, Point, Reference
+from pathgrow.density.types import Answer, Curve, FloatArray, Point, Reference
 
 LOG20 = math.log(20.0)
 MIN_POINTS = 3
@@ -39,7 +39,7 @@ class GainEstimate:
     """Posterior curves of the paper's shape: the spread of the gain answer."""
 
     @property
-    def gain_density(self) -> Array:
+    def gain_density(self) -> FloatArray:
         """The gain answer on each of the `exponentials`."""
         return LOG20 / self.exponentials.speed
 
@@ -51,17 +51,17 @@ class GainEstimate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate(GainEstimate):
+class DensityEstimate(GainEstimate):
     """Both answers: the posterior curves through one set of points, and the delta answer on each of them."""
 
     densest: Point
     curves: PosteriorSamples
     reference: Reference
-    level: Array
+    level: FloatArray
     """True score of the reference, one entry per curve."""
-    allowed: Array
+    allowed: FloatArray
     """Allowed gap to it, one entry per curve: delta after full training, more after a short one."""
-    delta_density: Array
+    delta_density: FloatArray
     """One entry per curve; 0: every density is within the gap; infinity: not even density 1 is."""
 
     def margin(self, density: float, quantile: float) -> float:
@@ -83,8 +83,8 @@ class Estimate(GainEstimate):
 
 
 @lru_cache(maxsize=4)  # a verdict and an answer are requested for the same curve, one after the other
-def estimate_from_probes(curve: Curve, delta: float) -> Estimate | None:
-    """Estimate both answers from the probes; None if there are too few."""
+def estimate_from_probes(curve: Curve, delta: float) -> DensityEstimate | None:
+    """DensityEstimate both answers from the probes; None if there are too few."""
     return estimate_from_points(
         curve.probes,
         delta,
@@ -103,8 +103,8 @@ def estimate_from_points(
     noise_hint: float | None,
     num_val: int | None = None,
     full_epochs: int | None = None,
-) -> Estimate | None:
-    """Estimate both answers from points that are treated as equally trained.
+) -> DensityEstimate | None:
+    """DensityEstimate both answers from points that are treated as equally trained.
 
     Without a reference the densest point is the reference. `full_epochs` is the training length of the networks in
     question if the points were trained for less. None: fewer than `MIN_POINTS` distinct densities.
@@ -125,7 +125,7 @@ def estimate_from_points(
     else:
         curves, level = _average_over_models(reference, points, curves, noise_hint, blur)
     allowed = delta * _gap_ratio(points[-1].epochs, full_epochs, curves.gap_z)
-    return Estimate(
+    return DensityEstimate(
         lowest=gain.lowest,
         exponential=gain.exponential,
         exponentials=gain.exponentials,
@@ -139,7 +139,7 @@ def estimate_from_points(
 
 
 def gain_estimate(points: Sequence[Point], *, noise_hint: float | None) -> GainEstimate:
-    """Estimate the gain answer alone, from at least `MIN_POINTS` distinct densities."""
+    """DensityEstimate the gain answer alone, from at least `MIN_POINTS` distinct densities."""
     densities, scores = [point.density for point in points], [point.score for point in points]
     return GainEstimate(
         lowest=min(densities),
@@ -158,7 +158,7 @@ def allowed_gap(delta: float, epochs: int, full_epochs: int | None) -> tuple[flo
     return delta * median, delta * low, delta * high
 
 
-def _gap_ratio(epochs: int, full_epochs: int | None, z: Array) -> Array:
+def _gap_ratio(epochs: int, full_epochs: int | None, z: FloatArray) -> FloatArray:
     """Return how many times larger gaps are after `epochs` than after full training.
 
     Errors fall with training, and those of sparse and dense networks fall by about the same fraction: on CIFAR-10 the
@@ -169,13 +169,13 @@ def _gap_ratio(epochs: int, full_epochs: int | None, z: Array) -> Array:
     if full_epochs is None or full_epochs <= epochs:
         return np.ones_like(z)
     power, spread = SHRINKING
-    ratio: Array = (full_epochs / epochs) ** (power + spread * z)
+    ratio: FloatArray = (full_epochs / epochs) ** (power + spread * z)
     return ratio
 
 
 def _average_over_models(
     reference: Reference, points: Sequence[Point], apart: PosteriorSamples, noise_hint: float | None, blur: float
-) -> tuple[PosteriorSamples, Array]:
+) -> tuple[PosteriorSamples, FloatArray]:
     """Return the posterior given a dense score, and for each curve the true value of that score.
 
     A dense score is the outcome of one training, as noisy as a probe. Under one hypothesis it is the end of the curve
@@ -191,7 +191,7 @@ def _average_over_models(
     )
     gap = reference.score - apart.top
 
-    def likelihood(spread: Array) -> float:
+    def likelihood(spread: FloatArray) -> float:
         return float(np.mean(np.exp(-0.5 * (gap / spread) ** 2) / spread))
 
     as_end = likelihood(apart.noise)
@@ -203,14 +203,14 @@ def _average_over_models(
     return curves, np.concatenate([end_level, evenly(own_level, len(gap) - num_joined)])
 
 
-def quantiles(values: Array, probabilities: Sequence[float]) -> list[float]:
+def quantiles(values: FloatArray, probabilities: Sequence[float]) -> list[float]:
     """Return order statistics; nothing is interpolated, which keeps infinities intact."""
     ordered = np.sort(values)
     return [float(ordered[min(int(p * len(ordered)), len(ordered) - 1)]) for p in probabilities]
 
 
 def trajectory_noise(rough: Sequence[Point]) -> float | None:
-    """Estimate the noise of one score from third differences of the trajectory, which cancel a smooth rise.
+    """DensityEstimate the noise of one score from third differences of the trajectory, which cancel a smooth rise.
 
     The median makes a single jump harmless. None for fewer than six rounds.
     """

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtr, ndtri
 
 from pathgrow.density.saturation import sorted_points
-from pathgrow.density.types import Array
+from pathgrow.density.types import FloatArray
 
 BENDS = tuple(i / 10 for i in range(-4, 14))
 """Grid of tail shapes; the prior is uniform in the bend and in the log density at half of the rise."""
@@ -44,17 +44,17 @@ class PosteriorSamples:
 
     lowest: float
     """Lowest observed density."""
-    bend: Array
-    speed: Array
-    top: Array
+    bend: FloatArray
+    speed: FloatArray
+    top: FloatArray
     """Value at density 1."""
-    rise: Array
+    rise: FloatArray
     """Rise from the lowest observed density to density 1; never negative."""
-    noise: Array
+    noise: FloatArray
     """Standard deviation of one observed score."""
-    reference_z: Array
+    reference_z: FloatArray
     """Standard normal draws for the noise of a reference."""
-    gap_z: Array
+    gap_z: FloatArray
     """Standard normal draws for how much gaps between networks shrink with further training."""
 
     def subsample(self, num: int) -> PosteriorSamples:
@@ -67,11 +67,11 @@ class PosteriorSamples:
         joined = {name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in _PER_CURVE}
         return PosteriorSamples(lowest=self.lowest, **joined)
 
-    def at(self, density: float) -> Array:
+    def at(self, density: float) -> FloatArray:
         """Return the value of each curve at a density."""
         return self.top - self.rise * normalized_gap(np.asarray(density), self.lowest, self.bend, self.speed)
 
-    def reach(self, target: Array) -> Array:
+    def reach(self, target: FloatArray) -> FloatArray:
         """Return the smallest density at which each curve reaches its target.
 
         0: at every density; infinity: not even at density 1.
@@ -131,15 +131,15 @@ class _Grid:
     """Posterior weights on the grid, and the normal distribution of the rise in each cell."""
 
     shapes: _Shapes
-    log_noise: Array
-    weight: Array
+    log_noise: FloatArray
+    weight: FloatArray
     """(shapes, noises)"""
-    mean_h: Array
-    mean_rise: Array
-    sd_rise: Array
+    mean_h: FloatArray
+    mean_rise: FloatArray
+    sd_rise: FloatArray
 
 
-def _posterior(rho: Array, score: Array, shapes: _Shapes, prior: _NoisePrior) -> _Grid:
+def _posterior(rho: FloatArray, score: FloatArray, shapes: _Shapes, prior: _NoisePrior) -> _Grid:
     log_noise = prior.log_noise + prior.spread * np.linspace(-2.5, 3.0, NUM_NOISES)
     variance = np.exp(2 * log_noise)
     h = normalized_gap(rho[None, :], float(rho[0]), shapes.bend[:, None], shapes.speed[:, None])
@@ -185,32 +185,32 @@ def _sample(lowest: float, num_points: int, mean_score: float, unit: float, post
     )
 
 
-def evenly(values: Array, num: int) -> Array:
+def evenly(values: FloatArray, num: int) -> FloatArray:
     """Return `num` of the values at even distances."""
     return values[(np.arange(num) * 2 + 1) * len(values) // max(2 * num, 1)]
 
 
-def normalized_gap(density: Array, lowest: float, bend: Array, speed: Array) -> Array:
+def normalized_gap(density: FloatArray, lowest: float, bend: FloatArray, speed: FloatArray) -> FloatArray:
     """Return `h`: 1 at the lowest observed density, 0 at density 1."""
     # Far below the lowest density it would overflow; beyond this limit no caller can distinguish two values.
     gap = np.expm1(np.minimum(-speed * _box_cox(density, bend), 500.0))
-    h: Array = gap / np.expm1(-speed * _box_cox(np.asarray(lowest), bend))
+    h: FloatArray = gap / np.expm1(-speed * _box_cox(np.asarray(lowest), bend))
     return h
 
 
-def _density_at(gap: Array, lowest: float, bend: Array, speed: Array) -> Array:
+def _density_at(gap: FloatArray, lowest: float, bend: FloatArray, speed: FloatArray) -> FloatArray:
     """Invert `normalized_gap` for `gap >= 0`; 0 for a curve that never falls that low."""
     transformed = -np.log1p(np.maximum(gap, 0.0) * np.expm1(-speed * _box_cox(np.asarray(lowest), bend))) / speed
     base = np.maximum(1.0 + bend * transformed, 0.0)
     with np.errstate(divide="ignore"):
-        density: Array = np.where(bend == 0, np.exp(transformed), base ** (1.0 / np.where(bend == 0, 1.0, bend)))
+        density: FloatArray = np.where(bend == 0, np.exp(transformed), base ** (1.0 / np.where(bend == 0, 1.0, bend)))
     return density
 
 
-def _box_cox(density: Array, bend: Array) -> Array:
+def _box_cox(density: FloatArray, bend: FloatArray) -> FloatArray:
     log = np.log(density)
     safe = np.where(bend == 0, 1.0, bend)
-    transformed: Array = np.where(bend == 0, log, np.expm1(safe * log) / safe)
+    transformed: FloatArray = np.where(bend == 0, log, np.expm1(safe * log) / safe)
     return transformed
 
 
@@ -218,9 +218,9 @@ def _box_cox(density: Array, bend: Array) -> Array:
 class _Shapes:
     """Grid cells: `NUM_SPEEDS` speeds per bend, ordered by bend."""
 
-    bend: Array
-    speed: Array
-    log_prior: Array
+    bend: FloatArray
+    speed: FloatArray
+    log_prior: FloatArray
 
     @staticmethod
     @lru_cache(maxsize=32)
@@ -242,7 +242,7 @@ class _Shapes:
         return _Shapes._grid(lowest, bend, np.maximum(low, SPEEDS[0]), np.minimum(high, SPEEDS[1]))
 
     @staticmethod
-    def _grid(lowest: float, bend: Array, low: Array, high: Array) -> _Shapes:
+    def _grid(lowest: float, bend: FloatArray, low: FloatArray, high: FloatArray) -> _Shapes:
         """Build a grid whose prior is log-uniform, for every bend, in the density at half of the rise."""
         share = np.linspace(0.0, 1.0, NUM_SPEEDS)
         speed = low[:, None] * (high / low)[:, None] ** share / _range_of_b(lowest, bend)[:, None]
@@ -252,12 +252,12 @@ class _Shapes:
         return _Shapes(bends.ravel(), speed.ravel(), log_prior.ravel())
 
 
-def _range_of_b(lowest: float, bend: Array) -> Array:
+def _range_of_b(lowest: float, bend: FloatArray) -> FloatArray:
     """The difference of `B` between density 1 and the lowest density."""
     return -_box_cox(np.asarray(lowest), bend)
 
 
-def _systematic(weight: Array) -> NDArray[np.intp]:
+def _systematic(weight: FloatArray) -> NDArray[np.intp]:
     """Return `NUM_SAMPLES` cells in proportion to their weights, by systematic resampling."""
     cumulative = np.cumsum(weight)
     cells: NDArray[np.intp] = np.searchsorted(cumulative, (np.arange(NUM_SAMPLES) + 0.5) / NUM_SAMPLES * cumulative[-1])
@@ -265,12 +265,12 @@ def _systematic(weight: Array) -> NDArray[np.intp]:
 
 
 @lru_cache(maxsize=1)
-def _quasi_random() -> Array:
+def _quasi_random() -> FloatArray:
     """Return low-discrepancy points in four dimensions.
 
     Three coordinates are a Kronecker sequence of the generalised golden ratio; the fourth has a step of its own.
     """
     ratio = 1.2207440846057596
     steps = np.append(ratio ** -np.arange(1, 4), 2**-0.5)
-    points: Array = (0.5 + np.outer(steps, np.arange(1, NUM_SAMPLES + 1))) % 1.0
+    points: FloatArray = (0.5 + np.outer(steps, np.arange(1, NUM_SAMPLES + 1))) % 1.0
     return points

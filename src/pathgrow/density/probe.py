@@ -34,7 +34,7 @@ from pathgrow.density.acquisition import (
 from pathgrow.density.estimate import (
     LEVEL,
     MIN_POINTS,
-    Estimate,
+    DensityEstimate,
     allowed_gap,
     estimate_from_probes,
     gain_estimate,
@@ -44,9 +44,9 @@ from pathgrow.density.estimate import (
 from pathgrow.density.types import (
     DENSE,
     Answer,
-    Array,
     Curve,
     Details,
+    FloatArray,
     Grow,
     Point,
     Probe,
@@ -142,7 +142,7 @@ class ProbeRule:
             details={**self._details(curve, estimate), **verdict.details},
         )
 
-    def _details(self, curve: Curve, estimate: Estimate) -> Details:
+    def _details(self, curve: Curve, estimate: DensityEstimate) -> Details:
         densest, gain = estimate.densest, _gain_answer(curve, estimate)[0]
         median = quantiles(estimate.delta_density, (0.5,))[0]
         details: dict[str, float | int | str | None] = {
@@ -166,7 +166,7 @@ class ProbeRule:
             }
         return details
 
-    def _decide(self, curve: Curve, estimate: Estimate | None) -> Verdict:
+    def _decide(self, curve: Curve, estimate: DensityEstimate | None) -> Verdict:
         if not curve.rough:
             return Grow(reason=Reason.NOTHING_OBSERVED)
         if estimate is None:
@@ -217,7 +217,7 @@ class ProbeRule:
         limit = self.max_cost if curve.reference is None else None
         return limit is None or probe_cost([*curve.probes, *points]) <= limit
 
-    def _trunk_is_due(self, curve: Curve, estimate: Estimate) -> bool:
+    def _trunk_is_due(self, curve: Curve, estimate: DensityEstimate) -> bool:
         """Whether to probe the trunk here, after the first batch: the answers, if they hold, would be bracketed."""
         here = curve.rough[-1].density
         densest = estimate.densest.density
@@ -228,7 +228,7 @@ class ProbeRule:
         is_bracket = bracket > densest and here >= max(bracket, 1.2 * densest)
         return is_bracket or (here >= self.spacing * densest and here * BRACKET < curve.ceiling)
 
-    def _refine(self, curve: Curve, estimate: Estimate) -> Verdict:
+    def _refine(self, curve: Curve, estimate: DensityEstimate) -> Verdict:
         """Probe the network that would be returned now, and where a wide answer would gain most for the cost."""
         questions: list[Question] = []
         reach = (estimate.lowest / 2, 2 * curve.ceiling)
@@ -261,7 +261,7 @@ class ProbeRule:
             return Stop(reason=Reason.PROBES_SPENT, details={"probes": len(curve.probes)})
         return self._stop(curve, estimate, Stop(reason=Reason.NOTHING_INFORMATIVE))
 
-    def _stop(self, curve: Curve, estimate: Estimate, found: Stop) -> Stop:
+    def _stop(self, curve: Curve, estimate: DensityEstimate, found: Stop) -> Stop:
         """Return `found` if there is an answer; otherwise the reason is that there is none."""
         gap = allowed_gap(self.delta, estimate.densest.epochs, curve.full_epochs)[0]
         match _delta_answer(curve, estimate)[0]:
@@ -299,7 +299,7 @@ def _still_rising(curve: Curve) -> Grow | None:
     return Grow(reason=Reason.TRAJECTORY_RISING, details=details)
 
 
-def _still_open(curve: Curve, estimate: Estimate) -> Grow | None:
+def _still_open(curve: Curve, estimate: DensityEstimate) -> Grow | None:
     """Return which answer is not bracketed yet; None if growth may end."""
     densest = estimate.densest.density
     if (
@@ -325,7 +325,7 @@ def _still_open(curve: Curve, estimate: Estimate) -> Grow | None:
     return None
 
 
-def _width(answer: Array, lowest: float, ceiling: float) -> float:
+def _width(answer: FloatArray, lowest: float, ceiling: float) -> float:
     """Return the ratio of the ends of an answer's 90% interval, clipped to the observable range."""
     low, high = quantiles(answer, (LEVEL[0], LEVEL[-1]))
     return min(high, ceiling) / max(low, lowest)
@@ -335,12 +335,12 @@ def _is_likely(holds: NDArray[np.bool_]) -> bool:
     return float(np.mean(holds)) >= CONFIDENCE
 
 
-def _delta_quantile(estimate: Estimate) -> float:
+def _delta_quantile(estimate: DensityEstimate) -> float:
     """Return the delta answer, whether or not it is within the observed range."""
     return quantiles(estimate.delta_density, (QUANTILE,))[0]
 
 
-def _needed_density(curve: Curve, estimate: Estimate) -> float:
+def _needed_density(curve: Curve, estimate: DensityEstimate) -> float:
     """Return the density that selects the network; the ceiling if the gain does not saturate below it."""
     if curve.select_by == "delta" or not estimate.has_gain:
         return _delta_quantile(estimate)
@@ -348,7 +348,7 @@ def _needed_density(curve: Curve, estimate: Estimate) -> float:
     return curve.ceiling if gain is None else gain
 
 
-def _selected_now(curve: Curve, estimate: Estimate) -> Point:
+def _selected_now(curve: Curve, estimate: DensityEstimate) -> Point:
     """Return the network that the answer would select now; below all probes, one sparse enough to bracket it."""
     needed = _needed_density(curve, estimate)
     sparser = [point for point in curve.rough if point.density < estimate.lowest]
@@ -366,7 +366,7 @@ def _rounds(points: list[Point]) -> tuple[int, ...]:
     return tuple(sorted(point.round for point in points))
 
 
-def _delta_answer(curve: Curve, estimate: Estimate) -> tuple[Status, float | None, tuple[float, float] | None]:
+def _delta_answer(curve: Curve, estimate: DensityEstimate) -> tuple[Status, float | None, tuple[float, float] | None]:
     low, _, high = quantiles(estimate.delta_density, LEVEL)
     density = _delta_quantile(estimate)
     if density <= estimate.lowest:
@@ -377,7 +377,7 @@ def _delta_answer(curve: Curve, estimate: Estimate) -> tuple[Status, float | Non
     return "found", density, (low if low > estimate.lowest else 0.0, min(high, curve.ceiling))
 
 
-def _gain_answer(curve: Curve, estimate: Estimate) -> tuple[float | None, tuple[float, float] | None]:
+def _gain_answer(curve: Curve, estimate: DensityEstimate) -> tuple[float | None, tuple[float, float] | None]:
     low, _, high = quantiles(estimate.gain_density, LEVEL)
     if not estimate.has_gain or low > curve.ceiling:
         return None, None

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from scipy.optimize import brentq, minimize_scalar
 from scipy.stats import t as student_t
 
-from pathgrow.density.types import Array, check_delta
+from pathgrow.density.types import FloatArray, check_delta
 from pathgrow.errors import UserError, require
 
 NUM_PARAMETERS = 3
@@ -89,8 +89,8 @@ class SaturationFit:
     @overload
     def predict(self, density: float) -> float: ...
     @overload
-    def predict(self, density: ArrayLike) -> Array: ...
-    def predict(self, density: float | ArrayLike) -> float | Array:
+    def predict(self, density: ArrayLike) -> FloatArray: ...
+    def predict(self, density: float | ArrayLike) -> float | FloatArray:
         """Return the value of the curve at one density or at an array of them."""
         rho = np.asarray(density, dtype=np.float64)
         value = np.full_like(rho, self.p0) if self.flat else self.p0 - self.gain * np.expm1(-self.rate * rho)
@@ -134,7 +134,9 @@ def fit_saturation(densities: Sequence[float], performances: Sequence[float]) ->
     return SaturationFit(p0=p0, gain=gain, rate=rate, densities=tuple(rho.tolist()), performances=tuple(score.tolist()))
 
 
-def sorted_points(densities: Sequence[float], performances: Sequence[float], num_needed: int) -> tuple[Array, Array]:
+def sorted_points(
+    densities: Sequence[float], performances: Sequence[float], num_needed: int
+) -> tuple[FloatArray, FloatArray]:
     """Return the points as arrays in order of density; invalid points are a `UserError`."""
     rho = np.asarray(densities, dtype=np.float64)
     score = np.asarray(performances, dtype=np.float64)
@@ -163,12 +165,12 @@ def check_level(level: float) -> None:
 class _Projection(NamedTuple):
     """The best `p0` and non-negative `gain` for each row of shape values, and the residual sum of squares."""
 
-    p0: Array
-    gain: Array
-    residual: Array
+    p0: FloatArray
+    gain: FloatArray
+    residual: FloatArray
 
 
-def _project(shape_values: Array, scores: Array) -> _Projection:
+def _project(shape_values: FloatArray, scores: FloatArray) -> _Projection:
     """Solve for `p0` and `gain >= 0`; `shape_values` is (shapes, points)."""
     mean_score = scores.mean()
     centred = shape_values - shape_values.mean(axis=1, keepdims=True)
@@ -213,15 +215,15 @@ def _profile_interval(
     return low, high
 
 
-def _shape(rho: Array, rates: Array) -> Array:
+def _shape(rho: FloatArray, rates: FloatArray) -> FloatArray:
     return -np.expm1(-rates[:, None] * rho[None, :])
 
 
-def _slowest(rho: Array) -> float:
+def _slowest(rho: FloatArray) -> float:
     """Smallest rate considered: below it the curve is a straight line over these points."""
     return 0.03 / float(rho[-1])
 
 
-def _fastest(rho: Array) -> float:
+def _fastest(rho: FloatArray) -> float:
     """Largest rate considered: above it the curve has saturated before the first point."""
     return 20.0 / float(rho[rho > 0][0])

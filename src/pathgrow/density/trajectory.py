@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from pathgrow.density.estimate import LEVEL, Estimate, estimate_from_points, quantiles, trajectory_noise
+from pathgrow.density.estimate import LEVEL, DensityEstimate, estimate_from_points, quantiles, trajectory_noise
 from pathgrow.density.types import Answer, Curve, Details, Grow, Reason, Stop, Verdict, check_delta
 from pathgrow.errors import require
 
@@ -82,7 +82,7 @@ class TrajectoryRule:
             details={**details, "gain_missing": missing},
         )
 
-    def _decide(self, curve: Curve, estimate: Estimate | None) -> Verdict:
+    def _decide(self, curve: Curve, estimate: DensityEstimate | None) -> Verdict:
         if curve.at_ceiling:
             return Stop(
                 reason=Reason.GROWTH_ENDED, details={"at_density": curve.rough[-1].density if curve.rough else None}
@@ -103,7 +103,7 @@ class TrajectoryRule:
             return Stop(reason=Reason.GROWTH_ENDED, details={"at_density": here})
         return Grow(reason=Reason.BELOW_ESTIMATE, details=details)
 
-    def _estimate(self, curve: Curve) -> Estimate | None:
+    def _estimate(self, curve: Curve) -> DensityEstimate | None:
         if len(curve.rough) < self.min_points:
             return None
         hint = trajectory_noise(curve.rough)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pathgrow.errors import require
 
-Array = NDArray[np.float64]
+FloatArray = NDArray[np.float64]
 
 DEFAULT_DELTA = 0.01
 """Default of the allowed gap to the reference score: one percentage point of accuracy."""
@@ -21,7 +21,7 @@ DEFAULT_DELTA = 0.01
 DENSE = -1
 """Round number of the dense network, which was not grown."""
 
-Criterion = Literal["delta", "gain"]
+SelectBy = Literal["delta", "gain"]
 """The two criteria that can select the returned network."""
 
 Details = Mapping[str, float | int | str | None]
@@ -129,7 +129,7 @@ class Curve:
     """Number of validation examples if the score is a fraction of them; a few hundred widen the interval."""
     full_epochs: int | None = None
     """Epochs that the returned network will have been trained; None: no longer than the probes."""
-    select_by: Criterion = "delta"
+    select_by: SelectBy = "delta"
     """The criterion that selects the returned network."""
     at_ceiling: bool = False
     """Whether the trunk has reached the ceiling, which rules out `Grow`."""

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pathgrow.checkpoint import Store
 from pathgrow.config import check, option
 from pathgrow.density import rules
-from pathgrow.density.types import Criterion, Rule
+from pathgrow.density.types import DEFAULT_DELTA, Rule, SelectBy
 from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator
 from pathgrow.errors import UserError, is_int, require, unknown_name
 from pathgrow.methods.gradients import Batches, Loss
@@ -33,7 +33,9 @@ _MAX_MIN_PROBE_SHARE = 0.3
 class SearchOptions:
     """Options of a density search that `pathgrow discover` and `pathgrow.discover` share."""
 
-    delta: float = option(0.01, "Tolerated drop below the reference score.", above=0, metavar="D", example="0.01")
+    delta: float = option(
+        DEFAULT_DELTA, "Tolerated drop below the reference score.", above=0, metavar="D", example="0.01"
+    )
     reference: float | Literal["dense"] | None = option(
         None,
         'Score of the dense baseline, or "dense" to train one (default: a dense probe on the same short schedule).',
@@ -104,7 +106,7 @@ class SearchOptions:
         True, "Train the final network from scratch instead of from its probe checkpoint.", flags=("--from-scratch",)
     )
     """Continue the final training from the probe of the selected network; the epochs of the probe count."""
-    select_by: Criterion = option(
+    select_by: SelectBy = option(
         "delta", "Criterion that selects the returned network: the delta answer or the gain answer."
     )
     eval_weights: Literal["current", "ema"] = option("current", "Evaluate the current weights or their EMA.")

@@ -1,4 +1,4 @@
-"""Properties of the probe rule on arbitrary curves: units and order do not matter, and every search terminates."""
+"""Properties of density rules on arbitrary curves: units and order do not matter, and every search terminates."""
 
 from __future__ import annotations
 
