@@ -1,4 +1,4 @@
-"""Tiny copies of the published layouts, made from random images that the tests remember."""
+"""Tiny copies of the published layouts, made of random images."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from PIL import Image
 
 
 class Truth(NamedTuple):
-    """What was written: images (N, C, H, W) and labels, in the order of the files."""
+    """The images (N, C, H, W) and labels that were written, in the order of the files."""
 
     images: np.ndarray
     labels: np.ndarray
 
 
 class Layouts:
-    """Writes data sets into a root; sizes are small but for the width of a CIFAR row."""
+    """Writes small datasets into a root."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -49,7 +49,7 @@ class Layouts:
 
     def tiny_imagenet(self, classes: int = 3, num: int = 20, num_test: int = 6) -> Path:
         folder = self.root / "tiny-imagenet-200"
-        names = [f"n0{9 - number}000000" for number in range(classes)]  # not sorted, as in the official wnids.txt
+        names = [f"n0{9 - number}000000" for number in range(classes)]  # unsorted, as in the official wnids.txt
         for name in names:
             for number in range(num):
                 mode = "L" if number == 1 else "RGB"
@@ -63,7 +63,7 @@ class Layouts:
         return folder
 
     def by_class(self, *places: str, num: int = 20, size: tuple[int, int] = (6, 5)) -> Path:
-        """Folders of PNG images, for example `train/cat`."""
+        """Write folders of PNG images, such as `train/cat`."""
         for place in places:
             for number in range(num):
                 self.picture(self.root / place / f"{number:03d}.png", size)
@@ -75,7 +75,7 @@ def joined(parts: list[Truth]) -> Truth:
 
 
 def python2_pickle(rows: np.ndarray, labels: list[int], key: str) -> bytes:
-    """A batch as the official files have it: protocol 2, texts as bytes, NumPy's old module names."""
+    """Return a batch in the form of the official files: protocol 2, byte strings, module names of NumPy 1."""
 
     def text(content: bytes) -> bytes:
         return b"U" + struct.pack("<B", len(content)) + content

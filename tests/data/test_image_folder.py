@@ -23,12 +23,12 @@ def test_a_folder_by_class_is_split_in_tenths(layouts: Any) -> None:
     found = load("folder", root)
     assert (found.name, found.classes, found.shape) == ("folder", 3, (3, 6, 5))
     assert [len(split) for split in (found.train, found.val, found.test)] == [48, 6, 6]
-    wanted = [
+    expected = [
         by_pillow(path).tobytes() + bytes([label])
         for label, name in enumerate(("cat", "dog", "emu"))
         for path in (root / name).iterdir()
     ]
-    assert content(found.train, found.val, found.test) == sorted(wanted)
+    assert content(found.train, found.val, found.test) == sorted(expected)
     assert torch.bincount(found.test.labels).tolist() == [2, 2, 2]
     other = load("folder", root, fold=1)
     assert content(other.val) == content(found.test)
@@ -102,12 +102,12 @@ def test_missing_splits_are_taken_from_train(parts: tuple[str, ...], sizes: list
     found = load("folder", root)
     assert [len(split) for split in (found.train, found.val, found.test)] == sizes
     for part in parts[1:]:
-        wanted = [
+        expected = [
             by_pillow(path).tobytes() + bytes([label])
             for label, name in enumerate(("cat", "dog"))
             for path in (root / part / name).iterdir()
         ]
-        assert content(getattr(found, part)) == sorted(wanted)
+        assert content(getattr(found, part)) == sorted(expected)
 
 
 def test_a_class_may_be_called_train_and_val_may_lack_classes(layouts: Any, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_images_of_different_sizes_or_too_many_are_streamed(layouts: Any, monkey
     assert streamed.example_input().shape == (1, 3, *streamed.shape[1:])
 
 
-def test_grey_palette_and_transparent_images_become_three_channels(layouts: Any) -> None:
+def test_gray_palette_and_transparent_images_become_three_channels(layouts: Any) -> None:
     root = layouts.by_class("a", "b", num=10)
     for mode in ("L", "1", "P", "RGBA", "LA", "CMYK"):
         Image.new("RGB", (5, 6), (200, 100, 50)).convert("L" if mode == "LA" else mode).convert(mode).save(

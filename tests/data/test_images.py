@@ -103,7 +103,7 @@ def test_a_changed_folder_and_a_damaged_copy_are_decoded_again(layouts: Any, dec
         count = decodes()
         assert content(load("tiny-imagenet", layouts.root).train) == content(before.train)
         assert content(load("tiny-imagenet", layouts.root).train) == content(before.train)
-        assert decodes() == count + 1  # the second time it was there again
+        assert decodes() == count + 1  # the second load used the new copy
     picture = folder / "val" / "images" / "val_0.JPEG"
     Image.new("RGB", (64, 64), "red").save(picture)
     np.testing.assert_array_equal(load("tiny-imagenet", layouts.root).test.images[0], by_pillow(picture))
@@ -180,7 +180,7 @@ def test_small_datasets_leave_no_files(layouts: Any) -> None:
 
 
 def picture(number: int, height: int, width: int) -> np.ndarray:
-    """Smooth in red and green, so that a place can be told from its colour; blue is the number of the sample."""
+    """Red and green encode the position, blue the number of the sample."""
     red, green = np.meshgrid(np.linspace(0, 255, width), np.linspace(0, 255, height))
     return np.stack([red, green, np.full_like(red, 10 * number)], axis=2).astype(np.uint8)
 

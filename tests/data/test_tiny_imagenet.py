@@ -18,10 +18,10 @@ def test_tiny_imagenet_is_what_pillow_decodes_under_sorted_classes(layouts: Any)
     folder = layouts.tiny_imagenet()
     found = load("tiny-imagenet", layouts.root)
     classes = sorted((folder / "wnids.txt").read_text().split())
-    wanted = [
+    expected = [
         by_pillow(path).tobytes() + bytes([classes.index(path.parts[-3])]) for path in folder.glob("train/*/images/*")
     ]
-    assert content(found.train, found.val) == sorted(wanted)
+    assert content(found.train, found.val) == sorted(expected)
     assert (found.classes, found.shape, len(found.train), len(found.val)) == (3, (3, 64, 64), 54, 6)
     assert torch.bincount(found.val.labels).tolist() == [2, 2, 2]
     for line, image, label in zip(

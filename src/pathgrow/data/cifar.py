@@ -144,7 +144,7 @@ class InvalidBatch(Exception):
 
 
 class _Recorded:
-    """A global that a pickle names, the arguments it was called with and the state it was given."""
+    """A global that a pickle refers to, with the arguments of the call and the state to restore."""
 
     __slots__ = ("arguments", "name", "state")
 

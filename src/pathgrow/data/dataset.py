@@ -174,6 +174,6 @@ def _check_labels(labels: Tensor) -> None:
 def normalize(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
     """Convert bytes to float32, normalized per channel."""
     shape = (1, -1, 1, 1)
-    centre = torch.tensor(mean, device=images.device).view(shape)
+    center = torch.tensor(mean, device=images.device).view(shape)
     scale = torch.tensor(std, device=images.device).view(shape)
-    return (images.float() - centre) / scale
+    return (images.float() - center) / scale
