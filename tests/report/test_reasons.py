@@ -134,7 +134,7 @@ def test_notes_on_an_answer_that_may_be_below_or_above_the_probes() -> None:
         (
             lambda x: 0.9,
             {},
-            "The scores do not rise with density by more than their noise, so there is no gain density.",
+            "The scores do not rise with density by more than their noise, so the gain density is undefined.",
         ),
         (
             saturating(10.0),

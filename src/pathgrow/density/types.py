@@ -205,7 +205,7 @@ class Answer:
     `lowest`, `densest`: densities of the sparsest and the densest network compared; `densest_round`; `end_score`:
     fitted score of the densest one; `share_below`, `share_above`: posterior probability of an answer below or above all
     of them; `allowed_low`, `allowed_high`: 90% interval of `allowed`; `probe_epochs`, `full_epochs`; `gain_missing`:
-    why there is no `gain_density` ("no_rise" or "no_saturation"); `widened`: factor by which intervals were widened;
+    why `gain_density` is None ("no_rise" or "no_saturation"); `widened`: factor by which intervals were widened;
     `unmatched_reference`: score of a reference that was not used, since no network came near it; `fit_within_delta`:
     where the fit comes within delta of its own asymptote; `probes`, `probes_needed`: too few probes for an answer.
     """

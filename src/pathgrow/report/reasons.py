@@ -145,10 +145,10 @@ def _limits(answer: AnswerReport, scores: ScoreFormat) -> list[str]:
 
 
 def _gain(answer: AnswerReport, scores: ScoreFormat) -> list[str]:
-    """Why there is no gain density, or why it differs from the reported density."""
+    """Why the gain density is missing or differs from the reported density."""
     match answer.details.get("gain_missing"):
         case "no_rise":
-            return ["The scores do not rise with density by more than their noise, so there is no gain density."]
+            return ["The scores do not rise with density by more than their noise, so the gain density is undefined."]
         case "no_saturation":
             return [f"The fitted curve does not saturate: {answer.gain_level:.0%} of its gain is out of reach."]
     if answer.operating_density is None or answer.gain_density is None:
