@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from pathgrow.data.dataset import Paths, StreamedSplit
 from pathgrow.data.streaming import StreamLoader
@@ -154,7 +155,8 @@ def test_a_bug_of_the_decoder_is_raised_as_it_is(split: StreamedSplit) -> None:
         next(loader.epoch(0))
 
 
-def test_a_dead_worker_fails_the_run_in_one_sentence(split: StreamedSplit) -> None:
+def test_a_dead_worker_fails_the_run_in_one_sentence(split: StreamedSplit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.1,))  # seconds, usually 5
     before = signal.getsignal(signal.SIGCHLD)
     batches = StreamLoader(split, 2, train=False, seed=0, workers=1, decoder=deadly).epoch(0)
     with pytest.raises(RunFailed, match=r"an image decoding worker failed \(.+\): use fewer workers") as caught:
