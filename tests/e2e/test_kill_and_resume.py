@@ -15,7 +15,7 @@ COMMAND = "discover --quiet --budget 8 --model-option widths=16,16 --start-densi
 WITH_A_DENSE_COPY = (
     "discover --quiet --budget 20 --model-option widths=16,16 --start-density 0.05 --delta 0.03 --seed 1"
 )
-ONE_LONG_STAGE = "discover --quiet --budget 12 --start-density 0.05 --target-density 0.06 --observe average --seed 1"
+ONE_LONG_STAGE = "train --quiet --method gcg --density 0.06 --method-option start_density=0.05 --epochs 12 --seed 1"
 NUM_KILLS = 5
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL")
 

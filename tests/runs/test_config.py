@@ -276,7 +276,7 @@ def test_the_name_depends_on_everything_but_the_number_of_concurrent_networks() 
         ({"recipe": [1]}, "recipe must be a JSON object, got [1]"),
         ({"recipe": {"augment": {"flop": True}}}, "unknown recipe.augment key 'flop': did you mean flip"),
         ({"recipe": {"augment": 1}}, "recipe.augment must be a JSON object, got 1"),
-        ({"recipe": {"milestones": [2]}}, "milestones"),
+        ({"recipe": {"milestones": [2]}}, "recipe.milestones[0] must be in (0, 1), got 2"),
         ({"recipe_name": "cifr"}, "unknown recipe 'cifr': did you mean cifar"),
         ({"recipe_name": 7}, "unknown recipe '7'"),
         ({"recipe_nam": "cifar"}, "unknown key 'recipe_nam': did you mean recipe_name"),
