@@ -74,8 +74,7 @@ def rigl_update() -> list[str]:
 
 
 def _rigl_with_frequent_updates() -> pathgrow.Method:
-    interval = next(name for name in methods.defaults("rigl") if name in ("every", "update_interval"))
-    return methods.create("rigl", density=0.2, **{interval: 1})
+    return methods.create("rigl", density=0.2, update_interval=1)
 
 
 def growth_step() -> list[str]:

@@ -94,7 +94,7 @@ def all_training_images(data: Dataset) -> Dataset:
 def network(trainer: Trainer, protocol: Protocol, method: str, density: float, seed: int, num_steps: int) -> Attached:
     """A network under one method; RigL and SET change masks every hundred steps, "random" has layers of one density."""
     model, optimizer = trainer.place(models.create("wrn22_2", 10, seed=seed))
-    rewiring = {"num_steps": num_steps, "end": protocol.last_change}
+    rewiring = {"num_steps": num_steps, "stop_fraction": protocol.last_change}
     options = {"rigl": rewiring, "set": rewiring, "random": {"allocation": "equal"}}
     made = create(method, density=density, **options.get(method, {}))
     example = torch.zeros(1, 3, 32, 32, device=trainer.plan.device)

@@ -16,7 +16,7 @@ from pathgrow import attach, data, methods, models
 from pathgrow.cli.flags import parse_pair
 from pathgrow.density import rules
 from pathgrow.errors import UserError
-from pathgrow.methods.allocation import LAWS
+from pathgrow.methods.allocation import DISTRIBUTIONS
 from pathgrow.methods.method import Progress
 from pathgrow.runs.config import TrainConfig
 from pathgrow.trainer import recipes
@@ -137,10 +137,10 @@ def test_who_needs_a_loss_and_batches_is_told_and_nobody_else(name: str, capsys:
 @pytest.mark.parametrize("name", [name for name in methods.names() if "allocation" in methods.defaults(name)])
 def test_every_allocation_that_can_be_given_is_explained(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     told = printed(f"methods {name}", capsys)
-    for law, words in LAWS.items():
-        assert f"  {law:<10} {words}\n" in told
-        methods.create(name, allocation=law)
-    assert len(set(LAWS.values())) == len(LAWS)
+    for distribution, words in DISTRIBUTIONS.items():
+        assert f"  {distribution:<10} {words}\n" in told
+        methods.create(name, allocation=distribution)
+    assert len(set(DISTRIBUTIONS.values())) == len(DISTRIBUTIONS)
 
 
 def taken(name: str, texts: list[str]) -> Mapping[str, Any]:
@@ -174,11 +174,11 @@ def test_settings_that_a_docstring_names_can_be_given_as_they_are_written(name: 
 
 def test_the_papers_own_settings_of_set_are_taken() -> None:
     """Weights move to the last step, as many each time."""
-    texts = ["allocation=er", "anneal=constant", "end=1", "by_sign=True", "every=5"]
+    texts = ["allocation=er", "anneal=constant", "stop_fraction=1", "by_sign=True", "update_interval=5"]
     about = " ".join((inspect.getdoc(methods.entry("set").make) or "").split())
-    assert '`allocation="er", anneal="constant", end=1, by_sign=True`' in about
+    assert '`allocation="er", anneal="constant", stop_fraction=1, by_sign=True`' in about
     given = dict(parse_pair(text, "--method-option") for text in texts)
     method = TrainConfig.from_dict({"method": "set", "method_options": given}).make_method(100)
     due = [step for step in range(100) if method.due(Progress(round=0, step=step, num_on=9, num=90)) is not None]
     assert due == list(range(0, 100, 5))
-    assert {method.update.rate(step) for step in due} == {0.3}  # type: ignore[union-attr]
+    assert {method.update.drop_fraction(step) for step in due} == {0.3}  # type: ignore[union-attr]

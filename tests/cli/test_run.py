@@ -26,7 +26,8 @@ def discovered(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_train_prints_the_result_and_show_prints_it_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
-    line = f"train --method rigl --density 0.5 --epochs 2 --method-option every=5 --model-option widths=8,8 --out {out}"
+    options = f"--method-option update_interval=5 --model-option widths=8,8 --out {out}"
+    line = f"train --method rigl --density 0.5 --epochs 2 {options}"
     assert leave(*line.split()) == 0
     first = capsys.readouterr().out
     assert "50.0% of the prunable weights (288 of 576)" in first
@@ -47,7 +48,7 @@ def test_the_directory_of_a_refused_run_can_be_used_again(tmp_path: Path, capsys
 @pytest.mark.parametrize(
     ("line", "warning", "is_kept"),
     [
-        ("train --epochs 2 --batch-size 64 --method rigl --method-option every=100", "mask", True),
+        ("train --epochs 2 --batch-size 64 --method rigl --method-option update_interval=100", "mask", True),
         ("train --epochs 2 --batch-size 64 --method imp --density 0.8 --method-option rewind_step=20", "step 20", True),
         ("discover --budget 4 --start-density 0.2 --rule exponential --delta 0.0022", "450 validation", False),
     ],

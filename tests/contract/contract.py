@@ -1,4 +1,4 @@
-"""What every method has to hold, as checks that take its name: those of the table, and anybody's "module:function"."""
+"""The contract of every method, as checks that take its name: one of the table, or any "module:function"."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pathgrow.density.types import Answer, Curve, Grow, Verdict
 from pathgrow.graph import trace
 from pathgrow.graph.flops import forward_macs, sample_flops
 from pathgrow.masks import Masks
-from pathgrow.methods.entry import Clause
+from pathgrow.methods import Clause
 from pathgrow.methods.method import MaskUpdate, Method, NetworkView, Pick, Progress
 from pathgrow.sparse.attach import Attached, attach
 from pathgrow.sparse.ema import EMA
@@ -26,11 +26,16 @@ from pathgrow.sparse.tree import take_apart
 
 NUM_STEPS = 12
 SMALL: dict[str, Any] = {
-    "density": 0.3, "num_steps": NUM_STEPS, "every": 3, "rewind_step": 2, "num_search_steps": 5, "num_iterations": 5,
-}  # fmt: skip
-"""Settings under which masks change within few steps, for whichever method has them."""
-OWN: dict[str, dict[str, Any]] = {"str": {"start": -2.5}, "dsr": {"threshold": 0.05, "every": 1}}
-"""Thresholds that bite at once; an interval that doubles with every quarter of the training."""
+    "density": 0.3,
+    "num_steps": NUM_STEPS,
+    "update_interval": 3,
+    "rewind_step": 2,
+    "num_search_steps": 5,
+    "num_iterations": 5,
+}
+"""Options under which masks are updated within few steps, for methods that have them."""
+OWN: dict[str, dict[str, Any]] = {"str": {"s_init": -2.5}, "dsr": {"threshold": 0.05, "update_interval": 1}}
+"""Thresholds that prune at once; an interval that doubles with every quarter of the training."""
 OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
     "sgd": lambda p: SGD(p, lr=0.05, weight_decay=0.1),
     "nesterov": lambda p: SGD(p, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.1),
@@ -45,7 +50,7 @@ OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
 
 
 class Residual(nn.Module):
-    """A small convolutional network with everything that could be disturbed: batch norm, a shortcut, dropout."""
+    """A small convolutional network with batch norm, a shortcut and dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,10 +68,10 @@ class Residual(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class GoOn:
-    """A density rule that never has enough."""
+class AlwaysGrow:
+    """A density rule that never stops."""
 
-    name: str = "go on"
+    name: str = "always grow"
 
     def decide(self, curve: Curve) -> Verdict:
         return Grow(reason="always")
@@ -109,19 +114,18 @@ def small(name: str, **options: Any) -> Method:
 
 
 def attached(method: Method, seed: int, optimizer: str = "nesterov", *, model_seed: int = 0, **how: Any) -> Attached:
-    """The method on a network of its own."""
+    """The method attached to a new network."""
     torch.manual_seed(model_seed)
     model, batch = Residual(), BATCH
-    if (device := how.pop("precisely_on", None)) is not None:  # alike to many digits on any device
+    if (device := how.pop("precisely_on", None)) is not None:  # equal to many digits on any device
         model, batch = model.double().to(device), (BATCH[0].double().to(device), BATCH[1].to(device))
         model.drop.p = 0.0
-    average = EMA(decay=0.9, update_interval=2)
-    how = {"stop": GoOn(), "loss": loss, "batches": [batch], "average": average, **how}
+    how = {"stop": AlwaysGrow(), "loss": loss, "batches": [batch], "ema": EMA(decay=0.9, update_interval=2), **how}
     return attach(model, OPTIMIZERS[optimizer](model.parameters()), method, batch[0][:1], seed=seed, **how)
 
 
 def backward(sparse: Attached, step: int) -> None:
-    """Gradients of a batch that, like dropout, depends on the step's number alone, as in a careful loop."""
+    """Gradients of a batch that, like dropout, depends on the step number alone, as in a resumable loop."""
     torch.manual_seed(step)
     sparse.model.train()
     sparse.optimizer.zero_grad()
@@ -129,7 +133,7 @@ def backward(sparse: Attached, step: int) -> None:
 
 
 def train(sparse: Attached, first: int = 0, last: int = NUM_STEPS) -> Iterator[int]:
-    """Steps one by one, with an observation after every third: methods on either clock get to change masks."""
+    """Train step by step, with an observation after every third: methods on both clocks update their masks."""
     for step in range(first, last):
         backward(sparse, step)
         sparse.optimizer.step()
@@ -145,7 +149,7 @@ def trained(sparse: Attached, first: int = 0, last: int = NUM_STEPS) -> Attached
 
 
 def same_state(ours: Any, theirs: Any) -> bool:
-    """Whether two states are equal to the last bit."""
+    """Whether two states are equal bit for bit."""
     (tensors, metadata), (their_tensors, their_facts) = take_apart(ours), take_apart(theirs)
     return (
         metadata == their_facts
@@ -154,14 +158,14 @@ def same_state(ours: Any, theirs: Any) -> bool:
     )
 
 
-def slots_of(sparse: Attached, name: str) -> list[Tensor]:
+def state_of(sparse: Attached, name: str) -> list[Tensor]:
     parameter = sparse.model.get_parameter(name)
     slots = sparse.optimizer.state.get(parameter, {}).values()
     return [slot for slot in slots if isinstance(slot, Tensor) and slot.shape == parameter.shape]
 
 
 def half_scope() -> dict[str, Tensor]:
-    """A scope that holds only a part of one tensor, and not all tensors."""
+    """A scope with only a part of one tensor, and without another."""
     inside = {name: torch.ones_like(mask) for name, mask in Masks.full(Residual()).items() if name != "head.weight"}
     inside["inner.weight"].flatten()[::3] = False
     return inside
@@ -171,7 +175,7 @@ def half_scope() -> dict[str, Tensor]:
 
 
 def check_counts(name: str, seed: int, density: float) -> None:
-    """Exactly as many weights as the schedule says are on after each change, and as the options say at the end."""
+    """Counts of active weights are exactly those of the schedule after each update, and of the options at the end."""
     known = inspect.signature(make_of(name)).parameters
     options = {"density": density} if "density" in known else {}
     if is_growth(name):
@@ -179,11 +183,11 @@ def check_counts(name: str, seed: int, density: float) -> None:
     elif "start_density" in known:
         options["start_density"] = (1 + density) / 2
     method = small(name, **options)
-    sparse = attached(noting(method), seed, scope=half_scope())
+    sparse = attached(checking(method), seed, scope=half_scope())
     num = sum(int(inside.sum()) for inside in half_scope().values())
     assert sparse.masks.num == num
     if "exact_count" in exceptions_of(name):
-        check_density_that_emerges(sparse)
+        check_emerging_density(sparse)
         return
     if method.weights is None:
         assert method.start_density is not None
@@ -196,10 +200,10 @@ def check_counts(name: str, seed: int, density: float) -> None:
         assert sparse.masks.num_on == max(1, round(density * num))
 
 
-def noting(method: Method) -> Method:
-    """The same method, whose picks and changes are checked from outside whenever they are made."""
+def checking(method: Method) -> Method:
+    """The same method, with every pick and update checked."""
 
-    def noted(pick: Pick, candidates_of: Callable[[NetworkView], Masks] | None) -> Pick:
+    def checked(pick: Pick, candidates_of: Callable[[NetworkView], Masks] | None) -> Pick:
         def picked(net: NetworkView, candidates: Masks, count: int, draw: torch.Generator) -> Masks:
             found = pick(net, candidates, count, draw)
             assert sum(int((chosen & ~candidates[name]).sum()) for name, chosen in found.present().items()) == 0
@@ -210,23 +214,23 @@ def noting(method: Method) -> Method:
 
         return picked
 
-    def revised(net: NetworkView, change: MaskUpdate, progress: Progress, draw: torch.Generator) -> Masks:
+    def updated(net: NetworkView, update: MaskUpdate, progress: Progress, draw: torch.Generator) -> Masks:
         assert method.update is not None
         before = net.masks.clone()
-        after = method.update(net, change, progress, draw)
+        after = method.update(net, update, progress, draw)
         assert net.masks == before, "a method reads the live masks and never writes them"
         dropped, grown = (before - after).present().num_on, (after - before).present().num_on
-        assert grown - dropped == change.num_grow - change.num_drop
+        assert grown - dropped == update.num_grow - update.num_drop
         assert all(bool((after[name] | inside).all()) for name, inside in net.scope.scope.items())
         return after
 
     return dataclasses.replace(
         method,
-        start=noted(method.start, None),
-        drop=None if method.drop is None else noted(method.drop, _present),
-        # What was dropped in the same change may grow again.
-        grow=method.grow if method.grow is None or method.drop is not None else noted(method.grow, _missing),
-        update=None if method.update is None else revised,
+        start=checked(method.start, None),
+        drop=None if method.drop is None else checked(method.drop, _present),
+        # What was dropped in the same update may grow again.
+        grow=method.grow if method.grow is None or method.drop is not None else checked(method.grow, _missing),
+        update=None if method.update is None else updated,
     )
 
 
@@ -238,8 +242,8 @@ def _missing(net: NetworkView) -> Masks:
     return net.masks.missing()
 
 
-def check_density_that_emerges(sparse: Attached) -> None:
-    """Promised in place of exact counts: masks are where weights are, and weights do go."""
+def check_emerging_density(sparse: Attached) -> None:
+    """Instead of exact counts: the masks are where weights are nonzero, and some weights are pruned."""
     scope = half_scope()
     for _ in train(sparse):
         reported, num_on = sparse.density, 0
@@ -250,20 +254,20 @@ def check_density_that_emerges(sparse: Attached) -> None:
 
 
 def check_off_is_zero(name: str, optimizer: str) -> None:
-    """After any step and any change; and the model keeps its keys and finite numbers."""
+    """Pruned weights are zero after any step and update; the model keeps its keys and finite values."""
     sparse = attached(small(name), seed=1, optimizer=optimizer)
     keys = list(sparse.model.state_dict())
-    hidden = "off_is_zero" in exceptions_of(name)
-    assert hidden == (sparse.method.weights is not None)
+    latent = "off_is_zero" in exceptions_of(name)
+    assert latent == (sparse.method.weights is not None)
     for _ in train(sparse):
-        assert_off_is_zero(sparse, weights_only=hidden)
+        assert_off_is_zero(sparse, weights_only=latent)
         with sparse.ema_weights():
             assert_off_is_zero(sparse, weights_only=True)
-    assert_off_is_zero(sparse, weights_only=hidden)
+    assert_off_is_zero(sparse, weights_only=latent)
     assert list(sparse.model.state_dict()) == keys == list(Residual().state_dict())
     assert all(bool(torch.isfinite(value).all()) for value in sparse.model.state_dict().values())
     sparse.detach()
-    assert_off_is_zero(sparse)  # hidden or not: what is left is a plain model
+    assert_off_is_zero(sparse)  # latent or not: what is left is a plain model
     assert all(
         type(module) is type(other) for module, other in zip(sparse.model.modules(), Residual().modules(), strict=True)
     )
@@ -274,15 +278,15 @@ def check_off_is_zero(name: str, optimizer: str) -> None:
 
 
 def assert_off_is_zero(sparse: Attached, *, weights_only: bool = False) -> None:
-    assert sparse.density == sparse.masks.density  # asked for, the masks of hidden weights are up to date
+    assert sparse.density == sparse.masks.density  # reading the density refreshes the masks of latent weights
     for name, mask in sparse.masks.items():
         assert bool((sparse.model.get_parameter(name)[~mask] == 0).all()), name
         if not weights_only:
-            assert all(bool((slot[~mask] == 0).all()) for slot in slots_of(sparse, name)), name
+            assert all(bool((slot[~mask] == 0).all()) for slot in state_of(sparse, name)), name
 
 
 def check_change_on_a_step(name: str, seed: int) -> int:
-    """What stays keeps weight and slots, what is new starts at zero; the number of weights that were new."""
+    """Kept weights keep value and optimizer state, new ones start at zero; returns the number of new weights."""
     sparse, num_new = attached(small(name), seed), 0
     for step in range(NUM_STEPS):
         before = sparse.masks.clone()
@@ -290,17 +294,17 @@ def check_change_on_a_step(name: str, seed: int) -> int:
             backward(sparse, step)
             sparse.record_gradients_()
             weights = {n: sparse.model.get_parameter(n).detach().clone() for n in before}
-            slots = {n: [slot.clone() for slot in slots_of(sparse, n)] for n in before}
-            gone = sparse.update_masks_if_due_()
-            assert gone <= sparse.method.skip_step_on_update
+            slots = {n: [slot.clone() for slot in state_of(sparse, n)] for n in before}
+            skip = sparse.update_masks_if_due_()
+            assert skip <= sparse.method.skip_step_on_update
             for n, mask in sparse.masks.items():
                 both = mask & before[n]
-                tensors = [sparse.model.get_parameter(n), *slots_of(sparse, n)]
+                tensors = [sparse.model.get_parameter(n), *state_of(sparse, n)]
                 for now, then in zip(tensors, [weights[n], *slots[n]], strict=True):
                     assert torch.equal(now[both], then[both])
                     assert bool((now[~both] == 0).all())
                 num_new += int((mask & ~before[n]).sum())
-            if not gone:
+            if not skip:
                 sparse.mask_gradients_()
                 sparse.optimizer.step()
             sparse.mask_weights_()
@@ -309,7 +313,7 @@ def check_change_on_a_step(name: str, seed: int) -> int:
 
 
 def check_seed(name: str, seed: int) -> None:
-    """The seed alone decides, not the global generator, which in turn does not move."""
+    """Masks depend on the seed alone; the global generator is neither used nor advanced."""
 
     def visited(others: int) -> list[str]:
         torch.manual_seed(0)
@@ -330,10 +334,10 @@ def check_seed(name: str, seed: int) -> None:
 
 
 def check_resume(name: str, optimizer: str, seed: int, killed: int) -> None:
-    """A run that is killed and goes on in fresh objects ends with the bits of an undisturbed one."""
+    """A run that is killed and resumed in new objects ends bit-identical to an uninterrupted one."""
     sparse = attached(small(name), seed, optimizer)
     trained(sparse, 0, killed)
-    # Torch's own states are the live tensors; ours is a copy that training does not change any more.
+    # Torch's state dicts hold the live tensors; ours is a copy that training does not change.
     saved = [*copy.deepcopy([sparse.model.state_dict(), sparse.optimizer.state_dict()]), sparse.state_dict()]
     trained(sparse, killed)
 

@@ -57,7 +57,7 @@ def test_the_method_trains_as_shown(save: Any) -> None:
 def test_the_method_keeps_the_contract(save: Any) -> None:
     save(METHOD)
     assert run(CHECKS)["num_new"] > 0
-    assert methods.create(NAME) == methods.create(NAME) != methods.create(NAME, rate=0.2)
+    assert methods.create(NAME) == methods.create(NAME) != methods.create(NAME, drop_fraction=0.2)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_the_method_keeps_the_contract(save: Any) -> None:
         ("-weight.abs()", "torch.rand_like(weight)", lambda: contract.check_seed(NAME, 0)),
         ("-weight.abs()", "weight.zero_()", lambda: contract.check_change_on_a_step(NAME, 0)),
         (
-            "progress.step % self.every",
+            "progress.step % self.update_interval",
             "progress.step % (2 + next(COUNTER) // 9)",
             lambda: contract.check_resume(NAME, "adam", 0, 5),
         ),

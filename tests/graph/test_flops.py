@@ -17,7 +17,7 @@ from pathgrow.graph.flops import (
     training_flops,
 )
 from pathgrow.masks import Masks
-from pathgrow.methods.allocation import allocated
+from pathgrow.methods.allocation import allocate
 
 
 def macs_by_hooks(model: nn.Module, example: torch.Tensor, masks: dict[str, torch.Tensor]) -> int:
@@ -129,7 +129,7 @@ def test_rigl_on_resnet50_costs_what_its_authors_state(density, expected):
     model = models.create("resnet50", 1000)
     graph = trace(model, model.example_input())
     masks = Masks.full(model)
-    for name, num in allocated(masks, density, "erk").items():
+    for name, num in allocate(masks, density, "erk").items():
         masks[name].flatten()[num:] = False
     mean = (100 * step_flops(graph, masks) + dense_gradient_flops(graph, masks)) / 101
     assert mean / step_flops(graph) == pytest.approx(expected, abs=0.01)

@@ -66,7 +66,7 @@ def test_changes_draw_anew_at_every_step() -> None:
         drawn.append(draw.initial_seed())
         return net.masks
 
-    method = dataclasses.replace(methods.create("set", every=1), update=update)
+    method = dataclasses.replace(methods.create("set", update_interval=1), update=update)
     for seed in (0, 1, 0):
         seeds_of(method, seed)
     assert len(set(drawn[: 2 * NUM])) == 2 * NUM

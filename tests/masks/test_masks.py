@@ -38,7 +38,7 @@ def masks() -> Masks:
 
 
 class TestCounting:
-    def test_only_switchable_positions_count(self, masks: Masks) -> None:
+    def test_only_prunable_positions_count(self, masks: Masks) -> None:
         assert (masks.num, masks.num_on, masks.density) == (6, 3, 0.5)
 
     def test_without_a_scope_every_position_counts(self) -> None:
@@ -51,8 +51,8 @@ class TestCounting:
         assert (scope.num, scope.num_on, scope.density) == (6, 6, 1.0)
         assert all(torch.equal(scope.scope[name], SCOPE[name]) for name in SCOPE)
 
-    def test_no_density_without_a_switchable_weight(self) -> None:
-        with pytest.raises(UserError, match="without a switchable weight"):
+    def test_no_density_without_a_prunable_weight(self) -> None:
+        with pytest.raises(UserError, match="no prunable weight"):
             _ = Masks({}).density
 
     def test_scalars_and_empty_tensors(self) -> None:
@@ -66,11 +66,11 @@ class TestCounting:
 class TestConstruction:
     @pytest.mark.parametrize("bad", [torch.ones(2), torch.ones(2, dtype=torch.uint8), [True, False]])
     def test_anything_but_bool_is_refused_by_name(self, bad: object) -> None:
-        with pytest.raises(UserError, match=r"'w' is .* but a mask is a torch.bool tensor"):
+        with pytest.raises(UserError, match=r"a mask must be a torch.bool tensor, got .* for 'w'"):
             Masks({"w": bad})  # type: ignore[dict-item]
 
     def test_a_mask_is_true_outside_its_scope(self) -> None:
-        with pytest.raises(UserError, match="mask of 'w' is False at positions outside its scope"):
+        with pytest.raises(UserError, match="mask of 'w' is False outside its scope"):
             Masks({"w": flags(0, 1)}, {"w": flags(0, 1)})
 
     def test_a_selection_is_false_outside_its_scope(self) -> None:
@@ -78,13 +78,13 @@ class TestConstruction:
             Masks.select({"w": flags(1, 1)}, {"w": flags(0, 1)})
 
     def test_names_must_match(self) -> None:
-        with pytest.raises(UserError, match="the scope has 'b' but the masks have not"):
+        with pytest.raises(UserError, match="only the scope has 'b'"):
             Masks({"a": flags(1)}, {"a": flags(1), "b": flags(1)})
-        with pytest.raises(UserError, match="the masks have 'b' but the scope has not"):
+        with pytest.raises(UserError, match="only the masks have 'b'"):
             Masks({"a": flags(1), "b": flags(1)}, {"a": flags(1)})
 
     def test_shapes_must_match(self) -> None:
-        with pytest.raises(UserError, match=r"mask of 'w' is \(2,\) but its scope is \(1,\)"):
+        with pytest.raises(UserError, match=r"mask of 'w' has shape \(2,\) but its scope has shape \(1,\)"):
             Masks({"w": flags(1, 1)}, {"w": flags(1)})
 
     def test_tensors_are_held_and_the_scope_is_copied(self) -> None:
@@ -140,13 +140,13 @@ class TestAlgebra:
         assert masks & Masks.select(SCOPE, SCOPE) == masks.present()
 
     def test_different_models_are_refused(self) -> None:
-        with pytest.raises(UserError, match="only one of them has 'b'"):
+        with pytest.raises(UserError, match="only one has 'b'"):
             Masks({"a": flags(1)}) | Masks({"a": flags(1), "b": flags(1)})
         with pytest.raises(UserError, match=r"'a' is \(1,\) in one and \(2,\) in the other"):
             Masks({"a": flags(1)}) & Masks({"a": flags(1, 1)})
 
     def test_different_scopes_are_refused(self) -> None:
-        with pytest.raises(UserError, match="their scopes differ"):
+        with pytest.raises(UserError, match="different scopes"):
             Masks({"a": flags(1, 1)}, {"a": flags(1, 0)}) - Masks({"a": flags(1, 1)})
 
     def test_equality_sees_values_names_shapes_and_scope(self) -> None:
@@ -228,7 +228,7 @@ class TestModel:
             masks.check(nn.Linear(2, 2))
         wrong = Fused()
         wrong.out = nn.Linear(3, 2)
-        with pytest.raises(UserError, match=r"'out.weight' is \(2, 2\) but the parameter of Fused is \(2, 3\)"):
+        with pytest.raises(UserError, match=r"'out.weight' has shape \(2, 2\) but .* Fused has shape \(2, 3\)"):
             masks.apply_(wrong)
 
     def test_a_device_and_back(self, masks: Masks) -> None:
@@ -278,7 +278,7 @@ class TestFiles:
         assert ordered.digest() == Masks({"b": flags(0), "a": flags(1)}).digest()
 
     def test_a_missing_file(self, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match=r"there is no masks file .*gone"):
+        with pytest.raises(UserError, match=r"no mask file at .*gone"):
             Masks.load(tmp_path / "gone")
 
     def test_a_folder_in_place_of_a_file(self, tmp_path: Path) -> None:
@@ -288,30 +288,30 @@ class TestFiles:
     @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"\xff" * 100, b"{}" * 40])
     def test_no_safetensors_at_all(self, content: bytes, tmp_path: Path) -> None:
         (tmp_path / "m").write_bytes(content)
-        with pytest.raises(UserError, match="does not hold whole masks"):
+        with pytest.raises(UserError, match="is not a valid mask file"):
             Masks.load(tmp_path / "m")
 
     def test_a_file_of_weights(self, tmp_path: Path) -> None:
         save_file({"w": torch.ones(3)}, tmp_path / "m")
-        with pytest.raises(UserError, match=r"does not hold whole masks \(it was written for something else\)"):
+        with pytest.raises(UserError, match=r"is not a valid mask file \(no mask metadata\)"):
             Masks.load(tmp_path / "m")
 
     @pytest.mark.parametrize(
         ("about", "reason"),
         [
-            ("not json", "description is unreadable"),
-            ("[" * 100_000, "description is unreadable"),
-            ("[]", "description is incomplete"),
-            ({"version": 1, "shapes": {}}, "description is incomplete"),
-            ({"version": 2, "shapes": {}, "sha256": ""}, "format 2 and this version reads 1"),
-            ({"version": 1, "shapes": [3], "sha256": ""}, "shapes are malformed"),
-            ({"version": 1, "shapes": {"w": [-3]}, "sha256": ""}, "shapes are malformed"),
-            ({"version": 1, "shapes": {"w": [2.0]}, "sha256": ""}, "shapes are malformed"),
-            ({"version": 1, "shapes": {"w": [True]}, "sha256": ""}, "shapes are malformed"),
+            ("not json", "unreadable metadata"),
+            ("[" * 100_000, "unreadable metadata"),
+            ("[]", "incomplete metadata"),
+            ({"version": 1, "shapes": {}}, "incomplete metadata"),
+            ({"version": 2, "shapes": {}, "sha256": ""}, "format 2, expected 1"),
+            ({"version": 1, "shapes": [3], "sha256": ""}, "malformed shapes"),
+            ({"version": 1, "shapes": {"w": [-3]}, "sha256": ""}, "malformed shapes"),
+            ({"version": 1, "shapes": {"w": [2.0]}, "sha256": ""}, "malformed shapes"),
+            ({"version": 1, "shapes": {"w": [True]}, "sha256": ""}, "malformed shapes"),
             ({"version": 1, "shapes": {"v": [8]}, "sha256": ""}, "'mask/v' is missing"),
-            ({"version": 1, "shapes": {"w": [10**9, 10**9]}, "sha256": ""}, "'mask/w' does not fit the shape"),
-            ({"version": 1, "shapes": {"f": [8]}, "sha256": ""}, "'mask/f' does not fit the shape"),
-            ({"version": 1, "shapes": {"w": [8]}, "sha256": "0"}, "contents and checksum differ"),
+            ({"version": 1, "shapes": {"w": [10**9, 10**9]}, "sha256": ""}, "'mask/w' does not have shape"),
+            ({"version": 1, "shapes": {"f": [8]}, "sha256": ""}, "'mask/f' does not have shape"),
+            ({"version": 1, "shapes": {"w": [8]}, "sha256": "0"}, "checksum mismatch"),
         ],
     )
     def test_forged_files(self, about: object, reason: str, tmp_path: Path) -> None:

@@ -1,15 +1,20 @@
-"""Samplers on inputs small enough to check by eye, and every sentence for bad input."""
+"""Samplers on small inputs, error messages, and invariants over all scores, shapes, layouts and devices."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Mapping
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
 
 from pathgrow.errors import UserError
-from pathgrow.masks import Masks
-from pathgrow.masks.sampling import sample_proportional, top_k, uniform
+from pathgrow.masks import Masks, sampling
+from pathgrow.masks.sampling import sample_proportional, top_k, top_k_in, uniform, uniform_in
 
 
 @pytest.fixture
@@ -40,18 +45,18 @@ def test_scores_of_other_parameters_and_of_non_candidates_are_ignored(generator:
         assert sampler(scores, candidates, 1, generator)["w"].tolist() == [False, True]
 
 
-def test_a_mask_as_candidates_means_its_switchable_on_positions(generator: torch.Generator) -> None:
+def test_a_mask_as_candidates_means_its_active_prunable_weights(generator: torch.Generator) -> None:
     masks = Masks({"w": torch.tensor([True, True, False])}, {"w": torch.tensor([False, True, True])})
     scores = {"w": torch.tensor([9.0, 1.0, 9.0])}
     for picks in (sample_proportional(scores, masks, 1, generator), top_k(scores, masks, 1, generator)):
         assert picks["w"].tolist() == [False, True, False]
-    with pytest.raises(UserError, match="2 positions were asked for out of 1"):
+    with pytest.raises(UserError, match="number of candidates, 1, got 2"):
         uniform(masks, 2, generator)
 
 
 def test_too_few_positive_scores_warn_once_and_still_give_the_count(generator: torch.Generator) -> None:
     scores = {"w": torch.tensor([0.0, 2.0, 0.0, 3.0])}
-    with pytest.warns(UserWarning, match="3 positions were asked for but only 2 candidates") as caught:
+    with pytest.warns(UserWarning, match="only 2 of 3 positions") as caught:
         picks = sample_proportional(scores, everything(4), 3, generator)
     assert len(caught) == 1
     assert caught[0].filename == __file__
@@ -100,25 +105,25 @@ def test_no_candidates_at_all(generator: torch.Generator) -> None:
 
 @pytest.mark.parametrize("bad", [-1.0, torch.nan, torch.inf, -torch.inf])
 def test_bad_scores_are_refused(bad: float, generator: torch.Generator) -> None:
-    with pytest.raises(UserError, match=r"the scores of 'w' hold .* but must be finite and not negative"):
+    with pytest.raises(UserError, match="scores of 'w' must be finite and >= 0, got"):
         sample_proportional({"w": torch.tensor([1.0, bad])}, everything(2), 1, generator)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_top_k_refuses_what_has_no_order(bad: float, generator: torch.Generator) -> None:
-    with pytest.raises(UserError, match=r"the scores of 'w' hold .* but must be finite:"):
+    with pytest.raises(UserError, match="scores of 'w' must be finite, got"):
         top_k({"w": torch.tensor([1.0, bad])}, everything(2), 1, generator)
 
 
 @pytest.mark.parametrize(
     ("scores", "count", "sentence"),
     [
-        ({"w": torch.ones(2)}, 3, "3 positions were asked for out of 2 candidates"),
-        ({"w": torch.ones(2)}, -1, "-1 positions were asked for"),
-        ({"w": torch.ones(2)}, 1.5, "count is 1.5 but must be a whole number"),
+        ({"w": torch.ones(2)}, 3, "number of candidates, 2, got 3"),
+        ({"w": torch.ones(2)}, -1, "number of candidates, 2, got -1"),
+        ({"w": torch.ones(2)}, 1.5, "count must be an integer, got 1.5"),
         ({"v": torch.ones(2)}, 1, "there are candidates in 'w' but no scores"),
-        ({"w": torch.ones(3)}, 1, r"the scores of 'w' are \(3,\) but the candidates are \(2,\)"),
-        ({"w": torch.ones(2, dtype=torch.int64)}, 1, "the scores of 'w' are torch.int64 but must be floating point"),
+        ({"w": torch.ones(3)}, 1, r"scores of 'w' must have the shape of the candidates, \(2,\), got \(3,\)"),
+        ({"w": torch.ones(2, dtype=torch.int64)}, 1, "scores of 'w' must be floating point, got torch.int64"),
     ],
 )
 @pytest.mark.parametrize("sampler", [sample_proportional, top_k])
@@ -127,3 +132,207 @@ def test_bad_requests_are_refused_in_one_sentence(sampler, scores, count, senten
     with pytest.raises(UserError, match=sentence):
         sampler(scores, everything(2), count, generator)
     assert torch.equal(generator.get_state(), state)
+
+
+# Invariants
+
+Scores = Mapping[str, Tensor]
+Sampler = Callable[[Scores, Masks, int, torch.Generator], Masks]
+
+SAMPLERS: dict[str, Sampler] = {
+    "proportional": sampling.sample_proportional,
+    "top_k": sampling.top_k,
+    "uniform": lambda scores, candidates, count, generator: sampling.uniform(candidates, count, generator),
+}
+every_sampler = pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS.keys())
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def draw_quietly(sampler: Sampler, scores: Scores, candidates: Masks, count: int, seed: int = 0) -> Masks:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*positive score")
+        return sampler(scores, candidates, count, seeded(seed))
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[dict[str, Tensor], Masks, int]:
+    """Scores of several dtypes with ties, zeros and extremes; candidates inside a partial scope; a legal count."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    scores, chosen, scope = {}, {}, {}
+    for index in range(draw(st.integers(1, 4))):
+        shape = draw(st.lists(st.integers(0, 5), max_size=4).map(tuple))
+        dtype = draw(st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16]))
+        kind = draw(st.sampled_from(["plain", "ties", "extreme", "zero"]))
+        values = rng.exponential(size=shape)
+        if kind == "ties":
+            values = rng.integers(0, 3, size=shape).astype(float)
+        elif kind == "extreme" and dtype == torch.float64:
+            values = 10.0 ** rng.uniform(-320, 308, size=shape)
+        elif kind == "zero":
+            values = np.zeros(shape)
+        name = f"layer{index}"
+        scores[name] = torch.tensor(values, dtype=dtype)
+        scope[name] = torch.tensor(rng.random(shape) < draw(st.sampled_from([0.5, 1.0])))
+        chosen[name] = torch.tensor(rng.random(shape) < draw(st.sampled_from([0.0, 0.3, 1.0]))) & scope[name]
+    candidates = Masks.select(chosen, scope)
+    return scores, candidates, draw(st.integers(0, candidates.num_on))
+
+
+@every_sampler
+@given(problem=problems())
+@settings(max_examples=60)
+def test_exactly_count_and_only_candidates(sampler: Sampler, problem: tuple[Scores, Masks, int]) -> None:
+    scores, candidates, count = problem
+    picks = draw_quietly(sampler, scores, candidates, count)
+    assert picks.num_on == count
+    assert (picks - candidates).num_on == 0
+    assert picks.keys() == candidates.keys()
+    assert Masks.select(dict(picks), candidates.scope) == picks  # nothing outside the scope, and the same scope
+
+
+@every_sampler
+@given(problem=problems(), seed=st.integers(0, 1000), size=st.integers(1, 9))
+@settings(max_examples=60)
+def test_pieces_of_any_size_and_any_layout_give_the_same(
+    sampler: Sampler, problem: tuple[Scores, Masks, int], seed: int, size: int
+) -> None:
+    scores, candidates, count = problem
+    picks = draw_quietly(sampler, scores, candidates, count, seed)
+
+    def relaid(tensor: Tensor) -> Tensor:
+        backwards = tuple(reversed(range(tensor.dim())))
+        return tensor.permute(backwards).contiguous().permute(backwards)
+
+    other_scores = {name: relaid(score) for name, score in scores.items()}
+    other_candidates = Masks.select({n: relaid(t) for n, t in candidates.items()}, candidates.scope)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampling, "_PIECE", size)
+        assert draw_quietly(sampler, other_scores, other_candidates, count, seed) == picks
+
+
+@given(problem=problems())
+@settings(max_examples=60)
+def test_positive_scores_go_first(problem: tuple[Scores, Masks, int]) -> None:
+    scores, candidates, count = problem
+    picks = draw_quietly(sampling.sample_proportional, scores, candidates, count)
+    positive = sum(int(((scores[name] > 0) & flags).sum()) for name, flags in candidates.items())
+    taken = sum(int(((scores[name] > 0) & flags).sum()) for name, flags in picks.items())
+    assert taken == min(positive, count)
+
+
+@given(problem=problems())
+@settings(max_examples=60)
+def test_top_k_takes_what_sorting_would(problem: tuple[Scores, Masks, int]) -> None:
+    scores, candidates, count = problem
+    # Half of them negative: the order must hold across zero.
+    signed = {name: torch.where(torch.arange(s.numel()).reshape(s.shape) % 2 == 0, s, -s) for name, s in scores.items()}
+    picks = sampling.top_k(signed, candidates, count, seeded())
+
+    def sorted_values(selection: Masks) -> list[float]:
+        return sorted((v for n in signed for v in signed[n][selection[n]].double().tolist()), reverse=True)
+
+    assert sorted_values(picks) == sorted_values(candidates)[:count]
+
+
+@every_sampler
+@given(seed=st.integers(0, 2**62), count=st.integers(0, 6))
+@settings(max_examples=20)
+def test_the_generator_advances_by_the_same_amount_always(sampler: Sampler, seed: int, count: int) -> None:
+    scores = {"w": torch.arange(6.0) + 1}
+    candidates = Masks.select({"w": torch.ones(6, dtype=torch.bool)})
+    used, alone = seeded(seed), seeded(seed)
+    sampler(scores, candidates, count, used)
+    torch.randint(1 << 62, (2,), generator=alone)
+    assert torch.equal(used.get_state(), alone.get_state())
+
+
+@every_sampler
+def test_many_pieces(sampler: Sampler) -> None:
+    """Several pieces of the real size, a border bin spread over all of them."""
+    shape = (3, 140_001)
+    scores = {"w": torch.rand(shape, generator=seeded(1)) ** 4, "v": torch.rand(5, generator=seeded(2))}
+    candidates = Masks.select({"w": torch.rand(shape, generator=seeded(3)) < 0.7, "v": torch.ones(5) > 0})
+    for count in (1, 30_000, candidates.num_on - 1, candidates.num_on):
+        picks = sampler(scores, candidates, count, seeded(4))
+        assert picks.num_on == count
+        assert (picks - candidates).num_on == 0
+
+
+def test_proportional_equals_sorting_all_keys() -> None:
+    """The two passes select what one sort of every key would."""
+    num = 300_000
+    scores = torch.rand(num, generator=seeded(1), dtype=torch.float64) ** 3
+    candidates = Masks.select({"w": torch.ones(num, dtype=torch.bool)})
+    used = seeded(5)
+    seed = torch.randint(1 << 62, (2,), generator=seeded(5)).tolist()
+    noise = np.random.Generator(np.random.PCG64DXSM(seed)).standard_exponential(num)
+    order = torch.from_numpy(np.argsort(noise / scores.numpy(), kind="stable"))
+    for count in (1, 77, 50_000, num - 1):
+        expected = torch.zeros(num, dtype=torch.bool)
+        expected[order[:count]] = True
+        picks = sampling.sample_proportional({"w": scores}, candidates, count, used.manual_seed(5))
+        assert torch.equal(picks["w"], expected)
+
+
+@pytest.mark.gpu
+@every_sampler
+def test_the_same_on_the_gpu(sampler: Sampler) -> None:
+    scores = {"w": torch.rand(3, 50_000, generator=seeded(1))}
+    candidates = Masks.select({"w": torch.rand(3, 50_000, generator=seeded(2)) < 0.5})
+    here = sampler(scores, candidates, 10_000, seeded(3))
+    there = sampler({"w": scores["w"].cuda()}, candidates.to("cuda"), 10_000, seeded(3))
+    assert there["w"].is_cuda
+    assert there.to("cpu") == here
+
+
+# One tensor
+
+sizes = st.integers(1, 40)
+seeds = st.integers(0, 2**31)
+
+
+@given(data=st.data(), num=sizes, kinds=st.integers(1, 6), seed=seeds)
+def test_top_k_in_takes_exactly_the_largest(data: st.DataObject, num: int, kinds: int, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    scores, candidates = draw.integers(0, kinds, num).astype(float), draw.random(num) < 0.7
+    count = data.draw(st.integers(0, int(candidates.sum())))
+    chosen = top_k_in(
+        torch.tensor(scores), torch.tensor(candidates), count, torch.Generator().manual_seed(seed)
+    ).numpy()
+    assert chosen.sum() == count
+    assert not (chosen & ~candidates).any()
+    assert sorted(scores[chosen]) == sorted(scores[candidates])[len(scores[candidates]) - count :]
+
+
+@given(data=st.data(), num=sizes, seed=seeds)
+def test_uniform_in_takes_exactly_so_many(data: st.DataObject, num: int, seed: int) -> None:
+    candidates = np.random.default_rng(seed).random(num) < 0.7
+    count = data.draw(st.integers(0, int(candidates.sum())))
+    chosen = uniform_in(torch.tensor(candidates), count, torch.Generator().manual_seed(seed)).numpy()
+    assert chosen.sum() == count
+    assert not (chosen & ~candidates).any()
+
+
+def test_ties_are_drawn_evenly() -> None:
+    scores = torch.tensor([2.0, 1, 1, 1, 1, 0])
+    counts = torch.zeros(6)
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(1000):
+        counts += top_k_in(scores, torch.ones(6, dtype=torch.bool), 3, draw)
+    assert counts[0] == 1000
+    assert counts[5] == 0
+    assert bool((abs(counts[1:5] - 500) < 70).all())
+
+
+@given(seed=seeds)
+def test_memory_layout_does_not_matter(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    scores = torch.tensor(draw.integers(0, 4, (3, 4, 2, 2)).astype(float))
+    candidates = torch.tensor(draw.random((3, 4, 2, 2)) < 0.6)
+    count = int(candidates.sum()) // 2
+    plain = top_k_in(scores, candidates, count, torch.Generator().manual_seed(seed))
+    last = (tensor.contiguous(memory_format=torch.channels_last) for tensor in (scores, candidates))
+    assert torch.equal(top_k_in(*last, count, torch.Generator().manual_seed(seed)), plain)

@@ -29,11 +29,11 @@ LR, MOMENTUM, DECAY = 0.05, 0.9, 0.01
         ("dsr", {"threshold": 0.1}),
         ("gse", {}),
         ("granet", {"start_density": 0.6}),
-        ("gmp", {"begin": 0.0}),
+        ("gmp", {"start_fraction": 0.0}),
     ],
 )
 def test_new_weights_start_from_nothing_and_all_others_go_on(name: str, options: dict[str, Any]) -> None:
-    method = methods.create(name, density=0.3, num_steps=40, every=4, **options)
+    method = methods.create(name, density=0.3, num_steps=40, update_interval=4, **options)
     sparse = attached(method, chain()[0], loss=squares, batches=[batch(99)])
     before: tuple[Arrays, ...] | None = None
     num_new = num_gone = 0
@@ -59,14 +59,14 @@ def test_new_weights_start_from_nothing_and_all_others_go_on(name: str, options:
         ("set", {}, False),
         ("itop", {"criterion": "random"}, False),
         ("dsr", {"threshold": 0.1}, False),
-        ("gmp", {"begin": 0.0}, False),
+        ("gmp", {"start_fraction": 0.0}, False),
         ("rigl", {}, True),
         ("itop", {"criterion": "gradient"}, True),
     ],
 )
 def test_who_looks_at_gradients(name: str, options: dict[str, Any], looks: bool) -> None:
     def changed(seed: int) -> tuple[Arrays, Arrays]:
-        sparse = attached(methods.create(name, density=0.3, num_steps=40, every=4, **options), chain()[0])
+        sparse = attached(methods.create(name, density=0.3, num_steps=40, update_interval=4, **options), chain()[0])
         sparse.step, before = 4, flags(sparse.masks)
         draw = torch.Generator().manual_seed(seed)
         for parameter in sparse.model.parameters():

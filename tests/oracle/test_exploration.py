@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from pathgrow import methods
 from pathgrow.errors import UserError
 from pathgrow.masks import Masks
-from pathgrow.methods.layer_signals import gradient_estimates
+from pathgrow.methods.gse import gradient_estimates
 from pathgrow.methods.method import MaskUpdate, NetworkView, Progress
 from pathgrow.rng import generator
 from tests.support.chain import (
@@ -224,7 +224,7 @@ def test_frozen_layers_have_no_estimate() -> None:
 @pytest.mark.parametrize("guide", ["grabo", "graest", "uniform"])
 def test_with_all_as_candidates_the_largest_gradients_grow_and_the_smallest_weights_go(guide: str) -> None:
     model, masks = chain(0.3)
-    method = methods.create("gse", guide=guide, gamma=1e9, every=4, num_steps=60, rate=0.3)
+    method = methods.create("gse", guide=guide, gamma=1e9, update_interval=4, num_steps=60, drop_fraction=0.3)
     sparse = attached(method, model, masks, loss=squares, batches=[batch(99)])
     wanted, num_new = None, 0
     for step, on, now, _, gradient in steps(sparse, 60):
@@ -254,7 +254,7 @@ def test_candidates_are_off_and_follow_the_estimates(guide: str) -> None:
     net = NetworkView(
         model, masks, Masks.select(Masks.full(model)), gradients=lambda: (gradients, 0), loss=cube, batches=[x]
     )
-    update = methods.create("gse", guide=guide, gamma=1e-9, rate=0.5).update
+    update = methods.create("gse", guide=guide, gamma=1e-9, drop_fraction=0.5).update
     progress = Progress(round=0, step=0, num_on=4, num=12)
     counts: Counter[int] = Counter()
     num = 250
@@ -298,7 +298,7 @@ def test_a_layer_has_gamma_candidates_per_weight_or_all_where_half_are_on(guide:
     sparse, half = torch.arange(80).view(8, 10) < 12, torch.arange(48).view(6, 8) < 24
     for other, num_new in ((half, 24), (torch.arange(48).view(6, 8) < 23, 11)):
         masks = Masks({"0.weight": sparse.clone(), "1.weight": other.clone()})
-        new = grown_by(guide, masks, ones(masks), gamma=0.5, rate=0.99)
+        new = grown_by(guide, masks, ones(masks), gamma=0.5, drop_fraction=0.99)
         assert [int(flags.sum()) for flags in new.values()] == [6, num_new]
 
 
@@ -356,7 +356,7 @@ def test_weights_of_no_layer_of_their_own_are_drawn_uniformly() -> None:
     pull = {"weight": torch.ones(6, 5), "fc.weight": torch.zeros(2, 6)}
     net = NetworkView(model, masks, scope, gradients=lambda: (pull, 0), loss=cube, batches=[x])
     assert gradient_estimates(net, "bound", draw).keys() == {"fc.weight"}
-    update = methods.create("gse", rate=0.3).update
+    update = methods.create("gse", drop_fraction=0.3).update
     after = update(net, MaskUpdate(), Progress(round=0, step=0, num_on=masks.num_on, num=42), draw)
     new = after - masks
     assert after.num_on == masks.num_on

@@ -111,7 +111,7 @@ def attached(method: str, make: Callable[[Any], Optimizer], scope: Any = None, *
 @pytest.mark.parametrize("start", [-1.5, -3.0])
 def test_str_is_autograd_through_the_soft_threshold(settings: dict[str, Any], start: float) -> None:
     partial = {"0.weight": torch.ones(8, 5, dtype=torch.bool), "2.weight": torch.arange(24).view(3, 8) % 5 > 0}
-    sparse = attached("str", lambda p: SGD(p, **settings), partial, start=start)
+    sparse = attached("str", lambda p: SGD(p, **settings), partial, s_init=start)
     plain = mlp()
     theirs = nn.Sequential(
         Soft(plain[0], start, partial["0.weight"]), nn.Tanh(), Soft(plain[2], start, partial["2.weight"])
@@ -123,7 +123,7 @@ def test_str_is_autograd_through_the_soft_threshold(settings: dict[str, Any], st
     for index in (0, 2):
         name = f"{index}.weight"
         torch.testing.assert_close(sparse.model.get_parameter(name), theirs[index].effective())
-        torch.testing.assert_close(sparse.method_state["hidden"][name], theirs[index].weight.detach())
+        torch.testing.assert_close(sparse.method_state["latent"][name], theirs[index].weight.detach())
         torch.testing.assert_close(sparse.method_state["s"][name], theirs[index].s.detach())
         assert abs(float(theirs[index].s.detach()) - start) > 1e-4, "a threshold that never moved shows nothing"
     assert 0 < sparse.density < 1
@@ -168,7 +168,7 @@ def test_a_warm_up_that_has_begun_wakes_no_threshold_earlier(schedule: Callable[
 
 
 def test_thresholds_have_their_own_decay() -> None:
-    sparse = attached("str", lambda p: SGD(p, lr=0.1, weight_decay=0.5), start=-3200.0, decay=0.01)
+    sparse = attached("str", lambda p: SGD(p, lr=0.1, weight_decay=0.5), s_init=-3200.0, s_decay=0.01)
     trained(sparse.model, sparse.optimizer)
     # At -3200 the sigmoid is flat: nothing but the decay moves it.
     assert float(sparse.method_state["s"]["0.weight"]) == pytest.approx(
@@ -254,7 +254,7 @@ def test_what_is_outside_the_scope_of_edge_popup_is_trained_as_ever() -> None:
 def test_masks_are_those_of_now_whoever_asked_before(method: str) -> None:
     """Training moves hidden weights without touching the masks: these are read when somebody looks."""
     asked, never = (
-        attached(method, lambda p: SGD(p, lr=0.5), **({"start": -3.0} if method == "str" else {})) for _ in range(2)
+        attached(method, lambda p: SGD(p, lr=0.5), **({"s_init": -3.0} if method == "str" else {})) for _ in range(2)
     )
     at_first = asked.masks.clone()
     for sparse in (asked, never):

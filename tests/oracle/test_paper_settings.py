@@ -1,4 +1,4 @@
-"""What papers and their code fix in numbers: defaults, when masks change for the last time, where drop rates end."""
+"""What papers and their code fix in numbers: defaults, the last mask update, the final drop fractions."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from pathgrow.methods.method import Method, Progress
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "gcg": {"gamma": 0.25},  # undoes a step of pruning by a fifth
-    "rigl": {"allocation": "erk", "every": 100, "rate": 0.3, "end": 0.75},
-    "set": {"allocation": "erk", "every": 100, "rate": 0.3, "end": 0.75, "anneal": "cosine"},  # in RigL's comparison
-    "snfs": {"allocation": "equal", "rate": 0.5},
-    "dsr": {"threshold": 1e-3, "end": 95 / 100},
-    "gse": {"allocation": "er_matrix", "rate": 0.2, "end": 120 / 200, "gamma": 1.0},
-    "granet": {"allocation": "erk", "start_density": 0.5, "rate": 0.5, "end": 110 / 160},
-    "itop": {"allocation": "erk", "rate": 0.5, "criterion": "gradient"},
-    "gmp": {"begin": 0.2, "end": 0.75},  # 20 and 75 of 98 thousand steps
-    "imp": {"share": 0.2},
-    "lth": {"share": 0.2},
-    "imp_c": {"share": 0.2},
+    "rigl": {"allocation": "erk", "update_interval": 100, "drop_fraction": 0.3, "stop_fraction": 0.75},
+    "set": {"allocation": "erk", "drop_fraction": 0.3, "stop_fraction": 0.75, "anneal": "cosine"},  # RigL's comparison
+    "snfs": {"allocation": "equal", "drop_fraction": 0.5},
+    "dsr": {"threshold": 1e-3, "stop_fraction": 95 / 100},
+    "gse": {"allocation": "er_matrix", "drop_fraction": 0.2, "stop_fraction": 120 / 200, "gamma": 1.0},
+    "granet": {"allocation": "erk", "start_density": 0.5, "drop_fraction": 0.5, "stop_fraction": 110 / 160},
+    "itop": {"allocation": "erk", "drop_fraction": 0.5, "criterion": "gradient"},
+    "gmp": {"start_fraction": 0.2, "stop_fraction": 0.75},  # 20 and 75 of 98 thousand steps
+    "imp": {"prune_fraction": 0.2},
+    "lth": {"prune_fraction": 0.2},
+    "imp_c": {"prune_fraction": 0.2},
     "grasp": {"temperature": 200.0},
     "synflow": {"num_iterations": 100},
     "dpai": {"alpha": 0.99, "beta": 0.5},
@@ -40,7 +40,7 @@ def test_defaults_are_the_papers(name: str, papers: dict[str, Any]) -> None:
 
 def test_dpai_searches_as_far_as_its_script() -> None:
     ours = methods.defaults("dpai")
-    assert ours["num_search_steps"] * ours["search_rate"] == pytest.approx(3000 * 0.005)
+    assert ours["num_search_steps"] * ours["search_lr"] == pytest.approx(3000 * 0.005)
 
 
 def changes(method: Method, num_steps: int) -> list[int]:
@@ -56,7 +56,7 @@ def changes(method: Method, num_steps: int) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("name", "end", "wanted"),
+    ("name", "stop_fraction", "wanted"),
     [
         ("rigl", 0.5, range(0, 51, 5)),  # the step at the end is one of them, although nothing is dropped there
         ("set", 0.5, range(0, 51, 5)),
@@ -66,13 +66,15 @@ def changes(method: Method, num_steps: int) -> list[int]:
         ("itop", None, range(5, 120, 5)),
     ],
 )
-def test_masks_move_up_to_the_end_and_not_beyond(name: str, end: float | None, wanted: range | list[int]) -> None:
-    options = {} if end is None else {"end": end}
-    assert changes(methods.create(name, every=5, num_steps=100, **options), 120) == list(wanted)
+def test_masks_move_up_to_the_end_and_not_beyond(
+    name: str, stop_fraction: float | None, wanted: range | list[int]
+) -> None:
+    options = {} if stop_fraction is None else {"stop_fraction": stop_fraction}
+    assert changes(methods.create(name, update_interval=5, num_steps=100, **options), 120) == list(wanted)
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "every", "num_steps", "wanted"),
+    ("name", "options", "update_interval", "num_steps", "wanted"),
     [
         ("itop", {"criterion": "gradient"}, 4000, 250 * 390, 24),
         ("itop", {"criterion": "random"}, 1500, 250 * 390, 64),
@@ -83,7 +85,7 @@ def test_masks_move_up_to_the_end_and_not_beyond(name: str, end: float | None, w
     ],
 )
 def test_short_trainings_change_their_masks_as_often_as_the_published_ones(
-    name: str, options: dict[str, str], every: int, num_steps: int, wanted: int
+    name: str, options: dict[str, str], update_interval: int, num_steps: int, wanted: int
 ) -> None:
     def found(num_steps: int, **more: int) -> list[int]:
         return changes(methods.create(name, num_steps=num_steps, **options, **more), num_steps)
@@ -91,33 +93,35 @@ def test_short_trainings_change_their_masks_as_often_as_the_published_ones(
     assert len(found(num_steps)) == wanted
     assert len(found(num_steps // 4)) == pytest.approx(wanted, abs=1)
     assert len(found(2_240)) == pytest.approx(wanted, rel=0.13)  # intervals are whole numbers of steps
-    assert every in {later - step for step, later in itertools.pairwise(found(2 * num_steps))}
-    assert len(found(2_240, every=1000)) <= 3
+    assert update_interval in {later - step for step, later in itertools.pairwise(found(2 * num_steps))}
+    assert len(found(2_240, update_interval=1000)) <= 3
 
 
-@pytest.mark.parametrize("every", [0, -3, 2.5, True, "often", math.inf, math.nan])
-def test_an_interval_is_a_whole_number_of_steps(every: Any) -> None:
-    assert methods.create("gse", every=1e2) == methods.create("gse", every=100)
+@pytest.mark.parametrize("update_interval", [0, -3, 2.5, True, "often", math.inf, math.nan])
+def test_an_interval_is_a_whole_number_of_steps(update_interval: Any) -> None:
+    assert methods.create("gse", update_interval=1e2) == methods.create("gse", update_interval=100)
     for name in ("gse", "gmp", "granet", "snfs", "itop"):
-        with pytest.raises(UserError, match=f"every {every!r} was given, a whole number of steps from 1 up is wanted"):
-            methods.create(name, every=every)
+        with pytest.raises(UserError, match=f"update_interval must be an integer >= 1, got {update_interval!r}"):
+            methods.create(name, update_interval=update_interval)
 
 
 @pytest.mark.parametrize(
-    ("name", "rate_of", "end", "last"),
+    ("name", "fraction_of", "stop_fraction", "last"),
     [
-        ("rigl", lambda update: update.rate, 0.5, 0.0),
-        ("set", lambda update: update.rate, 0.5, 0.0),
-        ("gse", lambda update: update.rate, 0.5, 0.0),
-        ("snfs", lambda update: update.rate, None, 0.004),
-        ("granet", lambda update: update.layers.rate, None, 0.004),
-        ("itop", lambda update: update.layers.rate, None, 0.004),
+        ("rigl", lambda update: update.drop_fraction, 0.5, 0.0),
+        ("set", lambda update: update.drop_fraction, 0.5, 0.0),
+        ("gse", lambda update: update.drop_fraction, 0.5, 0.0),
+        ("snfs", lambda update: update.drop_fraction, None, 0.004),
+        ("granet", lambda update: update.layers.drop_fraction, None, 0.004),
+        ("itop", lambda update: update.layers.drop_fraction, None, 0.004),
     ],
 )
-def test_drop_rates_fall_along_a_cosine_and_stay(name: str, rate_of: Any, end: float | None, last: float) -> None:
-    options = {} if end is None else {"end": end}
-    rate = rate_of(methods.create(name, rate=0.4, num_steps=100, **options).update)
-    length = 100 * (end or 1.0)
+def test_drop_fractions_fall_along_a_cosine_and_stay(
+    name: str, fraction_of: Any, stop_fraction: float | None, last: float
+) -> None:
+    options = {} if stop_fraction is None else {"stop_fraction": stop_fraction}
+    fraction = fraction_of(methods.create(name, drop_fraction=0.4, num_steps=100, **options).update)
+    length = 100 * (stop_fraction or 1.0)
     for step in (0, 10, 25, 50, 99, 100, 1000):
         x = min(step / length, 1.0)
-        assert rate(step) == pytest.approx(last + (0.4 - last) * (1 + math.cos(math.pi * x)) / 2)
+        assert fraction(step) == pytest.approx(last + (0.4 - last) * (1 + math.cos(math.pi * x)) / 2)

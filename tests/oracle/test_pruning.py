@@ -192,7 +192,7 @@ class TestLevels:
     def test_a_level_that_ends_before_there_is_where_to_go_back_to(self) -> None:
         sparse = attached(methods.create("imp", rewind_step=9), chain()[0])
         train(sparse, 0)
-        with pytest.raises(UserError, match="back to step 9 after 1 steps"):
+        with pytest.raises(UserError, match="rewind to step 9 after 1 steps"):
             sparse.advance_()
         assert sparse.masks.density == 1
 
@@ -200,7 +200,10 @@ class TestLevels:
 class TestGradual:
     def test_the_cubic_curve_and_what_goes(self) -> None:
         model, _ = chain()
-        sparse = attached(methods.create("gmp", density=0.15, num_steps=50, every=3, begin=0.2, end=0.7), model)
+        sparse = attached(
+            methods.create("gmp", density=0.15, num_steps=50, update_interval=3, start_fraction=0.2, stop_fraction=0.7),
+            model,
+        )
         num, wanted = sparse.masks.num, None
         for step, on, now, _, _ in steps(sparse, 50):
             if wanted is not None:
@@ -215,9 +218,10 @@ class TestGradual:
         assert sparse.masks.num_on == round(0.15 * num)
 
     @pytest.mark.parametrize("num_steps", [1, 2, 3, 7, 50])
-    @pytest.mark.parametrize("end", [0.3, 1.0])
-    def test_the_density_is_reached_before_training_ends(self, num_steps: int, end: float) -> None:
-        schedule = methods.create("gmp", density=0.1, num_steps=num_steps, every=4, begin=0.1, end=end).schedule
+    @pytest.mark.parametrize("stop_fraction", [0.3, 1.0])
+    def test_the_density_is_reached_before_training_ends(self, num_steps: int, stop_fraction: float) -> None:
+        options = {"num_steps": num_steps, "update_interval": 4, "start_fraction": 0.1, "stop_fraction": stop_fraction}
+        schedule = methods.create("gmp", density=0.1, **options).schedule
         left = 1000
         for step in range(num_steps):
             change = schedule(Progress(round=0, step=step, num_on=left, num=1000))
@@ -225,7 +229,7 @@ class TestGradual:
         assert left == 100
 
     def test_a_training_cut_to_less_than_it_has_behind_it_still_reaches_the_density(self) -> None:
-        schedule = methods.create("gmp", density=0.1, num_steps=40, every=4, end=0.5).schedule
+        schedule = methods.create("gmp", density=0.1, num_steps=40, update_interval=4, stop_fraction=0.5).schedule
         for step, num_drop in ((19, None), (20, 300), (21, 300), (33, 300)):
             change = schedule(Progress(round=0, step=step, num_on=400, num=1000))
             assert (change.num_drop if change else None) == num_drop
@@ -234,7 +238,9 @@ class TestGradual:
     def test_granet_prunes_over_all_layers_then_rewires_within_them(self, density: float) -> None:
         model, masks = chain(0.6)
         start = masks.density
-        method = methods.create("granet", density=density, start_density=start, num_steps=60, every=4, end=0.5)
+        method = methods.create(
+            "granet", density=density, start_density=start, num_steps=60, update_interval=4, stop_fraction=0.5
+        )
         sparse = attached(method, model, masks)
         num, wanted, num_pruned, num_new = masks.num, None, 0, 0
         for step, on, now, _, gradient in steps(sparse, 60):
@@ -264,19 +270,19 @@ class TestGradual:
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("imp", {"share": 1.0}, "share"),
+        ("imp", {"prune_fraction": 1.0}, "prune_fraction"),
         ("imp", {"density": 0.0}, "density"),
         ("imp", {"rewind_step": -1}, "rewind_step"),
-        ("gmp", {"begin": 0.8, "end": 0.5}, "begin < end"),
-        ("gmp", {"every": 0}, "every"),
-        ("granet", {"density": 0.6, "start_density": 0.5}, "no way down"),
-        ("rigl", {"rate": 1.0}, "drop rate"),
+        ("gmp", {"start_fraction": 0.8, "stop_fraction": 0.5}, "start_fraction < stop_fraction"),
+        ("gmp", {"update_interval": 0}, "update_interval"),
+        ("granet", {"density": 0.6, "start_density": 0.5}, "density must be <= start_density"),
+        ("rigl", {"drop_fraction": 1.0}, "drop"),
         ("rigl", {"num_steps": 0}, "num_steps"),
-        ("rigl", {"end": 0.0}, "end"),
+        ("rigl", {"stop_fraction": 0.0}, "stop_fraction"),
         ("set", {"anneal": "linear"}, "anneal"),
-        ("set", {"anneal": "constant", "rate": 1.5}, "drop rate"),
+        ("set", {"anneal": "constant", "drop_fraction": 1.5}, "drop"),
         ("itop", {"criterion": "size"}, "criterion"),
-        ("dsr", {"share": 0.0}, "share"),
+        ("dsr", {"drop_fraction": 0.0}, "drop_fraction"),
         ("gse", {"guide": "grab"}, "grabo"),
         ("gse", {"gamma": 0.0}, "gamma"),
         ("snfs", {"allocation": "erc"}, "erk"),

@@ -61,7 +61,7 @@ def rigl_update(on: Array, weight: Array, gradient: Array, share: float) -> tupl
 class TestRigL:
     def test_masks_weights_and_momentum_of_a_whole_run(self) -> None:
         model, masks = chain()
-        sparse = attached(methods.create("rigl", num_steps=40, every=4), model, masks)
+        sparse = attached(methods.create("rigl", num_steps=40, update_interval=4), model, masks)
         num_returned = num_new = 0
         due = False
         wanted: Arrays = {}
@@ -93,7 +93,7 @@ class TestRigL:
 
     def test_a_bias_does_not_move_at_a_change_either(self) -> None:
         model, masks = chain()
-        sparse = attached(methods.create("rigl", every=2), model, masks)
+        sparse = attached(methods.create("rigl", update_interval=2), model, masks)
         before = copy.deepcopy(model[0].bias)
         train(sparse, 0)
         assert torch.equal(model[0].bias, before)
@@ -129,11 +129,13 @@ class TestRigL:
 
     @pytest.mark.parametrize("allocation", ["erk", "uniform"])
     def test_layer_densities_are_those_of_the_allocation(self, allocation: str) -> None:
-        from pathgrow.methods.allocation import allocated
+        from pathgrow.methods.allocation import allocate
 
         model, _ = chain()
-        sparse = attached(methods.create("rigl", density=0.3, allocation=allocation, every=3, num_steps=40), model)
-        counts = allocated(sparse.scope, 0.3, allocation)
+        sparse = attached(
+            methods.create("rigl", density=0.3, allocation=allocation, update_interval=3, num_steps=40), model
+        )
+        counts = allocate(sparse.scope, 0.3, allocation)
         for step in range(12):
             assert {name: int(mask.sum()) for name, mask in sparse.masks.items()} == counts
             train(sparse, step)
@@ -171,7 +173,7 @@ def test_engine_steps_have_the_bits_of_hooked_ones(name: str) -> None:
             )  # fmt: skip
         optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
         options = {"threshold": 0.05} if name == "dsr" else {}
-        method = methods.create(name, density=0.3, num_steps=20, every=3, **options)
+        method = methods.create(name, density=0.3, num_steps=20, update_interval=3, **options)
         loss = {"loss": lambda model, pair: nn.functional.cross_entropy(model(pair[0]), pair[1])}
         return attach(model, optimizer, method, scope=Masks.full(model), batches=[feed.batch(99)], **loss)
 
@@ -202,7 +204,9 @@ class TestSET:
     @pytest.mark.parametrize("by_sign", [False, True])
     def test_what_is_kept_and_how_many_grow(self, by_sign: bool) -> None:
         model, masks = chain()
-        method = methods.create("set", num_steps=100, every=4, rate=0.4, end=1.0, by_sign=by_sign)
+        method = methods.create(
+            "set", num_steps=100, update_interval=4, drop_fraction=0.4, stop_fraction=1.0, by_sign=by_sign
+        )
         sparse = attached(method, model, masks)
         previous: tuple[Arrays, Arrays] | None = None
         num_new = 0
@@ -232,7 +236,7 @@ class TestSET:
         model, masks = chain()
         masks.apply_(model)
         net = NetworkView(model, masks, Masks.select(Masks.full(model)), method_state={"ever_on": dict(masks.clone())})
-        update = methods.create(method, rate=0.3, **options).update
+        update = methods.create(method, drop_fraction=0.3, **options).update
         progress = Progress(round=0, step=0, num_on=masks.num_on, num=masks.num)
         name, num = NAMES[0], 400
         on, weight = flags(masks)[name], weights(model)[name]
@@ -250,21 +254,23 @@ class TestSET:
         assert 0.005 < stats.chi2.sf(squares, len(places) - 1) < 0.995
 
     def test_by_sign_zeros_go_first(self) -> None:
-        """At a rate of 0 nothing else does; where they come back is drawn."""
+        """At a drop fraction of 0 nothing else does; where they come back is drawn."""
         model, masks = chain()
         masks.apply_(model)
         with torch.no_grad():
             model[0].weight[masks[NAMES[0]]] *= torch.arange(int(masks[NAMES[0]].sum())) % 3 != 0
         net = NetworkView(model, masks, Masks.select(Masks.full(model)))
-        update = methods.create("set", rate=0.0, by_sign=True).update
+        update = methods.create("set", drop_fraction=0.0, by_sign=True).update
         progress = Progress(round=0, step=0, num_on=masks.num_on, num=masks.num)
         drawn = [update(net, MaskUpdate(), progress, generator(seed, "draw"))[NAMES[0]] for seed in range(60)]
         always = torch.stack(drawn).all(0)
         assert torch.equal(always, model[0].weight != 0)
 
     def test_the_paper_s_own_settings(self) -> None:
-        method = methods.create("set", anneal="constant", end=math.inf, rate=0.3, every=10, num_steps=50)
-        assert method.update.rate(10**6) == 0.3
+        method = methods.create(
+            "set", anneal="constant", stop_fraction=math.inf, drop_fraction=0.3, update_interval=10, num_steps=50
+        )
+        assert method.update.drop_fraction(10**6) == 0.3
         assert method.schedule(Progress(round=0, step=10**6, num_on=1, num=9)) == MaskUpdate()
 
 
@@ -272,7 +278,7 @@ class TestITOP:
     @pytest.mark.parametrize("criterion", ["gradient", "random"])
     def test_explored_is_the_union_of_all_masks(self, criterion: str) -> None:
         model, masks = chain(0.2)
-        sparse = attached(methods.create("itop", criterion=criterion, every=3, num_steps=30), model, masks)
+        sparse = attached(methods.create("itop", criterion=criterion, update_interval=3, num_steps=30), model, masks)
         union = flags(sparse.masks)
         assert sparse.method_state["explored"] == masks.density
         for _, on, *_ in steps(sparse, 30):
@@ -282,7 +288,7 @@ class TestITOP:
 
     def test_a_change_by_gradient(self) -> None:
         model, masks = chain()
-        sparse = attached(methods.create("itop", every=5, num_steps=50), model, masks)
+        sparse = attached(methods.create("itop", update_interval=5, num_steps=50), model, masks)
         for step, on, now, _, gradient in steps(sparse, 6):
             if step == 5:
                 share = cosine(5, 0.5, 50, 0.005)
@@ -321,7 +327,7 @@ class TestSNFS:
     def test_redistribution(self, density: float, seed: int) -> None:
         rate = 0.5
         model, masks = chain(density, seed)
-        sparse = attached(methods.create("snfs", rate=rate, every=4, num_steps=40), model, masks)
+        sparse = attached(methods.create("snfs", drop_fraction=rate, update_interval=4, num_steps=40), model, masks)
         wanted = flags(masks)
         num_moved_between_layers = num_spared = 0
         for step, on, now, _, gradient in steps(sparse, 46):  # beyond its end, where some still move
@@ -362,12 +368,12 @@ class TestSNFS:
         momentum = {name: torch.rand(masks[name].shape).double() * (name != NAMES[1]) for name in NAMES}
         net = NetworkView(model, masks, Masks.select(Masks.full(model)), method_state={"momentum": momentum})
         progress = Progress(round=0, step=0, num_on=masks.num_on, num=masks.num)
-        after = methods.create("snfs", rate=0.5).update(net, MaskUpdate(), progress, generator(0, "draw"))
+        after = methods.create("snfs", drop_fraction=0.5).update(net, MaskUpdate(), progress, generator(0, "draw"))
         assert torch.equal(after[NAMES[1]], lone)
         assert after.num_on == masks.num_on
 
     @pytest.mark.parametrize(
-        ("num", "pull", "rate", "num_gone"),
+        ("num", "pull", "drop_fraction", "num_gone"),
         [
             (81, 1.1, 0.5, 16),  # no more than the 19% that it lacks
             (79, 1.1, 0.5, 40),  # which is for layers that lack less than a fifth
@@ -376,7 +382,7 @@ class TestSNFS:
         ],
     )
     def test_nearly_dense_layers_that_matter_are_spared(
-        self, num: int, pull: float, rate: float, num_gone: int
+        self, num: int, pull: float, drop_fraction: float, num_gone: int
     ) -> None:
         model = nn.Sequential(*(nn.Linear(10, 10) for _ in range(5))).double()
         masks = Masks({f"{k}.weight": torch.arange(100).view(10, 10) < n for k, n in enumerate([num, 10, 10, 10, 0])})
@@ -386,7 +392,9 @@ class TestSNFS:
         momentum["0.weight"][masks["0.weight"]] = pull
         net = NetworkView(model, masks, Masks.select(Masks.full(model)), method_state={"momentum": momentum})
         progress = Progress(round=0, step=0, num_on=masks.num_on, num=masks.num)
-        after = methods.create("snfs", rate=rate).update(net, MaskUpdate(), progress, generator(0, "draw"))
+        after = methods.create("snfs", drop_fraction=drop_fraction).update(
+            net, MaskUpdate(), progress, generator(0, "draw")
+        )
         assert int((masks - after)["0.weight"].sum()) == num_gone
         assert not after["4.weight"].any(), "a layer with nothing on has no share"
 
@@ -395,7 +403,10 @@ class TestDSR:
     def run(self, density: float, threshold: float, **options: Any) -> tuple[Attached, list[tuple[Any, ...]]]:
         model, masks = chain(density)
         sparse = attached(
-            methods.create("dsr", every=3, num_steps=100, threshold=threshold, **options), model, masks, lr=0.2
+            methods.create("dsr", update_interval=3, num_steps=100, threshold=threshold, **options),
+            model,
+            masks,
+            lr=0.2,
         )
         found = []
         for step, on, now, _, _ in steps(sparse, 20):
@@ -450,25 +461,25 @@ class TestDSR:
         masks = Masks({"0.weight": on})
         threshold = 2.0 * num_gone + 1  # the k-th weight that is on is 2k + 1: one is at the threshold, and stays
         net = NetworkView(model, masks, Masks.select(Masks.full(model)), method_state={"threshold": threshold})
-        update = methods.create("dsr", share=0.1).update
+        update = methods.create("dsr", drop_fraction=0.1).update
         after = update(net, MaskUpdate(), Progress(round=0, step=0, num_on=100, num=200), generator(0, "draw"))
         assert (masks - after).num_on == num_gone
         assert net.method_state["threshold"] == factor * threshold
 
     def test_intervals_double_with_each_quarter(self) -> None:
         def due(**options: float) -> list[int]:
-            schedule = methods.create("dsr", every=10, num_steps=400, **options).schedule
+            schedule = methods.create("dsr", update_interval=10, num_steps=400, **options).schedule
             return [step for step in range(600) if schedule(Progress(round=0, step=step, num_on=1, num=9)) is not None]
 
         assert due() == [*range(10, 100, 10), *range(100, 200, 20), 200, 240, 280, 320]
-        assert due(end=math.inf) == [*due(), 400, 480, 560]
+        assert due(stop_fraction=math.inf) == [*due(), 400, 480, 560]
 
 
 @pytest.mark.parametrize("name", ["rigl", "set", "itop", "snfs", "dsr", "granet", "gmp", "gse"])
 @pytest.mark.parametrize("killed", [5, 9])
 def test_a_resumed_run_remembers_everything(name: str, killed: int) -> None:
     def made(seed: int) -> Attached:
-        method = methods.create(name, density=0.3, every=2, num_steps=20)
+        method = methods.create(name, density=0.3, update_interval=2, num_steps=20)
         return attached(method, chain(seed=seed)[0], seed=seed, loss=squares, batches=[batch(99)])
 
     sparse = made(0)

@@ -39,7 +39,7 @@ from tests.support.trainings import report, trained_once
 DENSITY = 0.2
 BATCH = 64
 STEPS = 898 // BATCH
-QUICK = {"every": 7, "rewind_step": 4, "num_search_steps": 5, "num_iterations": 3, "threshold": 0.03}
+QUICK = {"update_interval": 7, "rewind_step": 4, "num_search_steps": 5, "num_iterations": 3, "threshold": 0.03}
 MOVING = ["snfs", "dsr", "gse", "granet", "gmp"]
 
 
@@ -80,7 +80,7 @@ def test_what_is_spent_is_the_budget_to_half_an_epoch(method: str, trained: Call
     assert match["off"] == pytest.approx(match["spent"] / match["budget"] - 1)
     sparse, dense = flops["inference"], flops["dense_inference"]
     a_sample = {"snfs": 2 * sparse + dense, "str": 3 * dense}.get(method, 3 * sparse)
-    num_changes = STEPS // QUICK["every"] if told["method"]["cost"] == "dense_gradient_at_changes" else 0
+    num_changes = STEPS // QUICK["update_interval"] if told["method"]["cost"] == "dense_gradient_at_changes" else 0
     an_epoch = BATCH * (STEPS * a_sample + num_changes * (dense - sparse))
     assert abs(match["spent"] - match["budget"]) <= 0.52 * an_epoch
 
@@ -239,7 +239,9 @@ def test_pruning_reaches_its_density_also_when_its_end_moves(
     while step < length:
         if step >= cut * num_steps:
             length = max(shorter, step + 1)
-        schedule = PruneCubically(density=0.1, every=every, num_steps=length, begin=0.1, end=end)
+        schedule = PruneCubically(
+            density=0.1, update_interval=every, num_steps=length, start_fraction=0.1, stop_fraction=end
+        )
         change = schedule(Progress(round=0, step=step, num_on=num_on, num=num))
         num_on -= change.num_drop if change is not None else 0
         step += 1

@@ -33,7 +33,7 @@ from tests.support.trainings import report, trained_once
 DENSITY = 0.25
 EPOCHS = 2
 BATCH = 64
-QUICK = {"every": 3, "rewind_step": 4, "num_search_steps": 5, "num_iterations": 3}
+QUICK = {"update_interval": 3, "rewind_step": 4, "num_search_steps": 5, "num_iterations": 3}
 """Options that methods share, small enough for the 28 steps of these trainings."""
 
 
@@ -316,7 +316,7 @@ def test_a_run_of_another_model_is_no_budget(trained: Callable[[str], Path]) -> 
 
 
 def test_a_training_whose_masks_hardly_change_is_told(tmp_path: Path) -> None:
-    seldom = config("set", epochs=10, method_options={"every": 100})
+    seldom = config("set", epochs=10, method_options={"update_interval": 100})
     with pytest.warns(
         UserWarning, match="method 'set' will change its masks 2 times in these 140 steps: give --method"
     ):

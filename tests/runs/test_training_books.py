@@ -18,7 +18,7 @@ from pathgrow.checkpoint import RunDir, StageFiles
 from pathgrow.masks import Masks
 from pathgrow.masks.sampling import top_k
 from pathgrow.methods.method import ByScore, MaskUpdate, Method, NetworkView, Progress
-from pathgrow.methods.picks import at_random, everything
+from pathgrow.methods.picks import all_candidates, at_random
 from pathgrow.runs.config import DiscoverConfig, RunConfig, TrainConfig
 from pathgrow.runs.levels import Levels
 from pathgrow.runs.meter import Meter
@@ -131,7 +131,7 @@ def pruning_by_gradient() -> Method:
         return MaskUpdate(num_drop=progress.num // 2) if progress.round == 0 else None
 
     return Method(
-        name="mine", start=everything, start_density=1.0, drop=ByScore(smallness, top_k), schedule=half_once,
+        name="mine", start=all_candidates, start_density=1.0, drop=ByScore(smallness, top_k), schedule=half_once,
         needs=frozenset({"gradients"}),
     )  # fmt: skip
 

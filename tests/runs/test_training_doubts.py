@@ -77,8 +77,10 @@ MOVING = [name for name in methods.names() if moves(methods.create(name))]
 def test_advice_that_is_followed_removes_the_doubt(
     method: str, epochs: int, every: int | None, num_steps: int | None, end: float | None
 ) -> None:
-    given = {"every": every, "num_steps": num_steps, "end": end}
-    known = methods.defaults(method).keys() - ({"end"} if method == "gmp" else set())  # which has a `begin` before it
+    given = {"update_interval": every, "num_steps": num_steps, "stop_fraction": end}
+    known = methods.defaults(method).keys() - (
+        {"stop_fraction"} if method == "gmp" else set()
+    )  # which has a `start_fraction` before it
     options = {name: value for name, value in given.items() if value is not None and name in known}
     made = with_options(method, **options)
     found = num_changes(made, epochs)
@@ -103,11 +105,11 @@ def test_advice_that_is_followed_removes_the_doubt(
     ("method", "options", "epochs", "advice"),
     [
         ("dsr", {}, 1, ["give --epochs 86"]),
-        ("rigl", {"every": 20}, 1, ["give --epochs 8"]),
+        ("rigl", {"update_interval": 20}, 1, ["give --epochs 8"]),
         ("rigl", {"num_steps": 3}, 80, ["leave out --method-option num_steps=3"]),
-        ("rigl", {}, 20, ["give --method-option every=20", "give --epochs 39"]),
-        ("rigl", {"end": 0.001}, 20, []),
-        ("gmp", {"every": 10**6}, 20, ["give --method-option every=20"]),
+        ("rigl", {}, 20, ["give --method-option update_interval=20", "give --epochs 39"]),
+        ("rigl", {"stop_fraction": 0.001}, 20, []),
+        ("gmp", {"update_interval": 10**6}, 20, ["give --method-option update_interval=20"]),
     ],
 )
 def test_advice_is_given_where_there_is_any(
@@ -119,11 +121,11 @@ def test_advice_is_given_where_there_is_any(
 
 
 def test_where_a_budget_decides_on_the_length_nobody_is_told_to_change_it() -> None:
-    made = with_options("rigl", every=100)
+    made = with_options("rigl", update_interval=100)
     matched = dataclasses.replace(made, config=dataclasses.replace(made.config, match="flops"))
     told = doubt_about_changes(matched, 20)
     assert told is not None
-    assert told.endswith("280 steps: give --method-option every=20")
+    assert told.endswith("280 steps: give --method-option update_interval=20")
 
 
 def once(*, density: float = 0.25, num_steps: int = 100) -> Method:

@@ -21,9 +21,9 @@ from pathgrow import methods
 from pathgrow.density.types import Answer, Curve, Grow, Probe, Stop, Verdict
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.masks import Masks
-from pathgrow.methods.fixed import fixed
 from pathgrow.methods.method import Method
 from pathgrow.methods.picks import at_random
+from pathgrow.methods.static import fixed
 from pathgrow.sparse.attach import Attached, attach
 from pathgrow.sparse.ema import EMA
 from pathgrow.walks import phew
@@ -263,7 +263,7 @@ class TestRefusals:
 
     def test_a_scope_of_another_model(self) -> None:
         model = mlp()
-        with pytest.raises(UserError, match="use masks of this model"):
+        with pytest.raises(UserError, match="the parameter of Sequential has shape"):
             attach(
                 model,
                 SGD(model.parameters(), lr=0.1),

@@ -20,8 +20,8 @@ from pathgrow.errors import UserError
 from pathgrow.graph import trace
 from pathgrow.graph.sample_counter import counting
 from pathgrow.masks import Masks
-from pathgrow.methods.fixed import fixed
 from pathgrow.methods.picks import at_random
+from pathgrow.methods.static import fixed
 from pathgrow.sparse.attach import attach
 from pathgrow.sparse.networks import copy_pair, fresh_, initial_state, pack_pair, unpack_pair_
 from pathgrow.sparse.optimizer_state import clear_optimizer_state_, reset_optimizer_state_

@@ -26,9 +26,9 @@ def attached(name: str, make: Make = lambda weights: SGD(weights, lr=0.1, moment
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
-    options: dict[str, Any] = {"start": -2.0} if name == "str" else {"density": 0.4}
+    options: dict[str, Any] = {"s_init": -2.0} if name == "str" else {"density": 0.4}
     if name in BY_STEPS:
-        options |= {"num_steps": 20, "every": 2}
+        options |= {"num_steps": 20, "update_interval": 2}
     return attach(model, make(model.parameters()), methods.create(name, **options), scope=Masks.full(model))
 
 

@@ -11,9 +11,9 @@ from pathgrow.rng import generator
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "erk": {"density": 0.3},
-    "rigl": {"density": 0.3, "num_steps": 40, "every": 4},
-    "set": {"density": 0.3, "num_steps": 40, "every": 4},
-    "snfs": {"density": 0.3, "num_steps": 40, "every": 5},
+    "rigl": {"density": 0.3, "num_steps": 40, "update_interval": 4},
+    "set": {"density": 0.3, "num_steps": 40, "update_interval": 4},
+    "snfs": {"density": 0.3, "num_steps": 40, "update_interval": 5},
     "str": {"start": -3.0},
     "edge_popup": {"density": 0.3},
 }

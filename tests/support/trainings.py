@@ -41,7 +41,7 @@ def report(folder: Path) -> dict[str, Any]:
 def workload(method: str, **given: Any) -> Workload:
     """A training that is not begun, of linear layers where a weight is a multiply-add; the output layer stays dense."""
     known = methods.defaults(method)
-    options = {name: value for name, value in {"every": 7, "rewind_step": 4}.items() if name in known}
+    options = {name: value for name, value in {"update_interval": 7, "rewind_step": 4}.items() if name in known}
     if "target_density" in known:
         options |= {"start_density": 0.1, "gamma": 0.5}
     values = {

@@ -88,7 +88,7 @@ def test_the_same_training_twice_gives_the_same_bits(data: Dataset) -> None:
 def test_networks_that_change_by_steps_get_the_bits_they_get_alone_too(data: Dataset) -> None:
     def made(trainer: Trainer, name: str) -> Attached:
         model, optimizer = trainer.place(models.create("resnet20", 10, seed=1, width=8, image_size=16))
-        options = {} if name == "erk" else {"num_steps": 30, "every": 4}
+        options = {} if name == "erk" else {"num_steps": 30, "update_interval": 4}
         return attach(model, optimizer, create(name, density=0.3, **options), scope=Masks.full(model), seed=1)
 
     names = ["rigl", "erk", "set", "rigl", "erk"]
@@ -109,7 +109,7 @@ def test_networks_that_change_by_steps_get_the_bits_they_get_alone_too(data: Dat
 def test_masks_change_between_replays_and_python_computes_no_step(data: Dataset, name: str) -> None:
     trainer = Trainer(data, PLAN, options())
     model, optimizer = trainer.place(models.create("resnet20", 10, seed=1, width=8, image_size=16))
-    method = create(name, density=0.3, num_steps=20, every=4)
+    method = create(name, density=0.3, num_steps=20, update_interval=4)
     attached = attach(model, optimizer, method, scope=Masks.full(model), seed=1)
     before, calls = attached.masks.clone(), list[int]()
     model.register_forward_pre_hook(lambda *given: calls.append(attached.step))

@@ -290,7 +290,7 @@ def test_optimizers_that_move_every_weight_are_held_back() -> None:
 
 @pytest.mark.parametrize(
     "method",
-    [swapping(density=0.3), methods.create("snfs", density=0.3, num_steps=6, every=2)],
+    [swapping(density=0.3), methods.create("snfs", density=0.3, num_steps=6, update_interval=2)],
     ids=["looks when it changes", "watches every step"],
 )
 def test_a_method_with_a_step_clock_gets_its_dense_gradients(method: Method) -> None:

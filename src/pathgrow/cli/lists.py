@@ -47,7 +47,7 @@ def _list_methods(name: str | None) -> None:
 
 def _describe_method(name: str) -> None:
     from pathgrow import methods
-    from pathgrow.methods.allocation import LAWS
+    from pathgrow.methods.allocation import DISTRIBUTIONS
 
     entry, method, options = methods.entry(name), methods.create(name), methods.defaults(name)
     print(f"{name}\n  paper      {entry.paper}")
@@ -58,8 +58,8 @@ def _describe_method(name: str) -> None:
     print(f"\n{inspect.getdoc(entry.make) or ''}")
     if "allocation" in options:
         print("\nallocation, the distribution of the density over layers:")
-        for law, words in LAWS.items():
-            print(f"  {law:<10} {words}")
+        for distribution, words in DISTRIBUTIONS.items():
+            print(f"  {distribution:<10} {words}")
     print(_LEGEND)
 
 

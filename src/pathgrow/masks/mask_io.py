@@ -1,6 +1,6 @@
-"""Masks on disk: one safetensors file, eight positions to a byte, checked by SHA-256 when it is read.
+"""Mask files: one safetensors file, eight positions per byte, verified by SHA-256 when read.
 
-A scope is stored only for the tensors where it is not everything.
+A scope is stored only for the tensors that are partly outside it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Flags = Mapping[str, Tensor]
 
 
 def digest(masks: Flags, scope: Flags) -> str:
-    """SHA-256 over names, shapes and bits, in the order of the names."""
+    """SHA-256 of names, shapes and bits, sorted by name."""
     sha = hashlib.sha256()
     for name in sorted(masks):
         heading = [name, list(masks[name].shape), name in scope]
@@ -41,28 +41,32 @@ def digest(masks: Flags, scope: Flags) -> str:
 
 
 def write(path: Path, masks: Flags, scope: Flags) -> None:
-    """Write atomically; `scope` holds only the tensors in which it is not everything."""
+    """Write a file atomically; `scope` holds only the tensors that are partly outside it."""
     payload = {f"mask/{name}": torch.from_numpy(_packed(flags)) for name, flags in masks.items()}
     payload |= {f"scope/{name}": torch.from_numpy(_packed(flags)) for name, flags in scope.items()}
     shapes = {name: list(flags.shape) for name, flags in masks.items()}
     about = {"version": _VERSION, "shapes": shapes, "sha256": digest(masks, scope)}
-    # One metadata entry only: safetensors writes several in random order, and equal masks should be equal files.
-    _write_atomically(path, to_safetensors(payload, metadata={_KIND: json.dumps(about)}))
+    # A single metadata entry: safetensors writes several in random order, and equal masks should give equal files.
+    content = to_safetensors(payload, metadata={_KIND: json.dumps(about)})
+    try:
+        atomic.replace(path, content)
+    except OSError as error:
+        # A wrong path is the caller's mistake; a full or failing disk is not.
+        kind = RunFailed if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EIO} else UserError
+        raise kind(f"cannot write masks to {str(path)!r} ({error.strerror or error})") from error
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The masks and the scope that `write` was given."""
+    """Read the masks and the scope of a file."""
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
             return _contents(file)
     except FileNotFoundError:
-        raise UserError(f"there is no masks file {str(path)!r}: check the path") from None
+        raise UserError(f"no mask file at {str(path)!r}") from None
     except OSError as error:
-        raise UserError(f"cannot read masks from {str(path)!r} ({error}): give a readable file") from error
+        raise UserError(f"cannot read masks from {str(path)!r} ({error})") from error
     except (safetensors.SafetensorError, _NotMasks) as error:
-        raise UserError(
-            f"{str(path)!r} does not hold whole masks ({error}): use a file that Masks.save wrote"
-        ) from error
+        raise UserError(f"{str(path)!r} is not a valid mask file ({error})") from error
 
 
 class _NotMasks(Exception):
@@ -79,25 +83,25 @@ def _contents(file: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         if f"scope/{name}" in stored:
             scope[name] = _unpacked(file, stored, f"scope/{name}", shape)
     if digest(masks, scope) != about["sha256"]:
-        raise _NotMasks("contents and checksum differ")
+        raise _NotMasks("checksum mismatch")
     return masks, scope
 
 
 def _about(metadata: Mapping[str, str] | None) -> dict[str, Any]:
-    """The file's description, checked field by field, since files may come from anywhere."""
+    """The metadata, checked field by field: files may come from anywhere."""
     if metadata is None or _KIND not in metadata:
-        raise _NotMasks("it was written for something else")
+        raise _NotMasks("no mask metadata")
     try:
         about = json.loads(metadata[_KIND])
     except (ValueError, RecursionError):
-        raise _NotMasks("its description is unreadable") from None
+        raise _NotMasks("unreadable metadata") from None
     if not isinstance(about, dict) or about.keys() != {"version", "shapes", "sha256"}:
-        raise _NotMasks("its description is incomplete")
+        raise _NotMasks("incomplete metadata")
     if about["version"] != _VERSION:
-        raise _NotMasks(f"it has format {about['version']!r} and this version reads {_VERSION}")
+        raise _NotMasks(f"format {about['version']!r}, expected {_VERSION}")
     shapes = about["shapes"]
     if not isinstance(shapes, dict) or not all(map(_is_shape, shapes.values())):
-        raise _NotMasks("its shapes are malformed")
+        raise _NotMasks("malformed shapes")
     return about
 
 
@@ -114,19 +118,7 @@ def _unpacked(file: Any, stored: set[str], key: str, shape: list[int]) -> Tensor
         raise _NotMasks(f"{key!r} is missing")
     num = math.prod(shape)
     piece = file.get_slice(key)
-    # Compared before anything is allocated: a forged shape must not cost memory.
+    # Checked before anything is allocated: a forged shape must not cost memory.
     if piece.get_dtype() != "U8" or piece.get_shape() != [-(-num // 8)]:
-        raise _NotMasks(f"{key!r} does not fit the shape {shape}")
+        raise _NotMasks(f"{key!r} does not have shape {shape}")
     return torch.from_numpy(np.unpackbits(file.get_tensor(key), count=num).view(np.bool_)).reshape(shape)
-
-
-def _write_atomically(path: Path, content: bytes) -> None:
-    """A crash leaves either the old file or the new one."""
-    try:
-        atomic.replace(path, content)
-    except OSError as error:
-        # A wrong path is the caller's to mend; a full or failing disk is not.
-        kind = RunFailed if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EIO} else UserError
-        raise kind(
-            f"cannot write masks to {str(path)!r} ({error.strerror or error}): choose a writable folder with space"
-        ) from error

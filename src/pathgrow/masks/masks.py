@@ -1,17 +1,16 @@
-"""Masks: bool tensors beside plain weights, and the scope of positions that may be switched.
+"""Masks: bool tensors beside plain weights, and the scope of prunable positions.
 
-A weight stays a plain parameter; its mask lies beside it under the parameter's name. Masks are never inferred from
-zeros. They are edited in place (`masks[name].copy_(...)`, `masks |= picks`), never rebound, so whoever holds one of
-the tensors (an optimizer hook, a captured CUDA graph) sees every change.
+A weight stays a plain parameter; its mask is stored beside it under the parameter's name. Masks are never inferred from
+zeros. They are edited in place (`masks[name].copy_(...)`, `masks |= picks`), never rebound, so that every holder of one
+of the tensors (an optimizer hook, a CUDA graph) sees every update.
 
-The *scope* says which positions may be switched. One class serves two readings of "True", and what lies outside the
-scope tells them apart:
+The *scope* says which positions are prunable. One class serves two meanings of True, which differ outside the scope:
 
-- `Masks(...)`: True = the weight is kept. Outside the scope weights stay dense, so those positions are True.
-- `Masks.select(...)`: True = the position is chosen (candidates, sampled picks, a scope). Outside, nothing is: False.
+- `Masks(...)`: True = the weight is active. Outside the scope weights stay dense, so those positions are True.
+- `Masks.select(...)`: True = the position is selected (candidates, picks, a scope). Outside the scope none is: False.
 
-Nothing else has to be remembered, because plain Boolean algebra keeps both readings straight: a mask plus a selection
-(`|`) or less one (`-`) is a mask; what a mask and a selection share (`&`) is a selection.
+Boolean algebra keeps the two apart: a mask plus (`|`) or minus (`-`) a selection is a mask; the intersection (`&`) of a
+mask and a selection is a selection.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ from pathgrow.masks import mask_io
 
 
 class Masks(Mapping[str, Tensor]):
-    """Bool tensors by parameter name, with the positions that may be switched.
+    """Bool tensors by parameter name, with the scope of prunable positions.
 
     Parameters
     ----------
     tensors : mapping of parameter name to bool tensor
-        True where a weight is kept. The tensors are held, not copied.
+        True where a weight is active. The tensors are referenced, not copied.
     scope : mapping of parameter name to bool tensor, optional
-        True where a weight may be switched; without it, everywhere. Outside it `tensors` must be True.
+        True where a weight is prunable; by default everywhere. Outside it `tensors` must be True.
 
     Examples
     --------
@@ -55,8 +54,8 @@ class Masks(Mapping[str, Tensor]):
         for name, inside in self._partial.items():
             if not bool((self._tensors[name] | inside).all()):
                 raise UserError(
-                    f"the mask of {name!r} is False at positions outside its scope, where weights always stay: "
-                    "set them to True, or use Masks.select for a selection of positions"
+                    f"the mask of {name!r} is False outside its scope, where weights are always active; "
+                    "use Masks.select for a selection of positions"
                 )
 
     @classmethod
@@ -67,14 +66,13 @@ class Masks(Mapping[str, Tensor]):
         for name, inside in partial.items():
             if not bool((~chosen[name] | inside).all()):
                 raise UserError(
-                    f"the selection of {name!r} has positions outside its scope: only weights that may be switched "
-                    "can be selected, so remove those positions or widen the scope"
+                    f"the selection of {name!r} has positions outside its scope; only prunable weights can be selected"
                 )
         return cls._unchecked(chosen, partial)
 
     @classmethod
     def full(cls, model: nn.Module, scope: Mapping[str, Tensor] | None = None) -> Masks:
-        """Every weight kept: those of `scope`, or without one the weight of every linear and convolution layer."""
+        """Every weight active: those of `scope`, by default the weights of all linear and convolution layers."""
         if scope is None:
             parameters = _layer_weights(model)
             return cls({name: torch.ones_like(p, dtype=torch.bool) for name, p in parameters.items()})
@@ -84,12 +82,12 @@ class Masks(Mapping[str, Tensor]):
 
     @classmethod
     def empty(cls, scope: Mapping[str, Tensor]) -> Masks:
-        """Every weight that may be switched is off; those outside the scope stay."""
+        """Every prunable weight pruned; those outside the scope stay."""
         return cls({name: ~inside for name, inside in _bool_tensors(scope, "a scope").items()}, scope)
 
     @classmethod
     def restored(cls, tensors: Mapping[str, Tensor], scope: Mapping[str, Tensor]) -> Masks:
-        """Masks from tensors that were stored or sent, in the order of `scope` and on its devices."""
+        """Masks from stored or received tensors, in the order of `scope` and on its devices."""
         return cls({name: tensors[name].to(inside.device) for name, inside in scope.items()}, scope)
 
     @classmethod
@@ -99,7 +97,7 @@ class Masks(Mapping[str, Tensor]):
         masks._partial = partial
         return masks
 
-    # A mapping whose tensors can be edited but not exchanged.
+    # A mapping whose tensors can be edited but not replaced.
 
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]
@@ -115,21 +113,21 @@ class Masks(Mapping[str, Tensor]):
 
     @property
     def scope(self) -> dict[str, Tensor]:
-        """The positions that may be switched, by name; not to be edited."""
+        """The prunable positions, by name; read-only."""
         return {name: self._inside(name) for name in self._tensors}
 
     def _inside(self, name: str) -> Tensor:
         if name in self._partial:
             return self._partial[name]
         tensor = self._tensors[name]
-        # One True, expanded to the whole shape: a scope of everything costs no memory.
+        # A single True, expanded to the whole shape: a full scope costs no memory.
         return torch.ones((), dtype=torch.bool, device=tensor.device).expand(tensor.shape)
 
     # Counting.
 
     @property
     def num(self) -> int:
-        """Positions that may be switched."""
+        """Number of prunable weights."""
         return sum(
             int(torch.count_nonzero(self._partial[name])) if name in self._partial else tensor.numel()
             for name, tensor in self._tensors.items()
@@ -137,8 +135,8 @@ class Masks(Mapping[str, Tensor]):
 
     @property
     def num_on(self) -> int:
-        """Positions that may be switched and are True."""
-        # Not `sum`: it first turns a bool tensor into one of eight times the size.
+        """Number of active prunable weights (or of selected positions)."""
+        # Not `sum`, which first converts to int64.
         return sum(
             int(torch.count_nonzero(tensor & self._partial[name] if name in self._partial else tensor))
             for name, tensor in self._tensors.items()
@@ -146,20 +144,20 @@ class Masks(Mapping[str, Tensor]):
 
     @property
     def density(self) -> float:
-        """Share of the positions that may be switched and are True."""
+        """Fraction of the prunable weights that are active."""
         num = self.num
         if num == 0:
-            raise UserError("density is undefined for masks without a switchable weight: widen the scope")
+            raise UserError("density is undefined: the scope has no prunable weight")
         return self.num_on / num
 
     # Set algebra. Operands must share names, shapes and scope.
 
     def present(self) -> Masks:
-        """The positions that may be switched and are on, as a selection."""
+        """The active prunable weights, as a selection."""
         return self._map(lambda tensor, inside: tensor & inside)
 
     def missing(self) -> Masks:
-        """The positions that may be switched and are off, as a selection: candidates for growth."""
+        """The pruned weights, as a selection: candidates for growth."""
         return self._map(lambda tensor, inside: inside & ~tensor)
 
     def __or__(self, other: Masks) -> Masks:
@@ -206,13 +204,13 @@ class Masks(Mapping[str, Tensor]):
 
     def _require_like(self, other: Masks) -> None:
         if (difference := self._difference(other)) is not None:
-            raise UserError(f"these masks do not belong together: {difference}; use masks of the same model")
+            raise UserError(f"masks of different models: {difference}")
         if not self._same_scope(other):
-            raise UserError("these masks do not belong together: their scopes differ; give both the same scope")
+            raise UserError("masks with different scopes cannot be combined")
 
     def _difference(self, other: Masks) -> str | None:
         if only := self._tensors.keys() ^ other._tensors.keys():
-            return f"only one of them has {min(only)!r}"
+            return f"only one has {min(only)!r}"
         for name, tensor in self._tensors.items():
             if tensor.shape != other[name].shape:
                 return f"{name!r} is {tuple(tensor.shape)} in one and {tuple(other[name].shape)} in the other"
@@ -225,7 +223,7 @@ class Masks(Mapping[str, Tensor]):
             torch.equal(inside, other._partial[name].to(inside.device)) for name, inside in self._partial.items()
         )
 
-    # Copies, in place and elsewhere.
+    # Copies.
 
     def clone(self) -> Masks:
         """Independent tensors with the same values; the scope is shared."""
@@ -239,42 +237,39 @@ class Masks(Mapping[str, Tensor]):
         return Masks._unchecked(tensors, partial)
 
     def copy_(self, other: Masks) -> Masks:
-        """Copy the values of `other` in place; returns itself."""
+        """Copy the values of `other` in place; returns self."""
         self._require_like(other)
         for name, inside in self._partial.items():
             if not torch.equal(self._tensors[name] | inside, other[name].to(inside.device) | inside):
                 raise UserError(
-                    f"a mask and a selection of {name!r} cannot be copied onto each other, they differ outside the "
-                    "scope: add a selection to a mask with |= or take it away with -="
+                    f"a mask and a selection of {name!r} cannot be copied onto each other; "
+                    "use |= or -= to add a selection to a mask or remove it"
                 )
         for name, tensor in self._tensors.items():
             tensor.copy_(other[name])
         return self
 
-    # The model.
+    # Models.
 
     def check(self, model: nn.Module) -> None:
         """Raise a `UserError` unless every mask has a parameter of its name and shape in `model`."""
         parameters = dict(model.named_parameters(remove_duplicate=False))
         for name, tensor in self._tensors.items():
             if name not in parameters:
-                raise UserError(
-                    f"there is a mask for {name!r} but {type(model).__name__} has no such parameter: "
-                    "use masks of this model"
-                )
+                raise UserError(f"there is a mask for {name!r} but {type(model).__name__} has no such parameter")
             if parameters[name].shape != tensor.shape:
                 raise UserError(
-                    f"the mask of {name!r} is {tuple(tensor.shape)} but the parameter of {type(model).__name__} is "
-                    f"{tuple(parameters[name].shape)}: use masks of this model"
+                    f"the mask of {name!r} has shape {tuple(tensor.shape)} but the parameter of "
+                    f"{type(model).__name__} has shape {tuple(parameters[name].shape)}"
                 )
 
     @torch.no_grad()
     def apply_(self, model: nn.Module) -> Masks:
-        """Set the off weights of `model` to zero; returns itself."""
+        """Set the pruned weights of `model` to zero; returns self."""
         self.check(model)
         parameters = dict(model.named_parameters(remove_duplicate=False))
         for name, tensor in self._tensors.items():
-            # Filling, not multiplying: NaN * 0 is NaN.
+            # Fill instead of multiply: NaN * 0 is NaN.
             parameters[name].masked_fill_(~tensor.to(parameters[name].device), 0)
         return self
 
@@ -285,12 +280,12 @@ class Masks(Mapping[str, Tensor]):
         return mask_io.digest(self._tensors, self._partial)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one safetensors file, eight positions to a byte, atomically."""
+        """Write one safetensors file, eight positions per byte, atomically."""
         mask_io.write(Path(path), self._tensors, self._partial)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Masks:
-        """Read what `save` wrote, onto the CPU; a damaged or foreign file is a `UserError`."""
+        """Load a file of `save` onto the CPU; a damaged or other file raises a `UserError`."""
         tensors, partial = mask_io.read(Path(path))
         on_outside = any(bool((tensors[name] & ~inside).any()) for name, inside in partial.items())
         scope = {name: partial.get(name, torch.ones_like(tensor)) for name, tensor in tensors.items()}
@@ -304,24 +299,24 @@ def _bool_tensors(tensors: Mapping[str, object], what: str) -> dict[str, Tensor]
     for name, tensor in tensors.items():
         if name not in found:
             got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise UserError(f"{name!r} is {got} but {what} is a torch.bool tensor: convert it, for example with != 0")
+            raise UserError(f"{what} must be a torch.bool tensor, got {got} for {name!r}")
     return found
 
 
 def _partial_scope(tensors: Mapping[str, Tensor], scope: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-    """Copies of the scope's tensors, without those that are True everywhere, which restrict nothing."""
+    """Copies of the tensors of a scope that are not True everywhere."""
     if scope is None:
         return {}
     inside = _bool_tensors(scope, "a scope")
     if only := tensors.keys() ^ inside.keys():
         name = min(only)
-        holder, other = ("masks have", "scope has") if name in tensors else ("scope has", "masks have")
-        raise UserError(f"the {holder} {name!r} but the {other} not: masks and scope need the same names")
+        owner = "the masks have" if name in tensors else "the scope has"
+        raise UserError(f"masks and scope must have the same names, but only {owner} {name!r}")
     for name, tensor in tensors.items():
         if inside[name].shape != tensor.shape:
             raise UserError(
-                f"the mask of {name!r} is {tuple(tensor.shape)} but its scope is {tuple(inside[name].shape)}: "
-                "both need the shape of the parameter"
+                f"the mask of {name!r} has shape {tuple(tensor.shape)} but its scope has shape "
+                f"{tuple(inside[name].shape)}"
             )
     return {
         name: flags.to(tensors[name].device, copy=True) for name, flags in inside.items() if not _true_everywhere(flags)
@@ -329,17 +324,15 @@ def _partial_scope(tensors: Mapping[str, Tensor], scope: Mapping[str, Tensor] | 
 
 
 def _true_everywhere(flags: Tensor) -> bool:
-    single = flags.numel() > 0 and not any(flags.stride())  # one element under every index, as `scope` gives it
+    single = flags.numel() > 0 and not any(flags.stride())  # one expanded element, as returned by `scope`
     return bool(flags[(0,) * flags.dim()] if single else flags.all())
 
 
 def _layer_weights(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The weights of linear and convolution layers by name; a tied weight once, as in `named_parameters`."""
+    """The weights of linear and convolution layers by name; tied weights once, as in `named_parameters`."""
     layers = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
     weights = {id(module.weight) for module in model.modules() if isinstance(module, layers)}
     found = {name: parameter for name, parameter in model.named_parameters() if id(parameter) in weights}
     if not found:
-        raise UserError(
-            f"{type(model).__name__} has no linear or convolution weight to mask: give a scope of its parameters"
-        )
+        raise UserError(f"{type(model).__name__} has no linear or convolution weight to mask; pass a scope")
     return found

@@ -1,11 +1,13 @@
-"""Exactly `count` positions out of `candidates`: in proportion to a score, the largest, or any.
+"""Select exactly `count` of the candidates: in proportion to a score, the largest, or uniformly.
 
-Everything streams: scores are read in pieces and no sampler ever holds all keys at once, so 1e8 scores need little
-memory beyond the result.
+Scores are streamed: they are read in pieces and no sampler holds all keys at once, so 1e8 scores need little memory
+beyond the result.
 
-Noise is drawn on the CPU, for the candidates alone, in the order of the mapping and of each tensor's logical index. So
-the same generator gives the same masks on every device, for every memory layout and every size of the pieces. A sampler
-takes one seed from the caller's generator, so that it can repeat its noise in a second pass.
+Noise is drawn on the CPU, for the candidates only, in the order of the mapping and of each tensor's logical index. So
+the same generator gives the same masks on every device, for every memory layout and every piece size. A sampler draws
+one seed from the caller's generator, so that it can repeat its noise in a second pass.
+
+`top_k_in` and `uniform_in` work on a single tensor, on its own device.
 """
 
 from __future__ import annotations
@@ -29,37 +31,37 @@ Array = np.ndarray[Any, Any]
 Seed = list[int]
 
 Piece = tuple[Array, Array, Array]
-"""Writable flags of a part of the result, the places of the candidates in them, and one value for each candidate."""
+"""Writable flags of a part of the result, the indices of the candidates in them, and one value per candidate."""
 Pass = Callable[[], Iterator[Piece]]
-"""Begins a pass over all candidates."""
+"""Starts a pass over all candidates."""
 
-_PIECE = 1 << 17  # one MiB of float64: the work of a pass stays in the cache
-_NUMPY_DTYPES = {torch.bool, torch.float16, torch.float32, torch.float64}  # bfloat16 and the float8 kinds are not
+_PIECE = 1 << 17  # one MiB of float64, which stays in the cache
+_NUMPY_DTYPES = {torch.bool, torch.float16, torch.float32, torch.float64}  # not bfloat16 and float8
 
 
 class ZeroScores(UserWarning):
-    """Fewer candidates have a positive score than were asked for."""
+    """Warning: fewer candidates have a positive score than were to be drawn."""
 
 
 def sample_proportional(
     scores: Mapping[str, Tensor], candidates: Masks, count: int, generator: torch.Generator
 ) -> Masks:
-    """Draw `count` candidates one after another without replacement, each in proportion to its score.
+    """Draw `count` candidates sequentially without replacement, each in proportion to its score.
 
-    The law is exactly that of sequential sampling (Plackett-Luce), which the `count` candidates with the smallest
-    `E / score` follow if `E` is standard exponential noise. Scores may span all of float64.
+    The distribution is exactly that of sequential sampling (Plackett-Luce): the `count` candidates with the smallest
+    `E / score` follow it if `E` is standard exponential noise. Scores may span the whole range of float64.
 
     Parameters
     ----------
     scores : mapping of name to float tensor
-        Finite and not negative, for every name in `candidates`; other scores are not looked at. A candidate with score
-        zero is drawn only when none with a positive score is left; such draws are uniform and give a warning.
+        Finite and >= 0, for every name in `candidates`; other scores are ignored. A candidate with score zero is drawn
+        only when none with a positive score is left; such draws are uniform and give a warning.
     candidates : Masks
         The True positions inside its scope are the candidates, for example `masks.missing()`.
     count : int
-        How many to draw, exactly.
+        Number of candidates to draw.
     generator : torch.Generator
-        Always advanced by two integers, whatever the other arguments are.
+        Always advanced by two integers, whatever the other arguments.
 
     Examples
     --------
@@ -73,8 +75,8 @@ def sample_proportional(
     num_positive = _smallest_keys_(lambda: _pieces(result, candidates, scores, lowest=0.0), count, _seed(generator))
     if num_positive < count:
         warnings.warn(
-            f"{count} positions were asked for but only {num_positive} candidates have a positive score: "
-            f"the other {count - num_positive} were drawn uniformly from those with score zero",
+            f"only {num_positive} of {count} positions to draw have a positive score; "
+            f"the other {count - num_positive} are drawn uniformly from those with score zero",
             ZeroScores,
             stacklevel=2,
         )
@@ -82,7 +84,7 @@ def sample_proportional(
 
 
 def uniform(candidates: Masks, count: int, generator: torch.Generator) -> Masks:
-    """Draw `count` candidates, every set of them equally likely.
+    """Draw `count` candidates uniformly without replacement.
 
     Parameters are those of `sample_proportional`.
 
@@ -99,7 +101,7 @@ def uniform(candidates: Masks, count: int, generator: torch.Generator) -> Masks:
 
 
 def top_k(scores: Mapping[str, Tensor], candidates: Masks, count: int, generator: torch.Generator) -> Masks:
-    """Take the `count` candidates with the largest scores; ties at the border are broken at random, uniformly.
+    """Select the `count` candidates with the largest scores; ties at the border are broken uniformly at random.
 
     Parameters are those of `sample_proportional`, except that scores may be negative.
 
@@ -117,29 +119,69 @@ def top_k(scores: Mapping[str, Tensor], candidates: Masks, count: int, generator
         return _selection(result, candidates)
 
     def ranked() -> Iterator[Piece]:
-        for flags, places, values in _pieces(result, candidates, scores):
-            yield flags, places, _ranks(values)
+        for flags, indices, values in _pieces(result, candidates, scores):
+            yield flags, indices, _ranks(values)
 
     border, num_border, tied = _kth_rank(ranked, count)
-    for flags, places, ranks in ranked():
-        flags[places[ranks < border]] = True
-    _smallest_keys_(lambda: ((flags, places, np.ones(places.size)) for flags, places, _ in tied()), num_border, seed)
+    for flags, indices, ranks in ranked():
+        flags[indices[ranks < border]] = True
+    _smallest_keys_(lambda: ((flags, indices, np.ones(indices.size)) for flags, indices, _ in tied()), num_border, seed)
     return _selection(result, candidates)
 
 
-# Proportional sampling: exponential keys, never all at once.
+# Selection within one tensor, on its own device. Only ties and uniform draws use the CPU generator, over candidates in
+# logical order, so that equal scores give equal results on every device.
+
+
+def top_k_in(scores: Tensor, candidates: Tensor, num: int, generator: torch.Generator) -> Tensor:
+    """The `num` candidates of one tensor with the largest scores; ties at the border are broken at random.
+
+    >>> scores, candidates = torch.tensor([3.0, 1.0, 2.0, 9.0]), torch.tensor([True, True, True, False])
+    >>> top_k_in(scores, candidates, 2, torch.Generator()).tolist()
+    [True, False, True, False]
+    """
+    indices = candidates.reshape(-1).nonzero().squeeze(1)
+    assert 0 <= num <= len(indices), "more than there are candidates"
+    if num == 0:
+        return torch.zeros(candidates.shape, dtype=torch.bool, device=candidates.device)
+    values = scores.detach().reshape(-1)[indices]
+    if not bool(values.isfinite().all()):
+        raise UserError("scores of weights are not finite; training diverged, lower the learning rate")
+    border = torch.topk(values, num, sorted=False).values.min()
+    chosen = values > border
+    tied = (values == border).nonzero().squeeze(1)
+    drawn = torch.randperm(len(tied), generator=generator)[: num - int(torch.count_nonzero(chosen))]
+    chosen[tied[drawn.to(tied.device)]] = True
+    return _flags(candidates, indices[chosen])
+
+
+def uniform_in(candidates: Tensor, num: int, generator: torch.Generator) -> Tensor:
+    """Draw `num` candidates of one tensor uniformly without replacement."""
+    indices = candidates.reshape(-1).nonzero().squeeze(1)
+    assert 0 <= num <= len(indices), "more than there are candidates"
+    drawn = torch.randperm(len(indices), generator=generator)[:num]
+    return _flags(candidates, indices[drawn.to(indices.device)])
+
+
+def _flags(like: Tensor, indices: Tensor) -> Tensor:
+    flags = torch.zeros(like.numel(), dtype=torch.bool, device=like.device)
+    flags[indices] = True
+    return flags.view(like.shape)
+
+
+# Proportional sampling with exponential keys, never all at once.
 #
 # A key is the float64 quotient noise / score as an integer, exponent above mantissa, which orders like the number
 # itself. The integer has room for larger exponents than float64, so that no score can make it overflow, and a score of
-# zero gets an exponent of its own, smaller than that of any positive score by more than the noise can make up for.
+# zero gets its own exponent, smaller than that of any positive score by more than the noise can compensate.
 
 _MANTISSA = 52
 _ZERO_SCORE_EXPONENT = -1300  # float64 reaches down to 2**-1074
-_EXPONENT_SHIFT = 600  # centers the exponents that occur, -1300 to 1024, in the 12 bits there are
-_SMALLEST_NOISE = 2.0**-64  # noise has steps of about 2**-53; this lifts an exact zero and nothing else
+_EXPONENT_SHIFT = 600  # centers the exponents -1300 to 1024 in the 12 available bits
+_SMALLEST_NOISE = 2.0**-64  # noise has steps of about 2**-53; this changes an exact zero only
 
-# The top bits of a key number its bin, 32 bins to a factor of two. The logarithm of exponential noise has a density of
-# at most 1/e, so whatever the scores are no bin is expected to hold more than ln(33/32)/e = 1.1% of the candidates.
+# The top bits of a key are its bin number, 32 bins to a factor of two. The logarithm of exponential noise has a density
+# of at most 1/e, so for any scores no bin is expected to hold more than ln(33/32)/e = 1.1% of the candidates.
 _BIN_SHIFT = _MANTISSA - 5
 _LOWEST_BIN = -700 << 5
 _NUM_BINS = 2500 << 5
@@ -147,7 +189,7 @@ _ZERO_SCORE_BIN = (1023 - 64 - _ZERO_SCORE_EXPONENT - _EXPONENT_SHIFT) << 5  # 1
 
 
 def _keys(scores: Array, noise: Array) -> Array:
-    """Integers that order like noise / score. Writes over the noise."""
+    """Integers that order like noise / score. Overwrites the noise."""
     mantissa, exponent = np.frexp(scores)
     if not mantissa.all():
         zero = mantissa == 0
@@ -163,9 +205,9 @@ def _keys(scores: Array, noise: Array) -> Array:
 
 
 def _with_noise(pieces: Iterator[Piece], seed: Seed) -> Iterator[tuple[Piece, Array]]:
-    """Each piece with its noise, which a second thread draws while the piece before it is worked on.
+    """Each piece with its noise, which a second thread draws while the previous piece is processed.
 
-    Two buffers take turns, so an array of noise (and the keys made in its place) is valid for one step only.
+    Two buffers alternate, so an array of noise (and the keys made in its place) is valid for one step only.
     """
     source = np.random.Generator(np.random.PCG64DXSM(seed))
 
@@ -186,15 +228,15 @@ def _with_noise(pieces: Iterator[Piece], seed: Seed) -> Iterator[tuple[Piece, Ar
 
 
 def _smallest_keys_(pieces: Pass, count: int, seed: Seed) -> int:
-    """Flag the `count` candidates with the smallest keys; return how many have a positive score.
+    """Flag the `count` candidates with the smallest keys; return the number of candidates with a positive score.
 
-    The first pass counts keys in bins. The second draws the same noise again, flags whole bins and collects the keys of
-    the one bin on the border, among which the smallest are then selected exactly.
+    The first pass counts keys in bins. The second repeats the noise, flags whole bins and collects the keys of the
+    border bin, among which the smallest are then selected exactly.
     """
 
     def keyed() -> Iterator[Piece]:
-        for (flags, places, values), noise in _with_noise(pieces(), seed):
-            yield flags, places, _keys(values, noise)
+        for (flags, indices, values), noise in _with_noise(pieces(), seed):
+            yield flags, indices, _keys(values, noise)
 
     counts = np.zeros(_NUM_BINS, dtype=np.int64)
     for _, _, keys in keyed():
@@ -208,29 +250,29 @@ def _smallest_keys_(pieces: Pass, count: int, seed: Seed) -> int:
     border_keys = np.empty(counts[border], dtype=np.int64)
     border_parts: list[tuple[Array, Array]] = []
     num_seen = 0
-    for flags, places, keys in keyed():
-        flags[places[keys < first_key]] = True
+    for flags, indices, keys in keyed():
+        flags[indices[keys < first_key]] = True
         here = np.flatnonzero((keys >= first_key) & (keys <= last_key))
         border_keys[num_seen : num_seen + here.size] = keys[here]
-        border_parts.append((flags, places[here].astype(np.int32)))
+        border_parts.append((flags, indices[here].astype(np.int32)))
         num_seen += here.size
 
     smallest = np.zeros(num_seen, dtype=np.bool_)
     smallest[np.argpartition(border_keys, num_border - 1)[:num_border]] = True
     start = 0
-    for flags, places in border_parts:
-        flags[places[smallest[start : start + places.size]]] = True
-        start += places.size
+    for flags, indices in border_parts:
+        flags[indices[smallest[start : start + indices.size]]] = True
+        start += indices.size
     return num_positive
 
 
-# The largest: scores as integers that order the same way, narrowed down 16 bits a pass.
+# Top-k: scores as integers that order the same way, narrowed down by 16 bits per pass.
 
-_FEW = 1 << 22  # up to so many candidates (64 MiB of places and ranks) are kept instead of being read again
+_FEW = 1 << 22  # up to so many candidates (64 MiB of indices and ranks) are kept instead of read again
 
 
 def _ranks(values: Array) -> Array:
-    """uint64 numbers that fall as values rise; equal values, the two zeros among them, have equal ranks."""
+    """uint64 numbers that decrease as values increase; equal values, including the two zeros, have equal ranks."""
     bits = (values + 0.0).view(np.int64)
     ascending = bits ^ ((bits >> 63) & np.iinfo(np.int64).max)
     ranks: Array = (~ascending).view(np.uint64) ^ np.uint64(1 << 63)
@@ -238,7 +280,7 @@ def _ranks(values: Array) -> Array:
 
 
 def _kth_rank(ranked: Pass, count: int) -> tuple[np.uint64, int, Pass]:
-    """The `count`-th smallest rank, how many candidates that have it complete the `count`, and a pass over these."""
+    """The `count`-th smallest rank, how many candidates of that rank are needed, and a pass over these."""
     rank, num_needed = 0, count
     for shift in (48, 32, 16, 0):
         counts = np.zeros(1 << 16, dtype=np.int64)
@@ -253,14 +295,14 @@ def _kth_rank(ranked: Pass, count: int) -> tuple[np.uint64, int, Pass]:
 
 
 def _beginning_with(ranked: Pass, prefix: int, shift: int) -> Iterator[Piece]:
-    for flags, places, ranks in ranked():
+    for flags, indices, ranks in ranked():
         here = np.flatnonzero(ranks >> np.uint64(shift) == np.uint64(prefix))
         if here.size:
-            yield flags, places[here], ranks[here]
+            yield flags, indices[here], ranks[here]
 
 
 def _count_in_(counts: Array, bins: Array, origin: int = 0) -> None:
-    """Count the bins into `counts`, whose first entry is bin `origin`. Writes over `bins`."""
+    """Add a histogram of `bins` to `counts`, whose first entry is bin `origin`. Overwrites `bins`."""
     lowest = int(bins.min())
     bins -= lowest
     here = np.bincount(bins)
@@ -268,9 +310,9 @@ def _count_in_(counts: Array, bins: Array, origin: int = 0) -> None:
 
 
 def _border(counts: Array, count: int) -> tuple[int, int]:
-    """The bin in which a running total reaches `count`, and how many of that bin are needed."""
+    """The bin in which the cumulative count reaches `count`, and how many of that bin are needed."""
     total = np.cumsum(counts)
-    assert 1 <= count <= total[-1], "callers ask for at least one and at most all"
+    assert 1 <= count <= total[-1], "at least one and at most all"
     border = int(np.searchsorted(total, count))
     return border, count - int(total[border] - counts[border])
 
@@ -284,26 +326,26 @@ def _pieces(
     scores: Mapping[str, Tensor] | None,
     lowest: float = -float(np.finfo(np.float64).max),
 ) -> Iterator[Piece]:
-    """All candidates with their scores (one each where there are none), checked."""
+    """All candidates with their checked scores (ones if `scores` is None)."""
     scope = candidates.scope
     for name, chosen in candidates.items():
         flags = result[name].view(-1).numpy()
         start = 0
         for parts in _split(chosen, scope[name], *([] if scores is None else [scores[name].detach()])):
             stop = start + parts[0].numel()
-            places = np.flatnonzero(_array(parts[0]) & _array(parts[1]))
-            if places.size:
+            indices = np.flatnonzero(_array(parts[0]) & _array(parts[1]))
+            if indices.size:
                 if scores is None:
-                    values = np.ones(places.size)
+                    values = np.ones(indices.size)
                 else:
-                    values = _array(parts[2])[places].astype(np.float64)
+                    values = _array(parts[2])[indices].astype(np.float64)
                     _require_between(values, lowest, name)
-                yield flags[start:stop], places, values
+                yield flags[start:stop], indices, values
             start = stop
 
 
 def _split(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Flat pieces of equally shaped tensors in logical order, for any strides without copying whole tensors."""
+    """Flat pieces of tensors of the same shape, in logical order, without copying whole tensors."""
     shape, num = tensors[0].shape, tensors[0].numel()
     if num <= _PIECE:
         yield tuple(tensor.reshape(-1) for tensor in tensors)
@@ -317,7 +359,7 @@ def _split(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 def _array(part: Tensor) -> Array:
-    # numpy from here on: torch would wake its threads for every piece, which costs more than the work itself.
+    # NumPy from here on: waking torch's threads for every piece would cost more than the work itself.
     part = part.cpu()
     array: Array = (part if part.dtype in _NUMPY_DTYPES else part.float()).numpy()
     return array
@@ -327,31 +369,30 @@ def _require_between(values: Array, lowest: float, name: str) -> None:
     # Written so that NaN fails too.
     if not (values.min() >= lowest and values.max() < np.inf):
         bad = values[~((values >= lowest) & (values < np.inf))][0]
-        wanted = "finite and not negative" if lowest == 0 else "finite"
-        raise UserError(f"the scores of {name!r} hold {bad} but must be {wanted}: look at how they were computed")
+        raise UserError(f"scores of {name!r} must be finite{' and >= 0' if lowest == 0 else ''}, got {bad}")
 
 
 def _checked(scores: Mapping[str, Tensor] | None, candidates: Masks, count: int) -> int:
     try:
         count = operator.index(count)
     except TypeError:
-        raise UserError(f"count is {count!r} but must be a whole number: round it first") from None
+        raise UserError(f"count must be an integer, got {count!r}") from None
     num = candidates.num_on
     if not 0 <= count <= num:
-        raise UserError(f"{count} positions were asked for out of {num} candidates: ask for 0 to {num}")
+        raise UserError(f"count must be between 0 and the number of candidates, {num}, got {count}")
     if scores is None:
         return count
     for name, chosen in candidates.items():
         if name not in scores:
-            raise UserError(f"there are candidates in {name!r} but no scores for it: give scores for every candidate")
+            raise UserError(f"there are candidates in {name!r} but no scores for it")
         score = scores[name]
         if score.shape != chosen.shape:
             raise UserError(
-                f"the scores of {name!r} are {tuple(score.shape)} but the candidates are {tuple(chosen.shape)}: "
-                "both need the shape of the parameter"
+                f"scores of {name!r} must have the shape of the candidates, {tuple(chosen.shape)}, "
+                f"got {tuple(score.shape)}"
             )
         if not score.is_floating_point():
-            raise UserError(f"the scores of {name!r} are {score.dtype} but must be floating point: convert them")
+            raise UserError(f"scores of {name!r} must be floating point, got {score.dtype}")
     return count
 
 

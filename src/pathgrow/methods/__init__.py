@@ -1,46 +1,73 @@
 """Sparse-training methods by name.
 
-Nothing registers itself: a method is a file that returns a `Method` and a line in the table below, which also enrols it
-in the contract that all methods are tested against (`tests/property/test_methods_contract.py`).
+Nothing registers itself: a method is a function that returns a `Method`, and a line in the table below, which also
+enrolls it in the contract suite for all methods (`tests/contract`).
 """
 
 from __future__ import annotations
 
-import importlib
 import inspect
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
 
-from pathgrow.errors import UserError, unknown_name
-from pathgrow.methods.dense import dense
+from pathgrow import registry
+from pathgrow.errors import UserError
 from pathgrow.methods.dpai import dpai
 from pathgrow.methods.dsr import dsr
 from pathgrow.methods.edge_popup import edge_popup
-from pathgrow.methods.entry import Entry
-from pathgrow.methods.erk import erk
-from pathgrow.methods.fixed import fixed
-from pathgrow.methods.gcg import gcg
 from pathgrow.methods.gmp import gmp
-from pathgrow.methods.gradient_growth import gradient_growth
 from pathgrow.methods.granet import granet
 from pathgrow.methods.grasp import grasp
+from pathgrow.methods.growth import gcg, gradient_growth, pathgrow_d, random_growth, trace_growth
 from pathgrow.methods.gse import gse
 from pathgrow.methods.imp import imp, imp_c, lth
 from pathgrow.methods.itop import itop
-from pathgrow.methods.magnitude import magnitude
 from pathgrow.methods.method import Method, require_density
-from pathgrow.methods.options import cannot_be_made, of_their_kinds, parameters, unknown_option
-from pathgrow.methods.pathgrow_d import pathgrow_d
-from pathgrow.methods.phew import phew
-from pathgrow.methods.random import random
-from pathgrow.methods.random_growth import random_growth
 from pathgrow.methods.rigl import rigl
 from pathgrow.methods.set import sparse_evolution
 from pathgrow.methods.snfs import snfs
 from pathgrow.methods.snip import snip
+from pathgrow.methods.static import dense, erk, fixed, magnitude, phew, random
 from pathgrow.methods.str import soft_threshold
 from pathgrow.methods.synflow import synflow
-from pathgrow.methods.trace_growth import trace_growth
+
+Clause = Literal["exact_count", "off_is_zero"]
+"""Clauses of the contract that a method may be exempt from.
+
+"exact_count": the number of active weights is that of the given density. Instead: the masks are where the effective
+weights are nonzero, and the density is reported.
+
+"off_is_zero": pruned weights and their optimizer state are zero after every step. Instead: the network computes with
+zeros outside the masks between steps, and holds plain weights after `detach`.
+"""
+Family = Literal["growth", "pruning", "rewiring", "one shot", "learned sparsity", "reference", "your own"]
+"""When weights come and go: added over time, removed over time, exchanged at a constant density, chosen before
+training, or learned; the reference keeps all of them."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of the table of methods.
+
+    Parameters
+    ----------
+    make : callable
+        Returns the `Method`; all its options have defaults.
+    family : str
+        The heading under which `pathgrow methods` lists it.
+    paper : str
+        Authors and year, as in docs/papers.md.
+    exceptions : mapping of clause to reason
+        Clauses of the contract that the method cannot satisfy by its nature.
+    """
+
+    make: Callable[..., Method]
+    family: Family
+    paper: str
+    exceptions: Mapping[Clause, str] = field(default_factory=lambda: MappingProxyType({}))
+
 
 _YAO = "Yao & Dovrolis, Gradual Capacity Growth for Sparse Network Discovery"
 
@@ -81,21 +108,21 @@ _METHODS: dict[str, Entry] = {
         paper="Kusupati et al. 2020, Soft Threshold Weight Reparameterization for Learnable Sparsity",
         exceptions={
             "exact_count": "thresholds are learned, so the density emerges",
-            "off_is_zero": "the optimizer moves hidden weights, which are zero nowhere",
+            "off_is_zero": "the optimizer trains latent weights, which are not zero",
         },
     ),
     "edge_popup": Entry(
         edge_popup,
         "learned sparsity",
         paper="Ramanujan et al. 2020, What's Hidden in a Randomly Weighted Neural Network?",
-        exceptions={"off_is_zero": "the optimizer moves scores, also those of weights that are off"},
+        exceptions={"off_is_zero": "the optimizer trains scores, also those of pruned weights"},
     ),
     "dense": Entry(dense, "reference", paper="every paper's reference"),
 }
 
 
 def names() -> list[str]:
-    """Every method that `create` knows by name.
+    """The names that `create` accepts, beside `package.module:function`.
 
     >>> names()[0]
     'gcg'
@@ -104,89 +131,60 @@ def names() -> list[str]:
 
 
 def entry(name: str) -> Entry:
-    """The table line of a method: how it is made, its family, its paper, and what it cannot promise.
+    """The table entry of a method: how it is made, its family, its paper, and its exemptions.
 
-    >>> entry("gcg").exceptions
-    mappingproxy({})
+    >>> entry("rigl").family
+    'rewiring'
     """
     if ":" in name:
-        return Entry(_maker(name), "your own", paper="none: a method of your own")
-    if name not in _METHODS:
-        raise unknown_name("method", name, _METHODS)
-    return _METHODS[name]
+        return Entry(registry.import_function("method", name), "your own", paper="none: a custom method")
+    return registry.lookup("method", name, _METHODS)
 
 
 def defaults(name: str) -> dict[str, Any]:
-    """The options that a method takes, with their defaults.
+    """The options of a method and their defaults.
 
     >>> defaults("gcg")
     {'gamma': 0.25, 'start_density': None, 'target_density': None}
     """
-    known = parameters(_maker(name), name)
-    return {option: parameter.default for option, parameter in known.items() if not _takes_any_number(parameter)}
+    make = entry(name).make
+    try:
+        return registry.option_defaults(make)
+    except ValueError as fault:  # some builtins have no signature
+        raise UserError(f"{name!r} is not a function that returns a pathgrow.Method") from fault
 
 
 def create(name: str, **options: Any) -> Method:
-    """A method by name, or by the place of a function that returns one: `"package.module:function"`.
+    """Create a method by name, or by the location of a function that returns one: `"package.module:function"`.
 
     >>> create("gcg", gamma=0.5, start_density=0.1).start_density
     0.1
     """
-    make = _maker(name)
-    known = parameters(make, name)
-    if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in known.values()):
-        for option in options:
-            if option not in known:
-                raise unknown_option(name, option, known)
-    if wanting := [key for key, p in known.items() if key not in options and _is_required(p)]:
-        raise UserError(
-            f"method {name!r} wants a value for {wanting[0]!r}, a function that returns a pathgrow.Method without "
-            "being told anything is wanted: give its parameters defaults"
-        )
-    if name in _METHODS:  # a function of somebody else may take what is no like of its default
-        options = of_their_kinds(name, options, defaults(name))
-        if "density" in options:  # under its own name: most methods take it for the density that they start with
+    make, known, what = entry(name).make, defaults(name), f"method {name!r}"
+    if not _takes_any_option(make):
+        registry.check_option_names(what, options, known)
+    if missing := [key for key, default in known.items() if default is inspect.Parameter.empty and key not in options]:
+        raise UserError(f"option {missing[0]!r} of {what} has no default; all options of a method need one")
+    if name in _METHODS:  # a custom function may accept values of other types than its defaults
+        options = registry.converted_options(what, options, known)
+        if "density" in options:  # by its own name: most methods pass it on as the start density
             require_density("density", options["density"])
     try:
         method: Any = make(**options)
     except TypeError as fault:
         if not options:
             raise
-        of_their_kinds(name, options, defaults(name))
-        raise cannot_be_made(name, options, defaults(name), fault) from fault
+        registry.converted_options(what, options, known)
+        values = ", ".join(f"{key}={value!r}" for key, value in options.items() if value != known.get(key))
+        raise UserError(f"cannot create {what} with {values} ({fault})") from fault
     if not isinstance(method, Method):
-        raise UserError(
-            f"{name!r} gave a {type(method).__name__}, a pathgrow.Method is wanted: return one from that function"
-        )
+        raise UserError(f"{name!r} must return a pathgrow.Method, got {type(method).__name__}")
     return method
 
 
-def _maker(name: str) -> Callable[..., Any]:
-    return _imported(name) if ":" in name else entry(name).make
-
-
-def _is_required(parameter: inspect.Parameter) -> bool:
-    return parameter.default is inspect.Parameter.empty and not _takes_any_number(parameter)
-
-
-def _takes_any_number(parameter: inspect.Parameter) -> bool:
-    return parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-
-
-def _imported(place: str) -> Callable[..., Any]:
-    module_name, _, function_name = place.partition(":")
-    if not all(part.isidentifier() for part in module_name.split(".")):
-        raise UserError(f"method {place!r} was given, which names no module: give 'package.module:function'")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as fault:
-        raise UserError(f"method {place!r} could not be imported ({fault}): give 'package.module:function'") from fault
-    make: Callable[..., Any] | None = getattr(module, function_name, None)
-    if not callable(make):
-        raise UserError(
-            f"method {place!r} was asked for, but {module_name!r} has no function {function_name!r}: check the name"
-        )
-    return make
+def _takes_any_option(make: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(make).parameters.values()
+    return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
 
 
 __all__ = [

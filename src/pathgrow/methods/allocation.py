@@ -1,112 +1,101 @@
-"""How a density is shared out among layers: equal, uniform but for the first, Erdos-Renyi (ER), ER with kernels (ERK).
+"""How a density is distributed over layers: equal, uniform with a dense first layer, Erdos-Renyi (ER), ER-Kernel (ERK).
 
-The laws say what share of each tensor is kept; numbers of weights are then rounded so that they sum exactly to what the
-density stands for. Selections with given numbers per tensor, at random or by score, stand here too.
+A distribution gives the fraction that each tensor keeps; counts are then rounded so that their sum is exact.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from pathgrow.errors import unknown_name
 from pathgrow.masks import Masks, sampling
 from pathgrow.methods.method import NetworkView, count_at, require_density
 
-Law = Literal["equal", "uniform", "er", "er_matrix", "erk"]
-LAWS: dict[Law, str] = {
-    "equal": "every layer at the density",
-    "uniform": "the same but for a dense first layer, unless that costs the others more than half of their weights",
-    "er": "in proportion to (n_in + n_out) / (n_in n_out), in channels",
-    "er_matrix": "the same, where every tap of a kernel counts as an input",
-    "erk": "in proportion to the sum of all dimensions over their product, those of kernels among them",
+Distribution = Literal["equal", "uniform", "er", "er_matrix", "erk"]
+DISTRIBUTIONS: dict[Distribution, str] = {
+    "equal": "every layer at the same density",
+    "uniform": "the same, but the first layer is dense, unless that takes more than half of the others' weights",
+    "er": "proportional to (n_in + n_out) / (n_in n_out), in channels",
+    "er_matrix": "the same, with every kernel position counted as an input",
+    "erk": "proportional to the sum of all dimensions over their product, kernel dimensions included",
 }
-"""What share of its weights a layer keeps, in words."""
+"""What fraction of its weights a layer keeps, in words."""
 
 
-def allocated(scope: Masks, density: float, law: str) -> dict[str, int]:
-    """How many weights each tensor of a scope keeps at a density of the whole; they sum to it exactly.
+def allocate(scope: Masks, density: float, distribution: str) -> dict[str, int]:
+    """How many weights each tensor of a scope keeps at an overall density; the sum is exact.
 
     Parameters
     ----------
     scope : Masks
-        True where a weight may be switched; only these are counted.
+        True where a weight is prunable; only these are counted.
     density : float
-        Kept share of all of them.
-    law : "equal", "uniform", "er", "er_matrix" or "erk"
-        equal: every tensor at the density. uniform: the same but for the first, which stays dense as in RigL; where
-        that would cost the others more than half of their share, all alike. er: in proportion to (n_in + n_out) / (n_in
-        n_out), in channels. er_matrix: the same where every tap of a kernel counts as an input. erk: in proportion to
-        the sum of all dimensions over their product, kernels among them. Under these three, tensors that would keep
-        more than they have are dense and the others share what is left.
+        Overall fraction of weights to keep.
+    distribution : "equal", "uniform", "er", "er_matrix" or "erk"
+        equal: every tensor at the density. uniform: the same, but the first tensor is dense as in RigL; if that would
+        take more than half of the others' weights, all are equal. er: proportional to (n_in + n_out) / (n_in n_out), in
+        channels. er_matrix: the same with every kernel position counted as an input. erk: proportional to the sum of
+        all dimensions over their product, kernel dimensions included. Under the last three, tensors that would keep
+        more than they have are dense and the others share the rest.
 
     Examples
     --------
     >>> scope = Masks({"conv": torch.ones(8, 4, 3, 3, dtype=torch.bool), "fc": torch.ones(10, 32, dtype=torch.bool)})
-    >>> allocated(scope, 0.1, "erk")
+    >>> allocate(scope, 0.1, "erk")
     {'conv': 18, 'fc': 43}
-    >>> allocated(scope, 0.1, "er")
+    >>> allocate(scope, 0.1, "er")
     {'conv': 44, 'fc': 17}
     """
     require_density("density", density)
-    return allocated_count(scope, count_at(density, scope.num_on), law)
+    return allocate_count(scope, count_at(density, scope.num_on), distribution)
 
 
-def allocated_count(scope: Masks, count: int, law: str) -> dict[str, int]:
-    """As `allocated`, for a number of weights in place of a density."""
-    if law not in LAWS:
-        raise unknown_name("allocation", law, LAWS)
+def allocate_count(scope: Masks, count: int, distribution: str) -> dict[str, int]:
+    """As `allocate`, for a number of weights instead of a density."""
+    _check(distribution)
     sizes = np.array([int(torch.count_nonzero(inside)) for inside in scope.values()])
     assert 0 < count <= sizes.sum(), "more weights than there are"
-    if law == "equal":
+    if distribution == "equal":
         quotas = _equal_quotas(sizes, count)
-    elif law == "uniform":
+    elif distribution == "uniform":
         quotas = _uniform_quotas(sizes, count)
     else:
-        dimensions = [_dimensions(inside.shape, law) for inside in scope.values()]
-        quotas = _quotas(sizes, np.array([sum(lengths) / math.prod(lengths) for lengths in dimensions]), count)
+        dimensions = [_dimensions(inside.shape, distribution) for inside in scope.values()]
+        quotas = _er_quotas(sizes, np.array([sum(lengths) / math.prod(lengths) for lengths in dimensions]), count)
     return dict(zip(scope, _rounded(quotas, sizes, count).tolist(), strict=True))
 
 
-def random_in_layers(candidates: Masks, counts: Mapping[str, int], draw: torch.Generator) -> Masks:
-    """So many candidates of each tensor, drawn uniformly."""
-    return _in_layers(candidates, counts, lambda layer, count: sampling.uniform(layer, count, draw))
-
-
-def top_k_in_layers(
-    scores: Mapping[str, Tensor], candidates: Masks, counts: Mapping[str, int], draw: torch.Generator
-) -> Masks:
-    """So many candidates of each tensor, those with the largest scores; ties are drawn."""
-    return _in_layers(candidates, counts, lambda layer, count: sampling.top_k(scores, layer, count, draw))
+def uniform_in_layers(candidates: Masks, counts: Mapping[str, int], draw: torch.Generator) -> Masks:
+    """Sample a given number of candidates in each tensor, uniformly."""
+    scope, picked = candidates.scope, {}
+    for name, chosen in candidates.items():
+        layer = Masks.select({name: chosen & scope[name]}, {name: scope[name]})
+        picked[name] = sampling.uniform(layer, counts[name], draw)[name]
+    return Masks.select(picked, scope)
 
 
 @dataclass(frozen=True)
-class RandomByLaw:
-    """A start pick: random weights, exactly as many in each layer as a law gives it."""
+class RandomInLayers:
+    """Start pick: random weights, with the layer densities of a distribution."""
 
-    law: str
+    distribution: str
 
     def __post_init__(self) -> None:
-        if self.law not in LAWS:
-            raise unknown_name("allocation", self.law, LAWS)
+        _check(self.distribution)
 
     def __call__(self, net: NetworkView, candidates: Masks, count: int, draw: torch.Generator) -> Masks:
-        return random_in_layers(candidates, allocated_count(candidates, count, self.law), draw)
+        return uniform_in_layers(candidates, allocate_count(candidates, count, self.distribution), draw)
 
 
-def _in_layers(candidates: Masks, counts: Mapping[str, int], pick: Callable[[Masks, int], Masks]) -> Masks:
-    scope = candidates.scope
-    picked = {}
-    for name, chosen in candidates.items():
-        layer = Masks.select({name: chosen & scope[name]}, {name: scope[name]})
-        picked[name] = pick(layer, counts[name])[name]
-    return Masks.select(picked, scope)
+def _check(distribution: str) -> None:
+    if distribution not in DISTRIBUTIONS:
+        raise unknown_name("allocation", distribution, DISTRIBUTIONS)
 
 
 def _equal_quotas(sizes: sampling.Array, count: int) -> sampling.Array:
@@ -124,9 +113,9 @@ def _uniform_quotas(sizes: sampling.Array, count: int) -> sampling.Array:
     return quotas
 
 
-def _dimensions(shape: Sequence[int], law: str) -> Sequence[int]:
-    """Those that ER is about."""
-    match law:
+def _dimensions(shape: Sequence[int], distribution: str) -> Sequence[int]:
+    """The dimensions that an ER distribution uses."""
+    match distribution:
         case "er":
             return shape[:2]
         case "er_matrix":
@@ -134,15 +123,15 @@ def _dimensions(shape: Sequence[int], law: str) -> Sequence[int]:
     return shape
 
 
-def _quotas(sizes: sampling.Array, raw: sampling.Array, count: int) -> sampling.Array:
-    """Real-valued shares eps * raw * size, with the tensors dense that would come out above one."""
+def _er_quotas(sizes: sampling.Array, raw: sampling.Array, count: int) -> sampling.Array:
+    """Real-valued counts eps * raw * size; tensors that would exceed their size are dense."""
     dense = np.zeros(len(sizes), dtype=np.bool_)
     while True:
         free = ~dense & (sizes > 0)
         if not free.any():
             return sizes.astype(np.float64)
         epsilon = (count - sizes[dense].sum()) / (raw * sizes)[free].sum()
-        # What does not fit into the densest goes to the others, so that one more of them may be above then.
+        # What the densest cannot take goes to the others, one more of which may then be full.
         highest = raw[free].max()
         if epsilon * highest <= 1:
             quotas: sampling.Array = np.where(dense, sizes, epsilon * raw * sizes)
@@ -151,7 +140,7 @@ def _quotas(sizes: sampling.Array, raw: sampling.Array, count: int) -> sampling.
 
 
 def _rounded(quotas: sampling.Array, sizes: sampling.Array, count: int) -> sampling.Array:
-    """Whole numbers near the quotas that sum to `count`: none above its size, none zero as long as there is enough."""
+    """Integers near the quotas with sum `count`: none above its size, none zero as long as there are enough."""
     lowest = np.minimum(sizes, 1 if count >= np.count_nonzero(sizes) else 0)
     counts = np.clip(np.floor(quotas), lowest, sizes).astype(np.int64)
     while (missing := count - counts.sum()) != 0:

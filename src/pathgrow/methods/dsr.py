@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pathgrow.errors import UserError
+from pathgrow.errors import require
 from pathgrow.masks import Masks
-from pathgrow.masks.sampling import top_k
-from pathgrow.methods.allocation import RandomByLaw
+from pathgrow.masks.sampling import top_k, top_k_in, uniform_in
+from pathgrow.methods.allocation import RandomInLayers
 from pathgrow.methods.method import MaskUpdate, Method, MethodState, NetworkView, Progress
 from pathgrow.methods.picks import magnitudes
-from pathgrow.methods.rewire import any_of, apportioned, count, largest, present, with_present
-from pathgrow.methods.schedules import require_end, require_steps
+from pathgrow.methods.rewire import active, apportion, masks_with, num_true
+from pathgrow.methods.schedules import require_steps, require_stop_fraction
 
 
 def dsr(
@@ -23,54 +23,50 @@ def dsr(
     density: float = 0.1,
     allocation: str = "uniform",
     num_steps: int = 10_000,
-    every: int = 100,
-    share: float = 0.1,
+    update_interval: int = 100,
+    drop_fraction: float = 0.1,
     threshold: float = 1e-3,
-    end: float = 0.95,
+    stop_fraction: float = 0.95,
 ) -> Method:
     """DSR (Mostafa & Wang 2019, Parameter Efficient Training of Deep Convolutional Neural Networks ...).
 
-    Rule: all weights with |weight| below one threshold go, in every layer, though a layer keeps at least one. As many
-    grow at random, not where weights have just gone, in layers in proportion to what these have left. The threshold
-    doubles when fewer than 0.9 of the wanted number went and halves when more than 1.1 did. The interval doubles after
-    each quarter of the training, up to the share `end`.
+    Rule: drop all weights with |weight| below one threshold, in every layer, though a layer keeps at least one. Grow as
+    many random weights, not where weights were just dropped, in layers in proportion to their remaining weights. The
+    threshold doubles when fewer than 0.9 of the intended number were dropped and halves when more than 1.1 were. The
+    interval doubles after each quarter of the training, up to `stop_fraction`.
 
-    Differences: the paper wants a fixed number of weights to go (9 and 18% of those on, in its ResNet-50 at densities
-    of 20 and 10%); here that is `share` of them. Where more go than there is room for elsewhere, the largest stay.
-    Intervals begin with the paper's 100 steps on CIFAR-10 (1000 on ImageNet) and double when they do on ImageNet; on
-    CIFAR-10 that is at 12.5, 40 and 70% of the training. The paper leaves stem and shortcuts dense, which is a matter
-    of the scope. Uniform allocation here starts with a dense first layer, which may then lose weights to others. New
-    weights have no momentum, where the reference code lets them inherit it. The change comes before the optimizer's
-    step.
+    Differences: the paper intends to drop a fixed number of weights (9 and 18% of the active ones, for its ResNet-50 at
+    densities of 20 and 10%); here it is `drop_fraction` of them. If more are dropped than can grow elsewhere, the
+    largest stay. Intervals start with the paper's 100 steps on CIFAR-10 (1000 on ImageNet) and double as on ImageNet;
+    on CIFAR-10 that is at 12.5, 40 and 70% of the training. The paper leaves stem and shortcuts dense; here the scope
+    decides that. Uniform allocation here starts with a dense first layer, which may then lose weights to others. New
+    weights have no momentum, where the reference code lets them inherit it. The update comes before the optimizer step.
 
     Parameters
     ----------
     density, allocation
-        Of all switchable weights, and how it is shared out at first.
-    num_steps, every, end
-        Steps of the training, between changes at first, and the share of the training after which masks stay.
-    share, threshold
-        Of the weights that are on, how many are to go at a change; the first threshold for that.
+        Overall density of the prunable weights, and its initial distribution over layers.
+    num_steps, update_interval, stop_fraction
+        Steps of the training, initial steps between mask updates, and the fraction of the training after which masks
+        are final.
+    drop_fraction, threshold
+        Fraction of the active weights to drop at an update; the initial threshold.
     """
-    if not 0 < share < 1 or not 0 < threshold < math.inf:
-        raise UserError(
-            f"share {share!r} and threshold {threshold!r} were given, a share in (0, 1) and a threshold above 0 are "
-            "wanted: give for example 0.1 and 0.001"
-        )
-
+    require(0 < drop_fraction < 1, "drop_fraction", drop_fraction, "in (0, 1)", 0.1)
+    require(0 < threshold < math.inf, "threshold", threshold, "> 0", 0.001)
     return Method(
         name="dsr",
-        start=RandomByLaw(allocation),
+        start=RandomInLayers(allocation),
         start_density=density,
-        schedule=_DoublingIntervals(every, num_steps, end),
-        update=_Reallocate(share),
-        init_state=_FirstThreshold(threshold),
+        schedule=_DoublingIntervals(update_interval, num_steps, stop_fraction),
+        update=_Reallocate(drop_fraction),
+        init_state=_InitialThreshold(threshold),
         clock="step",
     )
 
 
 @dataclass(frozen=True)
-class _FirstThreshold:
+class _InitialThreshold:
     value: float
 
     def __call__(self, net: NetworkView) -> MethodState:
@@ -79,45 +75,46 @@ class _FirstThreshold:
 
 @dataclass(frozen=True)
 class _DoublingIntervals:
-    every: int
+    update_interval: int
     num_steps: int
-    end: float
+    stop_fraction: float
 
     def __post_init__(self) -> None:
-        require_steps(self.every, self.num_steps)
-        require_end(self.end)
+        require_steps(self.update_interval, self.num_steps)
+        require_stop_fraction(self.stop_fraction)
 
     def __call__(self, progress: Progress) -> MaskUpdate | None:
         quarter = min(4 * progress.step // self.num_steps, 3)
-        due = progress.step > 0 and progress.step % (self.every * 2**quarter) == 0
-        return MaskUpdate() if due and progress.step <= self.end * self.num_steps else None
+        due = progress.step > 0 and progress.step % (self.update_interval * 2**quarter) == 0
+        return MaskUpdate() if due and progress.step <= self.stop_fraction * self.num_steps else None
 
 
 @dataclass(frozen=True)
 class _Reallocate:
-    share: float
+    drop_fraction: float
 
-    def __call__(self, net: NetworkView, change: MaskUpdate, progress: Progress, draw: torch.Generator) -> Masks:
-        threshold, on, weights = net.method_state["threshold"], present(net), magnitudes(net)
+    def __call__(self, net: NetworkView, update: MaskUpdate, progress: Progress, draw: torch.Generator) -> Masks:
+        threshold, on, weights = net.method_state["threshold"], active(net), magnitudes(net)
         kept = {name: _survivors(weights[name], here, threshold, draw) for name, here in on.items()}
-        num_gone, num_wanted = progress.num_on - sum(map(count, kept.values())), self.share * progress.num_on
-        if num_gone < 0.9 * num_wanted:
+        num_dropped = progress.num_on - sum(map(num_true, kept.values()))
+        num_intended = self.drop_fraction * progress.num_on
+        if num_dropped < 0.9 * num_intended:
             net.method_state["threshold"] = threshold * 2
-        elif num_gone > 1.1 * num_wanted:
+        elif num_dropped > 1.1 * num_intended:
             net.method_state["threshold"] = threshold / 2
         room = net.masks.missing()
-        if (num_stay := num_gone - room.num_on) > 0:
-            gone = net.masks.present() - with_present(net, kept).present()
-            kept = {name: kept[name] | stay for name, stay in top_k(weights, gone, num_stay, draw).items()}
-        num_left = {name: count(flags) for name, flags in kept.items()}
-        num_grow = apportioned(
+        if (num_stay := num_dropped - room.num_on) > 0:
+            dropped = net.masks.present() - masks_with(net, kept).present()
+            kept = {name: kept[name] | stay for name, stay in top_k(weights, dropped, num_stay, draw).items()}
+        num_left = {name: num_true(flags) for name, flags in kept.items()}
+        num_grow = apportion(
             progress.num_on - sum(num_left.values()),
             {name: float(num) for name, num in num_left.items()},
-            {name: count(flags) for name, flags in room.items()},
+            {name: num_true(flags) for name, flags in room.items()},
         )
-        return with_present(net, {name: kept[name] | any_of(room[name], num_grow[name], draw) for name in on})
+        return masks_with(net, {name: kept[name] | uniform_in(room[name], num_grow[name], draw) for name in on})
 
 
 def _survivors(weight: Tensor, on: Tensor, threshold: float, draw: torch.Generator) -> Tensor:
     kept = on & (weight >= threshold)
-    return kept if kept.any() else largest(weight, on, min(count(on), 1), draw)
+    return kept if kept.any() else top_k_in(weight, on, min(num_true(on), 1), draw)

@@ -1,4 +1,4 @@
-"""Edge-popup: the weights stay as they were drawn, what is learned is which of them to use."""
+"""Edge-popup: weights stay frozen at initialization; training learns which of them to use."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ import torch
 from torch import Tensor
 
 from pathgrow.masks import Masks
-from pathgrow.methods.allocation import allocated
+from pathgrow.methods.allocation import allocate
 from pathgrow.methods.method import Method, MethodState, NetworkView, require_density
-from pathgrow.methods.picks import everything
+from pathgrow.methods.picks import all_candidates
 from pathgrow.rng import generator
 
 
 def edge_popup(*, density: float = 0.5, constant: bool = True) -> Method:
     """Edge-popup (Ramanujan et al. 2020, What's Hidden in a Randomly Weighted Neural Network?).
 
-    Rule: weights are frozen; each has a score, and every layer computes with the same share of its weights, those with
-    the largest |score|. The loss gradient goes straight through the choice: a score moves by that of its weight times
-    the weight, whether it is chosen or not. Scores start Kaiming-uniform.
+    Rule: weights are frozen; each has a score, and every layer computes with the same fraction of its weights, those
+    with the largest |score|. The gradient is straight-through: the gradient of a score is that of its weight times the
+    weight, whether it is selected or not. Scores start Kaiming-uniform.
 
-    Differences: the optimizer moves the scores, whichever it is; what is not in scope (biases, norms), frozen or absent
-    in the paper, it trains as ever. In the authors' code one argument is the share kept while scores are trained and
-    the share removed elsewhere; here it is the share kept.
+    Differences: any optimizer trains the scores; parameters outside the scope (biases, norms), frozen or absent in the
+    paper, are trained as usual. In the authors' code one argument is the fraction kept while scores are trained and the
+    fraction removed elsewhere; here it is the fraction kept.
 
     Parameters
     ----------
     density : float
-        Kept share of each layer; numbers are rounded to an exact sum, and no layer is left without a weight.
+        Fraction kept in each layer; counts are rounded to an exact sum, and every layer keeps at least one weight.
     constant : bool
-        Frozen weights have the sign that they were drawn with and one magnitude per layer, sqrt(2 / fan in), the
-        paper's best; False: as they were drawn.
+        Frozen weights keep their initial sign and get one magnitude per layer, sqrt(2 / fan in), the paper's best
+        setting; False: their initial values.
     """
     require_density("density", density)
     weights = Popup(density, constant)
     return Method(
         name="edge_popup",
-        start=everything,
+        start=all_candidates,
         start_density=1.0,
         init_state=weights,
         weights=weights,
@@ -49,13 +49,13 @@ def edge_popup(*, density: float = 0.5, constant: bool = True) -> Method:
 
 @dataclass(frozen=True)
 class Popup:
-    """The hidden weights that training moves are the scores; outside the scope they are the weights themselves."""
+    """Latent weights of edge-popup: the scores, and outside the scope the weights themselves."""
 
     density: float
     constant: bool
 
     def __call__(self, net: NetworkView) -> MethodState:
-        """What is remembered at first."""
+        """The initial state."""
         frozen, scores = {}, {}
         for name, weight in net.weights().items():
             inside, fan_in = net.scope[name], weight[0].numel()
@@ -64,7 +64,7 @@ class Popup:
             noise = torch.rand(weight.shape, generator=generator(net.seed, "scores", name))
             scores[name] = torch.where(inside, ((2 * noise - 1) / math.sqrt(fan_in)).to(weight), weight)
             weight.copy_(scores[name])
-        return {"frozen": frozen, "scores": scores, "kept": allocated(net.scope, self.density, "equal")}
+        return {"frozen": frozen, "scores": scores, "kept": allocate(net.scope, self.density, "equal")}
 
     @torch.no_grad()
     def restore_latent_(self, net: NetworkView) -> None:
@@ -85,7 +85,7 @@ class Popup:
         return Masks({name: self._chosen(net, name) | ~inside for name, inside in net.scope.items()}, net.scope)
 
     def _chosen(self, net: NetworkView, name: str) -> Tensor:
-        """Exactly as many as are kept, by |score|; which of two equal ones is left to the device."""
+        """The exact number to keep, by |score|; ties are broken by the device."""
         sizes = torch.where(net.scope[name], net.method_state["scores"][name].abs(), -1).flatten()
         best = torch.topk(sizes, net.method_state["kept"][name], sorted=False).indices
         return torch.zeros_like(sizes, dtype=torch.bool).index_fill_(0, best, True).view(net.scope[name].shape)

@@ -1,4 +1,4 @@
-"""GraNet: gradual pruning over all layers, with rewiring inside the layers at each step of it."""
+"""GraNet: gradual pruning over all layers, with rewiring inside the layers at each update."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import torch
 
 from pathgrow.masks import Masks
 from pathgrow.masks.sampling import top_k
-from pathgrow.methods.allocation import RandomByLaw
+from pathgrow.methods.allocation import RandomInLayers
 from pathgrow.methods.method import MaskUpdate, Method, NetworkView, Progress
 from pathgrow.methods.picks import smallness
-from pathgrow.methods.rewire import RewireLayers, with_present
-from pathgrow.methods.schedules import Cosine, PruneCubically, RewireEvery, interval
+from pathgrow.methods.rewire import Cosine, RewireEvery, RewireLayers, masks_with
+from pathgrow.methods.schedules import PruneCubically, scaled_interval
 
 _PUBLISHED_STEPS = 160 * 390
-"""Of the paper's trainings on CIFAR."""
+"""On CIFAR."""
 
 
 def granet(
@@ -23,38 +23,42 @@ def granet(
     density: float = 0.1,
     start_density: float = 0.5,
     num_steps: int = 10_000,
-    every: int | None = None,
-    end: float = 0.6875,
-    rate: float = 0.5,
+    update_interval: int | None = None,
+    stop_fraction: float = 0.6875,
+    drop_fraction: float = 0.5,
     allocation: str = "erk",
 ) -> Method:
     """GraNet (Liu et al. 2021, Sparse Training via Boosting Pruning Plasticity with Neuroregeneration).
 
-    Rule: every 1000 steps the smallest |weight| over all layers go, along the cubic curve of gradual pruning from
-    `start_density` (shared out by `allocation`) to `density` at the share `end` of the training. Then each layer drops
-    the share `rate`, falling along a cosine to a hundredth over the whole training, of its smallest |weight| and grows
-    as many by |gradient|. Rewiring goes on after the pruning has ended.
+    Rule: every 1000 steps the smallest |weight| over all layers are pruned, along the cubic curve of gradual pruning
+    from `start_density` (distributed by `allocation`) to `density` at `stop_fraction` of the training. Then each layer
+    drops a fraction of its smallest |weight|, falling along a cosine from `drop_fraction` to a hundredth of it over the
+    whole training, and grows as many by |gradient|. Rewiring continues after the pruning has ended.
 
-    Differences: trainings shorter than the paper's 62,400 steps change their masks as many times as those, at shorter
-    intervals, unless `every` says otherwise. Counts are exact. What is switched off and grown again in one change keeps
-    its weight and momentum; in the reference code this holds for what layers drop, while what was pruned a moment
-    before returns as zero. The change comes before the optimizer's step, which is made. `start_density=1.0` is the
-    paper's pruning from a dense network.
+    Differences: trainings shorter than the paper's 62,400 steps make as many updates as those, at shorter intervals,
+    unless `update_interval` is given. Counts are exact. A weight pruned and grown again in one update keeps its value
+    and momentum; in the reference code this holds for what layers drop, while what was just pruned returns as zero. The
+    update comes before the optimizer step, which is still made. `start_density=1.0` is the paper's pruning from a dense
+    network.
     """
-    every = interval(every, published=1000, of_steps=_PUBLISHED_STEPS, num_steps=num_steps)
+    interval = scaled_interval(update_interval, published=1000, of_steps=_PUBLISHED_STEPS, num_steps=num_steps)
+    fraction = Cosine(first=drop_fraction, last=drop_fraction / 100, num_steps=num_steps)
     return Method(
         name="granet",
-        start=RandomByLaw(allocation),
+        start=RandomInLayers(allocation),
         start_density=start_density,
         schedule=_PruneThenRewire(
             PruneCubically(
-                density=density, start_density=start_density, every=every, num_steps=num_steps, begin=0.0, end=end
+                density=density,
+                start_density=start_density,
+                update_interval=interval,
+                num_steps=num_steps,
+                start_fraction=0.0,
+                stop_fraction=stop_fraction,
             ),
-            RewireEvery(every=every, num_steps=num_steps, first=every),
+            RewireEvery(update_interval=interval, num_steps=num_steps, first_step=interval),
         ),
-        update=_PruneAndRewire(
-            RewireLayers(rate=Cosine(first=rate, last=rate / 100, num_steps=num_steps), score=NetworkView.gradients)
-        ),
+        update=_PruneAndRewire(RewireLayers(drop_fraction=fraction, score=NetworkView.gradients)),
         clock="step",
         needs=frozenset({"gradients"}),
         cost="dense_gradient_at_changes",
@@ -74,7 +78,7 @@ class _PruneThenRewire:
 class _PruneAndRewire:
     layers: RewireLayers
 
-    def __call__(self, net: NetworkView, change: MaskUpdate, progress: Progress, draw: torch.Generator) -> Masks:
+    def __call__(self, net: NetworkView, update: MaskUpdate, progress: Progress, draw: torch.Generator) -> Masks:
         on = net.masks.present()
-        pruned = on - top_k(smallness(net), on, change.num_drop, draw)
-        return with_present(net, self.layers.rewired(net, pruned, progress.step, draw))
+        pruned = on - top_k(smallness(net), on, update.num_drop, draw)
+        return masks_with(net, self.layers.rewired(net, pruned, progress.step, draw))

@@ -1,4 +1,4 @@
-"""GraSP: keep the weights that the flow of gradients depends on."""
+"""GraSP: keep the weights that preserve gradient flow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from pathgrow.errors import UserError
+from pathgrow.errors import UserError, require
 from pathgrow.graph.sample_counter import counting
 from pathgrow.graph.tracer import uncompiled
 from pathgrow.masks import Masks
@@ -26,29 +26,26 @@ from pathgrow.rng import derive
 def grasp(*, density: float = 0.1, temperature: float = 200.0, num_batches: int = 1) -> Method:
     """GraSP (Wang, Zhang & Grosse, Picking Winning Tickets Before Training by Preserving Gradient Flow, 2020).
 
-    Rule: with g the loss gradient and H the Hessian at initialisation, removing a weight lowers |g|^2 by about
-    2 weight x (Hg); the largest weight x (Hg), signed, stay, over all layers together. `attach` needs `loss` and
-    `batches`.
+    Rule: with g the loss gradient and H the Hessian at initialization, removing a weight lowers |g|^2 by about
+    2 weight x (Hg); keep the largest weight x (Hg), signed, over all layers. `attach` needs `loss` and `batches`.
 
-    Differences: the loss is the one given, where the authors' code has cross-entropy and new weights in every linear
-    layer of the copy that is scored. The batches are as training takes them, not ten samples of each class. Numbers of
-    that code are of a "ResNet-32" with twice the usual width, and comparable with those of none that is so called here.
+    Differences: the loss is the one passed to `attach`, where the authors' code has cross-entropy and new weights in
+    every linear layer of the copy that is scored. The batches are ordinary training batches, not ten samples of each
+    class. The published numbers are for a "ResNet-32" of twice the usual width (`resnet32x2` here).
 
     Parameters
     ----------
     density : float
-        Of all switchable weights, exact to one weight.
+        Fraction of the prunable weights, exact to one weight.
     temperature : float
-        The model's output is divided by it while gradients are taken, which makes a fresh network's guesses even; the
-        output has to be a tensor, unless this is 1.
+        Divides the model's output while gradients are computed, which evens out the predictions of an untrained
+        network; the output must be a tensor unless this is 1.
     num_batches : int
-        How many training batches g and H are taken over.
+        Number of training batches for g and H.
     """
     require_density("density", density)
-    if not 0 < temperature < float("inf"):
-        raise UserError(f"temperature {temperature!r} was given, a positive number is wanted: give for example 200")
-    if num_batches < 1:
-        raise UserError(f"num_batches {num_batches!r} was given, at least one batch is wanted: give for example 1")
+    require(0 < temperature < float("inf"), "temperature", temperature, "> 0", 200)
+    require(num_batches >= 1, "num_batches", num_batches, ">= 1", 1)
     start = ByGradientFlow(temperature, num_batches)
     return Method(name="grasp", start=start, start_density=density, needs=frozenset({"data"}))
 
@@ -65,19 +62,19 @@ class ByGradientFlow:
 
     def scores(self, net: NetworkView, seed: int) -> dict[str, Tensor]:
         """weight x (Hg) of every position."""
-        assert net.loss is not None and net.batches is not None, "`attach` sees to it that they are there"
+        assert net.loss is not None and net.batches is not None, "checked by `attach`"
         parameters = dict(net.model.named_parameters())
-        wanted = [parameters[name] for name in net.masks]
+        scored = [parameters[name] for name in net.masks]
         with probing(net.model, seed):
             batches = first_batches(net.batches, self.num_batches)
 
         def batch_gradients(number: int, *, create_graph: bool) -> list[Tensor]:
             assert net.loss is not None
-            return _gradients(checked_loss(net.loss(net.model, batches[number])), wanted, create_graph=create_graph)
+            return _gradients(checked_loss(net.loss(net.model, batches[number])), scored, create_graph=create_graph)
 
-        gradients = [torch.zeros_like(parameter) for parameter in wanted]
-        products = [torch.zeros_like(parameter) for parameter in wanted]
-        # Batch by batch, twice, with the same dropout: the graph of a second derivative is held for one batch only.
+        gradients = [torch.zeros_like(parameter) for parameter in scored]
+        products = [torch.zeros_like(parameter) for parameter in scored]
+        # Two passes per batch with the same dropout: only one double-backward graph is in memory at a time.
         with _tempered(net.model, self.temperature), _twice_derived(), counting(net.model) as counter:
             for number in range(self.num_batches):
                 with probing(net.model, derive(seed, "batch", number)):
@@ -88,17 +85,17 @@ class ByGradientFlow:
                     found = batch_gradients(number, create_graph=True)
                     flow = sum((a * b).sum() for a, b in zip(gradients, found, strict=True))
                     assert isinstance(flow, Tensor)
-                    _add_(products, _gradients(flow, wanted))
+                    _add_(products, _gradients(flow, scored))
         net.charge(gradient_samples=counter.samples, hessian_samples=counter.samples - num_samples)
         return {
             name: parameter.detach().double() * product
-            for name, parameter, product in zip(net.masks, wanted, products, strict=True)
+            for name, parameter, product in zip(net.masks, scored, products, strict=True)
         }
 
 
 def _gradients(value: Tensor, parameters: Sequence[Tensor], *, create_graph: bool = False) -> list[Tensor]:
     trained = [parameter for parameter in parameters if parameter.requires_grad]
-    if not trained or not value.requires_grad:  # as when the loss is linear in all of them
+    if not trained or not value.requires_grad:  # e.g. if the loss is linear in all of them
         return [torch.zeros_like(parameter) for parameter in parameters]
     found = iter(torch.autograd.grad(value, trained, create_graph=create_graph, allow_unused=True))
     each = [next(found) if parameter.requires_grad else None for parameter in parameters]
@@ -107,7 +104,7 @@ def _gradients(value: Tensor, parameters: Sequence[Tensor], *, create_graph: boo
 
 @contextmanager
 def _twice_derived() -> Iterator[None]:
-    """Inside the block operations of which torch has one derivative only are made of others, where we know how."""
+    """Replace operations that torch can differentiate only once, where an equivalent is known."""
     try:
         with uncompiled(), sdpa_kernel(SDPBackend.MATH), _PlainActivations():
             yield
@@ -116,8 +113,8 @@ def _twice_derived() -> Iterator[None]:
             raise
         operation = str(error).partition("derivative for ")[2].split()[0].strip("'")
         raise UserError(
-            f"GraSP needs second derivatives, and torch has none of an operation in this model ({operation}): "
-            "write it with others, or choose snip or synflow"
+            f"GraSP needs second derivatives, which torch does not provide for {operation} in this model; "
+            "replace that operation, or use snip or synflow"
         ) from error
 
 
@@ -135,15 +132,15 @@ def _add_(sums: list[Tensor], terms: list[Tensor]) -> None:
 
 @contextmanager
 def _tempered(model: nn.Module, temperature: float) -> Iterator[None]:
-    """Inside the block the model's output is divided by `temperature`."""
+    """Divide the model's output by `temperature` inside the block."""
 
     def divide(module: nn.Module, inputs: Any, output: Any) -> Any:
         if temperature == 1:
             return output
         if not isinstance(output, Tensor):
             raise UserError(
-                f"GraSP divides the model's output by its temperature and {type(model).__name__} gave a "
-                f"{type(output).__name__}: give temperature=1, or a model whose output is a tensor"
+                f"GraSP divides the model's output by a temperature, but {type(model).__name__} returned a "
+                f"{type(output).__name__}; use temperature=1"
             )
         return output / temperature
 

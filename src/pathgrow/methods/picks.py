@@ -1,4 +1,4 @@
-"""Picks, the parts that methods are made of: exactly `count` positions out of `candidates`; and scores for them."""
+"""Picks that several methods share, and scores for them."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from pathgrow.walks.phew import phew
 
 
 def magnitudes(net: NetworkView) -> dict[str, Tensor]:
-    """A score: |weight|."""
+    """Score: |weight|."""
     return {name: weight.abs() for name, weight in net.weights().items()}
 
 
 def smallness(net: NetworkView) -> dict[str, Tensor]:
-    """A score that is higher the smaller |weight| is, for picks that drop."""
+    """Score: -|weight|, for picks that drop."""
     return {name: -weight.abs() for name, weight in net.weights().items()}
 
 
 def at_random(net: NetworkView, candidates: Masks, count: int, generator: torch.Generator) -> Masks:
-    """Every candidate alike."""
+    """Sample uniformly."""
     return sampling.uniform(candidates, count, generator)
 
 
-def everything(net: NetworkView, candidates: Masks, count: int, generator: torch.Generator) -> Masks:
-    """All candidates, for methods that start dense."""
+def all_candidates(net: NetworkView, candidates: Masks, count: int, generator: torch.Generator) -> Masks:
+    """Take all candidates, for methods that start dense."""
     return candidates
 
 
 def by_walks(net: NetworkView, candidates: Masks, count: int, generator: torch.Generator) -> Masks:
-    """The PHEW seed: weights met by random walks over the whole scope, each on a path from input to output."""
+    """PHEW masks: weights on random walks over the whole scope, each on a path from input to output."""
     return phew(net.model, net.example_input, count / net.scope.num, scope=net.scope, seed=generator.initial_seed())

@@ -1,12 +1,13 @@
-"""What methods that rewire have in common: keep the largest of a layer, put others in place of the rest.
+"""Parts of dynamic sparse training: drop weights, grow as many elsewhere, at a constant density.
 
-Ranking happens where the weights are, one layer at a time: a rewiring every hundred steps must not bring all gradients
-of a network to the CPU. Only ties and random picks draw, from the CPU generator that is passed, over candidates in
-logical order; equal scores give equal masks on every device.
+Ranking happens on the device of the weights, one layer at a time: an update every hundred steps must not copy all
+gradients of a network to the CPU. Only ties and random picks draw, from the CPU generator that is passed, over
+candidates in logical order, so equal scores give equal masks on every device.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -15,135 +16,159 @@ from torch import Tensor
 
 from pathgrow.errors import UserError
 from pathgrow.masks import Masks
+from pathgrow.masks.sampling import top_k_in, uniform_in
 from pathgrow.methods.method import MaskUpdate, NetworkView, Progress, Score, floor_of
+from pathgrow.methods.schedules import require_steps, require_stop_fraction
 
-Rate = Callable[[int], float]
-"""Share of the present weights to drop at a step."""
+DropFraction = Callable[[int], float]
+"""Fraction of the active weights to drop at a step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewireEvery:
+    """Schedule of updates at a constant density: every `update_interval` steps, up to `stop_fraction` of `num_steps`.
+
+    >>> schedule = RewireEvery(update_interval=100, num_steps=1000, stop_fraction=0.75)
+    >>> [step for step in range(1000) if schedule(Progress(round=0, step=step, num_on=1, num=9)) is not None]
+    [0, 100, 200, 300, 400, 500, 600, 700]
+    """
+
+    update_interval: int
+    num_steps: int
+    first_step: int = 0
+    stop_fraction: float = math.inf
+
+    def __post_init__(self) -> None:
+        require_steps(self.update_interval, self.num_steps)
+        require_stop_fraction(self.stop_fraction)
+
+    def __call__(self, progress: Progress) -> MaskUpdate | None:
+        due = progress.step >= self.first_step and progress.step % self.update_interval == 0
+        return MaskUpdate() if due and progress.step <= self.stop_fraction * self.num_steps else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cosine:
+    """Drop fraction that falls along half a cosine from `first` at step 0 to `last` at step `num_steps`.
+
+    >>> fraction = Cosine(first=0.3, num_steps=1000)
+    >>> fraction(0), round(fraction(500), 6), fraction(1000), fraction(2000)
+    (0.3, 0.15, 0.0, 0.0)
+    """
+
+    first: float
+    last: float = 0.0
+    num_steps: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.last <= self.first < 1:
+            raise UserError(f"drop fractions must be in [0, 1) and not increase, got {self.first} to {self.last}")
+
+    def __call__(self, step: int) -> float:
+        if step >= self.num_steps:
+            return self.last
+        return self.last + (self.first - self.last) / 2 * (1 + math.cos(math.pi * step / self.num_steps))
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Constant drop fraction."""
+
+    value: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.value < 1:
+            raise UserError(f"drop_fraction must be in [0, 1), got {self.value} (e.g. 0.3)")
+
+    def __call__(self, step: int) -> float:
+        return self.value
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewireLayers:
-    """Within each layer, drop the share `rate` of what is on by magnitude and grow as many; layer densities stay.
+    """Mask update within layers: drop a fraction of the smallest |weight| and grow as many; layer densities stay.
 
-    Everything that was not kept can be grown, what was dropped a moment ago too: it then was never off.
+    All weights that were not kept can grow, also those just dropped, which then were never pruned.
     """
 
-    rate: Rate
+    drop_fraction: DropFraction
     score: Score | None
-    """The largest grow; None: any, by chance."""
+    """Grow the largest; None: grow at random."""
     by_sign: bool = False
-    """Drop the share from the positive and from the negative weights, each by itself; zeros go first."""
+    """Drop the fraction of the positive and of the negative weights separately; zeros go first."""
 
-    def __call__(self, net: NetworkView, change: MaskUpdate, progress: Progress, draw: torch.Generator) -> Masks:
-        return with_present(net, self.rewired(net, present(net), progress.step, draw))
+    def __call__(self, net: NetworkView, update: MaskUpdate, progress: Progress, draw: torch.Generator) -> Masks:
+        return masks_with(net, self.rewired(net, active(net), progress.step, draw))
 
     def rewired(
         self, net: NetworkView, on: Mapping[str, Tensor], step: int, draw: torch.Generator
     ) -> dict[str, Tensor]:
-        """What is on afterwards, where `on` is now."""
-        share, weights, inside = self.rate(step), net.weights(), net.masks.scope
+        """The active weights after an update at `step`, given those before it."""
+        fraction, weights, inside = self.drop_fraction(step), net.weights(), net.masks.scope
         scores = None if self.score is None else self.score(net)
         result = {}
         for name, here in on.items():
-            kept = self._kept(weights[name], here, share, draw)
-            num_grow = count(here) - count(kept)
+            kept = self._kept(weights[name], here, fraction, draw)
+            num_grow = num_true(here) - num_true(kept)
             free = inside[name] & ~kept
-            grown = any_of(free, num_grow, draw) if scores is None else largest(scores[name], free, num_grow, draw)
+            grown = uniform_in(free, num_grow, draw) if scores is None else top_k_in(scores[name], free, num_grow, draw)
             result[name] = kept | grown
         return result
 
-    def _kept(self, weight: Tensor, on: Tensor, share: float, draw: torch.Generator) -> Tensor:
+    def _kept(self, weight: Tensor, on: Tensor, fraction: float, draw: torch.Generator) -> Tensor:
         if not self.by_sign:
-            return largest_but(share, weight.abs(), on, draw)
-        up, down = (largest_but(share, side, on & (side > 0), draw) for side in (weight, -weight))
-        return up | down
+            return without_smallest(fraction, weight.abs(), on, draw)
+        positive, negative = (without_smallest(fraction, side, on & (side > 0), draw) for side in (weight, -weight))
+        return positive | negative
 
 
-def present(net: NetworkView) -> dict[str, Tensor]:
-    """What is on among the switchable weights, by layer."""
+def active(net: NetworkView) -> dict[str, Tensor]:
+    """The active prunable weights, by layer."""
     return dict(net.masks.present())
 
 
-def with_present(net: NetworkView, on: Mapping[str, Tensor]) -> Masks:
-    """Masks in which exactly these switchable weights are on."""
+def masks_with(net: NetworkView, on: Mapping[str, Tensor]) -> Masks:
+    """Masks in which exactly these prunable weights are active."""
     scope = net.masks.scope
     return Masks.empty(scope) | Masks.select(on, scope)
 
 
-def count(flags: Tensor) -> int:
-    """How many are True. Waits for the device."""
+def num_true(flags: Tensor) -> int:
+    """Number of True entries. Waits for the device."""
     return int(torch.count_nonzero(flags))
 
 
-def largest_but(share: float, scores: Tensor, candidates: Tensor, draw: torch.Generator) -> Tensor:
-    """All candidates but the share of them that has the smallest scores."""
-    num = count(candidates)
-    return largest(scores, candidates, num - floor_of(share * num), draw)
+def without_smallest(fraction: float, scores: Tensor, candidates: Tensor, draw: torch.Generator) -> Tensor:
+    """All candidates but a fraction of them with the smallest scores."""
+    num = num_true(candidates)
+    return top_k_in(scores, candidates, num - floor_of(fraction * num), draw)
 
 
-def largest(scores: Tensor, candidates: Tensor, num: int, draw: torch.Generator) -> Tensor:
-    """The `num` candidates of one tensor with the largest scores; equal ones at the border are drawn.
+def apportion(num: int, shares: Mapping[str, float], capacity: Mapping[str, int]) -> dict[str, int]:
+    """Integers with sum `num`, proportional to `shares`, none above its capacity.
 
-    >>> scores, candidates = torch.tensor([3.0, 1.0, 2.0, 9.0]), torch.tensor([True, True, True, False])
-    >>> largest(scores, candidates, 2, torch.Generator()).tolist()
-    [True, False, True, False]
-    """
-    places = candidates.reshape(-1).nonzero().squeeze(1)
-    assert 0 <= num <= len(places), "more were asked for than there are"
-    if num == 0:
-        return torch.zeros(candidates.shape, dtype=torch.bool, device=candidates.device)
-    values = scores.detach().reshape(-1)[places]
-    if not bool(values.isfinite().all()):
-        raise UserError(
-            "scores of weights hold numbers that are not finite: training has diverged, lower the learning rate"
-        )
-    border = torch.topk(values, num, sorted=False).values.min()
-    chosen = values > border
-    tied = (values == border).nonzero().squeeze(1)
-    drawn = torch.randperm(len(tied), generator=draw)[: num - count(chosen)]
-    chosen[tied[drawn.to(tied.device)]] = True
-    return _flags(candidates, places[chosen])
+    What exceeds a capacity goes to the others in proportion; fractions go to the largest remainders. If all shares left
+    are zero, the capacities are the shares.
 
-
-def any_of(candidates: Tensor, num: int, draw: torch.Generator) -> Tensor:
-    """So many candidates of one tensor, every set of them equally likely."""
-    places = candidates.reshape(-1).nonzero().squeeze(1)
-    assert 0 <= num <= len(places), "more were asked for than there are"
-    drawn = torch.randperm(len(places), generator=draw)[:num]
-    return _flags(candidates, places[drawn.to(places.device)])
-
-
-def apportioned(num: int, shares: Mapping[str, float], room: Mapping[str, int]) -> dict[str, int]:
-    """Whole numbers that sum to `num`, in proportion to `shares`, none above its room.
-
-    What does not fit into one place goes to the others in their proportion; fractions go to the largest remainders.
-    Where no share is left, the room itself is the share.
-
-    >>> apportioned(10, {"a": 3.0, "b": 1.0, "c": 1.0}, {"a": 2, "b": 9, "c": 9})
+    >>> apportion(10, {"a": 3.0, "b": 1.0, "c": 1.0}, {"a": 2, "b": 9, "c": 9})
     {'a': 2, 'b': 4, 'c': 4}
     """
-    assert 0 <= num <= sum(room.values()), "more were asked for than there is room"
+    assert 0 <= num <= sum(capacity.values()), "more than there is capacity for"
     quotas = dict.fromkeys(shares, 0.0)
-    free, left = list(shares), num  # in order: sums of floats must not depend on it
+    free, left = list(shares), num  # in order: float sums depend on it
     while free and left:
-        parts: Mapping[str, float] = shares if sum(shares[name] for name in free) > 0 else room
+        parts: Mapping[str, float] = shares if sum(shares[name] for name in free) > 0 else capacity
         total = sum(parts[name] for name in free)
         fair = {name: left * parts[name] / total for name in free}
-        full = [name for name in free if fair[name] >= room[name]]
+        full = [name for name in free if fair[name] >= capacity[name]]
         if not full:
             quotas |= fair
             break
-        quotas |= {name: float(room[name]) for name in full}
-        left -= sum(room[name] for name in full)
+        quotas |= {name: float(capacity[name]) for name in full}
+        left -= sum(capacity[name] for name in full)
         free = [name for name in free if name not in full]
-    counts = {name: min(floor_of(quota), room[name]) for name, quota in quotas.items()}
-    remainders = sorted((name for name in counts if counts[name] < room[name]), key=lambda n: counts[n] - quotas[n])
+    counts = {name: min(floor_of(quota), capacity[name]) for name, quota in quotas.items()}
+    remainders = sorted((name for name in counts if counts[name] < capacity[name]), key=lambda n: counts[n] - quotas[n])
     for name in remainders[: num - sum(counts.values())]:
         counts[name] += 1
     return counts
-
-
-def _flags(like: Tensor, places: Tensor) -> Tensor:
-    flags = torch.zeros(like.numel(), dtype=torch.bool, device=like.device)
-    flags[places] = True
-    return flags.view(like.shape)

@@ -1,44 +1,44 @@
-"""When masks change and by how many weights: a progress in, exact counts out."""
+"""Pruning schedules and update intervals: progress in, exact counts out. Growth has `GrowEachRound` (`method`)."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from pathgrow.errors import UserError, is_number
+from pathgrow.errors import UserError, is_number, require
 from pathgrow.methods.method import MaskUpdate, Progress, count_at, floor_of, require_density
 
 
 @dataclass(frozen=True, kw_only=True)
 class PruneEachRound:
-    """Take away `share` of what is left, round by round, down to a density; the last step is cut to end on it.
+    """Prune a fraction of the remaining weights per round, down to a density; the last step ends exactly on it.
 
     >>> PruneEachRound(density=0.1)(Progress(round=1, step=0, num_on=800, num=1000))
     MaskUpdate(num_drop=160, num_grow=0)
     """
 
     density: float
-    share: float = 0.2
+    prune_fraction: float = 0.2
 
     def __post_init__(self) -> None:
         require_density("density", self.density)
-        if not 0 < self.share < 1:
-            raise UserError(f"share {self.share!r} was given, a share between 0 and 1 is wanted: give for example 0.2")
+        require(0 < self.prune_fraction < 1, "prune_fraction", self.prune_fraction, "in (0, 1)", 0.2)
 
     def __call__(self, progress: Progress) -> MaskUpdate | None:
-        # From the number of the round, so that rounding does not add up; at least one, so that it always ends.
-        rung = min(count_at((1 - self.share) ** (progress.round + 1), progress.num), progress.num_on - 1)
-        num_drop = progress.num_on - max(rung, count_at(self.density, progress.num))
+        # From the round number, so that rounding errors do not accumulate; at least one weight, so that it ends.
+        kept = count_at((1 - self.prune_fraction) ** (progress.round + 1), progress.num)
+        num_drop = progress.num_on - max(min(kept, progress.num_on - 1), count_at(self.density, progress.num))
         return MaskUpdate(num_drop=num_drop) if num_drop > 0 else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class PruneCubically:
-    """From one density to another along a cubic curve, fast at first: every so many steps, and at the last.
+    """Prune from one density to another along a cubic curve, fast at first, every `update_interval` steps.
 
-    `begin` and `end` are shares of `num_steps`.
+    `start_fraction` and `stop_fraction` are fractions of `num_steps`.
 
-    >>> schedule = PruneCubically(density=0.1, every=100, num_steps=1000, begin=0.1, end=0.5)
+    >>> schedule = PruneCubically(
+    ...     density=0.1, update_interval=100, num_steps=1000, start_fraction=0.1, stop_fraction=0.5
+    ... )
     >>> schedule.density_at(0), schedule.density_at(500)
     (1.0, 0.1)
     >>> schedule(Progress(round=0, step=500, num_on=107, num=1000))
@@ -47,27 +47,24 @@ class PruneCubically:
 
     density: float
     start_density: float = 1.0
-    every: int
+    update_interval: int
     num_steps: int
-    begin: float
-    end: float
+    start_fraction: float
+    stop_fraction: float
 
     def __post_init__(self) -> None:
         require_density("density", self.density)
-        require_steps(self.every, self.num_steps)
+        require_steps(self.update_interval, self.num_steps)
         if self.start_density < self.density:
+            raise UserError(f"density must be <= start_density, got {self.density} > {self.start_density}")
+        if not 0 <= self.start_fraction < self.stop_fraction <= 1:
             raise UserError(
-                f"pruning from density {self.start_density} to {self.density} was asked for, which is no way down: "
-                "give a density below the first"
-            )
-        if not 0 <= self.begin < self.end <= 1:
-            raise UserError(
-                f"pruning from {self.begin} to {self.end} of the training was asked for, 0 <= begin < end <= 1 is "
-                "wanted: give for example begin=0.2, end=0.75"
+                "start_fraction and stop_fraction must satisfy 0 <= start_fraction < stop_fraction <= 1, "
+                f"got {self.start_fraction} and {self.stop_fraction} (e.g. 0.2 and 0.75)"
             )
 
     def density_at(self, step: int) -> float:
-        """Of all switchable weights, when this step is made."""
+        """Overall density from this step on."""
         first, last = self._steps
         if step >= last:
             return self.density
@@ -76,106 +73,43 @@ class PruneCubically:
 
     def __call__(self, progress: Progress) -> MaskUpdate | None:
         first, last = self._steps
-        on_the_grid = progress.step >= first and (progress.step - first) % self.every == 0
-        # After the last step too: where a training is cut shorter on its way, the density has still to be reached.
-        if not on_the_grid and progress.step < last:
+        on_grid = progress.step >= first and (progress.step - first) % self.update_interval == 0
+        # Also after the last step of the curve: a training that was shortened still has to reach the density.
+        if not on_grid and progress.step < last:
             return None
         num_drop = progress.num_on - count_at(self.density_at(progress.step), progress.num)
         return MaskUpdate(num_drop=num_drop) if num_drop > 0 else None
 
     @property
     def _steps(self) -> tuple[int, int]:
-        # Never beyond the last step that is made, which is num_steps - 1: the density must be reached.
-        last = min(max(1, floor_of(self.end * self.num_steps)), self.num_steps - 1)
-        return max(0, min(floor_of(self.begin * self.num_steps), last - 1)), last
+        # Never beyond num_steps - 1, the last step that is made: the density must be reached.
+        last = min(max(1, floor_of(self.stop_fraction * self.num_steps)), self.num_steps - 1)
+        return max(0, min(floor_of(self.start_fraction * self.num_steps), last - 1)), last
 
 
-@dataclass(frozen=True, kw_only=True)
-class RewireEvery:
-    """Move weights at a constant density: every so many steps from `first` on, up to `end` as a share of `num_steps`.
+def scaled_interval(update_interval: int | None, *, published: int, of_steps: int, num_steps: int) -> int:
+    """The update interval: as given, or the published one, shortened for trainings of fewer than `of_steps` steps.
 
-    >>> schedule = RewireEvery(every=100, num_steps=1000, end=0.75)
-    >>> [step for step in range(1000) if schedule(Progress(round=0, step=step, num_on=1, num=9)) is not None]
-    [0, 100, 200, 300, 400, 500, 600, 700]
-    """
+    Shorter trainings then make as many mask updates as a published one; at the published interval they would make
+    hardly any.
 
-    every: int
-    num_steps: int
-    first: int = 0
-    end: float = math.inf
-
-    def __post_init__(self) -> None:
-        require_steps(self.every, self.num_steps)
-        require_end(self.end)
-
-    def __call__(self, progress: Progress) -> MaskUpdate | None:
-        due = progress.step >= self.first and progress.step % self.every == 0
-        return MaskUpdate() if due and progress.step <= self.end * self.num_steps else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cosine:
-    """A share that falls along half a cosine, from `first` at step 0 to `last` at step `num_steps`, and stays there.
-
-    >>> fall = Cosine(first=0.3, num_steps=1000)
-    >>> fall(0), round(fall(500), 6), fall(1000), fall(2000)
-    (0.3, 0.15, 0.0, 0.0)
-    """
-
-    first: float
-    last: float = 0.0
-    num_steps: float
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.last <= self.first < 1:
-            raise UserError(
-                f"a drop rate from {self.first} to {self.last} was given, shares from 0 up to below 1 that do not rise "
-                "are wanted: give for example 0.3"
-            )
-
-    def __call__(self, step: int) -> float:
-        if step >= self.num_steps:
-            return self.last
-        return self.last + (self.first - self.last) / 2 * (1 + math.cos(math.pi * step / self.num_steps))
-
-
-@dataclass(frozen=True)
-class Constant:
-    """A share that stays."""
-
-    value: float
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.value < 1:
-            raise UserError(f"a drop rate of {self.value} was given, a share in [0, 1) is wanted: give for example 0.3")
-
-    def __call__(self, step: int) -> float:
-        return self.value
-
-
-def interval(every: int | None, *, published: int, of_steps: int, num_steps: int) -> int:
-    """Steps between changes: `every` where it is given, else the published number, for trainings of `of_steps` or more.
-
-    Shorter ones change their masks as many times as a published one, at shorter intervals; at its own interval they
-    would hardly change them, if at all.
-
-    >>> interval(None, published=1000, of_steps=78_000, num_steps=100_000)
+    >>> scaled_interval(None, published=1000, of_steps=78_000, num_steps=100_000)
     1000
-    >>> interval(None, published=1000, of_steps=78_000, num_steps=2_240)
+    >>> scaled_interval(None, published=1000, of_steps=78_000, num_steps=2_240)
     29
     """
-    require_steps(1 if every is None else every, num_steps)
-    return max(1, round(published * min(num_steps, of_steps) / of_steps)) if every is None else int(every)
+    require_steps(1 if update_interval is None else update_interval, num_steps)
+    if update_interval is None:
+        return max(1, round(published * min(num_steps, of_steps) / of_steps))
+    return int(update_interval)
 
 
-def require_steps(every: int, num_steps: int) -> None:
-    """Refuse a clock that cannot tick."""
-    for name, value in (("every", every), ("num_steps", num_steps)):
-        if not is_number(value) or value < 1 or value != int(value):
-            raise UserError(f"{name} {value!r} was given, a whole number of steps from 1 up is wanted: give one")
+def require_steps(update_interval: int, num_steps: int) -> None:
+    """Raise a `UserError` unless both are positive integers."""
+    for name, value in (("update_interval", update_interval), ("num_steps", num_steps)):
+        require(is_number(value) and value >= 1 and value == int(value), name, value, "an integer >= 1", 100)
 
 
-def require_end(end: float) -> None:
-    """Refuse what is no share of a training after which masks stay."""
-    if not end > 0:
-        raise UserError(f"end {end!r} was given, a share of the training above 0 is wanted: give 0.75")
+def require_stop_fraction(stop_fraction: float) -> None:
+    """Raise a `UserError` unless a value is a fraction of the training after which masks are final."""
+    require(stop_fraction > 0, "stop_fraction", stop_fraction, "> 0", 0.75)

@@ -11,8 +11,8 @@ from pathgrow.methods.method import ByScore, Method, NetworkView, require_densit
 def snip(*, density: float = 0.1) -> Method:
     """SNIP (Lee, Ajanthan & Torr, SNIP: Single-shot Network Pruning based on Connection Sensitivity, 2019).
 
-    Rule: the largest |weight x loss gradient| over all layers together, at initialisation, on one training batch.
-    `attach` needs `loss` and `batches`.
+    Rule: keep the largest |weight x loss gradient| over all layers, at initialization, on one training batch. `attach`
+    needs `loss` and `batches`.
 
     Differences: biases are neither scored nor pruned. Training starts from the weights that were scored, as in later
     work; the authors' code draws new ones. Batch norm runs in training mode, as in the steps that follow, where the

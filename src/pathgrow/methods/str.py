@@ -1,4 +1,4 @@
-"""Soft threshold reparameterisation (STR): how sparse each layer becomes is learned."""
+"""Soft threshold reparameterization (STR): the sparsity of each layer is learned."""
 
 from __future__ import annotations
 
@@ -9,47 +9,47 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathgrow.errors import UserError
+from pathgrow.errors import require
 from pathgrow.masks import Masks
 from pathgrow.methods.method import Method, MethodState, NetworkView
-from pathgrow.methods.picks import everything
+from pathgrow.methods.picks import all_candidates
 from pathgrow.methods.schedules import require_steps
 
-AWAKE = -5.0
-"""An s from which on its gradient counts: the threshold is 0.007, a few percent of a usual weight."""
+ACTIVE_S = -5.0
+"""An s from which on its gradient matters: the threshold is 0.007, a few percent of a typical weight."""
 
 
-def soft_threshold(*, start: float | None = None, decay: float | None = None, num_steps: int = 10_000) -> Method:
+def soft_threshold(*, s_init: float | None = None, s_decay: float | None = None, num_steps: int = 10_000) -> Method:
     """STR (Kusupati et al. 2020, Soft Threshold Weight Reparameterization for Learnable Sparsity).
 
-    Rule: the network computes with sign(W) relu(|W| - sigmoid(s)), one s for each weight tensor; the loss gradient
-    moves W and s. A very negative s is no threshold and has no gradient: weight decay pulls it up. The density is
-    nowhere given: it emerges from `start`, the decay and the length of training, and is reported.
+    Rule: the network computes with sign(W) relu(|W| - sigmoid(s)), with one s for each weight tensor; the loss gradient
+    trains W and s. A very negative s is no threshold and has no gradient: weight decay raises it. The density is not an
+    option: it emerges from `s_init`, the weight decay and the length of training, and is reported.
 
-    Differences: `start` follows the length of the training unless it is given: decay alone then brings every s to -5
-    half-way on its whole course, so that thresholds wake in a minute's training as in a long one (the paper's ResNet-50
-    would begin at -1,600; its own -3,200 stays asleep in anything much shorter). The optimizer moves W, whichever it
-    is. Each s moves by SGD with the learning rate, momentum and weight decay that the optimizer has for its tensor, and
-    takes no part in gradient clipping.
+    Differences: by default `s_init` depends on the length of the training: weight decay alone brings every s to -5
+    halfway through, so that thresholds become effective in short trainings as in long ones (the paper's ResNet-50 would
+    start at -1,600; its own -3,200 never becomes effective in anything much shorter). Any optimizer trains W. Each s is
+    trained by SGD with the learning rate, momentum and weight decay that the optimizer has for its tensor, and takes no
+    part in gradient clipping.
 
     Parameters
     ----------
-    start : float, optional
-        Of every s; None: by the length of the training. Nearer to zero leaves fewer weights.
-    decay : float, optional
-        Weight decay of every s; None: that of its tensor. More decay leaves fewer weights.
+    s_init : float, optional
+        Initial value of every s; None: derived from the length of the training. Closer to zero prunes more.
+    s_decay : float, optional
+        Weight decay of every s; None: that of its tensor. More decay prunes more.
     num_steps : int
         Steps of the training.
     """
     require_steps(1, num_steps)
-    if start is not None and not math.isfinite(start):
-        raise UserError(f"start {start!r} was given, a finite number is wanted: give for example -5.0")
-    if decay is not None and not 0 <= decay < math.inf:
-        raise UserError(f"decay {decay!r} was given, a weight decay from 0 up is wanted: give for example 1e-4")
-    weights = SoftThreshold(start, decay, num_steps)
+    if s_init is not None:
+        require(math.isfinite(s_init), "s_init", s_init, "finite", -5.0)
+    if s_decay is not None:
+        require(0 <= s_decay < math.inf, "s_decay", s_decay, ">= 0", 1e-4)
+    weights = SoftThreshold(s_init, s_decay, num_steps)
     return Method(
         name="str",
-        start=everything,
+        start=all_candidates,
         start_density=1.0,
         init_state=weights,
         weights=weights,
@@ -60,48 +60,48 @@ def soft_threshold(*, start: float | None = None, decay: float | None = None, nu
 
 @dataclass(frozen=True)
 class SoftThreshold:
-    """Hidden weights W, and for each tensor of them an s with its momentum."""
+    """Latent weights W, and for each tensor an s with its momentum."""
 
-    start: float | None
-    decay: float | None
+    s_init: float | None
+    s_decay: float | None
     num_steps: int
 
     def __call__(self, net: NetworkView) -> MethodState:
-        """What is remembered at first."""
+        """The initial state."""
         weights, groups = net.weights(), _groups(net)
-        # One number decays over the whole training: it needs more digits than a weight in half precision has.
+        # s decays over the whole training, which half precision cannot represent.
         zeros = {n: w.new_zeros((), dtype=torch.promote_types(w.dtype, torch.float32)) for n, w in weights.items()}
         return {
-            "hidden": {name: weight.clone() for name, weight in weights.items()},
-            "s": {name: torch.full_like(zero, self._start(groups.get(name))) for name, zero in zeros.items()},
+            "latent": {name: weight.clone() for name, weight in weights.items()},
+            "s": {name: torch.full_like(zero, self._initial_s(groups.get(name))) for name, zero in zeros.items()},
             "momentum": zeros,
         }
 
-    def _start(self, group: dict[str, Any] | None) -> float:
-        """Where an s begins that decay brings to `AWAKE` half-way; a schedule is taken to average half of its peak."""
-        if self.start is not None:
-            return self.start
+    def _initial_s(self, group: dict[str, Any] | None) -> float:
+        """The s that decay brings to `ACTIVE_S` halfway, for a learning rate that averages half of its peak."""
+        if self.s_init is not None:
+            return self.s_init
         if group is None:
-            return AWAKE  # it is not trained and never moves
+            return ACTIVE_S  # not trained
         rate = _peak(group) * self._decay(group) / (1 - group.get("momentum", 0.0))
-        return AWAKE * math.exp(min(rate * self.num_steps / 2 / 2, 20.0))
+        return ACTIVE_S * math.exp(min(rate * self.num_steps / 2 / 2, 20.0))
 
     def _decay(self, group: dict[str, Any]) -> float:
-        return float(group.get("weight_decay", 0.0) if self.decay is None else self.decay)
+        return float(group.get("weight_decay", 0.0) if self.s_decay is None else self.s_decay)
 
     @torch.no_grad()
     def restore_latent_(self, net: NetworkView) -> None:
         weights, group_of = net.weights(), _groups(net)
         for name, gradient in net.signed_gradients().items():
-            hidden, s = net.method_state["hidden"][name], net.method_state["s"][name]
+            latent, s = net.method_state["latent"][name], net.method_state["s"][name]
             threshold, inside = torch.sigmoid(s), net.scope[name]
-            gradient.masked_fill_((hidden.abs() <= threshold) & inside, 0)
-            if name in group_of:  # else it is not trained
-                slope = (gradient * hidden.sign() * inside).sum() * -threshold * (1 - threshold)
-                self._move_(s, net.method_state["momentum"][name], slope, group_of[name])
-            weights[name].copy_(hidden)
+            gradient.masked_fill_((latent.abs() <= threshold) & inside, 0)
+            if name in group_of:  # otherwise it is not trained
+                slope = (gradient * latent.sign() * inside).sum() * -threshold * (1 - threshold)
+                self._step_(s, net.method_state["momentum"][name], slope, group_of[name])
+            weights[name].copy_(latent)
 
-    def _move_(self, s: Tensor, momentum: Tensor, slope: Tensor, group: dict[str, Any]) -> None:
+    def _step_(self, s: Tensor, momentum: Tensor, slope: Tensor, group: dict[str, Any]) -> None:
         slope = (-slope if group.get("maximize") else slope) + self._decay(group) * s
         inertia = group.get("momentum", 0.0)
         momentum.mul_(inertia).add_(slope)
@@ -110,25 +110,25 @@ class SoftThreshold:
     @torch.no_grad()
     def apply_effective_(self, net: NetworkView) -> None:
         for name, weight in net.weights().items():
-            net.method_state["hidden"][name].copy_(weight)
+            net.method_state["latent"][name].copy_(weight)
             weight.copy_(self._effective(net, name))
 
     def masks(self, net: NetworkView) -> Masks:
         return Masks({n: (self._effective(net, n) != 0) | ~inside for n, inside in net.scope.items()}, net.scope)
 
     def _effective(self, net: NetworkView, name: str) -> Tensor:
-        hidden = net.method_state["hidden"][name]
-        soft = hidden.sign() * (hidden.abs() - torch.sigmoid(net.method_state["s"][name])).relu()
-        return torch.where(net.scope[name], soft, hidden)
+        latent = net.method_state["latent"][name]
+        soft = latent.sign() * (latent.abs() - torch.sigmoid(net.method_state["s"][name])).relu()
+        return torch.where(net.scope[name], soft, latent)
 
 
 def _peak(group: dict[str, Any]) -> float:
-    """The highest learning rate to come: torch's schedulers note it, and a warm-up has set a lower one already."""
+    """The peak learning rate: torch's schedulers record it, and a warm-up has already lowered the current one."""
     return max(float(group[name]) for name in ("lr", "initial_lr", "max_lr") if name in group)
 
 
 def _groups(net: NetworkView) -> dict[str, dict[str, Any]]:
-    """The optimizer's settings for each switchable tensor that it owns."""
+    """The parameter group of each prunable tensor that the optimizer owns."""
     assert net.optimizer is not None
     owner = {id(parameter): group for group in net.optimizer.param_groups for parameter in group["params"]}
     return {name: owner[id(p)] for name, p in net.model.named_parameters() if name in net.masks and id(p) in owner}

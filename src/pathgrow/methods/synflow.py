@@ -1,4 +1,4 @@
-"""SynFlow: prune little by little what carries least path weight, without any data."""
+"""SynFlow: iteratively prune the weights that carry the least path weight, without data."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pathgrow.errors import UserError
+from pathgrow.errors import require
 from pathgrow.graph.paths import signals
 from pathgrow.masks import Masks
 from pathgrow.masks.sampling import top_k
@@ -18,23 +18,22 @@ def synflow(*, density: float = 0.1, num_iterations: int = 100) -> Method:
     """SynFlow (Tanaka et al., Pruning neural networks without any data by iteratively conserving synaptic flow, 2020).
 
     Rule: a weight's score is |w| dR/d|w|, with R the total over all input-output paths of the product of |weights|:
-    the path weight that runs through it. Iteration k of n keeps the best density^(k/n), over all layers together, by
-    scores of what the iteration before has left; once would empty whole layers.
+    the path weight that runs through it. Iteration k of n keeps the best density^(k/n) over all layers, with scores of
+    what the previous iteration has left; a single iteration would empty whole layers.
 
-    Differences: the authors' command takes one iteration unless it is told otherwise. Scores are float64 with the scale
-    of every layer kept apart, where the authors' float32 overflows on deep networks. Batch norm counts as the identity,
-    which it is at initialisation.
+    Differences: the authors' command line defaults to one iteration. Scores are float64 with a separate scale for every
+    layer, where the authors' float32 overflows on deep networks. Batch norm counts as the identity, which it is at
+    initialization.
 
     Parameters
     ----------
     density : float
-        Of all switchable weights, exact to one weight.
+        Fraction of the prunable weights, exact to one weight.
     num_iterations : int
-        How many times scores are taken.
+        Number of pruning iterations.
     """
     require_density("density", density)
-    if num_iterations < 1:
-        raise UserError(f"num_iterations {num_iterations!r} was given, at least one is wanted: give for example 100")
+    require(num_iterations >= 1, "num_iterations", num_iterations, ">= 1", 100)
     start = BySynapticFlow(num_iterations)
     return Method(name="synflow", start=start, start_density=density, needs=frozenset({"paths"}))
 
@@ -57,7 +56,7 @@ class BySynapticFlow:
             opened = flow.opened
             net.charge(path_passes=1)
             if float(flow.trace.total.detach()) == 0:
-                # Fewer weights than a path takes: there is nothing left to tell them apart by.
+                # Fewer weights than a path needs: all scores are equal.
                 scores: dict[str, Tensor] = {name: torch.zeros_like(weight) for name, weight in weights.items()}
             else:
                 scores = {n: score * weights[n].abs() for n, score in flow.scores() if n in weights}

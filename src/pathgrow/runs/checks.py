@@ -200,10 +200,10 @@ def training_warnings(workload: Workload, epochs: int) -> list[str]:
         num_on = count_at(method.start_density, workload.session.scope.num)
         num_updates = sum(span.num_updates for span in workload.spans(epochs, num_on))
         if num_updates < _FEW_UPDATES:
-            every = workload.config.method_options.get("every")
-            interval = f" (update interval {every})" if every is not None else ""
+            interval = workload.config.method_options.get("update_interval")
+            every = f" (update interval {interval})" if interval is not None else ""
             found.append(
-                f"only {num_updates} mask update{'' if num_updates == 1 else 's'} in {num_steps} steps{interval}; "
+                f"only {num_updates} mask update{'' if num_updates == 1 else 's'} in {num_steps} steps{every}; "
                 "train longer or update more often"
             )
     if method.after_update == "rewind" and num_steps / 2 < method.rewind_step < num_steps:

@@ -193,7 +193,7 @@ class TrainConfig(RunConfig):
     """Density at the end of training; None for methods that have no such option."""
     method_options: Mapping[str, Any] = option(
         factory=dict,
-        help="Method option such as every=200 or allocation=erk; repeatable.",
+        help="Method option such as update_interval=200 or allocation=erk; repeatable.",
         flags=("--method-option",),
         metavar="NAME=VALUE",
     )

@@ -105,8 +105,8 @@ def attach(
     >>> optimizer.step()
     >>> bool((model[0].weight[~sparse.masks["0.weight"]] == 0).all())
     True
-    >>> sparse.observe(0.5).reason
-    '...'
+    >>> sparse.observe(0.5).stop
+    False
 
     To resume a run, build and attach as before, then load the state dicts of the model, of the optimizer and of this
     object, in any order. Attach *before* loading: attaching zeroes every weight outside the initial masks.

@@ -1,4 +1,4 @@
-"""What holds for EVERY method in the table, with every optimizer. A new method is enrolled by its table line."""
+"""The contract for every method of the table and every optimizer; a new method is enrolled by its table entry."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAMES = methods.names()
 GROWTH = [name for name in NAMES if contract.is_growth(name)]
 STEPWISE = [name for name in NAMES if methods.create(name).clock == "step"]
 PAIRS = [(name, "nesterov") for name in NAMES] + [("gcg", optimizer) for optimizer in OPTIMIZERS]
-"""Every method and every optimizer; how they go together does not depend on which ones they are."""
+"""Every method and every optimizer; their interaction does not depend on which ones they are."""
 PAIRS += [("rigl", "adamw_fused"), ("imp_c", "adam"), ("edge_popup", "adam"), ("str", "adamw_fused")]
 COSTS = {
     "dense": "dense",
@@ -38,7 +38,7 @@ COSTS = {
     "granet": "dense_gradient_at_changes",
     "gse": "batch_at_changes",
 }
-"""Which formula is each method's; all others train sparse."""
+"""The cost formula of each method; all others train sparse."""
 seeds = st.integers(0, 2**31)
 
 
@@ -57,12 +57,12 @@ def test_counts_are_exact(name: str, seed: int, density: float) -> None:
 
 
 @pytest.mark.parametrize(("name", "optimizer"), PAIRS)
-def test_what_is_off_is_zero_after_any_step(name: str, optimizer: str) -> None:
+def test_pruned_weights_are_zero_after_any_step(name: str, optimizer: str) -> None:
     contract.check_off_is_zero(name, optimizer)
 
 
 @pytest.mark.parametrize("name", STEPWISE)
-def test_a_change_on_a_step_leaves_what_stays(name: str) -> None:
+def test_an_update_on_a_step_keeps_what_stays(name: str) -> None:
     num_new = contract.check_change_on_a_step(name, seed=1)
     assert (num_new > 0) == (name != "gmp"), "only pruning grows nothing"
 
@@ -70,7 +70,7 @@ def test_a_change_on_a_step_leaves_what_stays(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=2)
 @given(seed=seeds)
-def test_the_seed_decides(name: str, seed: int) -> None:
+def test_masks_depend_on_the_seed_alone(name: str, seed: int) -> None:
     contract.check_seed(name, seed)
 
 
@@ -83,19 +83,19 @@ def test_another_seed_gives_other_masks(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "optimizer"), PAIRS)
-def test_a_killed_run_goes_on_bit_for_bit(name: str, optimizer: str) -> None:
+def test_a_killed_run_resumes_bit_for_bit(name: str, optimizer: str) -> None:
     somewhere = derive(0, name, optimizer)
     contract.check_resume(name, optimizer, seed=somewhere, killed=1 + somewhere % (NUM_STEPS - 1))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_run_can_be_killed_right_before_and_after_masks_change(name: str) -> None:
+def test_a_run_can_be_killed_right_before_and_after_an_update(name: str) -> None:
     for killed in (3, 4):
         contract.check_resume(name, "nesterov", seed=0, killed=killed)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_cost_is_that_of_the_formula(name: str) -> None:
+def test_costs(name: str) -> None:
     assert methods.create(name).cost == COSTS.get(name, "sparse")
     contract.check_cost(name)
 
@@ -136,7 +136,7 @@ def test_growth_changes_nothing_but_masks(name: str, seed: int, num: int) -> Non
 @pytest.mark.parametrize("name", GROWTH)
 @settings(max_examples=4)
 @given(seed=seeds, density=st.floats(0.01, 1.0), gamma=st.floats(0.01, 3.0), target=st.floats(0.01, 1.0))
-def test_growth_only_adds_its_share(name: str, seed: int, density: float, gamma: float, target: float) -> None:
+def test_growth_adds_exactly_its_fraction(name: str, seed: int, density: float, gamma: float, target: float) -> None:
     start = min(density, target)
     sparse = attached(small(name, start_density=start, gamma=gamma, target_density=target), seed)
     num_on, goal = (max(1, round(share * sparse.masks.num)) for share in (start, target))
@@ -149,18 +149,18 @@ def test_growth_only_adds_its_share(name: str, seed: int, density: float, gamma:
 
 
 HALFWAY, END = 4, 7
-"""Steps of a training on two ranks, between which it is saved by the first: after a change, and before others."""
+"""Steps of a training on two ranks: saved by rank 0 at HALFWAY, between updates."""
 
 
 def as_a_rank() -> dict[str, dict[str, Any]]:
-    """Every method trained for some steps, with other batches in each process: undisturbed, and resumed halfway."""
+    """Every method trained for some steps, with different batches on each rank: uninterrupted, and resumed halfway."""
     with join_process_group("cpu") as comm:
         return {name: rank_trained(name, comm) for name in NAMES}
 
 
 def rank_trained(name: str, comm: Communicator) -> dict[str, Any]:
     noise = torch.Generator().manual_seed(comm.rank)
-    how = {"comm": comm, "batches": [(torch.randn(8, 2, 5, 5, generator=noise), BATCH[1])], "average": None}
+    how = {"comm": comm, "batches": [(torch.randn(8, 2, 5, 5, generator=noise), BATCH[1])], "ema": None}
     sparse = attached(small(name), seed=3, **how)
     digests = rank_steps(sparse, comm, 0, HALFWAY)
     states = [sparse.model.state_dict(), sparse.optimizer.state_dict(), sparse.state_dict()]
@@ -198,7 +198,7 @@ def rank_steps(sparse: Attached, comm: Communicator, first: int, last: int) -> l
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="gloo over forked processes")
-def test_two_ranks_hold_equal_masks_and_remember_the_same(tmp_path: Path) -> None:
+def test_two_ranks_have_equal_masks_and_method_state(tmp_path: Path) -> None:
     ranks = together(tmp_path, as_a_rank)
     assert [rank.code for rank in ranks] == [0, 0], [rank.said for rank in ranks]
     ours, theirs = (rank.value for rank in ranks)
@@ -209,4 +209,4 @@ def test_two_ranks_hold_equal_masks_and_remember_the_same(tmp_path: Path) -> Non
     moved = {name for name in NAMES if len(set(ours[name]["digests"])) > 1}
     assert moved >= {*GROWTH, *STEPWISE, "imp", "str", "edge_popup"}
     seen = ours["itop"]["state"]
-    assert seen["method_state"]["explored"] > 0.31, "more than the 0.3 that are on: changes were seen"
+    assert seen["method_state"]["explored"] > 0.31, "more than the 0.3 that are active"

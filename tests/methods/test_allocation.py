@@ -14,10 +14,10 @@ from pathgrow import models
 from pathgrow.errors import UserError
 from pathgrow.graph import Graph, trace
 from pathgrow.masks import Masks
-from pathgrow.methods.allocation import LAWS, RandomByLaw, allocated, random_in_layers, top_k_in_layers
+from pathgrow.methods.allocation import DISTRIBUTIONS, RandomInLayers, allocate, uniform_in_layers
 from pathgrow.methods.method import NetworkView
 
-laws = st.sampled_from(list(LAWS))
+distributions = st.sampled_from(list(DISTRIBUTIONS))
 shapes = st.lists(
     st.one_of(
         st.tuples(st.integers(1, 40), st.integers(1, 40)),
@@ -56,7 +56,7 @@ class TestResNet50:
         self, resnet: tuple[Masks, Graph], density: float, epsilon: float, num_dense: int, cost: float
     ) -> None:
         scope, graph = resnet
-        counts = allocated(scope, density, "erk")
+        counts = allocate(scope, density, "erk")
         assert len(counts) == 54
         assert sum(counts.values()) == round(density * 25_502_912)
         free = {name: num for name, num in counts.items() if num < scope[name].numel()}
@@ -69,13 +69,13 @@ class TestResNet50:
     @pytest.mark.parametrize(("density", "cost"), [(0.2, 0.223), (0.1, 0.126)])
     def test_uniform(self, resnet: tuple[Masks, Graph], density: float, cost: float) -> None:
         scope, graph = resnet
-        counts = allocated(scope, density, "uniform")
+        counts = allocate(scope, density, "uniform")
         assert next(iter(counts.values())) == 64 * 3 * 7 * 7
         assert self.share_of_macs(graph, counts) == pytest.approx(cost, abs=0.0005)
 
 
 def test_equal_is_the_density_of_every_tensor() -> None:
-    assert allocated(scope_of_shapes((10, 2), (20, 20), (4, 2, 5, 5)), 0.1, "equal") == {
+    assert allocate(scope_of_shapes((10, 2), (20, 20), (4, 2, 5, 5)), 0.1, "equal") == {
         "layer0": 2,
         "layer1": 40,
         "layer2": 20,
@@ -85,20 +85,20 @@ def test_equal_is_the_density_of_every_tensor() -> None:
 def test_er_does_not_look_at_kernels() -> None:
     # By hand: 300 weights of 1000 + 9000; raw shares 20/100 and 20/100 whatever the kernel, so 30 and 270.
     scope = scope_of_shapes((10, 10, 1, 10), (10, 10, 9, 10))
-    assert allocated(scope, 0.03, "er") == {"layer0": 30, "layer1": 270}
+    assert allocate(scope, 0.03, "er") == {"layer0": 30, "layer1": 270}
     # ERK: 31/1000 and 39/9000, so they share 300 as 31 to 39.
-    assert allocated(scope, 0.03, "erk") == {"layer0": 133, "layer1": 167}
+    assert allocate(scope, 0.03, "erk") == {"layer0": 133, "layer1": 167}
 
 
 def test_er_of_matrices_counts_every_tap_as_an_input() -> None:
     # By hand: 8 + 4 * 3 * 3 and 10 + 32 are 44 and 42, so 86 weights at eps = 1.
-    assert allocated(scope_of_shapes((8, 4, 3, 3), (10, 32)), 86 / 608, "er_matrix") == {"layer0": 44, "layer1": 42}
+    assert allocate(scope_of_shapes((8, 4, 3, 3), (10, 32)), 86 / 608, "er_matrix") == {"layer0": 44, "layer1": 42}
 
 
 def test_dense_layers_are_found_one_after_another() -> None:
     # ER by hand: raw 1.5, 0.75 and 0.2 of 2, 8 and 100 weights; 60 of 110 are wanted. eps = 60 / (3 + 6 + 20) > 1/1.5:
     # the first is dense; (60 - 2) / 26 > 1/0.75: the second too; the third keeps the other 50.
-    assert allocated(scope_of_shapes((2, 1), (4, 2), (10, 10)), 60 / 110, "er") == {
+    assert allocate(scope_of_shapes((2, 1), (4, 2), (10, 10)), 60 / 110, "er") == {
         "layer0": 2,
         "layer1": 8,
         "layer2": 50,
@@ -106,50 +106,50 @@ def test_dense_layers_are_found_one_after_another() -> None:
 
 
 def test_uniform_keeps_the_first_dense_where_it_is_small() -> None:
-    assert allocated(scope_of_shapes((10, 2), (20, 20), (40, 20)), 0.1, "uniform") == {
+    assert allocate(scope_of_shapes((10, 2), (20, 20), (40, 20)), 0.1, "uniform") == {
         "layer0": 20,
         "layer1": 34,
         "layer2": 68,
     }
     # A first layer with most of the weights would leave nothing to the others.
-    assert allocated(scope_of_shapes((20, 20), (10, 10)), 0.1, "uniform") == {"layer0": 40, "layer1": 10}
+    assert allocate(scope_of_shapes((20, 20), (10, 10)), 0.1, "uniform") == {"layer0": 40, "layer1": 10}
     # 10 of 100 beside 90: at 0.16 its density takes 10 of 16 and leaves the others under half of their 14.4; at 0.2 it
     # leaves them 10 of 18.
     first = scope_of_shapes((5, 2), (9, 10))
-    assert allocated(first, 0.16, "uniform") == {"layer0": 2, "layer1": 14}
-    assert allocated(first, 0.2, "uniform") == {"layer0": 10, "layer1": 10}
+    assert allocate(first, 0.16, "uniform") == {"layer0": 2, "layer1": 14}
+    assert allocate(first, 0.2, "uniform") == {"layer0": 10, "layer1": 10}
 
 
 def test_the_smallest_layer_keeps_a_weight() -> None:
-    assert allocated(scope_of_shapes((30, 30), (1, 2), (30, 30)), 0.01, "uniform") == {
+    assert allocate(scope_of_shapes((30, 30), (1, 2), (30, 30)), 0.01, "uniform") == {
         "layer0": 9,
         "layer1": 1,
         "layer2": 8,
     }
 
 
-@given(sizes=shapes, density=st.floats(1e-4, 1.0), law=laws)
+@given(sizes=shapes, density=st.floats(1e-4, 1.0), distribution=distributions)
 @settings(max_examples=150)
-def test_numbers_are_exact_and_fit(sizes: list[tuple[int, ...]], density: float, law: str) -> None:
+def test_numbers_are_exact_and_fit(sizes: list[tuple[int, ...]], density: float, distribution: str) -> None:
     scope = scope_of_shapes(*sizes)
-    counts = allocated(scope, density, law)
+    counts = allocate(scope, density, distribution)
     assert sum(counts.values()) == max(1, round(density * scope.num))
     assert all(0 <= counts[name] <= inside.numel() for name, inside in scope.items())
     if sum(counts.values()) >= len(sizes):
         assert min(counts.values()) >= 1
-    assert allocated(scope, 1.0, law) == {name: inside.numel() for name, inside in scope.items()}
+    assert allocate(scope, 1.0, distribution) == {name: inside.numel() for name, inside in scope.items()}
 
 
-@given(sizes=shapes, density=st.floats(0.05, 0.95), law=st.sampled_from(("er", "erk")))
+@given(sizes=shapes, density=st.floats(0.05, 0.95), distribution=st.sampled_from(("er", "erk")))
 @settings(max_examples=150)
 def test_layers_that_are_not_dense_share_by_their_dimensions(
-    sizes: list[tuple[int, ...]], density: float, law: str
+    sizes: list[tuple[int, ...]], density: float, distribution: str
 ) -> None:
     scope = scope_of_shapes(*sizes)
-    counts = allocated(scope, density, law)
+    counts = allocate(scope, density, distribution)
     raw = {}
     for name, inside in scope.items():
-        lengths = inside.shape if law == "erk" else inside.shape[:2]
+        lengths = inside.shape if distribution == "erk" else inside.shape[:2]
         raw[name] = Fraction(sum(lengths), math.prod(lengths)) * inside.numel()
     free = [name for name, num in counts.items() if 1 < num < scope[name].numel() - 1]
     for one in free:
@@ -159,20 +159,22 @@ def test_layers_that_are_not_dense_share_by_their_dimensions(
             assert abs(counts[one] * raw[other] - counts[other] * raw[one]) <= slack
 
 
-def test_only_switchable_weights_count() -> None:
+def test_only_prunable_weights_count() -> None:
     inside = {"a": torch.ones(10, 10, dtype=torch.bool), "b": torch.ones(10, 10, dtype=torch.bool)}
     inside["a"][:, 5:] = False
-    counts = allocated(Masks.select(inside, inside), 0.2, "erk")
+    counts = allocate(Masks.select(inside, inside), 0.2, "erk")
     assert counts == {"a": 10, "b": 20}
 
 
-@given(sizes=shapes, density=st.floats(0.01, 1.0), law=laws, seed=st.integers(0, 99))
+@given(sizes=shapes, density=st.floats(0.01, 1.0), distribution=distributions, seed=st.integers(0, 99))
 @settings(max_examples=40)
-def test_random_masks_have_these_numbers(sizes: list[tuple[int, ...]], density: float, law: str, seed: int) -> None:
+def test_random_masks_have_these_numbers(
+    sizes: list[tuple[int, ...]], density: float, distribution: str, seed: int
+) -> None:
     scope = scope_of_shapes(*sizes)
-    counts = allocated(scope, density, law)
+    counts = allocate(scope, density, distribution)
     net = NetworkView(torch.nn.Identity(), Masks.empty(scope), scope)
-    picked = RandomByLaw(law)(net, scope, sum(counts.values()), torch.Generator().manual_seed(seed))
+    picked = RandomInLayers(distribution)(net, scope, sum(counts.values()), torch.Generator().manual_seed(seed))
     assert {name: int(chosen.sum()) for name, chosen in picked.items()} == counts
 
 
@@ -183,24 +185,18 @@ def test_picks_in_layers_stay_inside_their_candidates() -> None:
     candidates = Masks.select({"a": inside["a"] & (torch.rand(4, 5, generator=draw) < 0.7), "b": inside["b"]}, inside)
     seen = torch.zeros(4, 5)
     for _ in range(200):
-        picked = random_in_layers(candidates, {"a": 3, "b": 0}, draw)
+        picked = uniform_in_layers(candidates, {"a": 3, "b": 0}, draw)
         assert [int(chosen.sum()) for chosen in picked.values()] == [3, 0]
         seen += picked["a"]
     assert torch.equal(seen > 0, candidates["a"])
 
-    scores = {"a": torch.randn(4, 5, generator=draw), "b": torch.randn(3, 3, generator=draw)}
-    picked = top_k_in_layers(scores, candidates, {"a": 2, "b": 4}, draw)
-    for name, count in (("a", 2), ("b", 4)):
-        among = sorted(scores[name][candidates[name]].tolist())[-count:]
-        assert sorted(scores[name][picked[name]].tolist()) == among
 
-
-def test_wrong_laws_and_densities() -> None:
+def test_unknown_distributions_and_densities() -> None:
     scope = scope_of_shapes((3, 3))
     with pytest.raises(UserError, match="unknown allocation 'ekr': did you mean er"):
-        allocated(scope, 0.5, "ekr")
+        allocate(scope, 0.5, "ekr")
     with pytest.raises(UserError, match="unknown allocation 'plain'"):
-        RandomByLaw("plain")
+        RandomInLayers("plain")
     for density in (0.0, 1.5, math.nan):
         with pytest.raises(UserError, match=r"density must be in \(0, 1\]"):
-            allocated(scope, density, "erk")
+            allocate(scope, density, "erk")

@@ -1,4 +1,4 @@
-"""What needs a GPU in every method's contract: captured steps have the bits of eager ones, masks are the CPU's."""
+"""The part of the contract that needs a GPU: CUDA-graph steps equal eager ones, masks equal those of the CPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathgrow.sparse.attach import Attached, attach
 from pathgrow.trainer import EngineOptions, Trainer
 from pathgrow.trainer.interface import Job
 from pathgrow.trainer.recipes import recipe
-from tests.contract.contract import GoOn, attached, same_state, small
+from tests.contract.contract import AlwaysGrow, attached, same_state, small
 
 pytestmark = pytest.mark.gpu
 
@@ -34,14 +34,14 @@ def data() -> Dataset:
 
 
 def trained(name: str, data: Dataset, step: Any) -> Attached:
-    """Two epochs, between which a method on the round clock changes its masks."""
+    """Two epochs, between which a method on the round clock updates its masks."""
     options = EngineOptions(device="cuda", precision="fp32", compile="off", deterministic=True, step=step)
     trainer = Trainer(data, PLAN, options)
     model, optimizer = trainer.place(models.create("resnet20", 10, seed=0, width=4, image_size=16))
     with trainer.plan.flags_between_trainings():
         sparse = attach(
             model, optimizer, small(name), torch.zeros(1, 3, 16, 16, device="cuda"),
-            stop=GoOn(), loss=trainer.loss, batches=trainer.batches, seed=1,
+            stop=AlwaysGrow(), loss=trainer.loss, batches=trainer.batches, seed=1,
         )  # fmt: skip
     trainer.train([Job(attached=sparse, epochs=1, seed=7)])
     sparse.advance_()
@@ -50,7 +50,7 @@ def trained(name: str, data: Dataset, step: Any) -> Attached:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_captured_training_has_the_bits_of_an_eager_one(name: str, data: Dataset) -> None:
+def test_cuda_graph_training_equals_eager_training_bitwise(name: str, data: Dataset) -> None:
     ours, theirs = (trained(name, data, step) for step in ("cuda_graph", "eager"))
     assert same_state(ours.state_dict(), theirs.state_dict())
     assert same_state(ours.model.state_dict(), theirs.model.state_dict())
@@ -61,7 +61,7 @@ def test_a_captured_training_has_the_bits_of_an_eager_one(name: str, data: Datas
 
 @pytest.mark.parametrize("name", NAMES)
 def test_equal_scores_give_the_masks_of_the_cpu(name: str) -> None:
-    """Gradients are put there, and all is in double precision, so that scores agree far beyond what decides on them."""
+    """With given gradients and in double precision, scores agree far beyond what decides on masks."""
 
     def visited(device: str) -> list[str]:
         sparse = attached(small(name), seed=2, precisely_on=device)

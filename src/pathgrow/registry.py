@@ -1,0 +1,106 @@
+"""Tables of things made by name: lookup, option defaults, option checking, and `package.module:function` names."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeVar
+
+from pathgrow.errors import UserError, is_int, nearest_names, short, unknown_name
+
+T = TypeVar("T")
+
+_KINDS: tuple[tuple[type, str], ...] = (
+    (bool, "true or false"),
+    (int, "an integer"),
+    (float, "a number"),
+    (str, "a string"),
+)
+"""bool first: it is a subclass of int."""
+
+
+def lookup(kind: str, name: str, table: Mapping[str, T]) -> T:
+    """The entry of a table, or an error with the nearest names.
+
+    >>> lookup("model", "mpl", {"mlp": 1})
+    Traceback (most recent call last):
+    pathgrow.errors.UserError: unknown model 'mpl': did you mean mlp? (known: mlp)
+    """
+    if name not in table:
+        raise unknown_name(kind, name, table)
+    return table[name]
+
+
+def option_defaults(make: Callable[..., Any]) -> dict[str, Any]:
+    """The named parameters of a function with their defaults (`inspect.Parameter.empty` without one).
+
+    >>> option_defaults(lambda *, density=0.1, **others: None)
+    {'density': 0.1}
+    """
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = inspect.signature(make).parameters
+    return {name: parameter.default for name, parameter in parameters.items() if parameter.kind not in variadic}
+
+
+def check_option_names(what: str, options: Collection[str], known: Collection[str]) -> None:
+    """Raise a `UserError` for an option that does not exist, with the nearest one that does.
+
+    >>> check_option_names("method 'rigl'", ["updat_interval"], ["density", "update_interval"])
+    Traceback (most recent call last):
+    pathgrow.errors.UserError: method 'rigl' has no option 'updat_interval', did you mean update_interval? (options: ...
+    """
+    for option in options:
+        if option in known:
+            continue
+        if not known:
+            raise UserError(f"{what} has no option {option!r}; it takes no options")
+        near = nearest_names(option, known, most=1)
+        hint = f", did you mean {near[0]}?" if near else ""
+        raise UserError(f"{what} has no option {option!r}{hint} (options: {', '.join(sorted(known))})")
+
+
+def converted_options(what: str, options: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with the types of their defaults; integers may be written as 1e4, a default of None allows any type.
+
+    >>> converted_options("method 'rigl'", {"num_steps": 1e4}, {"num_steps": 100})
+    {'num_steps': 10000}
+    >>> converted_options("method 'rigl'", {"num_steps": "many"}, {"num_steps": 10_000})
+    Traceback (most recent call last):
+    pathgrow.errors.UserError: option num_steps of method 'rigl' must be an integer, got 'many' (e.g. 10000)
+    """
+    converted = {}
+    for name, value in options.items():
+        default = defaults.get(name)
+        if is_int(default) and isinstance(value, float) and value.is_integer():
+            value = int(value)
+        expected = next((words for kind, words in _KINDS if isinstance(default, kind)), None)
+        if expected is not None and not _same_type(value, default):
+            raise UserError(f"option {name} of {what} must be {expected}, got {short(value)} (e.g. {default})")
+        converted[name] = value
+    return converted
+
+
+def import_function(kind: str, place: str) -> Callable[..., Any]:
+    """The function of a name such as `package.module:function`.
+
+    >>> import_function("method", "pathgrow.methods.rigl:rigl").__name__
+    'rigl'
+    """
+    module_name, _, function_name = place.partition(":")
+    if not all(part.isidentifier() for part in module_name.split(".")):
+        raise UserError(f"{kind} {place!r} does not name a module; expected 'package.module:function'")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as fault:
+        raise UserError(f"{kind} {place!r} cannot be imported ({fault})") from fault
+    function: Callable[..., Any] | None = getattr(module, function_name, None)
+    if not callable(function):
+        raise UserError(f"{kind} {place!r}: module {module_name!r} has no function {function_name!r}")
+    return function
+
+
+def _same_type(value: Any, default: Any) -> bool:
+    if isinstance(default, bool) or isinstance(value, bool):
+        return isinstance(value, bool) and isinstance(default, bool)
+    return isinstance(value, int | float if isinstance(default, float) else type(default))
