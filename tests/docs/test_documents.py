@@ -70,18 +70,17 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
     for block in blocks(page, "python"):
         names = readers_own_names()
         if "runs/first" in block:
-            _write_network(names["model"], tmp_path / "runs" / "first")
+            _write_network(names["model"], names["example_input"], tmp_path / "runs" / "first")
         exec(compile(re.sub(r"budget=\d+", "budget=6", block), named(page), "exec"), names)
         if "found" in names:
             assert 0 < names["found"].density <= 1
 
 
-def _write_network(model: nn.Module, folder: Path) -> None:
+def _write_network(model: nn.Module, example_input: torch.Tensor, folder: Path) -> None:
     import safetensors.torch
 
     folder.mkdir(parents=True)
-    masks = pathgrow.Masks.full(model)
-    masks.save(folder / "network_masks.safetensors")
+    pathgrow.scope(model, example_input).save(folder / "network_masks.safetensors")
     safetensors.torch.save_file(model.state_dict(), folder / "network.safetensors")
 
 
