@@ -76,22 +76,9 @@ def main() -> None:
     subprocess.run([str(python), "-m", "pip", "list", "--format", "freeze"], check=True)
     tests = [f"tests/{room}" for room in FAST]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [
-        str(python),
-        "-m",
-        "pytest",
-        "-q",
-        "-n",
-        chosen.workers,
-        "-m",
-        "not slow",
-        "-p",
-        "no:cacheprovider",
-        *tests,
-    ]
-    raise SystemExit(
-        subprocess.run([str(python), "-m", *pytest, *tests], cwd=ROOT, env=environment, check=False).returncode
-    )
+    pytest = ["pytest", "-q", "-n", chosen.workers, "-m", "not slow", "-p", "no:cacheprovider", *tests]
+    ran = subprocess.run([str(python), "-m", *pytest], cwd=ROOT, env=environment, check=False)
+    raise SystemExit(ran.returncode)
 
 
 if __name__ == "__main__":
