@@ -80,7 +80,7 @@ def _write_network(model: nn.Module, example_input: torch.Tensor, folder: Path) 
     import safetensors.torch
 
     folder.mkdir(parents=True)
-    pathgrow.scope(model, example_input).save(folder / "network_masks.safetensors")
+    pathgrow.scope(model, example_input=example_input).save(folder / "network_masks.safetensors")
     safetensors.torch.save_file(model.state_dict(), folder / "network.safetensors")
 
 
