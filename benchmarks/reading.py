@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import io
 import json
+import pkgutil
 import sys
 import tempfile
 import threading
@@ -31,14 +33,20 @@ LIMITS = {"RigL mask update": 7, "growth step": 11, "density answer": 6, "defaul
 """The most files that each operation may take."""
 
 
+def import_all() -> None:
+    """Import every module, so that class bodies and decorators of later imports are not mistaken for visits."""
+    for module in pkgutil.walk_packages([str(PACKAGE)], "pathgrow."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+
+
 def visited(work: Callable[[], object]) -> list[str]:
     """The source files of the package whose functions run during `work`, in order of first visit."""
     files: dict[str, None] = {}
 
     def profile(frame: FrameType, event: str, argument: Any) -> None:
         name = frame.f_code.co_filename
-        # Module bodies run at import; comprehensions and lambdas belong to the function around them.
-        if event == "call" and name.startswith(str(PACKAGE)) and frame.f_code.co_name != "<module>":
+        if event == "call" and name.startswith(str(PACKAGE)):
             files.setdefault(str(Path(name).relative_to(PACKAGE)))
 
     sys.setprofile(profile)
@@ -122,6 +130,7 @@ def _ended(main: Callable[[], object]) -> None:
 
 def measure() -> dict[str, list[str]]:
     """Files visited by each operation."""
+    import_all()
     return {
         "RigL mask update": rigl_update(),
         "growth step": growth_step(),
