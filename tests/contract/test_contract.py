@@ -200,7 +200,7 @@ def rank_steps(sparse: Attached, comm: Communicator, first: int, last: int) -> l
 @pytest.mark.skipif(sys.platform == "win32", reason="gloo over forked processes")
 def test_two_ranks_have_equal_masks_and_method_state(tmp_path: Path) -> None:
     ranks = together(tmp_path, as_a_rank)
-    assert [rank.code for rank in ranks] == [0, 0], [rank.said for rank in ranks]
+    assert [rank.code for rank in ranks] == [0, 0], [rank.output for rank in ranks]
     ours, theirs = (rank.value for rank in ranks)
     for name in NAMES:
         assert ours[name]["digests"] == theirs[name]["digests"], name

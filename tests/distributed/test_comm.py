@@ -1,116 +1,26 @@
-"""Processes that agree: what they share, what they find out about each other, how they end together."""
+"""Collective operations of two ranks, and gradients averaged in flat buckets."""
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch import nn
-from torch.optim import SGD
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from pathgrow import attach, data, discover
 from pathgrow.checkpoint import MemoryStore, RankZeroStore
-from pathgrow.cli import main
-from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator, SingleProcess
-from pathgrow.errors import PeerFailed, RunFailed, UserError
-from pathgrow.masks import Masks
-from pathgrow.methods import random_growth
-from pathgrow.trainer import EngineOptions
-from pathgrow.trainer.process_group import check_batch_split, current_communicator, join_process_group, plan_for
+from pathgrow.distributed.comm import Communicator, GradientBuckets, SingleProcess
+from pathgrow.errors import RunFailed, UserError
+from pathgrow.trainer.process_group import join_process_group
 from tests.support.ranks import together
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
 
 
-class Pair(SingleProcess):
-    """A team of two as far as size goes; for checks that end before anything is said."""
-
-    size = 2
-
-
-def small_net() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
-
-
-# What is refused
-
-
-@pytest.mark.parametrize(("batch_size", "accumulate", "ranks"), [(33, 1, 2), (30, 4, 2), (8, 1, 16)])
-def test_batches_that_cannot_be_shared_equally_are_refused(batch_size: int, accumulate: int, ranks: int) -> None:
-    with pytest.raises(UserError, match=f"multiple of {accumulate * ranks}"):
-        check_batch_split(batch_size, accumulate, ranks)
-
-
-def test_several_processes_train_one_network_at_a_time_eagerly_unless_asked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    here = EngineOptions(device="cpu", max_concurrent=5).resolve()
-    monkeypatch.setattr(EngineOptions, "resolve", lambda self: replace(here, cuda_graphs=self.step != "eager"))
-    for step, captured in (("auto", False), ("eager", False), ("cuda_graph", True)):
-        assert plan_for(EngineOptions(step=step), Pair()) == replace(here, cuda_graphs=captured, max_concurrent=1)
-    assert plan_for(EngineOptions(), SINGLE_PROCESS) == replace(here, cuda_graphs=True)
-
-
-def test_one_device_for_all_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(EngineOptions, "resolve", lambda self: None)  # as if there were a GPU
-    for kind in ("cuda", "cpu"):
-        with pytest.raises(UserError, match=f"cannot be shared by 2 processes; use device {kind}$"):
-            plan_for(EngineOptions(device=f"{kind}:0"), Pair())
-
-
-@pytest.fixture
-def group_of_one() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.mark.usefixtures("group_of_one")
-def test_sharded_weights_are_refused_in_one_sentence() -> None:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    model = small_net()
-    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
-    optimizer = SGD(model.parameters(), lr=0.1)
-    with pytest.raises(UserError, match=r"'0\.weight' is a DTensor"):
-        attach(model, optimizer, "random_growth", torch.zeros(1, 6))
-    with pytest.raises(UserError, match="DistributedDataParallel"):
-        discover(model, optimizer, lambda m, o, e: None, lambda m: 0.0, torch.zeros(1, 6))
-
-
-@pytest.mark.usefixtures("group_of_one")
-def test_a_group_of_one_is_alone() -> None:
-    assert current_communicator() is SINGLE_PROCESS
-
-
-def test_without_torchrun_one_works_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    with join_process_group() as comm:
-        assert comm is SINGLE_PROCESS
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.delenv("MASTER_ADDR", raising=False)
-    with pytest.raises(UserError, match="MASTER_ADDR is not"), join_process_group():
-        pass
-
-
-# What is shared
-
-
-def shares() -> dict[str, object]:
+def collective_results() -> dict[str, object]:
     with join_process_group("cpu") as comm:
         mine = comm.rank + 1
         total, everybody = torch.tensor([float(mine), 10.0 * mine]), torch.arange(6.0).reshape(2, 3).t() * mine
@@ -127,77 +37,46 @@ def shares() -> dict[str, object]:
         forgotten = store.load("seed")
         assert forgotten is not None
         return {
-            "from_first": comm.broadcast_from_rank0(lambda: {"rank": comm.rank}),
-            "only_first": comm.on_rank0(lambda: comm.rank),
+            "broadcast": comm.broadcast_from_rank0(lambda: {"rank": comm.rank}),
+            "on_rank0": comm.on_rank0(lambda: comm.rank),
             "kept": own.load("seed") is not None,
-            "held": comm.on_rank0(threading.Lock) is not None,  # which could not travel
+            "held": comm.on_rank0(threading.Lock) is not None,  # cannot be pickled
             "gathered": comm.gather(comm.rank),
-            "failed": [_failed_by_first(comm, fault) for fault in (UserError("no"), RunFailed("over"), KeyError("k"))],
+            "failed": [error_from_rank0(comm, error) for error in (UserError("no"), RunFailed("over"), KeyError("k"))],
             "total": total.tolist(),
-            "spread": (everybody.tolist(), everybody.is_contiguous(), flags.tolist(), count.item()),
+            "tensors": (everybody.tolist(), everybody.is_contiguous(), flags.tolist(), count.item()),
             "stored": (missing, found.metadata, found.tensors["w"].tolist(), dict(forgotten.tensors)),
         }
 
 
-def _failed_by_first(comm: Communicator, fault: Exception) -> str:
+def error_from_rank0(comm: Communicator, error: Exception) -> str:
     def work() -> None:
-        raise fault
+        raise error
 
     try:
         comm.broadcast_from_rank0(work)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
+    except Exception as raised:
+        return f"{type(raised).__name__}: {raised}"
     return "nothing"
 
 
-def test_the_first_decides_and_all_take_part(tmp_path: Path) -> None:
-    first, second = (rank.value for rank in together(tmp_path, shares))
+def test_rank_0_decides_and_all_ranks_take_part(tmp_path: Path) -> None:
+    first, second = (rank.value for rank in together(tmp_path, collective_results))
     assert first.pop("failed") == ["UserError: no", "RunFailed: over", "KeyError: 'k'"]
     assert second.pop("failed") == ["UserError: no", "RunFailed: over", "RunFailed: KeyError: 'k'"]
-    assert (first.pop("only_first"), second.pop("only_first")) == (0, None)
+    assert (first.pop("on_rank0"), second.pop("on_rank0")) == (0, None)
     assert (first.pop("held"), second.pop("held")) == (True, False)
-    assert (first.pop("kept"), second.pop("kept")) == (True, False), "the first alone stores"
+    assert (first.pop("kept"), second.pop("kept")) == (True, False), "only rank 0 stores"
     assert first == second
-    assert first["from_first"] == {"rank": 0}
+    assert first["broadcast"] == {"rank": 0}
     assert first["gathered"] == [0, 1]
     assert first["total"] == [3.0, 30.0]
-    assert first["spread"] == ([[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]], False, [True, True], 7)
+    assert first["tensors"] == ([[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]], False, [True, True], 7)
     assert first["stored"] == (None, {"score": 0.5}, [1.0, 1.0], {})
 
 
-# What is found out
-
-
-def tampered(where: str) -> tuple[str, str]:
-    """Rank 1 comes to other masks behind everybody's back."""
-    with join_process_group("cpu") as comm:
-        model = small_net()
-        optimizer = SGD(model.parameters(), lr=0.1)
-        method = random_growth(start_density=0.2)
-        sparse = attach(model, optimizer, method, torch.zeros(1, 6), scope=Masks.full(model), comm=comm)
-        state = sparse.state_dict()
-        if comm.rank == 1:
-            masks = sparse.masks if where == "masks" else state["masks"]
-            masks["0.weight"].logical_not_()
-        try:
-            if where == "masks":
-                sparse.grow_(3)
-            else:
-                sparse.load_state_dict(state)
-        except RunFailed as error:
-            return "found", str(error)
-        return "not found", ""
-
-
-@pytest.mark.parametrize("where", ["masks", "state"])
-def test_a_rank_with_other_masks_is_found_and_named(where: str, tmp_path: Path) -> None:
-    ranks = together(tmp_path, tampered, where)
-    assert [rank.value[0] for rank in ranks] == ["found", "found"]
-    assert all("masks of rank 1 differ from those of rank 0" in rank.value[1] for rank in ranks)
-
-
-def odd_ones() -> list[str]:
-    """What is said where one of three differs, whatever its digest is."""
+def differing_ranks() -> list[str]:
+    """Return which ranks are named if one of three differs, whatever its digest."""
     with join_process_group("cpu") as comm:
         found = []
         for digests in ("bbb", "bba", "bab", "cbd"):
@@ -209,111 +88,113 @@ def odd_ones() -> list[str]:
         return found
 
 
-def test_every_odd_rank_is_named_in_all_of_them(tmp_path: Path) -> None:
+def test_every_differing_rank_is_named_on_all_ranks(tmp_path: Path) -> None:
     wanted = ["", "the masks of rank 2", "the masks of rank 1", "the masks of rank 1, 2"]
-    assert [rank.value for rank in together(tmp_path, odd_ones, num=3)] == [wanted] * 3
+    assert [rank.value for rank in together(tmp_path, differing_ranks, num=3)] == [wanted] * 3
 
 
-# How it ends
+# Gradient buckets
 
 
-def fails(how: str) -> tuple[str, int | None, float]:
-    """What this rank is told, the exit code that it is to end with where it is another's, and how long that took."""
-    began = time.monotonic()
-    try:
-        return _waits(how), None, time.monotonic() - began
-    except (UserError, RunFailed) as error:
-        code = error.exit_code if isinstance(error, PeerFailed) else None
-        return f"{type(error).__name__}: {error}", code, time.monotonic() - began
+def network() -> nn.Module:
+    """A network with two layouts and two dtypes."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(2, 4, 3), nn.Conv2d(4, 3, 1, bias=False), nn.Flatten(), nn.Linear(27, 5)]
+    model = nn.Sequential(*layers).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model[3].double()
+    model[2].register_forward_hook(lambda layer, given, found: found.double())
+    return model
 
 
-def _waits(how: str) -> str:
+def batch(seed: int) -> Tensor:
+    return torch.randn(6, 2, 5, 5, generator=torch.Generator().manual_seed(seed))
+
+
+class TwoRanks(SingleProcess):
+    """Two ranks with the same gradients, and the buffers that are reduced."""
+
+    size = 2
+
+    def __init__(self) -> None:
+        self.sent: list[Tensor] = []
+
+    def all_reduce_(self, tensors: object) -> None:
+        assert isinstance(tensors, list)
+        for tensor in tensors:
+            self.sent.append(tensor.clone())
+            tensor.mul_(2)
+
+
+def test_there_is_one_buffer_per_dtype_and_gradients_keep_their_layout() -> None:
+    model, plain, comm = network(), network(), TwoRanks()
+    buckets = GradientBuckets(model.parameters(), comm)
+    for _ in range(2):  # the second time from zero again
+        buckets.clear_()
+        model(batch(1)).square().sum().backward()
+    plain(batch(1)).square().sum().backward()
+    buckets.average_()
+    # One all-reduce per dtype; every gradient is aligned to 512 bytes.
+    assert [tensor.numel() for tensor in comm.sent] == [128 + 128 + 128, 192 + 64]
+    assert [tensor.dtype for tensor in comm.sent] == [torch.float32, torch.float64]
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        assert ours.grad is not None
+        assert theirs.grad is not None
+        assert torch.equal(ours.grad, theirs.grad)
+        assert ours.grad.stride() == ours.stride()
+        assert (ours.grad.storage_offset() * ours.grad.itemsize) % 512 == 0
+
+
+def test_a_parameter_that_is_a_strided_view_gets_its_gradient() -> None:
+    wide = torch.ones(4, 6)
+    weight = nn.Parameter(wide[:, ::2])
+    buckets = GradientBuckets([weight], TwoRanks())
+    buckets.clear_()
+    (weight * torch.arange(12.0).view(4, 3)).sum().backward()
+    buckets.average_()
+    assert weight.grad is not None
+    assert weight.grad.tolist() == torch.arange(12.0).view(4, 3).tolist()
+
+
+def test_large_half_precision_gradients_do_not_overflow() -> None:
+    weight = nn.Parameter(torch.ones(3, dtype=torch.float16))
+    buckets = GradientBuckets([weight], TwoRanks())
+    buckets.clear_()
+    (weight * 60_000).sum().backward()
+    buckets.average_()
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [60_000.0] * 3
+
+
+def different_layouts() -> str:
     with join_process_group("cpu") as comm:
-        comm.gather(None)
-        _fail(how, comm.rank)
-        comm.gather("waiting for the others")
-    return "nothing"
+        weight = nn.Parameter(torch.ones(4, 6).t().contiguous().t() if comm.rank else torch.ones(4, 6))
+        with pytest.raises(RunFailed) as refused:
+            GradientBuckets([weight], comm)
+        return str(refused.value)
 
 
-def _fail(how: str, rank: int) -> None:
-    if how == "killed" and rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    if how == "wrong" and rank == 1:
-        raise UserError("there are no data here: put them there")
-    if how == "fault" and rank == 1:
-        raise ZeroDivisionError("an accident")
-    if how == "stopped" and rank == 1:
-        raise KeyboardInterrupt
+def test_different_layouts_are_refused(tmp_path: Path) -> None:
+    for rank in together(tmp_path, different_layouts):
+        assert rank.value.startswith("the layouts of the parameters of rank 1 differ from those of rank 0")
 
 
-@pytest.mark.parametrize(
-    ("how", "first_told", "exit_code", "codes"),
-    [
-        ("wrong", "PeerFailed: rank 1 failed: there are no data here: put them there", 2, [0, 0]),
-        ("fault", "PeerFailed: rank 1 failed: ZeroDivisionError: an accident", 1, [0, 1]),
-        ("stopped", "PeerFailed: rank 1 failed: interrupted", 130, [0, 1]),
-        ("killed", "RunFailed: lost the connection to another rank", None, [0, -signal.SIGKILL]),
-    ],
-)
-def test_one_that_fails_ends_all(
-    how: str, first_told: str, exit_code: int | None, codes: list[int], tmp_path: Path
-) -> None:
-    ranks = together(tmp_path, fails, how)
-    assert [rank.code for rank in ranks] == codes
-    told, code, seconds = ranks[0].value
-    assert told.startswith(first_told)
-    assert code == exit_code
-    assert seconds < 20
-
-
-def first_fails(port: int) -> str:
-    # As without torchrun: the first rank keeps the store, and takes it along when it goes.
-    os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "False", "MASTER_PORT": str(port)}
+def buckets_and_ddp() -> list[tuple[Tensor, Tensor]]:
+    """Return the gradients of this rank, averaged by buckets and by DistributedDataParallel."""
     with join_process_group("cpu") as comm:
-
-        def work() -> None:
-            raise UserError("the first cannot")
-
-        comm.on_rank0(work)
-    return "nothing"
-
-
-def test_what_fails_for_the_first_fails_for_all_and_is_known_to_all(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    first, second = together(tmp_path, told, first_fails, port)
-    kinds = sorted(rank.value.partition(":")[0] for rank in (first, second))
-    assert kinds == ["PeerFailed", "UserError"]
-    assert all(rank.value.endswith("the first cannot") for rank in (first, second))
+        model, other = network(), network()
+        buckets = GradientBuckets(model.parameters(), comm)
+        buckets.clear_()
+        model(batch(comm.rank)).square().mean().backward()
+        buckets.average_()
+        wrapper = DistributedDataParallel(other)
+        wrapper(batch(comm.rank)).square().mean().backward()
+        return [(a.grad.clone(), b.grad.clone()) for a, b in zip(model.parameters(), other.parameters(), strict=True)]
 
 
-def told(work: Callable[..., str], *arguments: object) -> str:
-    try:
-        return work(*arguments)
-    except (UserError, RunFailed) as error:
-        return f"{type(error).__name__}: {error}"
-
-
-def command(break_data_of: int | None, *arguments: str) -> None:
-    """The command line in each rank; on one of them the data are missing when it comes to load them for the work."""
-    if os.environ["RANK"] == str(break_data_of):
-
-        def missing(*arguments: object) -> None:
-            raise UserError("the folder that holds digits is wanted: give it")
-
-        data.load = missing  # type: ignore[assignment]
-    main.main(["discover", *arguments])
-
-
-@pytest.mark.parametrize("broken", [0, 1])
-def test_the_command_ends_with_one_sentence_and_code_2_everywhere(broken: int, tmp_path: Path) -> None:
-    ranks = together(tmp_path / "said", command, broken, "--budget", "4", "--quiet", "--out", str(tmp_path / "run"))
-    assert [rank.code for rank in ranks] == [2, 2]
-    assert "".join(rank.said for rank in ranks) == "pathgrow: the folder that holds digits is wanted: give it\n"
-
-
-def test_peer_failures_are_failures() -> None:
-    error = PeerFailed("no data here", rank=3, exit_code=2)
-    assert isinstance(error, RunFailed)
-    assert str(error) == "rank 3 failed: no data here"
+def test_averages_are_those_of_ddp(tmp_path: Path) -> None:
+    first, second = together(tmp_path, buckets_and_ddp)
+    assert (first.code, second.code) == (0, 0), first.output + second.output
+    for (ours, theirs), (others, _) in zip(first.value, second.value, strict=True):
+        assert torch.equal(ours, theirs)
+        assert torch.equal(ours, others)
+        assert ours.any()

@@ -1,4 +1,4 @@
-"""Two processes on one GPU, connected by gloo: captured steps train as eager ones do."""
+"""Two processes on one GPU, connected by gloo: CUDA-graph steps compute what eager steps do."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from tests.support.ranks import together
 
 pytestmark = pytest.mark.gpu
 
-PLANS: dict[str, dict[str, Any]] = {"erk": {"clip_norm": 1.0}, "snfs": {"accumulate": 2}}
+RECIPES: dict[str, dict[str, Any]] = {"erk": {"clip_norm": 1.0}, "snfs": {"accumulate": 2}}
 
 
 def trained(name: str, step: str, epochs: int = 2, num_images: int = 320) -> dict[str, Any]:
-    """What this rank came to after some epochs, a restoration of its state, and as many more."""
-    dist.init_process_group("gloo")  # by itself the engine would give each process a GPU of its own
-    told: list[float] = []
+    """Train, restore the state of this rank, and train as long again."""
+    dist.init_process_group("gloo")  # by default each process would need its own GPU
+    losses: list[float] = []
     with join_process_group("cuda") as comm:
-        plan = recipe("cifar").override({"batch_size": 32, "lr": 0.05, **PLANS.get(name, {})})
+        plan = recipe("cifar").override({"batch_size": 32, "lr": 0.05, **RECIPES.get(name, {})})
         options = EngineOptions(device="cuda", precision="fp32", compile="off", deterministic=True, step=step)
-        trainer = Trainer(made(num_images, 16), plan, options, on_epoch=lambda done, of, loss: told.append(loss))
+        trainer = Trainer(made(num_images, 16), plan, options, on_epoch=lambda done, of, loss: losses.append(loss))
         model, optimizer = trainer.place(models.create("resnet20", 10, seed=comm.rank, width=8, image_size=16))
         method = create(name, **OPTIONS[name])
         attached = attach(model, optimizer, method, scope=Masks.full(model), seed=1, comm=comm)
@@ -40,36 +40,36 @@ def trained(name: str, step: str, epochs: int = 2, num_images: int = 320) -> dic
         tensors, metadata = take(attached)
         put_back_(
             attached, {key: tensor.clone() for key, tensor in tensors.items()}, metadata
-        )  # slots lie elsewhere now
+        )  # the optimizer state has new addresses now
         optimizer.zero_grad()
         trainer.train([Job(attached=attached, epochs=epochs, seed=8)])
         score = trainer.evaluate(trainer.data.test)(model)
         weights = {key: tensor.cpu() for key, tensor in model.state_dict().items()}
-        return {"masks": attached.masks.digest(), "weights": weights, "score": score, "told": told}
+        return {"masks": attached.masks.digest(), "weights": weights, "score": score, "losses": losses}
 
 
 @pytest.mark.parametrize("name", [name for name in OPTIONS if name != "erk"])
-def test_captured_steps_of_two_processes_are_those_of_an_eager_team(name: str, tmp_path: Path) -> None:
-    captured, eager = (together(tmp_path / step, trained, name, step) for step in ("cuda_graph", "eager"))
-    assert [rank.code for rank in captured + eager] == [0] * 4, [rank.said for rank in captured + eager]
-    first = captured[0].value
-    for other in (captured[1].value, eager[0].value, eager[1].value):
+def test_graphs_on_two_ranks_are_bit_identical_to_eager_steps(name: str, tmp_path: Path) -> None:
+    graphs, eager = (together(tmp_path / step, trained, name, step) for step in ("cuda_graph", "eager"))
+    assert [rank.code for rank in graphs + eager] == [0] * 4, [rank.output for rank in graphs + eager]
+    first = graphs[0].value
+    for other in (graphs[1].value, eager[0].value, eager[1].value):
         assert other["masks"] == first["masks"]
         assert other["score"] == pytest.approx(first["score"], rel=1e-6)
         for key, tensor in other["weights"].items():
             assert torch.equal(tensor, first["weights"][key]), key
-    assert first["told"] == pytest.approx(eager[0].value["told"], rel=1e-6)
-    assert len(first["told"]) == 4
-    assert captured[1].value["told"] == []
+    assert first["losses"] == pytest.approx(eager[0].value["losses"], rel=1e-6)
+    assert len(first["losses"]) == 4
+    assert graphs[1].value["losses"] == []
 
 
-def test_clipped_too_but_for_how_norms_are_rounded(tmp_path: Path) -> None:
-    """Torch adds up a norm in another order where a gradient begins at an odd place, as in DDP's buckets it does.
+def test_clipping_agrees_up_to_the_rounding_of_norms(tmp_path: Path) -> None:
+    """Torch sums a norm in another order if a gradient is not aligned, as in the buckets of DDP.
 
-    After two steps only: training magnifies what differs, to some percent of the loss after forty.
+    After two steps only: training magnifies the difference, to some percent of the loss after forty.
     """
-    captured, eager = (together(tmp_path / step, trained, "erk", step, 1, 32) for step in ("cuda_graph", "eager"))
-    assert [rank.code for rank in captured + eager] == [0] * 4, [rank.said for rank in captured + eager]
-    for key, tensor in captured[0].value["weights"].items():
-        assert torch.equal(tensor, captured[1].value["weights"][key]), key
+    graphs, eager = (together(tmp_path / step, trained, "erk", step, 1, 32) for step in ("cuda_graph", "eager"))
+    assert [rank.code for rank in graphs + eager] == [0] * 4, [rank.output for rank in graphs + eager]
+    for key, tensor in graphs[0].value["weights"].items():
+        assert torch.equal(tensor, graphs[1].value["weights"][key]), key
         assert torch.allclose(tensor.float(), eager[0].value["weights"][key].float(), rtol=1e-4, atol=1e-6), key

@@ -115,7 +115,7 @@ def found_together(store: str) -> list[str]:
 
 def test_of_several_processes_the_first_leaves_the_report(tmp_path: Path) -> None:
     first, second = together(tmp_path, found_together, str(tmp_path / "store"))
-    assert (first.code, second.code) == (0, 0), second.said
+    assert (first.code, second.code) == (0, 0), second.output
     assert first.value == WRITTEN
     assert second.value == []
 

@@ -193,7 +193,7 @@ def as_a_team(out: Path, dies: int | None) -> dict[str, Any]:
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_two_ranks_find_the_same_lengths_and_survive_a_kill(tmp_path: Path) -> None:
     calm = together(tmp_path / "said", as_a_team, tmp_path / "calm", None)
-    assert [rank.code for rank in calm] == [0, 0], [rank.said for rank in calm]
+    assert [rank.code for rank in calm] == [0, 0], [rank.output for rank in calm]
     assert calm[0].value == calm[1].value
     match = calm[0].value["ledger"]["match"]
     assert len(match["lengths"]) > 1

@@ -1,4 +1,4 @@
-"""Recipes: the rates they give, the optimizers they make, and what they refuse."""
+"""Recipes: learning-rate schedules, optimizers, and invalid values."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from pathgrow.errors import UserError
 from pathgrow.trainer import recipes
 from pathgrow.trainer.recipes import Recipe, default_name, make_optimizer, recipe
 
-# Rates.
+# Schedules
 
 
-def test_a_cosine_rises_over_the_warmup_and_falls_to_nothing() -> None:
-    rates = [Recipe(warmup=0.1).lr_factor(step, 100) for step in range(100)]
-    assert rates[:3] == pytest.approx([1 / 11, 2 / 11, 3 / 11])
-    assert rates[10] == 1
-    assert all(a > b for a, b in pairwise(rates[10:]))
-    assert rates[55] == pytest.approx(0.5)
-    assert 0 < rates[-1] < 1e-3
-    assert Recipe(warmup=0.1).lr_factor(0, 5) == 1  # a phase too short for a warm-up has none
+def test_a_cosine_warms_up_and_decays_to_zero() -> None:
+    factors = [Recipe(warmup=0.1).lr_factor(step, 100) for step in range(100)]
+    assert factors[:3] == pytest.approx([1 / 11, 2 / 11, 3 / 11])
+    assert factors[10] == 1
+    assert all(a > b for a, b in pairwise(factors[10:]))
+    assert factors[55] == pytest.approx(0.5)
+    assert 0 < factors[-1] < 1e-3
+    assert Recipe(warmup=0.1).lr_factor(0, 5) == 1  # too short for a warmup
 
 
 def test_a_cosine_stays_above_its_floor() -> None:
-    rates = [Recipe(warmup=0.0, floor=0.2).lr_factor(step, 50) for step in range(50)]
+    factors = [Recipe(warmup=0.0, floor=0.2).lr_factor(step, 50) for step in range(50)]
     expected = [0.2 + 0.8 * (1 + math.cos(math.pi * step / 50)) / 2 for step in range(50)]
-    assert rates == pytest.approx(expected)
+    assert factors == pytest.approx(expected)
 
 
-def test_steps_come_at_their_shares_whether_or_not_there_is_a_warmup() -> None:
-    rates = [Recipe(schedule="step", warmup=0.1, factor=0.2).lr_factor(step, 40) for step in range(40)]
-    assert rates[:4] == pytest.approx([0.2, 0.4, 0.6, 0.8])
-    assert rates[4:] == pytest.approx([1.0] * 16 + [0.2] * 10 + [0.04] * 10)
+def test_milestones_do_not_depend_on_the_warmup() -> None:
+    factors = [Recipe(schedule="step", warmup=0.1, factor=0.2).lr_factor(step, 40) for step in range(40)]
+    assert factors[:4] == pytest.approx([0.2, 0.4, 0.6, 0.8])
+    assert factors[4:] == pytest.approx([1.0] * 16 + [0.2] * 10 + [0.04] * 10)
 
 
-def test_a_constant_rate_is_constant_after_the_warmup() -> None:
-    rates = [Recipe(schedule="constant", warmup=0.5).lr_factor(step, 6) for step in range(6)]
-    assert rates == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1])
+def test_a_constant_schedule_is_constant_after_the_warmup() -> None:
+    factors = [Recipe(schedule="constant", warmup=0.5).lr_factor(step, 6) for step in range(6)]
+    assert factors == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1])
 
 
 @given(
@@ -56,15 +56,15 @@ def test_a_constant_rate_is_constant_after_the_warmup() -> None:
     warmup=st.floats(0, 0.9),
     floor=st.floats(0, 0.9),
 )
-def test_a_rate_is_a_share_that_never_rises_after_the_warmup(
+def test_factors_are_in_0_1_and_never_rise_after_the_warmup(
     num_steps: int, schedule: str, warmup: float, floor: float
 ) -> None:
     plan = Recipe(schedule=schedule, warmup=warmup, floor=floor)  # type: ignore[arg-type]
-    rates = [plan.lr_factor(step, num_steps) for step in range(num_steps)]
-    assert all(0 < rate <= 1 for rate in rates)
-    peak = rates.index(max(rates))
-    assert all(a < b for a, b in pairwise(rates[: peak + 1]))
-    assert all(a >= b for a, b in pairwise(rates[peak:]))
+    factors = [plan.lr_factor(step, num_steps) for step in range(num_steps)]
+    assert all(0 < rate <= 1 for rate in factors)
+    peak = factors.index(max(factors))
+    assert all(a < b for a, b in pairwise(factors[: peak + 1]))
+    assert all(a >= b for a, b in pairwise(factors[peak:]))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_rate_is_a_share_that_never_rises_after_the_warmup(
         ("cifar-step", 1_000, [(500, 0.1), (750, 0.01)]),
     ],
 )
-def test_published_schedules_change_where_they_were_published_to(
+def test_published_schedules_decay_at_the_published_steps(
     name: str, num_steps: int, changes: list[tuple[int, float]]
 ) -> None:
     plan, before = recipe(name), 1.0
@@ -99,7 +99,7 @@ def test_published_schedules_change_where_they_were_published_to(
         ("imagenet", 100, 4096, "sgd", 1.6, 1.6e-3, 1e-4, 0.1),
     ],
 )
-def test_numbers_are_those_that_were_published(
+def test_recipes_have_the_published_values(
     name: str,
     epochs: int,
     batch_size: int,
@@ -116,7 +116,7 @@ def test_numbers_are_those_that_were_published(
     assert plan.lr * plan.lr_factor(999_999, 1_000_000) == pytest.approx(last_lr, rel=1e-4, abs=1e-9)
 
 
-# Optimizers.
+# Optimizers
 
 
 class SmallViT(nn.Module):
@@ -193,12 +193,12 @@ def test_the_usual_recipe_goes_with_data_and_model(dataset: str, model: str, nam
     assert default_name(dataset, model) == name
 
 
-def test_an_unknown_recipe_names_the_nearest() -> None:
+def test_an_unknown_recipe_is_refused_with_suggestions() -> None:
     with pytest.raises(UserError, match="unknown recipe 'cifr': did you mean cifar"):
         recipe("cifr")
 
 
-# What is refused.
+# Invalid values
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_an_unknown_recipe_names_the_nearest() -> None:
         {"label_smoothing": 1.0},
     ],
 )
-def test_recipes_check_themselves(wrong: dict) -> None:
+def test_invalid_values_are_refused(wrong: dict) -> None:
     with pytest.raises(UserError, match=next(iter(wrong))):
         Recipe(**wrong)
 
@@ -260,7 +260,7 @@ def test_invalid_overrides_are_refused(values: dict, message: str) -> None:
 # Overrides
 
 
-def test_changes_leave_the_rest_and_augmentation_is_changed_in_part() -> None:
+def test_overrides_keep_the_rest_and_merge_augmentation() -> None:
     plan = recipe("cifar").override({"lr": 1, "milestones": [0.25], "augment": {"erase": 0.5}})
     assert plan == dataclasses.replace(
         recipe("cifar"), lr=1.0, milestones=(0.25,), augment=Augment(crop_padding=4, flip=True, erase=0.5)
@@ -270,6 +270,6 @@ def test_changes_leave_the_rest_and_augmentation_is_changed_in_part() -> None:
 
 
 @pytest.mark.parametrize("name", recipes.names())
-def test_every_recipe_comes_back_equal_from_json(name: str) -> None:
+def test_every_recipe_loads_back_from_json(name: str) -> None:
     values = json.loads(json.dumps(dataclasses.asdict(recipe(name))))
     assert Recipe().override(values) == recipe(name)

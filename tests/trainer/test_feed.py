@@ -1,4 +1,4 @@
-"""Training on images that stay in their files."""
+"""Batches: how an epoch is split over ranks, and images streamed from files."""
 
 from __future__ import annotations
 
@@ -18,15 +18,48 @@ from pathgrow.checkpoint import MemoryStore
 from pathgrow.data.dataset import Dataset, Split, StreamedSplit
 from pathgrow.data.streaming import StreamLoader
 from pathgrow.distributed.comm import SingleProcess
+from pathgrow.errors import UserError
 from pathgrow.sparse.attach import Attached, attach
 from pathgrow.sparse.partial import Partial
 from pathgrow.trainer import EngineOptions, Trainer
-from pathgrow.trainer.feed import StreamedFeed
+from pathgrow.trainer.feed import DeviceSplit, ResidentFeed, StreamedFeed
 from pathgrow.trainer.interface import Job
 from pathgrow.trainer.recipes import Recipe
 
 PLAN = Recipe(batch_size=8, lr=0.05, warmup=0.0)
 MEAN, STD = (100.0,) * 3, (50.0,) * 3
+
+
+# Resident data
+
+
+def numbered(num: int) -> Dataset:
+    """Images of one pixel, which holds the index of the sample."""
+    split = Split(torch.arange(num, dtype=torch.uint8).view(-1, 1, 1, 1), torch.arange(num) % 2, (0.0,), (1.0,))
+    return Dataset("numbered", 2, split, split, split)
+
+
+@pytest.mark.parametrize(("size", "num"), [(2, 28), (3, 30)])
+def test_ranks_split_data_that_do_not_fill_a_batch(size: int, num: int) -> None:
+    data, recipe = numbered(31), Recipe(batch_size=36, accumulate=2)
+    rows = []
+    for rank in range(size):
+        resident = DeviceSplit(data.train, torch.device("cpu"))
+        feed = ResidentFeed(resident, recipe, 2, seed=0, num_epochs=1, shard=(rank, size))
+        feed.fill_(0)
+        assert (feed.batch_size, feed.num_steps) == (num, 1)
+        rows.append(feed.batch(0)[0].flatten().tolist())
+    assert {len(own) for own in rows} == {num // size}
+    assert len({number for own in rows for number in own}) == num
+
+
+def test_fewer_samples_than_microbatches_are_refused() -> None:
+    resident = DeviceSplit(numbered(3).train, torch.device("cpu"))
+    with pytest.raises(UserError, match=r"3 training samples cannot be split into 4 microbatches: .* fewer processes"):
+        ResidentFeed(resident, Recipe(batch_size=8, accumulate=2), 2, seed=0, num_epochs=1, shard=(0, 2))
+
+
+# Streamed data
 
 
 @pytest.fixture(scope="module")
@@ -60,22 +93,22 @@ def weights(attached: Attached) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in attached.model.state_dict().items()}
 
 
-def test_batches_are_those_of_the_loader_and_are_counted(data: Dataset) -> None:
+def test_batches_are_those_of_the_loader(data: Dataset) -> None:
     fed: list[torch.Tensor] = []
     ours = trainer(data)
     attached = network(ours)
     attached.model.register_forward_pre_hook(lambda module, args: fed.append(args[0].clone()))
     assert ours.train([Job(attached=attached, epochs=2, seed=5)]) == [2 * 24]
-    wanted = []
+    expected = []
     for epoch in range(2):
         loader = StreamLoader(data.train, 8, train=True, seed=5, workers=0)  # type: ignore[arg-type]
-        wanted += [(images.float() - 100) / 50 for images, _ in loader.epoch(epoch)]
+        expected += [(images.float() - 100) / 50 for images, _ in loader.epoch(epoch)]
     assert len(fed) == 6
-    assert all(torch.allclose(a, b) for a, b in zip(fed, wanted, strict=True))
+    assert all(torch.allclose(a, b) for a, b in zip(fed, expected, strict=True))
     assert not torch.equal(fed[0], fed[3])
 
 
-def test_an_epoch_that_was_left_in_the_middle_does_not_run_into_another(data: Dataset) -> None:
+def test_an_unfinished_epoch_does_not_continue_in_the_next(data: Dataset) -> None:
     feed = StreamedFeed(data.train, torch.device("cpu"), PLAN, 2, 0, seed=5, num_epochs=2)  # type: ignore[arg-type]
     feed.fill_(0)
     feed.load_(0)
@@ -88,7 +121,7 @@ def test_an_epoch_that_was_left_in_the_middle_does_not_run_into_another(data: Da
     assert torch.equal(found[1], labels)
 
 
-def test_processes_share_a_batch_and_what_was_drawn_for_each_of_its_samples(data: Dataset) -> None:
+def test_ranks_split_a_batch_and_the_draws_of_its_samples(data: Dataset) -> None:
     flipping = dataclasses.replace(PLAN, augment=Augment(flip=True))
 
     def first_batch(shard: tuple[int, int]) -> torch.Tensor:
@@ -110,7 +143,7 @@ def test_processes_share_a_batch_and_what_was_drawn_for_each_of_its_samples(data
     assert torch.equal(joined, first_batch((0, 1)))
 
 
-def test_it_learns_and_is_scored_like_a_plain_loop(data: Dataset) -> None:
+def test_training_learns_and_evaluation_equals_a_plain_loop(data: Dataset) -> None:
     ours = trainer(data, workers=2)
     attached = network(ours)
     ours.train([Job(attached=attached, epochs=4, seed=1)])
@@ -126,7 +159,7 @@ def test_it_learns_and_is_scored_like_a_plain_loop(data: Dataset) -> None:
 
 
 class OneOfTwo(SingleProcess):
-    """A rank whose sums stay its own, and whose first has this model."""
+    """A rank whose all-reduce does nothing, and whose rank 0 has this model."""
 
     size = 2
 
@@ -139,12 +172,12 @@ class OneOfTwo(SingleProcess):
 
 
 @pytest.mark.parametrize("in_memory", [False, True])
-def test_two_ranks_score_a_part_each_by_the_statistics_of_the_first(in_memory: bool, data: Dataset) -> None:
+def test_two_ranks_evaluate_a_part_each_with_the_buffers_of_rank_0(in_memory: bool, data: Dataset) -> None:
     split = data.val
     if in_memory:
         (images, _), *_ = StreamLoader(split, 12, train=False, seed=0, workers=0).epoch(0)  # type: ignore[arg-type]
         split = Split(images, split.labels, MEAN, STD)
-    split = dataclasses.replace(split, labels=torch.arange(12) % 3 % 2)  # as many right as wrong, in every part
+    split = dataclasses.replace(split, labels=torch.arange(12) % 3 % 2)  # half right, half wrong in every part
     models = [network(trainer(data)).model for _ in range(2)]
     for scale, model in enumerate(models, start=1):
         model[1].running_var.fill_(float(scale))
@@ -159,16 +192,16 @@ def test_two_ranks_score_a_part_each_by_the_statistics_of_the_first(in_memory: b
     assert loss == pytest.approx(scores[0][1] + scores[1][1], rel=1e-6)
 
 
-def test_workers_are_gone_when_a_training_is_over(data: Dataset) -> None:
+def test_workers_end_with_the_training(data: Dataset) -> None:
     before = set(multiprocessing.active_children())
     ours = trainer(data, workers=2)
     attached = network(ours)
     ours.train([Job(attached=attached, epochs=2, seed=1)])
     assert set(multiprocessing.active_children()) <= before
-    assert attached.engine_cache, "though what was made for the network is kept"
+    assert attached.engine_cache, "what was prepared for the network is kept"
 
 
-class Kill(Exception):
+class Killed(Exception):
     """Stands for SIGKILL."""
 
 
@@ -181,15 +214,15 @@ class KilledAfter(Partial):
     def save(self, attached: Attached, step: int, noise: torch.Tensor) -> None:
         super().save(attached, step, noise)
         if step == 4:
-            raise Kill
+            raise Killed
 
 
-def test_a_training_killed_in_the_middle_of_an_epoch_goes_on_with_the_same_bits(data: Dataset) -> None:
+def test_a_training_killed_within_an_epoch_resumes_with_the_same_bits(data: Dataset) -> None:
     ours = trainer(data)
     undisturbed = network(ours)
     ours.train([Job(attached=undisturbed, epochs=3, seed=2)])
     store = MemoryStore()
-    with pytest.raises(Kill):
+    with pytest.raises(Killed):
         ours.train([Job(attached=network(ours), epochs=3, seed=2, progress=KilledAfter(store, "partial"))])
     again = network(ours)
     ours.train([Job(attached=again, epochs=3, seed=2, progress=Partial(store, "partial"))])

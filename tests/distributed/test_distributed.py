@@ -1,4 +1,4 @@
-"""Two gloo ranks train as one process does with the joined batch, with the same masks, and survive a kill."""
+"""Two gloo ranks train as one process does with the joined batch, with equal masks, and survive a kill."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pathgrow.methods.method import Method, NetworkView
 from pathgrow.runs import session
 from pathgrow.runs.callback import Callback
 from pathgrow.runs.records import Record
-from pathgrow.sparse import partial as halfway
+from pathgrow.sparse import partial as partial_module
 from pathgrow.sparse.attach import Attached
 from pathgrow.sparse.partial import Partial
 from pathgrow.trainer import EngineOptions, Trainer
@@ -38,9 +38,12 @@ from pathgrow.trainer.process_group import join_process_group
 from pathgrow.trainer.recipes import Recipe
 from tests.support.ranks import Rank, together
 from tests.support.swapping import swapping
+from tests.support.toy import Script
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
 
+
+GROW_FOUR_ROUNDS = Script(probe=(), last=4)
 RECIPE = Recipe(
     lr=0.05, batch_size=32, accumulate=2, clip_norm=1.0, label_smoothing=0.1, augment=Augment(crop_padding=1, flip=True)
 )
@@ -53,7 +56,7 @@ def digits() -> Dataset:
         assert isinstance(split, Split)
         return Split(split.images[:num], split.labels[:num], split.mean, split.std)
 
-    # 75 do not divide by two: ranks score parts of different sizes.
+    # 75 is odd, so ranks evaluate parts of different sizes.
     return Dataset("digits", whole.classes, first(whole.train, 256), first(whole.val, 75), first(whole.test, 75))
 
 
@@ -63,7 +66,7 @@ def perceptron(seed: int) -> nn.Module:
 
 
 def normed(seed: int) -> nn.Module:
-    """With batch norm, dropout, and weights that are all alike: whatever scores them finds ties."""
+    """A network with batch norm, dropout and constant weights, so that all scores are ties."""
     model = nn.Sequential(
         nn.Conv2d(1, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Dropout(0.2), nn.Linear(384, 10)
     )
@@ -73,7 +76,7 @@ def normed(seed: int) -> nn.Module:
 
 
 def by_local_chance(net: NetworkView, candidates: Masks, count: int, draw: torch.Generator) -> Masks:
-    """Breaks the contract of picks: it draws from the global generator, which is another one in every process."""
+    """Pick with the global generator, which differs between ranks; picks must not do that."""
     return top_k({name: torch.rand(mask.shape) for name, mask in candidates.items()}, candidates, count, draw)
 
 
@@ -81,7 +84,7 @@ def method_by(name: str) -> Method:
     return Method(name="local", start=by_local_chance, grow=by_local_chance) if name == "local" else create(name)
 
 
-class Told(Callback):
+class StageLog(Callback):
     def __init__(self) -> None:
         self.stages: list[str] = []
 
@@ -90,8 +93,8 @@ class Told(Callback):
 
 
 def discovered(build: Any, method: str, recipe: Recipe = RECIPE, **options: Any) -> dict[str, Any]:
-    """One discovery that grows to 20% from 10%, as this rank saw it; without ranks, as one process does."""
-    options = {"start_density": 0.1, "target_density": 0.2, "budget": 4} | options
+    """Run a discovery that grows in four rounds; return what this rank, or a single process, saw of it."""
+    options = {"start_density": 0.1, "rule": GROW_FOUR_ROUNDS, "budget": 4} | options
     changes: list[str] = []
     check = Attached._check_masks
 
@@ -102,10 +105,10 @@ def discovered(build: Any, method: str, recipe: Recipe = RECIPE, **options: Any)
     Attached._check_masks = noted  # type: ignore[method-assign]
     try:
         with join_process_group("cpu") as comm:
-            told = Told()
+            log = StageLog()
             dataset = digits()
             trainer = Trainer(dataset, recipe, EngineOptions(device="cpu"))
-            model, optimizer = trainer.place(build(comm.rank))  # the weights of the first are those that count
+            model, optimizer = trainer.place(build(comm.rank))  # the weights of rank 0 count
             torch.manual_seed(100 + comm.rank)
             found = discover(
                 model,
@@ -116,21 +119,21 @@ def discovered(build: Any, method: str, recipe: Recipe = RECIPE, **options: Any)
                 method=method_by(method),
                 loss=trainer.loss,
                 batches=trainer.batches,
-                callback=told,
+                callback=log,
                 seed=1,
                 **options,
             )
-            slots = [optimizer.state[p]["momentum_buffer"].clone() for p in model.parameters()]
+            momentum = [optimizer.state[p]["momentum_buffer"].clone() for p in model.parameters()]
             return {
                 "weights": {name: tensor.clone() for name, tensor in model.state_dict().items()},
-                "slots": slots,
+                "momentum": momentum,
                 "masks": found.masks.digest(),
                 "rounds": [(r.num_on, r.num_samples, r.update_flops) for r in found.rounds],
                 "scores": [(r.point.score, r.point.loss) for r in found.rounds],
                 "probes": [(r.stage, r.num_on, r.num_samples) for r in found.probes],
                 "last": (found.network.stage, found.network.num_epochs, found.network.point.epochs),
                 "changes": changes,
-                "told": told.stages,
+                "stages": log.stages,
                 "test": found.examine(trainer.evaluate(dataset.test))[0].score,
             }
     finally:
@@ -138,13 +141,13 @@ def discovered(build: Any, method: str, recipe: Recipe = RECIPE, **options: Any)
 
 
 def agreeing(ranks: list[Rank]) -> dict[str, Any]:
-    """What both ranks came to, if they did."""
-    assert [rank.code for rank in ranks] == [0, 0], [rank.said for rank in ranks]
+    """Return the result of both ranks, which must agree."""
+    assert [rank.code for rank in ranks] == [0, 0], [rank.output for rank in ranks]
     first, second = (rank.value for rank in ranks)
     assert same(first["weights"], second["weights"])
     for name in ("masks", "rounds", "probes", "last", "scores", "changes", "test"):
         assert first[name] == second[name], name
-    assert second["told"] == []  # one rank tells
+    assert second["stages"] == []  # only rank 0 calls back
     return first
 
 
@@ -157,18 +160,18 @@ def test_two_ranks_are_one_process_with_the_joined_batch(method: str, tmp_path: 
     ranks = agreeing(together(tmp_path, discovered, perceptron, method))
     alone = discovered(perceptron, method)
     assert len(alone["rounds"]) == 5
-    for name in ("masks", "rounds", "told", "test"):
+    for name in ("masks", "rounds", "stages", "test"):
         assert ranks[name] == alone[name], name
     for score, wanted in zip(ranks["scores"], alone["scores"], strict=True):
         assert score == pytest.approx(wanted, rel=1e-4)
-    for tensor, wanted in zip(ranks["slots"], alone["slots"], strict=True):
+    for tensor, wanted in zip(ranks["momentum"], alone["momentum"], strict=True):
         torch.testing.assert_close(tensor, wanted, rtol=1e-3, atol=1e-5)
     for tensor, wanted in zip(ranks["weights"].values(), alone["weights"].values(), strict=True):
         torch.testing.assert_close(tensor, wanted, rtol=1e-3, atol=1e-5)
 
 
-class Hissing(nn.Module):
-    """A linear classifier that also draws noise, and notes it."""
+class Noisy(nn.Module):
+    """A linear classifier that also draws random numbers and records them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -182,30 +185,30 @@ class Hissing(nn.Module):
         return logits
 
 
-def tells() -> tuple[list[tuple[int, int, float]], list[list[float]]]:
-    """What this rank says of two epochs, and the noise that it trained with."""
+def two_epochs() -> tuple[list[tuple[int, int, float]], list[list[float]]]:
+    """Return the epochs that this rank reports, and the random numbers it drew in training."""
     epochs: list[tuple[int, int, float]] = []
     with join_process_group("cpu"):
         torch.manual_seed(3)
         trainer = Trainer(digits(), RECIPE, EngineOptions(device="cpu"), on_epoch=lambda *epoch: epochs.append(epoch))
-        model, optimizer = trainer.place(Hissing())
+        model, optimizer = trainer.place(Noisy())
         trainer(model, optimizer, 2)
-        assert isinstance(model, Hissing)
+        assert isinstance(model, Noisy)
         return epochs, model.noise
 
 
-class WithSpare(Hissing):
-    """Has a layer that nothing passes through."""
+class WithUnusedLayer(Noisy):
+    """A network with a layer that the forward pass does not use."""
 
     def __init__(self, frozen: bool) -> None:
         super().__init__()
-        self.spare = nn.Linear(64, 10).requires_grad_(not frozen)
+        self.unused = nn.Linear(64, 10).requires_grad_(not frozen)
 
 
-def trains_with_a_spare_layer(frozen: bool) -> str:
+def train_unused_layer(frozen: bool) -> str:
     with join_process_group("cpu"):
         trainer = Trainer(digits(), RECIPE, EngineOptions(device="cpu"))
-        model, optimizer = trainer.place(WithSpare(frozen))
+        model, optimizer = trainer.place(WithUnusedLayer(frozen))
         try:
             trainer(model, optimizer, 1)
         except UserError as error:
@@ -213,17 +216,17 @@ def trains_with_a_spare_layer(frozen: bool) -> str:
     return "trained"
 
 
-def test_parameters_without_a_part_in_the_loss_are_one_sentence_and_may_be_frozen(tmp_path: Path) -> None:
-    free, frozen = (together(tmp_path / str(frozen), trains_with_a_spare_layer, frozen) for frozen in (False, True))
+def test_unused_parameters_are_refused_unless_frozen(tmp_path: Path) -> None:
+    free, frozen = (together(tmp_path / str(frozen), train_unused_layer, frozen) for frozen in (False, True))
     for rank in free:
-        assert "take no part in its loss" in rank.value, rank.said
+        assert "do not contribute to its loss" in rank.value, rank.output
         assert "freeze them with requires_grad_(False)" in rank.value
     assert [rank.value for rank in frozen] == ["trained", "trained"]
 
 
-def test_one_rank_tells_the_loss_of_the_joined_batch_and_each_has_its_own_noise(tmp_path: Path) -> None:
-    first, second = (rank.value for rank in together(tmp_path, tells))
-    epochs, noise = tells()
+def test_rank_0_reports_the_mean_loss_and_each_rank_has_its_own_dropout(tmp_path: Path) -> None:
+    first, second = (rank.value for rank in together(tmp_path, two_epochs))
+    epochs, noise = two_epochs()
     assert [epoch[:2] for epoch in epochs] == [(1, 2), (2, 2)]
     assert first[0] == [(done, of, pytest.approx(loss, rel=1e-5)) for done, of, loss in epochs]
     assert second[0] == []
@@ -231,17 +234,17 @@ def test_one_rank_tells_the_loss_of_the_joined_batch_and_each_has_its_own_noise(
     assert len({tuple(drawn) for drawn in first[1] + second[1]}) == 2 * len(noise) == 2 * 2 * 8 * 2
 
 
-def test_ranks_that_are_asked_how_dense_train_the_same_copies(tmp_path: Path) -> None:
-    """The rule decides in each of them, from scores of the first: one that decided otherwise would wait for ever."""
-    options = {"target_density": None, "budget": 8, "delta": 0.05}
+def test_ranks_of_a_search_train_the_same_probes(tmp_path: Path) -> None:
+    """The rule runs on every rank, with the scores of rank 0: a rank that decided differently would hang."""
+    options = {"rule": "probe", "budget": 8, "delta": 0.05}
     ranks = agreeing(together(tmp_path, partial(discovered, **options), perceptron, "gcg"))
     *_, (stage, num_on, _) = ranks["probes"]
     assert (stage, num_on) == ("probe-dense", 64 * 24 + 24 * 16)
     assert len({num_samples for _, _, num_samples in ranks["probes"]}) == 1
 
 
-def hides_weights(method: str) -> dict[str, Any]:
-    """What this rank came to, having begun with weights of its own."""
+def hidden_weights(method: str) -> dict[str, Any]:
+    """Return masks and hidden weights of this rank, which starts with different weights."""
     with join_process_group("cpu") as comm:
         trainer = Trainer(digits(), RECIPE, EngineOptions(device="cpu"))
         model, optimizer = trainer.place(perceptron(comm.rank))
@@ -256,25 +259,25 @@ def hides_weights(method: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("method", ["str", "edge_popup"])
-def test_hidden_weights_are_those_of_the_first_rank_too(method: str, tmp_path: Path) -> None:
-    first, second = together(tmp_path, hides_weights, method)
-    assert (first.code, second.code) == (0, 0), first.said + second.said
+def test_hidden_weights_are_those_of_rank_0(method: str, tmp_path: Path) -> None:
+    first, second = together(tmp_path, hidden_weights, method)
+    assert (first.code, second.code) == (0, 0), first.output + second.output
     assert first.value.pop("masks") == second.value.pop("masks")
     assert first.value
     assert same(first.value, second.value)
 
 
 def longer_on_later_ranks(records: Sequence[Record]) -> int:
-    """As where it follows from the seconds of records, which each process has its own of."""
+    """As if it followed from the wall-clock seconds of the records, which differ between ranks."""
     return len(records) + 3 * int(os.environ.get("RANK", "0"))
 
 
 @pytest.mark.parametrize(
     ("options", "goes_on"),
-    [({}, False), ({"target_density": None, "budget": 8, "delta": 0.05}, True)],
-    ids=["to a target", "asked how dense"],
+    [({}, False), ({"rule": "probe", "budget": 8, "delta": 0.05}, True)],
+    ids=["scripted", "searched"],
 )
-def test_the_last_training_is_as_long_as_the_first_rank_says(
+def test_rank_0_decides_the_length_of_the_final_training(
     options: dict[str, Any], goes_on: bool, tmp_path: Path
 ) -> None:
     options = {**options, "final_epochs": longer_on_later_ranks}
@@ -282,7 +285,7 @@ def test_the_last_training_is_as_long_as_the_first_rank_says(
     num_before = len(ranks["rounds"]) + len(ranks["probes"])
     stage, num_trained, num_in_all = ranks["last"]
     assert (stage, num_in_all) == ("final", num_before)
-    assert (num_trained < num_in_all) == goes_on, "a network that was probed has some of its epochs behind it"
+    assert (num_trained < num_in_all) == goes_on, "a probed network continues from its probe"
     alone = discovered(perceptron, "gcg", **options)
     for name in ("masks", "rounds", "probes", "last", "test"):
         assert ranks[name] == alone[name], name
@@ -300,28 +303,28 @@ def test_the_last_training_is_as_long_as_the_first_rank_says(
         ("local", {}),
     ],
 )
-def test_masks_are_equal_on_all_ranks_after_every_change(method: str, options: dict[str, str], tmp_path: Path) -> None:
+def test_masks_are_equal_on_all_ranks_after_every_update(method: str, options: dict[str, str], tmp_path: Path) -> None:
     ranks = agreeing(together(tmp_path, partial(discovered, **options), normed, method))
     assert len(set(ranks["changes"])) == len(ranks["rounds"])  # start, and every growth
     assert len(ranks["changes"]) > 2 * len(ranks["rounds"])
 
 
-def told(work: Callable[..., Any], *arguments: Any) -> Any:
-    """What `work` gives, or why it cannot."""
+def outcome(work: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the result of `work`, or the message of its error."""
     try:
         return work(*arguments)
     except RunFailed as error:
         return str(error)
 
 
-def often(stage: Any, name: str, **options: Any) -> Partial:
+def save_always(stage: Any, name: str, **options: Any) -> Partial:
     return Partial(stage, name, seconds=0.0, **options)
 
 
-def kept(folder: Path, die_at: int | None, dying: tuple[str, ...] = ("0", "1")) -> dict[str, Any]:
-    """A discovery in a folder of this rank's own; ranks that are `dying` are killed after so many steps."""
-    session.Partial = often  # type: ignore[assignment, misc]
-    halfway._STEPS_BETWEEN_QUESTIONS = 8
+def discovered_in(folder: Path, die_at: int | None, dying: tuple[str, ...] = ("0", "1")) -> dict[str, Any]:
+    """Run a discovery in a directory of this rank; ranks in `dying` are killed after `die_at` steps."""
+    session.Partial = save_always  # type: ignore[assignment, misc]
+    partial_module._STEPS_BETWEEN_QUESTIONS = 8
     step, num_steps = EagerStep.__call__, 0
 
     def mortal(self: EagerStep, number: int) -> None:
@@ -334,31 +337,31 @@ def kept(folder: Path, die_at: int | None, dying: tuple[str, ...] = ("0", "1")) 
     EagerStep.__call__ = mortal  # type: ignore[method-assign]
     recipe = Recipe(lr=0.05, batch_size=16)
     place = folder / f"rank-{os.environ['RANK']}"
-    found = discovered(normed, "gcg", recipe, store=place, seed_epochs=1, target_density=0.12, budget=2)
+    found = discovered(normed, "gcg", recipe, store=place, seed_epochs=1, rule=Script(probe=(), last=1), budget=2)
     return {**found, "num_steps": num_steps}
 
 
-def test_killed_ranks_go_on_with_the_same_bits_and_one_of_them_writes(tmp_path: Path) -> None:
-    calm = agreeing(together(tmp_path / "said", kept, tmp_path / "calm", None))
-    killed = together(tmp_path / "said", kept, tmp_path / "killed", 16 + 12)  # in the first round of growth
+def test_killed_ranks_resume_with_the_same_bits_and_only_rank_0_writes(tmp_path: Path) -> None:
+    undisturbed = agreeing(together(tmp_path / "said", discovered_in, tmp_path / "undisturbed", None))
+    killed = together(tmp_path / "said", discovered_in, tmp_path / "killed", 16 + 12)  # in the first round of growth
     assert [rank.code for rank in killed] == [-signal.SIGKILL] * 2
     assert (tmp_path / "killed/rank-0/stages/seed.json").exists()
-    resumed = agreeing(together(tmp_path / "said", kept, tmp_path / "killed", None))
-    assert same(resumed["weights"], calm["weights"])
-    assert (resumed["masks"], resumed["scores"]) == (calm["masks"], calm["scores"])
-    # All of the seed's 16 steps are saved, and 8 of the round that was broken off.
-    assert resumed["num_steps"] == calm["num_steps"] - 16 - 8
+    resumed = agreeing(together(tmp_path / "said", discovered_in, tmp_path / "killed", None))
+    assert same(resumed["weights"], undisturbed["weights"])
+    assert (resumed["masks"], resumed["scores"]) == (undisturbed["masks"], undisturbed["scores"])
+    # Saved are all 16 steps of the seed training, and 8 of the interrupted round.
+    assert resumed["num_steps"] == undisturbed["num_steps"] - 16 - 8
     assert sorted(path.name for path in (tmp_path / "killed").iterdir()) == ["rank-0"]
 
 
-def test_a_rank_that_is_killed_in_a_training_ends_the_other(tmp_path: Path) -> None:
-    first, second = together(tmp_path / "said", told, kept, tmp_path, 20, ("1",))
+def test_a_rank_killed_during_training_ends_the_other(tmp_path: Path) -> None:
+    first, second = together(tmp_path / "said", outcome, discovered_in, tmp_path, 20, ("1",))
     assert (first.code, second.code) == (0, -signal.SIGKILL)
     assert first.value.startswith("lost the connection to another rank")
 
 
 def rewired() -> tuple[dict[str, Tensor], str]:
-    """A network whose masks follow its dense gradients every fourth step."""
+    """Train a network whose masks follow its dense gradients every fourth step."""
     with join_process_group("cpu") as comm:
         trainer = Trainer(digits(), RECIPE, EngineOptions(device="cpu"))
         model, optimizer = trainer.place(perceptron(0))
@@ -370,9 +373,9 @@ def rewired() -> tuple[dict[str, Tensor], str]:
         return {name: tensor.clone() for name, tensor in model.state_dict().items()}, sparse.masks.digest()
 
 
-def test_rewiring_sees_the_dense_gradients_of_the_joined_batch(tmp_path: Path) -> None:
+def test_mask_updates_use_the_dense_gradients_of_the_joined_batch(tmp_path: Path) -> None:
     ranks = together(tmp_path, rewired)
-    assert [rank.code for rank in ranks] == [0, 0], [rank.said for rank in ranks]
+    assert [rank.code for rank in ranks] == [0, 0], [rank.output for rank in ranks]
     (weights, masks), (others, other_masks) = (rank.value for rank in ranks)
     wanted, wanted_masks = rewired()
     assert masks == other_masks == wanted_masks
@@ -382,12 +385,12 @@ def test_rewiring_sees_the_dense_gradients_of_the_joined_batch(tmp_path: Path) -
 
 
 def own_loop(drifting: bool) -> str:
-    """Somebody's own loop with DDP, given the team; in one case rank 1's weights change behind everybody's back."""
+    """Run a user-defined DDP loop; if `drifting`, the weights of rank 1 change silently."""
     with join_process_group("cpu") as comm:
         inputs, labels = torch.randn(64, 1, 8, 8, generator=torch.Generator().manual_seed(3)), torch.arange(64) % 10
 
         def fit(model: nn.Module, optimizer: torch.optim.Optimizer, epochs: int) -> None:
-            parallel = DistributedDataParallel(model, init_sync=False)  # what is unequal before stays so
+            parallel = DistributedDataParallel(model, init_sync=False)  # weights that differ stay different
             for rows in torch.arange(64).split(16) * epochs:
                 mine = rows[comm.rank :: comm.size]
                 optimizer.zero_grad()
@@ -399,7 +402,7 @@ def own_loop(drifting: bool) -> str:
         def evaluate(model: nn.Module) -> float:
             statistics = comm.gather([buffer.tolist() for buffer in model.buffers()])
             assert statistics[0] == statistics[1]
-            return 0.5 + 0.1 * comm.rank  # somebody's, on data of its own: the first rank's counts
+            return 0.5 + 0.1 * comm.rank  # the score of rank 0 counts
 
         model = normed(comm.rank)
         next(model.parameters()).detach().add_(0.01 * comm.rank)
@@ -412,18 +415,19 @@ def own_loop(drifting: bool) -> str:
             comm=comm,
             method="random_growth",
             start_density=0.2,
-            target_density=0.3,
+            rule=Script(probe=(), last=2),
+            seed_epochs=1,
             budget=2,
         )
         return f"{found.masks.digest()} {found.score} {[record.num_samples for record in found.rounds]}"
 
 
-def test_any_loop_can_be_given_a_team(tmp_path: Path) -> None:
+def test_a_user_defined_loop_can_be_distributed(tmp_path: Path) -> None:
     first, second = (rank.value for rank in together(tmp_path, own_loop, False))
     assert first == second
     assert first.endswith(" 0.5 [64, 64, 64]")  # samples of both ranks
 
 
-def test_weights_that_drift_apart_are_found(tmp_path: Path) -> None:
-    ranks = together(tmp_path, told, own_loop, True)
+def test_weights_that_drift_apart_are_detected(tmp_path: Path) -> None:
+    ranks = together(tmp_path, outcome, own_loop, True)
     assert all("the trained weights of rank 1 differ from those of rank 0" in rank.value for rank in ranks)

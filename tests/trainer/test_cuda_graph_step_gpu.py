@@ -1,4 +1,4 @@
-"""The engine on a GPU: captured, compiled and eager steps agree, networks side by side leave each other alone."""
+"""Training on a GPU: CUDA-graph, compiled and eager steps agree, and concurrent networks do not affect each other."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def network(trainer: Trainer, seed: int = 0, method: str = "gcg") -> Attached:
 
 
 def state(attached: Attached) -> dict[str, Tensor]:
-    slots = {
-        f"slot {name}": attached.optimizer.state[parameter]["momentum_buffer"]
+    momentum = {
+        f"momentum {name}": attached.optimizer.state[parameter]["momentum_buffer"]
         for name, parameter in attached.model.named_parameters()
     }
-    return {name: tensor.clone() for name, tensor in {**attached.model.state_dict(), **slots}.items()}
+    return {name: tensor.clone() for name, tensor in {**attached.model.state_dict(), **momentum}.items()}
 
 
 def trained(data: Dataset, plan: Recipe = PLAN, seed: int = 0, epochs: int = 2, **changes: str | bool) -> Attached:
@@ -67,12 +67,12 @@ def assert_close(ours: Attached, theirs: Attached, tolerance: float) -> None:
         assert torch.allclose(tensor.float(), other, rtol=tolerance, atol=tolerance * float(other.abs().max())), name
 
 
-def test_a_captured_training_has_the_bits_of_an_eager_one(data: Dataset) -> None:
+def test_graphs_are_bit_identical_to_eager_steps(data: Dataset) -> None:
     assert_equal(trained(data, step="cuda_graph"), trained(data, step="eager"))
 
 
 def test_a_compiled_step_is_close_to_an_eager_one(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Two steps in full float32: the compiler rounds differently, and training magnifies what differs, a hundredfold
+    # Two steps in full float32: the compiler rounds differently, and training magnifies differences a hundredfold
     # here (with convolutions in TF32 the biases of batch norm were 12% apart).
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     two = Split(data.train.images[:64], data.train.labels[:64], data.train.mean, data.train.std)  # type: ignore[union-attr]
@@ -80,12 +80,12 @@ def test_a_compiled_step_is_close_to_an_eager_one(data: Dataset, monkeypatch: py
     assert_close(trained(few, epochs=1, compile="on"), trained(few, epochs=1, step="eager"), 1e-3)
 
 
-def test_the_same_training_twice_gives_the_same_bits(data: Dataset) -> None:
+def test_training_is_reproducible(data: Dataset) -> None:
     assert_equal(trained(data), trained(data))
     assert_equal(trained(data, precision="bf16"), trained(data, precision="bf16"))
 
 
-def test_networks_that_change_by_steps_get_the_bits_they_get_alone_too(data: Dataset) -> None:
+def test_concurrent_networks_with_mask_updates_are_bit_identical_to_each_alone(data: Dataset) -> None:
     def made(trainer: Trainer, name: str) -> Attached:
         model, optimizer = trainer.place(models.create("resnet20", 10, seed=1, width=8, image_size=16))
         options = {} if name == "erk" else {"num_steps": 30, "update_interval": 4}
@@ -106,7 +106,7 @@ def test_networks_that_change_by_steps_get_the_bits_they_get_alone_too(data: Dat
 
 
 @pytest.mark.parametrize("name", ["rigl", "set"])
-def test_masks_change_between_replays_and_python_computes_no_step(data: Dataset, name: str) -> None:
+def test_masks_change_between_replays_and_no_step_is_eager(data: Dataset, name: str) -> None:
     trainer = Trainer(data, PLAN, options())
     model, optimizer = trainer.place(models.create("resnet20", 10, seed=1, width=8, image_size=16))
     method = create(name, density=0.3, num_steps=20, update_interval=4)
@@ -114,15 +114,15 @@ def test_masks_change_between_replays_and_python_computes_no_step(data: Dataset,
     before, calls = attached.masks.clone(), list[int]()
     model.register_forward_pre_hook(lambda *given: calls.append(attached.step))
     trainer.train([Job(attached=attached, epochs=1, seed=7)])
-    optimizer.zero_grad()  # the graphs keep their gradients, which the next change has to find again
+    optimizer.zero_grad()  # the graphs keep their gradients, which the next mask update has to restore
     trainer.train([Job(attached=attached, epochs=1, seed=8)])
     assert attached.step == 20
     assert attached.masks != before
-    assert calls == [0] * 4  # three times to warm up, once to capture
+    assert calls == [0] * 4  # three times for warmup, once for recording
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_networks_side_by_side_get_the_bits_they_get_alone(data: Dataset, precision: str) -> None:
+def test_concurrent_networks_are_bit_identical_to_each_alone(data: Dataset, precision: str) -> None:
     trainer = Trainer(data, PLAN, options(precision=precision))
     fleet = [network(trainer, seed) for seed in range(4)]
     trainer.train([Job(attached=one, epochs=2, seed=7 + seed) for seed, one in enumerate(fleet)])
@@ -130,7 +130,7 @@ def test_networks_side_by_side_get_the_bits_they_get_alone(data: Dataset, precis
         assert_equal(one, trained(data, seed=seed, precision=precision))
 
 
-def test_growth_edits_the_masks_of_a_captured_step_in_place(data: Dataset) -> None:
+def test_growth_edits_the_masks_of_recorded_graphs_in_place(data: Dataset) -> None:
     trainer = Trainer(data, PLAN, options())
     attached = network(trainer)
     trainer.train([Job(attached=attached, epochs=1, seed=1)])
@@ -149,7 +149,7 @@ def test_growth_edits_the_masks_of_a_captured_step_in_place(data: Dataset) -> No
     grown.train([Job(attached=other, epochs=1, seed=2)])
     assert attached.masks.num_on == other.masks.num_on
     alive = sum(int((p != 0).sum()) for n, p in attached.model.named_parameters() if n in attached.masks)
-    assert alive > 0.98 * attached.masks.num_on  # new weights train, though nothing was captured again
+    assert alive > 0.98 * attached.masks.num_on  # new weights train although nothing was recorded again
 
 
 class Stopping(Exception):
@@ -157,21 +157,21 @@ class Stopping(Exception):
 
 
 class OftenSaved(Partial):
-    """Saves after every step, and is killed after one of them."""
+    """Saves after every step and is killed after one of them."""
 
     def __init__(self, store: MemoryStore, last: int) -> None:
         super().__init__(store, "partial-test-0", seconds=0.0)
         object.__setattr__(self, "last", last)
 
-    def save(self, attached: Attached, step: int, noise: Tensor) -> None:
-        super().save(attached, step, noise)
+    def save(self, attached: Attached, step: int, rng_state: Tensor) -> None:
+        super().save(attached, step, rng_state)
         if step == self.last:
             raise Stopping
 
 
 @pytest.mark.parametrize("last", [3, 10, 14])
 @pytest.mark.parametrize("step", ["cuda_graph", "eager"])
-def test_a_broken_off_training_goes_on_with_the_same_bits(data: Dataset, last: int, step: str) -> None:
+def test_a_killed_training_resumes_with_the_same_bits(data: Dataset, last: int, step: str) -> None:
     store = MemoryStore()
     trainer = Trainer(data, PLAN, options(step=step))
     with pytest.raises(Stopping):
@@ -206,7 +206,7 @@ def dropout_runs(data: Dataset, seeds: list[int]) -> Iterator[Tensor]:
         yield job.attached.model.first.weight.detach().clone()  # type: ignore[union-attr]
 
 
-def test_dropout_is_new_at_every_step_and_each_networks_own(data: Dataset) -> None:
+def test_each_network_has_its_own_dropout(data: Dataset) -> None:
     together = list(dropout_runs(data, [1, 2, 1]))
     assert torch.equal(together[0], together[2])
     assert not torch.equal(together[0], together[1])
@@ -224,8 +224,8 @@ class WithDroppedWeights(nn.Module):
 
 
 @pytest.mark.parametrize("compile", ["off", "on"])
-def test_what_is_dropped_is_drawn_anew_at_every_step(data: Dataset, compile: str) -> None:
-    """A weight that is dropped gets no gradient: dropped all the time, half of them would stay where they were."""
+def test_dropout_differs_at_every_step(data: Dataset, compile: str) -> None:
+    """A dropped weight gets no gradient: with constant dropout half of the weights would never move."""
     trainer = Trainer(data, PLAN.override({"weight_decay": 0.0}), options(compile=compile, deterministic=False))
     model, optimizer = trainer.place(WithDroppedWeights())
     before = model.weight.detach().clone()  # type: ignore[union-attr]
@@ -235,7 +235,7 @@ def test_what_is_dropped_is_drawn_anew_at_every_step(data: Dataset, compile: str
     assert bool((model.weight != before).all())  # type: ignore[union-attr]
 
 
-def test_accumulation_clipping_and_adamw_are_captured_too(data: Dataset) -> None:
+def test_graphs_support_accumulation_clipping_and_adamw(data: Dataset) -> None:
     plan = PLAN.override({"accumulate": 2, "clip_norm": 0.5, "optimizer": "adamw", "lr": 1e-3, "label_smoothing": 0.1})
     weights = []
     for step in ("cuda_graph", "eager"):
