@@ -1,10 +1,10 @@
-"""The main job on real data: dense trainings, brute-force truth and discoveries on CIFAR-10 with ResNet-32.
+"""Dense baselines, brute-force ground truth and discoveries on CIFAR-10 with ResNet-32.
 
     python -m benchmarks.cifar dense ladder discover --data-root DIR --results results/cifar10_resnet32.jsonl
 
-Every finished training is one line of JSON, appended as soon as it is there; what has its line is not run again, so the
-command may be stopped at any time and given again. With `--kept DIR` trainings that were broken off go on where they
-were, and trunks are grown once. `python -m benchmarks.cifar table` prints what the lines say.
+Every finished training appends one line of JSON and is not run again, so the command can be interrupted and rerun. With
+`--kept DIR` interrupted trainings resume, and trunks are grown only once. `python -m benchmarks.cifar table` prints a
+summary of the results.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from benchmarks.discovery import crossing, smoothed
 from pathgrow import data as datasets
 from pathgrow import models
 from pathgrow.checkpoint import MemoryStore, Store
+from pathgrow.checkpoint.metrics import Metrics
 from pathgrow.checkpoint.stage_files import StageFiles
 from pathgrow.data.dataset import Dataset
 from pathgrow.graph import trace
@@ -44,15 +45,20 @@ from pathgrow.trainer.interface import Job
 from pathgrow.trainer.recipes import recipe
 
 RUNGS = (0.2, 0.3, 0.25, 0.4, 0.15, 0.5, 0.1, 0.7, 0.05)
-"""Densities of the ladder, those first that say most about where half a point below dense lies."""
+"""Densities of the sweep, the most informative about "half a point below dense" first."""
 TOTAL = 80
-"""Epochs that every network of the ladder has had in the end."""
+"""Total epochs of every network of the sweep."""
 GAMMA = 0.25
 Network = tuple[torch.nn.Module, torch.optim.Optimizer]
 
 
+def stage_files(folder: Path) -> StageFiles:
+    """Return a store of interrupted trainings in a directory."""
+    return StageFiles(folder, Metrics(folder / "metrics.jsonl"), time.perf_counter)
+
+
 class Lines:
-    """Results on disk, a line each."""
+    """Results on disk, one line of JSON each."""
 
     def __init__(self, path: Path, commit: str | None = None) -> None:
         self.path = path
@@ -84,7 +90,7 @@ def _machine() -> str:
 
 
 class Bench:
-    """What all jobs share."""
+    """Data, trainer, results and store that all jobs share."""
 
     def __init__(self, chosen: argparse.Namespace) -> None:
         self.model_name = chosen.model
@@ -94,26 +100,26 @@ class Bench:
         self.lines = Lines(chosen.results, chosen.commit)
         self.seeds: list[int] = chosen.seeds
         self.kept: Path | None = chosen.kept
-        self.store: Store = StageFiles(chosen.kept) if chosen.kept is not None else MemoryStore()
+        self.store: Store = stage_files(chosen.kept) if chosen.kept is not None else MemoryStore()
         self.example = self.data.example_input().to(self.trainer.plan.device)
         self._val, self._test = (self.trainer.evaluate(split) for split in (self.data.val, self.data.test))
         self.queue: list[tuple[dict[str, Any], Callable[[], tuple[Attached, int, int]]]] = []
 
     def network(self, seed: int) -> Network:
-        """As `pathgrow discover --seed` makes it."""
+        """Return the untrained network of `pathgrow discover --seed`."""
         return self.trainer.place(models.create(self.model_name, self.data.classes, seed=seed))
 
     def score(self, attached: Attached) -> dict[str, list[float]]:
-        """(accuracy, loss) on val and test."""
+        """Return (accuracy, loss) on val and test."""
         return {"val": list(self._val(attached.model)), "test": list(self._test(attached.model))}
 
     def ask(self, key: dict[str, Any], make: Callable[[], tuple[Attached, int, int]]) -> None:
-        """Train a network, unless its line is there: `make` gives it, its epochs and its seed."""
+        """Queue a training unless its result exists; `make` returns the network, its epochs and its seed."""
         if not self.lines.has(**key):
             self.queue.append((key, make))
 
     def work(self) -> None:
-        """Everything asked for, side by side, a line for each as it ends."""
+        """Train everything in the queue concurrently; each result is written when it is finished."""
         made = [(key, *make()) for key, make in self.queue]
         partials = [Partial(self.store, named("partial", **key)) for key, *_ in made]
         jobs = [
@@ -133,7 +139,7 @@ class Bench:
 
 
 def dense(bench: Bench, epochs: int) -> None:
-    """The network as everybody trains it."""
+    """Queue the dense baseline."""
 
     def make(seed: int) -> tuple[Attached, int, int]:
         model, optimizer = bench.network(seed)
@@ -145,7 +151,7 @@ def dense(bench: Bench, epochs: int) -> None:
 
 
 def ladder(bench: Bench, rungs: dict[str, list[float]]) -> None:
-    """Networks grown to each density and trained to one common total, from a fresh initialisation or as grown."""
+    """Queue networks grown to each density and trained to one total length, from fresh or grown weights."""
     wanted = [
         (final, density, seed)
         for final, densities in rungs.items()
@@ -175,7 +181,7 @@ def ladder(bench: Bench, rungs: dict[str, list[float]]) -> None:
 
 
 def grow(bench: Bench, seeds: list[int]) -> None:
-    """Trunks of all seeds side by side, as a discovery of this budget grows them; each rung of them is kept."""
+    """Grow the trunks of all seeds concurrently, as a discovery of this budget does, and store them at each density."""
     trunks = {}
     for seed in seeds:
         model, optimizer = bench.network(seed)
@@ -207,7 +213,7 @@ def _is_kept(bench: Bench, final: str, seed: int, density: float) -> bool:
 
 
 def _mask_file(bench: Bench, seed: int, density: float) -> Path | None:
-    """Masks alone, where somebody kept no more of a trunk than that."""
+    """Return a file of masks, for trunks of which nothing else was stored."""
     path = bench.kept / f"seed{seed}-{density:g}.safetensors" if bench.kept is not None else None
     return path if path is not None and path.is_file() else None
 
@@ -221,7 +227,7 @@ def _kept_masks(bench: Bench, seed: int, density: float) -> Masks:
 def _kept_network_(
     bench: Bench, model: torch.nn.Module, optimizer: torch.optim.Optimizer, seed: int, density: float
 ) -> tuple[Masks, int]:
-    """Put a trunk as it stood at a density into a network; its masks, and the epochs that it had."""
+    """Load a trunk at one density into a network; return its masks and the epochs it was trained."""
     found = bench.store.load(named("trunk", seed=seed, density=density))
     assert found is not None, "grown before"
     masks = unpack_pair_(model, optimizer, found.tensors, found.metadata["state"])
@@ -230,7 +236,7 @@ def _kept_network_(
 
 
 def named(what: str, **key: Any) -> str:
-    """A name that a store takes."""
+    """Return a stage name made of these values."""
     return "-".join([what, *(f"{name}-{value}".replace(".", "p") for name, value in key.items())])
 
 
@@ -241,7 +247,7 @@ def _train_all(bench: Bench, trunks: dict[int, Attached], epochs: int, name: str
 
 
 def discoveries(bench: Bench, *, budget: int, delta: float, reference: float | None) -> None:
-    """`pathgrow discover`, one after the other: their wall time counts."""
+    """Run `pathgrow discover` for one seed after the other, because wall-clock time is measured."""
     for seed in bench.seeds:
         key = {"kind": "discover", "budget": budget, "delta": delta, "reference": reference, "seed": seed}
         if bench.lines.has(**key):
@@ -271,7 +277,7 @@ def discoveries(bench: Bench, *, budget: int, delta: float, reference: float | N
 
 
 def alone(bench: Bench) -> None:
-    """`pathgrow train --method dense`, by itself: what the wall time of a discovery is compared with."""
+    """Run `pathgrow train --method dense` alone: the baseline for the wall-clock time of a discovery."""
     key = {"kind": "dense, alone", "epochs": 2 * TOTAL, "seed": bench.seeds[0]}
     if bench.lines.has(**key):
         return
@@ -286,7 +292,7 @@ def alone(bench: Bench) -> None:
 
 
 def table(lines: Lines) -> None:
-    """Means over seeds, with the standard error where there are several."""
+    """Print means over seeds with their standard errors."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in lines.rows:
         if row["kind"] in ("dense", "ladder"):
@@ -305,19 +311,19 @@ def table(lines: Lines) -> None:
     for (budget, delta, reference), rows in found_by.items():
         print(f"discover, budget {budget}, delta {delta}, reference {reference}")
         for row in rows:
-            told = row["answer"]
+            answer = row["answer"]
             print(
-                f"  seed {row['seed']}: answer {_density(told['operating_density'])} {told['status']}, "
-                f"interval {' to '.join(map(_density, told['interval'] or [None]))}, "
-                f"gain answer {_density(told['gain_density'])}, {len(row['probes'])} probes, "
-                f"handed back {row['density']:.3f}, val {row['val'][0]:.4f}, test {row['test'][0]:.4f}, "
+                f"  seed {row['seed']}: answer {_density(answer['operating_density'])} {answer['status']}, "
+                f"interval {' to '.join(map(_density, answer['interval'] or [None]))}, "
+                f"gain answer {_density(answer['gain_density'])}, {len(row['probes'])} probes, "
+                f"returned {row['density']:.3f}, val {row['val'][0]:.4f}, test {row['test'][0]:.4f}, "
                 f"FLOPs {row['ledger']['relative']:.3f}, wall {row['wall']:.0f} s"
             )
         _print_means(lines, budget, rows)
 
 
 def _print_means(lines: Lines, budget: int, rows: list[dict[str, Any]]) -> None:
-    """Of discoveries asked alike, beside dense trainings of that budget and the wall time of one of them alone."""
+    """Print the means of equal discoveries, next to dense baselines of the same budget."""
     level = [row["test"][0] for row in lines.rows if row["kind"] == "dense" and row["epochs"] == budget]
     usual = [row["wall"] for row in lines.rows if row["kind"] == "dense, alone" and row["epochs"] == budget]
     wall = f", wall {np.mean([row['wall'] for row in rows]) / usual[0]:.2f} of dense, alone" if usual else ""
@@ -330,12 +336,12 @@ def _print_means(lines: Lines, budget: int, rows: list[dict[str, Any]]) -> None:
 
 
 def _density(value: float | None) -> str:
-    """An answer may be missing: flat curves and those that do not reach the reference have none."""
+    """Format an answer, which is None for flat curves and for those that do not reach the reference."""
     return "none" if value is None else f"{value:.3f}"
 
 
 def truth(lines: Lines, final: str, delta: float) -> float | None:
-    """The smallest density within delta of dense, equally trained: all images held out, all seeds, a rising curve."""
+    """Return the smallest density within delta of dense, from a monotone curve over all held-out images and seeds."""
 
     def images(row: dict[str, Any]) -> float:
         return float(np.average([row["val"][0], row["test"][0]], weights=[5_000, 10_000]))
@@ -365,11 +371,11 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("results/cifar10_resnet32.jsonl"))
     parser.add_argument("--rungs", type=float, nargs="*", default=RUNGS, help="densities of the job `ladder`")
     parser.add_argument("--grown-rungs", type=float, nargs="*", default=RUNGS, help="densities of the job `grown`")
-    parser.add_argument("--kept", type=Path, default=None, help="folder for trunks and for trainings half done")
+    parser.add_argument("--kept", type=Path, default=None, help="directory for trunks and interrupted trainings")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--delta", type=float, default=0.005)
     parser.add_argument("--compile", default="auto")
-    parser.add_argument("--commit", default=None, help="of the code, where the folder is no checkout of it")
+    parser.add_argument("--commit", default=None, help="commit of the code, if this is not a git checkout")
     chosen = parser.parse_args()
     if chosen.jobs == ["table"]:
         table(Lines(chosen.results))

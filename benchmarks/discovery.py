@@ -1,12 +1,12 @@
-"""Is the density that `discover` finds the right one? Brute force on the embedded data, beside discoveries in fives.
+"""Discoveries on the bundled data, compared with brute-force ground truth.
 
     python -m benchmarks.discovery [--jobs N] [--out FILE] [--settings mlp resnet] [--folds 5] [--seeds 8] [--repeats 4]
 
-On two cores the MLP takes about a quarter of an hour; the residual network takes hours and is left out unless named.
+On two cores the MLP takes about a quarter of an hour; the residual network takes hours and runs only if requested.
 
-Truth is one number per setting: the smallest density whose network, grown to it and trained out as the final training
-does it, stays within one point of the dense network trained for as many epochs. Accuracies are taken over all images
-that were not trained on (val and test), pooled over folds and seeds, and smoothed to a rising curve.
+The ground truth is one number per setting: the smallest density whose network, grown to it and fully trained like the
+final network, stays within one point of the dense network trained for as many epochs. Accuracies are over all held-out
+images (val and test), pooled over folds and seeds, and fitted by a monotone curve.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ DELTA = 0.01
 
 @dataclass(frozen=True)
 class Setting:
-    """One network on one data set, with the epochs that its dense training takes."""
+    """A network, a dataset, and the epochs of its dense training."""
 
     name: str
     model: str
@@ -57,7 +57,7 @@ SETTINGS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Ladder:
-    """A rule that grows to the end and then trains out a network at every rung."""
+    """A rule that grows to the end and then probes densities at a constant ratio."""
 
     ratio: float = 1.5
     name: str = "ladder"
@@ -71,24 +71,26 @@ class Ladder:
 
     def decide(self, curve: Curve) -> Verdict:
         if not curve.at_ceiling and curve.rough[-1].density < 0.8:
-            return Grow(reason="to the end")
+            return Grow(reason="growing to the end")
         done = {point.round for point in curve.probes}
         left = [rung for rung in self.rungs(curve) if rung not in done]
-        return Probe(rounds=tuple(left), reason="all rungs") if left else Stop(reason="all rungs")
+        return (
+            Probe(rounds=tuple(left), reason="probing all densities") if left else Stop(reason="all densities probed")
+        )
 
     def answer(self, curve: Curve) -> Answer:
         return Answer(rule=self.name, delta=DELTA, status="open", reference=curve.reference)
 
 
 def make_trainer(setting: Setting, dataset: Dataset) -> Trainer:
-    """Our own training, on a CPU wherever this runs: the figures are those of one kind of machine."""
+    """Return our own trainer, on the CPU of any machine."""
     return Trainer(
         dataset, recipes.recipe(recipes.default_name(setting.data, setting.model)), EngineOptions(device="cpu")
     )
 
 
 def run_discovery(setting: Setting, fold: int, seed: int, evaluate_on: Sequence[str], **options: Any) -> Discovery:
-    """One discovery with our own training."""
+    """Run one discovery with our own trainer."""
     dataset = data.load(setting.data, fold=fold)
     trainer = make_trainer(setting, dataset)
     model, optimizer = trainer.place(models.create(setting.model, dataset.classes, seed=seed, **setting.options))
@@ -114,7 +116,7 @@ def _images(dataset: Dataset, names: Sequence[str]) -> Split:
 
 
 def ladder(setting: Setting, final: str, case: tuple[int, int]) -> dict[str, Any]:
-    """Networks of one trunk at every rung, and the dense one, all trained for the whole budget."""
+    """Train the networks of one trunk at all densities of the sweep, and the dense one, for the whole budget."""
     torch.set_num_threads(1)
     fold, seed = case
     found = run_discovery(setting, fold, seed, ("val", "test"), rule=Ladder(), reference="dense", final=final)
@@ -128,7 +130,7 @@ def ladder(setting: Setting, final: str, case: tuple[int, int]) -> dict[str, Any
 
 
 def dense(setting: Setting, case: tuple[int, int]) -> dict[str, Any]:
-    """Dense training: the accuracy on val (a user's own reference) and on test."""
+    """Train the dense baseline; return its accuracy on val (a user's own reference) and on test."""
     torch.set_num_threads(1)
     fold, seed = case
     dataset = data.load(setting.data, fold=fold)
@@ -141,7 +143,7 @@ def dense(setting: Setting, case: tuple[int, int]) -> dict[str, Any]:
 
 
 def one_discovery(setting: Setting, final: str, case: tuple[int, int, float | None]) -> dict[str, Any]:
-    """A discovery as a user would run it, and the test accuracy of the network it hands back."""
+    """Run a discovery as a user would, and return its results with the test accuracy of the returned network."""
     torch.set_num_threads(1)
     fold, seed, reference = case
     began = time.perf_counter()
@@ -159,11 +161,11 @@ def one_discovery(setting: Setting, final: str, case: tuple[int, int, float | No
     }  # fmt: skip
 
 
-# -- truth ----------------------------------------------------------------------------------------------------------
+# Ground truth
 
 
 def smoothed(runs: Sequence[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
-    """Mean score below dense (in points of the score) by density, as a rising curve."""
+    """Return densities and mean score gaps to dense, by isotonic regression."""
     density = np.concatenate([run["density"] for run in runs])
     level = mean(run["dense"] for run in runs)
     gap = np.concatenate([np.asarray(run["score"]) for run in runs]) - level
@@ -175,7 +177,7 @@ def smoothed(runs: Sequence[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def crossing(rungs: np.ndarray, gap: np.ndarray, delta: float) -> float:
-    """The smallest density where the curve is within delta, straight between rungs in log density."""
+    """Return the smallest density where the curve is within delta, by linear interpolation over log density."""
     inside = np.flatnonzero(gap >= -delta)
     if not len(inside):
         return float("inf")
@@ -187,7 +189,7 @@ def crossing(rungs: np.ndarray, gap: np.ndarray, delta: float) -> float:
 
 
 def truth(runs: Sequence[dict[str, Any]], num_resamples: int = 400) -> dict[str, Any]:
-    """The true answer, with the 90% interval that resampling whole runs gives."""
+    """Return the true answer with its 90% bootstrap interval over runs."""
     rungs, gap = smoothed(runs)
     rng = np.random.default_rng(0)
     drawn = [
@@ -201,12 +203,12 @@ def truth(runs: Sequence[dict[str, Any]], num_resamples: int = 400) -> dict[str,
     }  # fmt: skip
 
 
-# -- report ---------------------------------------------------------------------------------------------------------
+# Report
 
 
 def summary(found: Sequence[dict[str, Any]], true: float, dense_test: Callable[[int], float]) -> dict[str, Any]:
-    """How the discoveries compare with the truth."""
-    # A curve said to be flat puts its answer below the first density, one out of reach above the last.
+    """Compare discoveries with the ground truth."""
+    # The answer to a flat curve is below the first density, that to an unreached one above the last.
     instead = {"flat": 0.0, "unreached": float("inf"), "open": float("inf"), "unlearned": float("inf")}
     answers = [instead[run["status"]] if run["delta_density"] is None else run["delta_density"] for run in found]
     covers = [run["interval"] is not None and run["interval"][0] <= true <= run["interval"][1] for run in found]
@@ -221,7 +223,7 @@ def summary(found: Sequence[dict[str, Any]], true: float, dense_test: Callable[[
 
 
 def measure(setting: Setting, pool: ProcessPoolExecutor, folds: int, seeds: int, repeats: int) -> dict[str, Any]:
-    """Everything about one setting."""
+    """Measure one setting."""
     cases = [(fold, seed) for fold in range(folds) for seed in range(seeds)]
     ladders = {final: pool.map(partial(ladder, setting, final), cases) for final in ("fresh", "grown")}
     trained = list(pool.map(partial(dense, setting), cases))
@@ -259,8 +261,8 @@ def measure(setting: Setting, pool: ProcessPoolExecutor, folds: int, seeds: int,
 
 
 def show(name: str, result: dict[str, Any]) -> None:
-    """The table that people read."""
-    print(f"\n== {name}: {result['model']} {result['options']}, {result['budget']} epochs, delta {100 * DELTA:g} point")
+    """Print the results of one setting as a table."""
+    print(f"\n== {name}: {result['model']} {result['options']}, {result['budget']} epochs, delta {100 * DELTA:g} pp")
     print(f"   dense: val {100 * result['dense']['val']:.2f}, test {100 * result['dense']['test']:.2f}")
     for final, true in result["truth"].items():
         low, high = true["interval"]
@@ -280,7 +282,7 @@ def show(name: str, result: dict[str, Any]) -> None:
                 f"{100 * run['test']:6.2f} {run['relative_flops']:6.2f}"
             )
         for s in result["summary"][kind]:
-            factor = "no answer" if s["factor"] is None else f"{s['factor']:.2f}x from the truth"
+            factor = "no answer" if s["factor"] is None else f"{s['factor']:.2f}x off the truth"
             print(
                 f"   {kind}, {s['of']} discoveries: median {s['median']:.3f}, {factor}; the interval covers it in "
                 f"{s['covered']}; test {100 * s['test']:.2f} against {100 * s['dense_test']:.2f} dense; "
@@ -289,7 +291,7 @@ def show(name: str, result: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run, print, and write the figures."""
+    """Run the benchmark; print and write its results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path)

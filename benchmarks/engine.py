@@ -1,7 +1,9 @@
-"""How fast the engine trains, as ratios within one run: `python -m benchmarks.engine [--only NAME] [--profile]`.
+"""Speed of the engine relative to a plain loop in the same process.
 
-The loop it is compared with is the one that everybody writes: eager PyTorch, data on the device, masks multiplied onto
-gradients and weights. Images are random bytes; their values do not matter here, their augmentation is the real one.
+    python -m benchmarks.engine [--only NAME] [--profile]
+
+The plain loop is eager PyTorch with data on the device and masks multiplied onto gradients and weights. Images are
+random bytes; the augmentation is the real one.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ DENSITY = 0.3
 
 
 def random_data(num: int, size: int, classes: int = 10) -> Dataset:
-    """Bytes that look like nothing."""
+    """Return a dataset of random images."""
     draw = generator(0, "benchmark")
     images = torch.randint(0, 256, (num, 3, size, size), dtype=torch.uint8, generator=draw)
     labels = torch.randint(0, classes, (num,), generator=draw)
@@ -45,7 +47,7 @@ def random_data(num: int, size: int, classes: int = 10) -> Dataset:
 
 
 def random_masks(model: nn.Module) -> Masks:
-    """A third of the weights, anywhere."""
+    """Return random masks with 30% of the weights."""
     candidates = scope(model)
     return uniform(candidates, round(DENSITY * candidates.num), generator(0, "masks"))
 
@@ -61,7 +63,7 @@ def attached_network(trainer: Trainer, name: str, seed: int, **options: object) 
 def plain_loop(
     data: Dataset, name: str, plan: Recipe, device: torch.device, *, bf16: bool, **options: object
 ) -> Callable[[int], None]:
-    """The loop everybody writes; call it with a number of steps."""
+    """Return the plain loop, a function of the number of steps."""
     model = models.create(name, data.classes, seed=0, **options).to(device)
     optimizer = torch.optim.SGD(
         model.parameters(), lr=plan.lr, momentum=plan.momentum, nesterov=True, weight_decay=plan.weight_decay
@@ -104,7 +106,7 @@ def plain_loop(
 
 
 def images_per_second(work: Callable[[], int], device: torch.device, repeats: int = 3) -> float:
-    """The median of a few repetitions; `work` returns the images it trained on."""
+    """Return the median throughput over repetitions; `work` returns the number of images it trained on."""
     rates = []
     for _ in range(repeats):
         _wait(device)
@@ -121,12 +123,12 @@ def _wait(device: torch.device) -> None:
 
 
 def engine_rate(trainer: Trainer, networks: list[Attached], epochs: int = 1) -> float:
-    """Images a second of all networks together, epochs as they are in training."""
+    """Return the total throughput of all networks, in images/s."""
 
     def work() -> int:
         return sum(trainer.train([Job(attached=network, epochs=epochs, seed=1) for network in networks]))
 
-    work()  # captures, and compiles where that was asked for
+    work()  # captures the CUDA graphs, and compiles if requested
     return images_per_second(work, trainer.plan.device)
 
 
@@ -141,7 +143,7 @@ def loop_rate(steps: Callable[[int], None], num: int, batch_size: int, device: t
 
 
 class Book:
-    """Figures as they come, printed and kept."""
+    """Results, printed and written to a file as they come in."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
@@ -186,10 +188,10 @@ def small_images(book: Book, *, profile: bool, num: int = 45_000) -> None:
         again = engine_rate(trainer, [network])
         book.write(f"masks on / masks off, compile {compiled}", (alone + again) / 2 / bare)
         for size in (2, 4, 8):
-            fleet = [network, *(attached_network(trainer, "resnet32", seed) for seed in range(1, size))]
-            total = engine_rate(trainer, fleet)
-            book.write(f"fleet of {size}, compile {compiled}, images/s in all", total)
-            book.write(f"fleet of {size}, compile {compiled} / eager fp32 loop", total / eager)
+            networks = [network, *(attached_network(trainer, "resnet32", seed) for seed in range(1, size))]
+            total = engine_rate(trainer, networks)
+            book.write(f"{size} concurrent networks, compile {compiled}, images/s", total)
+            book.write(f"{size} concurrent networks, compile {compiled} / eager fp32 loop", total / eager)
         if profile:
             profiled(trainer, network, compiled, book)
 
@@ -198,7 +200,7 @@ _KERNELS = ("wgrad", "dgrad", "fprop", "convolve", "triton", "multi_tensor")
 
 
 def profiled(trainer: Trainer, network: Attached, label: str, book: Book) -> None:
-    """Which kernels the time of a step goes to."""
+    """Write which kernels the time of a step is spent in."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as recording
 
@@ -212,14 +214,11 @@ def profiled(trainer: Trainer, network: Attached, label: str, book: Book) -> Non
     shares: dict[str, float] = {}
     for event in seen.key_averages():
         name = event.key
-        kind = next(
-            (kind for kind in ("wgrad", "dgrad", "fprop", "convolve", "triton", "multi_tensor") if kind in name),
-            "other",
-        )
+        kind = next((kind for kind in _KERNELS if kind in name), "other")
         shares[kind] = shares.get(kind, 0.0) + event.self_device_time_total
     whole = sum(shares.values())
     for kind, spent in sorted(shares.items(), key=lambda item: -item[1]):
-        book.write(f"profile, compile {label}: {kind}, share of kernel time", spent / whole)
+        book.write(f"profile, compile {label}: {kind}, fraction of kernel time", spent / whole)
 
 
 def middle_images(book: Book, num: int = 20_000) -> None:
@@ -236,7 +235,7 @@ def middle_images(book: Book, num: int = 20_000) -> None:
 
 
 def growth(book: Book) -> None:
-    """One growth of ResNet-50 by 25% beside one epoch of ImageNet at the engine's speed."""
+    """Compare a growth step of ResNet-50 by 25% with one epoch of ImageNet at the engine's speed."""
     device = torch.device("cuda")
     plan = replace(recipe("imagenet"), batch_size=256)
     data = random_data(256 * 12, 224, classes=1000)
@@ -254,12 +253,12 @@ def growth(book: Book) -> None:
         grown.grow_(round(0.25 * grown.masks.num_on))
         _wait(device)
         seconds.append(time.perf_counter() - began)
-    book.write("one PathGrow growth of ResNet-50, s (first, next, next)", [round(value, 3) for value in seconds])
-    book.write("one growth / one epoch of 1,281,167 images", statistics.median(seconds) / epoch)
+    book.write("PathGrow growth step of ResNet-50, s (three in a row)", [round(value, 3) for value in seconds])
+    book.write("growth step / epoch of 1,281,167 images", statistics.median(seconds) / epoch)
 
 
 def on_cpu(book: Book, num: int = 128 * 6) -> None:
-    """ResNet-20 at batch 128, in turn with the loop it is compared with: these machines are noisy."""
+    """ResNet-20 at batch 128, alternating with the plain loop, because timings on shared machines are noisy."""
     device, plan = torch.device("cpu"), recipe("cifar")
     data = random_data(num, 32)
     steps = plain_loop(data, "resnet20", plan, device, bf16=False)
@@ -275,10 +274,10 @@ def on_cpu(book: Book, num: int = 128 * 6) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=["small", "middle", "growth", "cpu"], default=None)
     parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--out", type=Path, default=None, help="JSON file for the figures")
+    parser.add_argument("--out", type=Path, default=None, help="JSON file for the results")
     chosen = parser.parse_args()
     book = Book(chosen.out)
     for name, value in list(book.values.items()):

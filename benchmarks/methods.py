@@ -1,9 +1,9 @@
-"""Every method side by side on the embedded data: is each of them alive, and where does it stand?
+"""Sanity check: accuracy and cost of every method on the bundled data.
 
     python -m benchmarks.methods [--density 0.1] [--seeds 0 1 2 3 4] [--out FILE]
 
-An MLP on digits, the epochs of its recipe for every method (at every level, for those that prune between trainings).
-Growth begins at 3%. Printed: mean test accuracy with its standard error, density, training FLOPs over dense.
+An MLP on digits, trained for the epochs of its recipe (at every level, for methods that prune between trainings).
+Growth starts at 3%. Printed: mean test accuracy with its standard error, density, training FLOPs relative to dense.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ START = 0.03
 
 
 def config(name: str, density: float, seed: int) -> TrainConfig:
-    """One training of a method; a density where it takes one."""
+    """Return the config of one training, with a density if the method has one."""
     known = methods.defaults(name)
     given: dict[str, Any] = {"method": name, "data": "digits", "model": "mlp", "seed": seed}
     if "density" in known or "target_density" in known:
@@ -36,7 +36,7 @@ def config(name: str, density: float, seed: int) -> TrainConfig:
 
 
 def trained(name: str, density: float, seed: int) -> dict[str, Any]:
-    """What is kept of one training."""
+    """Train and return the results."""
     with tempfile.TemporaryDirectory() as folder:
         report = train(config(name, density, seed), folder)
     network = report.network
@@ -52,7 +52,7 @@ def trained(name: str, density: float, seed: int) -> dict[str, Any]:
 
 
 def row(runs: list[dict[str, Any]]) -> str:
-    """The runs of one method as a line."""
+    """Return the runs of one method as a row of the table."""
     test, density, flops = ([run[name] for run in runs] for name in ("test", "density", "relative_flops"))
     error = stdev(test) / len(test) ** 0.5 if len(test) > 1 else float("nan")
     accuracy = f"{100 * mean(test):.2f} +- {100 * error:.2f}"

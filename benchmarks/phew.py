@@ -1,14 +1,14 @@
-"""How long PHEW takes, and how long it would take one walk at a time.
+"""Time of PHEW, compared with a loop that walks one path at a time.
 
     python -m benchmarks.phew                 # ResNet-50 at 2%
     python -m benchmarks.phew --model resnet20 --density 0.5
 
-The plain loop below is the method as one would write it first: one walker, one `torch.multinomial` per step, on the
-same wiring. It is timed for some hundred walks and extrapolated to the number that the density takes; it neither
-tracks positions nor fills up to an exact count, and reading the model is PHEW's time alone, so the ratio flatters it.
-The two take turns, because a machine that others use is faster now and slower then. One thread: the loop has no use
-for more, and threads that wait for a busy core would be all that is measured. `timeit` keeps Python's garbage collector
-out of both: one search through all objects of torch takes as long as a fifth of PHEW.
+The plain loop is the straightforward implementation: one walker, one `torch.multinomial` per step, on the same graph.
+It is timed for a hundred walks per round and extrapolated to the number that the density needs. It neither tracks
+positions nor reaches an exact count, and only PHEW's time includes tracing the model, so the ratio favors the loop.
+The two alternate, because the speed of a shared machine varies. One thread is used: the loop cannot use more, and
+threads waiting for a busy core would dominate the measurement. `timeit` disables Python's garbage collector, since one
+collection over all objects of torch takes a fifth of PHEW's time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class PlainLoop:
         self.num_marked = 0
 
     def walk(self, turn: int) -> None:
-        """The walk of one turn: forward from an input if it is even, backward from an output if it is odd."""
+        """Walk forward from an input if the turn is even, backward from an output if it is odd."""
         forward, number = turn % 2 == 0, turn // 2
         if forward:
             node = next(node.id for node in self.graph.channels if node.input)
@@ -73,7 +73,7 @@ class PlainLoop:
                 node = link.target if forward else link.source
 
     def _leads(self, link: Link, unit: int, forward: bool) -> bool:
-        assert link.pairs is None, "the plain loop knows networks whose channels keep their numbers"
+        assert link.pairs is None, "the plain loop supports only networks whose links keep channel indices"
         return bool(self.alive[link.target if forward else link.source][unit])
 
     def _draw(self, shares: Tensor) -> int:
@@ -86,7 +86,7 @@ class PlainLoop:
 
 
 def num_walks(graph: Graph, model: nn.Module, scope: Masks, target: int) -> int:
-    """How many walks it takes until `target` weights are marked."""
+    """Return the number of walks until `target` weights are marked."""
     walker, noise, turn, step = Walker(Transitions(graph, model)), generator(0, "count"), 0, 1024
     sizes = [flags.numel() for flags in scope.values()]
     begins = dict(zip(scope, np.cumsum(sizes) - sizes, strict=True))
@@ -104,7 +104,7 @@ def num_walks(graph: Graph, model: nn.Module, scope: Masks, target: int) -> int:
 
 
 def spread(values: list[float], digits: int) -> str:
-    """The median of some values, and between which they lie."""
+    """Format the median and the range of some values."""
     low, middle, high = (f"{value:.{digits}f}" for value in (min(values), statistics.median(values), max(values)))
     return f"{middle} ({low} to {high})"
 
@@ -122,15 +122,15 @@ def main() -> None:
     model = models.create(given.model, given.classes, seed=0)
     example = model.example_input()
 
-    reading = timeit(partial(trace, model, example), number=1)
+    tracing = timeit(partial(trace, model, example), number=1)
     calling = timeit(partial(phew, model, example, given.density), number=1)
-    print(f"first reading of the process (loads parts of torch): {reading:.2f} s")
-    print(f"first call of phew (memory new to the process): {calling:.2f} s")
+    print(f"first trace of the process (loads parts of torch): {tracing:.2f} s")
+    print(f"first call of phew (allocates memory): {calling:.2f} s")
     graph = trace(model, example)
     scope = scope_of(model, graph)
     masks = phew(model, example, given.density)
     walks = num_walks(graph, model, scope, masks.num_on)
-    print(f"{masks}: what {walks:,} walks visit")
+    print(f"{masks}: weights visited by {walks:,} walks")
 
     loop = PlainLoop(graph, model, scope, seed=0)
     turns = itertools.count()
@@ -139,7 +139,7 @@ def main() -> None:
         ours.append(timeit(partial(phew, model, example, given.density, seed=seed), number=1))
         theirs.append(timeit(lambda: loop.walk(next(turns)), number=given.plain_walks) / given.plain_walks)
     print(f"median of {given.rounds} rounds (lowest to highest), {given.threads} thread(s)")
-    print(f"phew, reading included: {spread(ours, 2)} s")
+    print(f"phew, including the trace: {spread(ours, 2)} s")
     print(f"one walk of the plain loop: {spread([1e3 * each for each in theirs], 2)} ms")
     print(f"the plain loop, extrapolated: {spread([each * walks for each in theirs], 0)} s")
     print(f"ratio: {spread([each * walks / own for own, each in zip(ours, theirs, strict=True)], 0)}")

@@ -1,9 +1,9 @@
-"""Time and memory of proportional sampling beside a plain `torch.topk` over all keys.
+"""Time and memory of proportional sampling, compared with a plain `torch.topk` over all keys.
 
     python -m benchmarks.sampling                 # 1e6, 1e7 and 1e8 scores
     python -m benchmarks.sampling 1e6 --share 0.1
 
-Each measurement is a process of its own. Memory is the peak resident size above scores and candidates.
+Each measurement runs in its own process. Memory is the peak resident size beyond scores and candidates.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def topk_on_all_keys(scores: torch.Tensor, candidates: torch.Tensor, count: int,
 
 
 def measure(way: str, num: int, share: float) -> dict[str, float]:
-    """One draw in this process. Inputs are filled in small pieces so that they leave no peak of their own behind."""
+    """Sample once in this process. Inputs are filled in small pieces, to avoid a memory peak before the measurement."""
     torch.set_num_threads(2)
     generator = torch.Generator().manual_seed(0)
     scores, flags = torch.empty(num), torch.empty(num, dtype=torch.bool)
@@ -72,16 +72,14 @@ def measure_apart(way: str, num: int, share: float) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sizes", nargs="*", type=float, default=[1e6, 1e7, 1e8], help="numbers of float32 scores")
-    parser.add_argument("--share", type=float, default=0.05, help="drawn share of the positions")
-    parser.add_argument("--one", choices=WAYS, help="measure one way in this process and print JSON")
+    parser.add_argument("--share", type=float, default=0.05, help="fraction of the positions to sample")
+    parser.add_argument("--one", choices=WAYS, help="measure one function in this process and print JSON")
     arguments = parser.parse_args()
     if arguments.one:
         print(json.dumps(measure(arguments.one, int(arguments.sizes[0]), arguments.share)))
         return
 
-    print(
-        f"float32 scores, {CANDIDATE_SHARE:.0%} candidates, {arguments.share:.0%} drawn; x: of torch.topk on all keys"
-    )
+    print(f"float32 scores, {CANDIDATE_SHARE:.0%} candidates, {arguments.share:.0%} sampled; x: relative to torch.topk")
     print(f"{'scores':>8}  {'':24}{'seconds':>9}{'x':>7}{'CPU s':>8}{'MB':>8}{'x':>7}")
     for num in map(int, arguments.sizes):
         results = {way: measure_apart(way, num, arguments.share) for way in WAYS}

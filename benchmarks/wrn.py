@@ -1,11 +1,10 @@
-"""Against published numbers: WRN-22-2 on CIFAR-10 with RigL's recipe, every conv and the classifier in scope.
+"""Comparison with published results: WRN-22-2 on CIFAR-10 with RigL's recipe, all conv and linear weights in scope.
 
     python -m benchmarks.wrn --data-root DIR --seeds 0 1 [--as reproduction] [--epochs 250]
 
-Trained as RigL's authors did, on all 50,000 training images, or as the reproduction in PyTorch did, see `PROTOCOLS`;
-with dropout of 0.3, as both. All trainings run side by side; each gets a line of JSON as soon as it is over. What has
-its line is not run again, and with `--kept DIR` what was broken off goes on where it was. `--table` prints them beside
-the published figures.
+Trained like RigL's authors, on all 50,000 training images, or like the reproduction in PyTorch, see `PROTOCOLS`; with a
+dropout of 0.3, as in both. All trainings run concurrently; each appends one line of JSON when it is finished and is not
+run again. With `--kept DIR` interrupted trainings resume. `--table` prints the results next to the published ones.
 """
 
 from __future__ import annotations
@@ -18,12 +17,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.cifar import Lines, named
+from benchmarks.cifar import Lines, named, stage_files
 from pathgrow import data as datasets
 from pathgrow import models
 from pathgrow.augment import Augment
 from pathgrow.checkpoint import MemoryStore
-from pathgrow.checkpoint.stage_files import StageFiles
 from pathgrow.data.dataset import Dataset, Split
 from pathgrow.masks import Masks
 from pathgrow.methods import create
@@ -37,20 +35,20 @@ from pathgrow.trainer.recipes import Recipe, recipe
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """How a source trained, and what it got."""
+    """How a source trained its networks, and its results."""
 
     published: dict[tuple[str, float], tuple[float, float]]
     """Lowest and highest test accuracy, by method and density."""
     all_images: bool
-    """Whether all 50,000 are trained on, or 45,000 of them."""
+    """Whether to train on all 50,000 images or on 45,000 of them."""
     recipe: Recipe
     last_change: float
-    """Share of the training after which masks stay."""
+    """Fraction of the training after which masks are fixed."""
     results: Path
 
 
 PROTOCOLS = {
-    # google-research/rigl, its figures in issue 8, with those of the reproduction: for SET there are no others.
+    # google-research/rigl, results from its issue 8; those of the reproduction for SET, which has no others.
     "authors": Protocol(
         published={
             ("rigl", 0.2): (93.1, 93.6),
@@ -64,8 +62,8 @@ PROTOCOLS = {
         last_change=75_000 / 97_656,
         results=Path("results/cifar10_wrn22_2.jsonl"),
     ),
-    # varun19299/rigl-reproducibility: a tenth of the images is kept back for validation, so that there are 87,890 steps
-    # and the learning rate falls twice, not three times; norms and biases do not decay; borders are mirrored.
+    # varun19299/rigl-reproducibility: a tenth of the images is held out for validation, which leaves 87,890 steps and
+    # two learning-rate drops instead of three; no weight decay on norms and biases; reflected borders.
     "reproduction": Protocol(
         published={("set", 0.2): (92.9, 92.9), ("rigl", 0.2): (93.1, 93.1), ("random", 0.2): (91.2, 91.2)},
         all_images=False,
@@ -83,7 +81,7 @@ PROTOCOLS = {
 
 
 def all_training_images(data: Dataset) -> Dataset:
-    """Nothing is decided on the way, so no validation set is kept back."""
+    """Return the dataset with val added to train: nothing is decided during training."""
     train, val = data.train, data.val
     assert isinstance(train, Split)
     assert isinstance(val, Split)
@@ -92,7 +90,7 @@ def all_training_images(data: Dataset) -> Dataset:
 
 
 def network(trainer: Trainer, protocol: Protocol, method: str, density: float, seed: int, num_steps: int) -> Attached:
-    """A network under one method; RigL and SET change masks every hundred steps, "random" has layers of one density."""
+    """Return a network with a method attached; RigL and SET update masks every 100 steps, "random" has equal layers."""
     model, optimizer = trainer.place(models.create("wrn22_2", 10, seed=seed))
     rewiring = {"num_steps": num_steps, "stop_fraction": protocol.last_change}
     options = {"rigl": rewiring, "set": rewiring, "random": {"allocation": "equal"}}
@@ -109,8 +107,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--epochs", type=int, default=250)
     parser.add_argument("--compile", default="on")
-    parser.add_argument("--kept", type=Path, default=None, help="folder for trainings half done")
-    parser.add_argument("--commit", default=None, help="of the code, where the folder is no checkout of it")
+    parser.add_argument("--kept", type=Path, default=None, help="directory for interrupted trainings")
+    parser.add_argument("--commit", default=None, help="commit of the code, if this is not a git checkout")
     parser.add_argument("--table", action="store_true")
     chosen = parser.parse_args()
     protocol = PROTOCOLS[chosen.protocol]
@@ -125,8 +123,8 @@ def main() -> None:
 
 
 def train(chosen: argparse.Namespace, protocol: Protocol, lines: Lines) -> None:
-    """Every method, density and seed that has no line yet, side by side."""
-    # Before the first use of the GPU: by default only eight streams reach it without waiting for each other.
+    """Train every method, density and seed without a result, concurrently."""
+    # Before the first use of the GPU: by default only eight streams run independently.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     options = EngineOptions(compile=chosen.compile, max_concurrent=min(len(protocol.published) * len(chosen.seeds), 32))
     data = datasets.load("cifar10", chosen.data_root)
@@ -139,7 +137,7 @@ def train(chosen: argparse.Namespace, protocol: Protocol, lines: Lines) -> None:
         for method, density in protocol.published
         if not lines.has(kind=method, density=density, epochs=chosen.epochs, seed=seed)
     ]
-    store = StageFiles(chosen.kept) if chosen.kept is not None else MemoryStore()
+    store = stage_files(chosen.kept) if chosen.kept is not None else MemoryStore()
     partials = [Partial(store, named("partial", **key)) for key in keys]
     networks = [network(trainer, protocol, key["kind"], key["density"], key["seed"], num_steps) for key in keys]
     jobs = [

@@ -1,9 +1,9 @@
-"""A plain PyTorch loop on handwritten digits, made sparse by three lines (marked 1, 2, 3).
+"""A plain PyTorch loop on handwritten digits, with three lines that make it sparse (marked 1, 2, 3).
 
     python examples/plain_loop.py
 
-The network starts with a few per cent of its weights. Every few epochs it is scored on validation data and grows, until
-its own scores say that more weights would not help; then the density is settled and training simply goes on.
+The network starts with a few percent of its weights. Every few epochs it is evaluated and grows, until its scores
+indicate that more weights would not help; after that, training continues at a fixed density.
 """
 
 import torch
@@ -20,7 +20,7 @@ def accuracy(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> fl
 
 
 def main(epochs: int = 80, warmup: int = 20, every: int = 4) -> tuple[float, float]:
-    """Returns the density that was settled on and the final validation accuracy."""
+    """Train, and return the final density and validation accuracy."""
     torch.manual_seed(0)
     digits = load_digits()
     images = torch.tensor(digits.data, dtype=torch.float32) / 16
@@ -30,7 +30,7 @@ def main(epochs: int = 80, warmup: int = 20, every: int = 4) -> tuple[float, flo
 
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10))
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    sparse = pathgrow.attach(model, optimizer, pathgrow.methods.create("gcg"), images[:1])  # 1: masks on
+    sparse = pathgrow.attach(model, optimizer, pathgrow.methods.create("gcg"), images[:1])  # 1: apply the masks
 
     for epoch in range(1, epochs + 1):
         model.train()
@@ -40,15 +40,15 @@ def main(epochs: int = 80, warmup: int = 20, every: int = 4) -> tuple[float, flo
             loss.backward()
             optimizer.step()
 
-        # The first scores must not rise merely because training has begun: let the small network settle first.
+        # Train the seed network to its plateau first: early scores would rise with training, not with density.
         if epoch >= warmup and epoch % every == 0:
             density, score = sparse.density, accuracy(model, images[val], labels[val])
-            verdict = sparse.observe(score)  # 2: the network grows here, or its density is settled
+            verdict = sparse.observe(score)  # 2: the network grows, or its density is final
             print(f"epoch {epoch:3d}  density {density:6.1%}  accuracy {score:6.1%}  {type(verdict).__name__}")
 
     answer = sparse.rule_answer()
     print(f"density {answer.density}, 90% interval {answer.interval} ({answer.status})")
-    sparse.detach()  # 3: hooks off; what is left is the plain model, holding zeros
+    sparse.detach()  # 3: remove the hooks; the plain model remains, with zeros
     return sparse.density, accuracy(model, images[val], labels[val])
 
 

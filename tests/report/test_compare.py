@@ -263,8 +263,8 @@ def test_runs_that_missed_their_budget_are_noted(tmp_path: Path) -> None:
     comparison = compare_runs(paths)
     assert comparison.rows[0].num_seeds == 6
     assert comparison.notes == (
-        f"{paths[4]} spent 3.1% more than its matched budget of FLOPs: epochs are whole",
-        f"{paths[5]} spent 2.0% less than its matched budget of FLOPs: epochs are whole",
+        f"{paths[4]} spent 3.1% more than its matched budget of FLOPs",
+        f"{paths[5]} spent 2.0% less than its matched budget of FLOPs",
     )
     other = finished(tmp_path / "other", match="prunable", off=0.02)
     assert "its matched budget of epochs times prunable weights" in compare_runs([other]).notes[0]

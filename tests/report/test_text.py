@@ -118,8 +118,8 @@ def test_the_findings_of_a_training_say_each_number_in_its_place() -> None:
 @pytest.mark.parametrize(
     ("kind", "error", "phrase"),
     [
-        ("flops", 0.0216, ", matched to a budget of FLOPs (2.2% over: epochs are whole)"),
-        ("flops", -0.0216, ", matched to a budget of FLOPs (2.2% under: epochs are whole)"),
+        ("flops", 0.0216, ", matched to a budget of FLOPs (2.2% over)"),
+        ("flops", -0.0216, ", matched to a budget of FLOPs (2.2% under)"),
         ("parameters", 0.0004, ", matched to a budget of epochs times parameters"),
         ("prunable", 0.0, ", matched to a budget of epochs times prunable weights"),
         ("none", None, ""),

@@ -166,7 +166,7 @@ def _missed_budget(run: _Run) -> str | None:
     direction = "more" if match.relative_error > 0 else "less"
     return (
         f"{run.path} spent {abs(match.relative_error):.1%} {direction} than its matched budget of "
-        f"{match_unit(match.kind)}: epochs are whole"
+        f"{match_unit(match.kind)}"
     )
 
 

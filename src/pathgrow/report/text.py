@@ -199,7 +199,7 @@ def match_unit(kind: str) -> str:
 def _off_budget(relative_error: float | None) -> str:
     if relative_error is None or abs(relative_error) < 0.0005:
         return ""
-    return f" ({abs(relative_error):.1%} {'over' if relative_error > 0 else 'under'}: epochs are whole)"
+    return f" ({abs(relative_error):.1%} {'over' if relative_error > 0 else 'under'})"
 
 
 def _training_cost(report: RunReport) -> str:
