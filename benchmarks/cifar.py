@@ -38,8 +38,13 @@ from pathgrow.runs.config import DiscoverConfig, TrainConfig
 from pathgrow.runs.run_discovery import run
 from pathgrow.runs.training import train
 from pathgrow.sparse.attach import Attached, attach
-from pathgrow.sparse.networks import fresh_, initial_state, pack_pair, unpack_pair_
-from pathgrow.sparse.partial import Partial
+from pathgrow.sparse.training_state import (
+    TrainingCheckpoint,
+    initial_state,
+    pack_model_and_optimizer,
+    reinitialize_,
+    unpack_model_and_optimizer_,
+)
 from pathgrow.trainer import EngineOptions, Trainer
 from pathgrow.trainer.interface import Job
 from pathgrow.trainer.recipes import recipe
@@ -121,7 +126,7 @@ class Bench:
     def work(self) -> None:
         """Train everything in the queue concurrently; each result is written when it is finished."""
         made = [(key, *make()) for key, make in self.queue]
-        partials = [Partial(self.store, named("partial", **key)) for key, *_ in made]
+        partials = [TrainingCheckpoint(self.store, named("partial", **key)) for key, *_ in made]
         jobs = [
             Job(attached=attached, epochs=epochs, seed=seed, progress=partial)
             for (_, attached, epochs, seed), partial in zip(made, partials, strict=True)
@@ -132,7 +137,7 @@ class Bench:
             key, attached = made[number][:2]
             self.lines.add(**key, **self.score(attached), seconds=time.perf_counter() - began, side_by_side=len(jobs))
             attached.detach()
-            partials[number].forget()
+            partials[number].delete()
 
         self.trainer.train(jobs, on_done=over)
         self.queue.clear()
@@ -169,7 +174,7 @@ def ladder(bench: Bench, rungs: dict[str, list[float]]) -> None:
         if final == "fresh":
             masks = _kept_masks(bench, seed, density)
             graph, initial = trace(model, bench.example), initial_state(model)
-            fresh_(model, optimizer, initial, masks, derive(seed, "fresh", str(density)), graph=graph)
+            reinitialize_(model, optimizer, initial, masks, derive(seed, "fresh", str(density)), graph=graph)
         else:
             masks, had = _kept_network_(bench, model, optimizer, seed, density)
         attached = attach(model, optimizer, fixed(masks), scope=scope(model))
@@ -196,7 +201,7 @@ def grow(bench: Bench, seeds: list[int]) -> None:
                 had[seed] += 1
             _train_all(bench, open_, 1, "round")
         for seed, trunk in trunks.items():
-            tensors, metadata = pack_pair(trunk.model, trunk.optimizer, trunk.masks)
+            tensors, metadata = pack_model_and_optimizer(trunk.model, trunk.optimizer, trunk.masks)
             bench.store.save(
                 named("trunk", seed=seed, density=density), {"epochs": had[seed], "state": metadata}, tensors
             )
@@ -230,7 +235,7 @@ def _kept_network_(
     """Load a trunk at one density into a network; return its masks and the epochs it was trained."""
     found = bench.store.load(named("trunk", seed=seed, density=density))
     assert found is not None, "grown before"
-    masks = unpack_pair_(model, optimizer, found.tensors, found.metadata["state"])
+    masks = unpack_model_and_optimizer_(model, optimizer, found.tensors, found.metadata["state"])
     assert masks is not None
     return masks.to(bench.trainer.plan.device), int(found.metadata["epochs"])
 

@@ -49,7 +49,7 @@ from pathgrow.methods.schedules import PruneCubically, scaled_interval
 from pathgrow.rng import derive
 from pathgrow.runs.iso_flop import CostMeter, cost_logger
 from pathgrow.sparse.attach import Attached, attach
-from pathgrow.sparse.networks import copy_pair
+from pathgrow.sparse.training_state import copy_model_and_optimizer
 from pathgrow.trainer import EngineOptions, Trainer
 from pathgrow.trainer.interface import Job
 from pathgrow.trainer.recipes import default_name, recipe
@@ -295,7 +295,7 @@ class Fleet(Sequence[Job]):
                 network.attached.detach()
                 model, optimizer = network.attached.model, network.attached.optimizer
             else:
-                model, optimizer = copy_pair(model, optimizer)
+                model, optimizer = copy_model_and_optimizer(model, optimizer)
             begin = fixed(masks)
         goal = Goal() if phase.cubic is None else None
         method = self._method(begin, phase, goal)
@@ -377,7 +377,7 @@ class Fleet(Sequence[Job]):
             seconds=time.perf_counter() - self._began,
         )
         self.look()  # before it counts as done: new children are not to be made ready twice
-        stage.kept = (*copy_pair(attached.model, attached.optimizer), attached.masks.clone())
+        stage.kept = (*copy_model_and_optimizer(attached.model, attached.optimizer), attached.masks.clone())
         if stage.children:
             self._ready += stage.children
         else:

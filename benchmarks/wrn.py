@@ -27,7 +27,7 @@ from pathgrow.masks import Masks
 from pathgrow.methods import create
 from pathgrow.rng import derive
 from pathgrow.sparse.attach import Attached, attach
-from pathgrow.sparse.partial import Partial
+from pathgrow.sparse.training_state import TrainingCheckpoint
 from pathgrow.trainer import EngineOptions, Trainer
 from pathgrow.trainer.interface import Job
 from pathgrow.trainer.recipes import Recipe, recipe
@@ -138,7 +138,7 @@ def train(chosen: argparse.Namespace, protocol: Protocol, lines: Lines) -> None:
         if not lines.has(kind=method, density=density, epochs=chosen.epochs, seed=seed)
     ]
     store = stage_files(chosen.kept) if chosen.kept is not None else MemoryStore()
-    partials = [Partial(store, named("partial", **key)) for key in keys]
+    partials = [TrainingCheckpoint(store, named("partial", **key)) for key in keys]
     networks = [network(trainer, protocol, key["kind"], key["density"], key["seed"], num_steps) for key in keys]
     jobs = [
         Job(attached=attached, epochs=chosen.epochs, seed=derive(key["seed"], "wrn", key["kind"]), progress=partial)
@@ -149,7 +149,7 @@ def train(chosen: argparse.Namespace, protocol: Protocol, lines: Lines) -> None:
         attached = networks[number]
         lines.add(**keys[number], test=list(test(attached.model)), num_on=attached.masks.num_on)
         attached.detach()
-        partials[number].forget()
+        partials[number].delete()
 
     trainer.train(jobs, on_done=over)
 

@@ -22,7 +22,7 @@ from pathgrow.methods import Clause
 from pathgrow.methods.method import MaskUpdate, Method, NetworkView, Pick, Progress
 from pathgrow.sparse.attach import Attached, attach
 from pathgrow.sparse.ema import EMA
-from pathgrow.sparse.tree import take_apart
+from pathgrow.sparse.tree import flatten_state
 
 NUM_STEPS = 12
 SMALL: dict[str, Any] = {
@@ -150,7 +150,7 @@ def trained(sparse: Attached, first: int = 0, last: int = NUM_STEPS) -> Attached
 
 def same_state(ours: Any, theirs: Any) -> bool:
     """Whether two states are equal bit for bit."""
-    (tensors, metadata), (their_tensors, their_facts) = take_apart(ours), take_apart(theirs)
+    (tensors, metadata), (their_tensors, their_facts) = flatten_state(ours), flatten_state(theirs)
     return (
         metadata == their_facts
         and tensors.keys() == their_tensors.keys()

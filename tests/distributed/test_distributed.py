@@ -28,9 +28,9 @@ from pathgrow.methods.method import Method, NetworkView
 from pathgrow.runs import session
 from pathgrow.runs.callback import Callback
 from pathgrow.runs.records import Record
-from pathgrow.sparse import partial as partial_module
+from pathgrow.sparse import training_state
 from pathgrow.sparse.attach import Attached
-from pathgrow.sparse.partial import Partial
+from pathgrow.sparse.training_state import TrainingCheckpoint
 from pathgrow.trainer import EngineOptions, Trainer
 from pathgrow.trainer.eager_step import EagerStep
 from pathgrow.trainer.interface import Job
@@ -317,14 +317,14 @@ def outcome(work: Callable[..., Any], *arguments: Any) -> Any:
         return str(error)
 
 
-def save_always(stage: Any, name: str, **options: Any) -> Partial:
-    return Partial(stage, name, seconds=0.0, **options)
+def save_always(stage: Any, name: str, **options: Any) -> TrainingCheckpoint:
+    return TrainingCheckpoint(stage, name, seconds=0.0, **options)
 
 
 def discovered_in(folder: Path, die_at: int | None, dying: tuple[str, ...] = ("0", "1")) -> dict[str, Any]:
     """Run a discovery in a directory of this rank; ranks in `dying` are killed after `die_at` steps."""
-    session.Partial = save_always  # type: ignore[assignment, misc]
-    partial_module._STEPS_BETWEEN_QUESTIONS = 8
+    session.TrainingCheckpoint = save_always  # type: ignore[assignment, misc]
+    training_state._STEPS_BETWEEN_CHECKS = 8
     step, num_steps = EagerStep.__call__, 0
 
     def mortal(self: EagerStep, number: int) -> None:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from pathgrow import attach, models
 from pathgrow.masks import Masks
 from pathgrow.methods import create
-from pathgrow.sparse.snapshot import put_back_, take
+from pathgrow.sparse.training_state import pack_training, unpack_training_
 from pathgrow.trainer import EngineOptions, Trainer
 from pathgrow.trainer.interface import Job
 from pathgrow.trainer.process_group import join_process_group
@@ -37,8 +37,8 @@ def trained(name: str, step: str, epochs: int = 2, num_images: int = 320) -> dic
         method = create(name, **OPTIONS[name])
         attached = attach(model, optimizer, method, scope=Masks.full(model), seed=1, comm=comm)
         trainer.train([Job(attached=attached, epochs=epochs, seed=7)])
-        tensors, metadata = take(attached)
-        put_back_(
+        tensors, metadata = pack_training(attached)
+        unpack_training_(
             attached, {key: tensor.clone() for key, tensor in tensors.items()}, metadata
         )  # the optimizer state has new addresses now
         optimizer.zero_grad()

@@ -21,7 +21,7 @@ from pathgrow.masks import Masks
 from pathgrow.methods.method import MaskUpdate, NetworkView, Progress
 from pathgrow.rng import generator
 from pathgrow.sparse.attach import Attached, attach
-from pathgrow.sparse.tree import take_apart
+from pathgrow.sparse.tree import flatten_state
 from pathgrow.trainer.device import EngineOptions
 from pathgrow.trainer.eager_step import EagerStep
 from pathgrow.trainer.recipes import Recipe
@@ -194,7 +194,7 @@ def test_engine_steps_have_the_bits_of_hooked_ones(name: str) -> None:
             (hooked.optimizer, manual.optimizer),
             (hooked, manual),
         ):
-            tensors, others = take_apart(here.state_dict())[0], take_apart(there.state_dict())[0]
+            tensors, others = flatten_state(here.state_dict())[0], flatten_state(there.state_dict())[0]
             assert tensors.keys() == others.keys()
             assert all(torch.equal(tensor, others[key]) for key, tensor in tensors.items()), number
     assert num_changes >= 2
@@ -496,7 +496,7 @@ def test_a_resumed_run_remembers_everything(name: str, killed: int) -> None:
     assert sparse.masks == other.masks
     assert same(weights(sparse.model), weights(other.model))
     assert same(momenta(sparse), momenta(other))
-    (tensors, metadata), (others, other_facts) = take_apart(sparse.state_dict()), take_apart(other.state_dict())
+    (tensors, metadata), (others, other_facts) = flatten_state(sparse.state_dict()), flatten_state(other.state_dict())
     assert metadata == other_facts
     assert tensors.keys() == others.keys()
     assert all(torch.equal(tensor, others[key]) for key, tensor in tensors.items())

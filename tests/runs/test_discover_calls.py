@@ -16,8 +16,7 @@ from pathgrow import methods
 from pathgrow.checkpoint.store import MemoryStore
 from pathgrow.density.probe import ProbeRule
 from pathgrow.runs.options import DiscoverOptions
-from pathgrow.runs.phases import OptimizerSettings
-from pathgrow.sparse.partial import Partial
+from pathgrow.sparse.training_state import OptimizerSettings, TrainingCheckpoint
 from tests.support.toy import INPUTS, TARGETS, Script, World
 
 # Weights.
@@ -229,7 +228,7 @@ def test_options_reach_the_rule_and_the_method() -> None:
 
 
 def test_a_training_half_done_is_kept_when_its_seconds_have_passed() -> None:
-    partial = Partial(MemoryStore(), "partial-seed-0", seconds=60.0)
+    partial = TrainingCheckpoint(MemoryStore(), "partial-seed-0", seconds=60.0)
     assert [partial.is_due(step, seconds) for step, seconds in ((1, 59.9), (1, 60.1), (63, 61.0), (64, 5.0))] == [
         False, True, True, False,
     ]  # fmt: skip

@@ -29,9 +29,9 @@ from pathgrow.runs.config import TrainConfig
 from pathgrow.runs.forecast import nearest
 from pathgrow.runs.pace import LOOKS, Pace, PacedTrainer, lengths, paced
 from pathgrow.runs.training import train
-from pathgrow.sparse import partial as halfway
+from pathgrow.sparse import training_state
 from pathgrow.sparse.attach import Attached, attach
-from pathgrow.sparse.partial import Partial
+from pathgrow.sparse.training_state import TrainingCheckpoint
 from pathgrow.trainer.interface import Job
 from tests.support.ranks import together
 from tests.support.trainings import report, trained_once
@@ -163,7 +163,7 @@ def test_killed_and_resumed_it_ends_with_the_same_bits(
 
         with monkeypatch.context() as patched:
             patched.setattr(StageFiles, "save", counted)
-            patched.setattr(phases, "Partial", functools.partial(Partial, seconds=0.0))
+            patched.setattr(phases, "TrainingCheckpoint", functools.partial(TrainingCheckpoint, seconds=0.0))
             with pytest.raises(Killed):
                 train(config(method), tmp_path)
     train(config(method), tmp_path)
@@ -174,8 +174,8 @@ def test_killed_and_resumed_it_ends_with_the_same_bits(
 
 def as_a_team(out: Path, dies: int | None) -> dict[str, Any]:
     """A matched training in one folder, stored after every fourth step; killed at one of the saves."""
-    phases.Partial = functools.partial(Partial, seconds=0.0)  # type: ignore[misc, assignment]
-    halfway._STEPS_BETWEEN_QUESTIONS = 4
+    phases.TrainingCheckpoint = functools.partial(TrainingCheckpoint, seconds=0.0)  # type: ignore[misc, assignment]
+    training_state._STEPS_BETWEEN_CHECKS = 4
     save, num_saves = StageFiles.save, 0
 
     def counted(self: StageFiles, stage: str, *stored: Any) -> None:

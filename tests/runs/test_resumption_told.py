@@ -13,7 +13,7 @@ import torch
 from pathgrow.checkpoint import RunDir, StageFiles
 from pathgrow.report.formats import stage_label
 from pathgrow.runs import phases
-from pathgrow.sparse.partial import Partial, half_done
+from pathgrow.sparse.training_state import TrainingCheckpoint, unfinished_steps
 from tests.support.command import leave
 
 SMALL = "--model-option widths=12,8 --batch-size 64"
@@ -37,7 +37,7 @@ def die_in(monkeypatch: pytest.MonkeyPatch, stage: str, step: int) -> None:
             raise Killed
 
     monkeypatch.setattr(StageFiles, "save", dying)
-    monkeypatch.setattr(phases, "Partial", functools.partial(Partial, seconds=0.0))
+    monkeypatch.setattr(phases, "TrainingCheckpoint", functools.partial(TrainingCheckpoint, seconds=0.0))
 
 
 @pytest.mark.parametrize(
@@ -103,4 +103,4 @@ def test_what_is_half_done_is_what_need_not_be_trained_again(tmp_path: Path) -> 
         folder.stages.save("partial-probe-dense-0", {"step": 5}, some)
         folder.stages.save("partial-final-0", {"step": 8}, some)
         folder.stages.delete_tensors("partial-final-0")
-        assert half_done(folder) == {"round-001": 23, "probe-dense": 5}
+        assert unfinished_steps(folder) == {"round-001": 23, "probe-dense": 5}

@@ -24,8 +24,7 @@ from pathgrow.methods.method import Progress
 from pathgrow.runs import session
 from pathgrow.runs.config import TrainConfig
 from pathgrow.runs.training import train
-from pathgrow.sparse.partial import Partial
-from pathgrow.sparse.snapshot import put_back_, take
+from pathgrow.sparse.training_state import TrainingCheckpoint, pack_training, unpack_training_
 from pathgrow.trainer import Trainer, recipes
 from pathgrow.trainer.interface import Job
 from tests.support.trainings import report, trained_once
@@ -159,19 +158,19 @@ def test_a_training_that_begins_at_a_step_ends_like_the_whole() -> None:
         def is_due(self, step: int, seconds: float) -> bool:
             return step == 17
 
-        def is_worth(self, seconds: float) -> bool:
+        def is_worth_saving(self, seconds: float) -> bool:
             return False
 
         def load(self, attached: Any) -> None:
             return None
 
         def save(self, attached: Any, step: int, noise: Any) -> None:
-            self.state = copy.deepcopy(take(attached))
+            self.state = copy.deepcopy(pack_training(attached))
 
     whole, kept = fresh(), Kept()
     assert trainer.train([Job(attached=whole, epochs=2, seed=3, progress=kept)]) == [2 * 14 * BATCH]
     rest = fresh()
-    put_back_(rest, *kept.state)
+    unpack_training_(rest, *kept.state)
     assert trainer.train([Job(attached=rest, epochs=2, seed=3, first_step=17)]) == [(2 * 14 - 17) * BATCH]
     for here, there in zip(rest.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(here, there)
@@ -240,7 +239,7 @@ def dying(monkeypatch: pytest.MonkeyPatch, after: int) -> Counter[str]:
             raise Killed
 
     monkeypatch.setattr(StageFiles, "save", counted)
-    monkeypatch.setattr(session, "Partial", functools.partial(Partial, seconds=0.0))
+    monkeypatch.setattr(session, "TrainingCheckpoint", functools.partial(TrainingCheckpoint, seconds=0.0))
     return saved
 
 

@@ -23,7 +23,7 @@ from pathgrow.runs.callback import Callback
 from pathgrow.runs.discovery import discover
 from pathgrow.sparse.attach import Attached, attach
 from pathgrow.sparse.ema import EMA
-from pathgrow.sparse.partial import Partial
+from pathgrow.sparse.training_state import TrainingCheckpoint
 from pathgrow.trainer import EngineOptions, Trainer
 from pathgrow.trainer.eager_step import EagerStep
 from pathgrow.trainer.interface import Job
@@ -65,7 +65,7 @@ class Killed(BaseException):
     """No handler of the program may see it, as none sees a kill."""
 
 
-class Mortal(Partial):
+class Mortal(TrainingCheckpoint):
     """Saves after some of the steps; the process dies after one of them."""
 
     def __init__(self, store: Store, saves: set[int], dies: int | None) -> None:
@@ -82,7 +82,9 @@ class Mortal(Partial):
             raise Killed
 
 
-def train(recipe: str, method: str, progress: Partial | None = None) -> tuple[Attached, list[tuple[int, int, float]]]:
+def train(
+    recipe: str, method: str, progress: TrainingCheckpoint | None = None
+) -> tuple[Attached, list[tuple[int, int, float]]]:
     """A process of its own: nothing but the store is shared with others."""
     told: list[tuple[int, int, float]] = []
     trainer = Trainer(data(), CASES[recipe], EngineOptions(device="cpu"), on_epoch=lambda *epoch: told.append(epoch))
@@ -150,7 +152,7 @@ def test_the_time_since_the_last_save_decides_about_the_next(monkeypatch: pytest
     saved: list[int] = []
     num_steps = 0
 
-    class Every4(Partial):
+    class Every4(TrainingCheckpoint):
         def save(self, attached: Attached, step: int, noise: Tensor) -> None:
             saved.append(step)
 
@@ -181,7 +183,7 @@ def test_the_cases_tell_states_apart() -> None:
     other = torch.Generator().manual_seed(3).get_state()
     tensors = {name: other if name.startswith("noise") else tensor for name, tensor in stage.tensors.items()}
     store.save("partial-test-0", stage.metadata, tensors)
-    attached, _ = train("sgd", "growing", Partial(store, "partial-test-0"))
+    attached, _ = train("sgd", "growing", TrainingCheckpoint(store, "partial-test-0"))
     assert not torch.equal(attached.model[5].weight, expected["5.weight"]), "dropout goes on with its own noise"
 
 
@@ -190,7 +192,7 @@ def test_a_folder_gives_back_what_it_was_given(tmp_path: Path, last: int) -> Non
     with RunDir.open(tmp_path / "run", {}) as folder, pytest.raises(Killed):
         train("adamw", "swapping", Mortal(folder.stages, {last}, last))
     with RunDir.open(tmp_path / "run", {}) as folder:
-        attached, _ = train("adamw", "swapping", Partial(folder.stages, "partial-test-0"))
+        attached, _ = train("adamw", "swapping", TrainingCheckpoint(folder.stages, "partial-test-0"))
     assert_same(attached, "adamw", "swapping")
 
 
@@ -200,7 +202,7 @@ def test_a_folder_gives_back_what_it_was_given(tmp_path: Path, last: int) -> Non
 def discovered(store: Store, monkeypatch: pytest.MonkeyPatch, dies: tuple[str, int] | None = None) -> dict:
     """A discovery whose trainings save after every step, broken off at one of them."""
 
-    class Often(Partial):
+    class Often(TrainingCheckpoint):
         def __init__(self, store: Store, name: str, **others: object) -> None:
             super().__init__(store, name, **{**others, "seconds": -1.0})
 
@@ -209,7 +211,7 @@ def discovered(store: Store, monkeypatch: pytest.MonkeyPatch, dies: tuple[str, i
             if dies == (self.name, step):
                 raise Killed
 
-    monkeypatch.setattr(phases_module, "Partial", Often)
+    monkeypatch.setattr(phases_module, "TrainingCheckpoint", Often)
     began: list[str] = []
 
     class MetricsLogger(Callback):

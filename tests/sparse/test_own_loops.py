@@ -15,7 +15,7 @@ from pathgrow import methods
 from pathgrow.errors import UserError
 from pathgrow.masks import Masks
 from pathgrow.sparse.attach import Attached, attach
-from pathgrow.sparse.tree import take_apart
+from pathgrow.sparse.tree import flatten_state
 
 BY_STEPS = ("rigl", "set", "itop", "snfs", "dsr", "gmp", "granet")
 HIDDEN = ("str", "edge_popup")
@@ -40,7 +40,7 @@ def loss_at(sparse: Attached, step: int) -> Tensor:
 
 def everything(sparse: Attached) -> dict[str, Tensor]:
     states = (sparse.model.state_dict(), sparse.optimizer.state_dict(), sparse.state_dict())
-    return {f"{n} {key}": value for n, state in enumerate(states) for key, value in take_apart(state)[0].items()}
+    return {f"{n} {key}": value for n, state in enumerate(states) for key, value in flatten_state(state)[0].items()}
 
 
 def assert_equal(one: Attached, other: Attached) -> None:

@@ -19,7 +19,7 @@ _IMPATIENT = """
 import functools, sys
 from pathgrow.cli import main
 from pathgrow.runs import session
-session.Partial = functools.partial(session.Partial, seconds=0.0)
+session.TrainingCheckpoint = functools.partial(session.TrainingCheckpoint, seconds=0.0)
 main.main(sys.argv[1:])
 """
 """The same command, but for one thing: trainings are stored after every step, and not after every minute."""

@@ -14,7 +14,7 @@ from pathgrow.data.dataset import Dataset, Split
 from pathgrow.masks import Masks
 from pathgrow.methods import create, fixed
 from pathgrow.sparse.attach import Attached, attach
-from pathgrow.sparse.partial import Partial
+from pathgrow.sparse.training_state import TrainingCheckpoint
 from pathgrow.trainer import EngineOptions, Trainer
 from pathgrow.trainer.interface import Job
 from pathgrow.trainer.recipes import Recipe, recipe
@@ -156,7 +156,7 @@ class Stopping(Exception):
     """Stands for a kill."""
 
 
-class OftenSaved(Partial):
+class OftenSaved(TrainingCheckpoint):
     """Saves after every step and is killed after one of them."""
 
     def __init__(self, store: MemoryStore, last: int) -> None:
@@ -178,7 +178,7 @@ def test_a_killed_training_resumes_with_the_same_bits(data: Dataset, last: int, 
         trainer.train([Job(attached=network(trainer), epochs=2, seed=7, progress=OftenSaved(store, last))])
     again = Trainer(data, PLAN, options(step=step))
     attached = network(again)
-    again.train([Job(attached=attached, epochs=2, seed=7, progress=Partial(store, "partial-test-0"))])
+    again.train([Job(attached=attached, epochs=2, seed=7, progress=TrainingCheckpoint(store, "partial-test-0"))])
     assert_equal(attached, trained(data, step=step))
 
 

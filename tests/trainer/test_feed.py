@@ -20,7 +20,7 @@ from pathgrow.data.streaming import StreamLoader
 from pathgrow.distributed.comm import SingleProcess
 from pathgrow.errors import UserError
 from pathgrow.sparse.attach import Attached, attach
-from pathgrow.sparse.partial import Partial
+from pathgrow.sparse.training_state import TrainingCheckpoint
 from pathgrow.trainer import EngineOptions, Trainer
 from pathgrow.trainer.feed import DeviceSplit, ResidentFeed, StreamedFeed
 from pathgrow.trainer.interface import Job
@@ -205,7 +205,7 @@ class Killed(Exception):
     """Stands for SIGKILL."""
 
 
-class KilledAfter(Partial):
+class KilledAfter(TrainingCheckpoint):
     """Saves after every step and is killed after the fourth, in the middle of the second epoch."""
 
     def is_due(self, step: int, elapsed: float) -> bool:
@@ -225,5 +225,5 @@ def test_a_training_killed_within_an_epoch_resumes_with_the_same_bits(data: Data
     with pytest.raises(Killed):
         ours.train([Job(attached=network(ours), epochs=3, seed=2, progress=KilledAfter(store, "partial"))])
     again = network(ours)
-    ours.train([Job(attached=again, epochs=3, seed=2, progress=Partial(store, "partial"))])
+    ours.train([Job(attached=again, epochs=3, seed=2, progress=TrainingCheckpoint(store, "partial"))])
     assert all(torch.equal(value, weights(again)[name]) for name, value in weights(undisturbed).items())

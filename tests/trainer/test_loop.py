@@ -144,7 +144,7 @@ def test_a_save_waits_as_a_mask_update_does() -> None:
     progress: Any = SimpleNamespace(
         load=lambda attached: None,
         is_due=lambda step, seconds: step == 3,
-        is_worth=lambda seconds: False,
+        is_worth_saving=lambda seconds: False,
         save=lambda attached, step, rng_state: saves.append(step),
     )
     training = engine._training(Job(attached=attached, epochs=1, seed=0, progress=progress))

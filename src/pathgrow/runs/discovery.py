@@ -35,7 +35,7 @@ from pathgrow.runs.result import Discovery
 from pathgrow.runs.session import Session
 from pathgrow.runs.trunk import GrowingTrunk
 from pathgrow.sparse.checks import check_whole, unwrapped
-from pathgrow.sparse.partial import clear_partials
+from pathgrow.sparse.training_state import delete_training_checkpoints
 from pathgrow.trainer.interface import Evaluate, Fit
 
 _DRAWN = ("curve.png", "report.html")
@@ -180,7 +180,7 @@ def search(session: Session, options: DiscoverOptions) -> Discovery:
 
 def write_results(run_dir: RunDir, found: Discovery, report: RunReport) -> None:
     """Write curve.csv, and last of all report.json: a run directory with a report is finished."""
-    clear_partials(run_dir)
+    delete_training_checkpoints(run_dir)
     evaluated = [("rough", found.rounds), ("probe", found.probes)]
     run_dir.write_curve([{"kind": kind, **record.row()} for kind, records in evaluated for record in records])
     timing = dataclasses.replace(report.timing, run_seconds=run_dir.seconds)

@@ -21,7 +21,7 @@ from pathgrow.report.schema import RunReport, load_report
 from pathgrow.runs.callback import Callback, MetricsLogger
 from pathgrow.runs.config import EVERYTHING, RunConfig
 from pathgrow.runs.session import Session
-from pathgrow.sparse.partial import half_done
+from pathgrow.sparse.training_state import unfinished_steps
 from pathgrow.trainer import Trainer
 from pathgrow.trainer.feed import epoch_batches
 from pathgrow.trainer.process_group import join_process_group
@@ -92,7 +92,7 @@ def open_session(
     if run_dir is not None:
         _, steps_per_epoch = epoch_batches(len(dataset.train), config.recipe, config.ranks)
         num_stages = len(unfinished(run_dir).results)
-        epochs = {stage: steps / steps_per_epoch for stage, steps in half_done(run_dir).items()}
+        epochs = {stage: steps / steps_per_epoch for stage, steps in unfinished_steps(run_dir).items()}
         if num_stages or epochs:
             progress.resumes(num_stages, epochs)
     trainer = Trainer(dataset, config.recipe, config.engine, num_epochs=num_epochs, on_epoch=progress.epoch, comm=comm)

@@ -15,8 +15,7 @@ from pathgrow.runs.records import Record, StageOutput
 from pathgrow.runs.session import Session
 from pathgrow.runs.trunk import GrowingTrunk
 from pathgrow.sparse.attach import Attached
-from pathgrow.sparse.networks import fresh_
-from pathgrow.sparse.snapshot import put_back_, take
+from pathgrow.sparse.training_state import pack_training, reinitialize_, unpack_training_
 from pathgrow.trainer.interface import Evaluate
 
 _DENSE = "dense"
@@ -32,7 +31,7 @@ def train_dense(session: Session, epochs: int) -> Record:
         attached.detach()
         seconds = time.perf_counter() - began
         record = session.record(_DENSE, attached, trained, round=0, epochs_before=0, seconds=seconds)
-        return StageOutput(record, *take(attached))
+        return StageOutput(record, *pack_training(attached))
 
     return session.once(_DENSE, work)
 
@@ -42,7 +41,7 @@ def score_dense(session: Session, evaluate: Evaluate) -> Score:
     attached = _attach_dense(session)
     found = session.tensors(_DENSE)
     assert found is not None
-    put_back_(attached, *found)
+    unpack_training_(attached, *found)
     return session.score(attached, _DENSE, evaluate=evaluate)
 
 
@@ -81,7 +80,7 @@ def train_copies(
         for stage, (attached, had), phase in zip(missing, copies, trained, strict=True):
             record = session.record(stage, attached, phase, round=stages[stage], epochs_before=had, seconds=seconds)
             attached.detach()
-            results.append(StageOutput(record, *take(attached)))
+            results.append(StageOutput(record, *pack_training(attached)))
         return results
 
     return session.all_once(list(stages), work)
@@ -92,7 +91,7 @@ def initialized_copy(trunk: GrowingTrunk, round: int) -> Attached:
     session = trunk.session
     model, optimizer = session.untrained_copy()
     masks = Masks.full(model, session.scope) if round == DENSE else trunk.masks(round)
-    fresh_(model, optimizer, session.initial, masks, derive(session.seed, "fresh", round), graph=session.graph)
+    reinitialize_(model, optimizer, session.initial, masks, derive(session.seed, "fresh", round), graph=session.graph)
     return session.attach(model, optimizer, fixed(masks))
 
 
@@ -111,5 +110,5 @@ def _copy(trunk: GrowingTrunk, options: DiscoverOptions, round: int, probe: Reco
         return attached, 0
     found = trunk.session.tensors(probe.stage)
     assert found is not None
-    put_back_(attached, *found)
+    unpack_training_(attached, *found)
     return attached, probe.point.epochs

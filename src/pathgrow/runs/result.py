@@ -30,7 +30,7 @@ from pathgrow.runs.probes import score_dense
 from pathgrow.runs.records import Record, ledger_report, timing_report
 from pathgrow.runs.trunk import GrowingTrunk
 from pathgrow.sparse.attach import Attached
-from pathgrow.sparse.snapshot import digest
+from pathgrow.sparse.tree import tensor_digest
 from pathgrow.trainer.interface import Evaluate
 from pathgrow.version import __version__
 
@@ -195,7 +195,7 @@ class Discovery:
                 TopologyReport(round=record.point.round, **(record.topology or {})) for record in self.rounds
             ),
             masks_sha256=self.masks.digest(),
-            weights_sha256=digest(self.attached.model.state_dict()),
+            weights_sha256=tensor_digest(self.attached.model.state_dict()),
             notes=self.warnings,
             timing=timing_report(self.trained),
         )

@@ -6,7 +6,6 @@ name, on earlier stages and on the seed, never on the process that runs it.
 
 from __future__ import annotations
 
-import copy
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,10 +37,14 @@ from pathgrow.sparse.attach import Attached, attach, start_masks
 from pathgrow.sparse.ema import EMA
 from pathgrow.sparse.hooks import parse_evaluation
 from pathgrow.sparse.method_state import decide_on_rank0
-from pathgrow.sparse.networks import copy_pair
-from pathgrow.sparse.optimizer_state import weights_and_buffers
-from pathgrow.sparse.partial import PREFIX, Partial
-from pathgrow.sparse.snapshot import digest
+from pathgrow.sparse.training_state import (
+    CHECKPOINT_PREFIX,
+    OptimizerSettings,
+    TrainingCheckpoint,
+    copy_model_and_optimizer,
+    weights_and_buffers,
+)
+from pathgrow.sparse.tree import tensor_digest
 from pathgrow.trainer.interface import Evaluate, Fit, Job, JobTrainer
 
 PATIENCE = 3
@@ -125,11 +128,11 @@ class Session:
         self._loss = loss
         self._batches = batches
         self._use_ema = use_ema
-        self._partials: dict[str, list[Partial]] = {}
+        self._partials: dict[str, list[TrainingCheckpoint]] = {}
         self.optimizer_settings = OptimizerSettings(optimizer)
         comm.broadcast_([*model.parameters(), *model.buffers()])
         # Copied before anything is trained: users may keep state of their own on the model.
-        self._untrained = copy_pair(model, optimizer)
+        self._untrained = copy_model_and_optimizer(model, optimizer)
         self.graph = trace(model, example_input)
         self.scope = trained_scope(model, example_input) if scope is None else scope
 
@@ -144,7 +147,7 @@ class Session:
 
     def untrained_copy(self) -> tuple[nn.Module, Optimizer]:
         """Return a copy of the untrained model and of its optimizer."""
-        return copy_pair(*self._untrained)
+        return copy_model_and_optimizer(*self._untrained)
 
     def attach(
         self,
@@ -198,7 +201,7 @@ class Session:
             self.callback.on_stage_end(done.record, resumed=False)
             self.store.save(stage, {**done.record.metadata(), "state": done.metadata}, done.tensors)
             for partial in self._partials.pop(stage, []):
-                partial.forget()
+                partial.delete()
             records[stage] = done.record
         return [records[stage] for stage in stages]
 
@@ -332,7 +335,7 @@ class Session:
 
     def _job(self, phase: Phase) -> Job:
         self.optimizer_settings.restore_(phase.attached.optimizer)
-        partial = Partial(self.store, f"{PREFIX}{phase.stage}-{phase.part}", comm=self.comm)
+        partial = TrainingCheckpoint(self.store, f"{CHECKPOINT_PREFIX}{phase.stage}-{phase.part}", comm=self.comm)
         self._partials.setdefault(phase.stage, []).append(partial)
         seed = derive(self.seed, phase.seed_name or phase.stage, "fit", phase.part)
         return Job(
@@ -344,37 +347,13 @@ class Session:
         self.optimizer_settings.restore_(phase.attached.optimizer)
         # Batch-norm statistics differ between ranks during training; from here on those of rank 0 count.
         self.comm.broadcast_(model.buffers())
-        self.comm.check_equal("trained weights", lambda: digest(dict(model.named_parameters())))
+        self.comm.check_equal("trained weights", lambda: tensor_digest(dict(model.named_parameters())))
         for name, parameter in model.named_parameters():
             if not bool(torch.isfinite(parameter).all()):
                 raise RunFailed(
                     f"{name} is not finite after stage {phase.stage}, training has diverged; lower the learning rate "
                     "(earlier stages are stored)"
                 )
-
-
-class OptimizerSettings:
-    """Learning rates and other settings of the parameter groups, restored before every phase.
-
-    A learning-rate schedule in `fit` may leave them anywhere; a second phase would start where the first ended.
-    """
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._groups = [
-            {name: copy.deepcopy(value) for name, value in group.items() if name != "params"}
-            for group in optimizer.param_groups
-        ]
-
-    def restore_(self, optimizer: Optimizer) -> None:
-        """Set them in this optimizer or in a copy of it."""
-        for group, settings in zip(optimizer.param_groups, self._groups, strict=True):
-            for name in [name for name in group if name not in settings and name != "params"]:
-                del group[name]
-            for name, value in settings.items():
-                if isinstance(value, Tensor) and isinstance(group.get(name), Tensor):
-                    group[name].copy_(value)  # CUDA graphs read this very tensor
-                else:
-                    group[name] = copy.deepcopy(value)
 
 
 @contextmanager

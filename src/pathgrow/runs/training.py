@@ -26,7 +26,7 @@ from pathgrow.runs.records import Record, StageOutput, ledger_report, timing_rep
 from pathgrow.runs.session import Trained
 from pathgrow.runs.trunk import GrowingTrunk, Trunk
 from pathgrow.sparse.attach import Attached
-from pathgrow.sparse.partial import clear_partials
+from pathgrow.sparse.training_state import delete_training_checkpoints
 from pathgrow.version import __version__
 
 
@@ -69,7 +69,7 @@ def _train(config: TrainConfig, run_dir: RunDir | None, progress: ProgressBar, c
     outcome.attached.detach()
     if run_dir is None:
         return
-    clear_partials(run_dir)
+    delete_training_checkpoints(run_dir)
     run_dir.write_curve([{"kind": "phase", **record.row()} for record in outcome.records])
     weights_sha256 = run_dir.save_network(outcome.attached.model, outcome.attached.masks)
     report = _report(workload, plan, outcome, test, weights_sha256)

@@ -22,9 +22,15 @@ from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.records import Record, StageOutput
 from pathgrow.runs.session import Session, Trained
 from pathgrow.sparse.attach import Attached
-from pathgrow.sparse.networks import copy_pair, pack_pair, unpack_pair_
-from pathgrow.sparse.optimizer_settings import changed_setting, settings_of
-from pathgrow.sparse.snapshot import digest, put_back_, take
+from pathgrow.sparse.training_state import (
+    OptimizerSettings,
+    copy_model_and_optimizer,
+    pack_model_and_optimizer,
+    pack_training,
+    unpack_model_and_optimizer_,
+    unpack_training_,
+)
+from pathgrow.sparse.tree import tensor_digest
 
 _START = "start"
 _ROUNDS_BETWEEN_CORES = 3
@@ -93,7 +99,7 @@ class Trunk:
             return
         found = self.session.store.load(_weights(number)) if number >= 0 else None
         if found is not None and found.tensors:
-            put_back_(self.attached, found.tensors, found.metadata)
+            unpack_training_(self.attached, found.tensors, found.metadata)
             self._position = number
         elif number >= 0:
             self._run_(number)
@@ -108,20 +114,20 @@ class Trunk:
         self.attached.detach()
         self._position = None
         self.attached = self.session.attach(model, optimizer, fixed(masks))
-        put_back_(self.attached, tensors, metadata)  # including the settings of the optimizer
+        unpack_training_(self.attached, tensors, metadata)  # including the settings of the optimizer
         return self.attached
 
     def restore_(self) -> None:
         """Restore the user's untrained model and optimizer, after a run that failed or was interrupted."""
         model, optimizer = self.attached.model, self.attached.optimizer
         self.attached.detach()
-        unpack_pair_(model, optimizer, *pack_pair(*self.session.untrained_copy()))
+        unpack_model_and_optimizer_(model, optimizer, *pack_model_and_optimizer(*self.session.untrained_copy()))
 
     def _run_(self, number: int) -> Any:
         self.go_to_(number - 1)
         self._position = None
         trained = self._train[number]()
-        tensors, metadata = take(self.attached)
+        tensors, metadata = pack_training(self.attached)
         self.session.store.save(_weights(number), metadata, tensors)
         self._position = number
         return trained
@@ -129,7 +135,7 @@ class Trunk:
     def _attach(self, model: nn.Module, optimizer: Optimizer) -> Attached:
         """Attach with the initial masks, from the store if a run is resumed; refuses the stages of another run."""
         session, method = self.session, self.method
-        weights, settings = digest(session.initial), settings_of(optimizer)
+        weights, settings = tensor_digest(session.initial), OptimizerSettings(optimizer)
         found = session.store.load(_START)
         if found is not None:
             if found.metadata["weights"] != weights:
@@ -137,7 +143,7 @@ class Trunk:
                     "the stored stages started from other initial weights: "
                     "use the same model, seed and version of pathgrow, or another run directory"
                 )
-            if change := changed_setting(found.metadata["optimizer"], settings):
+            if change := settings.difference(found.metadata["optimizer"]):
                 raise UserError(
                     f"the stored stages were trained with another optimizer ({change}): "
                     "use the same one, or another run directory"
@@ -154,7 +160,7 @@ class Trunk:
         self.start_flops = start_flops(session.graph, **asdict(attached.last_scoring_cost))
         metadata = {
             "weights": weights,
-            "optimizer": settings,
+            "optimizer": settings.as_json(),
             "flops": self.start_flops,
             "seconds": self.start_seconds,
         }
@@ -221,7 +227,7 @@ class GrowingTrunk(Trunk):
     def copy_at(self, round: int) -> tuple[nn.Module, Optimizer]:
         """Return a copy of the model and optimizer as a visited round left them."""
         self.go_to_(round)
-        return copy_pair(self.attached.model, self.attached.optimizer)
+        return copy_model_and_optimizer(self.attached.model, self.attached.optimizer)
 
     def _train_seed_(self, stage: str) -> Trained:
         """Train the seed network; to its plateau if a rule reads the trajectory itself.
@@ -249,7 +255,7 @@ class GrowingTrunk(Trunk):
         """Path measures of the trunk, on the CPU: many small passes in float64 do not suit a GPU."""
         model, example = self.attached.model, self.session.example_input
         if any(parameter.device.type != "cpu" for parameter in model.parameters()):
-            model = copy_pair(model, self.attached.optimizer)[0].cpu()
+            model = copy_model_and_optimizer(model, self.attached.optimizer)[0].cpu()
             example = tree_map(lambda part: part.cpu() if isinstance(part, Tensor) else part, example)
         limit = GLOBAL_LIMIT if round % _ROUNDS_BETWEEN_CORES == 0 else 0.0
         return measure(model, example, self.attached.masks.to("cpu"), global_limit=limit)

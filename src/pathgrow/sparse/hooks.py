@@ -27,9 +27,10 @@ from pathgrow.masks import Masks
 from pathgrow.methods.gradients import Batches, Loss, loss_gradients, mean_gradients
 from pathgrow.methods.method import MaskUpdate, Method, MethodState, NetworkView, Progress, ScoringCost, never
 from pathgrow.rng import derive, generator
-from pathgrow.sparse import enforce, optimizer_state
+from pathgrow.sparse import enforce
 from pathgrow.sparse.ema import EMA, WeightEMA
 from pathgrow.sparse.method_state import decide_on_rank0, shared_
+from pathgrow.sparse.training_state import reset_optimizer_state_, weights_and_buffers
 
 Metric = float | Tensor | tuple[float | Tensor, float | Tensor]
 
@@ -209,16 +210,16 @@ class MaskedOptimizer:
         if rewind:
             weights = self.method_state["rewind"]
             with torch.no_grad():
-                for name, tensor in optimizer_state.weights_and_buffers(self.model):
+                for name, tensor in weights_and_buffers(self.model):
                     tensor.copy_(weights[name])
             if self._ema is not None:
                 self._ema.restart_()
         if self.method.after_update != "keep":
-            optimizer_state.reset_optimizer_state_(self.optimizer)
+            reset_optimizer_state_(self.optimizer)
             self._enforce_()
 
     def _save_rewind_point_(self) -> None:
-        weights = optimizer_state.weights_and_buffers(self.model)
+        weights = weights_and_buffers(self.model)
         self.method_state["rewind"] = {name: tensor.detach().clone() for name, tensor in weights}
         # Batch-norm statistics differ between ranks: all rewind to those of rank 0, which are saved.
         self._comm.broadcast_(self.method_state["rewind"][name] for name, _ in self.model.named_buffers())

@@ -12,7 +12,7 @@ from torch import Tensor
 from pathgrow.distributed.comm import Communicator
 from pathgrow.masks import Masks
 from pathgrow.methods.method import MethodState, ScoringCost
-from pathgrow.sparse.tree import put_together, take_apart
+from pathgrow.sparse.tree import flatten_state, unflatten_state
 
 
 def decide_on_rank0(
@@ -38,11 +38,11 @@ def shared_(state: MethodState, comm: Communicator) -> Iterator[None]:
     them uses or saves it.
     """
     # The tensors themselves are kept, not their addresses: a new one might be allocated where an old one was.
-    before = {name: (tensor, tensor._version) for name, tensor in take_apart(state)[0].items()}
+    before = {name: (tensor, tensor._version) for name, tensor in flatten_state(state)[0].items()}
     yield
 
     def written() -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors, metadata = take_apart(state)
+        tensors, metadata = flatten_state(state)
         unchanged = {
             name
             for name, tensor in tensors.items()
@@ -52,7 +52,7 @@ def shared_(state: MethodState, comm: Communicator) -> Iterator[None]:
 
     changed, metadata = comm.broadcast_from_rank0(written)
     if comm.rank > 0:
-        load_method_state_(state, put_together({**take_apart(state)[0], **changed}, metadata))
+        load_method_state_(state, unflatten_state({**flatten_state(state)[0], **changed}, metadata))
 
 
 def copy_method_state(state: Any) -> Any:

@@ -1,69 +1,80 @@
-"""State made of dicts, lists, tensors and plain values, taken apart into flat tensors and JSON, and put together again.
+"""Nested state (dicts, lists, tensors, plain values) as flat tensors and JSON, and back.
 
-What comes back is equal, bit for bit, and of the same type: tuples stay tuples, integer keys stay integers.
+The round trip is exact, bit for bit and type for type: tuples stay tuples, integer keys stay integers.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pathgrow.errors import UserError
 
-Flat = tuple[dict[str, Tensor], dict[str, Any]]
+FlatState = tuple[dict[str, Tensor], dict[str, Any]]
 
 
-def take_apart(value: Any) -> Flat:
-    """(tensors, facts) of a nested value. Tensors are handed over as they are, not copied.
+def flatten_state(value: Any) -> FlatState:
+    """Split a nested value into (tensors, metadata). The tensors are not copied.
 
-    >>> import torch
-    >>> tensors, metadata = take_apart({"betas": (0.9, 0.99), "state": {0: {"step": torch.tensor(3.0)}}})
+    >>> tensors, metadata = flatten_state({"betas": (0.9, 0.99), "state": {0: {"step": torch.tensor(3.0)}}})
     >>> list(tensors)
     ['state.0.step']
-    >>> put_together(tensors, metadata)
+    >>> unflatten_state(tensors, metadata)
     {'betas': (0.9, 0.99), 'state': {0: {'step': tensor(3.)}}}
     """
     tensors: dict[str, Tensor] = {}
-    return tensors, {"nested": _apart(value, (), tensors)}
+    return tensors, {"nested": _flattened(value, (), tensors)}
 
 
-def put_together(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> Any:
-    """The nested value that `take_apart` was given."""
-    return _together(metadata["nested"], tensors)
+def unflatten_state(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> Any:
+    """The nested value that `flatten_state` split."""
+    return _unflattened(metadata["nested"], tensors)
 
 
-def _apart(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Any:
-    """JSON in which whatever JSON lacks is a dict of one entry, whose key names its kind."""
+def tensor_digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of names, dtypes, shapes and values."""
+    sha = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        sha.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        sha.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()
+
+
+def _flattened(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Any:
+    """JSON in which a value that JSON lacks is a dict of one entry, whose key names its type."""
     match value:
         case None | bool() | int() | str():
             return value
         case float():
             return value if math.isfinite(value) else {"float": repr(value)}
         case Tensor():
-            key = _free(".".join(path) or "value", tensors)
+            key = _unused(".".join(path) or "value", tensors)
             tensors[key] = value
             return {"tensor": key}
         case list():
-            return [_apart(item, (*path, str(index)), tensors) for index, item in enumerate(value)]
+            return [_flattened(item, (*path, str(index)), tensors) for index, item in enumerate(value)]
         case tuple():
-            return {"tuple": [_apart(item, (*path, str(index)), tensors) for index, item in enumerate(value)]}
+            return {"tuple": [_flattened(item, (*path, str(index)), tensors) for index, item in enumerate(value)]}
         case Mapping():
             if odd := [key for key in value if not isinstance(key, int | str)]:
-                raise UserError(f"state at {'.'.join(path)} has the key {odd[0]!r}: use texts or whole numbers as keys")
-            return {"dict": [[key, _apart(item, (*path, str(key)), tensors)] for key, item in value.items()]}
+                raise UserError(f"keys of state must be strings or integers, got {odd[0]!r} at {'.'.join(path)}")
+            return {"dict": [[key, _flattened(item, (*path, str(key)), tensors)] for key, item in value.items()]}
         case _:
             raise UserError(
-                f"state at {'.'.join(path)} is a {type(value).__name__}: only tensors, numbers, texts, lists, tuples "
-                "and dicts can be stored, so keep it out of the optimizer's state"
+                f"state must consist of tensors, numbers, strings, lists, tuples and dicts, "
+                f"got {type(value).__name__} at {'.'.join(path)}"
             )
 
 
-def _together(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+def _unflattened(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(value, list):
-        return [_together(item, tensors) for item in value]
+        return [_unflattened(item, tensors) for item in value]
     if not isinstance(value, Mapping):
         return value
     ((kind, content),) = value.items()
@@ -73,17 +84,15 @@ def _together(value: Any, tensors: Mapping[str, Tensor]) -> Any:
         case "tensor":
             return tensors[content]
         case "tuple":
-            return tuple(_together(item, tensors) for item in content)
+            return tuple(_unflattened(item, tensors) for item in content)
         case "dict":
-            return {key: _together(item, tensors) for key, item in content}
+            return {key: _unflattened(item, tensors) for key, item in content}
         case _:
-            raise UserError(
-                f"stored state holds a {kind!r}, which this version does not know: read it with the newer one"
-            )
+            raise UserError(f"stored state has an unknown type {kind!r}; it was written by a newer version")
 
 
-def _free(key: str, taken: Mapping[str, Tensor]) -> str:
-    """A key that is not taken: names may contain dots themselves, so two paths can give the same key."""
+def _unused(key: str, taken: Mapping[str, Tensor]) -> str:
+    """A key that is not taken: names may contain dots, so two paths can have the same key."""
     while key in taken:
         key += "'"
     return key

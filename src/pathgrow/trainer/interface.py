@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pathgrow.sparse.attach import Attached
-from pathgrow.sparse.partial import Partial
+from pathgrow.sparse.training_state import TrainingCheckpoint
 
 Fit = Callable[[nn.Module, Optimizer, int], Any]
 """`fit(model, optimizer, epochs)` trains a model in place."""
@@ -29,7 +29,7 @@ class Job:
     """Seed of everything random about the training."""
     first_step: int = 0
     """Number of steps to skip, for a network that was rewound to the middle of its training."""
-    progress: Partial | None = None
+    progress: TrainingCheckpoint | None = None
     """Mid-training checkpoint of a long training, loaded after a kill."""
 
 

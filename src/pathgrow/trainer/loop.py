@@ -114,7 +114,7 @@ class Training:
                 yield
             self._note_loss(epoch)
         self.wait()
-        if self._job.progress is not None and self._job.progress.is_worth(time.monotonic() - self._started_at):
+        if self._job.progress is not None and self._job.progress.is_worth_saving(time.monotonic() - self._started_at):
             self._save()  # what follows the training (evaluation, other parts) may be killed too
         for group, lr in zip(self._job.attached.optimizer.param_groups, base, strict=True):
             group["lr"] = lr

@@ -23,9 +23,16 @@ from pathgrow.masks import Masks
 from pathgrow.methods.picks import at_random
 from pathgrow.methods.static import fixed
 from pathgrow.sparse.attach import attach
-from pathgrow.sparse.networks import copy_pair, fresh_, initial_state, pack_pair, unpack_pair_
-from pathgrow.sparse.optimizer_state import clear_optimizer_state_, reset_optimizer_state_
-from pathgrow.sparse.tree import put_together, take_apart
+from pathgrow.sparse.training_state import (
+    clear_optimizer_state_,
+    copy_model_and_optimizer,
+    initial_state,
+    pack_model_and_optimizer,
+    reinitialize_,
+    reset_optimizer_state_,
+    unpack_model_and_optimizer_,
+)
+from pathgrow.sparse.tree import flatten_state, unflatten_state
 
 OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
     "nesterov": lambda p: SGD(p, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.1),
@@ -61,7 +68,7 @@ def assert_same(model: nn.Module, optimizer: Optimizer, other: nn.Module, other_
         (model.state_dict(), other.state_dict()),
         (optimizer.state_dict(), other_optimizer.state_dict()),
     ):
-        (tensors, metadata), (their_tensors, their_facts) = take_apart(here), take_apart(there)
+        (tensors, metadata), (their_tensors, their_facts) = flatten_state(here), flatten_state(there)
         assert metadata == their_facts
         for key, tensor in tensors.items():
             assert tensor.dtype == their_tensors[key].dtype
@@ -74,7 +81,7 @@ class TestCopies:
         model = mlp()
         optimizer = OPTIMIZERS[name](model.parameters())
         train(model, optimizer, 3)
-        twin, twin_optimizer = copy_pair(model, optimizer)
+        twin, twin_optimizer = copy_model_and_optimizer(model, optimizer)
         owned = {id(p) for group in twin_optimizer.param_groups for p in group["params"]}
         assert {id(p) for p in twin.parameters()} & owned
         assert not {id(p) for p in model.parameters()} & owned
@@ -90,7 +97,7 @@ class TestCopies:
         method = dataclasses.replace(methods.create("random_growth", start_density=0.5), start=at_random)
         sparse = attach(model, optimizer, method, scope=Masks.full(model))
         with counting(model) as counter:
-            twin, twin_optimizer = copy_pair(model, optimizer)
+            twin, twin_optimizer = copy_model_and_optimizer(model, optimizer)
             train(twin, twin_optimizer, 2)
             assert counter.samples == 0
             assert bool((twin[0].weight != 0).all()), "the copy must not be masked by the original's attachment"
@@ -108,7 +115,7 @@ class TestCopies:
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
         train(model, optimizer, 1)
         schedule.step()
-        twin, twin_optimizer = copy_pair(model, optimizer)
+        twin, twin_optimizer = copy_model_and_optimizer(model, optimizer)
         seen.clear()
         weight = model[0].weight.clone()
         train(twin, twin_optimizer, 1)
@@ -122,7 +129,7 @@ class TestCopies:
         model = mlp()
         model.cache = model[0].weight * 2
         with pytest.raises(UserError, match="cannot be copied"):
-            copy_pair(model, SGD(model.parameters(), lr=0.1))
+            copy_model_and_optimizer(model, SGD(model.parameters(), lr=0.1))
 
 
 class TestFresh:
@@ -134,7 +141,9 @@ class TestFresh:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.fill_(7.0)
-        fresh_(model, optimizer, initial, Masks({"0.weight": mask}), seed=0, graph=trace(model, torch.ones(1, 4)))
+        reinitialize_(
+            model, optimizer, initial, Masks({"0.weight": mask}), seed=0, graph=trace(model, torch.ones(1, 4))
+        )
         weight, values = model[0].weight.detach(), initial["0.weight"].flatten()
         assert all(float((values - entry).abs().min()) < 1e-7 for entry in weight[0])
         assert float((values - weight[1, 0] / 2).abs().min()) < 1e-7  # sqrt(4 / 1)
@@ -150,7 +159,7 @@ class TestFresh:
         masks, optimizer = Masks.full(model), SGD(model.parameters(), lr=0.1)
         found = []
         for seed in (0, 0, 1):
-            fresh_(model, optimizer, initial, masks, seed, graph=trace(model, torch.ones(1, 6)))
+            reinitialize_(model, optimizer, initial, masks, seed, graph=trace(model, torch.ones(1, 6)))
             found.append(model[0].weight.detach().clone())
         assert torch.equal(found[0], found[1])
         assert not torch.equal(found[0], found[2])
@@ -166,7 +175,7 @@ class TestFresh:
         mask = (
             torch.rand(300, 400, generator=torch.Generator().manual_seed(1)) < torch.linspace(0.02, 0.9, 300)[:, None]
         )
-        fresh_(
+        reinitialize_(
             model,
             SGD(model.parameters(), lr=0.1),
             initial,
@@ -181,7 +190,7 @@ class TestFresh:
         initial = initial_state(model)
         scope = torch.tensor([[True, True, False, False], [False] * 4])
         mask = torch.tensor([[True, False, True, True], [True] * 4])
-        fresh_(
+        reinitialize_(
             model,
             SGD(model.parameters(), lr=0.1),
             initial,
@@ -199,7 +208,7 @@ class TestFresh:
         with torch.no_grad():
             model[0].weight.fill_(1.0)
         mask = torch.rand(model[0].weight.shape, generator=torch.Generator().manual_seed(0)) < 0.4
-        fresh_(
+        reinitialize_(
             model,
             SGD(model.parameters(), lr=0.1),
             initial_state(model),
@@ -228,7 +237,7 @@ class TestFresh:
         model = nn.Sequential(InByOut(), nn.Linear(3, 2))
         mask = torch.tensor([[1, 1, 0], [1, 0, 0], [1, 0, 0], [1, 0, 0]], dtype=torch.bool)
         masks, graph = Masks({"0.weight": mask}), trace(model, torch.ones(1, 4))
-        fresh_(model, SGD(model.parameters(), lr=0.1), initial_state(model), masks, seed=0, graph=graph)
+        reinitialize_(model, SGD(model.parameters(), lr=0.1), initial_state(model), masks, seed=0, graph=graph)
         expected = torch.tensor([[1.0, 2.0, 0.0], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
         torch.testing.assert_close(model[0].weight.detach(), expected)
 
@@ -240,7 +249,7 @@ class TestFresh:
         nn.init.ones_(model.spare.weight)
         mask = torch.eye(4, dtype=torch.bool)
         masks = Masks({"spare.weight": mask})
-        fresh_(model, SGD(model.parameters(), lr=0.1), initial_state(model), masks, seed=0, graph=graph)
+        reinitialize_(model, SGD(model.parameters(), lr=0.1), initial_state(model), masks, seed=0, graph=graph)
         assert torch.equal(model.spare.weight, mask.float())
 
     @pytest.mark.parametrize("make", [lambda p: Adam(p, lr=0.3), lambda p: Adagrad(p, initial_accumulator_value=0.5)])
@@ -251,11 +260,11 @@ class TestFresh:
         optimizer.param_groups[0]["lr"] = 0.123
         train(model, optimizer, 3)
         masks = Masks.full(model)
-        fresh_(model, optimizer, initial, masks, seed=0, graph=trace(model, torch.ones(1, 5)))
+        reinitialize_(model, optimizer, initial, masks, seed=0, graph=trace(model, torch.ones(1, 5)))
         twin = mlp()
         twin_optimizer = make(twin.parameters())
         twin_optimizer.param_groups[0]["lr"] = 0.123
-        fresh_(twin, twin_optimizer, initial, masks, seed=0, graph=trace(twin, torch.ones(1, 5)))
+        reinitialize_(twin, twin_optimizer, initial, masks, seed=0, graph=trace(twin, torch.ones(1, 5)))
         for pair in ((model, optimizer), (twin, twin_optimizer)):
             train(*pair, 2)
         assert_same(model, optimizer, twin, twin_optimizer)
@@ -291,14 +300,14 @@ class TestFresh:
         model = Tied()
         mask = torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0], [1, 0, 0, 0]], dtype=torch.bool)
         masks, graph = Masks({"weight": mask}), trace(model, torch.ones(1, 4))
-        fresh_(model, SGD(model.parameters(), lr=0.1), initial_state(model), masks, seed=0, graph=graph)
+        reinitialize_(model, SGD(model.parameters(), lr=0.1), initial_state(model), masks, seed=0, graph=graph)
         expected = mask * torch.tensor([[1.0], [2.0], [2.0]])
         torch.testing.assert_close(model.weight.detach(), expected)
 
     def test_initial_values_of_another_model_are_refused(self) -> None:
         model = mlp()
         with pytest.raises(UserError, match="another model"):
-            fresh_(
+            reinitialize_(
                 model,
                 SGD(model.parameters(), lr=0.1),
                 initial_state(nn.Linear(2, 2)),
@@ -316,7 +325,7 @@ class TestStorage:
         train(model, optimizer, 3)
         optimizer.param_groups[0]["lr"] = 0.03125
         # Through bytes and text, as a store would keep them.
-        tensors, metadata = pack_pair(model, optimizer)
+        tensors, metadata = pack_model_and_optimizer(model, optimizer)
         kept = safetensors.torch.load(safetensors.torch.save({key: t.clone() for key, t in tensors.items()}))
         told = json.loads(json.dumps(metadata, allow_nan=False))
         assert told == metadata
@@ -324,7 +333,7 @@ class TestStorage:
         other_optimizer = OPTIMIZERS[name](other.parameters())
         train(other, other_optimizer, 1, first=50)
         other_optimizer.param_groups[0]["initial_lr"] = 99.0
-        assert unpack_pair_(other, other_optimizer, kept, told) is None
+        assert unpack_model_and_optimizer_(other, other_optimizer, kept, told) is None
         assert_same(model, optimizer, other, other_optimizer)
         train(model, optimizer, 3, first=3)
         train(other, other_optimizer, 3, first=3)
@@ -335,18 +344,18 @@ class TestStorage:
         optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
         moment = torch.tensor([[1 / 3, 2 / 3, 1e-9], [0.0, -1.0, 5.0]])
         optimizer.state[model.weight]["momentum_buffer"] = moment
-        tensors, metadata = pack_pair(model, optimizer)
+        tensors, metadata = pack_model_and_optimizer(model, optimizer)
         optimizer.state.clear()
-        unpack_pair_(model, optimizer, tensors, metadata)
+        unpack_model_and_optimizer_(model, optimizer, tensors, metadata)
         assert torch.equal(optimizer.state[model.weight]["momentum_buffer"], moment)
 
     def test_how_to_step_is_decided_by_the_machine_that_goes_on(self) -> None:
         stored = mlp()
         on_gpu = AdamW(stored.parameters(), lr=0.5, capturable=True)
-        tensors, metadata = pack_pair(stored, on_gpu)
+        tensors, metadata = pack_model_and_optimizer(stored, on_gpu)
         model = mlp(seed=1)
         optimizer = AdamW(model.parameters(), lr=0.01)
-        unpack_pair_(model, optimizer, tensors, metadata)
+        unpack_model_and_optimizer_(model, optimizer, tensors, metadata)
         assert optimizer.param_groups[0]["lr"] == 0.5
         model(torch.zeros(2, next(model.parameters()).shape[1])).sum().backward()
         optimizer.step()  # a CPU refuses to be captured
@@ -359,16 +368,18 @@ class TestStorage:
             {"0.weight": scope, "3.weight": torch.ones(3, 8) > 0},
         )
         optimizer = SGD(model.parameters(), lr=0.1)
-        assert unpack_pair_(model, optimizer, *pack_pair(model, optimizer, masks)) == masks
+        assert (
+            unpack_model_and_optimizer_(model, optimizer, *pack_model_and_optimizer(model, optimizer, masks)) == masks
+        )
 
     def test_other_models_and_optimizers_are_refused(self) -> None:
         model = mlp()
-        stored = pack_pair(model, SGD(model.parameters(), lr=0.1))
+        stored = pack_model_and_optimizer(model, SGD(model.parameters(), lr=0.1))
         wide = nn.Sequential(nn.Linear(5, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Linear(9, 3))
-        with pytest.raises(UserError, match=r"another model: '0.bias' is \(8,\) there and \(9,\)"):
-            unpack_pair_(wide, SGD(wide.parameters(), lr=0.1), *stored)
-        with pytest.raises(UserError, match="1 parameter groups and this one 2"):
-            unpack_pair_(model, OPTIMIZERS["groups"](model.parameters()), *stored)
+        with pytest.raises(UserError, match=r"another model: '0.bias' is \(8,\) in the state and \(9,\)"):
+            unpack_model_and_optimizer_(wide, SGD(wide.parameters(), lr=0.1), *stored)
+        with pytest.raises(UserError, match="1 parameter groups, this one 2"):
+            unpack_model_and_optimizer_(model, OPTIMIZERS["groups"](model.parameters()), *stored)
 
     def test_nested_values_come_back_as_they_were(self) -> None:
         value = {
@@ -376,13 +387,13 @@ class TestStorage:
             "a": {"b": torch.zeros(1), 3: (1, [None, True], "x")},
             "f": [math.inf, 0.1, -0.0],
         }
-        tensors, metadata = take_apart(value)
-        back = put_together(tensors, json.loads(json.dumps(metadata, allow_nan=False)))
+        tensors, metadata = flatten_state(value)
+        back = unflatten_state(tensors, json.loads(json.dumps(metadata, allow_nan=False)))
         assert back["a.b"] is value["a.b"]
         assert back["a"]["b"] is value["a"]["b"]
         assert back["a"][3] == (1, [None, True], "x")
         assert back["f"] == value["f"]
-        with pytest.raises(UserError, match=r"state at a\.0 is a object"):
-            take_apart({"a": [object()]})
-        with pytest.raises(UserError, match="the key"):
-            take_apart({"a": {(1, 2): 3}})
+        with pytest.raises(UserError, match=r"got object at a\.0"):
+            flatten_state({"a": [object()]})
+        with pytest.raises(UserError, match="keys of state must be"):
+            flatten_state({"a": {(1, 2): 3}})
