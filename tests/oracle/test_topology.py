@@ -1,4 +1,4 @@
-"""Tau-core and path-kernel trace against enumeration of every path on small nets."""
+"""Tau-core against enumeration of every path on small nets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pathgrow.graph.topology import measure, path_kernel_trace, tau_core
+from pathgrow.graph.topology import measure, tau_core
 from pathgrow.masks import Masks
 
 Node = tuple[str, int]
@@ -79,12 +79,6 @@ class TestFixture:
         assert core.mean_ratio == pytest.approx(0.8333, abs=1e-4)
         assert core.coverage == pytest.approx(1.0)  # 21 and then 9 of 30
 
-    def test_path_kernel_trace(self) -> None:
-        net, masks, example = fixture()
-        assert path_kernel_trace(net, example, masks) == pytest.approx(216)
-        # A zero that no mask takes away is a weight: the six gains of the missing ones come on top.
-        assert path_kernel_trace(net, example) == pytest.approx(216 + 9 + 5 + 45 + 45 + 9 + 9)
-
     def test_total_and_dead_units(self) -> None:
         net, masks, example = fixture()
         found = measure(net, example, masks)
@@ -124,17 +118,6 @@ def test_cores_of_random_chains(seed: int, tau: float) -> None:
             size += 1
         assert core.layer_sizes[name] == size
         assert core.layer_ratios[name] == size / widths[layer + 1]
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_trace_of_random_chains(seed: int) -> None:
-    noise = torch.Generator().manual_seed(seed)
-    net, masks, example = chain(*(torch.randn(b, a, generator=noise) for a, b in ((3, 4), (4, 3), (3, 2))))
-    trace = 0.0
-    for _, values in paths_of_chain(net):
-        for number in range(len(values)):
-            trace += math.prod(value for other, value in enumerate(values) if other != number) ** 2
-    assert path_kernel_trace(net, example, masks) == pytest.approx(trace, rel=1e-9)
 
 
 class Skips(nn.Module):

@@ -68,9 +68,9 @@ class TestPositions:
         reads = (size + 2 * padding - dilation * (taps - 1) - 1) // stride + 1
         size_in, size_out = (reads, size) if transposed else (size, reads)
         window = Window((Axis(taps, stride, padding, dilation, size_in, size_out),), transposed=transposed)
-        layer = Layer(0, "w", "conv", 1, 2, (1, 1, taps), 1, window, size_out)
+        layer = Layer(0, "w", 1, 2, (1, 1, taps), 1, window, size_out)
         nodes = (Channels(0, 1, True), Channels(1, 1), Channels(2, 1))
-        positions = Positions(Graph(nodes, (Link(0, 1),), (layer,), ((2, np.array([0])),), 0, False, False))
+        positions = Positions(Graph(nodes, (Link(0, 1),), (layer,), ((2, np.array([0])),), 0, False, False, ()))
 
         def moved(here: Flags, tap: int, *, forward: bool) -> tuple[Flags, ...]:
             return positions.sets(

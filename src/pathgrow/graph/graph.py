@@ -15,8 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Literal
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -40,13 +39,30 @@ class Axis:
     size_out: int
 
 
+@lru_cache(maxsize=1024)
+def near_positions(axis: Axis, transposed: bool, *, forward: bool) -> Units:
+    """Return, as `[taps, far]`, the near position that each far one is connected to by each tap; `size` if none.
+
+    The near side, of this `size`, is the input if `forward`, otherwise the output. A transposed window is the same
+    relation with the two sides swapped.
+    """
+    near, far = (axis.size_in, axis.size_out) if forward else (axis.size_out, axis.size_in)
+    offsets = np.arange(axis.taps)[:, None] * axis.dilation - axis.padding
+    there = np.arange(far)[None, :]
+    if transposed != forward:  # the far side reads the near one
+        here = there * axis.stride + offsets
+        valid = (here >= 0) & (here < near)
+    else:
+        here, rest = np.divmod(there - offsets, axis.stride)
+        valid = (rest == 0) & (here >= 0) & (here < near)
+    return np.where(valid, here, near)
+
+
 @dataclass(frozen=True)
 class Window:
     """A convolution or pooling window. Without `axes` positions are mixed beyond tracking (attention, flattening)."""
 
     axes: tuple[Axis, ...] = ()
-    pool: bool = False
-    """Whether every tap is read (pooling). Otherwise each tap is a weight, and a walk takes one of them."""
     transposed: bool = False
     """Whether input and output are swapped: input `p` goes to output `p*stride + tap*dilation - padding`."""
 
@@ -81,7 +97,6 @@ class Layer:
     index: int
     name: str | None
     """Parameter name; None: the weight is computed (weight norm), so it is on paths but cannot be pruned."""
-    kind: Literal["linear", "conv"]
     source: int
     """The input port: a node with one unit per input channel, which exactly one link leads into."""
     target: int
@@ -116,14 +131,10 @@ class Layer:
 
         Of a 3x3 kernel over a single padded pixel, this is only the tap in the middle.
         """
-        live = np.ones(self.shape[2:], dtype=bool)
-        for number, axis in enumerate(self.window.axes):
-            sizes = (axis.size_in, axis.size_out) if self.window.transposed else (axis.size_out, axis.size_in)
-            taps = np.arange(axis.taps)[:, None] * axis.dilation - axis.padding
-            reads = np.arange(sizes[0])[None, :] * axis.stride + taps
-            shape = [1] * live.ndim
-            shape[number] = axis.taps
-            live &= ((reads >= 0) & (reads < sizes[1])).any(axis=1).reshape(shape)
+        live = np.ones((), dtype=bool)
+        for axis in self.window.axes:
+            table = near_positions(axis, self.window.transposed, forward=True)
+            live = np.logical_and.outer(live, (table < axis.size_in).any(axis=1))
         return live
 
 
@@ -164,6 +175,8 @@ class Graph:
     """Whether the input is token ids, so that paths begin at the output of the embedding."""
     attention: bool
     """Whether a softmax mixes positions."""
+    ancestors: tuple[int, ...]
+    """A bit set of node ids by node: itself and what it is computed from."""
 
     @cached_property
     def links_from(self) -> dict[int, list[Link]]:
@@ -191,53 +204,44 @@ class Graph:
         """Layers by target node."""
         return {layer.target: layer for layer in self.layers}
 
-    def reached(self, kernels: dict[int, Flags] | None = None) -> dict[int, Flags]:
-        """Flag, by node, the units that a path from the input reaches through the kernels `[out, in / groups]`."""
-        flags = {node.id: np.full(node.size, node.input) for node in self.channels}
-        for node in self.channels:
-            here = flags[node.id]
-            for link in self.links_from[node.id]:
-                _spread(here, flags[link.target], link.pairs)
-            if (layer := self.layer_from.get(node.id)) is not None:
-                flags[layer.target] |= _through(layer, here, kernels, forward=True)
-        return flags
+    def descends(self, node: int, ancestor: int) -> bool:
+        """Whether a node is computed from another, or is the same."""
+        return bool(self.ancestors[node] >> ancestor & 1)
 
-    def reaching(self, kernels: dict[int, Flags] | None = None) -> dict[int, Flags]:
-        """Flag, by node, the units from which a path leads to the output through the kernels."""
-        flags = {node.id: np.zeros(node.size, dtype=bool) for node in self.channels}
-        for output, units in self.outputs:
+    def connected(
+        self, kernels: dict[int, Flags] | None = None, *, forward: bool, past_layers: bool = True
+    ) -> dict[int, Flags]:
+        """Flag, by node, the units that a path through the kernels `[out, in / groups]` connects to one end.
+
+        The end is the input (`forward`) or the output of the model. Without `past_layers` every layer counts as an end.
+        """
+        flags = {node.id: np.full(node.size, forward and node.input) for node in self.channels}
+        for output, units in () if forward else self.outputs:
             flags[output][units] = True
-        for node in reversed(self.channels):
+        for node in self.channels if forward else reversed(self.channels):
             here = flags[node.id]
-            for link in self.links_from[node.id]:
-                pairs = None if link.pairs is None else (link.pairs[1], link.pairs[0])
-                _spread(flags[link.target], here, pairs)
-            if (layer := self.layer_from.get(node.id)) is not None:
-                here |= _through(layer, flags[layer.target], kernels, forward=False)
+            for link in (self.links_into if forward else self.links_from)[node.id]:
+                before = flags[link.source if forward else link.target]
+                if link.pairs is None:
+                    here |= before
+                else:
+                    there, own = link.pairs if forward else link.pairs[::-1]
+                    np.logical_or.at(here, own, before[there])
+            if (layer := (self.layer_into if forward else self.layer_from).get(node.id)) is not None:
+                before = flags[layer.source if forward else layer.target]
+                here |= _through(layer, before | (not past_layers), kernels, forward=forward)
         return flags
-
-
-def _spread(source: Flags, target: Flags, pairs: tuple[Units, Units] | None) -> None:
-    if pairs is None:
-        target |= source
-    else:
-        np.logical_or.at(target, pairs[1], source[pairs[0]])
 
 
 def _through(layer: Layer, flags: Flags, kernels: dict[int, Flags] | None, *, forward: bool) -> Flags:
     """Flag the units on the other side of a layer that are connected to a flagged unit on this side."""
-    out, per_group = layer.shape[0], layer.shape[1]
-    rows = out // layer.groups
-    result = np.zeros(out if forward else per_group * layer.groups, dtype=bool)
-    for group in range(layer.groups):
-        o, i = slice(group * rows, (group + 1) * rows), slice(group * per_group, (group + 1) * per_group)
-        here, there = (i, o) if forward else (o, i)
-        if kernels is None:
-            result[there] = bool(flags[here].any())
-        else:
-            block = kernels[layer.index][o]
-            result[there] = (block @ flags[here]) if forward else (flags[here] @ block)
-    return result
+    near = flags.reshape(layer.groups, -1)
+    if kernels is None:
+        return near.any(axis=1).repeat(layer.shape[0] // layer.groups if forward else layer.shape[1])
+    blocks = kernels[layer.index].reshape(layer.groups, -1, layer.shape[1])
+    if forward:
+        return (blocks & near[:, None]).any(axis=2).reshape(-1)
+    return (blocks & near[:, :, None]).any(axis=1).reshape(-1)
 
 
 def per_axis(value: int | Sequence[int], num_axes: int) -> tuple[int, ...]:
@@ -295,8 +299,11 @@ def known_label(tensor: Tensor) -> Label:
 
 
 def labeled(tensor: Tensor, label: Label) -> Tensor:
-    """Attach a label to a tensor and return the tensor."""
-    assert label.units.ndim == tensor.ndim, f"units {tuple(label.units.shape)} for {tuple(tensor.shape)}"
+    """Attach a label to a tensor and return the tensor; units get leading axes, as in broadcasting."""
+    missing = tensor.ndim - label.units.ndim
+    assert missing >= 0, f"units {tuple(label.units.shape)} for {tuple(tensor.shape)}"
+    if missing:
+        label = replace(label, units=label.units.view((1,) * missing + label.units.shape))
     setattr(tensor, _ATTRIBUTE, label)
     return tensor
 
@@ -318,28 +325,13 @@ def along(size: int, axis: int, ndim: int) -> Tensor:
     return torch.arange(size).view(shape)
 
 
-def aligned(units: Tensor, ndim: int) -> Tensor:
-    """Add leading axes to units, as broadcasting does."""
-    return units.view((1,) * (ndim - units.ndim) + tuple(units.shape))
-
-
-def relation(source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the distinct pairs (source unit, target unit) that occur at some position, sorted and without -1."""
-    a, b = torch.broadcast_tensors(source, target)
-    a, b = a.reshape(-1), b.reshape(-1)
-    on_path = (a >= 0) & (b >= 0)
-    width = int(b.max()) + 1
-    keys = torch.unique(a[on_path] * width + b[on_path])
-    return keys // width, keys % width
-
-
 class GraphBuilder:
     """The nodes and links found so far."""
 
     def __init__(self) -> None:
         self.channels: list[Channels] = []
         self._links: list[tuple[Label, int, Tensor, bool]] = []
-        self._ancestors: list[int] = []
+        self.ancestors: list[int] = []
         """A bit set of node ids by node: itself and what it is computed from."""
 
     def add(self, size: int, *parents: int, is_input: bool = False) -> int:
@@ -348,24 +340,24 @@ class GraphBuilder:
         self.channels.append(Channels(node, size, is_input))
         bits = 1 << node
         for parent in parents:
-            bits |= self._ancestors[parent]
-        self._ancestors.append(bits)
+            bits |= self.ancestors[parent]
+        self.ancestors.append(bits)
         return node
-
-    def descends(self, node: int, ancestor: int) -> bool:
-        """Whether a node is computed from another."""
-        return bool(self._ancestors[node] >> ancestor & 1)
 
     def link(self, label: Label, target: int, units: Tensor, *, shortcut: bool = False) -> None:
         """Link the node of a label to `target`, whose units at the same elements are `units`."""
         self._links.append((label, target, units, shortcut))
 
     def links(self) -> tuple[Link, ...]:
-        """Return the links with the pairs of units that they connect."""
+        """Return the links with the distinct pairs of units that they connect at some position, sorted."""
         found = []
         for label, target, units, shortcut in self._links:
+            a, b = torch.broadcast_tensors(label.units, units)
+            on_path = (a >= 0) & (b >= 0)
+            width = int(b.max()) + 1
+            keys = torch.unique(a[on_path] * width + b[on_path])
+            sources, targets = keys // width, keys % width
             size = self.channels[label.node].size
-            sources, targets = relation(label.units, units)
             count = torch.arange(size)
             same = size == self.channels[target].size and torch.equal(sources, count) and torch.equal(targets, count)
             pairs = None if same else (sources.numpy(), targets.numpy())

@@ -26,7 +26,6 @@ from pathgrow.graph.graph import (
     SQUASHED,
     Axis,
     Window,
-    aligned,
     known_label,
     label_of,
     labeled,
@@ -169,26 +168,24 @@ def _add(call: Call) -> Any:
             return _identity(call)
         b = b if factor == 1 else labeled(b * factor, lb)
         return call.tracer.join(a, b)
-    x, label, other = (a, la, b) if la is not None else (b, lb, a)
-    assert label is not None
+    x, other = (a, b) if la is not None else (b, a)
+    label = known_label(x)
+    if isinstance(other, (int, float)) and label.strength:
+        label = replace(label, gate=label.gate + abs(other))
     x = x if factor == 1 or x is a else x * factor
-    gate = label.gate + abs(other) if isinstance(other, (int, float)) and label.strength else label.gate
     x = x.expand(torch.broadcast_shapes(x.shape, other.shape)) if isinstance(other, Tensor) else x
-    return call.tracer.same(x, replace(label, units=aligned(label.units, x.ndim), gate=gate))
+    return call.tracer.same(x, label)
 
 
 def _mul(call: Call) -> Any:
     """Scale paths by the magnitude of a factor; of two activations the more gate-like one counts as an open gate."""
     a, b = call.args[0], call.get(1, "other")
-    la, lb = label_of(a), label_of(b)
-    if la is not None and lb is not None:
+    x, other = (a, b) if label_of(a) is not None else (b, a)
+    if label_of(other) is not None:
         return ops_matmul.gated(call.tracer, a, b)
-    x, label, other = (a, la, b) if la is not None else (b, lb, a)
-    assert label is not None
+    label = known_label(x)
     if isinstance(other, Tensor):
-        factor = call.tracer.coefficient(other)
-        out = x * factor
-        return labeled(out, replace(label, units=aligned(label.units, out.ndim)))
+        return labeled(x * call.tracer.coefficient(other), label)
     scale = abs(float(other)) ** call.tracer.power
     return labeled(x * scale, replace(label, gate=label.gate * scale))
 
@@ -200,8 +197,7 @@ def _div(call: Call) -> Any:
     if la is None:  # a constant over an activation is a normalizer
         return _as(GATE)(call)
     if label_of(b) is not None:
-        shape = torch.broadcast_shapes(a.shape, b.shape)
-        return labeled(a.expand(shape), replace(la, units=aligned(la.units, len(shape))))
+        return labeled(a.expand(torch.broadcast_shapes(a.shape, b.shape)), la)
     inverse = 1.0 / b.to(call.tracer.dtype) if isinstance(b, Tensor) else 1.0 / b
     return _mul(replace(call, args=(a, inverse), kwargs={}))
 
@@ -211,23 +207,13 @@ def _where(call: Call) -> Any:
     if label_of(a) is not None and label_of(b) is not None:
         return call.tracer.join(a, b)
     x = call.traced[0]
-    label = known_label(x)
     shape = torch.broadcast_shapes(*(v.shape for v in call.args if isinstance(v, Tensor)))
-    return labeled(x.expand(shape), replace(label, units=aligned(label.units, len(shape))))
+    return labeled(x.expand(shape), known_label(x))
 
 
 def _addcmul(call: Call) -> Any:
-    product = _product(call.tracer, call.args[1], call.args[2])
-    start = call.args[0]
-    if label_of(product) is None:
-        return _identity(replace(call, args=(start,), kwargs={}))
-    return call.tracer.join(start, product) if label_of(start) is not None else product
-
-
-def _product(tracer: Tracer, a: Any, b: Any) -> Any:
-    if label_of(a) is None and label_of(b) is None:
-        return a * b
-    return _mul(Call(tracer, torch.mul, "mul", (a, b), {}))
+    start, *factors = call.args[:3]
+    return call.tracer.call(torch.add, start, call.tracer.call(torch.mul, *factors))
 
 
 def _reduce(call: Call) -> Any:
@@ -243,10 +229,9 @@ def _reduce(call: Call) -> Any:
 
 def _linear(tracer: Tracer, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Handle `y = x W^T`."""
-    x = input
     if label_of(weight) is not None:
         raise UserError("paths cannot be traced through a linear layer whose weight is an activation")
-    return tracer.layer(x, tracer.weight(weight), F.linear, kind="linear", unit_axis=x.ndim - 1)
+    return tracer.layer(input, tracer.weight(weight), F.linear, unit_axis=input.ndim - 1)
 
 
 def _conv(
@@ -261,9 +246,8 @@ def _conv(
     groups: int = 1,
 ) -> Tensor:
     """Handle a convolution over `axes` spatial axes."""
-    x = input
     stride, dilation = per_axis(stride, axes), per_axis(dilation, axes)
-    kernel = weight.shape[2:]
+    kernel, sizes_in = weight.shape[2:], input.shape[-axes:]
     if padding == "same":  # torch pads the odd element at the end
         pads = tuple(d * (k - 1) // 2 for d, k in zip(dilation, kernel, strict=True))
     elif padding == "valid":
@@ -275,20 +259,13 @@ def _conv(
     def compute(x: Tensor, w: Tensor) -> Tensor:
         return convolve(x, w, None, stride, padding, dilation, groups)
 
-    sizes_in = x.shape[-axes:]
-    sizes_out = (
-        sizes_in
-        if padding == "same"
-        else [
-            (size + 2 * p - d * (k - 1) - 1) // s + 1
-            for size, k, s, p, d in zip(sizes_in, kernel, stride, pads, dilation, strict=True)
-        ]
+    window = tuple(
+        Axis(k, s, p, d, size, size if padding == "same" else (size + 2 * p - d * (k - 1) - 1) // s + 1)
+        for k, s, p, d, size in zip(kernel, stride, pads, dilation, sizes_in, strict=True)
     )
-    sizes = zip(kernel, stride, pads, dilation, sizes_in, sizes_out, strict=True)
-    window = Window(tuple(Axis(*size) for size in sizes))
-    unit_axis = x.ndim - axes - 1
+    unit_axis = input.ndim - axes - 1
     return tracer.layer(
-        x, tracer.weight(weight), compute, kind="conv", unit_axis=unit_axis, groups=groups, window=window
+        input, tracer.weight(weight), compute, unit_axis=unit_axis, groups=groups, window=Window(window)
     )
 
 
@@ -305,31 +282,23 @@ def _conv_transpose(
     dilation: Any = 1,
 ) -> Tensor:
     """Handle a weight laid out `[in, out / groups, *kernel]`, recorded as `[out, in / groups, *kernel]`."""
-    x = input
-    num_in, rows = weight.shape[:2]
-    kernel = tuple(weight.shape[2:])
-
-    def turn(w: Tensor) -> Tensor:
-        split = w.reshape(groups, num_in // groups, rows, *kernel).transpose(1, 2)
-        return split.reshape(groups * rows, num_in // groups, *kernel)
-
-    def back(w: Tensor) -> Tensor:
-        return w.reshape(groups, rows, num_in // groups, *kernel).transpose(1, 2).reshape(num_in, rows, *kernel)
-
+    sizes_in = input.shape[-axes:]
     convolve: Callable[..., Tensor] = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[axes - 1]
 
+    def swap(w: Tensor) -> Tensor:
+        return w.reshape(groups, -1, *w.shape[1:]).transpose(1, 2).flatten(0, 1)
+
     def compute(x: Tensor, w: Tensor) -> Tensor:
-        return convolve(x, back(w), None, stride, padding, output_padding, groups, dilation)
+        return convolve(x, swap(w), None, stride, padding, output_padding, groups, dilation)
 
     each = [per_axis(value, axes) for value in (stride, padding, dilation, output_padding)]
-    axes_found = [
+    window = tuple(
         Axis(k, s, p, d, size, (size - 1) * s - 2 * p + d * (k - 1) + extra + 1)
-        for k, s, p, d, extra, size in zip(kernel, *each, x.shape[-axes:], strict=True)
-    ]
-    window = Window(tuple(axes_found), transposed=True)
+        for k, s, p, d, extra, size in zip(weight.shape[2:], *each, sizes_in, strict=True)
+    )
     return tracer.layer(
-        x, tracer.weight(weight).moved(turn), compute, kind="conv", unit_axis=x.ndim - axes - 1, groups=groups,
-        window=window, positions=prod(x.shape[-axes:]),
+        input, tracer.weight(weight).moved(swap), compute, unit_axis=input.ndim - axes - 1, groups=groups,
+        window=Window(window, transposed=True), positions=prod(sizes_in),
     )  # fmt: skip
 
 

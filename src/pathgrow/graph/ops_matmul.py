@@ -15,24 +15,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pathgrow.errors import UserError
-from pathgrow.graph.graph import PLAIN, aligned, known_label, label_of, labeled
+from pathgrow.graph.graph import PLAIN, known_label, label_of, labeled
 from pathgrow.graph.tracer import Tracer
 
 
 def gated(tracer: Tracer, a: Tensor, b: Tensor) -> Tensor:
     """Multiply elementwise: paths run through the less gate-like operand, or through both if neither is a gate."""
     la, lb = known_label(a), known_label(b)
-    if la.strength == lb.strength:
-        if la.strength == PLAIN or la.node != lb.node:
-            return a if a is b else tracer.join(a, b)
-        open_, gate, label = a, lb.gate, la
-    elif la.strength < lb.strength:
-        open_, gate, label = a, lb.gate, la
-    else:
-        open_, gate, label = b, la.gate, lb
-    shape = torch.broadcast_shapes(a.shape, b.shape)
-    out = (open_ * gate**tracer.power).expand(shape)
-    return labeled(out, replace(label, units=aligned(label.units, len(shape))))
+    if la.strength == lb.strength and (la.strength == PLAIN or la.node != lb.node):
+        return a if a is b else tracer.join(a, b)
+    (x, label), gate = ((a, la), lb.gate) if la.strength <= lb.strength else ((b, lb), la.gate)
+    return labeled((x * gate**tracer.power).expand(torch.broadcast_shapes(a.shape, b.shape)), label)
 
 
 def glu(tracer: Tracer, input: Tensor, dim: int = -1) -> Tensor:
@@ -50,7 +43,7 @@ def matmul(tracer: Tracer, input: Any, other: Any) -> Tensor:
     if lb is None:
         if b.ndim == 2:
             weight = tracer.weight(b).moved(Tensor.t)  # `y = x W` with a weight laid out `[in, out]`
-            return tracer.layer(a, weight, F.linear, kind="linear", unit_axis=a.ndim - 1)
+            return tracer.layer(a, weight, F.linear, unit_axis=a.ndim - 1)
         assert la is not None
         if b.ndim > 2 and la.units.shape[-1] == 1:
             return labeled(a @ tracer.coefficient(b), la.plain())
@@ -82,13 +75,13 @@ def addmm(
 
 def _mixed(tracer: Tracer, mixing: Tensor, values: Tensor) -> Tensor:
     """Mix positions by fixed coefficients: `mixing @ values`."""
-    label = tracer.reduced(known_label(values).plain(), [values.ndim - 2])
+    label = tracer.reduced(values, [values.ndim - 2])
     if tracer.gradients:
         out = mixing @ values
     else:
         batch = torch.broadcast_shapes(mixing.shape[:-2], values.shape[:-2])
         out = tracer.placeholder((*batch, mixing.shape[-2], values.shape[-1]), values)
-    return labeled(out, replace(label, units=aligned(label.units, out.ndim)))
+    return labeled(out, label)
 
 
 def _activations_matmul(tracer: Tracer, a: Tensor, b: Tensor) -> Tensor:
@@ -101,13 +94,11 @@ def _activations_matmul(tracer: Tracer, a: Tensor, b: Tensor) -> Tensor:
         return _mixed(tracer, torch.full_like(a, la.gate**tracer.power).detach(), b)
     if lb.strength > la.strength:  # the gates are on the right: (v^T softmax(...))
         tracer.attention = True
-        label = tracer.reduced(la.plain(), [a.ndim - 1])
-        out = a @ torch.full_like(b, lb.gate**tracer.power).detach()
-        return labeled(out, replace(label, units=aligned(label.units, out.ndim)))
+        return labeled(a @ torch.full_like(b, lb.gate**tracer.power).detach(), tracer.reduced(a, [a.ndim - 1]))
     # Neither is a gate: paths run through both sides, mixed uniformly over the inner axis.
     inner = (1.0 / a.shape[-1]) ** tracer.power
-    left = labeled(a.sum(-1, keepdim=True) * inner, tracer.reduced(la.plain(), [a.ndim - 1]))
-    right = labeled(b.sum(-2, keepdim=True) * inner, tracer.reduced(lb.plain(), [b.ndim - 2]))
+    left = labeled(a.sum(-1, keepdim=True) * inner, tracer.reduced(a, [a.ndim - 1]))
+    right = labeled(b.sum(-2, keepdim=True) * inner, tracer.reduced(b, [b.ndim - 2]))
     return tracer.join(left, right)
 
 
@@ -158,17 +149,11 @@ def _letters(equation: str, *ndims: int) -> tuple[list[str], str]:
 
 def _contracted(tracer: Tracer, x: Tensor, own: str, factor: Tensor, other: str, out: str) -> Tensor:
     """Return the `einsum` of a traced activation and fixed coefficients."""
-    gone = [axis for axis, letter in enumerate(own) if letter not in out]
-    label = tracer.reduced(known_label(x).plain(), gone)
+    label = tracer.reduced(x, [axis for axis, letter in enumerate(own) if letter not in out])
     value = torch.einsum(f"{own},{other}->{out}", x, factor)
-    kept = [letter for letter in own if letter in out]
-    units = label.units
-    for axis in reversed(gone):
-        units = units.squeeze(axis)
-    units = units.permute([kept.index(letter) for letter in out if letter in kept])
-    for axis, letter in enumerate(out):
-        if letter not in kept:
-            units = units.unsqueeze(axis)
+    # Axes that are summed have size 1 now, so this only moves units; axes of the other operand get size 1.
+    units = torch.einsum(f"{own}->{''.join(letter for letter in out if letter in own)}", label.units)
+    units = units[tuple(slice(None) if letter in own else None for letter in out)]
     return labeled(value, replace(label, units=units))
 
 
@@ -176,7 +161,6 @@ def _einsum_layer(
     tracer: Tracer, x: Tensor, own: str, weight: Tensor, other: str, out: str, shared: list[str], new: list[str]
 ) -> Tensor:
     """Run a weight that sums over `shared` letters and adds `new` ones, which is a linear layer."""
-
     rest = [letter for letter in own if letter not in shared]
     x = tracer.call(torch.permute, x, [own.index(letter) for letter in [*rest, *shared]])
     x = tracer.call(torch.flatten, x, len(rest), -1)
@@ -197,16 +181,21 @@ def scaled_dot_product_attention(
     tracer: Tracer, query: Tensor, key: Tensor, value: Tensor, *args: Any, enable_gqa: bool = False, **kwargs: Any
 ) -> Tensor:
     """Handle attention: every query attends to every position equally."""
-    length, keys = query.shape[-2], key.shape[-2]
     heads = query.shape[:-2].numel()
-    tracer.product_macs += heads * length * keys * (query.shape[-1] + value.shape[-1])
-    tracer.attention = True
     if enable_gqa and value.shape[-3] != query.shape[-3]:
         times = query.shape[-3] // value.shape[-3]
         value = tracer.call(torch.repeat_interleave, value, times, -3)
-    label = tracer.reduced(known_label(value).plain(), [value.ndim - 2])
-    mean = value.sum(-2, keepdim=True) * (1.0 / keys) ** tracer.power
-    return labeled(mean.expand(*mean.shape[:-2], length, mean.shape[-1]), label)
+    return _attended(tracer, query, key, value, axis=value.ndim - 2, heads=heads)
+
+
+def _attended(tracer: Tracer, query: Tensor, key: Tensor, value: Tensor, *, axis: int, heads: int = 1) -> Tensor:
+    """Return the mean of the values over the positions along `axis`, for every query."""
+    length, keys = query.shape[axis], key.shape[axis]
+    tracer.product_macs += heads * length * keys * (query.shape[-1] + value.shape[-1])
+    tracer.attention = True
+    label = tracer.reduced(value, [axis])
+    mean = value.sum(axis, keepdim=True) * (1.0 / keys) ** tracer.power
+    return labeled(mean.expand(*mean.shape[:axis], length, *mean.shape[axis + 1 :]), label)
 
 
 def multi_head_attention_forward(tracer: Tracer, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
@@ -221,14 +210,10 @@ def multi_head_attention_forward(tracer: Tracer, *args: Any, **kwargs: Any) -> t
         weights = tracer.call(torch.chunk, given["in_proj_weight"], 3)
     sides = (given["query"], given["key"], given["value"])
     query, key, value = (tracer.call(F.linear, x, w) for x, w in zip(sides, weights, strict=True))
-    length, keys = query.shape[0], key.shape[0]  # positions come first here, with `batch_first` too
-    tracer.product_macs += length * keys * (query.shape[-1] + value.shape[-1])
-    tracer.attention = True
-    label = tracer.reduced(known_label(value).plain(), [0])
-    mean = value.sum(0, keepdim=True) * (1.0 / keys) ** tracer.power
-    mixed = labeled(mean.expand(length, *mean.shape[1:]), label)
+    mixed = _attended(tracer, query, key, value, axis=0)  # positions come first here, with `batch_first` too
     out = tracer.call(F.linear, mixed, given["out_proj_weight"])
     if not given["need_weights"]:
         return out, None
+    length, keys = query.shape[0], key.shape[0]
     shape = (query.shape[1], length, keys) if query.ndim == 3 else (length, keys)
     return out, torch.full(shape, 1.0 / keys, dtype=tracer.dtype, device=out.device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -53,7 +53,7 @@ def pad(call: Call) -> Any:
     out = F.pad(x, pads)
     before = pads[::2][::-1]  # torch lists the last axis first
     sizes = zip(before, x.shape[2:], out.shape[2:], strict=True)
-    window = Window(tuple(Axis(1, 1, border, 1, i, o) for border, i, o in sizes), pool=True)
+    window = Window(tuple(Axis(1, 1, border, 1, i, o) for border, i, o in sizes))
     return labeled(out, replace(label, trail=(*label.trail, window)))
 
 
@@ -97,9 +97,7 @@ def concatenate(call: Call) -> Any:
 
 def reduce(call: Call) -> Any:
     """Sum or average over axes; a maximum counts as the mean."""
-    x = call.args[0]
-    label = known_label(x)
-    axes = call.get(1, "dim", call.kwargs.get("axis"))
+    x, axes = call.args[0], call.get(1, "dim", call.kwargs.get("axis"))
     keep = call.get(2, "keepdim", False)
     keep = keep if isinstance(keep, bool) else False
     axes = list(range(x.ndim)) if axes is None else [axes] if isinstance(axes, int) else list(axes)
@@ -108,7 +106,7 @@ def reduce(call: Call) -> Any:
     value = x.sum(axes, keepdim=True)
     if call.name != "sum":
         value = value * (1.0 / count) ** call.tracer.power
-    after = replace(call.tracer.reduced(label.plain(), axes), statistic=keep and call.name == "mean")
+    after = replace(call.tracer.reduced(x, axes), statistic=keep and call.name == "mean")
     if call.name in ("norm", "var", "std", "vector_norm"):
         after = replace(after, strength=GATE)
     if not keep:
@@ -137,11 +135,11 @@ def pool(call: Call) -> Any:
     if any(size != 1 for size in label.units.shape[-axes:]):
         raise UserError(f"paths cannot be traced through {call.name}: it pools over units, not over positions")
     if call.name.startswith("adaptive"):
-        pooled = _POOLS[f"adaptive_avg_pool{axes}d"](x, call.get(1, "output_size"))
+        pooled = getattr(F, f"adaptive_avg_pool{axes}d")(x, call.get(1, "output_size"))
         maps = list(zip(x.shape[-axes:], pooled.shape[-axes:], strict=True))
         shares, window = [1.0 / _adaptive_counts(i, o) for i, o in maps], Window()
         if all(i % o == 0 for i, o in maps) and any(o > 1 for _, o in maps):
-            window = Window(tuple(Axis(i // o, i // o, 0, 1, i, o) for i, o in maps), pool=True)
+            window = Window(tuple(Axis(i // o, i // o, 0, 1, i, o) for i, o in maps))
     else:
         kernel = per_axis(call.get(1, "kernel_size"), axes)
         stride = per_axis(call.get(2, "stride") or kernel, axes)
@@ -153,28 +151,19 @@ def pool(call: Call) -> Any:
         divisor = call.get(6, "divisor_override") if average else None
         how |= {"divisor_override": divisor} if divisor is not None else {}  # avg_pool1d does not have it
         scalar = (kernel[0], stride[0], padding[0]) if axes == 1 else (kernel, stride, padding)
-        pooled = _POOLS[f"avg_pool{axes}d"](x, *scalar, **how)
+        pooled = getattr(F, f"avg_pool{axes}d")(x, *scalar, **how)
         sizes = list(zip(kernel, stride, padding, x.shape[-axes:], pooled.shape[-axes:], strict=True))
         shares = [1.0 / _window_counts(*size, include=include) for size in sizes]
         if divisor is not None:
             shares = [torch.tensor(1.0 / divisor, dtype=torch.float64)]
-        window = Window(tuple(Axis(k, s, p, 1, i, o) for k, s, p, i, o in sizes), pool=True)
+        window = Window(tuple(Axis(k, s, p, 1, i, o) for k, s, p, i, o in sizes))
     if call.tracer.power != 1:
-        pooled = _scaled(pooled, [share ** (call.tracer.power - 1) for share in shares])
+        for number, share in enumerate(reversed(shares)):  # the factors of each axis, last axis first
+            pooled = pooled * (share ** (call.tracer.power - 1)).to(pooled).view(-1, *[1] * number)
     out = labeled(pooled, replace(label.plain(), trail=(*label.trail, window)))
     if call.kwargs.get("return_indices"):
         raise UserError(f"paths cannot be traced through {call.name} with return_indices=True")
     return out
-
-
-_POOLS: dict[str, Callable[..., Tensor]] = {
-    "avg_pool1d": F.avg_pool1d,
-    "avg_pool2d": F.avg_pool2d,
-    "avg_pool3d": F.avg_pool3d,
-    "adaptive_avg_pool1d": F.adaptive_avg_pool1d,
-    "adaptive_avg_pool2d": F.adaptive_avg_pool2d,
-    "adaptive_avg_pool3d": F.adaptive_avg_pool3d,
-}
 
 
 def _window_counts(kernel: int, stride: int, padding: int, size_in: int, size_out: int, *, include: bool) -> Tensor:
@@ -188,13 +177,6 @@ def _adaptive_counts(size_in: int, size_out: int) -> Tensor:
     """Return the same divisors for adaptive pooling, whose windows overlap if sizes do not divide."""
     place = torch.arange(size_out)
     return (-((place + 1) * size_in // -size_out) - place * size_in // size_out).double()
-
-
-def _scaled(pooled: Tensor, factors: Sequence[Tensor]) -> Tensor:
-    """Multiply every output position by the product of its factors along the last axes."""
-    for number, factor in enumerate(reversed(factors)):
-        pooled = pooled * factor.to(pooled).view(-1, *[1] * number)
-    return pooled
 
 
 def interpolate(call: Call) -> Any:

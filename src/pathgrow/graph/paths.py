@@ -19,29 +19,18 @@ import torch
 from torch import Tensor, nn
 
 from pathgrow.errors import UserError
-from pathgrow.graph.graph import Graph
+from pathgrow.graph.graph import Floats, Graph
 from pathgrow.graph.inputs import guess_example_input
-from pathgrow.graph.tracer import BatchNorm, Trace, Tracer, Use
-
-
-@dataclass(frozen=True, eq=False)
-class UnitSignals:
-    """Path sums into and out of each output unit of one layer, summed over positions."""
-
-    complexity: Tensor
-    """Sum, over paths from the input to the unit, of the product of weights."""
-    generality: Tensor
-    """Sum, over paths from the unit to the output, of the product of weights."""
-    centrality: Tensor
-    """Share of the total over all paths that runs through the unit (complexity times generality, by position)."""
+from pathgrow.graph.tracer import BatchNorm, Tracer, Use
 
 
 @dataclass(frozen=True, eq=False)
 class Signals:
     """One forward and backward pass of the path network. Scores are computed on request, tensor by tensor."""
 
-    trace: Trace
+    trace: Tracer
     generalities: tuple[Tensor, ...]
+    """Gradients of the total by the outputs of layers: sums over paths from each element to the output."""
     model: nn.Module
     opened: frozenset[int]
     """Layers whose all-zero weights count as ones."""
@@ -63,18 +52,14 @@ class Signals:
         return math.ldexp(value, self.trace.exponent) if self.log2_total < 1023 else math.inf
 
     @cached_property
-    def units(self) -> dict[int, UnitSignals]:
-        """Signals of output units, by layer index."""
+    def centralities(self) -> dict[int, Floats]:
+        """Share of the total over all paths that runs through each output unit of a layer, by layer index."""
         found = {}
-        total = self.trace.total.detach()
         for use, generality in zip(self.trace.uses, self.generalities, strict=True):
-            value = use.output.detach()
-            before, after = use.label.exponent, self.trace.exponent - use.label.exponent
-            found[use.layer.index] = UnitSignals(
-                complexity=torch.ldexp(_per_unit(use, value), torch.tensor(before, device=value.device)),
-                generality=torch.ldexp(_per_unit(use, generality), torch.tensor(after, device=value.device)),
-                centrality=_per_unit(use, value * generality) / total,
-            )
+            values = use.output.detach() * generality
+            axes = [axis for axis in range(values.ndim) if axis != use.unit_axis]
+            through = values.sum(axes) if axes else values
+            found[use.layer.index] = (through / self.trace.total.detach()).cpu().numpy()
         return found
 
     def scores(self) -> Iterator[tuple[str, Tensor]]:
@@ -123,12 +108,11 @@ def signals(
     if example_input is None:
         example_input = guess_example_input(model)
 
-    def traced(opened: frozenset[int]) -> Trace:
-        tracer = Tracer(
+    def traced(opened: frozenset[int]) -> Tracer:
+        return Tracer(
             model, dtype=torch.float64, masks=masks, power=2 if squared else 1, batch_norm=batch_norm,
             blocked=blocked, opened=opened, gradients=True,
-        )  # fmt: skip
-        return tracer.run(example_input)
+        ).run(example_input)  # fmt: skip
 
     may_open = opened is None and not blocked
     opened = opened or frozenset()
@@ -147,12 +131,10 @@ def signals(
                 "start from denser masks or initialize these weights"
             )
     outputs = [use.output for use in trace.uses]
-    total = trace.total
-    found = torch.autograd.grad(total, outputs, retain_graph=True, allow_unused=True) if total.requires_grad else ()
-    generalities = tuple(
-        torch.zeros_like(output) if gradient is None else gradient.detach()
-        for output, gradient in zip(outputs, found or [None] * len(outputs), strict=True)
-    )
+    if trace.total.requires_grad:
+        generalities = torch.autograd.grad(trace.total, outputs, retain_graph=True, materialize_grads=True)
+    else:  # the output does not depend on any layer
+        generalities = tuple(torch.zeros_like(output) for output in outputs)
     return Signals(trace, generalities, model, opened)
 
 
@@ -186,8 +168,3 @@ def trace_gains(
 ) -> dict[str, Tensor]:
     """Return the gain in path-kernel trace from adding a zero weight at each position, up to a common factor."""
     return dict(signals(model, example_input, masks, squared=True).scores())
-
-
-def _per_unit(use: Use, values: Tensor) -> Tensor:
-    axes = [axis for axis in range(values.ndim) if axis != use.unit_axis]
-    return values.sum(axes) if axes else values.clone()

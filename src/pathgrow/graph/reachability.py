@@ -24,8 +24,8 @@ def kept_kernels(graph: Graph, masks: Mapping[str, Tensor]) -> dict[int, Flags]:
 
 def alive_units(graph: Graph, kernels: dict[int, Flags] | None = None) -> dict[int, Flags]:
     """Flag, by node, the units on some path from input to output through the given kernels (None: all)."""
-    reached, reaching = graph.reached(kernels), graph.reaching(kernels)
-    return {node.id: reached[node.id] & reaching[node.id] for node in graph.channels}
+    reached, reaching = (graph.connected(kernels, forward=forward) for forward in (True, False))
+    return {node: flags & reaching[node] for node, flags in reached.items()}
 
 
 def dead_units(graph: Graph, masks: Mapping[str, Tensor]) -> dict[int, Flags]:
@@ -41,18 +41,7 @@ def isolated_units(graph: Graph, masks: Mapping[str, Tensor]) -> dict[int, Flags
     the network needs none.
     """
     kernels, dense = kept_kernels(graph, masks), alive_units(graph)
-    leads = {node.id: np.zeros(node.size, dtype=bool) for node in graph.channels}
-    for output, units in graph.outputs:
-        leads[output][units] = True
-    for node in reversed(graph.channels):
-        if (layer := graph.layer_from.get(node.id)) is not None:
-            blocks = kernels[layer.index].reshape(layer.groups, -1, layer.shape[1])
-            leads[node.id] |= blocks.any(axis=1).reshape(-1)
-        for link in graph.links_from[node.id]:
-            if link.pairs is None:
-                leads[node.id] |= leads[link.target]
-            else:
-                np.logical_or.at(leads[node.id], link.pairs[0], leads[link.target][link.pairs[1]])
+    leads = graph.connected(kernels, forward=False, past_layers=False)
     return {
         layer.index: dense[layer.target] & ~(kernels[layer.index].any(axis=1) & leads[layer.target])
         for layer in graph.layers

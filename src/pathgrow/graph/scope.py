@@ -21,6 +21,7 @@ from torch import nn
 from pathgrow.errors import UserError, unknown_name
 from pathgrow.graph import trace
 from pathgrow.graph.graph import Graph, Layer
+from pathgrow.graph.reachability import alive_units
 from pathgrow.masks import Masks
 
 PRESETS = ("auto", "default", "resnet", "vit")
@@ -75,14 +76,14 @@ def scope_of(model: nn.Module, graph: Graph, preset: str = "auto", *, only: Name
     if preset == "vit":
         dense |= set(input_layers(graph))
     accepts = _as_filter(only)
-    reached, reaching = graph.reached(), graph.reaching()
+    alive = alive_units(graph)
     parameters = dict(model.named_parameters())
     kept_dense = {layer.name for layer in graph.layers if layer.index in dense}
     prunable: dict[str, torch.Tensor] = {}
     for layer in graph.layers:
         if layer.name is None or layer.name in kept_dense or not accepts(layer.name):
             continue
-        rows = torch.from_numpy(reached[layer.target] & reaching[layer.target])
+        rows = torch.from_numpy(alive[layer.target])
         if not bool(rows.any()):
             continue
         found = prunable.setdefault(layer.name, torch.zeros(parameters[layer.name].shape, dtype=torch.bool))
@@ -120,7 +121,6 @@ def input_layers(graph: Graph) -> list[int]:
 
 def projection_shortcuts(graph: Graph) -> list[int]:
     """Return the layers that form, alone, one of two branches from a fork to an addition, next to a deeper one."""
-    ancestors = _ancestors(graph)
     found = []
     for node in graph.channels:
         incoming = graph.links_into[node.id]
@@ -132,7 +132,8 @@ def projection_shortcuts(graph: Graph) -> list[int]:
                 continue
             fork = _feeding(graph, layer)
             deeper = other is None or _feeding(graph, other) != fork
-            if deeper and fork in ancestors[deep.source] and short.source not in ancestors[deep.source]:
+            deeper = deeper and fork != deep.source and graph.descends(deep.source, fork)
+            if deeper and not graph.descends(deep.source, short.source):
                 found.append(layer.index)
     return found
 
@@ -140,16 +141,6 @@ def projection_shortcuts(graph: Graph) -> list[int]:
 def _feeding(graph: Graph, layer: Layer) -> int:
     """Return the node whose units a layer reads."""
     return graph.links_into[layer.source][0].source
-
-
-def _ancestors(graph: Graph) -> dict[int, set[int]]:
-    found: dict[int, set[int]] = {}
-    for node in graph.channels:
-        before = {link.source for link in graph.links_into[node.id]}
-        if (layer := graph.layer_into.get(node.id)) is not None:
-            before.add(layer.source)
-        found[node.id] = before.union(*(found[parent] for parent in before)) if before else set()
-    return found
 
 
 def _as_filter(only: NameFilter | None) -> Callable[[str], bool]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pathgrow.errors import UserError
 from pathgrow.graph.flops import forward_macs
@@ -102,27 +102,6 @@ def tau_core(model: nn.Module, example_input: Any, masks: Masks | None, tau: flo
     return TauCore(tau, size, coverage, sizes, ratios)
 
 
-def path_kernel_trace(model: nn.Module, example_input: Any, masks: Masks | None = None) -> float:
-    """Return the path-kernel trace: the sum, over paths and active weights, of the squared product of other weights.
-
-    Active are the weights that the masks keep and all weights without a mask, zero or not. Meant for small networks:
-    it is `inf` beyond the range of a float. Assumes that no path uses a weight twice (no tied layers in series).
-
-    Examples
-    --------
-    >>> net = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
-    >>> _ = net[0].weight.data.fill_(2.0), net[1].weight.data.fill_(3.0)
-    >>> path_kernel_trace(net, torch.ones(1, 1))  # one path, two weights: 3 squared plus 2 squared
-    13.0
-    """
-    found = signals(model, example_input, masks, squared=True)
-    share = 0.0
-    for name, gain in found.scores():
-        active = gain if masks is None or name not in masks else gain[masks[name].to(gain.device)]
-        share += float(active.sum())
-    return share * found.total
-
-
 def measure(
     model: nn.Module, example_input: Any, masks: Masks, *, tau: float = 0.9, global_limit: float = GLOBAL_LIMIT
 ) -> Topology:
@@ -156,7 +135,9 @@ def measure(
         dead=dead,
         num_isolated=num_isolated,
         num_hidden=num_hidden,
-        layer_densities={name: _layer_density(kept, masks.scope[name]) for name, kept in masks.items()},
+        layer_densities={
+            name: int((masks[name] & inside).sum()) / max(1, int(inside.sum())) for name, inside in masks.scope.items()
+        },
     )
 
 
@@ -172,7 +153,7 @@ def _layer_cores(found: Signals, masks: Masks | None, tau: float) -> tuple[dict[
     alive = alive_units(graph)
     sizes, ratios = {}, {}
     for key, layer in _keyed(layers):
-        centrality = _array(found.units[layer.index].centrality)
+        centrality = found.centralities[layer.index]
         sizes[key] = _fewest(centrality, tau * centrality.sum())
         ratios[key] = sizes[key] / max(1, int(alive[layer.target].sum()))
     return sizes, ratios
@@ -200,24 +181,27 @@ def _global_core(
     network is in few layers.
     """
     graph = found.graph
-    hidden = _hidden(graph)
-    related = _related(graph)
-    blocked = {layer.index: torch.zeros(layer.shape[0], dtype=torch.bool) for layer in hidden}
-    shares = {layer.index: _array(found.units[layer.index].centrality) for layer in hidden}
+    blocked = {layer.index: torch.zeros(layer.shape[0], dtype=torch.bool) for layer in _hidden(graph)}
+    shares = {index: found.centralities[index].copy() for index in blocked}
     joined: set[int] = set()
     """Layers of the units that joined since the last pass."""
     size, coverage = 0, 0.0
+
+    def shares_path(*indices: int) -> bool:
+        first, last = (graph.layers[index] for index in sorted(indices))
+        return graph.descends(last.source, first.target)
+
     while coverage < tau * (1 - _ROUNDING):
         index = max(shares, key=lambda i: float(shares[i].max()))
         unit = int(shares[index].argmax())
         if shares[index][unit] <= 0:
             break
-        if any(index != other and index in related[other] for other in joined):
+        if any(shares_path(index, other) for other in joined):
             now = signals(model, example_input, masks, blocked=blocked, opened=found.opened)
             left = float(now.trace.total.detach())
             scale = 2.0 ** (now.log2_total - found.log2_total) if left > 0 else 0.0
             coverage = 1.0 - scale
-            shares = {i: _array(now.units[i].centrality) * scale if left > 0 else 0 * shares[i] for i in shares}
+            shares = {i: now.centralities[i] * scale if left > 0 else 0 * shares[i] for i in shares}
             joined.clear()
             continue
         size += 1
@@ -228,25 +212,9 @@ def _global_core(
     return size, min(coverage, 1.0)
 
 
-def _related(graph: Graph) -> dict[int, set[int]]:
-    """Return, by layer index, the layers that share a path with it."""
-    before: dict[int, set[int]] = {}
-    for node in graph.channels:
-        found = set().union(*(before[link.source] for link in graph.links_into[node.id]))
-        if (layer := graph.layer_into.get(node.id)) is not None:
-            found |= before[layer.source] | {layer.index}
-        before[node.id] = found
-    related = {layer.index: before[layer.source].copy() for layer in graph.layers}
-    for index, earlier in list(related.items()):
-        for other in earlier.copy():
-            related[other].add(index)
-    return related
-
-
 def _estimated_cost(found: Signals, tau: float) -> float:
     """Estimate the MACs of the global core from above: one pass per unit of the smallest core of a layer."""
-    hidden = _hidden(found.graph)
-    shares = [_array(found.units[layer.index].centrality) for layer in hidden]
+    shares = [found.centralities[layer.index] for layer in _hidden(found.graph)]
     cuts = [_fewest(share, tau) for share in shares if share.sum() >= tau]
     passes = min(cuts) if cuts else sum(len(share) for share in shares)
     # Forward, and backward to activations only: twice the forward pass, whatever the masks, as tensors are dense.
@@ -270,15 +238,6 @@ def _keyed(layers: list[Layer]) -> list[tuple[str, Layer]]:
         uses[name] = uses.get(name, 0) + 1
         found.append((name if uses[name] == 1 else f"{name} (use {uses[name]})", layer))
     return found
-
-
-def _layer_density(kept: Tensor, inside: Tensor) -> float:
-    return int((kept & inside).sum()) / max(1, int(inside.sum()))
-
-
-def _array(values: Tensor) -> Floats:
-    array: Floats = values.detach().cpu().numpy().copy()
-    return array
 
 
 def _mean(values: dict[str, float]) -> float:

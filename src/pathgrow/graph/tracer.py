@@ -14,9 +14,9 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,6 @@ from pathgrow.graph.graph import (
     Layer,
     Weight,
     Window,
-    aligned,
     along,
     compact,
     known_label,
@@ -52,51 +51,21 @@ _LARGE = 60
 
 @dataclass(frozen=True, eq=False)
 class Use:
-    """One layer as it was run: `output` is its result for `weight`, scaled by `2**-label.exponent`."""
+    """One layer as it was run: `output` is its result for `weight`, scaled by `2**-exponent`."""
 
     layer: Layer
     weight: Tensor
     output: Tensor
-    label: Label
+    exponent: int
     unit_axis: int
 
 
-@dataclass(frozen=True, eq=False)
-class Trace:
-    """A finished trace: the tensors to differentiate, and the graph, which is built on request."""
-
-    uses: list[Use]
-    total: Tensor
-    exponent: int
-    build: Callable[[], Graph]
-
-    @cached_property
-    def graph(self) -> Graph:
-        """The weight graph; path scores do without it."""
-        return self.build()
-
-
 class Tracer(TorchFunctionMode):
-    """Traces activations through one forward pass. Call `run`, which enters the mode.
+    """Traces activations through one forward pass of a module. Call `run` once, which enters the mode.
 
-    Parameters
-    ----------
-    model
-        The module to trace; it is not changed.
-    dtype
-        Type of the activations in the path network.
-    masks
-        Active weights by parameter name; a parameter without a mask is dense.
-    power
-        Weights count by their magnitude to this power.
-    batch_norm
-        "identity", or "scale": a channel counts by |gamma| / sqrt(running variance).
-    blocked
-        Output units to remove from the network, by layer index.
-    opened
-        Layers whose weights count as ones if they are all zero (a zero-initialized head has no preference yet).
-    gradients
-        False: find the graph only. Layers are not computed, and activations are zeros without memory.
+    Weights count by their magnitude to the given `power`; for `masks`, `batch_norm`, `blocked` and `opened` see
+    `paths.signals`. Without `gradients` only the graph is found: layers are not computed, and activations are zeros
+    without memory.
     """
 
     def __init__(
@@ -126,8 +95,8 @@ class Tracer(TorchFunctionMode):
         self.tokens_in = False
         self.attention = False
 
-    def run(self, example_input: Any) -> Trace:
-        """Run the model on one sample of ones."""
+    def run(self, example_input: Any) -> Self:
+        """Run the model on one sample of ones and return this tracer, with `uses`, `total` and `exponent` filled in."""
         args, kwargs = one_sample(example_input)
         try:
             args = tuple(self._enter(value) for value in args)
@@ -149,19 +118,18 @@ class Tracer(TorchFunctionMode):
                 f"the output of {type(self.model).__name__} does not depend on its input along any path that can be "
                 "traced: check that example_input is what the model expects"
             )
+        self._outputs = [known_label(tensor) for tensor in traced]
+        self.exponent = max(label.exponent for label in self._outputs)
         with torch.set_grad_enabled(self.gradients):
-            return self._finish(traced)
+            self.total = torch.stack([self.rescaled(tensor, self.exponent).sum() for tensor in traced]).sum()
+        return self
 
-    def _finish(self, outputs: list[Tensor]) -> Trace:
-        labels = [known_label(tensor) for tensor in outputs]
-        exponent = max(label.exponent for label in labels)
-        sums = [t.sum() * 2.0 ** (label.exponent - exponent) for t, label in zip(outputs, labels, strict=True)]
-        return Trace(self.uses, torch.stack(sums).sum(), exponent, partial(self._graph, labels))
-
-    def _graph(self, outputs: list[Label]) -> Graph:
+    @cached_property
+    def graph(self) -> Graph:
+        """The weight graph, built on request: path scores do without it."""
         returned: dict[int, list[Tensor]] = {}
-        for label in outputs:
-            returned.setdefault(label.node, []).append(label.units[label.units >= 0].reshape(-1))
+        for label in self._outputs:
+            returned.setdefault(label.node, []).append(label.units[label.units >= 0])
         return Graph(
             channels=tuple(self.builder.channels),
             links=self.builder.links(),
@@ -170,6 +138,7 @@ class Tracer(TorchFunctionMode):
             product_macs=self.product_macs,
             tokens_in=self.tokens_in,
             attention=self.attention,
+            ancestors=tuple(self.builder.ancestors),
         )
 
     def _enter(self, value: Any) -> Any:
@@ -220,10 +189,8 @@ class Tracer(TorchFunctionMode):
         """Add two traced activations; units that meet become units of a new node."""
         la, lb = known_label(a), known_label(b)
         exponent = max(la.exponent, lb.exponent)
-        left, right = self.rescaled(a, exponent), self.rescaled(b, exponent)
-        out = left + right
-        ua, ub = aligned(la.units, out.ndim), aligned(lb.units, out.ndim)
-        ba, bb = torch.broadcast_tensors(ua, ub)
+        out = self.rescaled(a, exponent) + self.rescaled(b, exponent)
+        ba, bb = torch.broadcast_tensors(la.units, lb.units)
         equal = torch.equal(ba, bb)
         if la.node == lb.node and equal:
             trail = la.trail if la.trail == lb.trail else (*la.trail, Window())
@@ -234,21 +201,20 @@ class Tracer(TorchFunctionMode):
         else:
             keys = (ba + 1) * (sizes[1] + 1) + (bb + 1)
             distinct, units = torch.unique(keys, return_inverse=True)
-            if distinct[0] == 0:  # elements that neither operand reaches
-                units, size = units - 1, len(distinct) - 1
-            else:
-                size = len(distinct)
+            unreached = int(distinct[0] == 0)  # by either operand
+            units, size = units - unreached, len(distinct) - unreached
         target = self.builder.add(size, la.node, lb.node)
-        self.builder.link(replace(la, units=ua), target, units, shortcut=self.builder.descends(lb.node, la.node))
-        self.builder.link(replace(lb, units=ub), target, units, shortcut=self.builder.descends(la.node, lb.node))
+        for label, other in ((la, lb), (lb, la)):
+            shortcut = bool(self.builder.ancestors[other.node] >> label.node & 1)
+            self.builder.link(label, target, units, shortcut=shortcut)
         return labeled(out, Label(target, compact(units), (), exponent))
 
-    def reduced(self, label: Label, axes: Sequence[int]) -> Label:
-        """Return the label after positions along `axes` were summed or mixed; the axes stay, with size 1."""
-        units, trail = label.units, (*label.trail, Window())
-        if all(units.shape[axis] == 1 for axis in axes):
-            return replace(label, units=units, trail=trail)
-        shape = [1 if axis in axes else size for axis, size in enumerate(units.shape)]
+    def reduced(self, tensor: Tensor, axes: Sequence[int]) -> Label:
+        """Return the label of an activation summed or mixed along `axes`, which stay with size 1."""
+        label = known_label(tensor).plain()
+        if all(label.units.shape[axis] == 1 for axis in axes):
+            return replace(label, trail=(*label.trail, Window()))
+        shape = [1 if axis in axes else size for axis, size in enumerate(label.units.shape)]
         kept = torch.arange(math.prod(shape)).view(shape)
         target = self.builder.add(kept.numel(), label.node)
         self.builder.link(label, target, kept)
@@ -258,11 +224,9 @@ class Tracer(TorchFunctionMode):
 
     def weight(self, tensor: Tensor) -> Weight:
         """Return a tensor as a weight: a parameter, a reshaped piece of one, or something computed."""
-        if (name := self.names.get(id(tensor))) is not None:
-            return Weight(tensor.detach(), name, None)
-        if (origin := tensor.__dict__.get(FROM_PARAMETER)) is not None:
-            return Weight(tensor.detach(), *origin)
-        return Weight(tensor.detach(), None, None)
+        name = self.names.get(id(tensor))
+        origin = (name, None) if name is not None else tensor.__dict__.get(FROM_PARAMETER, (None, None))
+        return Weight(tensor.detach(), *origin)
 
     def coefficient(self, value: Tensor) -> Tensor:
         """Return a fixed factor as paths see it: its magnitude to the tracer's `power`."""
@@ -276,18 +240,15 @@ class Tracer(TorchFunctionMode):
         weight: Weight,
         compute: Callable[[Tensor, Tensor], Tensor],
         *,
-        kind: Literal["linear", "conv"],
         unit_axis: int,
         groups: int = 1,
         window: Window | None = None,
         positions: int | None = None,
     ) -> Tensor:
         """Run and record one use of a weight laid out `[out, in / groups, *kernel]`."""
-        label = known_label(x)
-        index = len(self.uses)
+        label, index, window = known_label(x), len(self.uses), window or Window()
         used = self._used_values(weight, index)
         num_in, num_out = used.shape[1] * groups, used.shape[0]
-        window = window or Window()
         if self.gradients:
             out = compute(x, used)
         else:
@@ -302,7 +263,6 @@ class Tracer(TorchFunctionMode):
         layer = Layer(
             index=index,
             name=weight.name,
-            kind=kind,
             source=port,
             target=target,
             shape=tuple(used.shape),
@@ -314,7 +274,7 @@ class Tracer(TorchFunctionMode):
         result = Label(target, along(num_out, unit_axis, out.ndim), (), exponent)
         if label.strength == ATTENTION:
             result = replace(result, strength=ATTENTION, gate=label.gate)
-        self.uses.append(Use(layer, used, out, result, unit_axis % out.ndim))
+        self.uses.append(Use(layer, used, out, exponent, unit_axis % out.ndim))
         return self.same(out, result)
 
     def placeholder(self, shape: Sequence[int], like: Tensor) -> Tensor:

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
 
 import numpy as np
 import numpy.typing as npt
 
-from pathgrow.graph.graph import Axis, Flags, Graph, Layer, Link, Units, Window
+from pathgrow.graph.graph import Axis, Flags, Graph, Layer, Link, Units, Window, near_positions
 
 Numbers = npt.NDArray[np.int32]
 Sets = tuple[Flags, ...]
@@ -326,28 +325,10 @@ def _pooled(window: Window, sets: Sets, *, forward: bool) -> Sets:
 
 def _moved_along(axis: Axis, sets: Flags, taps: Units | None, transposed: bool, *, forward: bool) -> Flags:
     """Move sets along one axis, by one tap each or by all of them."""
-    near, far = (axis.size_in, axis.size_out) if forward else (axis.size_out, axis.size_in)
-    table = _sources(axis, near, far, far_reads=transposed != forward)
+    near = axis.size_in if forward else axis.size_out
+    table = near_positions(axis, transposed, forward=forward)
     here = np.zeros((len(sets), near + 1), dtype=bool)  # the last column means "none"
     here[:, :near] = sets
     if taps is not None:
         return np.take_along_axis(here, table[taps], axis=1)
     return np.asarray(here[:, table].any(axis=1))
-
-
-@lru_cache(maxsize=1024)
-def _sources(axis: Axis, near: int, far: int, *, far_reads: bool) -> npt.NDArray[np.int64]:
-    """Return, as `[taps, far]`, the near position that each far position is connected to by each tap; `near` if none.
-
-    With `far_reads` the far side reads position `far * stride + tap * dilation - padding` of the near side; otherwise
-    the near side reads the far one. A transposed window is the same relation with the two sides swapped.
-    """
-    offsets = np.arange(axis.taps)[:, None] * axis.dilation - axis.padding
-    there = np.arange(far)[None, :]
-    if far_reads:
-        here = there * axis.stride + offsets
-        valid = (here >= 0) & (here < near)
-    else:
-        here, rest = np.divmod(there - offsets, axis.stride)
-        valid = (rest == 0) & (here >= 0) & (here < near)
-    return np.where(valid, here, near)

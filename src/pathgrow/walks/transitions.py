@@ -250,7 +250,7 @@ class Transitions:
     def joinable(self, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Flag, by parameter, positions between units on paths of kept weights, whatever the values of the weights."""
         kernels = kept_kernels(self.graph, masks)
-        reached, reaching = self.graph.reached(kernels), self.graph.reaching(kernels)
+        reached, reaching = (self.graph.connected(kernels, forward=forward) for forward in (True, False))
         found = {name: torch.zeros(kept.shape, dtype=torch.bool) for name, kept in masks.items()}
         for layer in self.graph.layers:
             if layer.name in found:
