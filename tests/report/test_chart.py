@@ -76,9 +76,9 @@ def test_legend_entries_are_not_broken() -> None:
     lines = curve_chart(short_probe_report(), WIDTH).plain.splitlines()
     assert all(len(line) <= WIDTH for line in lines)
     assert lines[-3:] == [
-        " ● probes (16 epochs)  · rounds  ░ fit (90% band)  ─ reference",
+        " ● probes (16 epochs)  · rounds  ━ fit  ░ 90% band  ─ reference",
         " ┄ target: 1.38 pp below (1 pp after full training)",
-        " ▲ operating density (67th percentile of the fits)",
+        " ▲ operating density (67% quantile)",
     ]
 
 

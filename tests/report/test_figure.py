@@ -65,8 +65,8 @@ def test_lines_and_bands_are_those_of_the_numbers(sample_report: RunReport) -> N
 
 
 def test_the_conservative_quantile_is_drawn_with_such_an_answer_only(sample_report: RunReport) -> None:
-    assert "fit, 33rd percentile" in legend(drawn(sample_report))
-    assert "fit, 33rd percentile" not in legend(drawn(with_answer(sample_report, details={})))
+    assert "fit (33% quantile)" in legend(drawn(sample_report))
+    assert "fit (33% quantile)" not in legend(drawn(with_answer(sample_report, details={})))
 
 
 def test_short_probes_are_named_by_their_length() -> None:
@@ -120,6 +120,7 @@ def test_topology_needs_two_rounds(sample_report: RunReport) -> None:
     svg = topology_svg(sample_report)
     assert svg is not None
     assert "dead units: 9 to 0" in svg
+    assert "tau-core (units): 35 to 102" in svg, "from round 1 on"
     assert topology_svg(replace(sample_report, topology=sample_report.topology[:1])) is None
 
 

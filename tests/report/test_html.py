@@ -17,9 +17,11 @@ from rich.console import Console
 
 from pathgrow.checkpoint import RunDir
 from pathgrow.errors import UserError
-from pathgrow.report import curve_png, page, summary, write_all
+from pathgrow.report.figure import curve_png
+from pathgrow.report.html import cost_by_kind, cost_by_phase, layer_densities, page, write_all
 from pathgrow.report.schema import LedgerReport, RunReport, Score, TimingReport, load_report
-from tests.support.sample_report import discovery_report, training_report, with_answer, with_curve
+from pathgrow.report.terminal import summary
+from tests.support.sample_report import discovery_report, short_probe_report, training_report, with_answer, with_curve
 
 INJECTIONS = [
     "<script>alert(1)</script>",
@@ -75,13 +77,13 @@ def test_the_page_is_complete(html: str) -> None:
     text = Parsed(html).text
     for expected in (
         "Operating density: 8.5% of the prunable weights (90% interval 6.7-10.4%).",
-        "Started from a PHEW mask at 2.0% density, trained for 10 epochs.",
-        "Trained 5 probes at densities from 2.5% to 36.4% for 80 epochs each",
-        "67th percentile",
+        "Grew from 2.0% to 36.4% density in 13 rounds",
+        "Trained 5 probes (2.5%, 4.9%, 9.5%, 14.9%, 36.4% density) for 80 epochs each",
+        "67% quantile",
         "layers.0.weight 16.2%",
         "model_options.widths [128, 128, 128]",
-        "probe 5 400 360,000 14.8 GFLOPs 83.9% 10 s",
-        "total 19 436 392,400 15.8 GFLOPs 89.8% 38 s",
+        "probe 5 400 360,000 14.8 GFLOPs 0.839x 10 s",
+        "total 19 436 392,400 15.8 GFLOPs 0.898x 38 s",
         "7 9.5% 13.1% 24 95.45% 0.138 96.79% 80",
         "dead units: 9 to 0",
     ):
@@ -131,8 +133,37 @@ def test_the_mask_of_the_returned_model_is_marked(sample_report: RunReport, roun
 def test_a_training_has_a_page() -> None:
     text = Parsed(page(training_report())).text
     assert "rigl at 12.3% density: 82.22% test accuracy." in text
-    assert "training 1 57 570 4.56 GFLOPs 67.8% 1 min 23 s" in text
+    assert "training 1 57 570 4.56 GFLOPs 0.678x 1 min 23 s" in text
     assert "How the answer was found" not in text
+
+
+# Tables
+
+
+def test_costs_are_summed_by_kind_of_phase() -> None:
+    report = short_probe_report()
+    rows = {row[0]: row[1:] for row in cost_by_kind(report)[1]}
+    assert rows["dense probe"] == ["1", "16", "14,400", "3.64 GFLOPs", "0.206x", "-"]
+    assert rows["probe"] == ["5", "400", "360,000", "14.8 GFLOPs", "0.839x", "10 s"]
+    assert rows["round"][0] == "14"
+    assert rows["total"][:3] == ["20", "452", "406,800"]
+    assert rows["total"][-1] == "38 s"
+    headings, phases = cost_by_phase(report)
+    assert {len(headings)} == {len(row) for row in phases}
+    assert [row[0] for row in phases[:2]] == ["round 0", "round 1"]
+    assert [row[:2] for row in phases[-2:]] == [["probe at 36.4%", "36.4%"], ["dense probe", "100%"]]
+    report = dataclasses.replace(report, ledger=dataclasses.replace(report.ledger, dense_training_flops=None))
+    assert cost_by_kind(report)[1][-1][5] == "-"
+
+
+def test_layers_are_those_of_the_returned_model(sample_report: RunReport) -> None:
+    """It has the mask of round 7, at 9.54%; the synthetic layers have 1.7, 0.8 and 0.85 times that."""
+    density = 0.02 * 1.25**7
+    assert [value for _, value in layer_densities(sample_report)] == pytest.approx(
+        [1.7 * density, 0.8 * density, 0.85 * density]
+    )
+    others = tuple(row for row in sample_report.topology if row.round != 7)
+    assert layer_densities(dataclasses.replace(sample_report, topology=others)) == []
 
 
 # Strings

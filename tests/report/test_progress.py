@@ -61,8 +61,8 @@ def test_logs_get_a_line_per_event_without_control_codes(clock: Clock) -> None:
     bar, console = log(clock)
     run(bar, clock)
     assert written(console) == [
-        "[     0.0 s] seed starts: density 2.0%, 10 epochs",
-        "[      10 s] seed: density 2.0%, score 0.9",
+        "[     0.0 s] round 0 starts: density 2.0%, 10 epochs",
+        "[      10 s] round 0: density 2.0%, score 0.9",
         "[      20 s] round 1: density 4.0%, score 0.91",
         "[      20 s] current estimate 5.0%",
         "[      30 s] probe at 6.0%: score 0.92",
@@ -78,10 +78,10 @@ def test_logs_report_long_stages_once_a_minute(clock: Clock) -> None:
         bar.epoch(epoch, 8, 1 / epoch)
     bar.observed(0, 0.02, 0.9, "seed")
     assert written(console) == [
-        "[     0.0 s] seed starts: density 2.0%, 8 epochs",
-        "[1 min 15 s] seed: 3/8 epochs, loss 0.3333",
-        "[2 min 30 s] seed: 6/8 epochs, loss 0.1667",
-        "[3 min 20 s] seed: density 2.0%, score 0.9",
+        "[     0.0 s] round 0 starts: density 2.0%, 8 epochs",
+        "[1 min 15 s] round 0: 3/8 epochs, loss 0.3333",
+        "[2 min 30 s] round 0: 6/8 epochs, loss 0.1667",
+        "[3 min 20 s] round 0: density 2.0%, score 0.9",
     ]
 
 
@@ -128,7 +128,7 @@ def test_bars_show_stage_evaluation_estimate_and_time_left(clock: Clock) -> None
     assert whole.endswith("5/30 epochs 0:00:20 01:40"), "25 epochs at 4 s"
     assert stage.startswith("round 3 ")
     assert stage.endswith("5/10 epochs 0:00:20 00:20 loss 0.25")
-    assert lines == ["seed: density 2.0%, score 0.9123", "current estimate 5.0% (90% interval 4.0-6.0%)"]
+    assert lines == ["round 0: density 2.0%, score 0.9123", "current estimate 5.0% (90% interval 4.0-6.0%)"]
 
 
 def test_concurrent_stages_share_a_bar(clock: Clock) -> None:

@@ -107,7 +107,7 @@ def test_notes_on_short_probes_give_the_quantile_and_the_allowed_gap() -> None:
     median = found.answer.details["median_density"]
     quantile, short, *_, stopped = notes(report(found.answer), ACCURACY)
     assert quantile == (
-        f"The reported density is the 67th percentile of the posterior (conservative); the median is {percent(median)}."
+        f"The reported density is the 67% quantile of the posterior (conservative); the median is {percent(median)}."
     )
     assert short == (
         "Probes were trained for 16 of 160 epochs. Gaps to the reference shrink with training, so a gap of 1.58 pp "

@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from pathgrow.errors import UserError
-from pathgrow.report import page, summary
 from pathgrow.report.compare import compare_runs
 from pathgrow.report.compare_table import TABLE_FORMATS, render_comparison
+from pathgrow.report.html import page
 from pathgrow.report.schema import RunReport, load_report
+from pathgrow.report.terminal import summary
 from tests.support.command import leave
 from tests.support.finished_runs import finished
 from tests.support.sample_report import discovery_report, point, training_report

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from pathgrow.report import page, summary, text
+from pathgrow.report import text
 from pathgrow.report.formats import percent, percent_range
+from pathgrow.report.html import page
 from pathgrow.report.schema import MatchReport, PhaseReport, ReferenceReport, RunReport, Score
+from pathgrow.report.terminal import summary
 from tests.support.sample_report import (
     discovery_report,
     point,
@@ -82,7 +84,10 @@ def test_differences_are_in_the_unit_of_the_scores() -> None:
 @pytest.mark.parametrize("show", [terminal, visible])
 @pytest.mark.parametrize("report", [discovery_report(), short_probe_report()])
 def test_intervals_stand_once_and_densities_have_one_format(report: RunReport, show: Any) -> None:
-    shown, answer = re.sub(r"(?s)accuracy by density.*Rounds", "", show(report)), report.answer
+    shown, answer = (
+        re.sub(r"(?s)accuracy by density.*operating density \(67% quantile\)", "", show(report)),
+        report.answer,
+    )
     assert answer is not None
     for interval in (answer.interval, answer.gain_interval):
         assert interval is not None
@@ -100,10 +105,10 @@ def test_intervals_stand_once_and_densities_have_one_format(report: RunReport, s
 def test_the_findings_of_a_training_say_each_number_in_its_place() -> None:
     assert text.findings(training_report()) == [
         ("method", "rigl"),
-        ("model", "12.3% of the prunable weights (1,234 of 10,000), 23.4% of all parameters"),
+        ("model", "12.3% of the prunable weights (1,234 of 10,000); 23.4% of the model"),
         ("accuracy", "91.11% validation, 82.22% test"),
         ("trained", "57 epochs"),
-        ("training cost", "0.678x a dense training (4.56 GFLOPs)"),
+        ("training cost", "0.678x dense training (4.56 GFLOPs)"),
         ("inference", "0.345x the FLOPs of the dense model"),
         ("time", "training 1 min 23 s, wall clock 1 min 36 s"),
     ]
@@ -139,13 +144,10 @@ def test_a_matched_budget_and_its_error_are_named(kind: str, error: float | None
     ("reference", "phrase"),
     [
         (ReferenceReport(score=0.98, kind="given"), "98.00%, given"),
-        (
-            ReferenceReport(score=0.98, kind="dense", epochs=80),
-            "98.00%, dense baseline of this run, trained for 80 epochs",
-        ),
+        (ReferenceReport(score=0.98, kind="dense", epochs=80), "98.00%, dense baseline after 80 epochs"),
         (
             ReferenceReport(score=0.974, kind="densest", epochs=16),
-            "97.40% fitted, 97.60% measured: dense probe, trained for 16 epochs (returned model: 80)",
+            "97.40% (fitted; measured 97.60%), dense probe after 16 epochs",
         ),
     ],
 )
@@ -154,7 +156,7 @@ def test_the_reference_is_named_by_its_kind(reference: ReferenceReport, phrase: 
     assert finding(report, "reference") == phrase
     without_dense = with_curve(report, probes=report.curve.probes[:-1])
     if reference.kind == "densest":
-        assert "measured: densest probe, trained for 16 epochs" in finding(without_dense, "reference")
+        assert "(fitted; measured 97.48%), densest probe after 16 epochs" in finding(without_dense, "reference")
         assert text.reference_label(report) == "reference 97.40% (fitted)"
         without_probes = with_curve(report, probes=())
         assert finding(without_probes, "reference") == "97.40%, densest network grown"
@@ -164,12 +166,12 @@ def test_the_reference_is_named_by_its_kind(reference: ReferenceReport, phrase: 
 
 def test_the_returned_model_is_related_to_the_answer() -> None:
     report = short_probe_report()
-    assert finding(report, "model").endswith("; a visited mask near the operating density, at most a tenth sparser")
-    assert finding(discovery_report(), "model").endswith(
-        "; the sparsest visited mask at or above the operating density"
-    )
-    assert finding(with_answer(report, select_by="gain"), "model").endswith("; selected by the gain density")
-    assert finding(with_answer(report, operating_density=None), "model").endswith("of all parameters")
+    assert finding(report, "mask") == "round 7, near the operating density (at most a tenth sparser)"
+    assert finding(discovery_report(), "mask") == "round 7, the sparsest at or above the operating density"
+    assert finding(with_answer(report, select_by="gain"), "mask") == "round 7, selected by the gain density"
+    assert finding(with_answer(report, operating_density=None), "mask") == "round 7"
+    dense = replace(report, network=replace(report.network, round=-1))
+    assert finding(with_answer(dense, operating_density=None), "mask") == "dense"
 
 
 def test_the_scores_of_a_dense_baseline_stand_beside_those_of_the_model() -> None:
@@ -199,31 +201,20 @@ def test_an_interval_without_an_answer_is_a_finding() -> None:
 # How it was found
 
 
-def test_paragraphs_follow_the_run() -> None:
-    start, probes = text.paragraphs(short_probe_report())
-    assert start.startswith(
-        "Started from a PHEW mask at 2.0% density, trained for 10 epochs. Grew in 13 rounds to 36.4%"
-    )
+def test_the_procedure_names_rounds_and_probes() -> None:
+    growth, probes = text.procedure(short_probe_report())
+    assert growth.startswith("Grew from 2.0% to 36.4% density in 13 rounds, with rough training after each.")
     assert probes == (
-        "Trained 5 probes at densities from 2.5% to 36.4% and a dense one for 16 epochs each; the answer is estimated "
-        "from these."
+        "Trained 6 probes (2.5%, 4.9%, 9.5%, 14.9%, 36.4%, 100% density) for 16 epochs each; the answer is estimated "
+        "from these scores."
     )
-    report = discovery_report()
-    one = with_curve(report, rounds=(point(0, 0.02, 1, 0.5),), probes=report.curve.probes[:1])
-    assert text.paragraphs(one) == [
-        "Started from a PHEW mask at 2.0% density, trained for 1 epoch. It did not grow.",
-        "Trained one probe at 2.5% for 80 epochs; the answer is estimated from it.",
-    ]
-    dense = with_curve(report, rounds=(), probes=(point(-1, 1.0, 16, 0.97),))
-    assert text.paragraphs(dense) == ["Trained a dense probe for 16 epochs."]
-    assert text.paragraphs(training_report()) == []
+    mixed = with_curve(short_probe_report(), rounds=(), probes=(point(0, 0.02, 8, 0.5), point(-1, 1.0, 16, 0.97)))
+    assert text.procedure(mixed)[0].startswith("Trained 2 probes (2.0%, 100% density) for 8 to 16 epochs each;")
 
 
 def test_explanations_give_quantile_length_of_probes_and_the_reason_to_stop() -> None:
     lines = text.explanations(short_probe_report())
-    assert (
-        lines[0] == "The reported density is the 67th percentile of the posterior (conservative); the median is 8.0%."
-    )
+    assert lines[0] == "The reported density is the 67% quantile of the posterior (conservative); the median is 8.0%."
     assert "16 of 80 epochs" in lines[1]
     assert "a gap of 1.38 pp" in lines[1]
     assert lines[-1].startswith("The network to return (9.5%) has been probed")
@@ -273,3 +264,24 @@ def test_legends_name_the_length_of_short_probes_and_what_the_target_stands_for(
     assert text.probes_label(discovery_report()) == "probes"
     assert text.goal_label(short_probe_report()) == "target: 1.38 pp below (1 pp after full training)"
     assert text.goal_label(discovery_report()) == "target: 1 pp below"
+
+
+# Rounds
+
+
+def test_each_round_has_its_probe_beside_it(sample_report: RunReport) -> None:
+    headings, rows = text.rounds(sample_report)
+    assert headings == ["round", "density", "of model", "epochs", "accuracy", "loss", "probe", "epochs"]
+    assert [row[0] for row in rows] == [str(round) for round in range(14)]
+    assert rows[7] == ["7", "9.5%", "13.1%", "24", "95.45%", "0.138", "96.79%", "80"]
+    assert [row[0] for row in rows if row[6]] == ["1", "4", "7", "9", "13"]
+    headings, rows = text.rounds(training_report())
+    assert (headings[-1], rows) == ("loss", [["0", "12.3%", "23.4%", "57", "91.11%", "0.300"]])
+
+
+def test_the_dense_network_is_the_last_row(sample_report: RunReport) -> None:
+    assert text.rounds(short_probe_report())[1][-1] == ["dense", "100%", "100%", "", "", "", "97.60%", "16"]
+    trained = with_answer(
+        sample_report, dense=Score(score=0.981), reference=ReferenceReport(score=0.981, kind="dense", epochs=80)
+    )
+    assert text.rounds(trained)[1][-1] == ["dense", "100%", "100%", "", "", "", "98.10%", "80"]

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import pathgrow
-from pathgrow import report
 from pathgrow.checkpoint import MemoryStore, RunDir
 from pathgrow.errors import RunFailed, UserError
+from pathgrow.report import html
 from pathgrow.runs import discovery
 from pathgrow.trainer.process_group import join_process_group
 from tests.support.command import leave
@@ -47,7 +47,7 @@ def test_a_finished_call_leaves_its_report(tmp_path: Path, capsys: pytest.Captur
         *(("rough", record.point.density) for record in found.rounds),
         *(("probe", record.point.density) for record in found.probes),
     ]
-    assert report.page(json.loads((tmp_path / "report.json").read_text())) == (tmp_path / "report.html").read_text()
+    assert html.page(json.loads((tmp_path / "report.json").read_text())) == (tmp_path / "report.html").read_text()
     assert leave("show", str(tmp_path)) == 0
     shown = capsys.readouterr()
     assert "of the switchable weights" in shown.out
@@ -77,7 +77,7 @@ def test_a_report_that_cannot_be_written_does_not_cost_the_discovery(
         raise fault
 
     with monkeypatch.context() as broken:
-        broken.setattr(report, "write_all", fail)
+        broken.setattr(html, "write_all", fail)
         with pytest.warns(UserWarning, match=f"is over, but its report could not be written: {fault}"):
             found = found_by(World(), store=tmp_path)
     assert found.density > 0

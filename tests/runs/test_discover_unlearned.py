@@ -12,9 +12,9 @@ from scipy.stats import kendalltau
 from torch import nn
 
 import pathgrow
-from pathgrow import report
 from pathgrow.checkpoint import MemoryStore
 from pathgrow.density.types import Point
+from pathgrow.report import html
 from pathgrow.report import text as wording
 from pathgrow.runs.learning import has_risen, learned
 
@@ -85,7 +85,7 @@ def test_scores_that_training_does_not_raise_give_no_density(
     assert dict(wording.findings(told))["90% interval"] == (
         "up to 100% of the switchable weights: the scores tell no densities apart"
     )
-    shown = report.page(told)
+    shown = html.page(told)
     assert UNLEARNED in shown
     assert "Growth ended because" not in shown, "a reason that speaks of answers"
 

@@ -5,12 +5,14 @@ All costs in a table are relative to the same dense baseline.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
 
 from pathgrow.checkpoint import RunDir
 from pathgrow.errors import UserError
@@ -49,7 +51,7 @@ class Row:
     subject: str
     """Dataset and model, and what else distinguishes this table from others."""
     match: str
-    settings: str
+    settings: str = ""
     """What distinguishes this row from others that would look the same."""
     epochs: int
     """As configured: of the dense training that a budget is taken from, or of each level."""
@@ -63,10 +65,10 @@ class Row:
     test: float | None
     test_interval: tuple[float, float] | None
     training_flops: float
-    training_relative: float | None
+    training_relative: float | None = None
     """Relative to the baseline; None if there is none."""
     seconds: float
-    wall_relative: float | None
+    wall_relative: float | None = None
     """Relative to the baseline; None unless that was trained on the same hardware."""
     hardware: str | None
     """None if it is unknown or differs between seeds."""
@@ -74,7 +76,7 @@ class Row:
     """Relative to the dense network."""
     num_seeds: int
     runs: tuple[str, ...]
-    baseline: Baseline | None
+    baseline: Baseline | None = None
 
 
 @dataclass(frozen=True)
@@ -87,10 +89,7 @@ class Comparison:
     @property
     def tables(self) -> list[list[Row]]:
         """The rows of each table."""
-        tables: dict[str, list[Row]] = {}
-        for row in self.rows:
-            tables.setdefault(row.subject, []).append(row)
-        return list(tables.values())
+        return [list(rows) for _, rows in itertools.groupby(self.rows, lambda row: row.subject)]
 
 
 @dataclass(frozen=True)
@@ -100,17 +99,8 @@ class _Run:
     hardware: str | None
 
     @property
-    def method(self) -> str:
-        return self.report.method.name + (" (discover)" if self.report.command == "discover" else "")
-
-    @property
     def match(self) -> str:
         return "none" if self.report.ledger.match is None else self.report.ledger.match.kind
-
-    @property
-    def epochs(self) -> float:
-        trained = self.report.ledger.epochs_trained
-        return sum(phase.epochs for phase in self.report.ledger.phases) if trained is None else trained
 
 
 _Group = Sequence[_Run]
@@ -156,7 +146,7 @@ def mean_interval(values: Sequence[float], confidence: float = 0.9) -> tuple[flo
     from scipy.stats import t  # slow to import
 
     margin = float(t.ppf((1 + confidence) / 2, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
-    return statistics.fmean(values) - margin, statistics.fmean(values) + margin
+    return fmean(values) - margin, fmean(values) + margin
 
 
 def _missed_budget(run: _Run) -> str | None:
@@ -171,88 +161,80 @@ def _missed_budget(run: _Run) -> str | None:
 
 
 def _rows(subject: str, groups: Sequence[_Group]) -> list[Row]:
-    settings = _settings(groups)
-    baseline = _baseline(groups, settings)
-    return [_row(subject, group, own, baseline) for group, own in zip(groups, settings, strict=True)]
+    """The rows of one table, relative to its baseline."""
+    rows = [_row(subject, group) for group in groups]
+    settings = _settings(rows, [group[0].report.settings for group in groups])
+    rows = [replace(row, settings=own) for row, own in zip(rows, settings, strict=True)]
+    baseline = _trained_baseline(rows) or _computed_baseline([run for group in groups for run in group])
+    return rows if baseline is None else [_relative(row, baseline) for row in rows]
 
 
-def _row(subject: str, group: _Group, settings: str, baseline: Baseline | None) -> Row:
-    first, reports = group[0], [run.report for run in group]
-    networks = [report.network for report in reports]
+def _row(subject: str, group: _Group) -> Row:
+    report, reports = group[0].report, [run.report for run in group]
+    networks, ledgers = [each.network for each in reports], [each.ledger for each in reports]
     vals = [network.val.score for network in networks]
     # A mean over only those seeds that were tested would pass for one over all.
     tests = [network.test.score for network in networks if network.test is not None]
     tests = tests if len(tests) == len(group) else []
-    training_flops, seconds = _cost(group)
-    hardware = _hardware(group)
-    wall_relative = None
-    if baseline is not None and baseline.seconds and hardware is not None and hardware == baseline.hardware:
-        wall_relative = seconds / baseline.seconds
     return Row(
-        method=first.method,
+        method=report.method.name + (" (discover)" if report.command == "discover" else ""),
         subject=subject,
-        match=first.match,
-        settings=settings,
-        epochs=first.report.epochs,
-        epochs_trained=_epochs(group),
-        density=statistics.fmean(network.density for network in networks),
-        density_model=statistics.fmean(network.density_model for network in networks),
-        val=statistics.fmean(vals),
+        match=group[0].match,
+        epochs=report.epochs,
+        epochs_trained=fmean(each.total_epochs for each in ledgers),
+        density=fmean(network.density for network in networks),
+        density_model=fmean(network.density_model for network in networks),
+        val=fmean(vals),
         val_interval=mean_interval(vals),
-        test=statistics.fmean(tests) if tests else None,
+        test=fmean(tests) if tests else None,
         test_interval=mean_interval(tests),
-        training_flops=training_flops,
-        training_relative=training_flops / baseline.training_flops if baseline is not None else None,
-        seconds=seconds,
-        wall_relative=wall_relative,
-        hardware=hardware,
-        inference_relative=statistics.fmean(network.inference_relative for network in networks),
+        training_flops=fmean(each.training_flops for each in ledgers),
+        seconds=fmean(each.timing.seconds for each in reports),
+        hardware=group[0].hardware if len({run.hardware for run in group}) == 1 else None,
+        inference_relative=fmean(network.inference_relative for network in networks),
         num_seeds=len(group),
         runs=tuple(run.path for run in group),
-        baseline=baseline,
     )
 
 
-def _baseline(groups: Sequence[_Group], settings: Sequence[str]) -> Baseline | None:
+def _trained_baseline(rows: Sequence[Row]) -> Baseline | None:
     """The longest dense training that was not matched to a budget, averaged over its seeds.
 
     The longest, because that does not depend on which sparse runs are compared, and because a dense training that was
     cut short would make everything else look expensive. Among equally long ones that with most seeds, then the first.
     """
-    dense = [(group, own) for group, own in zip(groups, settings, strict=True) if group[0].method == "dense"]
-    plain = [(group, own) for group, own in dense if group[0].match == "none"]
-    if dense:
-        group, own = max(plain or dense, key=lambda found: (_epochs(found[0]), len(found[0])))
-        training_flops, seconds = _cost(group)
-        return Baseline(
-            kind="trained", settings=own, epochs=_epochs(group), training_flops=training_flops or 1.0, seconds=seconds,
-            hardware=_hardware(group), runs=tuple(run.path for run in group),
-        )  # fmt: skip
-    runs = [run for group in groups for run in group if run.report.ledger.dense_training_flops]
-    unmatched = [run for run in runs if run.match == "none"]
-    if not runs:
+    dense = [row for row in rows if row.method == "dense"]
+    if not dense:
         return None
-    longest = max(unmatched or runs, key=lambda run: run.report.epochs).report
+    unmatched = [row for row in dense if row.match == "none"]
+    row = max(unmatched or dense, key=lambda row: (row.epochs_trained, row.num_seeds))
+    return Baseline(
+        kind="trained", settings=row.settings, epochs=row.epochs_trained, training_flops=row.training_flops or 1.0,
+        seconds=row.seconds, hardware=row.hardware, runs=row.runs,
+    )  # fmt: skip
+
+
+def _computed_baseline(runs: Sequence[_Run]) -> Baseline | None:
+    """What a dense training as long as the longest run would cost."""
+    known = [run for run in runs if run.report.ledger.dense_training_flops]
+    if not known:
+        return None
+    unmatched = [run for run in known if run.match == "none"]
+    longest = max(unmatched or known, key=lambda run: run.report.epochs).report
     return Baseline(
         kind="computed", settings="", epochs=longest.epochs, training_flops=longest.ledger.dense_training_flops or 1.0,
         seconds=None, hardware=None, runs=(),
     )  # fmt: skip
 
 
-def _epochs(group: _Group) -> float:
-    return statistics.fmean(run.epochs for run in group)
-
-
-def _cost(group: _Group) -> tuple[float, float]:
-    """Mean training FLOPs and seconds."""
-    reports = [run.report for run in group]
-    seconds = statistics.fmean(report.timing.seconds for report in reports)
-    return statistics.fmean(report.ledger.training_flops for report in reports), seconds
-
-
-def _hardware(group: _Group) -> str | None:
-    found = {run.hardware for run in group}
-    return found.pop() if len(found) == 1 else None
+def _relative(row: Row, baseline: Baseline) -> Row:
+    same_hardware = row.hardware is not None and row.hardware == baseline.hardware
+    return replace(
+        row,
+        baseline=baseline,
+        training_relative=row.training_flops / baseline.training_flops,
+        wall_relative=row.seconds / baseline.seconds if baseline.seconds and same_hardware else None,
+    )
 
 
 # What distinguishes tables and rows
@@ -271,22 +253,21 @@ def _subjects(runs: Sequence[_Run]) -> list[str]:
     return subjects
 
 
-def _settings(groups: Sequence[_Group]) -> list[str]:
+def _settings(rows: Sequence[Row], settings: Sequence[_Settings]) -> list[str]:
     """What distinguishes each row of a table: all that differs among rows that look the same, and its scope and recipe.
 
     Rows of different methods have different options anyway, but densities are relative to the scope, and accuracies
     belong to a recipe.
     """
-    everything = [group[0].report.settings for group in groups]
-    looks = [(group[0].method, group[0].match, round(_epochs(group), 1)) for group in groups]
+    looks = [(row.method, row.match, round(row.epochs_trained, 1)) for row in rows]
     shown = []
-    for own, look in zip(everything, looks, strict=True):
-        alike = _differing(other for other, its in zip(everything, looks, strict=True) if its == look)
-        same_recipe = [other for other in everything if other.get("recipe_name") == own.get("recipe_name")]
+    for own, look in zip(settings, looks, strict=True):
+        alike = _differing(other for other, its in zip(settings, looks, strict=True) if its == look)
+        same_recipe = [other for other in settings if other.get("recipe_name") == own.get("recipe_name")]
         recipe = {key for key in _differing(same_recipe) if key.startswith("recipe.")}
-        shown.append((alike | recipe | ({"scope", "recipe_name"} & _differing(everything))) - _IN_COLUMNS)
+        shown.append((alike | recipe | ({"scope", "recipe_name"} & _differing(settings))) - _IN_COLUMNS)
     short = _short_names({key for keys in shown for key in keys})
-    return [_listed(own, keys, short) for own, keys in zip(everything, shown, strict=True)]
+    return [_listed(own, keys, short) for own, keys in zip(settings, shown, strict=True)]
 
 
 def _differing(settings: Iterable[_Settings]) -> set[str]:

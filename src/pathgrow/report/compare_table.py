@@ -182,20 +182,12 @@ def _csv(comparison: Comparison, width: int) -> str:
 
 
 def _flat(row: Row) -> dict[str, object]:
-    flat: dict[str, object] = {}
-    for name, value in dataclasses.asdict(row).items():
-        if name.endswith("_interval"):
-            flat[f"{name}_low"], flat[f"{name}_high"] = (None, None) if value is None else value
-        elif name == "baseline":
-            keys = [field.name for field in dataclasses.fields(Baseline)]
-            flat |= {f"{name}_{key}": None if value is None else _joined(value[key]) for key in keys}
-        else:
-            flat[name] = _joined(value)
-    return flat
-
-
-def _joined(value: object) -> object:
-    return " ".join(value) if isinstance(value, tuple) else value
+    flat = dataclasses.asdict(row)
+    baseline = flat.pop("baseline") or dict.fromkeys(field.name for field in dataclasses.fields(Baseline))
+    flat |= {f"baseline_{name}": value for name, value in baseline.items()}
+    for name in ("val_interval", "test_interval"):
+        flat[f"{name}_low"], flat[f"{name}_high"] = flat.pop(name) or (None, None)
+    return {name: " ".join(value) if isinstance(value, tuple) else value for name, value in flat.items()}
 
 
 def _json(comparison: Comparison, width: int) -> str:

@@ -6,31 +6,39 @@ are those of Okabe and Ito, which color-blind readers can distinguish, and every
 
 from __future__ import annotations
 
+import html
 import io
 import re
 import textwrap
+from collections.abc import Sequence
 from typing import Any
-from xml.etree import ElementTree
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator
 
 from pathgrow.report.formats import percent, score_format
-from pathgrow.report.schema import RunReport
-from pathgrow.report.tables import topology_series
-from pathgrow.report.text import goal_label, headline, is_conservative, probes_label, reference_label, subject
+from pathgrow.report.schema import PointReport, RunReport
+from pathgrow.report.text import goal_label, headline, probes_label, quantile, reference_label, subject
 from pathgrow.report.window import PlotWindow
 
 BLUE, VERMILLION, GREEN, GREY, INK = "#0072B2", "#D55E00", "#009E73", "#8A8F98", "#22262B"
 _WIDTH = 5.2
+_MARK: dict[str, Any] = {"markeredgecolor": "white", "linestyle": "none"}
 _SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "pathgrow",  # equal figures get equal ids
     "text.parse_math": False,  # names in a report are not formulas
 }
+_MEASURES = {
+    "log10_total": "path weight (log10)",
+    "tau_core_size": "tau-core (units)",
+    "mean_tau_core_ratio": "mean tau-core ratio",
+    "num_dead": "dead units",
+    "num_isolated": "isolated units",
+}
+"""Topology measures that are shown per round, and their names."""
 
 
 def curve_png(report: RunReport, *, dpi: int = 220) -> bytes:
@@ -60,7 +68,11 @@ def curve_svg(report: RunReport) -> str:
 
 def topology_svg(report: RunReport) -> str | None:
     """Topology measures over the rounds as an SVG element; None if fewer than two rounds were recorded."""
-    series = topology_series(report)
+    recorded = [
+        (label, [value for row in report.topology if (value := getattr(row, name)) is not None])
+        for name, label in _MEASURES.items()
+    ]
+    series = [(label, values) for label, values in recorded if len(values) > 1]
     if not series:
         return None
     num_rows = (len(series) + 1) // 2
@@ -70,7 +82,7 @@ def topology_svg(report: RunReport) -> str | None:
             axes = figure.add_subplot(num_rows, 2, index + 1)
             axes.plot(values, color=BLUE, linewidth=1.8)
             axes.plot(len(values) - 1, values[-1], color=BLUE, marker="o")
-            axes.set_title(f"{name}: {values[0]:,.4g} to {values[-1]:,.4g}", loc="left", fontsize=8.5, color=INK)
+            axes.set_title(f"{name}: {values[0]:,.3g} to {values[-1]:,.3g}", loc="left", fontsize=8.5, color=INK)
             axes.set_axis_off()
         return _inline_svg(figure, "Topology over the rounds")
 
@@ -82,15 +94,17 @@ def draw_curve(axes: Axes, report: RunReport) -> None:
     axes.set_xscale("log")
     axes.set_xlim(*window.densities)
     axes.set_ylim(*window.scores)
-    ticks = window.density_ticks()
-    axes.xaxis.set_major_locator(FixedLocator(ticks))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xticks(ticks, [f"{100 * tick:g}%" for tick in ticks])
-    ticks = window.score_ticks()
-    axes.set_yticks(ticks, [scores.tick(tick) for tick in ticks])
+    densities, levels = window.density_ticks(), window.score_ticks()
+    axes.set_xticks(densities, [f"{100 * tick:g}%" for tick in densities])
+    axes.set_xticks([], minor=True)
+    axes.set_yticks(levels, [scores.tick(tick) for tick in levels])
     axes.set_xlabel("density (fraction of the prunable weights)", color=INK, fontsize=9.5)
     axes.set_ylabel(f"validation {scores.name}", color=INK, fontsize=9.5)
-    _style(axes)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(GREY)
+    axes.tick_params(labelcolor=INK, labelsize=8.5, length=3, color=GREY)
+    axes.grid(axis="y", color=GREY, alpha=0.2, linewidth=0.8)
+    axes.set_axisbelow(True)
     _draw_reference(axes, report, window)
     _draw_points(axes, report, window)
     _draw_fit(axes, report)
@@ -99,17 +113,6 @@ def draw_curve(axes: Axes, report: RunReport) -> None:
         axes.legend(
             loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, frameon=False, fontsize=8.5, labelcolor=INK
         )
-
-
-def _style(axes: Axes) -> None:
-    axes.set_facecolor("none")
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_color(GREY)
-    axes.tick_params(labelcolor=INK, labelsize=8.5, length=3, color=GREY)
-    axes.grid(axis="y", color=GREY, alpha=0.2, linewidth=0.8)
-    axes.set_axisbelow(True)
 
 
 def _draw_reference(axes: Axes, report: RunReport, window: PlotWindow) -> None:
@@ -126,25 +129,21 @@ def _draw_reference(axes: Axes, report: RunReport, window: PlotWindow) -> None:
         )
 
 
-def _draw_answer(axes: Axes, report: RunReport, window: PlotWindow) -> None:
-    answer, target = report.answer, report.target_score
-    if answer is None:
-        return
-    left, top = window.densities[0], window.scores[1] if target is None else target
-    if (density := answer.operating_density) is not None:
-        at = max(density, left)
-        axes.plot([at, at], [window.scores[0], top], color=VERMILLION, linewidth=1.6, zorder=4)
-        mark: dict[str, Any] = {"marker": "D", "markersize": 7, "markeredgecolor": "white", "linestyle": "none"}
-        axes.plot(at, top, color=VERMILLION, zorder=7, label=f"operating density {percent(density)}", **mark)
-    if answer.interval is not None:
-        low, high = answer.interval
-        span = max(low or 0.0, left), max(1.0 if high is None else high, left)
-        axes.axvspan(*span, color=VERMILLION, alpha=0.12, linewidth=0, zorder=1, label="90% interval")
-    if (gain := answer.gain_density) is not None:
-        axes.plot(
-            max(gain, left), 0.0, marker="^", markersize=8, color=GREEN, markeredgecolor="white", linestyle="none",
-            transform=axes.get_xaxis_transform(), clip_on=False, zorder=7, label=f"gain density {percent(gain)}",
-        )  # fmt: skip
+def _draw_points(axes: Axes, report: RunReport, window: PlotWindow) -> None:
+    probes, rounds = report.curve.probes, report.curve.rounds
+    if probes:
+        style = {"color": BLUE, "marker": "o", "markersize": 7.5, **_MARK}
+        axes.plot(*_coordinates(probes), zorder=6, label=probes_label(report), **style)
+    if rounds:
+        style = {"color": GREY, "alpha": 0.55, "linewidth": 1.0, "marker": "o", "markersize": 3.2}
+        axes.plot(*_coordinates(rounds), zorder=3, label="rounds", **style)
+    below = [point.density for point in rounds if point.score < window.scores[0]]
+    style = {"color": GREY, "alpha": 0.7, "marker": "v", "markersize": 4, "linestyle": "none"}
+    axes.plot(below, [0.012] * len(below), transform=axes.get_xaxis_transform(), zorder=3, **style)
+
+
+def _coordinates(points: Sequence[PointReport]) -> tuple[list[float], list[float]]:
+    return [point.density for point in points], [point.score for point in points]
 
 
 def _draw_fit(axes: Axes, report: RunReport) -> None:
@@ -153,71 +152,52 @@ def _draw_fit(axes: Axes, report: RunReport) -> None:
         return
     axes.fill_between(fit.density, fit.low, fit.high, color=BLUE, alpha=0.16, linewidth=0, zorder=3)
     axes.plot(fit.density, fit.score, color=BLUE, linewidth=2.0, zorder=4, label="fit (median, 90% band)")
-    if fit.cautious is not None and report.answer is not None and is_conservative(report.answer):
-        axes.plot(
-            fit.density, fit.cautious, color=BLUE, linewidth=1.2, linestyle=(0, (1, 1.5)), zorder=4,
-            label="fit, 33rd percentile",
-        )  # fmt: skip
+    if fit.cautious is not None and report.answer is not None and (level := quantile(report.answer)) is not None:
+        label = f"fit ({1 - level:.0%} quantile)"
+        axes.plot(fit.density, fit.cautious, color=BLUE, linewidth=1.2, linestyle=(0, (1, 1.5)), zorder=4, label=label)
 
 
-def _draw_points(axes: Axes, report: RunReport, window: PlotWindow) -> None:
-    probes, rounds = report.curve.probes, report.curve.rounds
-    if probes:
-        axes.plot(
-            [point.density for point in probes], [point.score for point in probes], color=BLUE, marker="o",
-            markersize=7.5, markeredgecolor="white", linestyle="none", zorder=6, label=probes_label(report),
-        )  # fmt: skip
-    if rounds:
-        axes.plot(
-            [point.density for point in rounds], [point.score for point in rounds], color=GREY, alpha=0.55,
-            linewidth=1.0, marker="o", markersize=3.2, zorder=3, label="rounds",
-        )  # fmt: skip
-    below = [point.density for point in rounds if point.score < window.scores[0]]
-    if below:
-        axes.plot(
-            below, [0.012] * len(below), marker="v", markersize=4, color=GREY, alpha=0.7, linestyle="none",
-            transform=axes.get_xaxis_transform(), zorder=3,
-        )  # fmt: skip
+def _draw_answer(axes: Axes, report: RunReport, window: PlotWindow) -> None:
+    answer, target = report.answer, report.target_score
+    if answer is None:
+        return
+    left, top = window.densities[0], window.scores[1] if target is None else target
+    if (density := answer.operating_density) is not None:
+        at = max(density, left)
+        axes.plot([at, at], [window.scores[0], top], color=VERMILLION, linewidth=1.6, zorder=4)
+        style = {"color": VERMILLION, "marker": "D", "markersize": 7, **_MARK}
+        axes.plot(at, top, zorder=7, label=f"operating density {percent(density)}", **style)
+    if answer.interval is not None:
+        low, high = answer.interval
+        span = max(low or 0.0, left), max(1.0 if high is None else high, left)
+        axes.axvspan(*span, color=VERMILLION, alpha=0.12, linewidth=0, zorder=1, label="90% interval")
+    if (gain := answer.gain_density) is not None:
+        style = {"color": GREEN, "marker": "^", "markersize": 8, "clip_on": False, **_MARK}
+        on_axis = axes.get_xaxis_transform()
+        axes.plot(max(gain, left), 0.0, transform=on_axis, zorder=7, label=f"gain density {percent(gain)}", **style)
 
 
 def _inline_svg(figure: Figure, label: str) -> str:
     """An SVG element that obeys the policy of the page: attributes instead of inline styles, the page's own fonts."""
-    svg = io.BytesIO()
-    figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
-    root = ElementTree.fromstring(svg.getvalue())
-    for parent in list(root.iter()):
-        for child in [child for child in parent if child.tag.endswith(("}metadata", "}style"))]:
-            parent.remove(child)
-    used = set(re.findall(r"#(\w+)", svg.getvalue().decode()))
-    for element in root.iter():
-        attributes: dict[str, str] = {}
-        for name, value in element.attrib.items():
-            name = name.rpartition("}")[2]
-            if name == "style":
-                attributes |= _presentation(value)
-            elif name != "id" or value in used:
-                attributes[name] = value
-        element.tag, element.attrib = element.tag.rpartition("}")[2], attributes
-    root.attrib = {"viewBox": root.attrib["viewBox"], "class": "plot", "role": "img", "aria-label": label}
+    file = io.StringIO()
+    figure.savefig(file, format="svg")
+    svg = file.getvalue()
+    body = re.sub(r"<style.*?</style>|<!--.*?-->", "", svg[svg.index("<defs>") :], flags=re.DOTALL)
+    body = re.sub(r' id="[\w.]+_\d+"', "", body).replace("xlink:href", "href")  # ids that nothing refers to
+    body = re.sub(r' style="([^"]*)"', lambda style: _presentation(style[1]), body)
     # Text and axes take the color of the page, which may be dark.
-    return ElementTree.tostring(root, encoding="unicode").replace(INK.lower(), "currentColor")
+    body = body.replace(INK.lower(), "currentColor")
+    box = re.search(r'viewBox="[^"]*"', svg)
+    assert box is not None
+    return f'<svg {box[0]} class="plot" role="img" aria-label="{html.escape(label)}">{body}'
 
 
-def _presentation(style: str) -> dict[str, str]:
-    """CSS declarations as presentation attributes; of fonts only size and weight are kept.
+def _presentation(style: str) -> str:
+    """CSS declarations as presentation attributes without font families.
 
-    >>> _presentation("fill: none; stroke-width: 0.8")
-    {'fill': 'none', 'stroke-width': '0.8'}
-    >>> _presentation("font: bold 10px 'DejaVu Sans', sans-serif; text-anchor: middle")
-    {'font-size': '10px', 'font-weight': 'bold', 'text-anchor': 'middle'}
+    >>> _presentation("fill: none; stroke-width: 0.8; font-family: 'DejaVu Sans', sans-serif")
+    ' fill="none" stroke-width="0.8"'
     """
-    attributes: dict[str, str] = {}
-    for declaration in style.split(";"):
-        name, _, value = (part.strip() for part in declaration.partition(":"))
-        if name == "font":  # the shorthand that matplotlib wrote before 3.9
-            found = re.match(r"(?:(bold|\d+)\s+)?([\d.]+px)", value)
-            attributes |= {"font-size": found[2]} if found else {}
-            attributes |= {"font-weight": found[1]} if found and found[1] else {}
-        elif name and name != "font-family":
-            attributes[name] = value
-    return attributes
+    declarations = (declaration.partition(":") for declaration in style.split(";"))
+    pairs = ((name.strip(), value.strip()) for name, _, value in declarations)
+    return "".join(f' {name}="{value}"' for name, value in pairs if name and name != "font-family")

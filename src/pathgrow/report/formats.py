@@ -46,14 +46,14 @@ def flops(number: float) -> str:
 
 
 def ratio(value: float | None) -> str:
-    """A cost relative to another; `-` if it is unknown.
+    """A cost relative to another, three significant digits; `-` if it is unknown.
 
-    >>> ratio(0.2345), ratio(4.361), ratio(1234.5), ratio(None)
-    ('0.234x', '4.36x', '1234x', '-')
+    >>> ratio(0.26), ratio(4.361), ratio(1234.5), ratio(None)
+    ('0.260x', '4.36x', '1234x', '-')
     """
     if value is None:
         return "-"
-    return f"{value:.0f}x" if value >= 1000 else f"{value:.3g}x"
+    return f"{value:.0f}x" if value >= 100 else f"{value:#.3g}x"
 
 
 def plural(number: float, noun: str) -> str:
@@ -133,12 +133,9 @@ def score_format(report: RunReport) -> ScoreFormat:
 
 
 _STAGES = {
-    "final": "final training",
-    "dense": "dense baseline",
-    "probe-dense": "dense probe",
-    "level-000": "training",
-    "level": "training",
-}
+    "seed": "round 0", "final": "final training", "dense": "dense baseline", "probe-dense": "dense probe",
+    "level-000": "training", "level": "training",
+}  # fmt: skip
 
 
 def stage_label(name: str, density: float | None = None) -> str:
@@ -150,11 +147,9 @@ def stage_label(name: str, density: float | None = None) -> str:
     kind, _, number = name.partition("-")
     if name in _STAGES:
         return _STAGES[name]
-    if kind == "probe" and density is not None:
-        return f"probe at {percent(density)}"
-    if number.isdecimal():
-        return f"{'probe of round' if kind == 'probe' else printable(kind)} {int(number)}"
-    return printable(name)
+    if kind == "probe" and number.isdecimal():
+        return f"probe of round {int(number)}" if density is None else f"probe at {percent(density)}"
+    return f"{printable(kind)} {int(number)}" if number.isdecimal() else printable(name)
 
 
 def evaluation(stage: str, density: float, score: float) -> str:

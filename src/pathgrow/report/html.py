@@ -8,16 +8,19 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from pathgrow import atomic
-from pathgrow.report import formats, tables, text
+from pathgrow.report import text
 from pathgrow.report.figure import curve_png, curve_svg, topology_svg
+from pathgrow.report.formats import duration, flops, percent, printable, ratio, score_format, stage_label
 from pathgrow.report.load import load_finished
-from pathgrow.report.schema import RunReport, flat_config
+from pathgrow.report.schema import PhaseReport, RunReport, flat_config
 
 
 def page(report: RunReport) -> str:
@@ -31,11 +34,13 @@ def page(report: RunReport) -> str:
     return templates.get_template("report.html.j2").render(
         report=report,
         text=text,
-        tables=tables,
-        formats=formats,
-        score_name=formats.score_format(report).name,
-        config={formats.printable(key): formats.printable(value) for key, value in flat_config(report.config).items()},
-        # The figures and the style sheet are made here; ElementTree has escaped the text of the figures.
+        score_name=score_format(report).name,
+        costs=cost_by_kind(report),
+        phases=cost_by_phase(report),
+        layers=layer_densities(report),
+        percent=percent,
+        config={printable(key): printable(value) for key, value in flat_config(report.config).items()},
+        # The figures and the style sheet are made here; matplotlib escapes the text of the figures.
         curve=Markup(curve_svg(report)) if has_points else None,
         topology=Markup(svg) if (svg := topology_svg(report)) is not None else None,
         style=Markup(style),
@@ -50,3 +55,42 @@ def write_all(path: str | os.PathLike[str]) -> list[Path]:
     atomic.write_bytes(png, curve_png(report))
     atomic.write_text(html, page(report))
     return [png, html]
+
+
+def cost_by_kind(report: RunReport) -> text.Table:
+    """The ledger, summed over phases of one kind."""
+    kinds: dict[str, list[PhaseReport]] = {}
+    for phase in report.ledger.phases:
+        kind = "round" if phase.phase == "seed" else re.sub(r"[-_ ]*\d+$", "", phase.phase)
+        kinds.setdefault(kind, []).append(phase)
+    kinds["total"] = list(report.ledger.phases)
+    rows = [[stage_label(kind), str(len(phases)), *_cost(report, phases)] for kind, phases in kinds.items()]
+    return ["phase", "count", "epochs", "samples", "compute", "vs dense", "time"], rows
+
+
+def cost_by_phase(report: RunReport) -> text.Table:
+    """The ledger, phase by phase."""
+    rows = [
+        [stage_label(phase.phase, phase.density), percent(phase.density), *_cost(report, [phase])]
+        for phase in report.ledger.phases
+    ]
+    return ["phase", "density", "epochs", "samples", "compute", "vs dense", "time"], rows
+
+
+def _cost(report: RunReport, phases: Sequence[PhaseReport]) -> list[str]:
+    names = {phase.phase for phase in phases}
+    seconds = sum(phase.seconds for phase in report.timing.phases if phase.phase in names)
+    cost, dense = sum(phase.training_flops for phase in phases), report.ledger.dense_training_flops
+    return [
+        f"{sum(phase.epochs for phase in phases):,}",
+        f"{sum(phase.samples for phase in phases):,}",
+        flops(cost),
+        ratio(cost / dense if dense else None),
+        duration(seconds) if seconds else "-",
+    ]
+
+
+def layer_densities(report: RunReport) -> list[tuple[str, float]]:
+    """Densities of the layers of the returned model, if the topology of its round was recorded."""
+    found = next((row for row in report.topology if row.round == report.network.round), None)
+    return [] if found is None else [(printable(name), value) for name, value in found.layer_densities.items()]

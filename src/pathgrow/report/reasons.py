@@ -94,9 +94,10 @@ def _position(answer: AnswerReport, scores: ScoreFormat) -> list[str]:
     if answer.operating_density is not None:
         quantile, median = details.get("quantile"), details.get("median_density")
         if quantile is not None:
-            percentile = f"{round(100 * quantile)}th percentile of the posterior (conservative)"
             beside = "" if median is None else f"; the median is {percent(median)}"
-            found.append(f"The reported density is the {percentile}{beside}.")
+            found.append(
+                f"The reported density is the {quantile:.0%} quantile of the posterior (conservative){beside}."
+            )
         if (below := details.get("share_below") or 0.0) > 0.05:
             sparsest = percent(details["lowest"])
             found.append(f"With probability {below:.0%} the operating density is below {sparsest}, the sparsest probe.")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pathgrow.config import from_json, option, to_json
+from pathgrow.config import T, from_json, option, to_json
 from pathgrow.errors import UserError
 
 REPORT_FORMAT = 2
@@ -108,8 +108,8 @@ class FitReport:
     """The quantile that the answer is read from."""
 
     def __post_init__(self) -> None:
-        columns = [self.density, self.score, self.low, self.high]
-        lengths = {len(column) for column in [*columns, *([self.cautious] if self.cautious is not None else [])]}
+        columns = (self.density, self.score, self.low, self.high, self.cautious)
+        lengths = {len(column) for column in columns if column is not None}
         if len(lengths) != 1 or min(lengths) < 2:
             raise UserError("the columns of curve.fit have unequal lengths or fewer than two points")
 
@@ -171,6 +171,11 @@ class LedgerReport:
     epochs_times_parameters: float | None = option(None, at_least=0)
     epochs_times_prunable: float | None = option(None, at_least=0)
     match: MatchReport | None = None
+
+    @property
+    def total_epochs(self) -> float:
+        """Epochs trained, or those of all schedules if that is unknown."""
+        return sum(phase.epochs for phase in self.phases) if self.epochs_trained is None else self.epochs_trained
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,31 +281,29 @@ class RunReport:
     @property
     def dataset(self) -> str | None:
         """Name of the dataset; None for a call of `discover`, which knows no names."""
-        return self._name("data")
+        return self._setting("data", str)
 
     @property
     def model(self) -> str | None:
         """Name of the model; None for a call of `discover`."""
-        return self._name("model")
+        return self._setting("model", str)
 
     @property
     def seed(self) -> int | None:
-        seed = self.config.get("seed")
-        return seed if isinstance(seed, int) else None
+        return self._setting("seed", int)
 
     @property
     def epochs(self) -> int:
         """Length of the dense training that the run is compared with, or of each level of a pruning method."""
-        asked = self.config.get("budget" if self.command == "discover" else "epochs")
-        return asked if isinstance(asked, int) else self.network.epochs
+        asked = self._setting("budget" if self.command == "discover" else "epochs", int)
+        return self.network.epochs if asked is None else asked
 
     @property
     def task(self) -> dict[str, str]:
         """What the run was trained on; runs of equal tasks have the same dense network."""
-        if self.dataset is None:
-            sizes = {"prunable": self.network.num, "dense_inference_flops": self.network.dense_inference_flops}
-            return flat_config(sizes)
-        return flat_config({key: self.config.get(key) for key in ("data", "fold", "model", "model_options")})
+        if self.dataset is not None:
+            return flat_config({key: self.config.get(key) for key in ("data", "fold", "model", "model_options")})
+        return flat_config({"prunable": self.network.num, "dense_inference_flops": self.network.dense_inference_flops})
 
     @property
     def settings(self) -> dict[str, str]:
@@ -314,12 +317,12 @@ class RunReport:
     def hardware(self, environment: Mapping[str, Any]) -> str | None:
         """What the run was timed on, by the content of its env.json; None if unknown."""
         device = environment.get("device_name") or environment.get("device")
-        threads, ranks = self.config.get("threads"), self.config.get("ranks")
+        threads, ranks = self._setting("threads", int), self._setting("ranks", int) or 1
         if not isinstance(device, str):
             return None
-        if environment.get("device") == "cpu" and isinstance(threads, int):
+        if environment.get("device") == "cpu" and threads is not None:
             device = f"{device} ({threads} thread{'' if threads == 1 else 's'})"
-        return f"{ranks} x {device}" if isinstance(ranks, int) and ranks > 1 else device
+        return f"{ranks} x {device}" if ranks > 1 else device
 
     @property
     def reference(self) -> ReferenceReport | None:
@@ -328,10 +331,10 @@ class RunReport:
     @property
     def target_score(self) -> float | None:
         """The score that the operating density must reach: the reference minus the allowed gap."""
-        if self.answer is None or self.answer.reference is None:
+        answer = self.answer
+        if answer is None or answer.reference is None:
             return None
-        allowed = self.answer.delta if self.answer.allowed is None else self.answer.allowed
-        return self.answer.reference.score - allowed
+        return answer.reference.score - (answer.delta if answer.allowed is None else answer.allowed)
 
     @property
     def short_probe_epochs(self) -> int | None:
@@ -350,9 +353,9 @@ class RunReport:
         best, growing = (max(point.score for point in points) for points in (probes, rounds))
         return best + answer.delta < growing
 
-    def _name(self, key: str) -> str | None:
+    def _setting(self, key: str, kind: type[T]) -> T | None:
         value = self.config.get(key)
-        return value if isinstance(value, str) else None
+        return value if isinstance(value, kind) else None
 
 
 def flat_config(config: Any, key: str = "") -> dict[str, str]:

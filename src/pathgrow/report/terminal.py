@@ -1,4 +1,4 @@
-"""A run on the terminal: result, curve and rounds, or the progress of an unfinished run."""
+"""A run on the terminal: curve, rounds and result, or the progress of an unfinished run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from pathgrow.report import formats, tables, text
+from pathgrow.report import formats, text
 from pathgrow.report.chart import curve_chart
 from pathgrow.report.load import Unfinished, load_run
 from pathgrow.report.schema import RunReport
@@ -24,45 +24,33 @@ def print_run(path: str | os.PathLike[str], console: Console | None = None) -> N
 
 
 def summary(report: RunReport, width: int = 80) -> RenderableType:
-    """The report as one renderable; strings of the report are plain text, never markup."""
+    """The report as one renderable that ends with the result; strings of the report are never markup."""
     answer = report.answer
     is_sure = answer is None or (answer.status == "found" and not report.probes_too_short)
-    parts: list[RenderableType] = [
-        Text("pathgrow", "bold").append(f"  {text.subject(report)}", "not bold dim"),
-        Text(),
-        Text(text.headline(report), "bold green" if is_sure else "bold yellow"),
-        Text(),
-        _findings(report),
-    ]
+    parts: list[RenderableType] = [Text("pathgrow", "bold").append(f"  {text.subject(report)}", "not bold dim"), Text()]
     if answer is not None:
-        parts += [Text(), Text("How the answer was found", "bold"), _bullets(text.explanations(report))]
         if report.curve.rounds or report.curve.probes:
-            parts += [Text(), curve_chart(report, width=min(width, 100) - 2), Text(), _rounds(report)]
+            parts += [curve_chart(report, width=min(width, 100) - 2), _rounds(report), Text()]
+        reasons = ((Text("-", "dim"), Text(line)) for line in text.explanations(report))
+        parts += [Text("How the answer was found", "bold"), _grid(1, *reasons), Text()]
+    findings = ((Text(label, "dim"), Text(phrase)) for label, phrase in text.findings(report))
+    parts += [Text(text.headline(report), "bold green" if is_sure else "bold yellow"), Text(), _grid(2, *findings)]
     return Padding(Group(*parts), (0, 1))
 
 
-def _bullets(lines: list[str]) -> Table:
-    table = Table.grid(padding=(0, 1))
-    for line in lines:
-        table.add_row(Text("-", "dim"), Text(line))
-    return table
-
-
-def _findings(report: RunReport) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column()
-    for label, phrase in text.findings(report):
-        table.add_row(Text(label), Text(phrase))
+def _grid(gap: int, *rows: tuple[Text, Text]) -> Table:
+    table = Table.grid(padding=(0, gap))
+    table.add_column(no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
 def _rounds(report: RunReport) -> Table:
     """The rounds as on the page, with a mark at the returned model."""
-    headings, rows = tables.rounds(report)
+    headings, rows = text.rounds(report)
     returned = report.network.round
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.title, table.title_justify, table.title_style = "Rounds", "left", "bold"
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for round, *cells in rows:
@@ -73,10 +61,9 @@ def _rounds(report: RunReport) -> Table:
 
 
 def _unfinished(run: Unfinished, path: str | os.PathLike[str]) -> RenderableType:
-    again = "the call" if run.is_store else "the command"
-    state = f"in use by {run.worker}" if run.worker else f"not running; repeat {again} to resume"
+    kind, again = ("unfinished call of discover", "call") if run.is_store else ("unfinished run", "command")
+    state = f"in use by {run.worker}" if run.worker else f"not running; repeat the {again} to resume"
     where = f", in stage {formats.stage_label(run.current)}" if run.current else ""
-    kind = "unfinished call of discover" if run.is_store else "unfinished run"
     lines = [
         Text(f"{formats.printable(os.fspath(path))}: {kind}{where}", "bold"),
         Text(f"{formats.plural(len(run.results), 'stage')} finished; {state}."),

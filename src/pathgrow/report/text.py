@@ -1,8 +1,6 @@
-"""Every sentence about a run; terminal, page, figure and `repr` all use these."""
+"""The words and numbers about a run that terminal, page, figure and `repr` share."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from pathgrow.report import reasons
 from pathgrow.report.formats import (
@@ -16,7 +14,10 @@ from pathgrow.report.formats import (
     ratio,
     score_format,
 )
-from pathgrow.report.schema import AnswerReport, CurveReport, PointReport, RunReport
+from pathgrow.report.schema import AnswerReport, CurveReport, Interval, ReferenceReport, RunReport, Score
+
+Table = tuple[list[str], list[list[str]]]
+"""Headings and rows of text."""
 
 
 def answer_sentence(answer: AnswerReport, curve: CurveReport) -> str:
@@ -24,7 +25,7 @@ def answer_sentence(answer: AnswerReport, curve: CurveReport) -> str:
     within = f"within {ScoreFormat.of(curve).difference(answer.delta)} of the reference"
     grown = [point.density for point in (curve.probes or curve.rounds) if not point.is_dense]
     if answer.status == "found" and answer.operating_density is not None:
-        interval = f" (90% interval {percent_range(answer.interval)})" if answer.interval else ""
+        interval = _interval(answer.interval)
         return f"Operating density: {percent(answer.operating_density)} of the prunable weights{interval}."
     if answer.status == "flat" and grown:
         sparsest = percent(min(grown))
@@ -50,27 +51,28 @@ def headline(report: RunReport) -> str:
 
 def subject(report: RunReport) -> str:
     """Model, dataset and seed, as far as the config names them."""
-    model, dataset = (None if name is None else printable(name) for name in (report.model, report.dataset))
-    named = f"{model} on {dataset}" if model and dataset else model or dataset
-    return ", ".join(part for part in (named, f"seed {report.seed}" if report.seed is not None else None) if part)
+    named = " on ".join(printable(name) for name in (report.model, report.dataset) if name)
+    return ", ".join(part for part in (named, f"seed {report.seed}" if report.seed is not None else "") if part)
 
 
 def findings(report: RunReport) -> list[tuple[str, str]]:
     """The results of a run, as pairs of a label and a phrase."""
-    found = [] if report.answer is not None else [("method", printable(report.method.name))]
-    if report.answer is not None:
-        found += _answer_findings(report, report.answer)
-    found += [("model", _model(report)), (score_format(report).name, _scores(report)), ("trained", _trained(report))]
-    found += [("training cost", _training_cost(report)), ("inference", _inference(report))]
-    if time := timing(report):
-        found.append(("time", time))
-    return [*found, *(("note", printable(note)) for note in report.notes)]
-
-
-def timing(report: RunReport) -> str:
-    """How long the run took; empty if nothing was measured."""
-    named = (("training", report.timing.seconds), ("wall clock", report.timing.run_seconds))
-    return ", ".join(f"{name} {duration(seconds)}" for name, seconds in named if seconds)
+    network, ledger, answer = report.network, report.ledger, report.answer
+    size = f"{percent(network.density)} of the prunable weights ({network.num_on:,} of {network.num:,})"
+    cost = flops(ledger.training_flops)
+    times = (("training", report.timing.seconds), ("wall clock", report.timing.run_seconds))
+    time = ", ".join(f"{name} {duration(seconds)}" for name, seconds in times if seconds)
+    return [
+        *([("method", printable(report.method.name))] if answer is None else _answer_findings(report, answer)),
+        ("model", f"{size}; {percent(network.density_model)} of the model"),
+        *([] if answer is None or network.round is None else [("mask", _mask(report, answer))]),
+        (score_format(report).name, _scores(report)),
+        ("trained", _trained(report)),
+        ("training cost", cost if ledger.relative is None else f"{ratio(ledger.relative)} dense training ({cost})"),
+        ("inference", f"{ratio(network.inference_relative)} the FLOPs of the dense model"),
+        *([("time", time)] if time else []),
+        *(("note", printable(note)) for note in report.notes),
+    ]
 
 
 def explanations(report: RunReport) -> list[str]:
@@ -81,30 +83,48 @@ def explanations(report: RunReport) -> list[str]:
     lines, scores = [_too_short(report)] if report.probes_too_short else [], score_format(report)
     try:
         return [*lines, *map(printable, reasons.notes(answer, scores))]
-    except (KeyError, TypeError, ValueError):  # details that do not fit the reason: a damaged report
+    except (KeyError, TypeError, ValueError):  # a user-defined rule may use a reason without its details
         return [*lines, printable(answer.reason)]
 
 
-def paragraphs(report: RunReport) -> list[str]:
+def procedure(report: RunReport) -> list[str]:
     """What a discovery did, in order."""
-    rounds, probes = report.curve.rounds, report.curve.probes
-    if report.answer is None:
-        return []
-    done = []
+    rounds, probes, done = report.curve.rounds, report.curve.probes, list[str]()
     if rounds:
-        mask = "PHEW mask" if "paths" in report.method.needs else "mask"  # a user-defined method may start otherwise
-        start = (
-            f"Started from a {mask} at {percent(rounds[0].density)} density, trained for "
-            f"{plural(rounds[0].epochs, 'epoch')}."
+        done.append(
+            f"Grew from {percent(rounds[0].density)} to {percent(rounds[-1].density)} density in "
+            f"{plural(len(rounds) - 1, 'round')}, with rough training after each. These scores rise with training as "
+            "well as with density, so they only guide the growth."
         )
-        grown = (
-            f"Grew in {plural(len(rounds) - 1, 'round')} to {percent(rounds[-1].density)}, with rough training after "
-            "each round. These scores rise with training as well as with density, so they guide the growth only."
-        )
-        done.append(f"{start} {grown}" if len(rounds) > 1 else f"{start} It did not grow.")
     if probes:
-        done.append(_probes(probes))
+        densities = ", ".join(percent(point.density) for point in probes)
+        epochs = " to ".join(map(str, sorted({min(p.epochs for p in probes), max(p.epochs for p in probes)})))
+        done.append(
+            f"Trained {plural(len(probes), 'probe')} ({densities} density) for {epochs} epochs each; the answer is "
+            "estimated from these scores."
+        )
     return done
+
+
+def rounds(report: RunReport) -> Table:
+    """The growing network after each round beside the probe of its mask; the dense network, if any, comes last."""
+    scores = score_format(report)
+    probes = {point.round: [scores(point.score), str(point.epochs)] for point in report.curve.probes}
+    if -1 not in probes and report.answer is not None and report.answer.dense is not None:
+        epochs = None if report.reference is None else report.reference.epochs
+        probes[-1] = [scores(report.answer.dense.score), "" if epochs is None else str(epochs)]
+    rows = [
+        [
+            str(point.round), percent(point.density),
+            "-" if point.density_model is None else percent(point.density_model), str(point.epochs),
+            scores(point.score), "-" if point.loss is None else f"{point.loss:.3f}", *probes.get(point.round, ["", ""]),
+        ]
+        for point in report.curve.rounds
+    ]  # fmt: skip
+    if -1 in probes:
+        rows.append(["dense", "100%", "100%", "", "", "", *probes[-1]])
+    headings = ["round", "density", "of model", "epochs", scores.name, "loss", "probe", "epochs"]
+    return (headings, rows) if probes else (headings[:-2], [row[:-2] for row in rows])
 
 
 def reference_label(report: RunReport) -> str:
@@ -129,61 +149,10 @@ def probes_label(report: RunReport) -> str:
     return "probes" if epochs is None else f"probes ({plural(epochs, 'epoch')})"
 
 
-def is_conservative(answer: AnswerReport) -> bool:
-    """Whether the answer is an upper quantile of the posterior, as that of the default rule is."""
-    return answer.operating_density is not None and answer.details.get("quantile") not in (None, 0.5)
-
-
-def _answer_findings(report: RunReport, answer: AnswerReport) -> list[tuple[str, str]]:
-    scores, found = score_format(report), []
-    if report.reference is not None:
-        found.append(("criterion", f"{scores.name} within {scores.difference(answer.delta)} of the reference"))
-        found.append(("reference", _reference(report)))
-    if answer.status != "found" and answer.interval:
-        found.append(("90% interval", f"{percent_range(answer.interval)} of the prunable weights"))
-    if answer.gain_density is not None:
-        interval = f" (90% interval {percent_range(answer.gain_interval)})" if answer.gain_interval else ""
-        gain = f"where the fitted curve reaches {answer.gain_level:.0%} of its gain"
-        found.append(("gain density", f"{percent(answer.gain_density)}{interval}, {gain}"))
-    return found
-
-
-def _model(report: RunReport) -> str:
-    network = report.network
-    size = (
-        f"{percent(network.density)} of the prunable weights ({network.num_on:,} of {network.num:,}), "
-        f"{percent(network.density_model)} of all parameters"
-    )
-    answer = report.answer
-    if answer is None or not is_conservative(answer):
-        return size
-    if answer.select_by == "gain":
-        return f"{size}; selected by the gain density"
-    if report.short_probe_epochs is None:
-        return f"{size}; the sparsest visited mask at or above the operating density"
-    return f"{size}; a visited mask near the operating density, at most a tenth sparser"
-
-
-def _scores(report: RunReport) -> str:
-    scores, network, answer = score_format(report), report.network, report.answer
-    text = f"{scores(network.val.score)} validation"
-    if network.test is not None:
-        text += f", {scores(network.test.score)} test"
-    if answer is not None and answer.dense is not None:
-        test = f", {scores(answer.dense_test.score)} test" if answer.dense_test is not None else ""
-        text += f" (dense: {scores(answer.dense.score)} validation{test})"
-    return text
-
-
-def _trained(report: RunReport) -> str:
-    if report.answer is not None:
-        return plural(report.network.epochs, "epoch")
-    ledger, match = report.ledger, report.ledger.match
-    trained = report.network.epochs if ledger.epochs_trained is None else ledger.epochs_trained
-    text = plural(trained, "epoch") + (f" in {len(ledger.phases)} phases" if len(ledger.phases) > 1 else "")
-    if match is None or match.budget is None:
-        return text
-    return f"{text}, matched to a budget of {match_unit(match.kind)}{_off_budget(match.relative_error)}"
+def quantile(answer: AnswerReport) -> float | None:
+    """The posterior quantile that the answer is; None if it is the median, and for other rules than the default."""
+    found = answer.details.get("quantile") if answer.operating_density is not None else None
+    return found if isinstance(found, float) and found != 0.5 else None
 
 
 def match_unit(kind: str) -> str:
@@ -196,50 +165,65 @@ def match_unit(kind: str) -> str:
     return units.get(kind, printable(kind))
 
 
-def _off_budget(relative_error: float | None) -> str:
-    if relative_error is None or abs(relative_error) < 0.0005:
-        return ""
-    return f" ({abs(relative_error):.1%} {'over' if relative_error > 0 else 'under'})"
+def _interval(interval: Interval | None) -> str:
+    return f" (90% interval {percent_range(interval)})" if interval else ""
 
 
-def _training_cost(report: RunReport) -> str:
-    ledger = report.ledger
-    relative = f"{ratio(ledger.relative)} a dense training" if ledger.relative is not None else ""
-    return f"{relative} ({flops(ledger.training_flops)})" if relative else flops(ledger.training_flops)
+def _answer_findings(report: RunReport, answer: AnswerReport) -> list[tuple[str, str]]:
+    scores, found = score_format(report), []
+    if answer.reference is not None:
+        found.append(("criterion", f"{scores.name} within {scores.difference(answer.delta)} of the reference"))
+        found.append(("reference", _reference(report, answer.reference)))
+    if answer.status != "found" and answer.interval:
+        found.append(("90% interval", f"{percent_range(answer.interval)} of the prunable weights"))
+    if answer.gain_density is not None:
+        gain = f"{percent(answer.gain_density)}{_interval(answer.gain_interval)}"
+        found.append(("gain density", f"{gain}: {answer.gain_level:.0%} of the fitted gain"))
+    return found
 
 
-def _inference(report: RunReport) -> str:
-    return f"{ratio(report.network.inference_relative)} the FLOPs of the dense model"
+def _reference(report: RunReport, reference: ReferenceReport) -> str:
+    scores, probes = score_format(report), report.curve.probes
+    trained = f" after {plural(reference.epochs, 'epoch')}" if reference.epochs else ""
+    if reference.kind == "densest" and probes:
+        densest = max(probes, key=lambda point: point.density)
+        name = "dense probe" if densest.is_dense else "densest probe"
+        return f"{scores(reference.score)} (fitted; measured {scores(densest.score)}), {name}{trained}"
+    kinds = {"given": "given", "dense": f"dense baseline{trained}", "densest": "densest network grown"}
+    return f"{scores(reference.score)}, {kinds.get(reference.kind, printable(reference.kind))}"
 
 
-def _reference(report: RunReport) -> str:
-    scores, reference, probes = score_format(report), report.reference, report.curve.probes
-    assert reference is not None
-    score = scores(reference.score)
-    trained = f", trained for {plural(reference.epochs, 'epoch')}" if reference.epochs else ""
-    if reference.kind == "given":
-        return f"{score}, given"
-    if reference.kind == "dense":
-        return f"{score}, dense baseline of this run{trained}"
-    if reference.kind != "densest" or not probes:
-        return f"{score}, {'densest network grown' if reference.kind == 'densest' else printable(reference.kind)}"
-    densest = max(probes, key=lambda point: point.density)
-    name = "dense probe" if densest.is_dense else "densest probe"
-    longer = "" if report.short_probe_epochs is None else f" (returned model: {report.network.epochs:,})"
-    return f"{score} fitted, {scores(densest.score)} measured: {name}{trained}{longer}"
+def _mask(report: RunReport, answer: AnswerReport) -> str:
+    round = "dense" if report.network.round == -1 else f"round {report.network.round}"
+    if quantile(answer) is None:
+        return round
+    if answer.select_by == "gain":
+        return f"{round}, selected by the gain density"
+    if report.short_probe_epochs is None:
+        return f"{round}, the sparsest at or above the operating density"
+    return f"{round}, near the operating density (at most a tenth sparser)"
 
 
-def _probes(probes: Sequence[PointReport]) -> str:
-    lengths = sorted({point.epochs for point in probes})
-    length = plural(lengths[-1], "epoch") if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]} epochs"
-    grown = [point.density for point in probes if not point.is_dense]
-    if not grown:
-        return f"Trained a dense probe for {length}."
-    count = "one probe" if len(grown) == 1 else f"{len(grown)} probes"
-    span = percent(min(grown)) if len(grown) == 1 else f"densities from {percent(min(grown))} to {percent(max(grown))}"
-    dense = " and a dense one" if len(grown) < len(probes) else ""
-    each = "; the answer is estimated from it" if len(probes) == 1 else " each; the answer is estimated from these"
-    return f"Trained {count} at {span}{dense} for {length}{each}."
+def _scores(report: RunReport) -> str:
+    scores, network, answer = score_format(report), report.network, report.answer
+
+    def splits(val: Score, test: Score | None) -> str:
+        return f"{scores(val.score)} validation" + ("" if test is None else f", {scores(test.score)} test")
+
+    dense = "" if answer is None or answer.dense is None else f" (dense: {splits(answer.dense, answer.dense_test)})"
+    return splits(network.val, network.test) + dense
+
+
+def _trained(report: RunReport) -> str:
+    if report.answer is not None:
+        return plural(report.network.epochs, "epoch")
+    ledger, match = report.ledger, report.ledger.match
+    text = plural(ledger.total_epochs, "epoch") + (f" in {len(ledger.phases)} phases" if len(ledger.phases) > 1 else "")
+    if match is None or match.budget is None:
+        return text
+    off = match.relative_error or 0.0
+    exactly = "" if abs(off) < 0.0005 else f" ({abs(off):.1%} {'over' if off > 0 else 'under'})"
+    return f"{text}, matched to a budget of {match_unit(match.kind)}{exactly}"
 
 
 def _too_short(report: RunReport) -> str:

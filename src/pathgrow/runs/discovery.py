@@ -19,7 +19,6 @@ from typing import Any, Literal
 from torch import nn
 from torch.optim import Optimizer
 
-from pathgrow import report as rendering
 from pathgrow.checkpoint import RunDir, Store, strict_json
 from pathgrow.density.acquisition import select_network
 from pathgrow.density.types import DENSE, Answer, Curve, Grow, Point, Probe, Reference, Stop
@@ -190,7 +189,9 @@ def write_results(run_dir: RunDir, found: Discovery, report: RunReport) -> None:
 def draw(run_dir: RunDir) -> None:
     """Draw the figure and the page of a finished discovery, unless they exist."""
     if not all((run_dir.path / name).exists() for name in _DRAWN):
-        rendering.write_all(run_dir.path)
+        from pathgrow.report.html import write_all  # matplotlib and jinja2 are needed here only
+
+        write_all(run_dir.path)
 
 
 @contextmanager
