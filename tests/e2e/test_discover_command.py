@@ -45,7 +45,7 @@ def test_it_answers_and_shows_the_curve(finished: tuple[Path, subprocess.Complet
     assert run.name.endswith("-seed3")
     assert "accuracy" in done.stdout
     assert str(run.relative_to(run.parents[1])) in done.stdout
-    assert "seed: density" in done.stderr
+    assert "round 0: density" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -76,7 +76,7 @@ def test_a_finished_run_is_shown_not_repeated(finished: tuple[Path, subprocess.C
     again = pathgrow("discover", *QUICK, "--reference", "dense", "--seed", "3", folder=run.parents[1])
     assert again.returncode == 0
     assert again.stdout == done.stdout
-    assert "seed: density" not in again.stderr
+    assert "round 0: density" not in again.stderr
     assert (run / "report.json").stat().st_mtime_ns == before
     shown = pathgrow("show", run)
     assert shown.returncode == 0

@@ -30,7 +30,7 @@ def test_two_processes_make_one_run_that_can_go_on(tmp_path: Path) -> None:
     done = torchrun(out)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("pathgrow  mlp on digits") == 1  # printed by rank 0 only
-    assert done.stderr.count("seed: density") == 1
+    assert done.stderr.count("round 0: density") == 1
     assert "Resuming" not in done.stderr
     whole = everything(out)
     assert whole["report.config"]["ranks"] == 2  # type: ignore[index]

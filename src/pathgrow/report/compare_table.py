@@ -172,7 +172,7 @@ def _markdown(comparison: Comparison, width: int) -> str:
 
 
 def _csv(comparison: Comparison, width: int) -> str:
-    """Plain numbers, intervals as two columns, empty cells where there is no number."""
+    """Plain numbers, intervals as two columns, empty cells for missing values."""
     text = io.StringIO()
     rows = [_flat(row) for row in comparison.rows]
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
