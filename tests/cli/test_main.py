@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -201,3 +202,11 @@ def test_a_user_defined_method_is_imported_from_the_working_directory(tmp_path: 
     command = [sys.executable, "-c", start, "methods", "mine:my_method"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("mine:my_method\n")
+
+
+def test_a_closed_pipe_ends_without_a_traceback() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(main.__file__).parents[2])}
+    command = f"{sys.executable} -m pathgrow methods | head -1"
+    done = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout
+    assert done.stderr == ""

@@ -69,6 +69,10 @@ def _exit_code(arguments: list[str]) -> int:
     try:
         command, values = parse(arguments)
         command.run(**values)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of a pipe, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at exit
+        return 0
     except SystemExit as exit:  # after --help and --version
         return exit.code if isinstance(exit.code, int) else 0
     except PeerFailed as error:
