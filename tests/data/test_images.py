@@ -49,14 +49,6 @@ def test_flipped_bytes_give_a_sentence_or_an_image(tmp_path: Path, layouts: Any)
     assert all(sentence.isprintable() for sentence in refused)
 
 
-def test_fitting_keeps_the_center(tmp_path: Path) -> None:
-    stripes = np.zeros((10, 30, 3), np.uint8)
-    stripes[:, 10:20] = 200
-    Image.fromarray(stripes).save(tmp_path / "wide.png")
-    assert (images.read_fitted(tmp_path / "wide.png", (10, 10)) == 200).all()
-    assert images.read_fitted(tmp_path / "wide.png", (37, 11)).shape == (3, 37, 11)
-
-
 def test_many_images_keep_their_order(tmp_path: Path) -> None:
     names = [f"{number}.png" for number in range(300)]
     for number, name in enumerate(names):

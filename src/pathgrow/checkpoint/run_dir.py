@@ -32,11 +32,9 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy
-import safetensors.torch
 import torch
 from filelock import FileLock, Timeout
-from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import nn
 
 from pathgrow import atomic
 from pathgrow.checkpoint import strict_json
@@ -241,20 +239,6 @@ class RunDir:
         atomic.write_bytes(self.path / "network.safetensors", data)
         return hashlib.sha256(data).hexdigest()
 
-    def load_network_(self, model: nn.Module) -> Masks:
-        """Load the returned model into `model` and return its masks; a different architecture is a `UserError`."""
-        path = self.path / "network.safetensors"
-        try:
-            weights = safetensors.torch.load(path.read_bytes())
-        except (OSError, SafetensorError) as error:
-            raise UserError(f"cannot read weights from {path} ({error}); expected a safetensors file") from error
-        if wrong := _mismatch(weights, model.state_dict()):
-            raise UserError(f"{path} does not fit this model: {wrong}; build the model that the run trained")
-        model.load_state_dict(weights)
-        masks = Masks.load(self.path / "network_masks.safetensors")
-        masks.check(model)
-        return masks
-
     # Opening
 
     def _acquire(self) -> None:
@@ -374,17 +358,6 @@ class RunDir:
 
 def _masks_path(round: int) -> str:
     return f"masks/round_{round:03d}.safetensors"
-
-
-def _mismatch(got: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str | None:
-    """Describe the first tensor in which two state dicts differ by name or shape; None if they agree."""
-    for name, tensor in expected.items():
-        if name not in got:
-            return f"tensor '{name}' of shape {tuple(tensor.shape)} is missing"
-        if got[name].shape != tensor.shape:
-            return f"tensor '{name}' has shape {tuple(got[name].shape)}, expected {tuple(tensor.shape)}"
-    extra = next((name for name in got if name not in expected), None)
-    return None if extra is None else f"tensor '{extra}' of shape {tuple(got[extra].shape)} is not in the model"
 
 
 def _describe_environment(device: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +58,8 @@ class StageFiles:
 
     def load(self, stage: str) -> Stage | None:
         """Return the stage as it was saved, or None if it never finished or is damaged."""
-        record_path = self._record_path(stage)
         try:
-            record = _read_record(record_path, stage)
+            record = self._record(stage)
             tensors = self._read_tensors(record["tensors"])
         except FileNotFoundError:
             return None
@@ -70,15 +70,12 @@ class StageFiles:
 
     def metadata(self, stage: str) -> Metadata | None:
         """Return the metadata of a stage without reading its tensors; None if it is missing or damaged."""
-        try:
-            metadata: Metadata = _read_record(self._record_path(stage), stage)["metadata"]
-        except (FileNotFoundError, _DamageError):
-            return None
-        return metadata
+        record = self._intact(stage)
+        return None if record is None else record["metadata"]
 
     def has_tensors(self, stage: str) -> bool:
         """Return whether a stage has tensors, without reading them."""
-        return self._tensor_file(self._record_path(stage), stage) is not None
+        return self._tensor_file(stage) is not None
 
     def save(self, stage: str, metadata: Metadata, tensors: Mapping[str, Tensor] | None = None) -> None:
         """Store a finished stage; a stage of the same name stays intact until the new one is complete."""
@@ -88,8 +85,7 @@ class StageFiles:
                 f"stage {stage!r} cannot be stored: {fault}; metadata must be finite numbers, strings, lists and dicts"
             )
         self._metrics.sync()
-        record_path = self._record_path(stage)
-        previous = self._tensor_file(record_path, stage)
+        previous = self._tensor_file(stage)
         entry = None
         if tensors:
             # Not over the file in use: its record must stay valid until the new record replaces it.
@@ -98,24 +94,24 @@ class StageFiles:
             data = serialize(tensors)
             atomic.write_bytes(self.folder / name, data)
             entry = {"file": name, "sha256": hashlib.sha256(data).hexdigest()}
-        self._write_record(record_path, stage, metadata, entry)
+        self._write_record(stage, metadata, entry)
         if previous is not None and (entry is None or entry["file"] != previous):
             atomic.discard(self.folder / previous)
 
     def delete_tensors(self, stage: str) -> None:
         """Delete the tensors of a stage; its metadata stay."""
-        record_path = self._record_path(stage)
+        path = self._record_path(stage)
         try:
-            record = _read_record(record_path, stage)
+            record = self._record(stage)
         except FileNotFoundError:
             return
         except _DamageError as damage:
             self._report_damage(stage, damage)
             return
         if record["tensors"] is not None:
-            written = record_path.stat()
-            self._write_record(record_path, stage, record["metadata"], None)
-            os.utime(record_path, ns=(written.st_atime_ns, written.st_mtime_ns))  # `names` sorts by time
+            written = path.stat()
+            self._write_record(stage, record["metadata"], None)
+            os.utime(path, ns=(written.st_atime_ns, written.st_mtime_ns))  # `names` sorts by time
             atomic.discard(self.folder / record["tensors"]["file"])
 
     def names(self) -> list[str]:
@@ -126,13 +122,8 @@ class StageFiles:
     @property
     def seconds(self) -> float:
         """Latest time stored in a record, 0 if there is none."""
-        times = [0.0]
-        for stage in self.names():
-            try:
-                times.append(float(_read_record(self._record_path(stage), stage)["seconds"]))
-            except (FileNotFoundError, _DamageError):
-                continue
-        return max(times)
+        records = (self._intact(stage) for stage in self.names())
+        return max((float(record["seconds"]) for record in records if record is not None), default=0.0)
 
     def sweep(self) -> None:
         """Remove what a killed writer left: temporary files, and tensors whose record was never written."""
@@ -140,7 +131,7 @@ class StageFiles:
         for path in self.folder.glob("*.safetensors"):
             stage = path.name.partition(".")[0]
             try:
-                entry = _read_record(self._record_path(stage), stage)["tensors"]
+                entry = self._record(stage)["tensors"]
             except FileNotFoundError:
                 entry = None
             except _DamageError:
@@ -153,9 +144,30 @@ class StageFiles:
             raise UserError(f"a stage name must consist of letters, digits, '_' and '-', got {stage!r}")
         return self.folder / f"{stage}.json"
 
-    def _write_record(
-        self, path: Path, stage: str, metadata: Mapping[str, Any], tensors: dict[str, str] | None
-    ) -> None:
+    def _record(self, stage: str) -> dict[str, Any]:
+        path = self._record_path(stage)
+        try:
+            record = strict_json.loads(path.read_bytes())
+        except ValueError as error:
+            raise _DamageError(f"{path.name} is not JSON") from error
+        if not isinstance(record, dict) or record.pop("sha256", None) != _digest(record):
+            raise _DamageError(f"{path.name} does not match its SHA-256")
+        if record["format"] != _STAGE_FORMAT:
+            raise UserError(
+                f"{path} has stage format {record['format']!r}, expected {_STAGE_FORMAT}: it was written by another "
+                "version of pathgrow; resume it with that version, or choose another --out"
+            )
+        if record["stage"] != stage:
+            raise _DamageError(f"{path.name} holds stage {record['stage']!r}")
+        return record
+
+    def _intact(self, stage: str) -> dict[str, Any] | None:
+        """Return the record of a stage, or None if it is missing or damaged."""
+        with suppress(FileNotFoundError, _DamageError):
+            return self._record(stage)
+        return None
+
+    def _write_record(self, stage: str, metadata: Metadata, tensors: dict[str, str] | None) -> None:
         body = {
             "format": _STAGE_FORMAT,
             "stage": stage,
@@ -163,14 +175,11 @@ class StageFiles:
             "tensors": tensors,
             "seconds": self._clock(),
         }
-        atomic.write_text(path, strict_json.dumps({**body, "sha256": _digest(body)}, indent=1))
+        atomic.write_text(self._record_path(stage), strict_json.dumps({**body, "sha256": _digest(body)}, indent=1))
 
-    def _tensor_file(self, record_path: Path, stage: str) -> str | None:
-        try:
-            entry = _read_record(record_path, stage)["tensors"]
-        except (FileNotFoundError, _DamageError):
-            return None
-        return None if entry is None else str(entry["file"])
+    def _tensor_file(self, stage: str) -> str | None:
+        record = self._intact(stage)
+        return None if record is None or record["tensors"] is None else str(record["tensors"]["file"])
 
     def _read_tensors(self, entry: dict[str, str] | None) -> dict[str, Tensor]:
         if entry is None:
@@ -206,23 +215,6 @@ def serialize(tensors: Mapping[str, Tensor]) -> bytes:
     """
     copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
     return safetensors.torch.save(copies)
-
-
-def _read_record(path: Path, stage: str) -> dict[str, Any]:
-    try:
-        record = strict_json.loads(path.read_bytes())
-    except ValueError as error:
-        raise _DamageError(f"{path.name} is not JSON") from error
-    if not isinstance(record, dict) or record.pop("sha256", None) != _digest(record):
-        raise _DamageError(f"{path.name} does not match its SHA-256")
-    if record["format"] != _STAGE_FORMAT:
-        raise UserError(
-            f"{path} has stage format {record['format']!r}, expected {_STAGE_FORMAT}: it was written by another "
-            "version of pathgrow; resume it with that version, or choose another --out"
-        )
-    if record["stage"] != stage:
-        raise _DamageError(f"{path.name} holds stage {record['stage']!r}")
-    return record
 
 
 def _digest(body: Mapping[str, Any]) -> str:

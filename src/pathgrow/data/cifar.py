@@ -11,15 +11,15 @@ import pickle
 import pickletools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from pathgrow.data.dataset import Dataset, Split, carve
-from pathgrow.data.official import find_official, replace_advice
+from pathgrow.data.dataset import Dataset, bytes_of, carve, in_memory
+from pathgrow.data.official import OFFICIAL, find_official, replace_advice
 from pathgrow.errors import UserError
 
 _SHAPE = (3, 32, 32)
@@ -47,65 +47,43 @@ class _Kind:
     name: str
     classes: int
     label_key: str
-    train_files: tuple[str, ...]
-    test_file: str
     mean: tuple[float, ...]
     """Mean of the whole training set, in units of bytes."""
     std: tuple[float, ...]
 
 
-def _bytes(*fractions: float) -> tuple[float, ...]:
-    return tuple(255 * fraction for fraction in fractions)
-
-
-_CIFAR10 = _Kind(
-    name="cifar10",
-    classes=10,
-    label_key="labels",
-    train_files=tuple(f"data_batch_{number}" for number in range(1, 6)),
-    test_file="test_batch",
-    mean=_bytes(0.4914, 0.4822, 0.4465),
-    std=_bytes(0.2470, 0.2435, 0.2616),
-)
-_CIFAR100 = _Kind(
-    name="cifar100",
-    classes=100,
-    label_key="fine_labels",
-    train_files=("train",),
-    test_file="test",
-    mean=_bytes(0.5071, 0.4865, 0.4409),
-    std=_bytes(0.2673, 0.2564, 0.2762),
-)
-
-
-def cifar10(root: Path, seed: int, fold: int) -> Dataset:
-    """Load 45,000 train, 5,000 val (fold 0-9 of the official training set) and the official 10,000 test images."""
-    return _load(_CIFAR10, root, seed, fold)
-
-
-def cifar100(root: Path, seed: int, fold: int) -> Dataset:
-    """Load CIFAR-100, split like `cifar10`."""
-    return _load(_CIFAR100, root, seed, fold)
-
-
 def _load(kind: _Kind, root: Path, seed: int, fold: int) -> Dataset:
     folder = find_official(kind.name, root)
-    images, labels = _read(kind, folder, kind.train_files)
-    train, val = carve(kind.name, labels, seed, fold)
-    test_images, test_labels = _read(kind, folder, (kind.test_file,))
-    return Dataset(
-        kind.name,
-        kind.classes,
-        Split(images[train], labels[train], kind.mean, kind.std),
-        Split(images[val], labels[val], kind.mean, kind.std),
-        Split(test_images, test_labels, kind.mean, kind.std),
-    )
+    batches = [_batch(kind, folder / file) for file in OFFICIAL[kind.name].md5]  # the last file is the test set
+    images = torch.from_numpy(np.concatenate([images for images, _ in batches]).reshape(-1, *_SHAPE))
+    labels = torch.from_numpy(np.concatenate([labels for _, labels in batches]))
+    num_train = len(labels) - len(batches[-1][1])
+    rows = carve(kind.name, labels[:num_train], seed, fold, "val") | {"test": torch.arange(num_train, len(labels))}
+    return in_memory(kind.name, kind.classes, images, labels, rows, kind.mean, kind.std)
 
 
-def _read(kind: _Kind, folder: Path, files: tuple[str, ...]) -> tuple[Tensor, Tensor]:
-    batches = [_batch(kind, folder / name) for name in files]
-    images = np.concatenate([images for images, _ in batches]).reshape(-1, *_SHAPE)
-    return torch.from_numpy(images), torch.from_numpy(np.concatenate([labels for _, labels in batches]))
+cifar10 = partial(
+    _load,
+    _Kind(
+        name="cifar10",
+        classes=10,
+        label_key="labels",
+        mean=bytes_of(0.4914, 0.4822, 0.4465),
+        std=bytes_of(0.2470, 0.2435, 0.2616),
+    ),
+)
+"""Load 45,000 train, 5,000 val (fold 0-9 of the official training set) and the official 10,000 test images."""
+cifar100 = partial(
+    _load,
+    _Kind(
+        name="cifar100",
+        classes=100,
+        label_key="fine_labels",
+        mean=bytes_of(0.5071, 0.4865, 0.4409),
+        std=bytes_of(0.2673, 0.2564, 0.2762),
+    ),
+)
+"""Load CIFAR-100, split like `cifar10`."""
 
 
 def _batch(kind: _Kind, path: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import overload
 
@@ -14,9 +15,6 @@ from torch import Tensor
 
 from pathgrow.errors import UserError
 from pathgrow.rng import generator
-
-_NUM_PARTS = 10
-"""A held-out part is a tenth: 5,000 images of CIFAR, 10,000 of TinyImageNet."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,10 +79,6 @@ class Paths(Sequence[Path]):
         """Return the paths at these positions."""
         return Paths(self.folder, self.encoded[indices.numpy()])
 
-    def __add__(self, other: Paths) -> Paths:
-        assert self.folder == other.folder
-        return Paths(self.folder, np.concatenate([self.encoded, other.encoded]))
-
 
 @dataclass(frozen=True, eq=False)
 class StreamedSplit:
@@ -130,39 +124,57 @@ class Dataset:
         if isinstance(train, Split):
             images = train.images[:1]
         else:
-            from pathgrow.data.images import read_fitted  # a local import: only files need Pillow
+            from pathgrow.data.images import center_box, read_crop  # a local import: only files need Pillow
 
-            images = torch.from_numpy(read_fitted(train.paths[0], train.shape[1:])).unsqueeze(0)
+            pixels = read_crop(train.paths[0], partial(center_box, size=train.shape[1:]), train.shape)
+            images = torch.from_numpy(np.ascontiguousarray(pixels)).unsqueeze(0)
         return normalize(images, train.mean, train.std)
 
 
-def split_stratified(labels: Tensor, parts: int, generator: torch.Generator) -> list[Tensor]:
-    """Return the indices of disjoint parts whose sizes and class counts differ by at most one.
+def in_memory(
+    name: str,
+    classes: int,
+    images: Tensor,
+    labels: Tensor,
+    rows: Mapping[str, Tensor],
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+) -> Dataset:
+    """Return the dataset whose splits are these rows of `images`."""
+    return Dataset(name, classes, **{part: Split(images[row], labels[row], mean, std) for part, row in rows.items()})
 
-    Shuffled samples are dealt like cards, class by class, so no part gets the remainder of every class.
-    """
-    order = torch.randperm(len(labels), generator=generator)
-    dealt = order[torch.argsort(labels[order], stable=True)]
-    return [torch.sort(dealt[part::parts]).values for part in range(parts)]
 
+def folds(name: str, labels: Tensor, seed: int, fold: int, parts: int) -> list[Tensor]:
+    """Return the indices of disjoint parts whose sizes and class counts differ by at most one, part `fold` first.
 
-def carve(
-    name: str, labels: Tensor, seed: int, fold: int, *, num_held_out: int = 1, parts: int = _NUM_PARTS
-) -> tuple[Tensor, ...]:
-    """Return the indices of the training samples, followed by those of `num_held_out` held-out parts.
-
-    Fold k holds out part k (and the one after it, for a second held-out set), so over all folds every sample is held
-    out once. Folds of the same seed share the shuffle.
-
-    >>> rest, val = carve("cifar10", torch.arange(10).repeat(100), seed=0, fold=3)
-    >>> len(rest), len(val), torch.bincount(val % 10).tolist()
-    (900, 100, [10, 10, 10, 10, 10, 10, 10, 10, 10, 10])
+    Shuffled samples are dealt like cards, class by class, so no part gets the remainder of every class. Folds of the
+    same seed share the shuffle.
     """
     if not 0 <= fold < parts:
         raise UserError(f"fold of {name} must be in [0, {parts - 1}], got {fold}")
-    dealt = split_stratified(labels, parts, generator(seed, "split", name))
-    rotated = dealt[fold:] + dealt[:fold]
-    return (torch.sort(torch.cat(rotated[num_held_out:])).values, *rotated[:num_held_out])
+    order = torch.randperm(len(labels), generator=generator(seed, "split", name))
+    dealt = order[torch.argsort(labels[order], stable=True)]
+    return [torch.sort(dealt[part % parts :: parts]).values for part in range(fold, fold + parts)]
+
+
+def carve(name: str, labels: Tensor, seed: int, fold: int, *held_out: str, parts: int = 10) -> dict[str, Tensor]:
+    """Return the indices of the training samples, and those of each held-out split, which is one of the `parts`.
+
+    Fold k holds out part k (and the one after it, for a second held-out split), so over all folds every sample is held
+    out once.
+
+    >>> rows = carve("cifar10", torch.arange(10).repeat(100), 0, 3, "val")
+    >>> len(rows["train"]), len(rows["val"]), torch.bincount(rows["val"] % 10).tolist()
+    (900, 100, [10, 10, 10, 10, 10, 10, 10, 10, 10, 10])
+    """
+    dealt = folds(name, labels, seed, fold, parts)
+    train = torch.sort(torch.cat(dealt[len(held_out) :])).values
+    return {"train": train, **dict(zip(held_out, dealt, strict=False))}
+
+
+def bytes_of(*fractions: float) -> tuple[float, ...]:
+    """Return a published mean or standard deviation in units of bytes."""
+    return tuple(255 * fraction for fraction in fractions)
 
 
 def _check_labels(labels: Tensor) -> None:

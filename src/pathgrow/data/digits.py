@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pathgrow.data.dataset import Dataset, Split, split_stratified
+from pathgrow.data.dataset import Dataset, folds, in_memory
 from pathgrow.errors import UserError
-from pathgrow.rng import generator
 
 _NUM_PARTS = 8
 """Eighths: two are val, two are test, four are train.
@@ -19,19 +18,12 @@ def digits(root: str | None, seed: int, fold: int) -> Dataset:
     """Load the digits: 897 train, 450 val and 450 test images; `fold` 0-7 rotates the eighths."""
     if root is not None:
         raise UserError(f"dataset 'digits' is bundled and has no data root, got {root!r}")
-    if not 0 <= fold < _NUM_PARTS:
-        raise UserError(f"fold of digits must be in [0, {_NUM_PARTS - 1}], got {fold}")
     images, labels = _load_all()
-    parts = split_stratified(labels, _NUM_PARTS, generator(seed, "split", "digits"))
-    rotated = parts[fold:] + parts[:fold]
-    val, test, train = (torch.cat(rotated[a:b]) for a, b in ((0, 2), (2, 4), (4, _NUM_PARTS)))
+    parts = folds("digits", labels, seed, fold, _NUM_PARTS)
+    rows = {"val": torch.cat(parts[:2]), "test": torch.cat(parts[2:4]), "train": torch.cat(parts[4:])}
     # Statistics of the training images only: nothing about val and test leaks into the inputs.
-    mean, std = float(images[train].float().mean()), float(images[train].float().std())
-    splits = {
-        name: Split(images[rows], labels[rows], (mean,), (std,))
-        for name, rows in (("train", train), ("val", val), ("test", test))
-    }
-    return Dataset("digits", 10, **splits)
+    train = images[rows["train"]].float()
+    return in_memory("digits", 10, images, labels, rows, (float(train.mean()),), (float(train.std()),))
 
 
 def _load_all() -> tuple[Tensor, Tensor]:

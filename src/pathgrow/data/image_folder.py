@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from pathgrow.data.dataset import Dataset, Paths, Split, StreamedSplit, carve
+from pathgrow.data.dataset import Dataset, Paths, StreamedSplit, bytes_of, carve, in_memory
 from pathgrow.data.images import SUFFIXES, WrongSize, image_size, read_images
 from pathgrow.errors import UserError
 
-_MEAN = tuple(255 * value for value in (0.485, 0.456, 0.406))
-_STD = tuple(255 * value for value in (0.229, 0.224, 0.225))
+_MEAN = bytes_of(0.485, 0.456, 0.406)
+_STD = bytes_of(0.229, 0.224, 0.225)
 """Statistics of ImageNet, also used for streamed folders: their own would need a pass over all files."""
 
 _STREAMED_SIZE = 224
@@ -49,16 +49,10 @@ def imagenet(root: Path, seed: int, fold: int) -> Dataset:
         raise UserError(f"{folder / 'val'} and {folder / 'train'} have different classes: {advice}")
     names, labels = labeled_images(folder, "train", classes, advice)
     test_names, test_labels = labeled_images(folder, "val", classes, advice)
-    train, val = carve("imagenet", labels, seed, fold, parts=_IMAGENET_PARTS)
-    paths = Paths(folder, names)
-    shape = (3, _STREAMED_SIZE, _STREAMED_SIZE)
-    return Dataset(
-        "imagenet",
-        len(classes),
-        StreamedSplit(paths.take(train), labels[train], _MEAN, _STD, shape),
-        StreamedSplit(paths.take(val), labels[val], _MEAN, _STD, shape),
-        StreamedSplit(Paths(folder, test_names), test_labels, _MEAN, _STD, shape),
-    )
+    rows = carve("imagenet", labels, seed, fold, "val", parts=_IMAGENET_PARTS)
+    rows["test"] = torch.arange(len(names), len(names) + len(test_names))
+    paths = Paths(folder, [*names, *test_names])
+    return _streamed("imagenet", len(classes), paths, torch.cat([labels, test_labels]), rows, _STREAMED_SIZE)
 
 
 def image_folder(root: Path, seed: int, fold: int) -> Dataset:
@@ -68,10 +62,25 @@ def image_folder(root: Path, seed: int, fold: int) -> Dataset:
     of train (fold 0-9). Images of the same size that take at most 2 GiB are held in memory; others are streamed at 224
     pixels, or at the length of their shortest side if that is smaller.
     """
-    listing = _list(root)
-    rows = _fill_missing(listing, seed, fold)
-    splits = _in_memory(listing, rows) or _streamed(listing, rows)
-    return Dataset("folder", len(listing.classes), **splits)
+    classes, paths, labels, rows = _list(root)
+    missing = [part for part in ("val", "test") if part not in rows]
+    carved = carve("folder", labels[rows["train"]], seed, fold, *missing)
+    rows |= {part: rows["train"][row] for part, row in carved.items()}
+    height, width = image_size(paths[0])
+    if len(paths) * 3 * height * width <= _MAX_BYTES_IN_MEMORY:
+        with suppress(WrongSize):
+            images = read_images(paths, (height, width))
+            return in_memory("folder", len(classes), images, labels, rows, *_statistics(images[rows["train"]]))
+    step = max(1, len(paths) // _NUM_PROBED)
+    side = min(_STREAMED_SIZE, *(min(image_size(path)) for path in paths[::step]))
+    return _streamed("folder", len(classes), paths, labels, rows, side)
+
+
+def _streamed(name: str, classes: int, paths: Paths, labels: Tensor, rows: Mapping[str, Tensor], side: int) -> Dataset:
+    splits = {
+        part: StreamedSplit(paths.take(row), labels[row], _MEAN, _STD, (3, side, side)) for part, row in rows.items()
+    }
+    return Dataset(name, classes, **splits)
 
 
 # Listing files, in an order that does not depend on the file system.
@@ -116,16 +125,8 @@ def labeled_images(folder: Path, part: str, classes: list[str], advice: str) -> 
     return names, torch.repeat_interleave(torch.arange(len(classes)), torch.tensor(counts))
 
 
-@dataclass(frozen=True)
-class _Listing:
-    classes: list[str]
-    paths: Paths
-    labels: Tensor
-    rows: dict[str, Tensor]
-    """Rows of train and, if present, of val and test."""
-
-
-def _list(root: Path) -> _Listing:
+def _list(root: Path) -> tuple[list[str], Paths, Tensor, dict[str, Tensor]]:
+    """Return the classes, all images and their labels, and the rows of train and, if present, of val and test."""
     advice = layout_advice("folder")
     # A class may be called train (a dataset of vehicles); it has no folders below.
     has_splits = bool(_readable_folders(root / "train"))
@@ -144,7 +145,7 @@ def _list(root: Path) -> _Listing:
         rows[part or "train"] = torch.arange(len(names), len(names) + len(part_names))
         names += part_names
         labels.append(torch.tensor([classes.index(name) for name in own])[part_labels])
-    return _Listing(classes, Paths(root, names), torch.cat(labels), rows)
+    return classes, Paths(root, names), torch.cat(labels), rows
 
 
 def _folders(place: Path) -> list[str]:
@@ -175,36 +176,6 @@ def _check_split_names(root: Path, parts: list[str]) -> None:
         raise UserError(
             f"{root} contains {' and '.join(misnamed)} but no train: splits must be called train, val and test"
         )
-
-
-def _fill_missing(listing: _Listing, seed: int, fold: int) -> dict[str, Tensor]:
-    """Return the rows of all three splits; missing ones are taken from train."""
-    missing = [part for part in ("val", "test") if part not in listing.rows]
-    train = listing.rows["train"]
-    rest, *held_out = carve("folder", listing.labels[train], seed, fold, num_held_out=len(missing))
-    return listing.rows | {"train": train[rest]} | {part: train[i] for part, i in zip(missing, held_out, strict=True)}
-
-
-def _in_memory(listing: _Listing, rows: Mapping[str, Tensor]) -> dict[str, Split] | None:
-    """Return splits in memory, or None if the images are too large or have different sizes."""
-    height, width = image_size(listing.paths[0])
-    if len(listing.paths) * 3 * height * width > _MAX_BYTES_IN_MEMORY:
-        return None
-    try:
-        images = read_images(listing.paths, (height, width))
-    except WrongSize:
-        return None
-    mean, std = _statistics(images[rows["train"]])
-    return {part: Split(images[row], listing.labels[row], mean, std) for part, row in rows.items()}
-
-
-def _streamed(listing: _Listing, rows: Mapping[str, Tensor]) -> dict[str, StreamedSplit]:
-    step = max(1, len(listing.paths) // _NUM_PROBED)
-    side = min(_STREAMED_SIZE, *(min(image_size(path)) for path in listing.paths[::step]))
-    return {
-        part: StreamedSplit(listing.paths.take(row), listing.labels[row], _MEAN, _STD, (3, side, side))
-        for part, row in rows.items()
-    }
 
 
 def _statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -126,17 +126,6 @@ def read_exact(path: Path, size: tuple[int, int], advice: str = FILE_ADVICE) -> 
         return _channels_first(image)
 
 
-def read_fitted(path: Path, size: tuple[int, int]) -> NDArray[np.uint8]:
-    """Read an image of any size, scale it to cover this height and width, and crop the center (3, H, W)."""
-    height, width = size
-    with open_image(path) as image:
-        scale = max(height / image.height, width / image.width)
-        wide, high = max(width, round(image.width * scale)), max(height, round(image.height * scale))
-        left, top = (wide - width) // 2, (high - height) // 2
-        scaled = image.convert("RGB").resize((wide, high), Image.Resampling.BILINEAR)
-        return _channels_first(scaled.crop((left, top, left + width, top + height)))
-
-
 def _channels_first(image: Image.Image) -> NDArray[np.uint8]:
     pixels = np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
     return np.ascontiguousarray(pixels.transpose(2, 0, 1))

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pathgrow.data.dataset import Dataset, Paths, Split, carve
+from pathgrow.data.dataset import Dataset, Paths, bytes_of, carve, in_memory
 from pathgrow.data.image_folder import class_folders, image_names, labeled_images
 from pathgrow.data.images import read_images
 from pathgrow.data.official import find_official, replace_advice
@@ -15,8 +15,8 @@ from pathgrow.errors import UserError
 
 _NAME = "tiny-imagenet"
 _SIZE = (64, 64)
-_MEAN = tuple(255 * value for value in (0.4802, 0.4481, 0.3975))
-_STD = tuple(255 * value for value in (0.2770, 0.2691, 0.2821))
+_MEAN = bytes_of(0.4802, 0.4481, 0.3975)
+_STD = bytes_of(0.2770, 0.2691, 0.2821)
 
 
 def tiny_imagenet(root: Path, seed: int, fold: int) -> Dataset:
@@ -29,16 +29,11 @@ def tiny_imagenet(root: Path, seed: int, fold: int) -> Dataset:
     classes = class_folders(folder / "train", advice)
     train_names, train_labels = labeled_images(folder, "train", classes, advice)
     test_names, test_labels = _test_images(folder, classes, advice)
-    train, val = carve(_NAME, train_labels, seed, fold)
+    rows = carve(_NAME, train_labels, seed, fold, "val")
+    labels = torch.cat([train_labels, test_labels])
+    rows["test"] = torch.arange(len(train_labels), len(labels))
     images = read_images(Paths(folder, [*train_names, *test_names]), _SIZE, advice)
-    num_train = len(train_names)
-    return Dataset(
-        _NAME,
-        len(classes),
-        Split(images[train], train_labels[train], _MEAN, _STD),
-        Split(images[val], train_labels[val], _MEAN, _STD),
-        Split(images[num_train:].clone(), test_labels, _MEAN, _STD),
-    )
+    return in_memory(_NAME, len(classes), images, labels, rows, _MEAN, _STD)
 
 
 def _test_images(folder: Path, classes: list[str], advice: str) -> tuple[list[str], Tensor]:

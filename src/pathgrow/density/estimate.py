@@ -64,13 +64,6 @@ class DensityEstimate(GainEstimate):
     delta_density: FloatArray
     """One entry per curve; 0: every density is within the gap; infinity: not even density 1 is."""
 
-    def margin(self, density: float, quantile: float) -> float:
-        """Return the score above the target that a fraction `quantile` of the curves exceeds at a density.
-
-        It is 0 at that quantile of the delta answer.
-        """
-        return quantiles(self.curves.at(density) - (self.level - self.allowed), (1 - quantile,))[0]
-
     @property
     def share_below(self) -> float:
         """Posterior probability that the delta answer is below every observed density."""
@@ -84,7 +77,7 @@ class DensityEstimate(GainEstimate):
 
 @lru_cache(maxsize=4)  # a verdict and an answer are requested for the same curve, one after the other
 def estimate_from_probes(curve: Curve, delta: float) -> DensityEstimate | None:
-    """DensityEstimate both answers from the probes; None if there are too few."""
+    """Estimate both answers from the probes; None if there are too few."""
     return estimate_from_points(
         curve.probes,
         delta,
@@ -104,7 +97,7 @@ def estimate_from_points(
     num_val: int | None = None,
     full_epochs: int | None = None,
 ) -> DensityEstimate | None:
-    """DensityEstimate both answers from points that are treated as equally trained.
+    """Estimate both answers from points that are treated as equally trained.
 
     Without a reference the densest point is the reference. `full_epochs` is the training length of the networks in
     question if the points were trained for less. None: fewer than `MIN_POINTS` distinct densities.
@@ -126,9 +119,7 @@ def estimate_from_points(
         curves, level = _average_over_models(reference, points, curves, noise_hint, blur)
     allowed = delta * _gap_ratio(points[-1].epochs, full_epochs, curves.gap_z)
     return DensityEstimate(
-        lowest=gain.lowest,
-        exponential=gain.exponential,
-        exponentials=gain.exponentials,
+        **vars(gain),
         densest=points[-1],
         curves=curves,
         reference=reference,
@@ -139,7 +130,7 @@ def estimate_from_points(
 
 
 def gain_estimate(points: Sequence[Point], *, noise_hint: float | None) -> GainEstimate:
-    """DensityEstimate the gain answer alone, from at least `MIN_POINTS` distinct densities."""
+    """Estimate the gain answer alone, from at least `MIN_POINTS` distinct densities."""
     densities, scores = [point.density for point in points], [point.score for point in points]
     return GainEstimate(
         lowest=min(densities),
@@ -210,7 +201,7 @@ def quantiles(values: FloatArray, probabilities: Sequence[float]) -> list[float]
 
 
 def trajectory_noise(rough: Sequence[Point]) -> float | None:
-    """DensityEstimate the noise of one score from third differences of the trajectory, which cancel a smooth rise.
+    """Estimate the noise of one score from third differences of the trajectory, which cancel a smooth rise.
 
     The median makes a single jump harmless. None for fewer than six rounds.
     """
@@ -242,5 +233,7 @@ def fit_band(curve: Curve, answer: Answer | None = None) -> dict[str, list[float
         judged = estimate_from_probes(curve, answer.delta)
         if judged is not None:
             target = judged.reference.score - (answer.delta if answer.allowed is None else answer.allowed)
-            band["cautious"] = [target + judged.margin(float(density), quantile) for density in densities]
+            targets = judged.level - judged.allowed
+            margins = [judged.curves.at(float(density)) - targets for density in densities]
+            band["cautious"] = [target + quantiles(margin, (1 - quantile,))[0] for margin in margins]
     return band

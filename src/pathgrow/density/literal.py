@@ -7,10 +7,10 @@ growth), so the estimate depends on the length of a round; prefer the `probe` ru
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pathgrow.density.saturation import SaturationFit, check_level, fit_saturation
-from pathgrow.density.types import Answer, Curve, Details, Grow, Reason, Stop, Verdict, check_delta
+from pathgrow.density.types import Answer, Curve, Details, Grow, Reason, Stop, Verdict, check_delta, open_answer
 from pathgrow.errors import require
 
 
@@ -53,30 +53,19 @@ class ExponentialRule:
     def answer(self, curve: Curve) -> Answer:
         """Return the estimate as the answer once an observed density has passed it."""
         estimate, verdict = self._estimate(curve), self.decide(curve)
+        answer = replace(open_answer(self.name, self.delta, curve, verdict), gain_level=self.level)
         if estimate is None or curve.rough[-1].density < estimate:
-            return Answer(
-                rule=self.name,
-                delta=self.delta,
-                status="unreached" if curve.at_ceiling else "open",
-                gain_level=self.level,
-                reference=curve.reference,
-                reason=verdict.reason,
-                details=verdict.details,
-            )
+            return replace(answer, status="unreached") if curve.at_ceiling else answer
         fit = self._fit(curve)
         low, high = fit.interval(0.9, self.level)
         interval = (min(low, 1.0), min(high, 1.0))
-        return Answer(
-            rule=self.name,
-            delta=self.delta,
+        return replace(
+            answer,
             status="found",
             density=estimate,
             interval=interval,
             gain_density=estimate,
             gain_interval=interval,
-            gain_level=self.level,
-            reference=curve.reference,
-            reason=verdict.reason,
             details={"fit_within_delta": fit.within(self.delta), **verdict.details},
         )
 

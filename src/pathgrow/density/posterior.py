@@ -15,6 +15,7 @@ is returned as equally weighted samples, drawn without random numbers: the same 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -105,25 +106,23 @@ def sample_posterior(
     # constant curve has no range; any tiny one then gives the same answer.
     unit = float(np.ptp(score)) or max(abs(float(score[0])), 1.0) * 1e-9
     centred = (score - score.mean()) / unit
-    prior = _NoisePrior.of(None if noise_hint is None else noise_hint / unit)
-    posterior = _posterior(rho, centred, _Shapes.all(lowest, tuple(bends)), prior)
+    # The prior of the noise, as a fraction of the range, is log-normal.
+    prior = (math.log(0.03), 1.5) if noise_hint is None else (float(np.log(np.clip(noise_hint / unit, 1e-4, 1.0))), 0.8)
+    every = np.asarray(bends)
+    shapes = _shapes(lowest, every, np.full_like(every, SPEEDS[0]), np.full_like(every, SPEEDS[1]))
+    posterior = _posterior(rho, centred, shapes, *prior)
     for _ in range(NUM_ZOOMS):
-        posterior = _posterior(rho, centred, _Shapes.near(lowest, posterior), prior)
+        posterior = _posterior(rho, centred, _zoom(lowest, posterior), *prior)
     return _sample(lowest, len(score), float(score.mean()), unit, posterior)
 
 
 @dataclass(frozen=True)
-class _NoisePrior:
-    """Log-normal prior of the noise, as a fraction of the range of the points."""
+class _Shapes:
+    """Grid cells: `NUM_SPEEDS` speeds per bend, ordered by bend."""
 
-    log_noise: float
-    spread: float
-
-    @staticmethod
-    def of(noise_hint: float | None) -> _NoisePrior:
-        if noise_hint is None:
-            return _NoisePrior(float(np.log(0.03)), 1.5)
-        return _NoisePrior(float(np.log(np.clip(noise_hint, 1e-4, 1.0))), 0.8)
+    bend: FloatArray
+    speed: FloatArray
+    log_prior: FloatArray
 
 
 @dataclass(frozen=True)
@@ -139,8 +138,10 @@ class _Grid:
     sd_rise: FloatArray
 
 
-def _posterior(rho: FloatArray, score: FloatArray, shapes: _Shapes, prior: _NoisePrior) -> _Grid:
-    log_noise = prior.log_noise + prior.spread * np.linspace(-2.5, 3.0, NUM_NOISES)
+def _posterior(
+    rho: FloatArray, score: FloatArray, shapes: _Shapes, expected_log_noise: float, noise_spread: float
+) -> _Grid:
+    log_noise = expected_log_noise + noise_spread * np.linspace(-2.5, 3.0, NUM_NOISES)
     variance = np.exp(2 * log_noise)
     h = normalized_gap(rho[None, :], float(rho[0]), shapes.bend[:, None], shapes.speed[:, None])
     mean_h = h.mean(axis=1)
@@ -151,7 +152,7 @@ def _posterior(rho: FloatArray, score: FloatArray, shapes: _Shapes, prior: _Nois
     misfit = np.sum(score**2) / variance - mean_rise**2 * precision
     log_weight = (
         shapes.log_prior[:, None]
-        - 0.5 * ((log_noise - prior.log_noise) / prior.spread) ** 2
+        - 0.5 * ((log_noise - expected_log_noise) / noise_spread) ** 2
         - (len(rho) - 1) * log_noise
         - 0.5 * misfit
         + np.log(sd_rise)
@@ -214,42 +215,26 @@ def _box_cox(density: FloatArray, bend: FloatArray) -> FloatArray:
     return transformed
 
 
-@dataclass(frozen=True)
-class _Shapes:
-    """Grid cells: `NUM_SPEEDS` speeds per bend, ordered by bend."""
+def _shapes(lowest: float, bend: FloatArray, slowest: FloatArray, fastest: FloatArray) -> _Shapes:
+    """Build a grid whose prior is log-uniform, for every bend, in the density at half of the rise."""
+    share = np.linspace(0.0, 1.0, NUM_SPEEDS)
+    speed = slowest[:, None] * (fastest / slowest)[:, None] ** share / _range_of_b(lowest, bend)[:, None]
+    bends = np.broadcast_to(bend[:, None], speed.shape)
+    half = _density_at(np.full(speed.shape, 0.5), lowest, bends, speed)
+    log_prior = np.log(np.abs(np.gradient(np.log(half), axis=1)))
+    return _Shapes(bends.ravel(), speed.ravel(), log_prior.ravel())
 
-    bend: FloatArray
-    speed: FloatArray
-    log_prior: FloatArray
 
-    @staticmethod
-    @lru_cache(maxsize=32)
-    def all(lowest: float, bends: tuple[float, ...]) -> _Shapes:
-        """Return the grid over the whole prior."""
-        every = np.asarray(bends)
-        return _Shapes._grid(lowest, every, np.full_like(every, SPEEDS[0]), np.full_like(every, SPEEDS[1]))
-
-    @staticmethod
-    def near(lowest: float, coarse: _Grid) -> _Shapes:
-        """Return a finer grid over the cells with posterior mass: precise points fall between coarse cells."""
-        possible = (coarse.weight.max(axis=1) > 1e-5).reshape(-1, NUM_SPEEDS)
-        kept = possible.any(axis=1)
-        bend = coarse.shapes.bend.reshape(-1, NUM_SPEEDS)[kept, 0]
-        speed = coarse.shapes.speed.reshape(-1, NUM_SPEEDS)[kept] * _range_of_b(lowest, bend)[:, None]
-        step = speed[:, 1] / speed[:, 0]
-        low = np.where(possible[kept], speed, np.inf).min(axis=1) / step
-        high = np.where(possible[kept], speed, 0.0).max(axis=1) * step
-        return _Shapes._grid(lowest, bend, np.maximum(low, SPEEDS[0]), np.minimum(high, SPEEDS[1]))
-
-    @staticmethod
-    def _grid(lowest: float, bend: FloatArray, low: FloatArray, high: FloatArray) -> _Shapes:
-        """Build a grid whose prior is log-uniform, for every bend, in the density at half of the rise."""
-        share = np.linspace(0.0, 1.0, NUM_SPEEDS)
-        speed = low[:, None] * (high / low)[:, None] ** share / _range_of_b(lowest, bend)[:, None]
-        bends = np.broadcast_to(bend[:, None], speed.shape)
-        half = _density_at(np.full(speed.shape, 0.5), lowest, bends, speed)
-        log_prior = np.log(np.abs(np.gradient(np.log(half), axis=1)))
-        return _Shapes(bends.ravel(), speed.ravel(), log_prior.ravel())
+def _zoom(lowest: float, coarse: _Grid) -> _Shapes:
+    """Return a finer grid over the cells with posterior mass: precise points fall between coarse cells."""
+    possible = (coarse.weight.max(axis=1) > 1e-5).reshape(-1, NUM_SPEEDS)
+    kept = possible.any(axis=1)
+    bend = coarse.shapes.bend.reshape(-1, NUM_SPEEDS)[kept, 0]
+    speed = coarse.shapes.speed.reshape(-1, NUM_SPEEDS)[kept] * _range_of_b(lowest, bend)[:, None]
+    step = speed[:, 1] / speed[:, 0]
+    slowest = np.where(possible[kept], speed, np.inf).min(axis=1) / step
+    fastest = np.where(possible[kept], speed, 0.0).max(axis=1) * step
+    return _shapes(lowest, bend, np.maximum(slowest, SPEEDS[0]), np.minimum(fastest, SPEEDS[1]))
 
 
 def _range_of_b(lowest: float, bend: FloatArray) -> FloatArray:

@@ -55,6 +55,7 @@ from pathgrow.density.types import (
     Stop,
     Verdict,
     check_delta,
+    open_answer,
 )
 from pathgrow.errors import UserError, require
 
@@ -116,35 +117,14 @@ class ProbeRule:
     def answer(self, curve: Curve) -> Answer:
         """Return both answers with their credible intervals."""
         verdict, estimate = _verdict(self, curve), estimate_from_probes(curve, self.delta)
+        answer = open_answer(self.name, self.delta, curve, verdict)
         if estimate is None:
-            return Answer(
-                rule=self.name,
-                delta=self.delta,
-                status="open",
-                reference=curve.reference,
-                reason=verdict.reason,
-                details={"probes": len(curve.probes), "probes_needed": MIN_POINTS, **verdict.details},
+            return replace(
+                answer, details={"probes": len(curve.probes), "probes_needed": MIN_POINTS, **verdict.details}
             )
         status, density, interval = _delta_answer(curve, estimate)
         gain, gain_interval = _gain_answer(curve, estimate)
-        allowed = allowed_gap(self.delta, estimate.densest.epochs, curve.full_epochs)[0]
-        return Answer(
-            rule=self.name,
-            delta=self.delta,
-            status=status,
-            density=density,
-            interval=interval,
-            gain_density=gain,
-            gain_interval=gain_interval,
-            reference=estimate.reference,
-            allowed=allowed if allowed > self.delta else None,
-            reason=verdict.reason,
-            details={**self._details(curve, estimate), **verdict.details},
-        )
-
-    def _details(self, curve: Curve, estimate: DensityEstimate) -> Details:
-        densest, gain = estimate.densest, _gain_answer(curve, estimate)[0]
-        median = quantiles(estimate.delta_density, (0.5,))[0]
+        densest, median = estimate.densest, quantiles(estimate.delta_density, (0.5,))[0]
         details: dict[str, float | int | str | None] = {
             "quantile": QUANTILE,
             "median_density": median if median <= 1.0 else None,
@@ -164,7 +144,17 @@ class ProbeRule:
                 "probe_epochs": densest.epochs,
                 "full_epochs": curve.full_epochs,
             }
-        return details
+        return replace(
+            answer,
+            status=status,
+            density=density,
+            interval=interval,
+            gain_density=gain,
+            gain_interval=gain_interval,
+            reference=estimate.reference,
+            allowed=allowed if allowed > self.delta else None,
+            details={**details, **verdict.details},
+        )
 
     def _decide(self, curve: Curve, estimate: DensityEstimate | None) -> Verdict:
         if not curve.rough:

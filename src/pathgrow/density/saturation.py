@@ -7,9 +7,8 @@ search runs over the rate alone and does not depend on a starting point.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -48,11 +47,6 @@ class SaturationFit:
         """Whether the points do not rise with density, which leaves no gain to reach 95% of."""
         return self.gain == 0.0
 
-    @property
-    def ceiling(self) -> float:
-        """The asymptote. An extrapolation: prefer a measured reference."""
-        return self.p0 + self.gain
-
     def operating_density(self, level: float = 0.95) -> float:
         """Return the smallest density that reaches `level` of the gain.
 
@@ -71,30 +65,31 @@ class SaturationFit:
 
         An end that the points do not bound is 0 or infinity; a flat curve bounds neither.
         """
-        if self.flat:
-            return 0.0, math.inf
+        require(0.0 < confidence < 1.0, "confidence", confidence, "in (0, 1)", 0.9)
         rho, score = np.asarray(self.densities), np.asarray(self.performances)
+        num_free = len(rho) - NUM_PARAMETERS
+        if self.flat or num_free < 1:  # with as many parameters as points, no residual tells the noise
+            return 0.0, math.inf
         reach = -math.log1p(-level)
-        low, high = _profile_interval(
-            lambda rate: float(_project(_shape(rho, np.array([rate])), score).residual[0]),
-            best=self.rate,
-            least=float(np.sum((score - self.predict(rho)) ** 2)),
-            edges=(_slowest(rho), _fastest(rho)),
-            num_free=len(rho) - NUM_PARAMETERS,
-            confidence=confidence,
-            exact=len(rho) * (1e-9 * self.gain) ** 2,
-        )
-        return reach / high, reach / low if low > 0 else math.inf
+        least = float(np.sum((score - self.predict(rho)) ** 2))
+        if least <= len(rho) * (1e-9 * self.gain) ** 2:  # rounding
+            return reach / self.rate, reach / self.rate
+        allowed = least * (1.0 + float(student_t.ppf(0.5 + confidence / 2, num_free)) ** 2 / num_free)
 
-    @overload
-    def predict(self, density: float) -> float: ...
-    @overload
-    def predict(self, density: ArrayLike) -> FloatArray: ...
-    def predict(self, density: float | ArrayLike) -> float | FloatArray:
+        def excess(log_rate: float) -> float:
+            return float(_project(rho, score, np.array([math.exp(log_rate)]))[2][0]) - allowed
+
+        best, (slowest, fastest) = math.log(self.rate), map(math.log, _rate_range(rho))
+        left, right = min(slowest, best), max(fastest, best)
+        low = reach / math.exp(brentq(excess, best, right, xtol=1e-10)) if excess(right) > 0 else 0.0
+        high = reach / math.exp(brentq(excess, left, best, xtol=1e-10)) if excess(left) > 0 else math.inf
+        return low, high
+
+    def predict(self, density: ArrayLike) -> FloatArray:
         """Return the value of the curve at one density or at an array of them."""
         rho = np.asarray(density, dtype=np.float64)
-        value = np.full_like(rho, self.p0) if self.flat else self.p0 - self.gain * np.expm1(-self.rate * rho)
-        return float(value) if value.ndim == 0 else value
+        value: FloatArray = self.p0 - self.gain * np.expm1(-(0.0 if self.flat else self.rate) * rho)
+        return value
 
 
 def fit_saturation(densities: Sequence[float], performances: Sequence[float]) -> SaturationFit:
@@ -116,19 +111,19 @@ def fit_saturation(densities: Sequence[float], performances: Sequence[float]) ->
     (0.15, [0.14, 0.16])
     """
     rho, score = sorted_points(densities, performances, NUM_PARAMETERS)
-    grid = np.geomspace(_slowest(rho), _fastest(rho), 400)
-    residual = _project(_shape(rho, grid), score).residual
+    grid = np.geomspace(*_rate_range(rho), 400)
+    residual = _project(rho, score, grid)[2]
     best = int(np.argmin(residual))
     around = np.log(grid[[max(best - 1, 0), min(best + 1, len(grid) - 1)]])
     found = minimize_scalar(
-        lambda log_rate: float(_project(_shape(rho, np.exp([log_rate])), score).residual[0]),
+        lambda log_rate: float(_project(rho, score, np.exp([log_rate]))[2][0]),
         bounds=(float(around[0]), float(around[1])),
         method="bounded",
         options={"xatol": 1e-13},
     )
     rate = float(np.exp(found.x)) if found.fun <= residual[best] else float(grid[best])
-    p0, gain, _ = (float(x[0]) for x in _project(_shape(rho, np.array([rate])), score))
-    rise = gain * float(np.ptp(_shape(rho, np.array([rate]))))
+    p0, gain, _ = (float(x[0]) for x in _project(rho, score, np.array([rate])))
+    rise = gain * float(np.ptp(np.expm1(-rate * rho)))
     if rise <= ROUNDING * float(np.abs(score).max()):
         p0, gain, rate = float(score.mean()), 0.0, math.nan
     return SaturationFit(p0=p0, gain=gain, rate=rate, densities=tuple(rho.tolist()), performances=tuple(score.tolist()))
@@ -162,68 +157,19 @@ def check_level(level: float) -> None:
     require(0.0 <= level < 1.0, "level", level, "in [0, 1)", 0.95)
 
 
-class _Projection(NamedTuple):
-    """The best `p0` and non-negative `gain` for each row of shape values, and the residual sum of squares."""
-
-    p0: FloatArray
-    gain: FloatArray
-    residual: FloatArray
-
-
-def _project(shape_values: FloatArray, scores: FloatArray) -> _Projection:
-    """Solve for `p0` and `gain >= 0`; `shape_values` is (shapes, points)."""
+def _project(rho: FloatArray, scores: FloatArray, rates: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return, for each rate, the best `p0` and `gain >= 0`, and the residual sum of squares."""
+    shape = -np.expm1(-rates[:, None] * rho[None, :])
     mean_score = scores.mean()
-    centred = shape_values - shape_values.mean(axis=1, keepdims=True)
+    centred = shape - shape.mean(axis=1, keepdims=True)
     spread = np.sum(centred**2, axis=1)
     slope = centred @ (scores - mean_score) / np.where(spread > 0, spread, 1.0)
     gain = np.maximum(slope, 0.0)
-    p0 = mean_score - gain * shape_values.mean(axis=1)
-    residual = np.sum((scores - p0[:, None] - gain[:, None] * shape_values) ** 2, axis=1)
-    return _Projection(p0, gain, residual)
+    p0 = mean_score - gain * shape.mean(axis=1)
+    residual = np.sum((scores - p0[:, None] - gain[:, None] * shape) ** 2, axis=1)
+    return p0, gain, residual
 
 
-def _profile_interval(
-    residual_at: Callable[[float], float],
-    best: float,
-    least: float,
-    edges: tuple[float, float],
-    num_free: int,
-    confidence: float,
-    exact: float,
-) -> tuple[float, float]:
-    """Return the values around `best` that the data allow, by the likelihood profiled over all other parameters.
-
-    An unbounded end is 0 or infinity. A residual up to `exact` counts as rounding.
-    """
-    require(0.0 < confidence < 1.0, "confidence", confidence, "in (0, 1)", 0.9)
-    if num_free < 1:
-        return 0.0, math.inf  # as many parameters as points: no residual to estimate the noise from
-    if least <= exact:
-        return best, best
-    allowed = least * (1.0 + float(student_t.ppf(0.5 + confidence / 2, num_free)) ** 2 / num_free)
-
-    def excess(log_value: float) -> float:
-        return residual_at(math.exp(log_value)) - allowed
-
-    low, high = 0.0, math.inf
-    centre = math.log(best)
-    left, right = min(math.log(edges[0]), centre), max(math.log(edges[1]), centre)
-    if excess(left) > 0:
-        low = math.exp(brentq(excess, left, centre, xtol=1e-10))
-    if excess(right) > 0:
-        high = math.exp(brentq(excess, centre, right, xtol=1e-10))
-    return low, high
-
-
-def _shape(rho: FloatArray, rates: FloatArray) -> FloatArray:
-    return -np.expm1(-rates[:, None] * rho[None, :])
-
-
-def _slowest(rho: FloatArray) -> float:
-    """Smallest rate considered: below it the curve is a straight line over these points."""
-    return 0.03 / float(rho[-1])
-
-
-def _fastest(rho: FloatArray) -> float:
-    """Largest rate considered: above it the curve has saturated before the first point."""
-    return 20.0 / float(rho[rho > 0][0])
+def _rate_range(rho: FloatArray) -> tuple[float, float]:
+    """Return a rate at which the curve is a straight line over the points, and one that saturates before the first."""
+    return 0.03 / float(rho[-1]), 20.0 / float(rho[rho > 0][0])

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from pathgrow.density.estimate import LEVEL, DensityEstimate, estimate_from_points, quantiles, trajectory_noise
-from pathgrow.density.types import Answer, Curve, Details, Grow, Reason, Stop, Verdict, check_delta
+from pathgrow.density.types import Answer, Curve, Details, Grow, Reason, Stop, Verdict, check_delta, open_answer
 from pathgrow.errors import require
 
 WIDENING = 2.0
@@ -43,14 +43,7 @@ class TrajectoryRule:
         """Return both answers with wide intervals."""
         estimate = self._estimate(curve)
         verdict = self._decide(curve, estimate)
-        nothing = Answer(
-            rule=self.name,
-            delta=self.delta,
-            status="open",
-            reference=curve.reference,
-            reason=verdict.reason,
-            details=verdict.details,
-        )
+        nothing = open_answer(self.name, self.delta, curve, verdict)
         if estimate is None:
             return nothing
         is_unmatched = curve.reference is not None and estimate.reference.kind == "densest"

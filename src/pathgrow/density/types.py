@@ -105,9 +105,6 @@ class Reference:
     kind: Literal["given", "dense", "densest"]
     epochs: int | None = None
 
-    def __float__(self) -> float:
-        return self.score
-
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
@@ -136,37 +133,34 @@ class Curve:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grow:
-    """Grow the trunk by another round."""
-
+class _Verdict:
     stop: ClassVar[bool] = False
     reason: str
     """A `Reason`, or the sentence of a user-defined rule."""
     details: Details = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grow(_Verdict):
+    """Grow the trunk by another round."""
+
     up_to: float | None = None
     """Grow no further than this density; None: a whole step."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Probe:
+class Probe(_Verdict):
     """Train copies of the networks visited in `rounds`, concurrently if the device allows."""
 
-    stop: ClassVar[bool] = False
     rounds: tuple[int, ...]
     """At least one. Each was visited (or is `DENSE`), was not probed before, and is listed once."""
-    reason: str
-    """A `Reason`, or the sentence of a user-defined rule."""
-    details: Details = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stop:
+class Stop(_Verdict):
     """End the search."""
 
     stop: ClassVar[bool] = True
-    reason: str
-    """A `Reason`, or the sentence of a user-defined rule."""
-    details: Details = field(default_factory=dict)
 
 
 Verdict = Grow | Probe | Stop
@@ -209,6 +203,12 @@ class Answer:
     `unmatched_reference`: score of a reference that was not used, since no network came near it; `fit_within_delta`:
     where the fit comes within delta of its own asymptote; `probes`, `probes_needed`: too few probes for an answer.
     """
+
+
+def open_answer(rule: str, delta: float, curve: Curve, verdict: Verdict) -> Answer:
+    """Return the answer of a rule that has observed too little."""
+    reason, details = verdict.reason, verdict.details
+    return Answer(rule=rule, delta=delta, status="open", reference=curve.reference, reason=reason, details=details)
 
 
 class Rule(Protocol):

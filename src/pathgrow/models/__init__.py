@@ -16,8 +16,7 @@ from pathgrow.errors import UserError, is_int, is_number, unknown_name
 from pathgrow.models.blocks import ReferenceModel
 from pathgrow.models.mlp import MLP
 from pathgrow.models.pit import PiT
-from pathgrow.models.resnet_cifar import ResNetCifar
-from pathgrow.models.resnet_imagenet import ResNet
+from pathgrow.models.resnet import ResNet, ResNetCifar
 from pathgrow.models.timm_model import TimmModel, timm_defaults
 from pathgrow.models.vit import ViT
 from pathgrow.models.wide_resnet import WideResNet

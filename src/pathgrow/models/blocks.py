@@ -1,14 +1,17 @@
-"""Building blocks shared by the models: their base class, weight initialization and residual blocks."""
+"""What the models share: their base classes and weight initialization."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pathgrow.errors import UserError
+
+Block = Callable[[int, int, int], nn.Module]
+"""Maps input channels, output channels and stride to a residual block."""
 
 
 class ReferenceModel(nn.Module):
@@ -54,60 +57,30 @@ def check_drop_rate(name: str, value: float) -> None:
         raise UserError(f"{name} must be in [0, 1), got {value}")
 
 
-class BasicBlock(nn.Module):
-    """Two 3x3 convolutions; parameter names are those of torchvision."""
+class ResidualNetwork(ReferenceModel):
+    """A stem, residual stages `layer1`, `layer2`, ..., average pooling and the linear classifier `fc`."""
 
-    expansion: ClassVar[int] = 1
+    fc: nn.Linear
 
-    def __init__(self, channels_in: int, width: int, stride: int = 1) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(channels_in, width, 3, stride, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.downsample = _shortcut(channels_in, width, stride)
+    def add_stages(self, block: Block, channels: int, widths: Sequence[int], depths: Sequence[int]) -> None:
+        """Add stages of `depths` blocks with these output channels; all but the first halve the resolution."""
+        self.num_stages = len(depths)
+        for number, (width, depth) in enumerate(zip(widths, depths, strict=True), start=1):
+            first = block(channels, width, 1 if number == 1 else 2)
+            self.add_module(f"layer{number}", nn.Sequential(first, *(block(width, width, 1) for _ in range(depth - 1))))
+            channels = width
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.bn1(self.conv1(x)))
-        y = self.bn2(self.conv2(y))
-        return F.relu(y + (x if self.downsample is None else self.downsample(x)))
-
-
-class Bottleneck(nn.Module):
-    """Convolutions of 1x1, 3x3 and 1x1. The 3x3 has the stride: in the first 1x1 it would skip 3 of 4 pixels."""
-
-    expansion: ClassVar[int] = 4
-
-    def __init__(self, channels_in: int, width: int, stride: int = 1) -> None:
-        super().__init__()
-        channels_out = width * self.expansion
-        self.conv1 = nn.Conv2d(channels_in, width, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.conv3 = nn.Conv2d(width, channels_out, 1, bias=False)
-        self.bn3 = nn.BatchNorm2d(channels_out)
-        self.downsample = _shortcut(channels_in, channels_out, stride)
+    def stem(self, x: Tensor) -> Tensor:
+        """Return the input of the first stage."""
+        raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.bn1(self.conv1(x)))
-        y = F.relu(self.bn2(self.conv2(y)))
-        y = self.bn3(self.conv3(y))
-        return F.relu(y + (x if self.downsample is None else self.downsample(x)))
+        x = self.stem(x)
+        for number in range(1, self.num_stages + 1):
+            x = getattr(self, f"layer{number}")(x)
+        logits: Tensor = self.fc(F.adaptive_avg_pool2d(self.activate(x), 1).flatten(1))
+        return logits
 
-
-def _shortcut(channels_in: int, channels_out: int, stride: int) -> nn.Sequential | None:
-    """Return a projection if the shape changes, None for the identity."""
-    if stride == 1 and channels_in == channels_out:
-        return None
-    projection = nn.Conv2d(channels_in, channels_out, 1, stride, bias=False)
-    return nn.Sequential(projection, nn.BatchNorm2d(channels_out))
-
-
-def residual_stage(
-    block: type[BasicBlock | Bottleneck], channels_in: int, width: int, depth: int, stride: int
-) -> nn.Sequential:
-    """Return `depth` blocks, the first of which may change resolution and channels."""
-    channels_out = width * block.expansion
-    first = block(channels_in, width, stride)
-    return nn.Sequential(first, *(block(channels_out, width) for _ in range(depth - 1)))
+    def activate(self, x: Tensor) -> Tensor:
+        """Return the input of the pooling, given the output of the last stage."""
+        return x

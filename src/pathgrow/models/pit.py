@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
 from pathgrow.errors import UserError
-from pathgrow.models.blocks import ReferenceModel, check_drop_rate, xavier_
-from pathgrow.models.transformer import Attention, Block, Patches, check_heads, check_patch, hidden_units
+from pathgrow.models.transformer import Attention, Block, Patches, VisionTransformer
 
 
 class Pool(nn.Module):
@@ -30,7 +28,7 @@ class Pool(nn.Module):
         return torch.cat([self.fc(tokens[:, :1]), self.conv(map_).flatten(2).transpose(1, 2)], dim=1)
 
 
-class PiT(ReferenceModel):
+class PiT(VisionTransformer):
     """Patch embedding, class token, and stages of transformer blocks with pooling layers between them.
 
     Parameters
@@ -59,45 +57,29 @@ class PiT(ReferenceModel):
         drop_path: float = 0.0,
         generator: torch.Generator | None = None,
     ) -> None:
-        super().__init__((in_channels, image_size, image_size))
-        check_patch(image_size, patch)
-        check_drop_rate("drop_path", drop_path)
-        _check_stages(dims, depths, heads)
-        side = image_size // patch
+        super().__init__(in_channels, image_size, patch, drop_path)
+        if not len(dims) == len(depths) == len(heads) > 0:
+            raise UserError(
+                "dims, depths and heads must have one entry per stage, got "
+                f"{len(dims)}, {len(depths)} and {len(heads)} entries"
+            )
+        num_positions = (image_size // patch) ** 2
         self.patch_embed = Patches(in_channels, dims[0], patch)
-        self.cls_token = nn.Parameter(torch.empty(1, 1, dims[0]))
-        self.pos_embed = nn.Parameter(torch.empty(1, side**2, dims[0]))
         stages: list[nn.Module] = []
-        before = None
-        for dim, depth, num_heads in zip(dims, depths, heads, strict=True):
-            if before is not None:
+        before, side = dims[0], image_size // patch
+        for number, (dim, depth, num_heads) in enumerate(zip(dims, depths, heads, strict=True)):
+            if dim % before:
+                raise UserError(f"each of dims must be a multiple of the previous one, got {dim} after {before}")
+            if number:
                 stages.append(Pool(before, dim, side))
                 side = (side + 1) // 2
-            hidden = hidden_units(dim, mlp_ratio)
-            stages.extend(Block(Attention(dim, num_heads), dim, hidden, drop_path) for _ in range(depth))
+            stages.extend(Block(Attention(dim, num_heads), dim, mlp_ratio, drop_path) for _ in range(depth))
             before = dim
         self.stages = nn.Sequential(*stages)
-        self.norm = nn.LayerNorm(dims[-1])
-        self.head = nn.Linear(dims[-1], classes)
-        xavier_(self, generator)
-        nn.init.normal_(self.cls_token, std=0.02, generator=generator)
-        nn.init.normal_(self.pos_embed, std=0.02, generator=generator)
+        self.add_tokens_and_head(dims[0], num_positions, dims[-1], classes, generator)
 
     def forward(self, x: Tensor) -> Tensor:
         patches = self.patch_embed(x) + self.pos_embed
         tokens = torch.cat([self.cls_token.expand(len(x), -1, -1), patches], dim=1)
         logits: Tensor = self.head(self.norm(self.stages(tokens)[:, 0]))
         return logits
-
-
-def _check_stages(dims: Sequence[int], depths: Sequence[int], heads: Sequence[int]) -> None:
-    if not len(dims) == len(depths) == len(heads) > 0:
-        raise UserError(
-            "dims, depths and heads must have one entry per stage, got "
-            f"{len(dims)}, {len(depths)} and {len(heads)} entries"
-        )
-    for dim, num_heads in zip(dims, heads, strict=True):
-        check_heads(dim, num_heads)
-    for narrow, wide in pairwise(dims):
-        if wide % narrow:
-            raise UserError(f"each of dims must be a multiple of the previous one, got {wide} after {narrow}")

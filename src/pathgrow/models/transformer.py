@@ -7,6 +7,30 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pathgrow.errors import UserError
+from pathgrow.models.blocks import ReferenceModel, check_drop_rate, xavier_
+
+
+class VisionTransformer(ReferenceModel):
+    """Base of ViT and PiT: a class token, learned positions, and a classifier that reads the class token."""
+
+    def __init__(self, in_channels: int, image_size: int, patch: int, drop_path: float) -> None:
+        super().__init__((in_channels, image_size, image_size))
+        if image_size % patch:
+            raise UserError(f"patch must divide image_size ({image_size}), got {patch}")
+        check_drop_rate("drop_path", drop_path)
+
+    def add_tokens_and_head(
+        self, dim: int, num_positions: int, dim_out: int, classes: int, generator: torch.Generator | None
+    ) -> None:
+        """Add what surrounds the blocks, and initialize all weights."""
+        self.cls_token = nn.Parameter(torch.empty(1, 1, dim))
+        self.pos_embed = nn.Parameter(torch.empty(1, num_positions, dim))
+        self.norm = nn.LayerNorm(dim_out)
+        self.head = nn.Linear(dim_out, classes)
+        xavier_(self, generator)
+        # Small, so a token's content initially outweighs its position.
+        nn.init.normal_(self.cls_token, std=0.02, generator=generator)
+        nn.init.normal_(self.pos_embed, std=0.02, generator=generator)
 
 
 class Patches(nn.Conv2d):
@@ -24,6 +48,8 @@ class Attention(nn.Module):
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
+        if dim % heads:
+            raise UserError(f"heads must divide dim ({dim}), got {heads}")
         self.heads = heads
         self.qkv = nn.Linear(dim, 3 * dim, bias=False)
         self.proj = nn.Linear(dim, dim)
@@ -67,8 +93,11 @@ class LocalityAttention(Attention):
 class Block(nn.Module):
     """Pre-norm transformer block with stochastic depth: training drops each branch of a sample with `drop_path`."""
 
-    def __init__(self, attention: Attention, dim: int, hidden: int, drop_path: float) -> None:
+    def __init__(self, attention: Attention, dim: int, mlp_ratio: float, drop_path: float) -> None:
         super().__init__()
+        hidden = round(mlp_ratio * dim)
+        if hidden < 1:
+            raise UserError(f"mlp_ratio must leave at least one hidden unit, got {mlp_ratio} (dim {dim})")
         self.drop_path = drop_path
         self.norm1 = nn.LayerNorm(dim)
         self.attn = attention
@@ -85,23 +114,3 @@ class Block(nn.Module):
             return branch
         # Dropout of one value per sample gives 0 or 1/(1 - p), which is scaled stochastic depth.
         return branch * F.dropout(branch.new_ones(branch.shape[0], 1, 1), self.drop_path)
-
-
-def check_patch(image_size: int, patch: int) -> None:
-    """Refuse a patch size that does not divide the image size."""
-    if image_size % patch:
-        raise UserError(f"patch must divide image_size ({image_size}), got {patch}")
-
-
-def check_heads(dim: int, heads: int) -> None:
-    """Refuse a number of heads that does not divide the embedding dimension."""
-    if dim % heads:
-        raise UserError(f"heads must divide dim ({dim}), got {heads}")
-
-
-def hidden_units(dim: int, mlp_ratio: float) -> int:
-    """Return the hidden width of a block's MLP."""
-    hidden = round(mlp_ratio * dim)
-    if hidden < 1:
-        raise UserError(f"mlp_ratio must leave at least one hidden unit, got {mlp_ratio} (dim {dim})")
-    return hidden

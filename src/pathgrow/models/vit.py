@@ -7,16 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pathgrow.errors import UserError
-from pathgrow.models.blocks import ReferenceModel, check_drop_rate, xavier_
-from pathgrow.models.transformer import (
-    Attention,
-    Block,
-    LocalityAttention,
-    Patches,
-    check_heads,
-    check_patch,
-    hidden_units,
-)
+from pathgrow.models.transformer import Attention, Block, LocalityAttention, Patches, VisionTransformer
 
 
 class ShiftedPatches(nn.Module):
@@ -44,7 +35,7 @@ class ShiftedPatches(nn.Module):
         return tokens
 
 
-class ViT(ReferenceModel):
+class ViT(VisionTransformer):
     """Patch embedding, class token and learned positions, followed by pre-norm blocks.
 
     Parameters
@@ -77,26 +68,15 @@ class ViT(ReferenceModel):
         lsa: bool = False,
         generator: torch.Generator | None = None,
     ) -> None:
-        super().__init__((in_channels, image_size, image_size))
-        check_patch(image_size, patch)
-        check_heads(dim, heads)
-        check_drop_rate("drop_path", drop_path)
-        hidden = hidden_units(dim, mlp_ratio)
+        super().__init__(in_channels, image_size, patch, drop_path)
         tokens = (image_size // patch) ** 2 + 1
         self.patch_embed = (ShiftedPatches if spt else Patches)(in_channels, dim, patch)
-        self.cls_token = nn.Parameter(torch.empty(1, 1, dim))
-        self.pos_embed = nn.Parameter(torch.empty(1, tokens, dim))
         blocks = []
         for _ in range(depth):
             attention = LocalityAttention(dim, heads, tokens) if lsa else Attention(dim, heads)
-            blocks.append(Block(attention, dim, hidden, drop_path))
+            blocks.append(Block(attention, dim, mlp_ratio, drop_path))
         self.blocks = nn.Sequential(*blocks)
-        self.norm = nn.LayerNorm(dim)
-        self.head = nn.Linear(dim, classes)
-        xavier_(self, generator)
-        # Small, so a token's content initially outweighs its position.
-        nn.init.normal_(self.cls_token, std=0.02, generator=generator)
-        nn.init.normal_(self.pos_embed, std=0.02, generator=generator)
+        self.add_tokens_and_head(dim, tokens, dim, classes, generator)
 
     def forward(self, x: Tensor) -> Tensor:
         patches = self.patch_embed(x)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pathgrow.errors import UserError
-from pathgrow.models.blocks import ReferenceModel, check_drop_rate, kaiming_
+from pathgrow.models.blocks import ResidualNetwork, check_drop_rate, kaiming_
 
 
 class PreActBlock(nn.Module):
@@ -34,7 +36,7 @@ class PreActBlock(nn.Module):
         return out
 
 
-class WideResNet(ReferenceModel):
+class WideResNet(ResidualNetwork):
     """Three stages of pre-activation blocks at full, half and quarter resolution.
 
     Parameters
@@ -67,23 +69,16 @@ class WideResNet(ReferenceModel):
         if depth < 10 or (depth - 4) % 6:
             raise UserError(f"the depth of a wide ResNet must be 6n + 4 (e.g. 22 or 28), got {depth}")
         check_drop_rate("dropout", dropout)
-        blocks = (depth - 4) // 6
         widths = [width * widen * 2**stage for stage in range(3)]
         self.conv1 = nn.Conv2d(in_channels, width, 3, padding=1, bias=False)
-        self.layer1 = _stage(width, widths[0], blocks, 1, dropout)
-        self.layer2 = _stage(widths[0], widths[1], blocks, 2, dropout)
-        self.layer3 = _stage(widths[1], widths[2], blocks, 2, dropout)
+        self.add_stages(partial(PreActBlock, dropout=dropout), width, widths, 3 * [(depth - 4) // 6])
         self.bn = nn.BatchNorm2d(widths[2])
         self.fc = nn.Linear(widths[2], classes)
         kaiming_(self, generator)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.layer3(self.layer2(self.layer1(self.conv1(x))))
-        x = F.adaptive_avg_pool2d(F.relu(self.bn(x)), 1).flatten(1)
-        logits: Tensor = self.fc(x)
-        return logits
+    def stem(self, x: Tensor) -> Tensor:
+        stem: Tensor = self.conv1(x)
+        return stem
 
-
-def _stage(channels_in: int, channels_out: int, blocks: int, stride: int, dropout: float) -> nn.Sequential:
-    first = PreActBlock(channels_in, channels_out, stride, dropout)
-    return nn.Sequential(first, *(PreActBlock(channels_out, channels_out, 1, dropout) for _ in range(blocks - 1)))
+    def activate(self, x: Tensor) -> Tensor:
+        return F.relu(self.bn(x))
