@@ -105,7 +105,7 @@ def test_intervals_stand_once_and_densities_have_one_format(report: RunReport, s
 def test_the_findings_of_a_training_say_each_number_in_its_place() -> None:
     assert text.findings(training_report()) == [
         ("method", "rigl"),
-        ("model", "12.3% of the prunable weights (1,234 of 10,000); 23.4% of the model"),
+        ("model", "12.3% of the prunable weights (1,234 of 10,000); 23.4% of model"),
         ("accuracy", "91.11% validation, 82.22% test"),
         ("trained", "57 epochs"),
         ("training cost", "0.678x dense training (4.56 GFLOPs)"),

@@ -48,7 +48,7 @@ def curve_png(report: RunReport, *, dpi: int = 220) -> bytes:
         axes = figure.add_subplot()
         draw_curve(axes, report)
         axes.set_title(
-            textwrap.fill(headline(report), 62), loc="left", fontsize=9, fontweight="bold", color=INK, pad=18
+            textwrap.fill(headline(report), 58), loc="left", fontsize=9, fontweight="bold", color=INK, pad=18
         )
         name = textwrap.shorten(subject(report), 80, placeholder="...")
         axes.text(0, 1.02, name, transform=axes.transAxes, fontsize=8.5, color=GREY)
@@ -118,9 +118,11 @@ def draw_curve(axes: Axes, report: RunReport) -> None:
 def _draw_reference(axes: Axes, report: RunReport, window: PlotWindow) -> None:
     if report.reference is None or report.target_score is None:
         return
+    # Above its line the label of the target stays clear of the curve, but it needs 5% of the height there.
+    has_room = window.y(report.reference.score) - window.y(report.target_score) > 0.055
     levels = (
         (report.reference.score, reference_label(report), 3, "-"),
-        (report.target_score, goal_label(report), -10, (0, (4, 3))),
+        (report.target_score, goal_label(report), 3 if has_room else -10, (0, (4, 3))),
     )
     for score, text, offset, line in levels:
         axes.axhline(score, color=INK, linewidth=1.0, linestyle=line, zorder=2)

@@ -64,7 +64,7 @@ def findings(report: RunReport) -> list[tuple[str, str]]:
     time = ", ".join(f"{name} {duration(seconds)}" for name, seconds in times if seconds)
     return [
         *([("method", printable(report.method.name))] if answer is None else _answer_findings(report, answer)),
-        ("model", f"{size}; {percent(network.density_model)} of the model"),
+        ("model", f"{size}; {percent(network.density_model)} of model"),
         *([] if answer is None or network.round is None else [("mask", _mask(report, answer))]),
         (score_format(report).name, _scores(report)),
         ("trained", _trained(report)),
