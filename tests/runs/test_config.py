@@ -28,6 +28,7 @@ from pathgrow.runs.training import train
 from pathgrow.trainer import Trainer, recipes
 from pathgrow.trainer.interface import Job
 from pathgrow.trainer.recipes import Recipe
+from tests.support.finished_runs import finished
 
 SHARED: dict[str, Any] = {"model_options": {"widths": [16]}, "threads": 1, "seed": 5, "fold": 3}
 
@@ -304,3 +305,58 @@ def test_configs_are_strict(given: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as refused:
         DiscoverConfig.from_dict(given)
     assert str(refused.value).startswith(message)
+
+
+# The budget of another run
+
+
+def matched(run: Path, match: str = "flops", **given: Any) -> TrainConfig:
+    values = {"method": "random", "density": 0.25, "model_options": {"inputs": 64, "widths": [8]}, "threads": 1}
+    return TrainConfig.from_dict({**values, "match": match, "match_run": str(run), **given})
+
+
+def spender(path: Path, **given: Any) -> Path:
+    return finished(path, model_options={"inputs": 64, "widths": [8]}, flops=12345, **given)
+
+
+def test_the_budget_of_another_run_is_what_it_spent_in_the_same_unit(tmp_path: Path) -> None:
+    run = spender(tmp_path / "run")
+    values = json.loads((run / "report.json").read_text())
+    values["ledger"] |= {"epochs_times_parameters": 700.5, "epochs_times_prunable": 600.25}
+    (run / "report.json").write_text(json.dumps(values))
+    budgets = [matched(run, match).resolved().match_budget for match in ("flops", "parameters", "prunable")]
+    assert budgets == [12345, 700.5, 600.25]
+    values["ledger"] |= {"epochs_times_prunable": None}
+    (run / "report.json").write_text(json.dumps(values))
+    with pytest.raises(UserError, match="does not report epochs x prunable; use --match flops"):
+        matched(run, "prunable").resolved()
+
+
+@pytest.mark.parametrize("other", [{"fold": 2}, {"model": "resnet20", "model_options": {}}, {"model_options": {}}])
+def test_a_run_with_other_data_or_another_model_is_refused(tmp_path: Path, other: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="for the same data and model only"):
+        matched(spender(tmp_path / "run"), **other).resolved()
+
+
+def test_an_unfinished_run_is_refused(tmp_path: Path) -> None:
+    run = spender(tmp_path / "run")
+    (run / "report.json").unlink()
+    with pytest.raises(UserError, match="is unfinished"):
+        matched(run).resolved()
+
+
+def test_a_matched_config_identifies_the_run_up_to_its_seed(tmp_path: Path) -> None:
+    runs = [
+        spender(tmp_path / str(number), **given)
+        for number, given in enumerate([{}, {"seed": 4}, {"data_root": "other"}, {"recipe": {"lr": 0.3}}])
+    ]
+    first, seed, root, recipe = (matched(run).resolved().match_like for run in runs)
+    assert first == seed == root != recipe
+
+
+def test_a_budget_besides_a_run_must_agree_with_it(tmp_path: Path) -> None:
+    run = spender(tmp_path / "run")
+    with pytest.raises(UserError, match=r"match_budget is 3, but .* spent 12345: use --match-budget or --match-run"):
+        matched(run, match_budget=3.0).resolved()
+    resolved = matched(run).resolved()
+    assert TrainConfig.from_dict(resolved.as_dict()).resolved() == resolved

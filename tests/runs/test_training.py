@@ -1,26 +1,33 @@
-"""`train`: every method of the table, its cost by hand, matched budgets, killed runs."""
+"""`pathgrow train`: the report of one training and of levels, stored stages, costs of custom methods."""
 
 from __future__ import annotations
 
 import copy
 import functools
 import shutil
+import sys
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from pathgrow import attach, data, methods
 from pathgrow.checkpoint import RunDir, StageFiles
 from pathgrow.errors import UserError
 from pathgrow.masks import Masks
-from pathgrow.methods.method import Progress
+from pathgrow.masks.sampling import top_k
+from pathgrow.methods.method import ByScore, MaskUpdate, Method, NetworkView, Progress
+from pathgrow.methods.picks import all_candidates, at_random
 from pathgrow.runs import session
 from pathgrow.runs.config import TrainConfig
 from pathgrow.runs.training import train
@@ -30,8 +37,14 @@ from pathgrow.trainer.interface import Job
 from tests.support.trainings import report, trained_once
 
 DENSITY = 0.25
+
+
 EPOCHS = 2
+
+
 BATCH = 64
+
+
 QUICK = {"update_interval": 3, "rewind_step": 4, "num_search_steps": 5, "num_iterations": 3}
 """Options that methods share, small enough for the 28 steps of these trainings."""
 
@@ -78,8 +91,8 @@ def test_every_method_trains_to_its_density_and_says_what_it_cost(method: str, t
     for name, mask in masks.items():
         assert not weights[name][~mask].any(), "plain weights, zero where the masks are off"
     # In a network of linear layers a weight is a multiply-add.
-    assert told["flops"]["inference"] == 2 * masks.num_on
-    assert told["flops"]["dense_inference"] == 2 * num
+    assert network["inference_flops"] == 2 * masks.num_on
+    assert network["dense_inference_flops"] == 2 * num
     assert told["ledger"]["dense_training_flops"] == EPOCHS * (898 // BATCH) * BATCH * 6 * num
     assert told["ledger"]["training_flops"] > 0
     assert 0 < network["val"]["score"] <= 1
@@ -186,7 +199,7 @@ def test_matched_parameters_follow_the_phases_of_another_run(
         phase["epochs"] * (beside + round(phase["density"] * grown["network"]["num"]))
         for phase in grown["ledger"]["phases"]
     )
-    told = train(config("random", match=match, match_run=str(trained("gcg"))), tmp_path)
+    told = train(config("random", match=match, match_run=str(trained("gcg"))), tmp_path).as_json()
     assert told["ledger"]["match"]["kind"] == match
     assert told["ledger"]["match"]["budget"] == budget
     assert told["network"]["epochs"] == round(budget / (beside + told["network"]["num_on"]))
@@ -204,16 +217,16 @@ def test_epochs_times_parameters_of_masks_that_change_within_a_training(
         num_on -= change.num_drop if change is not None else 0
     assert report(trained("gmp"))["ledger"]["epochs_times_parameters"] == pytest.approx(total / 14)
     assert report(trained("gmp"))["ledger"]["epochs_times_prunable"] == pytest.approx(total / 14 - 2 * 26)
-    told = train(config("random", match="parameters", match_run=str(trained("gmp"))), tmp_path)
+    told = train(config("random", match="parameters", match_run=str(trained("gmp"))), tmp_path).as_json()
     match = told["ledger"]["match"]
     assert match["budget"] == pytest.approx(total / 14)
     assert match["spent"] == match["epochs"] * (26 + told["network"]["num_on"])
-    assert match["off"] == pytest.approx(match["spent"] / match["budget"] - 1)
+    assert match["relative_error"] == pytest.approx(match["spent"] / match["budget"] - 1)
 
 
 def test_a_budget_by_number_and_the_schedule_stretched_over_it(tmp_path: Path) -> None:
     budget = 5 * (26 + round(DENSITY * 1184))
-    told = train(config("rigl", match="parameters", match_budget=budget), tmp_path)
+    told = train(config("rigl", match="parameters", match_budget=budget), tmp_path).as_json()
     assert told["network"]["epochs"] == 5
     assert told["ledger"]["samples"] == 5 * 14 * BATCH
     num_steps = 5 * 14
@@ -266,8 +279,9 @@ def test_a_lost_level_is_trained_again_from_the_last_one_that_is_there(
 ) -> None:
     folder = shutil.copytree(trained("lth"), tmp_path / "run")
     (folder / "report.json").unlink()
-    last = max((folder / "stages").glob("level-*.json"))
-    last.unlink()
+    for path in (folder / "stages").glob("*-8.*"):
+        path.unlink()
+    (folder / "stages" / "weights-007.safetensors").unlink()
     train(config("lth"), folder)
     assert without_clock(folder) == without_clock(trained("lth"))
 
@@ -289,20 +303,23 @@ def test_a_finished_run_is_read_and_the_test_split_is_looked_at_once(
 
     monkeypatch.setattr(Trainer, "evaluate", watched)
     first = train(config("imp_c"), tmp_path)
-    num_levels = len(first["ledger"]["phases"])
+    num_levels = len(first.ledger.phases)
     once = ["val"] * num_levels + ["test"]
     assert charge == once
     assert train(config("imp_c"), tmp_path) == first
     assert charge == once
 
 
-@pytest.mark.parametrize("match", ["none", "flops"])
-@pytest.mark.parametrize("method", ["gcg", "gradient_growth", "pathgrow_d", "random_growth", "trace_growth"])
-def test_growth_to_less_than_the_automatic_start_keeps_the_density_asked_for(
-    method: str, match: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(
+    ("method", "match"),
+    [
+        *((name, "none") for name in ("gcg", "gradient_growth", "pathgrow_d", "random_growth", "trace_growth")),
+        ("gcg", "flops"),
+    ],
+)
+def test_growth_to_less_than_the_automatic_start_density(method: str, match: str, tmp_path: Path) -> None:
     """Of 1184 weights the automatic start would take at least 12 (1%)."""
-    asked = config(method, density=0.008, match=match, method_options={"start_density": None})
+    asked = config(method, density=0.008, match=match, epochs=1, method_options={"start_density": None})
     train(asked, tmp_path / "run")
     masks = Masks.load(tmp_path / "run" / "network_masks.safetensors")
     assert (masks.num, masks.num_on) == (1184, 9)
@@ -316,11 +333,159 @@ def test_a_run_of_another_model_is_no_budget(trained: Callable[[str], Path]) -> 
 
 def test_a_training_whose_masks_hardly_change_is_told(tmp_path: Path) -> None:
     seldom = config("set", epochs=10, method_options={"update_interval": 100})
-    with pytest.warns(
-        UserWarning, match="method 'set' will change its masks 2 times in these 140 steps: give --method"
-    ):
-        told = train(seldom, tmp_path / "seldom")
-    assert [note.partition(" in these")[0] for note in told["notes"]] == ["method 'set' will change its masks 2 times"]
+    with pytest.warns(UserWarning, match=r"only 2 mask updates in 140 steps \(update interval 100\)"):
+        report = train(seldom, tmp_path / "seldom")
+    assert [note.partition(";")[0] for note in report.notes] == [
+        "only 2 mask updates in 140 steps (update interval 100)"
+    ]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert train(config("set"), tmp_path / "often")["notes"] == []
+        assert train(config("set"), tmp_path / "often").notes == ()
+
+
+EPOCHS, STEPS = 2, 898 // 64
+
+
+NUM, DENSE = 64 * 16 + 16 * 10, 26
+
+
+def trained_in(out: Path, method: str, **given: Any) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "method": method,
+        "density": 0.25,
+        "epochs": EPOCHS,
+        "scope": "all",
+        "model_options": {"widths": [16]},
+        "recipe": {"batch_size": 64},
+        "threads": 1,
+    }
+    return train(TrainConfig.from_dict({**values, **given}), out).as_json()
+
+
+def test_levels_add_up_and_leave_one_network_on_disk(tmp_path: Path) -> None:
+    told = trained_in(tmp_path, "imp_c")
+    assert [point["epochs"] for point in told["curve"]["rounds"]] == [EPOCHS * level for level in range(1, 9)]
+    assert [phase["phase"] for phase in told["ledger"]["phases"]] == [f"level-{level}" for level in range(1, 9)]
+    assert told["network"]["epochs"] == 8 * EPOCHS
+    kept = sorted(path.stem for path in (tmp_path / "stages").glob("*.safetensors"))
+    assert kept == ["start", "weights-007"], "only the last network is kept"
+
+
+@pytest.mark.parametrize("method", ["random", "edge_popup"])
+def test_parameters_that_are_trained_are_counted_not_those_that_are_left(method: str, tmp_path: Path) -> None:
+    """Hidden weights are trained whether a mask shows them or not."""
+    told = trained_in(tmp_path, method)
+    num = NUM if method == "edge_popup" else told["network"]["num_on"]
+    assert told["network"]["num_on"] == round(0.25 * NUM)
+    assert told["ledger"]["epochs_times_parameters"] == EPOCHS * (num + DENSE)
+
+
+def test_what_training_dense_would_cost_does_not_hang_on_where_levels_begin(tmp_path: Path) -> None:
+    """Levels that are set back to a step have fewer samples in as many epochs; a dense training has not."""
+    ledger = trained_in(tmp_path, "imp", method_options={"rewind_step": 9})["ledger"]
+    dense = EPOCHS * STEPS * 64 * 6 * NUM
+    assert ledger["samples"] < 8 * EPOCHS * STEPS * 64
+    assert ledger["dense_training_flops"] == dense
+    assert ledger["relative"] == pytest.approx(ledger["training_flops"] / dense)
+
+
+def test_epochs_trained_are_counted_by_samples(tmp_path: Path) -> None:
+    """The first of eight levels has all steps of its epochs, the others those after the ninth."""
+    ledger = trained_in(tmp_path, "imp", method_options={"rewind_step": 9})["ledger"]
+    steps = [EPOCHS * STEPS, *[EPOCHS * STEPS - 9] * 7]
+    assert [phase["epochs"] for phase in ledger["phases"]] == [EPOCHS] * 8
+    assert [phase["epochs_trained"] for phase in ledger["phases"]] == pytest.approx([num / STEPS for num in steps])
+    assert ledger["epochs_trained"] == pytest.approx(sum(steps) / STEPS)
+
+
+def pruning_by_gradient() -> Method:
+    """Half of the weights goes after a training, those with the smallest gradients."""
+
+    def smallness(net: NetworkView) -> dict[str, Tensor]:
+        return {name: -gradient for name, gradient in net.gradients().items()}
+
+    def half_once(progress: Progress) -> MaskUpdate | None:
+        return MaskUpdate(num_drop=progress.num // 2) if progress.round == 0 else None
+
+    return Method(
+        name="mine", start=all_candidates, start_density=1.0, drop=ByScore(smallness, top_k), schedule=half_once,
+        needs=frozenset({"gradients"}),
+    )  # fmt: skip
+
+
+def rewiring_by_paths() -> Method:
+    """Ten weights make room at every fourth step for others that lie on heavy paths."""
+
+    def at_fourth_steps(progress: Progress) -> MaskUpdate | None:
+        return MaskUpdate(num_drop=10, num_grow=10) if progress.step % 4 == 3 else None
+
+    return Method(
+        name="mine", start=at_random, start_density=0.5, drop=at_random, grow=ByScore(NetworkView.path_scores, top_k),
+        schedule=at_fourth_steps, clock="step", needs=frozenset({"paths"}),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [pruning_by_gradient, rewiring_by_paths])
+def test_a_method_of_ones_own_pays_for_what_it_reads(
+    make: Callable[[], Method], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = ModuleType("my_methods")
+    module.mine = make  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "my_methods", module)
+    phases = trained_in(tmp_path, "my_methods:mine", density=None)["ledger"]["phases"]
+    a_training = EPOCHS * STEPS * 64 * 6 * NUM
+    if make is pruning_by_gradient:  # a batch through all weights, before there are half as many
+        assert [phase["training_flops"] for phase in phases] == [a_training, a_training // 2 + 64 * 6 * NUM]
+    else:  # a sample through all weights, seven times
+        assert [phase["training_flops"] for phase in phases] == [a_training // 2 + EPOCHS * STEPS // 4 * 6 * NUM]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_choosing_the_first_masks_takes_time_too(killed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its FLOPs are part of the first phase, and so are its seconds, also where masks are taken from a store."""
+    num_chosen = 0
+
+    def slowly(*given: Any) -> Masks:
+        nonlocal num_chosen
+        num_chosen += 1
+        time.sleep(0.5)
+        return at_random(*given)
+
+    module = ModuleType("my_methods")
+    module.mine = lambda: Method(name="mine", start=slowly, start_density=0.5)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "my_methods", module)
+    if killed:
+        save = StageFiles.save
+
+        def last(self: StageFiles, stage: str, *stored: Any) -> None:
+            save(self, stage, *stored)
+            if stage == "start":
+                raise Killed
+
+        with monkeypatch.context() as patched:
+            patched.setattr(StageFiles, "save", last)
+            with pytest.raises(Killed):
+                trained_in(tmp_path, "my_methods:mine", density=None)
+    timing = trained_in(tmp_path, "my_methods:mine", density=None)["timing"]
+    assert num_chosen == 1
+    assert timing["phases"] == [{"phase": "training", "seconds": timing["seconds"]}]
+    assert 0.5 < timing["seconds"] <= timing["run_seconds"]
+
+
+@given(num_steps=st.integers(1, 200_000))
+def test_late_rewinding_goes_back_to_the_same_share_of_short_trainings(num_steps: int) -> None:
+    step = methods.create("imp", num_steps=num_steps).rewind_step
+    assert step == (500 if num_steps >= 10_000 else pytest.approx(num_steps / 20, abs=0.5))
+    assert methods.create("imp", num_steps=num_steps, rewind_step=7).rewind_step == 7
+
+
+def test_in_a_loop_of_ones_own_late_rewinding_goes_back_to_step_500() -> None:
+    assert methods.create("imp").rewind_step == 500
+    assert methods.create("imp", rewind_step=2e2).rewind_step == 200
+
+
+@settings(deadline=None, max_examples=10)
+@given(epochs=st.integers(1, 12))
+def test_a_short_training_by_default_keeps_nearly_all_of_each_level(epochs: int) -> None:
+    config = TrainConfig.from_dict({"method": "imp", "epochs": epochs, "density": 0.25})
+    assert config.make_method(epochs * STEPS).rewind_step == round(0.05 * epochs * STEPS)

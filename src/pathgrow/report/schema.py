@@ -177,6 +177,12 @@ class LedgerReport:
         """Epochs trained, or those of all schedules if that is unknown."""
         return sum(phase.epochs for phase in self.phases) if self.epochs_trained is None else self.epochs_trained
 
+    def spent(self, match: str) -> float | None:
+        """What the run cost in the unit of `match`: "flops", "parameters" or "prunable"; None if that is unknown."""
+        if match == "flops":
+            return float(self.training_flops)
+        return self.epochs_times_parameters if match == "parameters" else self.epochs_times_prunable
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceReport:

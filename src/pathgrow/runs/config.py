@@ -27,8 +27,9 @@ from pathgrow.graph import trace
 from pathgrow.graph.flops import forward_macs
 from pathgrow.graph.scope import PRESETS
 from pathgrow.methods.method import Method
+from pathgrow.report.load import load_finished
+from pathgrow.report.schema import RunReport
 from pathgrow.runs.options import DiscoverOptions, SearchOptions
-from pathgrow.runs.spent import like, spent
 from pathgrow.trainer import EngineOptions, recipes
 from pathgrow.trainer.process_group import check_batch_split
 from pathgrow.trainer.recipes import Recipe
@@ -259,13 +260,14 @@ class TrainConfig(RunConfig):
         config = super().resolved(stored)
         if self.match_run is None:
             return config
-        budget = spent(self.match_run, self.match, config.as_dict())
+        run = load_finished(self.match_run)
+        budget = _matched_budget(run, self.match, config)
         if self.match_budget not in (None, budget):  # a resolved config holds both, and they agree
             raise UserError(
                 f"match_budget is {self.match_budget:g}, but {self.match_run} spent {budget:.6g}: "
                 "use --match-budget or --match-run, not both"
             )
-        return dataclasses.replace(config, match_budget=budget, match_like=like(self.match_run))
+        return dataclasses.replace(config, match_budget=budget, match_like=_seedless_hash(run.config))
 
     @property
     def title(self) -> str:
@@ -318,3 +320,24 @@ class DiscoverConfig(SearchOptions, RunConfig):
     def search(self) -> dict[str, Any]:
         """The options to pass to `discover`."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(SearchOptions)}
+
+
+def _matched_budget(run: RunReport, match: str, config: RunConfig) -> float:
+    """What a finished run spent in the unit of `match`; it must have the data and model of `config`."""
+    values = config.as_dict()
+    for name in ("data", "fold", "model", "model_options"):
+        if run.config.get(name) != values[name]:
+            raise UserError(
+                f"the run to match has {name} {run.config.get(name)!r}, this one {values[name]!r}; "
+                "budgets are comparable for the same data and model only"
+            )
+    budget = run.ledger.spent(match)
+    if budget is None:
+        raise UserError(f"the run to match does not report epochs x {match}; use --match flops")
+    return budget
+
+
+def _seedless_hash(config: Mapping[str, Any]) -> str:
+    """A hash that is equal for runs that differ only in their seed."""
+    values = {name: value for name, value in config.items() if name not in ("seed", "data_root")}
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]

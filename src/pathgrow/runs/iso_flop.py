@@ -281,7 +281,8 @@ class Plan:
         """The plan beside what was spent."""
         if self.budget is None:
             return None
-        spent = spent_in(ledger, self.match)
+        spent = ledger.spent(self.match)
+        assert spent is not None
         return MatchReport(
             kind=self.match,
             epochs=self.epochs,
@@ -322,14 +323,14 @@ def _plan(workload: Workload) -> Plan:
     if grows(method):
         spans = spans[-1:]
     lengths = [epochs] * len(spans)
-    while True:  # the last, sparse trainings take up the rest
-        before = cost
-        for number in reversed(range(len(spans))):
-            longer = cost + forecast.price(epochs, replace(spans[number], num_steps=workload.steps_per_epoch))
-            if longer - budget < budget - cost:
-                lengths[number], cost = lengths[number] + 1, longer
-        if cost == before:
-            return Plan(match=config.match, epochs=epochs, lengths=tuple(lengths), budget=budget, planned=cost)
+    prices = [forecast.price(epochs, replace(span, num_steps=workload.steps_per_epoch)) for span in spans]
+    # The rest of the budget makes the shortest trainings longer, of those the latest, which are cheapest.
+    while fitting := [number for number, price in enumerate(prices) if cost + price <= budget]:
+        number = min(reversed(fitting), key=lengths.__getitem__)
+        lengths[number], cost = lengths[number] + 1, cost + prices[number]
+    if cost + prices[-1] - budget < budget - cost:
+        lengths[-1], cost = lengths[-1] + 1, cost + prices[-1]
+    return Plan(match=config.match, epochs=epochs, lengths=tuple(lengths), budget=budget, planned=cost)
 
 
 def _has_several_trainings(method: Method) -> bool:
@@ -368,15 +369,3 @@ def _check_budget(forecast: Forecast, budget: float, least: int) -> None:
             f"{shortest} of method {config.method!r}{density} would cost {cost:.3g} ({config.match}), more than the "
             f"budget of {budget:.3g}; use a larger budget"
         )
-
-
-def spent_in(ledger: LedgerReport, match: str) -> float:
-    """What a run spent, in the unit of `match`."""
-    amounts = {
-        "flops": ledger.training_flops,
-        "parameters": ledger.epochs_times_parameters,
-        "prunable": ledger.epochs_times_prunable,
-    }
-    amount = amounts[match]
-    assert amount is not None
-    return float(amount)

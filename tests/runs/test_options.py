@@ -1,0 +1,52 @@
+"""Options of a discovery."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+
+from pathgrow import methods
+from pathgrow.density.probe import ProbeRule
+from pathgrow.methods.method import GrowEachRound
+from pathgrow.runs.options import DiscoverOptions
+from pathgrow.runs.records import Record
+
+
+@pytest.mark.parametrize(
+    ("budget", "seed", "rough", "probe"),
+    [(1, 1, 1, 1), (4, 1, 1, 1), (10, 1, 1, 3), (40, 5, 1, 12), (100, 12, 1, 16), (160, 20, 1, 16), (440, 55, 3, 44)],
+)
+def test_lengths_follow_from_the_budget(budget: int, seed: int, rough: int, probe: int) -> None:
+    """An eighth; a 160th, to the nearest; a tenth, but at least 16 epochs, or 0.3 of the budget if that is less."""
+    options = DiscoverOptions(budget=budget)
+    assert (options.num_seed_epochs, options.num_rough_epochs, options.num_probe_epochs) == (seed, rough, probe)
+    assert options.num_final_epochs([]) == budget
+    for whole in (
+        DiscoverOptions(budget=budget, reference=0.9),
+        DiscoverOptions(budget=budget, final="grown", probe_fraction=0.1),
+    ):
+        assert whole.num_probe_epochs == budget
+    assert DiscoverOptions(budget=budget, probe_fraction=0.47).num_probe_epochs == max(1, round(0.47 * budget))
+
+
+def test_options_reach_the_rule_and_the_method() -> None:
+    options = DiscoverOptions(delta=0.03, start_density=0.07, gamma=0.5)
+    assert options.density_rule() == ProbeRule(delta=0.03)
+    method = options.growth_method()
+    assert (method.start_density, method.target_density) == (0.07, None)
+    assert method.schedule == GrowEachRound(gamma=0.5)
+    assert DiscoverOptions(method=methods.create("gcg", start_density=0.2)).growth_method().start_density == 0.2
+    assert DiscoverOptions(rule=ProbeRule(delta=0.5), delta=0.03).density_rule() == ProbeRule(delta=0.5)
+
+
+def test_numbers_are_written_and_functions_are_not() -> None:
+    def total_epochs(records: Sequence[Record]) -> int:
+        return sum(record.num_epochs for record in records)
+
+    default, number, function = (DiscoverOptions(final_epochs=given).as_dict() for given in (None, 30, total_epochs))
+    assert default["final_epochs"] is None
+    assert number == {**default, "final_epochs": 30}
+    assert function == {name: value for name, value in default.items() if name != "final_epochs"}
+    json.dumps([default, number, function])

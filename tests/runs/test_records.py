@@ -1,0 +1,47 @@
+"""Ledgers and timings add up."""
+
+from __future__ import annotations
+
+from pathgrow.density.types import Point
+from pathgrow.runs.records import Record, ledger_report, timing_report
+
+
+def record(stage: str, *, num_epochs: int, num_samples: int, num_on: int, **costs: float) -> Record:
+    point = Point(round=0, density=num_on / 100, epochs=num_epochs, score=0.5)
+    return Record(
+        stage=stage,
+        point=point,
+        density_model=0.5,
+        num_on=num_on,
+        num_epochs=num_epochs,
+        num_samples=num_samples,
+        **{"training_flops": 60 * num_samples, "seconds": 0.0, **costs},  # type: ignore[arg-type]
+    )
+
+
+def test_phases_add_up() -> None:
+    records = [
+        record("seed", num_epochs=4, num_samples=400, num_on=10, seconds=1.5),
+        record(
+            "round-001", num_epochs=2, num_samples=200, num_on=20, training_flops=24_000, update_flops=600, seconds=0.5
+        ),
+    ]
+    ledger = ledger_report(records, num_prunable=100, num_parameters=130, dense_training_flops=1_200_000)
+    assert [phase.training_flops for phase in ledger.phases] == [24_000, 24_600]
+    assert ledger.training_flops == 48_600
+    assert ledger.relative == 48_600 / 1_200_000
+    assert (ledger.samples, ledger.epochs_trained) == (600, 6)
+    assert ledger.epochs_times_prunable == 4 * 10 + 2 * 20
+    assert ledger.epochs_times_parameters == 4 * 40 + 2 * 50
+    timing = timing_report(records)
+    assert timing.seconds == 2.0
+    assert [(phase.phase, phase.seconds) for phase in timing.phases] == [("seed", 1.5), ("round-001", 0.5)]
+
+
+def test_epochs_trained_follow_from_the_samples() -> None:
+    records = [record("training", num_epochs=4, num_samples=300, num_on=10)]
+    ledger = ledger_report(
+        records, num_prunable=100, num_parameters=100, dense_training_flops=None, samples_per_epoch=100
+    )
+    assert (ledger.epochs_trained, ledger.phases[0].epochs_trained, ledger.phases[0].epochs) == (3, 3, 4)
+    assert ledger.relative is None
