@@ -24,15 +24,15 @@ STAGES = ("seed", "round_001", "probe_1")
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _no_waiting_for_the_disk():
-    """A killed process loses nothing that it handed to the system: only a power cut could tell the difference."""
+def _no_fsync():
+    """A kill loses nothing that was passed to the kernel: fsync matters for power cuts only."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
 
 
 class Killed(BaseException):
-    """Not an `Exception`: no handler of the program may see it, as none sees a SIGKILL."""
+    """Not an `Exception`: handlers must not see it, as they do not see a SIGKILL."""
 
 
 def raise_killed():
@@ -94,7 +94,7 @@ def _replaced(owner, name, value):
 
 
 def value_of(stage):
-    """A stage is whole when its facts and its tensors tell the same number."""
+    """Return the value of a stage; its metadata and tensors must agree."""
     if stage is None:
         return None
     if stage.tensors:
@@ -122,8 +122,8 @@ def do(store, step, run_dir=None):
 
 
 def killed_at(path, steps, die_at, done, die=raise_killed):
-    """Do the steps until the kill, check the store that is left; whether the kill came at all."""
-    expected = MemoryStore()  # the same contract without files: what the folder must hold after each whole step
+    """Run the steps until the kill and check the remaining store; return whether the kill happened."""
+    expected = MemoryStore()  # what the directory must hold after each complete step
     dying = None
     killed = False
     with RunDir.open(path, CONFIG) as folder:
@@ -149,7 +149,7 @@ def killed_at(path, steps, die_at, done, die=raise_killed):
         finished = {stage for stage in STAGES if found[stage] is not None}
         assert set(resumed.stages.names()) == finished
         assert {row["stage"] for row in resumed.metrics} <= finished
-        # Nothing is left lying about, and the folder works as before.
+        # No temporary files are left, and the directory works as before.
         assert not list(path.rglob(".*.tmp"))
         assert len(list(path.rglob("*.safetensors"))) == sum(bool(value and value[1]) for value in found.values())
         resumed.stages.save("seed", {"value": 5}, {"x": torch.full((3,), 5)})
@@ -171,24 +171,24 @@ SCRIPT = [
 """Every kind of step, and every change from one kind to another."""
 
 
-def test_every_kill_point_of_a_script_with_every_kind_of_step(tmp_path):
+def test_every_kill_point_of_a_script(tmp_path):
     for done in (0.0, 0.4, 1.0):
         die_at = 1
         while killed_at(tmp_path / f"{done}_{die_at}", SCRIPT, die_at, done):
             die_at += 1
-        assert die_at > 40  # all of the points were there
+        assert die_at > 40  # every kill point was reached
 
 
-def test_a_full_disk_at_any_operation_is_a_sentence_and_loses_nothing(tmp_path):
+def test_a_full_disk_at_any_operation_loses_nothing(tmp_path):
     ended = [killed_at(tmp_path / str(at), SCRIPT, at, 0.4, disk_is_full) for at in range(1, 45)]
-    assert sum(ended) > 35  # a file that cannot be removed is no reason to stop
+    assert sum(ended) > 35  # a file that cannot be removed does not end the run
 
 
 class Disk:
-    """What a power cut leaves of a run folder: bytes that were synced, under names that were synced or not.
+    """What a power cut leaves of a run directory: synced bytes, under names that were synced or not.
 
-    Only os.fsync brings anything here. A name may reach the disk earlier, by the system's own choice: both are looked
-    at. Folders are taken to be there.
+    Only os.fsync writes to it. A name may reach the disk earlier, so both cases are checked. Directories are assumed to
+    exist.
     """
 
     def __init__(self, run: Path, looks: Callable[[Path], None]) -> None:
@@ -209,7 +209,7 @@ class Disk:
         return stack
 
     def cut(self) -> None:
-        """The power goes now; `looks` sees what comes up again, with the names of before and with those of now."""
+        """Cut the power; `looks` checks what is left, with the old names and with the new ones."""
         self.num_cuts += 1
         for is_new in (False, True):
             left = self.run.with_name(f"left_{self.num_cuts}_{is_new}")
@@ -233,7 +233,7 @@ class Disk:
 
     def _fill(self, path: Path, data: bytes) -> None:
         path.write_bytes(data)
-        self.bytes.pop(path.stat().st_ino, None)  # of a file that is gone, whose number was given away again
+        self.bytes.pop(path.stat().st_ino, None)  # inode of a deleted file, now reused
 
     @staticmethod
     def _listed(place: Path | int) -> dict[str, int]:
@@ -241,7 +241,7 @@ class Disk:
             return {entry.name: entry.inode() for entry in entries if entry.is_file()}
 
 
-def test_a_power_cut_leaves_the_old_stage_or_the_new_one_and_every_stage_that_was_saved(tmp_path):
+def test_a_power_cut_leaves_the_old_or_the_new_stage_and_every_saved_one(tmp_path):
     expected = MemoryStore()
     allowed: list[dict] = []
     rows: list[str] = []
@@ -261,7 +261,7 @@ def test_a_power_cut_leaves_the_old_stage_or_the_new_one_and_every_stage_that_wa
                 allowed.append({stage: value_of(expected.load(stage)) for stage in STAGES})
                 rows += [step[1]] * (step[0] == "log")
                 do(folder.stages, step, folder)
-                del allowed[0]  # now it is there for good
+                del allowed[0]  # from now on it must exist
                 disk.cut()
     assert disk.num_cuts > 2 * 4 * len(SCRIPT)
 
@@ -274,7 +274,7 @@ def test_a_kill_in_any_script_leaves_a_loadable_store(tmp_path_factory, steps, d
 
 @settings(max_examples=30, deadline=None)
 @given(die_at=st.integers(1, 12), done=st.floats(0, 1))
-def test_a_kill_while_the_folder_is_opened(tmp_path_factory, die_at, done):
+def test_a_kill_while_the_directory_is_opened(tmp_path_factory, die_at, done):
     path = tmp_path_factory.mktemp("run")
     with contextlib.suppress(Killed), FileSystem(die_at, done).patched():
         RunDir.open(path, CONFIG).close()
@@ -283,7 +283,7 @@ def test_a_kill_while_the_folder_is_opened(tmp_path_factory, die_at, done):
 
 
 def resumable_run(path):
-    """A little run in stages, each computed from the one before, as the real loop is."""
+    """A small run in stages, each computed from the previous one."""
     with RunDir.open(path, CONFIG) as folder:
         value = 0
         for number in range(6):
@@ -301,15 +301,15 @@ def resumable_run(path):
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_run_killed_by_the_system_again_and_again_ends_like_an_undisturbed_one(tmp_path):
-    resumable_run(tmp_path / "undisturbed")
-    wanted = (tmp_path / "undisturbed" / "report.json").read_bytes()
+def test_a_run_killed_repeatedly_ends_like_an_uninterrupted_one(tmp_path):
+    resumable_run(tmp_path / "uninterrupted")
+    expected = (tmp_path / "uninterrupted" / "report.json").read_bytes()
     dice = random.Random(0)
     num_killed = 0
     for attempt in range(10):
         path = tmp_path / f"run_{attempt}"
         while not RunDir(path).finished:
-            die_at, done = dice.randint(12, 40), dice.random()  # a stage takes about 10 operations: it goes forward
+            die_at, done = dice.randint(12, 40), dice.random()  # a stage takes about 10 operations, so the run advances
             child = os.fork()
             if child == 0:
                 with FileSystem(die_at, done, kill_this_process).patched():
@@ -318,5 +318,5 @@ def test_a_run_killed_by_the_system_again_and_again_ends_like_an_undisturbed_one
             _, status = os.waitpid(child, 0)
             num_killed += os.WIFSIGNALED(status)
         resumable_run(path)
-        assert (path / "report.json").read_bytes() == wanted
+        assert (path / "report.json").read_bytes() == expected
     assert num_killed > 20

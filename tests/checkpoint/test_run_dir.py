@@ -46,8 +46,8 @@ def left_in(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
-def broken_off(place: Path, error: Exception, meanwhile: Callable[[RunDir], object] = id) -> None:
-    """Begin a run, do something in its folder, and end it by an error."""
+def interrupted(place: Path, error: Exception, meanwhile: Callable[[RunDir], object] = id) -> None:
+    """Start a run, do something in its directory, and end it with an error."""
     with ExitStack() as stack:
         stack.enter_context(pytest.raises(type(error)))
         meanwhile(stack.enter_context(RunDir.open(place, CONFIG)))
@@ -55,7 +55,7 @@ def broken_off(place: Path, error: Exception, meanwhile: Callable[[RunDir], obje
 
 
 def refused(place: Path, meanwhile: Callable[[RunDir], object] = id) -> None:
-    broken_off(place, UserError("bad input"), meanwhile)
+    interrupted(place, UserError("bad input"), meanwhile)
 
 
 # Config and environment
@@ -84,9 +84,9 @@ def test_another_config_is_refused_with_the_keys_that_differ(folder):
     other = {"seed": True, "delta": 0.02, "model": {"name": "mlp", "widths": [64, 9], "bias": False}}
     with pytest.raises(UserError) as error:
         RunDir.open(folder.path, other)
-    sentence = str(error.value)
-    assert "seed was 0, now true; delta was 0.01, now 0.02; model.widths was [64, 10], now [64, 9]; and 1 " in sentence
-    assert "--out" in sentence
+    message = str(error.value)
+    assert "seed was 0, now true; delta was 0.01, now 0.02; model.widths was [64, 10], now [64, 9]; and 1 " in message
+    assert "--out" in message
     assert before == {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
     RunDir.open(folder.path, CONFIG).close()
 
@@ -172,7 +172,7 @@ def test_an_unwritable_directory_is_refused(tmp_path, monkeypatch):
     def refuse(*_args, **_options):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(os, "open", refuse)  # the tests may run as root, whom no permission stops
+    monkeypatch.setattr(os, "open", refuse)  # tests may run as root, who may write everywhere
     with pytest.raises(UserError, match="Permission denied"):
         RunDir.open(tmp_path / "run", CONFIG)
 
@@ -186,7 +186,7 @@ def test_a_directory_killed_before_its_config_was_written_opens(tmp_path):
 
 
 def test_the_time_of_a_run_adds_up_over_its_processes(tmp_path, monkeypatch):
-    """Of a process that was killed, what it stored last tells how long it worked."""
+    """For a killed process, the last stored stage counts."""
     now = 1000.0
     monkeypatch.setattr("pathgrow.checkpoint.run_dir.time", types.SimpleNamespace(monotonic=lambda: now))
     first = RunDir.open(tmp_path, CONFIG)
@@ -269,12 +269,12 @@ def test_files_that_others_added_meanwhile_stay(tmp_path):
 
 
 def test_a_run_that_failed_otherwise_can_resume(tmp_path):
-    broken_off(tmp_path / "run", RuntimeError("no memory"), lambda folder: folder.stages.save("plan", {"epochs": 3}))
+    interrupted(tmp_path / "run", RuntimeError("no memory"), lambda folder: folder.stages.save("plan", {"epochs": 3}))
     assert RunDir(tmp_path / "run").stages.metadata("plan") == {"epochs": 3}
 
 
 def test_refusing_another_config_leaves_no_lock_file(tmp_path):
-    """As in a copy that was made without hidden files."""
+    """The lock file may be missing, e.g. in a copy without hidden files."""
     RunDir.open(tmp_path, CONFIG).close()
     (tmp_path / ".lock").unlink()
     before = left_in(tmp_path)
@@ -293,7 +293,7 @@ def test_a_directory_that_cannot_be_created_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "line",
     [
-        # rewinds past its end
+        # rewinds beyond the end
         "train --method imp --method-option rewind_step=9999 --density 0.8 --epochs 1 -q --model-option widths=8,8",
         "discover --model-option widths=8,8 --start-density 1e-9 --budget 2 --quiet",  # less than one path
     ],
@@ -365,7 +365,7 @@ def test_a_forked_worker_does_not_keep_the_lock(folder):
         time.sleep(30)
         os._exit(0)
     try:
-        folder.close()  # as if the parent had been killed: its own descriptor is gone, the child lives
+        folder.close()  # as if the parent had been killed while the child lives
         RunDir.open(folder.path, CONFIG).close()
     finally:
         os.kill(child, 9)
@@ -498,14 +498,14 @@ def test_a_curve_has_a_column_for_every_key(folder):
 
 def test_missing_files_of_a_finished_run_are_listed(command_dir):
     folder = command_dir
-    assert folder.missing == []  # nothing was promised yet
+    assert folder.missing == []  # not finished yet
     folder.write_report({})
     (folder.path / "network.safetensors").write_bytes(b"")
     assert folder.missing == ["metrics.jsonl", "curve.csv", "network_masks.safetensors"]
 
 
 def test_a_store_of_discover_holds_its_curve_only(folder):
-    folder.write_report({"curve": {"rough": [{"round": 0}]}})
+    folder.write_report({"command": "discover", "curve": {"rounds": [{"round": 0}]}})
     assert folder.missing == ["curve.csv"]
     folder.write_curve([{"kind": "rough", "score": 0.5}])
     assert folder.missing == []
@@ -519,7 +519,7 @@ def test_missing_masks_and_metrics_are_listed(command_dir):
     for name in ("curve.csv", "network.safetensors", "network_masks.safetensors"):
         (folder.path / name).write_bytes(b"")
     folder.log("seed", epoch=1)
-    folder.write_report({"curve": {"rough": [{"round": round} for round in range(3)]}})
+    folder.write_report({"command": "discover", "curve": {"rounds": [{"round": round} for round in range(3)]}})
     assert folder.missing == []
     (folder.path / "masks" / "round_001.safetensors").unlink()
     assert folder.missing == ["masks/round_001.safetensors"]

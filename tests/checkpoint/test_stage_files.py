@@ -92,7 +92,7 @@ def test_forgetting_tensors_keeps_the_metadata(folder):
 def test_stages_are_listed_in_the_order_they_finished(folder):
     for stage in ("c", "a", "b"):
         folder.stages.save(stage, {}, tensors())
-        time.sleep(0.02)  # file systems may count in ticks
+        time.sleep(0.02)  # file systems may have coarse timestamps
     folder.stages.delete_tensors("c")
     assert folder.stages.names() == ["c", "a", "b"]
 
@@ -157,7 +157,7 @@ def test_a_flipped_bit_is_detected_or_harmless(folder):
             warnings.simplefilter("ignore", DamagedStageWarning)
             stage = folder.stages.load("seed")
         detected += stage is None
-        # A flip in white space between values changes nothing, and nothing may come of it.
+        # A flip in white space between values is harmless.
         assert stage is None or (stage.metadata == metadata and stage.tensors["x"].equal(torch.arange(100)))
     assert detected > 250
 

@@ -140,7 +140,7 @@ def decays(plan: Recipe) -> dict[str, float]:
     return found
 
 
-def test_sgd_decays_everything_with_nesterovs_momentum() -> None:
+def test_sgd_decays_all_parameters_with_nesterov_momentum() -> None:
     plan = Recipe(lr=0.3, momentum=0.8, weight_decay=0.02)
     assert set(decays(plan).values()) == {0.02}
     optimizer = make_optimizer(SmallViT(), plan)
@@ -151,7 +151,7 @@ def test_sgd_decays_everything_with_nesterovs_momentum() -> None:
     assert (plain["momentum"], plain["nesterov"]) == (0.0, False)
 
 
-def test_adamw_spares_biases_norms_and_tokens() -> None:
+def test_adamw_does_not_decay_biases_norms_and_tokens() -> None:
     plan = Recipe(optimizer="adamw", lr=1e-3, momentum=0.8, second_beta=0.95, weight_decay=0.05, decay_all=False)
     found = decays(plan)
     assert {name for name, decay in found.items() if decay} == {"patches.weight", "head.weight"}
@@ -165,7 +165,7 @@ def test_adamw_spares_biases_norms_and_tokens() -> None:
 # Names.
 
 
-def test_every_name_is_a_recipe_and_every_data_set_has_a_usual_one() -> None:
+def test_every_name_is_a_recipe_and_every_dataset_has_a_default() -> None:
     assert recipes.names() == list(recipes.RECIPES)
     for name in recipes.names():
         assert recipe(name) == recipes.RECIPES[name]
@@ -189,7 +189,7 @@ def test_every_name_is_a_recipe_and_every_data_set_has_a_usual_one() -> None:
         ("cifar10", "timm:resnet18", "cifar"),
     ],
 )
-def test_the_usual_recipe_goes_with_data_and_model(dataset: str, model: str, name: str) -> None:
+def test_the_default_recipe_depends_on_dataset_and_model(dataset: str, model: str, name: str) -> None:
     assert default_name(dataset, model) == name
 
 

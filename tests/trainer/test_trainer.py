@@ -78,12 +78,12 @@ def trained(recipe: Recipe, make: Callable[[], nn.Module] = mlp, *, epochs: int 
 
 
 def state(attached: Attached) -> dict[str, Tensor]:
-    slots = {
+    moments = {
         f"{name} {key}": value.clone()
         for name, parameter in attached.model.named_parameters()
         for key, value in attached.optimizer.state[parameter].items()
     }
-    return slots | {name: value.clone() for name, value in attached.model.state_dict().items()}
+    return moments | {name: value.clone() for name, value in attached.model.state_dict().items()}
 
 
 def assert_same_bits(ours: Attached, theirs: Attached) -> None:
@@ -129,7 +129,7 @@ def train_in_numpy(
     weights: dict[str, np.ndarray], masks: Mapping[str, np.ndarray], recipe: Recipe, seed: int, epochs: int
 ) -> dict[str, np.ndarray]:
     """Train the MLP in NumPy, in double precision, with explicit gradients."""
-    w, slots = dict(weights), {name: (np.zeros_like(v), np.zeros_like(v)) for name, v in weights.items()}
+    w, moments = dict(weights), {name: (np.zeros_like(v), np.zeros_like(v)) for name, v in weights.items()}
     fed = list(batches(recipe, seed, epochs))
     for step, (images, targets) in enumerate(fed):
         x = images.flatten(1).double().numpy()
@@ -151,7 +151,7 @@ def train_in_numpy(
             gradients = {name: g * min(1, recipe.clip_norm / norm) for name, g in gradients.items()}
         rate = recipe.lr * expected_factor(recipe, step, len(fed))
         for name, g in gradients.items():
-            first, second = slots[name]
+            first, second = moments[name]
             decay = recipe.weight_decay if recipe.decay_all or w[name].ndim > 1 else 0.0
             if recipe.optimizer == "sgd":
                 g = g + decay * w[name]
@@ -163,7 +163,7 @@ def train_in_numpy(
                 root = np.sqrt(second / (1 - recipe.second_beta ** (step + 1))) + 1e-8
                 change = first / (1 - recipe.momentum ** (step + 1)) / root
                 w[name] = w[name] * (1 - rate * decay) - rate * change
-            slots[name] = first, second
+            moments[name] = first, second
             w[name] = w[name] * masks.get(name, 1)
     return w
 

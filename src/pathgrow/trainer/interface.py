@@ -15,7 +15,7 @@ from pathgrow.sparse.training_state import TrainingCheckpoint
 Fit = Callable[[nn.Module, Optimizer, int], Any]
 """`fit(model, optimizer, epochs)` trains a model in place."""
 Evaluate = Callable[[nn.Module], Any]
-"""`evaluate(model)` returns a score, or a pair (score, loss); `pathgrow.sparse.checks.parse_evaluation` reads it."""
+"""`evaluate(model)` returns a score, or a pair (score, loss) (see `parse_evaluation`)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

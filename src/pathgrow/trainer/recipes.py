@@ -14,7 +14,8 @@ from torch.optim import SGD, AdamW, Optimizer
 from pathgrow import config
 from pathgrow.augment import Augment
 from pathgrow.config import option
-from pathgrow.errors import UserError, unknown_name
+from pathgrow.errors import UserError
+from pathgrow.registry import lookup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,9 +201,7 @@ def recipe(name: str) -> Recipe:
     >>> recipe("cifar").batch_size
     128
     """
-    if name not in RECIPES:
-        raise unknown_name("recipe", name, RECIPES)
-    return RECIPES[name]
+    return lookup("recipe", name, RECIPES)
 
 
 def default_name(data: str, model: str = "") -> str:
