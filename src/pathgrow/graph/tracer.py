@@ -98,19 +98,11 @@ class Tracer(TorchFunctionMode):
     def run(self, example_input: Any) -> Self:
         """Run the model on one sample of ones and return this tracer, with `uses`, `total` and `exponent` filled in."""
         args, kwargs = one_sample(example_input)
-        try:
+        with self._explained():
             args = tuple(self._enter(value) for value in args)
             kwargs = {name: self._enter(value) for name, value in kwargs.items()}
             with eager_eval(self.model), torch.set_grad_enabled(self.gradients), self:
                 output = self.model(*args, **kwargs)
-        except UserError:
-            raise
-        except (RuntimeError, TypeError, ValueError, IndexError) as fault:
-            reason = str(fault).partition("\n")[0] or type(fault).__name__
-            raise UserError(
-                f"the model could not be run on example_input: {reason}; pass a batch that {type(self.model).__name__} "
-                "accepts"
-            ) from fault
         outputs = [current(tensor) for tensor in read_outputs(output)]
         traced = [tensor for tensor in outputs if label_of(tensor) is not None]
         if not traced:
@@ -130,9 +122,11 @@ class Tracer(TorchFunctionMode):
         returned: dict[int, list[Tensor]] = {}
         for label in self._outputs:
             returned.setdefault(label.node, []).append(label.units[label.units >= 0])
+        with self._explained():  # a linear layer of another width is noticed only here, since layers are not computed
+            links = self.builder.links()
         return Graph(
             channels=tuple(self.builder.channels),
-            links=self.builder.links(),
+            links=links,
             layers=tuple(use.layer for use in self.uses),
             outputs=tuple((node, torch.unique(torch.cat(units)).numpy()) for node, units in returned.items()),
             product_macs=self.product_macs,
@@ -140,6 +134,20 @@ class Tracer(TorchFunctionMode):
             attention=self.attention,
             ancestors=tuple(self.builder.ancestors),
         )
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Turn errors of torch into one that blames `example_input`."""
+        try:
+            yield
+        except UserError:
+            raise
+        except (RuntimeError, TypeError, ValueError, IndexError) as fault:
+            reason = str(fault).partition("\n")[0] or type(fault).__name__
+            raise UserError(
+                f"the model could not be run on example_input: {reason}; pass a batch that {type(self.model).__name__} "
+                "accepts"
+            ) from fault
 
     def _enter(self, value: Any) -> Any:
         """Return an input of the path network: real values become ones, token ids are marked."""
