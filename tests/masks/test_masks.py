@@ -1,18 +1,15 @@
-"""Masks: what they count, how they combine, that they are edited in place, and their files."""
+"""Masks: counts, set operations, in-place edits, models."""
 
 from __future__ import annotations
 
-import errno
-import json
-import os
-from pathlib import Path
-
+import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from pathgrow.errors import RunFailed, UserError
+from pathgrow.errors import UserError
 from pathgrow.masks import Masks
 
 
@@ -237,126 +234,67 @@ class TestModel:
         assert masks.to("cpu") == masks
 
 
-class TestFiles:
-    def test_a_file_brings_back_values_scope_and_order(self, masks: Masks, tmp_path: Path) -> None:
-        for thing in (masks, masks.missing(), Masks.select(SCOPE, SCOPE), Masks({})):
-            thing.save(tmp_path / "m.safetensors")
-            loaded = Masks.load(tmp_path / "m.safetensors")
-            assert loaded == thing
-            assert list(loaded) == list(thing)
-            assert loaded.digest() == thing.digest()
-        assert [path.name for path in tmp_path.iterdir()] == ["m.safetensors"]
+# Laws of sets, for arbitrary scopes
 
-    def test_eight_positions_to_a_byte(self, tmp_path: Path) -> None:
-        Masks({"w": torch.rand(800, 100) < 0.5}).save(tmp_path / "m")
-        assert (tmp_path / "m").stat().st_size < 10_000 + 500
+Position = tuple[str, int]
+SHAPES = {"a": (3,), "layer.b": (2, 3), "c": (2, 1, 2, 2), "d": ()}
 
-    def test_equal_masks_are_equal_files(self, masks: Masks, tmp_path: Path) -> None:
-        masks.save(tmp_path / "a")
-        masks.clone().save(tmp_path / "b")
-        assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
-    def test_loaded_masks_can_be_edited(self, masks: Masks, tmp_path: Path) -> None:
-        masks.save(tmp_path / "m")
-        loaded = Masks.load(tmp_path / "m")
-        loaded |= loaded.missing()
-        assert loaded.density == 1
+def random_flags(shapes: dict[str, tuple[int, ...]], seed: int, share: float = 0.5) -> dict[str, Tensor]:
+    rng = np.random.default_rng(seed)
+    return {name: torch.tensor(rng.random(shape) < share) for name, shape in shapes.items()}
 
-    def test_the_digest_sees_name_shape_value_and_scope(self) -> None:
-        variants = [
-            Masks({"a": flags(1, 1)}),
-            Masks({"b": flags(1, 1)}),
-            Masks({"a": flags(1, 0)}),
-            Masks({"a": flags(1, 1, 0)}),
-            Masks({"a": flags(1, 1).reshape(1, 2)}),
-            Masks({"a": flags(1, 1)}, {"a": flags(1, 0)}),
-            Masks({"a": flags(1, 1)}, {"a": flags(0, 1)}),
-            Masks({}),
-        ]
-        assert len({masks.digest() for masks in variants}) == len(variants)
-        ordered = Masks({"a": flags(1), "b": flags(0)})
-        assert ordered.digest() == Masks({"b": flags(0), "a": flags(1)}).digest()
 
-    def test_a_missing_file(self, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match=r"no mask file at .*gone"):
-            Masks.load(tmp_path / "gone")
+def positions(masks: Masks) -> set[Position]:
+    """The True positions inside the scope, as a plain set."""
+    return {
+        (name, int(index))
+        for name, flags in masks.items()
+        for index in (flags & masks.scope[name]).reshape(-1).nonzero().reshape(-1)
+    }
 
-    def test_a_folder_in_place_of_a_file(self, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match="masks"):
-            Masks.load(tmp_path)
 
-    @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"\xff" * 100, b"{}" * 40])
-    def test_no_safetensors_at_all(self, content: bytes, tmp_path: Path) -> None:
-        (tmp_path / "m").write_bytes(content)
-        with pytest.raises(UserError, match="is not a valid mask file"):
-            Masks.load(tmp_path / "m")
+seeds = st.integers(0, 2**32 - 1)
 
-    def test_a_file_of_weights(self, tmp_path: Path) -> None:
-        save_file({"w": torch.ones(3)}, tmp_path / "m")
-        with pytest.raises(UserError, match=r"is not a valid mask file \(no mask metadata\)"):
-            Masks.load(tmp_path / "m")
 
-    @pytest.mark.parametrize(
-        ("about", "reason"),
-        [
-            ("not json", "unreadable metadata"),
-            ("[" * 100_000, "unreadable metadata"),
-            ("[]", "incomplete metadata"),
-            ({"version": 1, "shapes": {}}, "incomplete metadata"),
-            ({"version": 2, "shapes": {}, "sha256": ""}, "format 2, expected 1"),
-            ({"version": 1, "shapes": [3], "sha256": ""}, "malformed shapes"),
-            ({"version": 1, "shapes": {"w": [-3]}, "sha256": ""}, "malformed shapes"),
-            ({"version": 1, "shapes": {"w": [2.0]}, "sha256": ""}, "malformed shapes"),
-            ({"version": 1, "shapes": {"w": [True]}, "sha256": ""}, "malformed shapes"),
-            ({"version": 1, "shapes": {"v": [8]}, "sha256": ""}, "'mask/v' is missing"),
-            ({"version": 1, "shapes": {"w": [10**9, 10**9]}, "sha256": ""}, "'mask/w' does not have shape"),
-            ({"version": 1, "shapes": {"f": [8]}, "sha256": ""}, "'mask/f' does not have shape"),
-            ({"version": 1, "shapes": {"w": [8]}, "sha256": "0"}, "checksum mismatch"),
-        ],
-    )
-    def test_forged_files(self, about: object, reason: str, tmp_path: Path) -> None:
-        text = about if isinstance(about, str) else json.dumps(about)
-        payload = {"mask/w": torch.zeros(1, dtype=torch.uint8), "mask/f": torch.zeros(1)}
-        save_file(payload, tmp_path / "m", metadata={"pathgrow.masks": text})
-        with pytest.raises(UserError, match=reason):
-            Masks.load(tmp_path / "m")
+@st.composite
+def pairs(draw: st.DrawFn) -> tuple[Masks, Masks]:
+    """Two Masks of one scope, each a mask or a selection."""
+    scope = random_flags(SHAPES, draw(seeds), share=draw(st.sampled_from([0.5, 1.0])))
 
-    def test_a_wrong_folder_is_the_callers_mistake(self, masks: Masks, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match="cannot write masks to"):
-            masks.save(tmp_path / "nowhere" / "m")
+    def one() -> Masks:
+        inside = {name: flags & scope[name] for name, flags in random_flags(SHAPES, draw(seeds)).items()}
+        if draw(st.booleans()):
+            return Masks.select(inside, scope)
+        return Masks({name: flags | ~scope[name] for name, flags in inside.items()}, scope)
 
-    @pytest.mark.parametrize("call", ["fsync", "replace"])
-    def test_a_full_disk_leaves_the_old_file_and_no_litter(
-        self, call: str, masks: Masks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        masks.save(tmp_path / "m")
+    return one(), one()
 
-        def fail(*_: object) -> None:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        with monkeypatch.context() as patch:
-            patch.setattr(os, call, fail)
-            with pytest.raises(RunFailed, match="No space left"):
-                masks.missing().save(tmp_path / "m")
-        assert Masks.load(tmp_path / "m") == masks
-        assert [path.name for path in tmp_path.iterdir()] == ["m"]
+@given(pair=pairs())
+def test_operators_are_those_of_sets(pair: tuple[Masks, Masks]) -> None:
+    a, b = pair
+    everything = {(name, int(i)) for name, flags in a.scope.items() for i in flags.reshape(-1).nonzero().reshape(-1)}
+    assert positions(a | b) == positions(a) | positions(b)
+    assert positions(a & b) == positions(a) & positions(b)
+    assert positions(a - b) == positions(a) - positions(b)
+    assert positions(a.missing()) == everything - positions(a)
+    assert positions(a.present()) == positions(a)
+    assert (a.num, a.num_on) == (len(everything), len(positions(a)))
 
-    def test_file_and_folder_are_synced_around_the_rename(
-        self, masks: Masks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        calls: list[str] = []
-        real_fsync, real_replace = os.fsync, os.replace
 
-        def fsync(descriptor: int) -> None:
-            calls.append("folder" if os.path.isdir(f"/proc/self/fd/{descriptor}") else "file")
-            real_fsync(descriptor)
+@given(pair=pairs())
+def test_every_result_is_a_mask_or_a_selection(pair: tuple[Masks, Masks]) -> None:
+    a, b = pair
+    for result in (a | b, a & b, a - b, a.present(), a.missing(), a.clone()):
+        outside = torch.cat([flags[~result.scope[name]] for name, flags in result.items()])
+        assert outside.all() or not outside.any()
+    for selection in (a.present(), a.missing()):
+        assert Masks.select(dict(selection), a.scope) == selection
 
-        def replace(source: Path, target: Path) -> None:
-            calls.append("rename")
-            real_replace(source, target)
 
-        monkeypatch.setattr(os, "fsync", fsync)
-        monkeypatch.setattr(os, "replace", replace)
-        masks.save(tmp_path / "m")
-        expected = ["file", "rename", "folder"] if os.path.isdir("/proc/self/fd") else ["file", "rename", "file"]
-        assert calls == expected
+@given(pair=pairs())
+def test_equality_and_digest_agree(pair: tuple[Masks, Masks]) -> None:
+    a, b = pair
+    assert (a == b) == (a.digest() == b.digest())
+    assert a == a.clone()

@@ -25,10 +25,10 @@ from pathgrow.errors import RunFailed, UserError
 _KIND = "pathgrow.masks"
 _VERSION = 1
 
-Flags = Mapping[str, Tensor]
+_Flags = Mapping[str, Tensor]
 
 
-def digest(masks: Flags, scope: Flags) -> str:
+def digest(masks: _Flags, scope: _Flags) -> str:
     """SHA-256 of names, shapes and bits, sorted by name."""
     sha = hashlib.sha256()
     for name in sorted(masks):
@@ -40,7 +40,7 @@ def digest(masks: Flags, scope: Flags) -> str:
     return sha.hexdigest()
 
 
-def write(path: Path, masks: Flags, scope: Flags) -> None:
+def write(path: Path, masks: _Flags, scope: _Flags) -> None:
     """Write a file atomically; `scope` holds only the tensors that are partly outside it."""
     payload = {f"mask/{name}": torch.from_numpy(_packed(flags)) for name, flags in masks.items()}
     payload |= {f"scope/{name}": torch.from_numpy(_packed(flags)) for name, flags in scope.items()}

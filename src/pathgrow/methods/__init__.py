@@ -29,7 +29,7 @@ from pathgrow.methods.rigl import rigl
 from pathgrow.methods.set import sparse_evolution
 from pathgrow.methods.snfs import snfs
 from pathgrow.methods.snip import snip
-from pathgrow.methods.static import dense, erk, fixed, magnitude, phew, random
+from pathgrow.methods.static import dense, erk, fixed, magnitude, phew_masks, random
 from pathgrow.methods.str import soft_threshold
 from pathgrow.methods.synflow import synflow
 
@@ -98,7 +98,7 @@ _METHODS: dict[str, Entry] = {
     "snip": Entry(snip, "one shot", paper="Lee, Ajanthan & Torr 2019, SNIP"),
     "grasp": Entry(grasp, "one shot", paper="Wang, Zhang & Grosse 2020, GraSP"),
     "synflow": Entry(synflow, "one shot", paper="Tanaka et al. 2020, SynFlow"),
-    "phew": Entry(phew, "one shot", paper="Patil & Dovrolis 2021, PHEW"),
+    "phew": Entry(phew_masks, "one shot", paper="Patil & Dovrolis 2021, PHEW"),
     "dpai": Entry(
         dpai, "one shot", paper="Xiang et al. 2025, Differentiable Pruning at Initialization with Node-Path Balance"
     ),

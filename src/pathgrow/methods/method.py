@@ -30,7 +30,7 @@ Need = Literal["paths", "gradients", "data", "dense"]
 """A traceable model; dense loss gradients at mask updates; `loss` and `batches` of `attach`; a dense training phase."""
 Pick = Callable[["NetworkView", Masks, int, torch.Generator], Masks]
 UpdateMasks = Callable[["NetworkView", "MaskUpdate", "Progress", torch.Generator], Masks]
-Score = Callable[["NetworkView"], Mapping[str, Tensor]]
+ScoreFunction = Callable[["NetworkView"], Mapping[str, Tensor]]
 """A number for every position, active or not; higher is better."""
 Sampler = Callable[[Mapping[str, Tensor], Masks, int, torch.Generator], Masks]
 MethodState = dict[str, Any]
@@ -249,7 +249,7 @@ class Method:
 class ByScore:
     """Pick that scores every position and passes the scores to a sampler."""
 
-    score: Score
+    score: ScoreFunction
     sampler: Sampler
 
     def __call__(self, net: NetworkView, candidates: Masks, count: int, generator: torch.Generator) -> Masks:

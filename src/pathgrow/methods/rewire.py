@@ -17,7 +17,7 @@ from torch import Tensor
 from pathgrow.errors import UserError
 from pathgrow.masks import Masks
 from pathgrow.masks.sampling import top_k_in, uniform_in
-from pathgrow.methods.method import MaskUpdate, NetworkView, Progress, Score, floor_of
+from pathgrow.methods.method import MaskUpdate, NetworkView, Progress, ScoreFunction, floor_of
 from pathgrow.methods.schedules import require_steps, require_stop_fraction
 
 DropFraction = Callable[[int], float]
@@ -92,7 +92,7 @@ class RewireLayers:
     """
 
     drop_fraction: DropFraction
-    score: Score | None
+    score: ScoreFunction | None
     """Grow the largest; None: grow at random."""
     by_sign: bool = False
     """Drop the fraction of the positive and of the negative weights separately; zeros go first."""

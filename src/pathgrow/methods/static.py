@@ -53,7 +53,7 @@ def magnitude(*, density: float = 0.1) -> Method:
     return Method(name="magnitude", start=ByScore(magnitudes, top_k), start_density=density)
 
 
-def phew(*, density: float = 0.1) -> Method:
+def phew_masks(*, density: float = 0.1) -> Method:
     """PHEW (Patil & Dovrolis, Constructing Sparse Networks that Learn Fast and Generalize Well without Training Data).
 
     Rule: random walks alternate between inputs and outputs as their start, each step in proportion to |weight| at

@@ -23,7 +23,7 @@ def soft_threshold(*, s_init: float | None = None, s_decay: float | None = None,
     """STR (Kusupati et al. 2020, Soft Threshold Weight Reparameterization for Learnable Sparsity).
 
     Rule: the network computes with sign(W) relu(|W| - sigmoid(s)), with one s for each weight tensor; the loss gradient
-    trains W and s. A very negative s is no threshold and has no gradient: weight decay raises it. The density is not an
+    trains W and s. A very negative s has neither effect nor gradient: weight decay raises it. The density is not an
     option: it emerges from `s_init`, the weight decay and the length of training, and is reported.
 
     Differences: by default `s_init` depends on the length of the training: weight decay alone brings every s to -5

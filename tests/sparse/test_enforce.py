@@ -1,0 +1,238 @@
+"""What attached masks enforce, whatever the optimizer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.optim import SGD, Adam, Optimizer
+
+from pathgrow.errors import UserError
+from pathgrow.masks import Masks
+from pathgrow.sparse.attach import attach
+from pathgrow.sparse.ema import EMA
+from tests.support.sparse_mlp import ALWAYS, growing, mlp, off, sparse_mlp, train
+
+
+def test_the_trained_weights_are_those_of_a_net_with_masks_in_its_graph() -> None:
+    """An independent truth: weight * mask inside the forward pass, trained by the same optimizer."""
+    model, optimizer, sparse = sparse_mlp()
+    truth = mlp()
+    plain = SGD(truth.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-2)
+    masks = {name: mask.clone() for name, mask in sparse.masks.items()}
+    for step in range(5):
+        x = torch.randn(16, 6, generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        plain.zero_grad()
+        shown = {name: p * masks[name] if name in masks else p for name, p in truth.named_parameters()}
+        torch.func.functional_call(truth, shown, x).square().mean().backward()
+        plain.step()
+    for name, parameter in truth.named_parameters():
+        expected = parameter * masks[name] if name in masks else parameter
+        torch.testing.assert_close(model.get_parameter(name), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("make", [lambda p: SGD(p, lr=0.1, momentum=0.9), lambda p: Adam(p, lr=0.1)])
+def test_an_overflow_where_weights_are_off_leaves_no_trace(
+    dtype: torch.dtype, bad: float, make: Callable[..., Optimizer]
+) -> None:
+    """The truth is the same step with zeros there; what is on, finite or not, is not touched."""
+    steps = []
+    for there in (bad, 0.0):
+        model = mlp().to(dtype)
+        optimizer = make(model.parameters())
+        sparse = attach(model, optimizer, growing(), scope=Masks.full(model), ema=EMA(update_interval=1))
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        for name in sparse.masks:
+            model.get_parameter(name).grad[off(sparse, name)] = there
+        optimizer.step()
+        with sparse.ema_weights():
+            ema_weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+        slots = [value for state in optimizer.state.values() for value in state.values()]
+        steps.append([*model.state_dict().values(), *ema_weights.values(), *slots])
+        assert all(bool((ema_weights[name][off(sparse, name)] == 0).all()) for name in sparse.masks)
+    assert all(torch.equal(here, there) for here, there in zip(*steps, strict=True))
+
+
+def test_an_overflow_in_the_backward_pass_is_masked_and_one_where_weights_are_on_is_not_hidden() -> None:
+    model, _, sparse = sparse_mlp()
+    weight, kept = model[0].weight, sparse.masks["0.weight"]
+    weight.backward(torch.full_like(weight, math.inf))
+    assert torch.equal(weight.grad, torch.full_like(weight, math.inf).where(kept, 0.0))
+
+
+def test_optimizer_state_wider_than_the_weights_is_masked() -> None:
+    model = mlp().to(torch.bfloat16)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    optimizer.state[model[0].weight]["master"] = torch.full((10, 6), math.pi)
+    sparse = attach(model, optimizer, growing(), scope=Masks.full(model))
+    expected = torch.full((10, 6), math.pi).where(sparse.masks["0.weight"], 0.0)
+    assert torch.equal(optimizer.state[model[0].weight]["master"], expected)
+
+
+def test_weights_start_at_zero_and_the_scope_decides_which() -> None:
+    model, _, sparse = sparse_mlp()
+    assert sorted(sparse.masks) == ["0.weight", "3.weight"]
+    assert all(bool((model.get_parameter(name)[off(sparse, name)] == 0).all()) for name in sparse.masks)
+    assert bool((model[5].weight != 0).all())
+
+
+def test_positions_outside_a_partial_scope_stay_dense_and_are_not_counted() -> None:
+    model = mlp()
+    inside = torch.zeros(10, 6, dtype=torch.bool)
+    inside[5:] = True
+    optimizer = Adam(model.parameters())
+    sparse = attach(model, optimizer, growing(0.1), scope=Masks.select({"0.weight": inside}, {"0.weight": inside}))
+    assert (sparse.masks.num, sparse.masks.num_on) == (30, 3)
+    train(model, optimizer)
+    assert bool((model[0].weight[:5] != 0).all())
+    assert int((model[0].weight[5:] != 0).sum()) == 3
+
+
+def test_clipping_sees_masked_gradients() -> None:
+    model, _, sparse = sparse_mlp()
+    model(torch.randn(4, 6)).sum().backward()
+    assert all(bool((model.get_parameter(name).grad[off(sparse, name)] == 0).all()) for name in sparse.masks)
+
+
+def test_gradients_that_are_written_by_hand_are_masked_before_the_step() -> None:
+    model, optimizer, sparse = sparse_mlp()
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    for name in sparse.masks:
+        assert torch.equal(model.get_parameter(name).grad, 1.0 * sparse.masks[name])
+        assert bool((model.get_parameter(name)[off(sparse, name)] == 0).all())
+        assert bool((optimizer.state[model.get_parameter(name)]["momentum_buffer"][off(sparse, name)] == 0).all())
+
+
+def test_a_closure_is_masked_too() -> None:
+    model = mlp()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+    sparse = attach(model, optimizer, growing())
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.ones(4, 6)).square().mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert all(bool((model.get_parameter(name)[off(sparse, name)] == 0).all()) for name in sparse.masks)
+
+
+def test_an_optimizer_that_moves_every_weight_is_held_back() -> None:
+    class Drift(Optimizer):
+        """As Muon and its kin: the update of one weight depends on the gradients of others."""
+
+        @torch.no_grad()
+        def step(self, closure: object = None) -> None:
+            for parameter in self.param_groups[0]["params"]:
+                parameter += 1.0
+                self.state[parameter]["sum"] = self.state[parameter].get("sum", 0) + torch.ones_like(parameter)
+
+    model = mlp()
+    optimizer = Drift(model.parameters(), {})
+    sparse = attach(model, optimizer, growing())
+    optimizer.step()
+    optimizer.step()
+    for name, mask in sparse.masks.items():
+        assert torch.equal(optimizer.state[model.get_parameter(name)]["sum"], 2.0 * mask)
+        assert bool((model.get_parameter(name)[~mask] == 0).all())
+
+
+def test_loaded_weights_of_pruned_positions_do_not_return() -> None:
+    model, _, sparse = sparse_mlp()
+    before = sparse.masks.clone()
+    model.load_state_dict(mlp(seed=1).state_dict())
+    sparse.grow_(20)
+    new = sparse.masks - before
+    assert all(bool((model.get_parameter(name)[positions] == 0).all()) for name, positions in new.items())
+    assert bool((model[0].weight[before["0.weight"]] != 0).all())
+
+
+def test_old_momentum_is_cleared_where_weights_are_pruned() -> None:
+    model = mlp()
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+    train(model, optimizer)
+    sparse = attach(model, optimizer, growing())
+    slot = optimizer.state[model[0].weight]["momentum_buffer"]
+    assert torch.equal(slot != 0, sparse.masks["0.weight"] & (slot != 0))
+    assert int((slot != 0).sum()) > 0
+
+
+def test_parameters_that_the_optimizer_does_not_own_keep_their_masked_values() -> None:
+    model = mlp()
+    optimizer = SGD([{"params": model[3].parameters(), "lr": 0.1}, {"params": [model[5].bias]}], lr=0.01)
+    sparse = attach(model, optimizer, growing())
+    before = model[0].weight.clone()
+    train(model, optimizer)
+    assert torch.equal(model[0].weight, before)
+    assert bool((model[3].weight[off(sparse, "3.weight")] == 0).all())
+    assert model[0].weight not in optimizer.state
+
+
+def test_a_wrapped_optimizer_is_unwrapped() -> None:
+    model = mlp()
+    inner = SGD(model.parameters(), lr=0.1)
+    sparse = attach(model, SimpleNamespace(optimizer=SimpleNamespace(optimizer=inner)).optimizer, growing())
+    assert sparse.optimizer is inner
+
+
+def test_detach_restores_the_plain_loop() -> None:
+    model, optimizer, sparse = sparse_mlp()
+    sparse.detach()
+    train(model, optimizer)
+    assert bool((model[0].weight != 0).all())
+    with pytest.raises(UserError, match="after detach"):
+        sparse.grow_(1)
+    attach(model, optimizer, growing())
+    sparse.detach()
+    with pytest.raises(UserError, match="already attached"):
+        attach(model, optimizer, growing())
+
+
+@pytest.mark.gpu
+def test_a_cuda_graph_stays_valid_while_masks_grow() -> None:
+    """The hooks run once, at capture; the graph reads the masks that growth edits in place."""
+    model = mlp().cuda()
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-2, foreach=True)
+    sparse = attach(model, optimizer, growing(), torch.zeros(1, 6, device="cuda"), stop=ALWAYS)
+    x = torch.randn(64, 6, device="cuda")
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=False)
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for _ in range(3):
+        before = sparse.masks.clone()
+        sparse.grow_(20)
+        grown = sparse.masks - before
+        assert all(bool((model.get_parameter(name)[new] == 0).all()) for name, new in grown.items())
+        for _ in range(5):
+            graph.replay()
+        for name, mask in sparse.masks.items():
+            weight = model.get_parameter(name)
+            slot = optimizer.state[weight]["momentum_buffer"]
+            assert bool((weight[~mask] == 0).all())
+            assert bool((slot[~mask] == 0).all())
+        assert any(bool((model.get_parameter(name)[new] != 0).any()) for name, new in grown.items())
