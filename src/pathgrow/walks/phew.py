@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from numbers import Real
 from typing import Any
 
@@ -95,7 +95,6 @@ def start_density(
     scope: Masks | None = None,
     seed: int = 0,
     *,
-    identity_shortcuts: bool = False,
     graph: Graph | None = None,
 ) -> tuple[float, Masks]:
     """Return the smallest of 1, 2, 3 and 5% whose PHEW masks isolate at most 5% of hidden units, and those masks.
@@ -111,7 +110,7 @@ def start_density(
     (True, True)
     """
     graph, scope, example_input = _prepared(model, example_input, scope, graph)
-    walker = Walker(Transitions(graph, model, identity_shortcuts=identity_shortcuts))
+    walker = Walker(Transitions(graph, model))
     for density in START_DENSITIES:
         marks = _Marks(graph, scope)
         last = density == START_DENSITIES[-1]
@@ -173,9 +172,9 @@ class _Marks:
     def __init__(self, graph: Graph, scope: Masks) -> None:
         self.scope = scope
         self.layers = [layer for layer in graph.layers if layer.name in scope]
-        self._prunable = np.concatenate([flags.cpu().reshape(-1).numpy() for flags in scope.values()])
-        ends = np.cumsum([flags.numel() for flags in scope.values()])
-        self._offset = dict(zip(scope, ends - [flags.numel() for flags in scope.values()], strict=True))
+        self._prunable = _flat(scope.values())
+        sizes = [flags.numel() for flags in scope.values()]
+        self._offset = dict(zip(scope, np.cumsum(sizes) - sizes, strict=True))
         self._on = np.zeros(len(self._prunable), dtype=bool)
         self.num, self.num_on = int(np.count_nonzero(self._prunable)), 0
         if self.num == 0:
@@ -194,8 +193,7 @@ class _Marks:
 
     def of_walks(self, walks: Walks) -> Units:
         """Return the numbers of the weights on each walk, `[walks, layers]`."""
-        found = [self.numbers(layer, walks.weights[layer.index]) for layer in self.layers]
-        return np.stack(found, axis=1)
+        return np.stack([self.numbers(layer, walks.weights[layer.index]) for layer in self.layers], axis=1)
 
     def is_new(self, numbers: Units) -> Flags:
         """Flag the numbers of prunable weights that are not marked."""
@@ -206,13 +204,9 @@ class _Marks:
         self._on[numbers[numbers >= 0]] = True
         self.num_on = int(np.count_nonzero(self._on))
 
-    def add_masks(self, selection: Masks) -> None:
-        """Mark the selected weights."""
-        self.add(np.flatnonzero(np.concatenate([flags.cpu().reshape(-1).numpy() for flags in selection.values()])))
-
     def keep_only(self, flags: Mapping[str, Tensor]) -> None:
         """Unmark all weights outside `flags`."""
-        self._on &= np.concatenate([flags[name].cpu().reshape(-1).numpy() for name in self.scope])
+        self._on &= _flat(flags[name] for name in self.scope)
         self.num_on = int(np.count_nonzero(self._on))
 
     def masks(self) -> Masks:
@@ -223,6 +217,10 @@ class _Marks:
             kept = torch.from_numpy(self._on[own] | ~self._prunable[own])
             tensors[name] = kept.view(flags.shape).to(flags.device)
         return Masks(tensors, self.scope)
+
+
+def _flat(tensors: Iterable[Tensor]) -> Flags:
+    return np.concatenate([flags.cpu().reshape(-1).numpy() for flags in tensors])
 
 
 class _Seeding:
@@ -299,7 +297,7 @@ class _Seeding:
         count = min(self.remaining, candidates.num_on)
         if count < candidates.num_on:
             candidates = sampling.sample_proportional(self._visit_rates(), candidates, count, self.noise)
-        self.marks.add_masks(candidates)
+        self.marks.add(np.flatnonzero(_flat(candidates.values())))
         return count
 
     def _visit_rates(self) -> dict[str, Tensor]:
@@ -336,8 +334,7 @@ class _Seeding:
     def _drop_off_path(self) -> None:
         """Unmark weights off every path: if positions were not tracked, walks may have left the map."""
         if not self.walker.positions.exact:
-            on_a_path = self._on_a_path()
-            self.marks.keep_only({name: on_a_path[name] for name in self.marks.scope})
+            self.marks.keep_only(self._on_a_path())
             self.pool = None
 
     def _walk(self, num: int) -> Walks:

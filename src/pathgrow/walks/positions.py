@@ -9,8 +9,9 @@ integer, and the result of a step is computed once per set instead of once per w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -114,12 +115,6 @@ class Positions:
     def __init__(self, graph: Graph) -> None:
         self._catalogue = Catalogue()
         self._moves: dict[tuple[Axis, bool, bool, bool], Moves] = {}
-        self._keeps: dict[tuple[int, int, bool], Moves] = {}
-        self._taps_by_axis = {
-            layer.index: np.unravel_index(np.arange(prod(layer.shape[2:])), layer.shape[2:])
-            for layer in graph.layers
-            if layer.window.axes
-        }
         self._unfolds: dict[Link, _Unfold] = {}
         self.grid: dict[int, Grid | None] = {}
         """Size of the map by node. None: that of the raw input, whatever it is; (): not tracked."""
@@ -147,16 +142,10 @@ class Positions:
 
     def leading_on(self, node: int, places: Places, *, forward: bool) -> Places:
         """Drop positions from which no choice of taps leads to the end of the walk."""
-        far = (self._to_output if forward else self._from_input)[node]
-        if not far:
+        keeps = (self._to_output if forward else self._from_input)[node]
+        if not keeps:
             return places
-        return Places(
-            places.grid,
-            tuple(
-                self._kept(node, number, leading, forward)(numbers)
-                for number, (leading, numbers) in enumerate(zip(far, places.numbers, strict=True))
-            ),
-        )
+        return Places(places.grid, tuple(keep(numbers) for keep, numbers in zip(keeps, places.numbers, strict=True)))
 
     def everywhere(self, node: int, num_walkers: int) -> Places:
         """Return all positions of a node."""
@@ -167,31 +156,30 @@ class Positions:
         """Move through one tap of a layer's kernel; `taps` are flat within the kernel."""
         if not layer.window.axes:
             return UNTRACKED
-        return self._through(layer.window, places, len(taps), (taps, self._taps_by_axis[layer.index]), forward=forward)
+        kernel = layer.shape[2:]
+        by_axis = [coordinates[taps] for coordinates in np.unravel_index(np.arange(prod(kernel)), kernel)]
+        return self._through(layer.window, places, len(taps), by_axis, forward=forward)
 
     def along_link(self, link: Link, places: Places, targets: npt.NDArray[np.integer], *, forward: bool) -> Places:
         """Move through the pools of a link; if it flattens positions into units, the target unit tells the position."""
         unfold = self._unfolds.get(link)
-        trail = link.trail if unfold is None else unfold.trail
-        if forward:
-            for window in trail:
-                places = self._through(window, places, len(targets), None, forward=True)
-            return places if unfold is None else self.places(unfold.entered(self.sets(places), targets))
-        places = places if unfold is None else self.places(unfold.left(targets))
-        for window in reversed(trail):
-            places = self._through(window, places, len(targets), None, forward=False)
+        if unfold is not None and not forward:
+            places = self.places(unfold.left(targets))
+        places = self._through_pools(link, places, len(targets), forward=forward)
+        if unfold is not None and forward:
+            places = self.places(unfold.entered(self.sets(places), targets))
+        return places
+
+    def _through_pools(self, link: Link, places: Places, num_walkers: int, *, forward: bool) -> Places:
+        trail = self._unfolds[link].trail if link in self._unfolds else link.trail
+        for window in trail if forward else reversed(trail):
+            places = self._through(window, places, num_walkers, None, forward=forward)
         return places
 
     def _through(
-        self,
-        window: Window,
-        places: Places,
-        num_walkers: int,
-        taps: tuple[Units, tuple[npt.NDArray[np.intp], ...]] | None,
-        *,
-        forward: bool,
+        self, window: Window, places: Places, num_walkers: int, taps: Sequence[Units] | None, *, forward: bool
     ) -> Places:
-        """Move through one window, by one tap per walker (`taps`: flat, and coordinates of all taps) or by all taps."""
+        """Move through one window, by one tap per walker (`taps`, by axis) or by all taps."""
         if len(places.grid) != len(window.axes):
             places = UNTRACKED
         grid, moved = [], []
@@ -206,50 +194,38 @@ class Positions:
             else:
                 numbers = self._whole(near, num_walkers)
             grid.append(far)
-            moves = self._moved(axis, near, window.transposed, forward, pool=taps is None)
-            moved.append(moves(numbers, None if taps is None else taps[1][number][taps[0]]))
+            key = axis, window.transposed, forward, taps is None
+            if key not in self._moves:
+                num_taps = 1 if taps is None else axis.taps
+                self._moves[key] = Moves(self._catalogue, near, num_taps, partial(_moved_along, *key))
+            moved.append(self._moves[key](numbers, None if taps is None else taps[number]))
         return Places(tuple(grid), tuple(moved))
 
     def _whole(self, size: int, num_walkers: int) -> Numbers:
         return np.repeat(self._catalogue.number(np.ones((1, size), dtype=bool)), num_walkers)
 
-    def _moved(self, axis: Axis, near: int, transposed: bool, forward: bool, *, pool: bool) -> Moves:
-        key = axis, transposed, forward, pool
-        if key not in self._moves:
-            self._moves[key] = Moves(
-                self._catalogue,
-                near,
-                1 if pool else axis.taps,
-                lambda sets, taps: _moved_along(axis, sets, None if pool else taps, transposed, forward=forward),
-            )
-        return self._moves[key]
-
-    def _kept(self, node: int, number: int, leading: Flags, forward: bool) -> Moves:
-        key = node, number, forward
-        if key not in self._keeps:
-            self._keeps[key] = Moves(self._catalogue, leading.shape[1], 1, lambda sets, _: sets & leading)
-        return self._keeps[key]
-
-    def _possible(self, graph: Graph, *, forward: bool) -> dict[int, Sets]:
-        """Return, by node, the positions that a path from this end can reach; () if it can reach all of them."""
-        found: dict[int, Sets] = {}
+    def _possible(self, graph: Graph, *, forward: bool) -> dict[int, tuple[Moves, ...]]:
+        """Return, by node, steps that keep the positions a path from this end can reach; () if it can reach all."""
+        found: dict[int, Places] = {}
+        keeps = {}
         for node in graph.channels if forward else reversed(graph.channels):
             arriving = []
             for link in graph.links_into[node.id] if forward else graph.links_from[node.id]:
-                sets = found[link.source if forward else link.target]
-                trail = self._unfolds[link].trail if link in self._unfolds else link.trail
-                for window in trail if forward else reversed(trail):
-                    sets = _pooled(window, sets, forward=forward)
-                arriving.append(() if link in self._unfolds and forward else sets)
+                places = self._through_pools(link, found[link.source if forward else link.target], 1, forward=forward)
+                arriving.append(UNTRACKED if link in self._unfolds and forward else places)
             layer = (graph.layer_into if forward else graph.layer_from).get(node.id)
             if layer is not None:
                 near = found[layer.source if forward else layer.target]
-                arriving.append(_pooled(layer.window, near, forward=forward))
-            grid = self.grid[node.id]
-            known = arriving and grid and all(tuple(axis.shape[1] for axis in sets) == grid for sets in arriving)
-            union = tuple(np.logical_or.reduce(axes) for axes in zip(*arriving, strict=True)) if known else ()
-            found[node.id] = () if all(bool(axis.all()) for axis in union) else union
-        return found
+                arriving.append(self._through(layer.window, near, 1, None, forward=forward))
+            known = arriving and all(places.grid == self.grid[node.id] for places in arriving)
+            axes = zip(*map(self.sets, arriving), strict=True) if known else ()
+            union = tuple(np.logical_or.reduce(sets) for sets in axes)
+            union = () if all(bool(sets.all()) for sets in union) else union
+            found[node.id] = self.places(union)
+            keeps[node.id] = tuple(
+                Moves(self._catalogue, sets.shape[1], 1, partial(_intersection, sets)) for sets in union
+            )
+        return keeps
 
     def _grid_behind(self, layer: Layer) -> Grid:
         axes = layer.window.axes
@@ -308,27 +284,16 @@ def _is_identity(axis: Axis) -> bool:
     return axis.taps == axis.stride == 1 and axis.padding == 0 and axis.size_in == axis.size_out
 
 
-def _pooled(window: Window, sets: Sets, *, forward: bool) -> Sets:
-    """Move one set per axis through all taps of a window."""
-    if len(sets) != len(window.axes):
-        sets = ()
-    moved = []
-    for number, axis in enumerate(window.axes):
-        if sets and _is_identity(axis):
-            moved.append(sets[number])
-            continue
-        near = axis.size_in if forward else axis.size_out
-        here = sets[number] if sets and sets[number].shape[1] == near else np.ones((1, near), dtype=bool)
-        moved.append(_moved_along(axis, here, None, window.transposed, forward=forward))
-    return tuple(moved)
+def _intersection(kept: Flags, sets: Flags, taps: Units) -> Flags:
+    return sets & kept
 
 
-def _moved_along(axis: Axis, sets: Flags, taps: Units | None, transposed: bool, *, forward: bool) -> Flags:
-    """Move sets along one axis, by one tap each or by all of them."""
+def _moved_along(axis: Axis, transposed: bool, forward: bool, pool: bool, sets: Flags, taps: Units) -> Flags:
+    """Move sets along one axis, by one tap each or, in a pool, by all of them."""
     near = axis.size_in if forward else axis.size_out
     table = near_positions(axis, transposed, forward=forward)
     here = np.zeros((len(sets), near + 1), dtype=bool)  # the last column means "none"
     here[:, :near] = sets
-    if taps is not None:
-        return np.take_along_axis(here, table[taps], axis=1)
-    return np.asarray(here[:, table].any(axis=1))
+    if pool:
+        return np.asarray(here[:, table].any(axis=1))
+    return np.take_along_axis(here, table[taps], axis=1)

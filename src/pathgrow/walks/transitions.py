@@ -23,6 +23,7 @@ from pathgrow.errors import UserError
 from pathgrow.graph.graph import Flags, Floats, Graph, Layer, Units
 from pathgrow.graph.reachability import alive_units, kept_kernels
 
+_TINY = torch.finfo(torch.float64).tiny
 END = -1
 """Stands for the index of a link if the walk ends."""
 _CACHED = 2**26
@@ -60,18 +61,6 @@ class Fork:
         return _draw(self.edges, units, units + 1, uniform) if self._sole is None else self._sole[units]
 
 
-@dataclass(frozen=True, eq=False)
-class CumulativeTable:
-    """Cumulative probabilities over all entries, row by row: row `r` covers `starts[r]` to `starts[r + 1]`."""
-
-    sums: Floats
-    starts: Floats
-
-    def draw(self, rows: Units, uniform: Floats) -> Units:
-        """Draw one entry for each of `rows`, as its index in the whole table."""
-        return _draw(self.sums, self.starts[rows], self.starts[rows + 1], uniform)
-
-
 class Transitions:
     """Transition probabilities of walks on one graph, in both directions.
 
@@ -91,7 +80,7 @@ class Transitions:
         self._weights, self.weighs_zeros = _weights(graph, model)
         """Weights, whose magnitudes count, and whether some layer holds only zeros."""
         self._sums: dict[int, Tensor] = {}
-        self._tables: dict[tuple[int, bool], CumulativeTable] = {}
+        self._tables: dict[tuple[int, bool], tuple[Floats, Floats]] = {}
         self._forks: dict[tuple[int, bool], Fork] = {}
         self._num_cached = 0
         self.alive = self._find_alive()
@@ -113,7 +102,8 @@ class Transitions:
         """Draw the unit on the other side of a layer for each of `units`."""
         rows, columns = layer.shape[0] // layer.groups, layer.shape[1]
         mine, other = (columns, rows) if forward else (rows, columns)
-        drawn = self._table(layer, forward).draw(units, uniform) - units * other
+        sums, starts = self._table(layer, forward)
+        drawn = _draw(sums, starts[units], starts[units + 1], uniform) - units * other
         return drawn if layer.groups == 1 else units // mine * other + drawn
 
     def taps(self, layer: Layer, out: Units, into: Units, uniform: Floats) -> Units:
@@ -162,13 +152,19 @@ class Transitions:
         steps = torch.from_numpy(np.empty(blocks.shape))  # NumPy requests huge pages, torch does not
         return steps.copy_(blocks).flatten(0, 1)
 
-    def _table(self, layer: Layer, forward: bool) -> CumulativeTable:
+    def _table(self, layer: Layer, forward: bool) -> tuple[Floats, Floats]:
+        """Return cumulative probabilities over all entries, row by row, and where rows start: one more than rows."""
         key = layer.index, forward
-        if (table := self._tables.get(key)) is None:
-            table = _running_sums(self._steps(layer, forward))
-            if self._num_cached + len(table.sums) <= _CACHED:
-                self._num_cached += len(table.sums)
-                self._tables[key] = table
+        if key in self._tables:
+            return self._tables[key]
+        shares = self._steps(layer, forward)
+        # Rows are normalized: a cumulative sum would swallow a row far smaller than those before it.
+        shares /= shares.sum(dim=1, keepdim=True).clamp_min_(_TINY)
+        sums: Floats = torch.cumsum(shares.view(-1), dim=0, out=shares.view(-1)).numpy()
+        table = sums, np.append(0.0, sums[shares.shape[1] - 1 :: shares.shape[1]])
+        if self._num_cached + len(sums) <= _CACHED:
+            self._num_cached += len(sums)
+            self._tables[key] = table
         return table
 
     # -- at a fork -----------------------------------------------------------------------------------------------
@@ -237,15 +233,14 @@ class Transitions:
     def _flow_through(self, layer: Layer, flow: dict[int, Floats], forward: bool) -> Tensor:
         here, there = (layer.source, layer.target) if forward else (layer.target, layer.source)
         steps = self._steps(layer, forward)
-        steps *= (torch.from_numpy(flow[here]) / steps.sum(dim=1).clamp_min(torch.finfo(torch.float64).tiny))[:, None]
+        steps *= (torch.from_numpy(flow[here]) / steps.sum(dim=1).clamp_min(_TINY))[:, None]
         blocks = steps.view(layer.groups, -1, steps.shape[1])
         flow[there] += blocks.sum(dim=1).view(-1).numpy()
         kernels = (blocks.transpose(1, 2) if forward else blocks).reshape(*layer.shape[:2])
-        live = torch.from_numpy(self._live[layer.index]).view(layer.shape[2:])
-        taps = self._weights[layer.index].double().abs() * live
-        dims = tuple(range(2, taps.ndim))
-        share = taps / (taps.sum(dim=dims, keepdim=True) if dims else taps).clamp_min(torch.finfo(torch.float64).tiny)
-        return share * kernels.view(*layer.shape[:2], *(1 for _ in dims))
+        live = torch.from_numpy(self._live[layer.index])
+        taps = self._weights[layer.index].double().abs().view(*layer.shape[:2], -1) * live
+        share = taps / taps.sum(dim=2, keepdim=True).clamp_min(_TINY)
+        return (share * kernels[:, :, None]).view(layer.shape)
 
     def joinable(self, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Flag, by parameter, positions between units on paths of kept weights, whatever the values of the weights."""
@@ -270,7 +265,7 @@ class Transitions:
         found = alive_units(self.graph, kernels)
         if not any(found[node][units].any() for node, units in self.graph.outputs):
             # Zeros cut every path: walk on the bare graph, as if all weights were equal.
-            self._weights = {layer.index: _ones(layer) for layer in self.graph.layers}
+            self._weights = {layer.index: torch.ones(layer.shape) for layer in self.graph.layers}
             self._sums.clear()
             self.weighs_zeros = True
             found = alive_units(self.graph)
@@ -296,21 +291,13 @@ def _draw(sums: Floats, low: Floats | Units, high: Floats | Units, uniform: Floa
     return entries
 
 
-def _running_sums(shares: Tensor) -> CumulativeTable:
-    """Turn a matrix of weights into a table, in place; rows need not sum to 1, and those off every path are zero."""
-    # Rows are normalized: a cumulative sum would swallow a row far smaller than those before it.
-    shares /= shares.sum(dim=1, keepdim=True).clamp_min_(torch.finfo(torch.float64).tiny)
-    sums: Floats = torch.cumsum(shares.view(-1), dim=0, out=shares.view(-1)).numpy()
-    return CumulativeTable(sums, np.append(0.0, sums[shares.shape[1] - 1 :: shares.shape[1]]))
-
-
 def _weights(graph: Graph, model: nn.Module) -> tuple[dict[int, Tensor], bool]:
     """Return weights by layer index, with ones for layers of zeros, and whether there are such layers."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     found, has_zeros = {}, False
     for layer in graph.layers:
         if layer.name is None:  # a computed weight: its values are not known here
-            found[layer.index] = _ones(layer)
+            found[layer.index] = torch.ones(layer.shape)
             continue
         weight = layer.pick(parameters[layer.name].detach()).cpu().contiguous()
         weight = weight if weight.dtype in (torch.float32, torch.float64) else weight.float()
@@ -318,10 +305,6 @@ def _weights(graph: Graph, model: nn.Module) -> tuple[dict[int, Tensor], bool]:
         if not math.isfinite(high - low):
             raise UserError(f"{layer.name} must be finite for random walks, got NaN or infinite values")
         empty = low == 0 == high
-        found[layer.index] = _ones(layer) if empty else weight
+        found[layer.index] = torch.ones(layer.shape) if empty else weight
         has_zeros |= empty
     return found, has_zeros
-
-
-def _ones(layer: Layer) -> Tensor:
-    return torch.ones(math.prod(layer.shape)).view(layer.shape)

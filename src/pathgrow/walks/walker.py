@@ -8,14 +8,14 @@ again: a walk is a path in space too, and no walk is wasted on small maps.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from math import prod
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from pathgrow.graph.graph import Flags, Floats, Layer, Units
+from pathgrow.graph.graph import Flags, Floats, Layer, Link, Units
 from pathgrow.walks.positions import UNTRACKED, Places, Positions
 from pathgrow.walks.transitions import END, Transitions
 
@@ -25,8 +25,7 @@ _TRIES = 64
 """Draws of one step before a walker gives up; on a 2x2 map, the worst common case, 5 draws in 9 fail."""
 
 
-@dataclass(frozen=True, eq=False)
-class Walks:
+class Walks(NamedTuple):
     """Walks from input to output, one per column."""
 
     units: npt.NDArray[np.int32]
@@ -35,16 +34,6 @@ class Walks:
     """`[nodes, walks]`: the index of the link by which the walk leaves; -1: none."""
     weights: npt.NDArray[np.int64]
     """`[layers, walks]`: flat position in the layer's weight; -1: the layer is not used."""
-
-    @staticmethod
-    def blank(transitions: Transitions, num: int) -> Walks:
-        """Return `num` walks that have not begun."""
-        rows = len(transitions.graph.channels)
-        return Walks(
-            np.full((rows, num), -1, dtype=np.int32),
-            np.full((rows, num), -1, dtype=np.int32),
-            np.full((len(transitions.graph.layers), num), -1, dtype=np.int64),
-        )
 
     @property
     def num(self) -> int:
@@ -69,11 +58,7 @@ class Walks:
     @staticmethod
     def concatenated(parts: Sequence[Walks]) -> Walks:
         """Concatenate walks."""
-        return Walks(
-            np.concatenate([part.units for part in parts], axis=1),
-            np.concatenate([part.links for part in parts], axis=1),
-            np.concatenate([part.weights for part in parts], axis=1),
-        )
+        return Walks(*(np.concatenate(rows, axis=1) for rows in zip(*parts, strict=True)))
 
 
 class Walker:
@@ -89,8 +74,10 @@ class Walker:
         Walks that leave the map in spite of redraws are dropped, with as many of the other direction, so fewer walks
         may be returned.
         """
-        turns = np.arange(first, first + num)
-        walks, finished = Walks.blank(self.transitions, 2 * num), np.zeros((num, 2), dtype=bool)
+        turns, graph = np.arange(first, first + num), self.transitions.graph
+        visited, taken = np.full((2, len(graph.channels), 2 * num), -1, dtype=np.int32)
+        walks = Walks(visited, taken, np.full((len(graph.layers), 2 * num), -1))
+        finished = np.zeros((num, 2), dtype=bool)
         for way, (nodes, units) in enumerate((self.transitions.inputs, self.transitions.outputs)):
             turn = turns % len(units)
             own = walks.take(slice(way, None, 2))
@@ -108,17 +95,12 @@ class Walker:
         for node in graph.channels:
             here = np.flatnonzero((walks.units[node.id] >= 0) & good)
             if (layer := graph.layer_from.get(node.id)) is not None:
-                taps = walks.weights[layer.index, here] % int(np.prod(layer.shape[2:], dtype=np.int64))
-                moved = self.positions.along_layer(layer, places.at(node.id, here), taps, forward=True)
-                good[here] = places.put(layer.target, here, moved)
+                good[here] = places.cross_layer(layer, here, walks.weights[layer.index, here] % prod(layer.shape[2:]))
                 continue
             leaving = walks.links[node.id, here]
             for number in np.unique(leaving[leaving >= 0]):
                 link, who = graph.links[number], here[leaving == number]
-                moved = self.positions.along_link(
-                    link, places.at(node.id, who), walks.units[link.target, who], forward=True
-                )
-                good[who] = places.put(link.target, who, moved)
+                good[who] = places.cross_link(link, who, walks.units[link.target, who])
         return good
 
     def _sweep(self, walks: Walks, nodes: Units, units: Units, generator: torch.Generator, *, forward: bool) -> Flags:
@@ -143,7 +125,7 @@ class _Step:
     """Moves some of the walkers of a sweep by one draw each; methods return which of them arrived."""
 
     def __init__(self, walker: Walker, walks: Walks, generator: torch.Generator, forward: bool) -> None:
-        self.transitions, self.positions = walker.transitions, walker.positions
+        self.transitions = walker.transitions
         self.walks, self.generator, self.forward = walks, generator, forward
         self.finished = np.zeros(walks.num, dtype=bool)
         self.places = _Whereabouts(walker.positions, walks.num, forward)
@@ -154,8 +136,7 @@ class _Step:
         drawn = self.transitions.next_units(layer, units, self._uniform(len(here)), forward=self.forward)
         out, into = (drawn, units) if self.forward else (units, drawn)
         taps = self.transitions.taps(layer, out, into, self._uniform(len(here)))
-        moved = self.positions.along_layer(layer, self.places.at(start, here), taps, forward=self.forward)
-        arrived = self.places.put(end, here, moved)
+        arrived = self.places.cross_layer(layer, here, taps)
         weights = self.transitions.weight_number(layer, out, into, taps)
         if not arrived.all():
             here, drawn, weights = here[arrived], drawn[arrived], weights[arrived]
@@ -183,8 +164,7 @@ class _Step:
         link = self.transitions.graph.links[number]
         start, end = (link.source, link.target) if self.forward else (link.target, link.source)
         targets = units if self.forward else self.walks.units[start, who]
-        moved = self.positions.along_link(link, self.places.at(start, who), targets, forward=self.forward)
-        arrived = self.places.put(end, who, moved)
+        arrived = self.places.cross_link(link, who, targets)
         if not arrived.all():
             who, units = who[arrived], units[arrived]
         self.walks.units[end, who] = units
@@ -203,12 +183,23 @@ class _Whereabouts:
         self._positions, self._num, self._forward = positions, num, forward
         self._held: dict[int, Places] = {}
 
-    def at(self, node: int, who: Units) -> Places:
+    def cross_layer(self, layer: Layer, who: Units, taps: Units) -> Flags:
+        """Move some walkers through one tap each; return which of them have a position left, and so arrive."""
+        start, end = (layer.source, layer.target) if self._forward else (layer.target, layer.source)
+        moved = self._positions.along_layer(layer, self._at(start, who), taps, forward=self._forward)
+        return self._put(end, who, moved)
+
+    def cross_link(self, link: Link, who: Units, targets: npt.NDArray[np.integer]) -> Flags:
+        """Move some walkers along a link to or from these target units; return which of them arrive."""
+        start, end = (link.source, link.target) if self._forward else (link.target, link.source)
+        moved = self._positions.along_link(link, self._at(start, who), targets, forward=self._forward)
+        return self._put(end, who, moved)
+
+    def _at(self, node: int, who: Units) -> Places:
         held = self._held.get(node, UNTRACKED)
         return held if len(who) == self._num else Places(held.grid, tuple(numbers[who] for numbers in held.numbers))
 
-    def put(self, node: int, who: Units, moved: Places) -> Flags:
-        """Store the positions of walkers that reach a node; return which of them have any left, and so arrive."""
+    def _put(self, node: int, who: Units, moved: Places) -> Flags:
         if moved.grid != self._positions.grid[node]:
             return moved.alive(len(who))  # not tracked from here on
         moved = self._positions.leading_on(node, moved, forward=self._forward)
