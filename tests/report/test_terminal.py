@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import io
+import math
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
 from pathgrow.checkpoint import RunDir
-from pathgrow.report.schema import RunReport
-from pathgrow.report.terminal import print_run, summary
-from tests.support.sample_report import point, short_probe_report, training_report, with_answer, with_curve
+from pathgrow.report.schema import CurveReport, PointReport, RunReport
+from pathgrow.report.terminal import ANSWER, BAND, BELOW, PROBE, REFERENCE, TARGET, curve_chart, print_run, summary
+from pathgrow.report.window import PlotWindow
+from tests.support.sample_report import (
+    discovery_report,
+    point,
+    short_probe_report,
+    training_report,
+    with_answer,
+    with_curve,
+)
 
 
 def rendered(renderable: RenderableType, width: int = 80, **options: Any) -> str:
@@ -104,3 +118,120 @@ def test_an_unfinished_call_has_no_command_to_repeat(tmp_path: Path) -> None:
     text = printed(run_dir.path)
     assert "unfinished call of discover" in text
     assert "not running; repeat the call to resume." in text
+
+
+# The chart
+
+WIDTH, HEIGHT = 78, 16
+
+
+def test_marks_are_where_the_numbers_say(sample_report: RunReport) -> None:
+    lines = curve_chart(sample_report, WIDTH, HEIGHT).plain.splitlines()
+    body, axis = lines[1 : 1 + HEIGHT], lines[1 + HEIGHT]
+    window = PlotWindow.of(sample_report)
+    left = axis.index("└") + 1
+    cells = WIDTH - left
+
+    def column(density: float) -> int:
+        return left + round(window.x(density) * (cells - 1))
+
+    def row(score: float) -> int:
+        return round((1 - window.y(score)) * (HEIGHT - 1))
+
+    assert axis.index(ANSWER) == column(0.0848)
+    assert [axis.index("╞"), axis.index("╡")] == [column(0.0671), column(0.1042)]
+    for probe in sample_report.curve.probes:
+        assert body[row(probe.score)][column(probe.density)] == PROBE
+    assert sample_report.reference is not None
+    assert sample_report.target_score is not None
+    for score, glyph in ((sample_report.reference.score, REFERENCE), (sample_report.target_score, TARGET)):
+        assert [number for number, line in enumerate(body) if glyph in line] == [row(score)]
+    assert body[-1][column(0.02)] == BELOW, "the first round is far below the window"
+
+
+def test_the_band_covers_what_it_bounds(sample_report: RunReport) -> None:
+    lines = curve_chart(sample_report, WIDTH, HEIGHT).plain.splitlines()
+    body, left = lines[1 : 1 + HEIGHT], lines[1 + HEIGHT].index("└") + 1
+    window, fit, cells = PlotWindow.of(sample_report), sample_report.curve.fit, WIDTH - left
+    assert fit is not None
+    columns = [window.x(density) * (cells - 1) for density in fit.density]
+    for column in range(math.ceil(columns[0]), math.floor(columns[-1]) + 1):
+        low, high = (window.y(float(np.interp(column, columns, edge))) for edge in (fit.low, fit.high))
+        for row in range(HEIGHT):
+            is_inside = low <= 1 - row / (HEIGHT - 1) <= high
+            glyph = body[row][left + column]
+            assert glyph != " " if is_inside else glyph != BAND  # other marks may cover it
+
+
+def test_labels_are_below_their_ticks(sample_report: RunReport) -> None:
+    report = with_answer(sample_report, operating_density=None, interval=None)  # they would cover ticks
+    axis, labels = curve_chart(report).plain.splitlines()[17:19]
+    ticks = [column for column, glyph in enumerate(axis) if glyph == "┬"]
+    places = {label.group(): label.start() + len(label.group()) // 2 for label in re.finditer(r"[0-9.]+%", labels)}
+    assert list(places) == ["2%", "3%", "5%", "7%", "10%", "20%", "30%"]
+    assert list(places.values()) == ticks
+    assert ANSWER not in curve_chart(report).plain
+
+
+def test_an_interval_from_zero_starts_at_the_edge(sample_report: RunReport) -> None:
+    report = with_answer(sample_report, status="flat", operating_density=None, interval=(0.0, 0.02))
+    assert "└╞═" in curve_chart(report).plain.splitlines()[17]
+
+
+def test_legend_entries_are_not_broken() -> None:
+    lines = curve_chart(short_probe_report(), WIDTH).plain.splitlines()
+    assert all(len(line) <= WIDTH for line in lines)
+    assert lines[-3:] == [
+        " ● probes (16 epochs)  · rounds  ━ fit  ░ 90% band  ─ reference",
+        " ┄ target: 1.38 pp below (1 pp after full training)",
+        " ▲ operating density (67% quantile)",
+    ]
+
+
+def test_the_window_holds_the_dense_probe() -> None:
+    report = short_probe_report()
+    window = PlotWindow.of(report)
+    assert window.densities[1] > 1.0
+    lines = curve_chart(report, WIDTH, HEIGHT).plain.splitlines()
+    left = lines[17].index("└") + 1
+    column = left + round(window.x(1.0) * (WIDTH - left - 1))
+    assert lines[1 + round((1 - window.y(0.976)) * (HEIGHT - 1))][column] == PROBE
+
+
+def test_intervals_do_not_squeeze_the_points(sample_report: RunReport) -> None:
+    wide = PlotWindow.of(with_answer(sample_report, interval=(1e-30, 1.0)))
+    first, last = sample_report.curve.probes[0].density, sample_report.curve.probes[-1].density
+    assert wide.x(last) - wide.x(first) > 0.5
+
+
+def test_a_training_has_a_chart() -> None:
+    assert curve_chart(training_report()).plain.count("·") == 2, "its point, and the legend"
+
+
+densities = st.lists(st.floats(0.0005, 1.0), min_size=1, max_size=12)
+
+
+@given(densities=densities, scores=st.lists(st.floats(-1e3, 1e3), min_size=12, max_size=12), delta=st.floats(1e-4, 1))
+def test_a_window_holds_every_probe_and_has_readable_ticks(
+    densities: list[float], scores: list[float], delta: float
+) -> None:
+    probes = [PointReport(round=0, density=d, score=s) for d, s in zip(densities, scores, strict=False)]
+    report = with_answer(
+        replace(discovery_report(), curve=CurveReport(probes=tuple(probes))),
+        operating_density=None, interval=None, gain_density=None, delta=delta, reference=None,
+    )  # fmt: skip
+    window = PlotWindow.of(report)
+    assert all(0 < window.x(probe.density) < 1 and 0 < window.y(probe.score) < 1 for probe in probes)
+    for ticks, (low, high) in (
+        (window.density_ticks(), window.densities),
+        (window.score_ticks(), window.scores),
+    ):
+        assert ticks == sorted(set(ticks))
+        assert 2 <= len(ticks) <= 9
+        assert all(low - 1e-6 <= tick <= high + 1e-6 for tick in ticks)
+
+
+@pytest.mark.parametrize("window", [PlotWindow((0.2, 0.21), (0.5, 0.5001)), PlotWindow((1e-12, 1.0), (-5.0, 1e6))])
+def test_extreme_windows_have_ticks(window: PlotWindow) -> None:
+    assert len(window.density_ticks()) >= 2
+    assert len(window.score_ticks()) >= 2

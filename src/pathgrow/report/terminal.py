@@ -1,9 +1,10 @@
-"""A run on the terminal: curve, rounds and result, or the progress of an unfinished run."""
+"""A run on the terminal: a chart of the curve, rounds and result, or the progress of an unfinished run."""
 
 from __future__ import annotations
 
 import os
 
+import numpy as np
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -11,9 +12,16 @@ from rich.table import Table
 from rich.text import Text
 
 from pathgrow.report import formats, text
-from pathgrow.report.chart import curve_chart
 from pathgrow.report.load import Unfinished, load_run
 from pathgrow.report.schema import RunReport
+from pathgrow.report.window import PlotWindow
+
+ROUND, PROBE, FIT, BAND, TARGET, REFERENCE, ANSWER, BELOW = "·", "●", "━", "░", "┄", "─", "▲", "▾"
+_LINE = "┊"
+_STYLES = {
+    ROUND: "bright_black", PROBE: "bold blue", FIT: "cyan", BAND: "blue", TARGET: "yellow", REFERENCE: "yellow",
+    ANSWER: "bold red", BELOW: "bright_black", _LINE: "red",
+}  # fmt: skip
 
 
 def print_run(path: str | os.PathLike[str], console: Console | None = None) -> None:
@@ -70,3 +78,110 @@ def _unfinished(run: Unfinished, path: str | os.PathLike[str]) -> RenderableType
         *(Text(f"  {formats.evaluation(result.stage, result.density, result.score)}") for result in run.results),
     ]
     return Padding(Group(*lines), (0, 1))
+
+
+# The chart
+
+
+def curve_chart(report: RunReport, width: int = 78, height: int = 16) -> Text:
+    """Score against density in character cells, with the answer on the axis and a legend of the glyphs that occur."""
+    window, scores = PlotWindow.of(report), formats.score_format(report)
+    ticks = {round((1 - window.y(tick)) * (height - 1)): scores.tick(tick) for tick in window.score_ticks()}
+    margin = max(map(len, ticks.values()), default=4)
+    num_columns = max(20, width - margin - 2)
+    lines = [Text(f"{'':>{margin}}  {scores.name} by density")]
+    for row, cells in enumerate(_cells(report, window, num_columns, height)):
+        glyphs = Text.assemble(*((glyph, _STYLES.get(glyph, "")) for glyph in cells))
+        lines.append(Text(f"{ticks.get(row, ''):>{margin}} │").append(glyphs))
+    lines.append(Text(" " * (margin + 1) + "└").append(_axis(report, window, num_columns)))
+    lines.append(Text(" " * (margin + 2) + _tick_labels(window, num_columns)))
+    return Text("\n").join([*lines, _legend(report, width)])
+
+
+def _cells(report: RunReport, window: PlotWindow, width: int, height: int) -> list[list[str]]:
+    """Rows of glyphs from top to bottom; what is drawn later covers what was drawn before."""
+    cells = [[" "] * width for _ in range(height)]
+    columns, levels = np.linspace(0, 1, width).tolist(), np.linspace(0, 1, height).tolist()
+
+    def put(x: float, y: float, glyph: str) -> None:
+        if 0 <= y <= 1:
+            cells[round((1 - y) * (height - 1))][round(x * (width - 1))] = glyph
+
+    fit, target = report.curve.fit, report.target_score
+    xs = [] if fit is None else [window.x(density) for density in fit.density]
+    inside = [x for x in columns if xs and xs[0] <= x <= xs[-1]]
+    if fit is not None:
+        low, middle, high = (np.interp(inside, xs, [*map(window.y, line)]) for line in (fit.low, fit.score, fit.high))
+        for x, bottom, top in zip(inside, low, high, strict=True):
+            for y in levels:
+                if bottom <= y <= top:
+                    put(x, y, BAND)
+    if report.reference is not None and target is not None:
+        for x in columns:
+            put(x, window.y(report.reference.score), REFERENCE)
+            put(x, window.y(target), TARGET)
+    if fit is not None:
+        for x, y in zip(inside, middle, strict=True):
+            put(x, y, FIT)
+    if report.answer is not None and report.answer.operating_density is not None:
+        top = 1.0 if target is None else window.y(target)
+        for y in levels:
+            if y <= top + 0.5 / height:
+                put(window.x(report.answer.operating_density), y, _LINE)
+    for point in report.curve.rounds:
+        y = window.y(point.score)
+        put(window.x(point.density), max(y, 0.0), ROUND if y >= 0 else BELOW)
+    for point in report.curve.probes:
+        put(window.x(point.density), window.y(point.score), PROBE)
+    return cells
+
+
+def _axis(report: RunReport, window: PlotWindow, width: int) -> Text:
+    """The density axis: ticks, and on top of them the answer with its interval."""
+
+    def column(density: float) -> int:
+        return round(window.x(density) * (width - 1))
+
+    cells, styles = ["─"] * width, [""] * width
+    for tick in window.density_ticks():
+        cells[column(tick)] = "┬"
+    answer = report.answer
+    if answer is not None and answer.interval is not None:
+        low, high = answer.interval
+        first, last = column(low or 0.0), column(1.0 if high is None else high)
+        cells[first : last + 1] = "╪" if first == last else "╞" + "═" * (last - first - 1) + "╡"
+        styles[first : last + 1] = [_STYLES[ANSWER]] * (last - first + 1)
+    if answer is not None and answer.operating_density is not None:
+        at = column(answer.operating_density)
+        cells[at], styles[at] = ANSWER, _STYLES[ANSWER]
+    return Text.assemble(*zip(cells, styles, strict=True))
+
+
+def _tick_labels(window: PlotWindow, width: int) -> str:
+    """Densities below their ticks; a label that would touch its neighbor is omitted."""
+    line = ""
+    for tick in window.density_ticks():
+        label = f"{100 * tick:g}%"
+        start = round(window.x(tick) * (width - 1)) - len(label) // 2
+        if start > len(line) or not line:
+            line = line.ljust(max(0, start)) + label
+    return line
+
+
+def _legend(report: RunReport, width: int) -> Text:
+    """The glyphs that occur and what they mean; lines break between entries only."""
+    curve, answer = report.curve, report.answer
+    entries = [(PROBE, text.probes_label(report))] if curve.probes else []
+    entries += [(ROUND, "rounds")] if curve.rounds else []
+    entries += [(FIT, "fit"), (BAND, "90% band")] if curve.fit is not None else []
+    entries += [(REFERENCE, "reference"), (TARGET, text.goal_label(report))] if report.reference is not None else []
+    if answer is not None and answer.operating_density is not None:
+        level = text.quantile(answer)
+        entries.append((ANSWER, "operating density" + ("" if level is None else f" ({level:.0%} quantile)")))
+    lines = [Text()]
+    for glyph, meaning in entries:
+        entry = Text.assemble((glyph, _STYLES[glyph]), f" {meaning}")
+        if lines[-1] and lines[-1].cell_len + 2 + entry.cell_len > width:
+            lines.append(Text())
+        lines[-1].append("  " if lines[-1] else " ").append(entry)
+    return Text("\n").join(lines)
