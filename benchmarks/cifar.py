@@ -26,8 +26,7 @@ from benchmarks.discovery import crossing, smoothed
 from pathgrow import data as datasets
 from pathgrow import models
 from pathgrow.checkpoint import MemoryStore, Store
-from pathgrow.checkpoint.metrics import Metrics
-from pathgrow.checkpoint.stage_files import StageFiles
+from pathgrow.checkpoint.stage_files import Metrics, StageFiles
 from pathgrow.data.dataset import Dataset
 from pathgrow.graph import trace
 from pathgrow.graph.scope import scope

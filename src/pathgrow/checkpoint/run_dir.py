@@ -38,8 +38,7 @@ from torch import nn
 
 from pathgrow import atomic
 from pathgrow.checkpoint import strict_json
-from pathgrow.checkpoint.metrics import Metrics
-from pathgrow.checkpoint.stage_files import StageFiles, serialize
+from pathgrow.checkpoint.stage_files import Metrics, StageFiles, serialize
 from pathgrow.errors import UserError
 from pathgrow.masks import Masks
 from pathgrow.version import __version__
