@@ -24,7 +24,11 @@ def test_names_and_options() -> None:
     ("name", "options", "message"),
     [
         ("prob", {}, "unknown density rule 'prob': did you mean probe"),
-        ("trajectory", {"max_probes": 3}, "density rule 'trajectory' has no option 'max_probes' (known: beyond, delta"),
+        (
+            "trajectory",
+            {"max_probes": 3},
+            "density rule 'trajectory' has no option 'max_probes', did you mean min_points? (options: beyond, delta",
+        ),
         ("probe", {"delta": 0.0}, "delta must be > 0"),
         ("trajectory", {"delta": math.nan}, "delta must be > 0"),
         ("exponential", {"delta": math.inf}, "delta must be > 0 and finite"),

@@ -133,8 +133,8 @@ def test_resnet_weights_are_he_normal_by_fan_in():
     ("name", "options", "sentence"),
     [
         ("resnet23", {}, r"unknown model 'resnet23': did you mean resnet\d\d"),
-        ("mlp", {"width": 3}, "unknown option of mlp 'width': did you mean widths"),
-        ("mlp", {"generator": None}, "unknown option of mlp 'generator'"),
+        ("mlp", {"width": 3}, "model 'mlp' has no option 'width', did you mean widths"),
+        ("mlp", {"generator": None}, "model 'mlp' has no option 'generator'"),
         ("mlp", {"classes": 0}, "classes must be an integer >= 1, got 0"),
         ("mlp", {"classes": True}, "classes must be an integer >= 1, got True"),
         ("mlp", {"widths": [8, 0]}, r"widths must be a list of integers >= 1, got \[8, 0\]"),

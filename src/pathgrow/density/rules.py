@@ -10,7 +10,7 @@ from pathgrow.density.literal import ExponentialRule
 from pathgrow.density.probe import ProbeRule
 from pathgrow.density.trajectory import TrajectoryRule
 from pathgrow.density.types import DEFAULT_DELTA, Rule
-from pathgrow.errors import UserError, unknown_name
+from pathgrow.registry import check_option_names, lookup, option_defaults
 
 _RULES: dict[str, Callable[..., Rule]] = {
     "probe": ProbeRule,
@@ -30,9 +30,7 @@ def description(name: str) -> str:
     >>> description("trajectory")
     'Use the growing network alone: stop at twice the density at which the fitted curve reaches 95% of its gain.'
     """
-    if name not in _RULES:
-        raise unknown_name("density rule", name, _RULES)
-    return (inspect.getdoc(_RULES[name]) or "").partition("\n")[0]
+    return (inspect.getdoc(lookup("density rule", name, _RULES)) or "").partition("\n")[0]
 
 
 def create(name: str, *, delta: float = DEFAULT_DELTA, **options: Any) -> Rule:
@@ -47,11 +45,6 @@ def create(name: str, *, delta: float = DEFAULT_DELTA, **options: Any) -> Rule:
     >>> create("probe", delta=0.005, max_probes=8).name
     'probe'
     """
-    if name not in _RULES:
-        raise unknown_name("density rule", name, _RULES)
-    make = _RULES[name]
-    known = sorted(inspect.signature(make).parameters)
-    unknown = sorted(set(options) - set(known))
-    if unknown:
-        raise UserError(f"density rule {name!r} has no option {unknown[0]!r} (known: {', '.join(known)})")
+    make = lookup("density rule", name, _RULES)
+    check_option_names(f"density rule {name!r}", options, option_defaults(make))
     return make(delta=delta, **options)

@@ -5,7 +5,6 @@ A model is a line in the table below.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -20,6 +19,7 @@ from pathgrow.models.resnet import ResNet, ResNetCifar
 from pathgrow.models.timm_model import TimmModel, timm_defaults
 from pathgrow.models.vit import ViT
 from pathgrow.models.wide_resnet import WideResNet
+from pathgrow.registry import check_option_names, option_defaults
 from pathgrow.rng import generator
 
 _MODELS: dict[str, Callable[..., ReferenceModel]] = {
@@ -62,8 +62,8 @@ def defaults(name: str) -> dict[str, Any]:
         return timm_defaults(name.removeprefix(_TIMM))
     if name not in _MODELS:
         raise unknown_name("model", name, [*_MODELS, "timm:NAME"])
-    parameters = inspect.signature(_MODELS[name]).parameters
-    return {key: p.default for key, p in parameters.items() if key not in ("classes", "generator")}
+    known = option_defaults(_MODELS[name])
+    return {key: default for key, default in known.items() if key not in ("classes", "generator")}
 
 
 def create(name: str, classes: int, *, seed: int | None = None, **options: Any) -> ReferenceModel:
@@ -89,9 +89,8 @@ def create(name: str, classes: int, *, seed: int | None = None, **options: Any) 
     """
     known = defaults(name)
     _check_option("classes", classes, default=1)
+    check_option_names(f"model {name!r}", options, known)
     for key, value in options.items():
-        if key not in known:
-            raise unknown_name(f"option of {name}", key, known)
         _check_option(key, value, default=known[key])
     if name.startswith(_TIMM):
         # Pass all of them: the defaults come from timm's config, not from the signature of TimmModel.
