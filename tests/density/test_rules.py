@@ -27,7 +27,7 @@ def test_names_and_options() -> None:
         (
             "trajectory",
             {"max_probes": 3},
-            "density rule 'trajectory' has no option 'max_probes', did you mean min_points? (options: beyond, delta",
+            "'trajectory' has no option 'max_probes', did you mean min_points? (options: ",
         ),
         ("probe", {"delta": 0.0}, "delta must be > 0"),
         ("trajectory", {"delta": math.nan}, "delta must be > 0"),

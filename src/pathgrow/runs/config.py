@@ -27,6 +27,7 @@ from pathgrow.graph import trace
 from pathgrow.graph.flops import forward_macs
 from pathgrow.graph.scope import PRESETS
 from pathgrow.methods.method import Method
+from pathgrow.registry import check_option_names
 from pathgrow.report.load import load_finished
 from pathgrow.report.schema import RunReport
 from pathgrow.runs.options import DiscoverOptions, SearchOptions
@@ -83,10 +84,7 @@ class RunConfig:
         check(self)
         if self.data not in datasets.names():
             raise unknown_name("dataset", self.data, datasets.names())
-        known = models.defaults(self.model)
-        for name in self.model_options:
-            if name not in known:
-                raise unknown_name(f"option of {self.model}", name, known)
+        check_option_names(f"model {self.model!r}", self.model_options, models.defaults(self.model))
         check_batch_split(self.recipe.batch_size, self.recipe.accumulate, self.ranks)
 
     @classmethod
