@@ -39,7 +39,7 @@ def test_flipping_twice_is_the_identity(seed, height, width):
 
 
 def test_offsets_and_flips_are_uniform():
-    drawn = draw(Augment(crop_padding=4, flip=True), 100, 81, (3, 32, 32), 10, generator(3, "uniform"))
+    drawn = draw(Augment(crop_padding=4, flip=True), 100, 81, (3, 32, 32), generator(3, "uniform"))
     cells = (drawn["shift"][..., 0] * 9 + drawn["shift"][..., 1]).flatten()
     counts = torch.bincount(cells, minlength=81).double()
     assert len(counts) == 81

@@ -19,7 +19,7 @@ def test_erased_boxes_are_zero_and_the_rest_is_untouched():
 
 
 def test_erasing_leaves_the_rest_of_the_batch():
-    drawn = draw(Augment(erase=0.25), 50, 100, (3, 32, 32), 10, generator(0, "erase"))["erase_box"]
+    drawn = draw(Augment(erase=0.25), 50, 100, (3, 32, 32), generator(0, "erase"))["erase_box"]
     erased = (drawn[..., 2] * drawn[..., 3] > 0).double().mean()
     assert abs(erased - 0.25) < 4 * (0.25 * 0.75 / 5000) ** 0.5
     assert (drawn[..., :2] + drawn[..., 2:] <= 32).all()
@@ -42,7 +42,7 @@ def test_cutmix_pastes_the_partner_into_the_box():
 
 def test_the_share_of_a_label_is_the_share_of_its_pixels():
     recipe = Augment(mixup=1.0, cutmix=1.0, mix_probability=1.0)
-    drawn = draw(recipe, 200, 2, (1, 9, 7), 2, generator(4, "share"))
+    drawn = draw(recipe, 200, 2, (1, 9, 7), generator(4, "share"))
     kinds = set()
     for k in range(200):
         one = {name: numbers[k] for name, numbers in drawn.items()}

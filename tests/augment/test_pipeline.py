@@ -38,7 +38,7 @@ def rows(drawn: dict[str, torch.Tensor], batch: int) -> dict[str, torch.Tensor]:
 
 def augmented(recipe: Augment, seed: int = 0, **options):
     images, labels = some_batch()
-    drawn = rows(draw(recipe, 3, len(images), SHAPE, 5, generator(seed, "draw")), 1)
+    drawn = rows(draw(recipe, 3, len(images), SHAPE, generator(seed, "draw")), 1)
     return apply(recipe, images, labels, drawn, mean=MEAN, std=STD, classes=5, **options)
 
 
@@ -48,19 +48,19 @@ def normalized(images: torch.Tensor) -> torch.Tensor:
 
 def test_policies_require_gray_or_rgb():
     with pytest.raises(UserError, match="got 4 channels"):
-        draw(EVERYTHING, 1, 2, (4, 8, 8), 10, generator(0))
+        draw(EVERYTHING, 1, 2, (4, 8, 8), generator(0))
 
 
 def test_a_border_wider_than_the_image_cannot_be_mirrored():
     wide = Augment(crop_padding=7, crop_mirrored=True)
-    assert draw(wide, 1, 2, (3, 8, 9), 10, generator(0))
+    assert draw(wide, 1, 2, (3, 8, 9), generator(0))
     with pytest.raises(UserError, match="crop_padding must be < 7 to mirror images of 9x7, got 7"):
-        draw(wide, 1, 2, (3, 9, 7), 10, generator(0))
+        draw(wide, 1, 2, (3, 9, 7), generator(0))
 
 
 def test_without_augmentation_images_are_normalized_and_nothing_is_drawn():
     images, labels = some_batch()
-    assert draw(Augment(), 4, 9, SHAPE, 5, generator(0)) == {}
+    assert draw(Augment(), 4, 9, SHAPE, generator(0)) == {}
     got, targets = apply(Augment(), images, labels, {}, mean=MEAN, std=STD, classes=5)
     assert torch.equal(got, normalized(images))
     assert targets is labels
@@ -104,20 +104,20 @@ def test_results_depend_on_the_seed_only(name):
 @pytest.mark.parametrize("name", RECIPES)
 def test_draws_have_a_row_per_batch_and_touch_no_global_generator(name):
     state = torch.get_rng_state()
-    drawn = draw(RECIPES[name], 6, 4, SHAPE, 5, generator(0))
+    drawn = draw(RECIPES[name], 6, 4, SHAPE, generator(0))
     assert torch.equal(state, torch.get_rng_state())
     assert drawn
     for key, numbers in drawn.items():
         assert numbers.shape[0] == 6
         assert key.startswith("mix_") or numbers.shape[1] == 4
-    assert {len(numbers) for numbers in draw(RECIPES[name], 0, 4, SHAPE, 5, generator(0)).values()} == {0}
+    assert {len(numbers) for numbers in draw(RECIPES[name], 0, 4, SHAPE, generator(0)).values()} == {0}
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_apply_changes_none_of_its_arguments(name):
     recipe = RECIPES[name]
     images, labels = some_batch()
-    drawn = rows(draw(recipe, 1, 9, SHAPE, 5, generator(0)), 0)
+    drawn = rows(draw(recipe, 1, 9, SHAPE, generator(0)), 0)
     before = [value.clone() for value in (images, labels, *drawn.values())]
     apply(recipe, images, labels, drawn, mean=MEAN, std=STD, classes=5)
     assert all(torch.equal(a, b) for a, b in zip(before, (images, labels, *drawn.values()), strict=True))
@@ -136,7 +136,7 @@ def test_half_precision_is_the_rounded_full_precision(name):
 def test_compiled_as_one_graph_equals_eager(name):
     recipe = RECIPES[name]
     images, labels = some_batch()
-    drawn = draw(recipe, 3, 9, SHAPE, 5, generator(5))
+    drawn = draw(recipe, 3, 9, SHAPE, generator(5))
 
     def step(images, labels, drawn, mean, std):
         return apply(recipe, images, labels, drawn, mean=mean, std=std, classes=5)
@@ -159,7 +159,7 @@ def test_compiled_as_one_graph_equals_eager(name):
 def test_a_cuda_graph_equals_the_cpu(name):
     recipe = RECIPES[name]
     images, labels = some_batch()
-    drawn = draw(recipe, 3, 9, SHAPE, 5, generator(6))
+    drawn = draw(recipe, 3, 9, SHAPE, generator(6))
     on_device = {key: numbers[0].cuda() for key, numbers in drawn.items()}
     inputs = images.cuda(), labels.cuda()
     constants = {"mean": MEAN.cuda(), "std": STD.cuda(), "classes": 5}

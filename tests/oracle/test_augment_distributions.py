@@ -23,7 +23,7 @@ ALPHA = 1e-3
 
 @pytest.mark.parametrize("alpha", [0.1, 0.4, 1.0, 5.0])
 def test_mixup_weights_follow_the_beta_distribution(alpha):
-    drawn = draw(Augment(mixup=alpha, mix_probability=1.0), NUM, 2, (1, 8, 8), 2, generator(0, "beta"))
+    drawn = draw(Augment(mixup=alpha, mix_probability=1.0), NUM, 2, (1, 8, 8), generator(0, "beta"))
     weights = drawn["mix_weight"].double().numpy()
     assert torch.equal(drawn["mix_weight"], drawn["mix_share"])
     reference = np.random.default_rng(1).beta(alpha, alpha, 20_000).astype(np.float32)
@@ -39,7 +39,7 @@ def test_mixup_weights_follow_the_beta_distribution(alpha):
 def test_the_probability_of_mixing_is_shared_evenly(mixup, cutmix, expected):
     recipe = Augment(mixup=mixup, cutmix=cutmix, mix_probability=0.6)
     # On a large image a box without area is a rare accident (about one in size^2 / 4).
-    drawn = draw(recipe, NUM, 2, (1, 512, 512), 2, generator(1, "choice"))
+    drawn = draw(recipe, NUM, 2, (1, 512, 512), generator(1, "choice"))
     none = torch.zeros(NUM, dtype=torch.bool)
     cut = drawn["mix_box"][:, 2:].prod(1) > 0 if cutmix else none
     blended = drawn["mix_weight"] < 1 if mixup else none
@@ -50,7 +50,7 @@ def test_the_probability_of_mixing_is_shared_evenly(mixup, cutmix, expected):
 
 def test_cutmix_boxes_follow_a_plain_sampler():
     height, width = 20, 30
-    drawn = draw(Augment(cutmix=0.7, mix_probability=1.0), NUM, 2, (1, height, width), 2, generator(2, "cut"))
+    drawn = draw(Augment(cutmix=0.7, mix_probability=1.0), NUM, 2, (1, height, width), generator(2, "cut"))
     ours = drawn["mix_box"].double().numpy()
     rng = np.random.default_rng(3)
     theirs = []
@@ -115,7 +115,7 @@ def test_operations_have_the_published_probabilities(name):
             key = (*a.warp, a.op, round(a.level, 4), *b.warp, b.op, round(b.level, 4))
             expected[key] = expected.get(key, 0.0) + p * q / len(pairs)
     assert math.isclose(sum(expected.values()), 1)
-    drawn = draw(Augment(policy=name), 40, 500, (3, 32, 32), 10, generator(7, "policy"))
+    drawn = draw(Augment(policy=name), 40, 500, (3, 32, 32), generator(7, "policy"))
     seen = dict.fromkeys(expected, 0)
     warp, op, level = (drawn[f"policy_{part}"].flatten(0, 1).tolist() for part in ("warp", "op", "level"))
     for w, o, v in zip(warp, op, level, strict=True):

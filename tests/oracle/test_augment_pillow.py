@@ -171,7 +171,7 @@ def test_a_drawn_policy_equals_its_steps_in_pillow(name):
     pairs = POLICIES[name]
     shape = (3, 24, 24)
     images = torch.randint(256, (60, *shape), dtype=torch.uint8, generator=generator(2, "images"))
-    drawn = draw(Augment(policy=name), 1, 60, shape, 10, generator(2, "policy"))
+    drawn = draw(Augment(policy=name), 1, 60, shape, generator(2, "policy"))
     got = apply_policy(images, *(drawn[f"policy_{part}"][0] for part in ("warp", "op", "level")))
     for image, ours in zip(images, got, strict=True):
         possible = []

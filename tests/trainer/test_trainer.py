@@ -102,7 +102,7 @@ def batches(recipe: Recipe, seed: int, epochs: int) -> Iterator[tuple[Tensor, Te
     for epoch in range(epochs):
         draw = generator(seed, "epoch", epoch)
         order = torch.randperm(len(split), generator=draw)
-        drawn = augment.draw(recipe.augment, num_batches, size, split.shape, CLASSES, draw)
+        drawn = augment.draw(recipe.augment, num_batches, size, split.shape, draw)
         for batch in range(num_batches):
             rows = order[batch * size : (batch + 1) * size]
             yield augment.apply(

@@ -8,7 +8,7 @@ mode, compiled and in a CUDA graph, without synchronizing with the device.
 >>> from pathgrow import augment
 >>> from pathgrow.rng import generator
 >>> recipe = augment.Augment(crop_padding=4, flip=True)
->>> drawn = augment.draw(recipe, 2, 8, (3, 32, 32), 10, generator(0, "augment"))
+>>> drawn = augment.draw(recipe, 2, 8, (3, 32, 32), generator(0, "augment"))
 >>> images, labels = torch.zeros(8, 3, 32, 32, dtype=torch.uint8), torch.zeros(8, dtype=torch.int64)
 >>> first = {name: numbers[0] for name, numbers in drawn.items()}
 >>> images, targets = augment.apply(recipe, images, labels, first, mean=torch.ones(3), std=torch.ones(3), classes=10)

@@ -23,7 +23,6 @@ def draw(
     num_batches: int,
     batch_size: int,
     shape: tuple[int, ...],
-    classes: int,
     generator: torch.Generator,
 ) -> dict[str, Tensor]:
     """Draw all random numbers that `apply` needs for `num_batches` batches, on the CPU.
@@ -35,16 +34,12 @@ def draw(
     ----------
     shape
         Channels, height and width of one image.
-    classes
-        Number of classes; mixing requires at least 1.
     generator
         A CPU generator, which is advanced.
     """
     channels, height, width = shape
     if augment.policy != "none" and channels not in (1, 3):
         raise UserError(f"policy {augment.policy!r} requires gray or RGB images, got {channels} channels")
-    if augment.mixes and classes < 1:
-        raise UserError(f"classes must be >= 1 for MixUp and CutMix, got {classes}")
     if augment.crop_mirrored and augment.crop_padding >= min(height, width):
         raise UserError(
             f"crop_padding must be < {min(height, width)} to mirror images of {height}x{width}, "

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pathgrow.cli.flags import Parser, Subcommand
-
-if TYPE_CHECKING:
-    from pathgrow.data.download import CheckedDataset
 
 _ABOUT = {
     "digits": "handwritten digits, 8 x 8 gray, 10 classes; bundled",
@@ -57,20 +52,7 @@ def _check_dataset(name: str, data_root: str | None) -> None:
     """
     from pathgrow.data.download import check_dataset
 
-    for line in _table(check_dataset(name, data_root)):
-        print(line)
-
-
-def _table(checked: CheckedDataset) -> list[str]:
-    dataset = checked.dataset
-    shape = " x ".join(map(str, dataset.shape))
-    lines = [f"{dataset.name}: {checked.verdict}"]
-    if checked.folder is not None:
-        lines.append(f"  directory     {checked.folder}")
-    lines += [f"  classes       {dataset.classes:,}", f"  sample shape  {shape}"]
-    lines += [f"  {part:<14}{len(getattr(dataset, part)):,} images" for part in ("train", "val", "test")]
-    lines += [f"  {file:<14}{'official' if same else 'differs from the official file'}" for file, same in checked.files]
-    return lines
+    print("\n".join(check_dataset(name, data_root)))
 
 
 def _add_flags(parser: Parser) -> None:

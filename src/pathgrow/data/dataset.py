@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pathgrow.errors import UserError
+from pathgrow.errors import UserError, require
 from pathgrow.rng import generator
 
 
@@ -150,8 +150,7 @@ def folds(name: str, labels: Tensor, seed: int, fold: int, parts: int) -> list[T
     Shuffled samples are dealt like cards, class by class, so no part gets the remainder of every class. Folds of the
     same seed share the shuffle.
     """
-    if not 0 <= fold < parts:
-        raise UserError(f"fold of {name} must be in [0, {parts - 1}], got {fold}")
+    require(0 <= fold < parts, f"fold of {name}", fold, f"in [0, {parts - 1}]")
     order = torch.randperm(len(labels), generator=generator(seed, "split", name))
     dealt = order[torch.argsort(labels[order], stable=True)]
     return [torch.sort(dealt[part % parts :: parts]).values for part in range(fold, fold + parts)]

@@ -14,7 +14,6 @@ import tarfile
 import tempfile
 import urllib.request
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -123,21 +122,8 @@ def _unpack(official: Official, archive: Path, folder: Path) -> None:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-@dataclass(frozen=True)
-class CheckedDataset:
-    """The result of `check_dataset`."""
-
-    folder: Path | None
-    """None for the bundled dataset."""
-    dataset: Dataset
-    files: tuple[tuple[str, bool], ...]
-    """Files with a published checksum, and whether they match it."""
-    verdict: str
-    """One sentence."""
-
-
-def check_dataset(name: str, root: str | None) -> CheckedDataset:
-    """Read a dataset (only the file names if it is streamed) and compare it with the published one.
+def check_dataset(name: str, root: str | None) -> list[str]:
+    """Read a dataset (only the file names if it is streamed), compare it with the published one, and describe it.
 
     A dataset that cannot be read raises a `UserError`.
     """
@@ -145,13 +131,23 @@ def check_dataset(name: str, root: str | None) -> CheckedDataset:
     folder = resolve_root(root) if official is None else find_official(name, resolve_root(root))
     atomic.discard(folder / CACHE_FILE)  # read the files themselves, not the decoded copy
     dataset = data.load(name, root)
+    md5 = {} if official is None else official.md5
+    same = {file: _file_hash(folder / file, "md5") == expected for file, expected in md5.items()}
+    paths = getattr(dataset.train, "paths", None)
+    if isinstance(paths, Paths):
+        folder = paths.folder  # streamed datasets may be one level below the root
     if name == "digits":
-        return CheckedDataset(None, dataset, (), "bundled")
-    if official is None:
-        paths = getattr(dataset.train, "paths", None)  # streamed datasets may be one level below the root
-        return CheckedDataset(paths.folder if isinstance(paths, Paths) else folder, dataset, (), _storage(dataset))
-    files = tuple((file, _file_hash(folder / file, "md5") == md5) for file, md5 in official.md5.items())
-    return CheckedDataset(folder, dataset, files, _verdict(dataset, official, all(same for _, same in files)))
+        verdict = "bundled"
+    else:
+        verdict = _storage(dataset) if official is None else _verdict(dataset, official, all(same.values()))
+    return [
+        f"{name}: {verdict}",
+        *([f"  directory     {folder}"] if name != "digits" else []),
+        f"  classes       {dataset.classes:,}",
+        f"  sample shape  {' x '.join(map(str, dataset.shape))}",
+        *(f"  {part:<14}{len(getattr(dataset, part)):,} images" for part in ("train", "val", "test")),
+        *(f"  {file:<14}{'official' if same[file] else 'differs from the official file'}" for file in same),
+    ]
 
 
 def _verdict(dataset: Dataset, official: Official, files_match: bool) -> str:

@@ -22,7 +22,7 @@ from torch.utils.data import Dataset as MapDataset
 
 from pathgrow.data.dataset import StreamedSplit
 from pathgrow.data.images import Box, Decoder, center_box, decode_crop, random_box, read_crop, torchvision_decoder
-from pathgrow.errors import RunFailed, UserError, unknown_name
+from pathgrow.errors import RunFailed, UserError, require, unknown_name
 from pathgrow.rng import generator
 
 _Rows = NDArray[np.int64]
@@ -59,16 +59,13 @@ class StreamLoader:
         decoder: str | Decoder = "pillow",
     ) -> None:
         rank, world_size = shard
-        if batch_size < 1:
-            raise UserError(f"batch_size must be >= 1, got {batch_size}")
-        if workers < 0:
-            raise UserError(f"workers must be >= 0, got {workers}")
-        if not 0 <= rank < world_size:
-            raise UserError(f"shard must be (rank, world size) with 0 <= rank < world size, got {shard!r}")
-        if train and batch_size % world_size:
-            raise UserError(f"batch_size must be a multiple of the {world_size} ranks, got {batch_size}")
-        if train and len(split) < batch_size:
-            raise UserError(f"batch_size must be <= {len(split)}, the number of training samples, got {batch_size}")
+        require(batch_size >= 1, "batch_size", batch_size, ">= 1")
+        require(workers >= 0, "workers", workers, ">= 0")
+        require(0 <= rank < world_size, "shard", shard, "(rank, world size) with 0 <= rank < world size")
+        if train:
+            require(batch_size % world_size == 0, "batch_size", batch_size, f"a multiple of the {world_size} ranks")
+            num = len(split)
+            require(batch_size <= num, "batch_size", batch_size, f"<= {num}, the number of training samples")
         self.split = split
         self.batch_size = batch_size
         self.train = train
@@ -86,8 +83,7 @@ class StreamLoader:
 
         The worker processes start with the first batch, and end when the iterator is exhausted, closed or deleted.
         """
-        if not 0 <= start_batch <= len(self):
-            raise UserError(f"start_batch must be in [0, {len(self)}], got {start_batch}")
+        require(0 <= start_batch <= len(self), "start_batch", start_batch, f"in [0, {len(self)}]")
         return self._batches(epoch, self._rows(epoch)[start_batch:])
 
     def _rows(self, epoch: int) -> list[_Rows]:

@@ -21,7 +21,6 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtr, ndtri
 
 from pathgrow.density.saturation import sorted_points
@@ -162,8 +161,10 @@ def _posterior(
 
 
 def _sample(lowest: float, num_points: int, mean_score: float, unit: float, posterior: _Grid) -> PosteriorSamples:
-    weight = posterior.weight
-    shape, level = np.unravel_index(_systematic(weight.ravel()), weight.shape)
+    # Cells in proportion to their weights, by systematic resampling.
+    cumulative = np.cumsum(posterior.weight)
+    cells = np.searchsorted(cumulative, (np.arange(NUM_SAMPLES) + 0.5) / NUM_SAMPLES * cumulative[-1])
+    shape, level = np.unravel_index(cells, posterior.weight.shape)
     mean, sd = posterior.mean_rise[shape, level], posterior.sd_rise[shape, level]
     u_rise, u_top, u_reference, u_gap = _quasi_random()
     # rise: a normal truncated at zero, by inversion (falling points leave only its far tail, an exponential);
@@ -240,13 +241,6 @@ def _zoom(lowest: float, coarse: _Grid) -> _Shapes:
 def _range_of_b(lowest: float, bend: FloatArray) -> FloatArray:
     """The difference of `B` between density 1 and the lowest density."""
     return -_box_cox(np.asarray(lowest), bend)
-
-
-def _systematic(weight: FloatArray) -> NDArray[np.intp]:
-    """Return `NUM_SAMPLES` cells in proportion to their weights, by systematic resampling."""
-    cumulative = np.cumsum(weight)
-    cells: NDArray[np.intp] = np.searchsorted(cumulative, (np.arange(NUM_SAMPLES) + 0.5) / NUM_SAMPLES * cumulative[-1])
-    return cells
 
 
 @lru_cache(maxsize=1)

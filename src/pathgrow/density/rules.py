@@ -6,9 +6,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from pathgrow.density.literal import ExponentialRule
 from pathgrow.density.probe import ProbeRule
-from pathgrow.density.trajectory import TrajectoryRule
+from pathgrow.density.trajectory import ExponentialRule, TrajectoryRule
 from pathgrow.density.types import DEFAULT_DELTA, Rule
 from pathgrow.registry import check_option_names, lookup, option_defaults
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from pathgrow.errors import UserError, is_int, is_number, unknown_name
+from pathgrow.config import Option, check_value
+from pathgrow.errors import UserError, unknown_name
 from pathgrow.models.blocks import ReferenceModel
 from pathgrow.models.mlp import MLP
 from pathgrow.models.pit import PiT
@@ -111,19 +112,8 @@ def create(name: str, classes: int, *, seed: int | None = None, **options: Any) 
 
 def _check_option(key: str, value: object, default: object) -> None:
     """Refuse a value that is not of the type of the default; integers are sizes, so they must be >= 1."""
-    expected, is_valid = {
-        bool: ("True or False", isinstance(value, bool)),
-        int: ("an integer >= 1", _is_size(value)),
-        float: ("a finite number", is_number(value)),
-        str: ("a string", isinstance(value, str)),
-        tuple: ("a list of integers >= 1", isinstance(value, list | tuple) and all(map(_is_size, value))),
-    }[type(default)]
-    if not is_valid:
-        raise UserError(f"{key} must be {expected}, got {value!r}")
-
-
-def _is_size(value: object) -> bool:
-    return is_int(value) and value >= 1
+    kind: Any = tuple[int, ...] if isinstance(default, tuple) else type(default)
+    check_value(value, kind, Option(at_least=1 if kind in (int, tuple[int, ...]) else None), key)
 
 
 __all__ = ["ReferenceModel", "create", "defaults", "names"]

@@ -8,9 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pathgrow.errors import UserError
-
-Block = Callable[[int, int, int], nn.Module]
+MakeBlock = Callable[[int, int, int], nn.Module]
 """Maps input channels, output channels and stride to a residual block."""
 
 
@@ -51,18 +49,12 @@ def _layers(model: nn.Module) -> list[nn.Conv2d | nn.Linear]:
     return layers
 
 
-def check_drop_rate(name: str, value: float) -> None:
-    """Refuse a dropout or drop-path probability outside of [0, 1)."""
-    if not 0 <= value < 1:
-        raise UserError(f"{name} must be in [0, 1), got {value}")
-
-
 class ResidualNetwork(ReferenceModel):
     """A stem, residual stages `layer1`, `layer2`, ..., average pooling and the linear classifier `fc`."""
 
     fc: nn.Linear
 
-    def add_stages(self, block: Block, channels: int, widths: Sequence[int], depths: Sequence[int]) -> None:
+    def add_stages(self, block: MakeBlock, channels: int, widths: Sequence[int], depths: Sequence[int]) -> None:
         """Add stages of `depths` blocks with these output channels; all but the first halve the resolution."""
         self.num_stages = len(depths)
         for number, (width, depth) in enumerate(zip(widths, depths, strict=True), start=1):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pathgrow.errors import UserError
-from pathgrow.models.blocks import ReferenceModel, check_drop_rate
+from pathgrow.errors import UserError, nearest_names, require
+from pathgrow.models.blocks import ReferenceModel
 
 
 class TimmModel(ReferenceModel):
@@ -43,16 +42,14 @@ class TimmModel(ReferenceModel):
         if _settings(name).fixed_input_size:
             arguments["img_size"] = image_size
         for key, ours, value in (("drop_rate", "dropout", dropout), ("drop_path_rate", "drop_path", drop_path)):
-            check_drop_rate(ours, value)
+            require(0 <= value < 1, ours, value, "in [0, 1)")
             if value > 0:
                 arguments[key] = value
-        if generator is None:
-            self.net = _build(name, arguments)
-        else:
-            # timm draws from the global CPU generator; torch.manual_seed would also reseed CUDA.
-            with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[], enabled=generator is not None):
+            if generator is not None:
+                # timm draws from the global CPU generator; torch.manual_seed would also reseed CUDA.
                 torch.default_generator.manual_seed(generator.initial_seed())
-                self.net = _build(name, arguments)
+            self.net = _build(name, arguments)
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.net(x)
@@ -70,7 +67,7 @@ def _settings(name: str) -> Any:
     timm = _timm()
     if not timm.is_model(name):
         known = timm.list_models()
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        near = nearest_names(name, known, most=3)
         hint = f": did you mean {', '.join(f'timm:{other}' for other in near)}?" if near else ""
         raise UserError(f"unknown timm model {name!r}{hint} (see timm.list_models() for all {len(known)})")
     return timm.get_pretrained_cfg(name)

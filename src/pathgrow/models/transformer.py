@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pathgrow.errors import UserError
-from pathgrow.models.blocks import ReferenceModel, check_drop_rate, xavier_
+from pathgrow.errors import UserError, require
+from pathgrow.models.blocks import ReferenceModel, xavier_
 
 
 class VisionTransformer(ReferenceModel):
@@ -17,7 +17,7 @@ class VisionTransformer(ReferenceModel):
         super().__init__((in_channels, image_size, image_size))
         if image_size % patch:
             raise UserError(f"patch must divide image_size ({image_size}), got {patch}")
-        check_drop_rate("drop_path", drop_path)
+        require(0 <= drop_path < 1, "drop_path", drop_path, "in [0, 1)")
 
     def add_tokens_and_head(
         self, dim: int, num_positions: int, dim_out: int, classes: int, generator: torch.Generator | None

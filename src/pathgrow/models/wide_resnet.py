@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pathgrow.errors import UserError
-from pathgrow.models.blocks import ResidualNetwork, check_drop_rate, kaiming_
+from pathgrow.errors import UserError, require
+from pathgrow.models.blocks import ResidualNetwork, kaiming_
 
 
 class PreActBlock(nn.Module):
@@ -68,7 +68,7 @@ class WideResNet(ResidualNetwork):
         super().__init__((in_channels, image_size, image_size))
         if depth < 10 or (depth - 4) % 6:
             raise UserError(f"the depth of a wide ResNet must be 6n + 4 (e.g. 22 or 28), got {depth}")
-        check_drop_rate("dropout", dropout)
+        require(0 <= dropout < 1, "dropout", dropout, "in [0, 1)")
         widths = [width * widen * 2**stage for stage in range(3)]
         self.conv1 = nn.Conv2d(in_channels, width, 3, padding=1, bias=False)
         self.add_stages(partial(PreActBlock, dropout=dropout), width, widths, 3 * [(depth - 4) // 6])

@@ -167,9 +167,7 @@ class Feed(ABC):
         """Draw an epoch into the buffers, on the current stream."""
         draw = generator(self._seed, "epoch", epoch)
         order = self._order(epoch, draw)
-        drawn = augmentation.draw(
-            self._recipe.augment, self.num_steps, self.batch_size, self._shape, self._classes, draw
-        )
+        drawn = augmentation.draw(self._recipe.augment, self.num_steps, self.batch_size, self._shape, draw)
         total = self.num_epochs * self.num_steps
         factors = [self._recipe.lr_factor(epoch * self.num_steps + step, total) for step in range(self.num_steps)]
         tables = {**order, **{f"draw/{name}": values for name, values in drawn.items()}}
