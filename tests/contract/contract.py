@@ -160,8 +160,8 @@ def same_state(ours: Any, theirs: Any) -> bool:
 
 def state_of(sparse: Attached, name: str) -> list[Tensor]:
     parameter = sparse.model.get_parameter(name)
-    slots = sparse.optimizer.state.get(parameter, {}).values()
-    return [slot for slot in slots if isinstance(slot, Tensor) and slot.shape == parameter.shape]
+    buffers = sparse.optimizer.state.get(parameter, {}).values()
+    return [buffer for buffer in buffers if isinstance(buffer, Tensor) and buffer.shape == parameter.shape]
 
 
 def half_scope() -> dict[str, Tensor]:
@@ -282,7 +282,7 @@ def assert_off_is_zero(sparse: Attached, *, weights_only: bool = False) -> None:
     for name, mask in sparse.masks.items():
         assert bool((sparse.model.get_parameter(name)[~mask] == 0).all()), name
         if not weights_only:
-            assert all(bool((slot[~mask] == 0).all()) for slot in state_of(sparse, name)), name
+            assert all(bool((buffer[~mask] == 0).all()) for buffer in state_of(sparse, name)), name
 
 
 def check_change_on_a_step(name: str, seed: int) -> int:
@@ -294,13 +294,13 @@ def check_change_on_a_step(name: str, seed: int) -> int:
             backward(sparse, step)
             sparse.record_gradients_()
             weights = {n: sparse.model.get_parameter(n).detach().clone() for n in before}
-            slots = {n: [slot.clone() for slot in state_of(sparse, n)] for n in before}
+            buffers = {n: [buffer.clone() for buffer in state_of(sparse, n)] for n in before}
             skip = sparse.update_masks_if_due_()
             assert skip <= sparse.method.skip_step_on_update
             for n, mask in sparse.masks.items():
                 both = mask & before[n]
                 tensors = [sparse.model.get_parameter(n), *state_of(sparse, n)]
-                for now, then in zip(tensors, [weights[n], *slots[n]], strict=True):
+                for now, then in zip(tensors, [weights[n], *buffers[n]], strict=True):
                     assert torch.equal(now[both], then[both])
                     assert bool((now[~both] == 0).all())
                 num_new += int((mask & ~before[n]).sum())
@@ -365,7 +365,7 @@ def check_cost(name: str) -> None:
         n: sparse.masks.get(n, torch.ones_like(sparse.model.get_parameter(n), dtype=torch.bool)) for n in positions
     }
     f_sparse = sum(2 * num * int(masks[n].sum()) for n, num in positions.items())
-    wanted = {
+    expected = {
         "sparse": 3 * f_sparse,
         "dense": 3 * f_dense,
         "dense_gradient_at_steps": 2 * f_sparse + f_dense,
@@ -374,4 +374,4 @@ def check_cost(name: str) -> None:
     }
     graph = trace(Residual(), BATCH[0][:1])
     found = sample_flops(method.cost, forward_macs(graph, sparse.masks), forward_macs(graph))
-    assert found == wanted[method.cost]
+    assert found == expected[method.cost]

@@ -139,7 +139,7 @@ def test_growth_changes_nothing_but_masks(name: str, seed: int, num: int) -> Non
 def test_growth_adds_exactly_its_fraction(name: str, seed: int, density: float, gamma: float, target: float) -> None:
     start = min(density, target)
     sparse = attached(small(name, start_density=start, gamma=gamma, target_density=target), seed)
-    num_on, goal = (max(1, round(share * sparse.masks.num)) for share in (start, target))
+    num_on, goal = (max(1, round(fraction * sparse.masks.num)) for fraction in (start, target))
     for _ in range(3):
         before = sparse.masks.clone()
         sparse.observe(0.5)

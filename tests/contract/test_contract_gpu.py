@@ -55,8 +55,8 @@ def test_cuda_graph_training_equals_eager_training_bitwise(name: str, data: Data
     assert same_state(ours.state_dict(), theirs.state_dict())
     assert same_state(ours.model.state_dict(), theirs.model.state_dict())
     for parameter, other in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
-        slots, others = ours.optimizer.state[parameter], theirs.optimizer.state[other]
-        assert torch.equal(slots["momentum_buffer"], others["momentum_buffer"])
+        buffers, others = ours.optimizer.state[parameter], theirs.optimizer.state[other]
+        assert torch.equal(buffers["momentum_buffer"], others["momentum_buffer"])
 
 
 @pytest.mark.parametrize("name", NAMES)

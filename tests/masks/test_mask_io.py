@@ -154,9 +154,9 @@ class TestFiles:
         assert calls == expected
 
 
-@given(shapes=shapes, seed=seeds, share=st.sampled_from([0.0, 0.5, 1.0]))
-def test_files_bring_back_everything(shapes: dict[str, tuple[int, ...]], seed: int, share: float) -> None:
-    scope = random_flags(shapes, seed, share)
+@given(shapes=shapes, seed=seeds, fraction=st.sampled_from([0.0, 0.5, 1.0]))
+def test_files_bring_back_everything(shapes: dict[str, tuple[int, ...]], seed: int, fraction: float) -> None:
+    scope = random_flags(shapes, seed, fraction)
     inside = {name: flags & scope[name] for name, flags in random_flags(shapes, seed + 1).items()}
     with tempfile.TemporaryDirectory() as folder, mock.patch("os.fsync"):
         for masks in (
@@ -172,7 +172,7 @@ def test_files_bring_back_everything(shapes: dict[str, tuple[int, ...]], seed: i
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Masks, bytes, Path]:
-    scope = random_flags({"a": (30,), "b": (5, 50)}, 1, share=0.8)
+    scope = random_flags({"a": (30,), "b": (5, 50)}, 1, fraction=0.8)
     masks = Masks.select(scope, scope)
     path = tmp_path_factory.mktemp("masks") / "m"
     masks.save(path)

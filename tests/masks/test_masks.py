@@ -240,9 +240,9 @@ Position = tuple[str, int]
 SHAPES = {"a": (3,), "layer.b": (2, 3), "c": (2, 1, 2, 2), "d": ()}
 
 
-def random_flags(shapes: dict[str, tuple[int, ...]], seed: int, share: float = 0.5) -> dict[str, Tensor]:
+def random_flags(shapes: dict[str, tuple[int, ...]], seed: int, fraction: float = 0.5) -> dict[str, Tensor]:
     rng = np.random.default_rng(seed)
-    return {name: torch.tensor(rng.random(shape) < share) for name, shape in shapes.items()}
+    return {name: torch.tensor(rng.random(shape) < fraction) for name, shape in shapes.items()}
 
 
 def positions(masks: Masks) -> set[Position]:
@@ -260,7 +260,7 @@ seeds = st.integers(0, 2**32 - 1)
 @st.composite
 def pairs(draw: st.DrawFn) -> tuple[Masks, Masks]:
     """Two Masks of one scope, each a mask or a selection."""
-    scope = random_flags(SHAPES, draw(seeds), share=draw(st.sampled_from([0.5, 1.0])))
+    scope = random_flags(SHAPES, draw(seeds), fraction=draw(st.sampled_from([0.5, 1.0])))
 
     def one() -> Masks:
         inside = {name: flags & scope[name] for name, flags in random_flags(SHAPES, draw(seeds)).items()}

@@ -86,7 +86,7 @@ def test_er_does_not_look_at_kernels() -> None:
     # By hand: 300 weights of 1000 + 9000; raw shares 20/100 and 20/100 whatever the kernel, so 30 and 270.
     scope = scope_of_shapes((10, 10, 1, 10), (10, 10, 9, 10))
     assert allocate(scope, 0.03, "er") == {"layer0": 30, "layer1": 270}
-    # ERK: 31/1000 and 39/9000, so they share 300 as 31 to 39.
+    # ERK: 31/1000 and 39/9000, so they fraction 300 as 31 to 39.
     assert allocate(scope, 0.03, "erk") == {"layer0": 133, "layer1": 167}
 
 
@@ -96,7 +96,7 @@ def test_er_of_matrices_counts_every_tap_as_an_input() -> None:
 
 
 def test_dense_layers_are_found_one_after_another() -> None:
-    # ER by hand: raw 1.5, 0.75 and 0.2 of 2, 8 and 100 weights; 60 of 110 are wanted. eps = 60 / (3 + 6 + 20) > 1/1.5:
+    # ER by hand: raw 1.5, 0.75 and 0.2 of 2, 8 and 100 weights; 60 of 110 are kept. eps = 60 / (3 + 6 + 20) > 1/1.5:
     # the first is dense; (60 - 2) / 26 > 1/0.75: the second too; the third keeps the other 50.
     assert allocate(scope_of_shapes((2, 1), (4, 2), (10, 10)), 60 / 110, "er") == {
         "layer0": 2,

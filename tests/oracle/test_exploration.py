@@ -1,4 +1,4 @@
-"""GSE against its definition: estimates of gradients written out in loops, the law of candidates, exact moves."""
+"""GSE against its definition: gradient estimates in loops, the distribution of candidates, exact moves."""
 
 from __future__ import annotations
 
@@ -116,8 +116,8 @@ def test_the_two_sides_make_the_gradient(kind: str) -> None:
 @pytest.mark.parametrize("kind", LAYERS)
 def test_grabo_is_the_product_of_summed_magnitudes(kind: str) -> None:
     found, true, inputs, outputs = read(kind, "bound")
-    wanted = abs(inputs).sum(1) * abs(outputs).sum(1)[:, None]
-    np.testing.assert_allclose(found, wanted.reshape(found.shape), rtol=1e-9)
+    expected = abs(inputs).sum(1) * abs(outputs).sum(1)[:, None]
+    np.testing.assert_allclose(found, expected.reshape(found.shape), rtol=1e-9)
     assert (found >= true).all()
 
 
@@ -128,8 +128,8 @@ def test_graest_has_one_sign_for_both_sides(kind: str) -> None:
     torch.randint(1 << 62, (), generator=draw)  # of the batch
     num = outputs.shape[1]
     signs = 2 * torch.randint(0, 2, (num,), generator=draw).numpy() - 1
-    wanted = abs(np.einsum("kpi,p->ki", inputs, signs)) * abs(outputs @ signs)[:, None]
-    np.testing.assert_allclose(found, wanted.reshape(found.shape), rtol=1e-9, atol=1e-15)
+    expected = abs(np.einsum("kpi,p->ki", inputs, signs)) * abs(outputs @ signs)[:, None]
+    np.testing.assert_allclose(found, expected.reshape(found.shape), rtol=1e-9, atol=1e-15)
 
 
 def test_a_layer_that_runs_twice_has_the_sum_and_no_hook_stays() -> None:
@@ -149,9 +149,9 @@ def test_a_layer_that_runs_twice_has_the_sum_and_no_hook_stays() -> None:
     second = model.layer(torch.tanh(first))
     second.retain_grad()
     second.pow(3).mean().backward()
-    wanted = torch.outer(first.grad.abs().sum(0), x.abs().sum(0))
-    wanted += torch.outer(second.grad.abs().sum(0), torch.tanh(first).abs().sum(0))
-    torch.testing.assert_close(found, wanted.detach())
+    expected = torch.outer(first.grad.abs().sum(0), x.abs().sum(0))
+    expected += torch.outer(second.grad.abs().sum(0), torch.tanh(first).abs().sum(0))
+    torch.testing.assert_close(found, expected.detach())
     assert not model.layer._forward_hooks
 
 
@@ -193,9 +193,9 @@ def test_how_a_layer_is_called_does_not_matter(call: str, estimate: str) -> None
         return gradient_estimates(net, estimate, generator(0, "draw"))
 
     x = torch.randn(1, 2, 6, 7, generator=torch.Generator().manual_seed(1)).double()
-    wanted, found = estimates("plainly"), estimates(call)
-    assert wanted.keys() == found.keys() == {"first.weight", "second.weight"}
-    for name, product in wanted.items():
+    expected, found = estimates("plainly"), estimates(call)
+    assert expected.keys() == found.keys() == {"first.weight", "second.weight"}
+    for name, product in expected.items():
         torch.testing.assert_close(found[name], product)
 
 
@@ -226,23 +226,23 @@ def test_with_all_as_candidates_the_largest_gradients_grow_and_the_smallest_weig
     model, masks = chain(0.3)
     method = methods.create("gse", guide=guide, gamma=1e9, update_interval=4, num_steps=60, drop_fraction=0.3)
     sparse = attached(method, model, masks, loss=squares, batches=[batch(99)])
-    wanted, num_new = None, 0
+    expected, num_new = None, 0
     for step, on, now, _, gradient in steps(sparse, 60):
-        if wanted is not None:
-            assert same(on, wanted)
-        wanted = on
+        if expected is not None:
+            assert same(on, expected)
+        expected = on
         if step and step % 4 == 0 and step <= 36:
             num_moved = int(0.15 * (1 + math.cos(math.pi * step / 36)) * num_on(on) + 1e-6)
             grown = best_of_all(magnitudes(gradient), {name: ~on[name] for name in NAMES}, num_moved)
             kept = best_of_all(magnitudes(now), on, num_on(on) - num_moved)
-            wanted = {name: kept[name] | grown[name] for name in NAMES}
+            expected = {name: kept[name] | grown[name] for name in NAMES}
             num_new += num_moved
     assert num_new > 20
-    assert same(flags(sparse.masks), wanted)
+    assert same(flags(sparse.masks), expected)
 
 
 @pytest.mark.parametrize("guide", ["grabo", "uniform"])
-def test_candidates_are_off_and_follow_the_estimates(guide: str) -> None:
+def test_candidates_are_missing_weights_and_follow_the_estimates(guide: str) -> None:
     """With one candidate there is nothing to rank: what grows is the candidate."""
     with torch.random.fork_rng():
         torch.manual_seed(4)
@@ -278,7 +278,7 @@ def test_candidates_are_off_and_follow_the_estimates(guide: str) -> None:
 
 
 def grown_by(guide: str, masks: Masks, pull: dict[str, Tensor], **options: Any) -> Masks:
-    """What a change at step 0 switches on, in a network of linear layers."""
+    """What an update at step 0 grows in a network of linear layers."""
     layers = [nn.Linear(*mask.shape[::-1], bias=False).double() for mask in masks.values()]
     model = nn.Sequential(*layers)
     masks.apply_(model)
@@ -293,7 +293,7 @@ def grown_by(guide: str, masks: Masks, pull: dict[str, Tensor], **options: Any) 
 
 
 @pytest.mark.parametrize("guide", ["uniform", "grabo", "graest"])
-def test_a_layer_has_gamma_candidates_per_weight_or_all_where_half_are_on(guide: str) -> None:
+def test_a_layer_has_gamma_candidates_per_weight_or_all_at_half_density(guide: str) -> None:
     """With more moves than candidates, all of these grow."""
     sparse, half = torch.arange(80).view(8, 10) < 12, torch.arange(48).view(6, 8) < 24
     for other, num_new in ((half, 24), (torch.arange(48).view(6, 8) < 23, 11)):

@@ -1,4 +1,4 @@
-"""The growth rules against their definitions, re-derived in NumPy on a network small enough to write out."""
+"""The growth rules against their definitions, re-derived in NumPy on a small network."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_random_growth_is_uniform_over_all_missing_positions() -> None:
 
 
 def attached(method: str, masks: Masks, model: nn.Module, **options: object) -> Attached:
-    """The method at work on known masks: the growth under test goes the whole way through `attach`."""
+    """The method on known masks, through `attach`."""
     made = methods.create(method, start_density=masks.density)
     started = dataclasses.replace(made, start=lambda net, candidates, count, draw: masks)
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -176,7 +176,7 @@ def test_gradient_growth_takes_the_largest_gradients_of_all_layers() -> None:
 
 
 @pytest.mark.parametrize("method", ["pathgrow_d", "random_growth", "gradient_growth", "trace_growth"])
-def test_growth_methods_differ_in_where_they_grow_alone(method: str) -> None:
+def test_growth_methods_differ_only_in_where_they_grow(method: str) -> None:
     options = {"gamma": 0.5, "start_density": 0.02, "target_density": 0.3}
     gcg, other = methods.create("gcg", **options), methods.create(method, **options)
     assert other == dataclasses.replace(gcg, name=method, grow=other.grow, needs=other.needs)

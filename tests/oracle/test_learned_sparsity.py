@@ -1,4 +1,4 @@
-"""STR and edge-popup beside plain modules that compute the reparameterised weight in forward, trained by autograd."""
+"""STR and edge-popup beside plain modules that compute the reparameterized weight in forward, trained by autograd."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_str_is_autograd_through_the_soft_threshold(settings: dict[str, Any], st
 
 
 @pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.03), (0.9, 0.003)])
-def test_thresholds_wake_half_way_on_the_course_of_their_decay(momentum: float, decay: float) -> None:
+def test_thresholds_become_effective_halfway(momentum: float, decay: float) -> None:
     num_steps = 2000
     sparse = attached("str", lambda p: SGD(p, lr=0.1, momentum=momentum, weight_decay=decay), num_steps=num_steps)
     start = float(sparse.method_state["s"]["0.weight"])
@@ -152,7 +152,7 @@ def test_thresholds_wake_half_way_on_the_course_of_their_decay(momentum: float, 
         lambda optimizer: OneCycleLR(optimizer, max_lr=0.1, total_steps=9, cycle_momentum=False),
     ],
 )
-def test_a_warm_up_that_has_begun_wakes_no_threshold_earlier(schedule: Callable[[Optimizer], LRScheduler]) -> None:
+def test_a_warmup_does_not_change_the_initial_threshold(schedule: Callable[[Optimizer], LRScheduler]) -> None:
     def warmed_up(parameters: Any) -> Optimizer:
         optimizer = plain(parameters)
         schedule(optimizer)
@@ -231,7 +231,7 @@ def test_edge_popup_starts_from_signed_constants_and_uniform_scores() -> None:
 
 
 def test_edge_popup_leaves_no_layer_empty() -> None:
-    """A tenth of 4, 40 and 20 weights, six in all: the smallest share is less than half a weight."""
+    """A tenth of 4, 40 and 20 weights, six in all: the smallest fraction is less than half a weight."""
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 20), nn.Tanh(), nn.Linear(20, 1))
     scope = {name: torch.ones_like(model.get_parameter(name), dtype=torch.bool) for name in ("0.weight", "2.weight")}
     scope["4.weight"] = torch.ones(1, 20, dtype=torch.bool)
@@ -239,7 +239,7 @@ def test_edge_popup_leaves_no_layer_empty() -> None:
     assert [int(mask.sum()) for mask in sparse.masks.values()] == [1, 3, 2]
 
 
-def test_what_is_outside_the_scope_of_edge_popup_is_trained_as_ever() -> None:
+def test_weights_outside_the_scope_of_edge_popup_are_trained() -> None:
     inside = {"0.weight": torch.zeros(8, 5, dtype=torch.bool), "2.weight": torch.ones(3, 8, dtype=torch.bool)}
     sparse = attached("edge_popup", lambda p: SGD(p, lr=0.1), inside, density=1.0, constant=False)
     plain = mlp()
@@ -251,8 +251,8 @@ def test_what_is_outside_the_scope_of_edge_popup_is_trained_as_ever() -> None:
 
 
 @pytest.mark.parametrize("method", ["str", "edge_popup"])
-def test_masks_are_those_of_now_whoever_asked_before(method: str) -> None:
-    """Training moves hidden weights without touching the masks: these are read when somebody looks."""
+def test_masks_are_always_current(method: str) -> None:
+    """Training changes latent weights without touching the masks, which are refreshed when read."""
     asked, never = (
         attached(method, lambda p: SGD(p, lr=0.5), **({"s_init": -3.0} if method == "str" else {})) for _ in range(2)
     )

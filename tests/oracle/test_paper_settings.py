@@ -56,7 +56,7 @@ def changes(method: Method, num_steps: int) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("name", "stop_fraction", "wanted"),
+    ("name", "stop_fraction", "expected"),
     [
         ("rigl", 0.5, range(0, 51, 5)),  # the step at the end is one of them, although nothing is dropped there
         ("set", 0.5, range(0, 51, 5)),
@@ -67,14 +67,14 @@ def changes(method: Method, num_steps: int) -> list[int]:
     ],
 )
 def test_masks_move_up_to_the_end_and_not_beyond(
-    name: str, stop_fraction: float | None, wanted: range | list[int]
+    name: str, stop_fraction: float | None, expected: range | list[int]
 ) -> None:
     options = {} if stop_fraction is None else {"stop_fraction": stop_fraction}
-    assert changes(methods.create(name, update_interval=5, num_steps=100, **options), 120) == list(wanted)
+    assert changes(methods.create(name, update_interval=5, num_steps=100, **options), 120) == list(expected)
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "update_interval", "num_steps", "wanted"),
+    ("name", "options", "update_interval", "num_steps", "expected"),
     [
         ("itop", {"criterion": "gradient"}, 4000, 250 * 390, 24),
         ("itop", {"criterion": "random"}, 1500, 250 * 390, 64),
@@ -85,14 +85,14 @@ def test_masks_move_up_to_the_end_and_not_beyond(
     ],
 )
 def test_short_trainings_change_their_masks_as_often_as_the_published_ones(
-    name: str, options: dict[str, str], update_interval: int, num_steps: int, wanted: int
+    name: str, options: dict[str, str], update_interval: int, num_steps: int, expected: int
 ) -> None:
     def found(num_steps: int, **more: int) -> list[int]:
         return changes(methods.create(name, num_steps=num_steps, **options, **more), num_steps)
 
-    assert len(found(num_steps)) == wanted
-    assert len(found(num_steps // 4)) == pytest.approx(wanted, abs=1)
-    assert len(found(2_240)) == pytest.approx(wanted, rel=0.13)  # intervals are whole numbers of steps
+    assert len(found(num_steps)) == expected
+    assert len(found(num_steps // 4)) == pytest.approx(expected, abs=1)
+    assert len(found(2_240)) == pytest.approx(expected, rel=0.13)  # intervals are whole numbers of steps
     assert update_interval in {later - step for step, later in itertools.pairwise(found(2 * num_steps))}
     assert len(found(2_240, update_interval=1000)) <= 3
 

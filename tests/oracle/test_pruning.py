@@ -1,4 +1,4 @@
-"""Pruning methods against their definitions: levels, cubic curves, rewinding, GraNet's two parts of a change."""
+"""Pruning methods against their definitions: rounds, cubic curves, rewinding, the two parts of a GraNet update."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def normed(optimizer: type[SGD] | type[Adam], method: str, **options: object) ->
     )  # fmt: skip
 
 
-class TestLevels:
+class TestRounds:
     @pytest.mark.parametrize("name", ["imp", "lth", "imp_c"])
-    def test_the_ladder_and_what_goes(self, name: str) -> None:
+    def test_densities_and_what_is_pruned(self, name: str) -> None:
         model, _ = chain()
         sparse = attached(methods.create(name, density=0.1, **({"rewind_step": 1} if name == "imp" else {})), model)
         num, level = sparse.masks.num, 0
@@ -128,14 +128,14 @@ class TestLevels:
                 mask = sparse.masks[key] if key in sparse.masks else torch.ones((), dtype=torch.bool)
                 assert torch.equal(value, then[key] * mask), key
             assert not torch.equal(then["1.running_mean"], trained["1.running_mean"])
-            for slots in sparse.optimizer.state.values():
-                assert all(not bool(value.any()) for value in slots.values() if isinstance(value, torch.Tensor))
+            for state in sparse.optimizer.state.values():
+                assert all(not bool(value.any()) for value in state.values() if isinstance(value, torch.Tensor))
             for _ in range(3):
                 step()
 
     @pytest.mark.parametrize("name", ["lth", "imp_c"])
-    def test_an_average_begins_anew_where_weights_do(self, name: str) -> None:
-        """Going back to the start it is one of the new level alone; where training goes on, so does it."""
+    def test_the_ema_restarts_when_weights_are_rewound(self, name: str) -> None:
+        """After a rewind it averages the new round alone; with continued training it continues."""
         sparse = attached(methods.create(name), chain()[0], ema=EMA(decay=0.99, update_interval=1))
 
         def ema_weights() -> Arrays:
@@ -153,20 +153,20 @@ class TestLevels:
         means = {n: np.mean([arrays[n] for arrays in seen], axis=0) for n in NAMES}
         assert all(np.allclose(ema_weights()[n], means[n]) == (name == "lth") for n in NAMES)
 
-    def test_continued_training_keeps_weights_and_empties_the_optimizer(self) -> None:
+    def test_continued_training_keeps_weights_and_resets_the_optimizer(self) -> None:
         sparse = normed(SGD, "imp_c")
         for _ in range(3):
             sparse.optimizer.zero_grad()
             sparse.model(torch.randn(8, 6).double()).square().mean().backward()
             sparse.optimizer.step()
         before = copy.deepcopy(sparse.model.state_dict())
-        assert any(bool(slots["momentum_buffer"].any()) for slots in sparse.optimizer.state.values())
+        assert any(bool(state["momentum_buffer"].any()) for state in sparse.optimizer.state.values())
         assert sparse.advance_()
         for key, value in sparse.model.state_dict().items():
             assert torch.equal(value, before[key] * sparse.masks[key] if key in sparse.masks else before[key])
-        assert not any(bool(slots["momentum_buffer"].any()) for slots in sparse.optimizer.state.values())
+        assert not any(bool(state["momentum_buffer"].any()) for state in sparse.optimizer.state.values())
 
-    def test_a_run_resumed_after_the_rewind_step_goes_back_there(self) -> None:
+    def test_a_run_resumed_after_the_rewind_step_rewinds_to_it(self) -> None:
         sparse = attached(methods.create("imp", rewind_step=2), chain()[0])
         for step in range(4):
             train(sparse, step)
@@ -180,7 +180,7 @@ class TestLevels:
         assert sparse.masks == other.masks
         assert same(weights(sparse.model), weights(other.model))
 
-    def test_a_state_from_before_the_rewind_step_has_nowhere_to_go_back_to(self) -> None:
+    def test_a_state_from_before_the_rewind_step_has_no_rewind_point(self) -> None:
         sparse = attached(methods.create("imp", rewind_step=2), chain()[0])
         train(sparse, 0)
         early = sparse.state_dict()
@@ -189,7 +189,7 @@ class TestLevels:
         sparse.load_state_dict(early)
         assert (sparse.step, sparse.method_state) == (1, {})
 
-    def test_a_level_that_ends_before_there_is_where_to_go_back_to(self) -> None:
+    def test_a_round_that_ends_before_the_rewind_step(self) -> None:
         sparse = attached(methods.create("imp", rewind_step=9), chain()[0])
         train(sparse, 0)
         with pytest.raises(UserError, match="rewind to step 9 after 1 steps"):
@@ -198,21 +198,21 @@ class TestLevels:
 
 
 class TestGradual:
-    def test_the_cubic_curve_and_what_goes(self) -> None:
+    def test_the_cubic_curve_and_what_is_pruned(self) -> None:
         model, _ = chain()
         sparse = attached(
             methods.create("gmp", density=0.15, num_steps=50, update_interval=3, start_fraction=0.2, stop_fraction=0.7),
             model,
         )
-        num, wanted = sparse.masks.num, None
+        num, expected = sparse.masks.num, None
         for step, on, now, _, _ in steps(sparse, 50):
-            if wanted is not None:
-                assert same(on, wanted)
-            wanted = on
+            if expected is not None:
+                assert same(on, expected)
+            expected = on
             if 10 <= step <= 35 and ((step - 10) % 3 == 0 or step == 35):
                 left = round(num * (0.15 + 0.85 * (1 - (step - 10) / 25) ** 3))
-                wanted = best_of_all(magnitudes(now), on, left)
-                assert num_on(wanted) == left
+                expected = best_of_all(magnitudes(now), on, left)
+                assert num_on(expected) == left
             elif step < 10:
                 assert num_on(on) == num
         assert sparse.masks.num_on == round(0.15 * num)
@@ -228,7 +228,7 @@ class TestGradual:
             left -= 0 if change is None else change.num_drop
         assert left == 100
 
-    def test_a_training_cut_to_less_than_it_has_behind_it_still_reaches_the_density(self) -> None:
+    def test_a_shortened_training_still_reaches_the_density(self) -> None:
         schedule = methods.create("gmp", density=0.1, num_steps=40, update_interval=4, stop_fraction=0.5).schedule
         for step, num_drop in ((19, None), (20, 300), (21, 300), (33, 300)):
             change = schedule(Progress(round=0, step=step, num_on=400, num=1000))
@@ -242,11 +242,11 @@ class TestGradual:
             "granet", density=density, start_density=start, num_steps=60, update_interval=4, stop_fraction=0.5
         )
         sparse = attached(method, model, masks)
-        num, wanted, num_pruned, num_new = masks.num, None, 0, 0
+        num, expected, num_pruned, num_new = masks.num, None, 0, 0
         for step, on, now, _, gradient in steps(sparse, 60):
-            if wanted is not None:
-                assert same(on, wanted)
-            wanted = on
+            if expected is not None:
+                assert same(on, expected)
+            expected = on
             if step == 0 or (step % 4 and step != 30):
                 continue
             left = min(num_on(on), max(1, round(num * (density + (start - density) * max(0.0, 1 - step / 30) ** 3))))
@@ -254,14 +254,14 @@ class TestGradual:
                 continue  # off the grid, and nothing to prune
             num_pruned += num_on(on) - left
             pruned = best_of_all(magnitudes(now), on, left)
-            share = 0.005 + (0.5 - 0.005) * (1 + math.cos(math.pi * step / 60)) / 2
-            wanted = {}
+            fraction = 0.005 + (0.5 - 0.005) * (1 + math.cos(math.pi * step / 60)) / 2
+            expected = {}
             for name in NAMES:
                 here = int(pruned[name].sum())
-                num_drop = int(share * here + 1e-6)
+                num_drop = int(fraction * here + 1e-6)
                 kept = best(abs(now[name]), pruned[name], here - num_drop)
-                wanted[name] = kept | best(abs(gradient[name]), ~kept, num_drop)
-            num_new += sum(int((wanted[name] & ~on[name]).sum()) for name in NAMES)
+                expected[name] = kept | best(abs(gradient[name]), ~kept, num_drop)
+            num_new += sum(int((expected[name] & ~on[name]).sum()) for name in NAMES)
         assert num_pruned == masks.num_on - round(density * num)
         assert num_new
         assert sparse.masks.num_on == round(density * num)
@@ -288,7 +288,7 @@ class TestGradual:
         ("snfs", {"allocation": "erc"}, "erk"),
     ],
 )
-def test_options_that_make_no_sense(name: str, options: dict[str, object], words: str) -> None:
+def test_invalid_options(name: str, options: dict[str, object], words: str) -> None:
     with pytest.raises(UserError, match=words):
         methods.create(name, **options)
 

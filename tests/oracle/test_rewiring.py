@@ -1,4 +1,4 @@
-"""One update step of each rewiring method, re-derived in NumPy on a network small enough to write out."""
+"""One mask update of each dynamic sparse training method, re-derived in NumPy on a small network."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def cosine(step: int, first: float, end: float, last: float = 0.0) -> float:
     return last + (first - last) * (1 + math.cos(math.pi * min(step / end, 1))) / 2
 
 
-def rigl_update(on: Array, weight: Array, gradient: Array, share: float) -> tuple[Array, Array]:
-    """What is kept, and what is on afterwards."""
-    num_drop = int(share * on.sum() + 1e-6)
+def rigl_update(on: Array, weight: Array, gradient: Array, fraction: float) -> tuple[Array, Array]:
+    """What is kept, and what is active afterwards."""
+    num_drop = int(fraction * on.sum() + 1e-6)
     kept = best(abs(weight), on, int(on.sum()) - num_drop)
     return kept, kept | best(abs(gradient), ~kept, num_drop)
 
@@ -64,34 +64,34 @@ class TestRigL:
         sparse = attached(methods.create("rigl", num_steps=40, update_interval=4), model, masks)
         num_returned = num_new = 0
         due = False
-        wanted: Arrays = {}
+        expected: Arrays = {}
         before: tuple[Arrays, Arrays] = {}, {}
-        for step, on, now, slots, gradient in steps(sparse, 40):
+        for step, on, now, state, gradient in steps(sparse, 40):
             if due:
-                assert same(on, wanted)
+                assert same(on, expected)
                 # The change took the place of the step: what stayed has the very weight and momentum, the rest none.
-                assert same(now, {name: before[0][name] * wanted[name] for name in NAMES})
+                assert same(now, {name: before[0][name] * expected[name] for name in NAMES})
                 if before[1]:
-                    assert same(slots, {name: before[1][name] * wanted[name] for name in NAMES})
+                    assert same(state, {name: before[1][name] * expected[name] for name in NAMES})
                 else:
-                    assert not slots, "a first step that did not count made momentum"
+                    assert not state, "a first step that did not count made momentum"
             due = step % 4 == 0 and step <= 30
             if due:
                 updates = {
                     name: rigl_update(on[name], now[name], gradient[name], cosine(step, 0.3, 30)) for name in NAMES
                 }
-                wanted, before = {name: after for name, (_, after) in updates.items()}, (now, slots)
+                expected, before = {name: after for name, (_, after) in updates.items()}, (now, state)
                 for name, (kept, after) in updates.items():
                     assert after.sum() == on[name].sum() == masks[name].sum()
                     num_returned += int((after & on[name] & ~kept).sum())
                     num_new += int((after & ~on[name]).sum())
             else:
-                wanted = on
+                expected = on
         assert num_returned
         assert num_new
-        assert same(flags(sparse.masks), wanted)
+        assert same(flags(sparse.masks), expected)
 
-    def test_a_bias_does_not_move_at_a_change_either(self) -> None:
+    def test_a_bias_does_not_move_at_an_update_either(self) -> None:
         model, masks = chain()
         sparse = attached(methods.create("rigl", update_interval=2), model, masks)
         before = copy.deepcopy(model[0].bias)
@@ -119,8 +119,8 @@ class TestRigL:
 
         _, masks = chain(0.5)
         for step in (0, 100, 375, 600, 750):
-            share = cosine(step, 0.3, 750)
-            assert moved(step) == sum(int(share * int(masks[name].sum()) + 1e-6) for name in NAMES)
+            fraction = cosine(step, 0.3, 750)
+            assert moved(step) == sum(int(fraction * int(masks[name].sum()) + 1e-6) for name in NAMES)
         assert moved(750) == 0 < moved(0)
         due = [
             step for step in range(1000) if method.schedule(Progress(round=0, step=step, num_on=1, num=9)) is not None
@@ -140,7 +140,7 @@ class TestRigL:
             assert {name: int(mask.sum()) for name, mask in sparse.masks.items()} == counts
             train(sparse, step)
 
-    def test_gradients_that_are_no_numbers(self) -> None:
+    def test_gradients_that_are_not_finite(self) -> None:
         model, masks = chain()
         sparse = attached(methods.create("rigl"), model, masks)
         (squares(model, batch(0)) * math.inf).backward()
@@ -153,7 +153,7 @@ class Batches:
 
     num_rows = 6
 
-    def rate(self, step: int) -> float:
+    def lr_factor(self, step: int) -> float:
         return 1.0
 
     def batch(self, step: Any) -> tuple[Tensor, Tensor]:
@@ -162,7 +162,7 @@ class Batches:
 
 
 @pytest.mark.parametrize("name", ["rigl", "set", "granet", "snfs", "dsr", "itop", "gmp", "gse"])
-def test_engine_steps_have_the_bits_of_hooked_ones(name: str) -> None:
+def test_engine_steps_equal_hooked_ones_bitwise(name: str) -> None:
     feed = Batches()
 
     def made() -> Attached:
@@ -219,7 +219,7 @@ class TestSET:
                     num_new += int((on[name] & ~before[name]).sum())
             previous = None
             if step % 4 == 0:
-                share = cosine(step, 0.4, 100)
+                fraction = cosine(step, 0.4, 100)
                 sides = (now, {name: -array for name, array in now.items()}) if by_sign else (
                     {name: abs(array) for name, array in now.items()},
                 )  # fmt: skip
@@ -227,7 +227,7 @@ class TestSET:
                 for side in sides:
                     for name in NAMES:
                         here = on[name] & (side[name] > 0)
-                        kept[name] |= best(side[name], here, int(here.sum()) - int(share * here.sum() + 1e-6))
+                        kept[name] |= best(side[name], here, int(here.sum()) - int(fraction * here.sum() + 1e-6))
                 previous = kept, on
         assert num_new > 10
 
@@ -286,18 +286,18 @@ class TestITOP:
             assert sparse.method_state["explored"] == num_on(union) / masks.num
         assert sparse.method_state["explored"] > 1.5 * masks.density
 
-    def test_a_change_by_gradient(self) -> None:
+    def test_an_update_by_gradient(self) -> None:
         model, masks = chain()
         sparse = attached(methods.create("itop", update_interval=5, num_steps=50), model, masks)
         for step, on, now, _, gradient in steps(sparse, 6):
             if step == 5:
-                share = cosine(5, 0.5, 50, 0.005)
-                wanted = {name: rigl_update(on[name], now[name], gradient[name], share)[1] for name in NAMES}
-        assert same(flags(sparse.masks), wanted)
+                fraction = cosine(5, 0.5, 50, 0.005)
+                expected = {name: rigl_update(on[name], now[name], gradient[name], fraction)[1] for name in NAMES}
+        assert same(flags(sparse.masks), expected)
 
 
 def shared_out(num: int, shares: Array, room: Array) -> Array:
-    """Largest remainders, with what does not fit shared out among the others."""
+    """Largest remainders; what does not fit is redistributed among the others."""
     quotas, full = np.zeros(len(shares)), np.zeros(len(shares), dtype=bool)
     while True:
         quotas[~full] = (num - room[full].sum()) * shares[~full] / shares[~full].sum()
@@ -316,22 +316,22 @@ class TestSNFS:
     def test_momentum_is_gathered_at_all_positions(self) -> None:
         model, masks = chain()
         sparse = attached(methods.create("snfs"), model, masks)
-        wanted = {name: np.zeros(masks[name].shape) for name in NAMES}
+        expected = {name: np.zeros(masks[name].shape) for name in NAMES}
         for _, _, _, _, gradient in steps(sparse, 5):
             for name in NAMES:
-                np.testing.assert_allclose(sparse.method_state["momentum"][name].numpy(), wanted[name], rtol=1e-10)
-                wanted[name] = 0.9 * wanted[name] + gradient[name]
-        assert any(wanted[name][~masks[name].numpy()].any() for name in NAMES)
+                np.testing.assert_allclose(sparse.method_state["momentum"][name].numpy(), expected[name], rtol=1e-10)
+                expected[name] = 0.9 * expected[name] + gradient[name]
+        assert any(expected[name][~masks[name].numpy()].any() for name in NAMES)
 
     @pytest.mark.parametrize(("density", "seed"), [(0.4, 3), (0.75, 3), (0.9, 17)])
     def test_redistribution(self, density: float, seed: int) -> None:
         rate = 0.5
         model, masks = chain(density, seed)
         sparse = attached(methods.create("snfs", drop_fraction=rate, update_interval=4, num_steps=40), model, masks)
-        wanted = flags(masks)
+        expected = flags(masks)
         num_moved_between_layers = num_spared = 0
         for step, on, now, _, gradient in steps(sparse, 46):  # beyond its end, where some still move
-            assert same(on, wanted)
+            assert same(on, expected)
             assert num_on(on) == masks.num_on
             if step == 0 or step % 4:
                 continue
@@ -342,20 +342,20 @@ class TestSNFS:
             shares = np.array([momentum[name][on[name]].mean() for name in NAMES])
             shares /= shares.sum()
             kept, spared = {}, set()
-            for name, share in zip(NAMES, shares, strict=True):
+            for name, fraction in zip(NAMES, shares, strict=True):
                 p, lack = cosine(step, rate, 40, rate / 100), 1 - on[name].mean()
-                if lack < 0.2 and share > 1 / 3:
+                if lack < 0.2 and fraction > 1 / 3:
                     spared |= {name} if lack < p else set()
                     p = min(p, lack)
                 kept[name] = best(abs(now[name]), on[name], int(on[name].sum()) - math.ceil(p * on[name].sum() - 1e-6))
             room = np.array([int((~kept[name]).sum()) for name in NAMES])
             num_grow = shared_out(num_on(on) - num_on(kept), shares, room)
-            wanted = {
+            expected = {
                 name: kept[name] | best(momentum[name], ~kept[name], num)
                 for name, num in zip(NAMES, num_grow, strict=True)
             }
-            num_spared += sum(not wanted[name].all() for name in spared)  # a full layer would not tell
-            num_moved_between_layers += sum(abs(int(wanted[n].sum()) - int(on[n].sum())) for n in NAMES)
+            num_spared += sum(not expected[name].all() for name in spared)  # a full layer would not tell
+            num_moved_between_layers += sum(abs(int(expected[n].sum()) - int(on[n].sum())) for n in NAMES)
         assert num_moved_between_layers
         assert num_spared or density < 0.9
 
@@ -396,7 +396,7 @@ class TestSNFS:
             net, MaskUpdate(), progress, generator(0, "draw")
         )
         assert int((masks - after)["0.weight"].sum()) == num_gone
-        assert not after["4.weight"].any(), "a layer with nothing on has no share"
+        assert not after["4.weight"].any(), "a layer with nothing on has no fraction"
 
 
 class TestDSR:
@@ -432,8 +432,8 @@ class TestDSR:
                 assert not (kept[name] & ~after[name]).any()
                 assert not (on[name] & ~kept[name] & after[name]).any(), "grown where a weight has just gone"
                 assert int((after[name] & ~on[name]).sum()) == num
-            wanted = 0.1 * num_on(on)
-            factor = 2 if gone < 0.9 * wanted else 0.5 if gone > 1.1 * wanted else 1
+            expected = 0.1 * num_on(on)
+            factor = 2 if gone < 0.9 * expected else 0.5 if gone > 1.1 * expected else 1
             assert next_threshold == threshold * factor
             directions.add(factor)
         assert {2, 0.5} <= directions
@@ -453,7 +453,7 @@ class TestDSR:
         assert same({name: on[name] & after[name] for name in NAMES}, {n: kept[n] | stay[n] for n in NAMES})
 
     @pytest.mark.parametrize(("num_gone", "factor"), [(8, 2), (9, 1), (10, 1), (11, 1), (12, 0.5), (60, 0.5)])
-    def test_the_threshold_follows_the_number_that_went(self, num_gone: int, factor: float) -> None:
+    def test_the_threshold_follows_the_number_of_dropped_weights(self, num_gone: int, factor: float) -> None:
         model = nn.Sequential(nn.Linear(20, 10)).double()
         on = torch.arange(200).view(10, 20) % 2 == 0
         with torch.no_grad():
@@ -477,7 +477,7 @@ class TestDSR:
 
 @pytest.mark.parametrize("name", ["rigl", "set", "itop", "snfs", "dsr", "granet", "gmp", "gse"])
 @pytest.mark.parametrize("killed", [5, 9])
-def test_a_resumed_run_remembers_everything(name: str, killed: int) -> None:
+def test_a_resumed_run_has_all_state(name: str, killed: int) -> None:
     def made(seed: int) -> Attached:
         method = methods.create(name, density=0.3, update_interval=2, num_steps=20)
         return attached(method, chain(seed=seed)[0], seed=seed, loss=squares, batches=[batch(99)])

@@ -57,8 +57,8 @@ def test_an_overflow_where_weights_are_off_leaves_no_trace(
         optimizer.step()
         with sparse.ema_weights():
             ema_weights = {name: p.detach().clone() for name, p in model.named_parameters()}
-        slots = [value for state in optimizer.state.values() for value in state.values()]
-        steps.append([*model.state_dict().values(), *ema_weights.values(), *slots])
+        buffers = [value for state in optimizer.state.values() for value in state.values()]
+        steps.append([*model.state_dict().values(), *ema_weights.values(), *buffers])
         assert all(bool((ema_weights[name][off(sparse, name)] == 0).all()) for name in sparse.masks)
     assert all(torch.equal(here, there) for here, there in zip(*steps, strict=True))
 
@@ -165,9 +165,9 @@ def test_old_momentum_is_cleared_where_weights_are_pruned() -> None:
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
     train(model, optimizer)
     sparse = attach(model, optimizer, growing())
-    slot = optimizer.state[model[0].weight]["momentum_buffer"]
-    assert torch.equal(slot != 0, sparse.masks["0.weight"] & (slot != 0))
-    assert int((slot != 0).sum()) > 0
+    buffer = optimizer.state[model[0].weight]["momentum_buffer"]
+    assert torch.equal(buffer != 0, sparse.masks["0.weight"] & (buffer != 0))
+    assert int((buffer != 0).sum()) > 0
 
 
 def test_parameters_that_the_optimizer_does_not_own_keep_their_masked_values() -> None:
@@ -232,7 +232,7 @@ def test_a_cuda_graph_stays_valid_while_masks_grow() -> None:
             graph.replay()
         for name, mask in sparse.masks.items():
             weight = model.get_parameter(name)
-            slot = optimizer.state[weight]["momentum_buffer"]
+            buffer = optimizer.state[weight]["momentum_buffer"]
             assert bool((weight[~mask] == 0).all())
-            assert bool((slot[~mask] == 0).all())
+            assert bool((buffer[~mask] == 0).all())
         assert any(bool((model.get_parameter(name)[new] != 0).any()) for name, new in grown.items())

@@ -210,8 +210,8 @@ class TestHooksDisabled:
             assert sparse.step == 10
             with sparse.ema_weights():
                 averages = [p.detach().clone() for p in model.parameters()]
-            slots = [value for state in optimizer.state.values() for value in state.values()]
-            ends.append([*model.state_dict().values(), *slots, *averages, *sparse.masks.values()])
+            buffers = [value for state in optimizer.state.values() for value in state.values()]
+            ends.append([*model.state_dict().values(), *buffers, *averages, *sparse.masks.values()])
         assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
 
     def test_hooks_do_nothing_inside_the_block(self) -> None:
@@ -226,8 +226,8 @@ class TestHooksDisabled:
             sparse.mask_gradients_()
             assert torch.equal(model[0].weight.grad, dense * sparse.masks["0.weight"])
             sparse.mask_weights_()
-        slot = optimizer.state[model[0].weight]["momentum_buffer"]
-        for tensor in (model[0].weight, slot):
+        buffer = optimizer.state[model[0].weight]["momentum_buffer"]
+        for tensor in (model[0].weight, buffer):
             assert bool((tensor[off(sparse, "0.weight")] == 0).all())
             assert bool((tensor[sparse.masks["0.weight"]] != 0).any())
         sparse.finish_step_()
@@ -316,8 +316,8 @@ def test_a_closure_gives_what_gradients_before_the_step_give(name: str, by_keywo
     plain, closed = attached(name), attached(name)
     for step in range(8):
         plain.optimizer.zero_grad()
-        wanted = loss_at(plain, step)
-        wanted.backward()
+        expected = loss_at(plain, step)
+        expected.backward()
         plain.optimizer.step()
 
         def closure(step: int = step) -> Tensor:
@@ -327,7 +327,7 @@ def test_a_closure_gives_what_gradients_before_the_step_give(name: str, by_keywo
             return loss
 
         got = closed.optimizer.step(closure=closure) if by_keyword else closed.optimizer.step(closure)
-        assert torch.equal(got.detach(), wanted.detach())
+        assert torch.equal(got.detach(), expected.detach())
         assert_equal(plain, closed)
     assert closed.step == 8
 

@@ -38,7 +38,7 @@ def chain(density: float = 0.4, seed: int = 3) -> tuple[nn.Sequential, Masks]:
 def attached(
     method: Method, model: nn.Module, masks: Masks | None = None, *, lr: float = 0.05, seed: int = 0, **options: Any
 ) -> Attached:
-    """The method at work, from known masks where they are given: what is tested goes the whole way through `attach`."""
+    """The method attached to a model, optionally from known masks."""
     if masks is not None:
         method = dataclasses.replace(
             method, start=lambda net, candidates, count, draw: masks, start_density=masks.density

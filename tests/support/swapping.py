@@ -1,4 +1,4 @@
-"""A method whose masks change in the middle of a training, by dense gradients: for tests of whatever lets them."""
+"""A method that updates its masks during training, by dense gradients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathgrow.methods.picks import at_random
 
 
 def swapping(*, density: float, every: int = 2, num: int = 3) -> Method:
-    """A small RigL: every so many steps, drop the `num` smallest magnitudes, grow the `num` largest dense gradients."""
+    """A small RigL: every `every` steps, drop the `num` smallest magnitudes, grow the `num` largest dense gradients."""
 
     def lowest(net: NetworkView) -> dict[str, Tensor]:
         return {name: -weight.abs() for name, weight in net.weights().items()}

@@ -1,4 +1,4 @@
-"""The samplers' laws against truths worked out another way: enumeration, dynamic programming, pairwise odds."""
+"""The samplers' distributions against enumeration, dynamic programming and pairwise odds."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ def test_sets_follow_sequential_sampling(count: int) -> None:
     candidates = Masks.select(
         {"a": torch.tensor([True, True, False]), "b": torch.tensor([[True, True], [False, True]])}
     )
-    observed = draws(lambda generator: sample_proportional(scores, candidates, count, generator), seed=count, num=2500)
+    observed = draws(lambda generator: sample_proportional(scores, candidates, count, generator), seed=count, num=1200)
 
-    places = [0, 1, 3, 4, 6]
+    positions = [0, 1, 3, 4, 6]
     expected = set_probabilities([1.0, 2.0, 0.5, 7.0, 3.0], count)
-    assert_follows(observed, {tuple(places[i] for i in chosen): p for chosen, p in expected.items()})
+    assert_follows(observed, {tuple(positions[i] for i in chosen): p for chosen, p in expected.items()})
 
 
 def test_class_counts_follow_sequential_sampling_in_a_larger_urn() -> None:
@@ -78,7 +78,7 @@ def test_class_counts_follow_sequential_sampling_in_a_larger_urn() -> None:
 
     scores = {"w": torch.tensor([1.0] * num_light + [heavy] * num_heavy)}
     candidates = Masks.select({"w": torch.ones(num_light + num_heavy, dtype=torch.bool)})
-    observed = draws(lambda generator: sample_proportional(scores, candidates, count, generator), seed=3, num=2000)
+    observed = draws(lambda generator: sample_proportional(scores, candidates, count, generator), seed=3, num=1200)
     num_heavy_drawn = Counter[Outcome]()
     for chosen, times in observed.items():
         num_heavy_drawn[(sum(index >= num_light for index in chosen),)] += times
@@ -144,9 +144,9 @@ def test_zero_scores_fill_up_uniformly() -> None:
 
 def test_uniform_draws_every_set_equally_often() -> None:
     candidates = Masks.select({"a": torch.tensor([True, False, True]), "b": torch.tensor([True, True, True])})
-    observed = draws(lambda generator: uniform(candidates, 2, generator), seed=8, num=2000)
-    places = [0, 2, 3, 4, 5]
-    assert_follows(observed, {pair: 1 / 10 for pair in itertools.combinations(places, 2)})
+    observed = draws(lambda generator: uniform(candidates, 2, generator), seed=8, num=1000)
+    positions = [0, 2, 3, 4, 5]
+    assert_follows(observed, {pair: 1 / 10 for pair in itertools.combinations(positions, 2)})
 
 
 def test_top_k_breaks_ties_fairly_over_tensors() -> None:

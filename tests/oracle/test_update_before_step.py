@@ -37,7 +37,7 @@ def test_new_weights_start_from_nothing_and_all_others_go_on(name: str, options:
     sparse = attached(method, chain()[0], loss=squares, batches=[batch(99)])
     before: tuple[Arrays, ...] | None = None
     num_new = num_gone = 0
-    for _, on, now, slots, gradient in steps(sparse, 30):
+    for _, on, now, state, gradient in steps(sparse, 30):
         if before is not None:
             for layer in NAMES:
                 was_on, weight, momentum, pull = (arrays[layer] for arrays in before)
@@ -45,10 +45,10 @@ def test_new_weights_start_from_nothing_and_all_others_go_on(name: str, options:
                 num_new, num_gone = num_new + int((on[layer] & ~was_on).sum()), num_gone + int((was_on & ~stayed).sum())
                 # A new weight takes part in this very step, by its own gradient and from zero.
                 momentum = MOMENTUM * momentum * stayed + (pull + DECAY * weight * stayed) * on[layer]
-                np.testing.assert_allclose(slots[layer], momentum, rtol=1e-9, atol=1e-15)
+                np.testing.assert_allclose(state[layer], momentum, rtol=1e-9, atol=1e-15)
                 np.testing.assert_allclose(now[layer], weight * stayed - LR * momentum, rtol=1e-9, atol=1e-15)
         none_yet = {layer: np.zeros_like(array) for layer, array in now.items()}
-        before = on, now, slots or none_yet, gradient
+        before = on, now, state or none_yet, gradient
     assert num_gone > 10
     assert num_new > 10 or name == "gmp"
 

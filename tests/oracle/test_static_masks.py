@@ -1,4 +1,4 @@
-"""Masks that are made once, before training: each re-derived in NumPy, or path by path, on a net small enough."""
+"""Static masks: each method re-derived in NumPy, or path by path, on a small network."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def masks_of(name: str, model: nn.Module, **options: Any) -> Arrays:
 
 
 class TestDense:
-    def test_training_is_the_very_training_without_pathgrow(self) -> None:
+    def test_training_equals_training_without_pathgrow(self) -> None:
         plain = fresh()
         sparse = started(methods.create("dense"), copy.deepcopy(plain))
         optimizer = SGD(plain.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
@@ -85,14 +85,14 @@ class TestDense:
 
 
 class TestRandom:
-    @pytest.mark.parametrize("law", ["equal", "uniform", "er", "er_matrix", "erk"])
-    def test_layers_keep_what_the_law_gives_them(self, law: str) -> None:
+    @pytest.mark.parametrize("distribution", ["equal", "uniform", "er", "er_matrix", "erk"])
+    def test_layers_keep_what_the_distribution_gives_them(self, distribution: str) -> None:
         model = fresh()
-        wanted = allocate(Masks.full(model), 0.3, law)
-        found = masks_of("random", model, density=0.3, allocation=law)
-        assert {name: int(mask.sum()) for name, mask in found.items()} == wanted
+        expected = allocate(Masks.full(model), 0.3, distribution)
+        found = masks_of("random", model, density=0.3, allocation=distribution)
+        assert {name: int(mask.sum()) for name, mask in found.items()} == expected
         assert not same(
-            found, flags(started(methods.create("random", density=0.3, allocation=law), model, seed=1).masks)
+            found, flags(started(methods.create("random", density=0.3, allocation=distribution), model, seed=1).masks)
         )
 
     def test_erk_by_hand(self) -> None:
@@ -109,7 +109,7 @@ class TestRandom:
         # Binomial with 300 x 31 / 103 = 90.3 expected, 7.9 standard deviation: four of them.
         assert abs(seen - 300 * 31 / NUM).max() < 4 * 7.9
 
-    def test_a_wrong_law(self) -> None:
+    def test_an_unknown_distribution(self) -> None:
         with pytest.raises(UserError, match="unknown allocation 'ekr'"):
             methods.create("random", allocation="ekr")
 
@@ -122,22 +122,22 @@ def test_magnitude_keeps_the_largest_of_all_layers() -> None:
 def test_snip_keeps_the_largest_weight_times_gradient() -> None:
     model = fresh()
     values, slopes = weights(model), gradients(model, batch(0))
-    wanted = best_of_all({name: abs(values[name] * slopes[name]) for name in NAMES}, EVERYWHERE, 21)
-    assert same(masks_of("snip", model, density=0.2), wanted)
+    expected = best_of_all({name: abs(values[name] * slopes[name]) for name in NAMES}, EVERYWHERE, 21)
+    assert same(masks_of("snip", model, density=0.2), expected)
     # It is neither of its factors, nor signed.
     for other in (magnitudes(values), magnitudes(slopes), {name: values[name] * slopes[name] for name in NAMES}):
-        assert not same(wanted, best_of_all(other, EVERYWHERE, 21))
+        assert not same(expected, best_of_all(other, EVERYWHERE, 21))
 
 
 @pytest.mark.parametrize("name", ["random", "erk", "magnitude", "snip", "grasp", "synflow", "phew", "dpai"])
 @pytest.mark.parametrize("density", [0.0, 1.5, math.nan])
-def test_what_is_no_density(name: str, density: float) -> None:
+def test_invalid_densities(name: str, density: float) -> None:
     with pytest.raises(UserError, match=r"^density must be in \(0, 1\], got"):
         methods.create(name, density=density)
 
 
 @pytest.mark.parametrize("name", ["snip", "grasp"])
-def test_data_must_be_given(name: str) -> None:
+def test_data_are_required(name: str) -> None:
     model = fresh()
     with pytest.raises(UserError, match="batches"):
         attach(model, SGD(model.parameters(), lr=0.1), name, EXAMPLE, scope=Masks.full(model))
@@ -228,7 +228,7 @@ class TestGraSP:
         first = started(half, copy.deepcopy(model), 2).masks
         assert first == started(half, copy.deepcopy(model), 2).masks
 
-    def test_an_activation_that_torch_derives_once_is_made_of_others(self) -> None:
+    def test_an_activation_without_a_second_derivative_is_replaced(self) -> None:
         class Written(nn.Module):
             def forward(self, x: Tensor) -> Tensor:
                 return (x + 3).clamp(0, 6) / 6
@@ -242,19 +242,19 @@ class TestGraSP:
             found: dict[str, Tensor] = methods.create("grasp").start.scores(net, seed=0)  # type: ignore[union-attr]
             return found
 
-        ours, wanted = scores(nn.Hardsigmoid()), scores(Written())
-        for name, score in wanted.items():
+        ours, expected = scores(nn.Hardsigmoid()), scores(Written())
+        for name, score in expected.items():
             torch.testing.assert_close(ours[name], score)
             assert score.any()
 
-    def test_a_compiled_network_gets_the_masks_that_it_gets_otherwise(self) -> None:
+    def test_a_compiled_network_gets_the_same_masks(self) -> None:
         model = fresh()
-        wanted = started(methods.create("grasp", density=0.3), copy.deepcopy(model), 1).masks
+        expected = started(methods.create("grasp", density=0.3), copy.deepcopy(model), 1).masks
         compiled: Any = torch.compile(model, backend="aot_eager")
         found = started(methods.create("grasp", density=0.3), compiled, 1).masks
-        assert [mask.tolist() for mask in found.values()] == [mask.tolist() for mask in wanted.values()]
+        assert [mask.tolist() for mask in found.values()] == [mask.tolist() for mask in expected.values()]
 
-    def test_an_operation_without_a_second_derivative_is_one_sentence(self) -> None:
+    def test_an_operation_without_a_second_derivative_raises(self) -> None:
         class Far(nn.Module):
             def __init__(self) -> None:
                 super().__init__()
@@ -266,7 +266,7 @@ class TestGraSP:
         with pytest.raises(UserError, match=r"does not provide for _cdist_backward .*snip or synflow$"):
             started(methods.create("grasp", density=0.5), Far(), 1)
 
-    def test_options_and_outputs_that_do_not_do(self) -> None:
+    def test_invalid_options_and_outputs(self) -> None:
         for option, value in (("temperature", 0.0), ("num_batches", 0)):
             with pytest.raises(UserError, match=option):
                 methods.create("grasp", **{option: value})
@@ -323,7 +323,7 @@ class TestSynFlow:
             assert same(masks, self.by_hand(model, density, num))
         assert not same(found[1], found[4])  # or iterating would prove nothing
 
-    def test_what_has_gone_does_not_come_back(self) -> None:
+    def test_pruned_weights_do_not_return(self) -> None:
         """Of 46 weights 19, 7 and 3 are kept.
 
         By hand, at the second: six inputs of the first unit score 10 x 0.02 each, its ten outputs that are left
@@ -395,7 +395,7 @@ class Joined(nn.Module):
         return self.head(torch.cat([x, self.up(x)], 1).flatten(1))
 
 
-class TestPathCounts:
+class TestPathCounter:
     def test_chain_path_by_path(self) -> None:
         model, masks = chain(density=0.5)
         counted = PathCounter(trace(model, EXAMPLE), torch.device("cpu"))({n: masks[n].double() for n in NAMES})
@@ -537,10 +537,10 @@ class TestDPaI:
             num_cut += totals[0] == 0
         assert num_cut > 0
 
-    def test_neither_weights_nor_data_are_looked_at(self) -> None:
+    def test_neither_weights_nor_data_are_used(self) -> None:
         assert same(*(masks_of("dpai", fresh(seed), density=0.2, num_search_steps=5) for seed in (3, 4)))
 
-    def test_only_the_scope_is_chosen_from(self) -> None:
+    def test_only_the_scope_is_selected_from(self) -> None:
         model = fresh()
         inside = {name: torch.ones_like(mask) for name, mask in Masks.full(model).items()}
         inside["2.weight"][:, ::2] = False
