@@ -71,11 +71,6 @@ def step_flops(graph: Graph, masks: Masks | None = None) -> int:
     return sample_flops("sparse", forward_macs(graph, masks), forward_macs(graph))
 
 
-def dense_gradient_flops(graph: Graph, masks: Masks) -> int:
-    """Return the FLOPs of one sample if the loss gradient at pruned weights is needed too (gradient growth)."""
-    return sample_flops("dense_gradient_at_steps", forward_macs(graph, masks), forward_macs(graph))
-
-
 def training_flops(model: nn.Module, example_input: Any, masks: Masks | None = None) -> int:
     """Return the FLOPs of one sample in a training step of a model, forward and backward.
 
@@ -96,7 +91,8 @@ def growth_flops(graph: Graph, masks: Masks, *, num_path_passes: int = 0, num_gr
     sample. Loss gradients of pruned weights take a batch whose forward pass and activation gradients are sparse and
     whose weight gradients are dense.
     """
-    return num_path_passes * step_flops(graph) + num_gradient_samples * dense_gradient_flops(graph, masks)
+    gradient_flops = sample_flops("dense_gradient_at_steps", forward_macs(graph, masks), forward_macs(graph))
+    return num_path_passes * step_flops(graph) + num_gradient_samples * gradient_flops
 
 
 def start_flops(

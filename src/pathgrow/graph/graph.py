@@ -181,17 +181,17 @@ class Graph:
     @cached_property
     def links_from(self) -> dict[int, list[Link]]:
         """Links by source node."""
-        found: dict[int, list[Link]] = {node.id: [] for node in self.channels}
-        for link in self.links:
-            found[link.source].append(link)
-        return found
+        return self._links_by("source")
 
     @cached_property
     def links_into(self) -> dict[int, list[Link]]:
         """Links by target node."""
+        return self._links_by("target")
+
+    def _links_by(self, end: str) -> dict[int, list[Link]]:
         found: dict[int, list[Link]] = {node.id: [] for node in self.channels}
         for link in self.links:
-            found[link.target].append(link)
+            found[getattr(link, end)].append(link)
         return found
 
     @cached_property

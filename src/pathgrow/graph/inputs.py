@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -29,7 +30,8 @@ def guess_example_input(model: nn.Module) -> Any:
             return named
     check_initialized(model)  # trying a guess would fix the shape of a lazy layer for good
     for guess in _guesses(model):
-        if _runs_on(model, guess):
+        with suppress(RuntimeError, ValueError, TypeError, IndexError), eager_eval(model), torch.no_grad():
+            model(guess)
             return guess
     raise UserError(
         f"cannot guess the input of {type(model).__name__}: pass example_input, one batch as the model accepts it"
@@ -49,12 +51,3 @@ def _guesses(model: nn.Module) -> Iterator[Tensor]:
     elif first is not None:
         for size in (32, 28, 64, 224, 8):
             yield torch.ones(1, first.in_channels, *[size] * len(first.kernel_size), device=device)
-
-
-def _runs_on(model: nn.Module, guess: Tensor) -> bool:
-    try:
-        with eager_eval(model), torch.no_grad():
-            model(guess)
-    except (RuntimeError, ValueError, TypeError, IndexError):
-        return False
-    return True

@@ -362,7 +362,7 @@ HANDLERS: dict[str, Handler] = {
     **{f"conv{axes}d": _unpacked(partial(_conv, axes)) for axes in (1, 2, 3)},
     **{f"conv_transpose{axes}d": _unpacked(partial(_conv_transpose, axes)) for axes in (1, 2, 3)},
     **_rows(_unpacked(ops_matmul.matmul), "matmul mm bmm"),
-    **_rows(_unpacked(ops_matmul.rmatmul), "rmatmul"),
+    **_rows(_unpacked(lambda tracer, b, a: ops_matmul.matmul(tracer, a, b)), "rmatmul"),
     **_rows(_unpacked(ops_matmul.addmm), "addmm baddbmm"),
     **_rows(_unpacked(ops_matmul.einsum), "einsum"),
     **_rows(_unpacked(ops_matmul.glu), "glu"),

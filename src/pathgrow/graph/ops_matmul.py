@@ -55,11 +55,6 @@ def matmul(tracer: Tracer, input: Any, other: Any) -> Tensor:
     return _mixed(tracer, tracer.coefficient(a), b)
 
 
-def rmatmul(tracer: Tracer, input: Any, other: Any) -> Tensor:
-    """Handle the reflected operator."""
-    return matmul(tracer, other, input)
-
-
 def addmm(
     tracer: Tracer, input: Any, mat1: Any, mat2: Any, *, beta: float = 1, alpha: float = 1, out: Any = None
 ) -> Tensor:
@@ -138,12 +133,9 @@ def _letters(equation: str, *ndims: int) -> tuple[list[str], str]:
     inputs, _, out = equation.replace(" ", "").partition("->")
     terms = inputs.split(",")
     spare = [letter for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if letter not in equation]
-    extra = max(ndim - len(term.replace("...", "")) for term, ndim in zip(terms, ndims, strict=True))
-    dots = "".join(spare[:extra])
-    named = []
-    for term, ndim in zip(terms, ndims, strict=True):
-        own = ndim - len(term.replace("...", ""))
-        named.append(term.replace("...", dots[extra - own :] if own else ""))
+    unnamed = [ndim - len(term.replace("...", "")) for term, ndim in zip(terms, ndims, strict=True)]
+    dots = "".join(spare[: max(unnamed)])
+    named = [term.replace("...", dots[len(dots) - num :]) for term, num in zip(terms, unnamed, strict=True)]
     return named, out.replace("...", dots)
 
 

@@ -64,9 +64,9 @@ def concatenate(call: Call) -> Any:
     labels = [label for piece in pieces if (label := label_of(piece)) is not None]
     top = max(label.exponent for label in labels)
     values, unit_pieces = [], []
-    nodes = list(dict.fromkeys(label.node for label in labels))
+    first_label = {label.node: label for label in reversed(labels)}
     offsets, total = {}, 0
-    for node in nodes:
+    for node in dict.fromkeys(label.node for label in labels):
         offsets[node] = total
         total += tracer.builder.channels[node].size
     for piece in pieces:
@@ -81,17 +81,16 @@ def concatenate(call: Call) -> Any:
     rest, kwargs = call.args[1:], call.kwargs
     out = call.func(values, *rest, **kwargs)
     units = compact(call.func(unit_pieces, *rest, **kwargs))
-    if len(nodes) == 1:
+    if len(offsets) == 1:
         trails = {label.trail for label in labels}
         trail = labels[0].trail if len(trails) == 1 else (Window(),)
         same = {(label.strength, label.gate) for label in labels}
         merged = labels[0] if len(same) == 1 else labels[0].plain()
         return labeled(out, replace(merged, units=units, trail=trail, exponent=top))
-    target = tracer.builder.add(total, *nodes)
-    for node in nodes:
-        label = next(one for one in labels if one.node == node)
+    target = tracer.builder.add(total, *offsets)
+    for node, offset in offsets.items():
         size = tracer.builder.channels[node].size
-        tracer.builder.link(replace(label, units=torch.arange(size)), target, torch.arange(size) + offsets[node])
+        tracer.builder.link(replace(first_label[node], units=torch.arange(size)), target, torch.arange(size) + offset)
     return labeled(out, Label(target, units, (), top))
 
 

@@ -88,10 +88,7 @@ def scope_of(model: nn.Module, graph: Graph, preset: str = "auto", *, only: Name
             continue
         found = prunable.setdefault(layer.name, torch.zeros(parameters[layer.name].shape, dtype=torch.bool))
         positions = rows.view(-1, *[1] * (len(layer.shape) - 1)).expand(layer.shape)
-        if layer.where is None:
-            found |= positions
-        else:
-            found.view(-1)[layer.where[positions]] = True
+        layer.lay_(positions, found)
     if not prunable:
         hint = " that passes the name filter" if only is not None else ""
         raise UserError(

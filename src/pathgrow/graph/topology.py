@@ -253,9 +253,7 @@ def _check(model: nn.Module, masks: Masks | None, tau: float) -> None:
 
 def count_isolated(graph: Graph, masks: Masks) -> tuple[int, int]:
     """Return how many hidden units of prunable layers are isolated, and how many are on a path of the dense network."""
-    isolated, dense, outputs = isolated_units(graph, masks), alive_units(graph), set(output_layers(graph))
-    hidden = [layer for layer in graph.layers if layer.name in masks and layer.index not in outputs]
-    return (
-        sum(int(isolated[layer.index].sum()) for layer in hidden),
-        sum(int(dense[layer.target].sum()) for layer in hidden),
-    )
+    isolated, dense = isolated_units(graph, masks), alive_units(graph)
+    hidden = [layer for layer in _hidden(graph) if layer.name in masks]
+    num_isolated = sum(int(isolated[layer.index].sum()) for layer in hidden)
+    return num_isolated, sum(int(dense[layer.target].sum()) for layer in hidden)

@@ -51,12 +51,11 @@ _LARGE = 60
 
 @dataclass(frozen=True, eq=False)
 class Use:
-    """One layer as it was run: `output` is its result for `weight`, scaled by `2**-exponent`."""
+    """One layer as it was run: `output` is its result for `weight`, up to a power of two."""
 
     layer: Layer
     weight: Tensor
     output: Tensor
-    exponent: int
     unit_axis: int
 
 
@@ -88,12 +87,9 @@ class Tracer(TorchFunctionMode):
         example = next(model.parameters(), torch.zeros(()))
         self.device, self.model_dtype = example.device, example.dtype
         self.names = {id(parameter): name for name, parameter in model.named_parameters()}
-        self.sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
         self.builder = GraphBuilder()
         self.uses: list[Use] = []
-        self.product_macs = 0
-        self.tokens_in = False
-        self.attention = False
+        self.product_macs, self.tokens_in, self.attention = 0, False, False
 
     def run(self, example_input: Any) -> Self:
         """Run the model on one sample of ones and return this tracer, with `uses`, `total` and `exponent` filled in."""
@@ -282,7 +278,7 @@ class Tracer(TorchFunctionMode):
         result = Label(target, along(num_out, unit_axis, out.ndim), (), exponent)
         if label.strength == ATTENTION:
             result = replace(result, strength=ATTENTION, gate=label.gate)
-        self.uses.append(Use(layer, used, out, exponent, unit_axis % out.ndim))
+        self.uses.append(Use(layer, used, out, unit_axis % out.ndim))
         return self.same(out, result)
 
     def placeholder(self, shape: Sequence[int], like: Tensor) -> Tensor:
@@ -293,13 +289,12 @@ class Tracer(TorchFunctionMode):
         values = self.coefficient(weight.values)
         if index in self.opened and not bool(values.any()):
             values = torch.ones_like(values)
-        mask = self.masks.get(weight.name) if weight.name is not None else None
-        if mask is not None and mask.numel() != self.sizes[str(weight.name)]:
-            raise UserError(
-                f"the mask of {weight.name!r} has shape {tuple(mask.shape)}, but the weight has "
-                f"{self.sizes[str(weight.name)]} values: pass masks made for this model"
-            )
-        if mask is not None:
+        if weight.name is not None and (mask := self.masks.get(weight.name)) is not None:
+            if mask.numel() != (size := self.model.get_parameter(weight.name).numel()):
+                raise UserError(
+                    f"the mask of {weight.name!r} has shape {tuple(mask.shape)}, but the weight has {size} values: "
+                    "pass masks made for this model"
+                )
             mask = mask if weight.where is None else mask.reshape(-1)[weight.where.to(mask.device)]
             values = values * mask.to(values.device)
         return values.requires_grad_(self.gradients)
@@ -346,9 +341,7 @@ class Call:
     @property
     def traced(self) -> list[Tensor]:
         """The traced activations among the arguments, in order."""
-        values = [*self.args, *self.kwargs.values()]
-        flat = [item for v in values for item in (v if isinstance(v, (tuple, list)) else [v])]
-        return [value for value in flat if label_of(value) is not None]
+        return [value for value in tensors_in((self.args, self.kwargs)) if label_of(value) is not None]
 
 
 # -- running a model ----------------------------------------------------------------------------------------------
@@ -393,12 +386,8 @@ def check_initialized(model: nn.Module) -> None:
 
 def one_sample(example_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of a call (a tensor, a tuple, or a dict of keyword arguments), cut to the first sample."""
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = {}
-    if isinstance(example_input, Mapping):
-        kwargs = dict(example_input)
-    else:
-        args = tuple(example_input) if isinstance(example_input, (tuple, list)) else (example_input,)
+    kwargs = dict(example_input) if isinstance(example_input, Mapping) else {}
+    args = () if kwargs else tuple(example_input) if isinstance(example_input, (tuple, list)) else (example_input,)
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     if not tensors:
         raise UserError(

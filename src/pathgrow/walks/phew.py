@@ -57,7 +57,6 @@ def phew(
     seed: int = 0,
     *,
     identity_shortcuts: bool = False,
-    graph: Graph | None = None,
 ) -> Masks:
     """Return masks of exactly `round(density * num)` weights, each on a path of kept weights from input to output.
 
@@ -72,8 +71,6 @@ def phew(
     identity_shortcuts
         Whether identity shortcuts are a branch like any other. By default walks take them only if a unit has no other
         outgoing link.
-    graph
-        The result of `pathgrow.graph.trace` for this model; None: traced here.
 
     Examples
     --------
@@ -84,18 +81,13 @@ def phew(
     """
     if not _is_density(density):
         raise UserError(f"density must be in (0, 1], got {density!r} (e.g. 0.05)")
-    graph, scope, example_input = _prepared(model, example_input, scope, graph)
+    graph, scope, example_input = _prepared(model, example_input, scope)
     walker = Walker(Transitions(graph, model, identity_shortcuts=identity_shortcuts))
     return _walked_masks(walker, _Marks(graph, scope), density, generator(seed, "phew"), model, example_input)
 
 
 def start_density(
-    model: nn.Module,
-    example_input: Any,
-    scope: Masks | None = None,
-    seed: int = 0,
-    *,
-    graph: Graph | None = None,
+    model: nn.Module, example_input: Any, scope: Masks | None = None, seed: int = 0
 ) -> tuple[float, Masks]:
     """Return the smallest of 1, 2, 3 and 5% whose PHEW masks isolate at most 5% of hidden units, and those masks.
 
@@ -109,7 +101,7 @@ def start_density(
     >>> density in START_DENSITIES, masks.num_on == round(density * masks.num)
     (True, True)
     """
-    graph, scope, example_input = _prepared(model, example_input, scope, graph)
+    graph, scope, example_input = _prepared(model, example_input, scope)
     walker = Walker(Transitions(graph, model))
     for density in START_DENSITIES:
         marks = _Marks(graph, scope)
@@ -127,13 +119,10 @@ def _is_density(value: object) -> bool:
     return isinstance(value, Real) and 0 < float(value) <= 1
 
 
-def _prepared(
-    model: nn.Module, example_input: Any, scope: Masks | None, graph: Graph | None
-) -> tuple[Graph, Masks, Any]:
+def _prepared(model: nn.Module, example_input: Any, scope: Masks | None) -> tuple[Graph, Masks, Any]:
     if example_input is None:
         example_input = guess_example_input(model)
-    if graph is None:
-        graph = trace(model, example_input)
+    graph = trace(model, example_input)
     if scope is None:
         scope = scope_of(model, graph)
     scope.check(model)

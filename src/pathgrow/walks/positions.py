@@ -121,10 +121,10 @@ class Positions:
         self.exact = True
         """False if some window reads positions that are no longer tracked."""
         for node in graph.channels:
-            layer = graph.layer_into.get(node.id)
             grids = [self._grid_after(link) for link in graph.links_into[node.id]]
-            if layer is not None:
-                grids.append(self._grid_behind(layer))
+            if (layer := graph.layer_into.get(node.id)) is not None:
+                self.exact &= self.grid[layer.source] != () or all(axis.size_in == 1 for axis in layer.window.axes)
+                grids.append(tuple(axis.size_out for axis in layer.window.axes))
             known = {grid for grid in grids if grid is not None}
             self.grid[node.id] = (known.pop() if len(known) == 1 else ()) if known else None
         self._from_input = self._possible(graph, forward=True)
@@ -222,16 +222,11 @@ class Positions:
             union = tuple(np.logical_or.reduce(sets) for sets in axes)
             union = () if all(bool(sets.all()) for sets in union) else union
             found[node.id] = self.places(union)
-            keeps[node.id] = tuple(
-                Moves(self._catalogue, sets.shape[1], 1, partial(_intersection, sets)) for sets in union
-            )
+            keeps[node.id] = tuple(map(self._kept, union))
         return keeps
 
-    def _grid_behind(self, layer: Layer) -> Grid:
-        axes = layer.window.axes
-        if axes and self.grid[layer.source] == () and any(axis.size_in > 1 for axis in axes):
-            self.exact = False
-        return tuple(axis.size_out for axis in axes)
+    def _kept(self, kept: Flags) -> Moves:
+        return Moves(self._catalogue, kept.shape[1], 1, lambda sets, _: sets & kept)
 
     def _grid_after(self, link: Link) -> Grid | None:
         """Return the map at the end of a link; also record whether it flattens the map or loses track of positions."""
@@ -282,10 +277,6 @@ class _Unfold:
 
 def _is_identity(axis: Axis) -> bool:
     return axis.taps == axis.stride == 1 and axis.padding == 0 and axis.size_in == axis.size_out
-
-
-def _intersection(kept: Flags, sets: Flags, taps: Units) -> Flags:
-    return sets & kept
 
 
 def _moved_along(axis: Axis, transposed: bool, forward: bool, pool: bool, sets: Flags, taps: Units) -> Flags:

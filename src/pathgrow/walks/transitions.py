@@ -171,12 +171,8 @@ class Transitions:
 
     def fork(self, node: int, *, forward: bool) -> Fork:
         """Return the outgoing links of a node without a layer on this side."""
-        key = node, forward
-        if key not in self._forks:
-            self._forks[key] = self._find_fork(node, forward)
-        return self._forks[key]
-
-    def _find_fork(self, node: int, forward: bool) -> Fork:
+        if (node, forward) in self._forks:
+            return self._forks[node, forward]
         size = self.graph.channels[node].size
         nodes, ends = self.outputs if forward else self.inputs
         ending = ends[nodes == node]
@@ -202,7 +198,9 @@ class Transitions:
         last = np.ones(len(unit), dtype=bool)
         last[:-1] = unit[1:] != unit[:-1]
         inside[last] = 1.0  # rounding must not leave a gap after the last entry of a unit
-        return Fork(unit + inside, number[kept].astype(np.int32), following[kept].astype(np.int32))
+        fork = Fork(unit + inside, number[kept].astype(np.int32), following[kept].astype(np.int32))
+        self._forks[node, forward] = fork
+        return fork
 
     # -- over all walks ------------------------------------------------------------------------------------------
 
