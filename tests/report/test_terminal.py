@@ -17,9 +17,9 @@ from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
 from pathgrow.checkpoint import RunDir
+from pathgrow.report.figure import PlotWindow
 from pathgrow.report.schema import CurveReport, PointReport, RunReport
 from pathgrow.report.terminal import ANSWER, BAND, BELOW, PROBE, REFERENCE, TARGET, curve_chart, print_run, summary
-from pathgrow.report.window import PlotWindow
 from tests.support.sample_report import (
     discovery_report,
     point,

@@ -24,7 +24,7 @@ from pathgrow.density.types import Curve, Grow, Probe, Verdict
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.masks import Masks
 from pathgrow.report import html
-from pathgrow.report.load import load_finished
+from pathgrow.report.schema import load_finished
 from pathgrow.runs.discovery import discover
 from pathgrow.trainer.process_group import join_process_group
 from tests.support.command import leave

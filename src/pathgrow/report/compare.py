@@ -17,8 +17,7 @@ from statistics import fmean
 from pathgrow.checkpoint import RunDir
 from pathgrow.errors import UserError
 from pathgrow.report.formats import plural
-from pathgrow.report.load import load_finished
-from pathgrow.report.schema import RunReport
+from pathgrow.report.schema import RunReport, load_finished
 from pathgrow.report.text import match_unit
 
 _MATCHED_WITHIN = 0.01

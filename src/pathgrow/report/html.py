@@ -19,8 +19,7 @@ from pathgrow import atomic
 from pathgrow.report import text
 from pathgrow.report.figure import curve_png, curve_svg, topology_svg
 from pathgrow.report.formats import duration, flops, percent, printable, ratio, score_format, stage_label
-from pathgrow.report.load import load_finished
-from pathgrow.report.schema import PhaseReport, RunReport, flat_config
+from pathgrow.report.schema import PhaseReport, RunReport, flat_config, load_finished
 
 
 def page(report: RunReport) -> str:

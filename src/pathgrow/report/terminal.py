@@ -12,9 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from pathgrow.report import formats, text
-from pathgrow.report.load import Unfinished, load_run
-from pathgrow.report.schema import RunReport
-from pathgrow.report.window import PlotWindow
+from pathgrow.report.figure import PlotWindow
+from pathgrow.report.schema import RunReport, Unfinished, load_run
 
 ROUND, PROBE, FIT, BAND, TARGET, REFERENCE, ANSWER, BELOW = "·", "●", "━", "░", "┄", "─", "▲", "▾"
 _LINE = "┊"

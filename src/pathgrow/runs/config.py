@@ -28,8 +28,7 @@ from pathgrow.graph.flops import forward_macs
 from pathgrow.graph.scope import PRESETS
 from pathgrow.methods.method import Method
 from pathgrow.registry import check_option_names
-from pathgrow.report.load import load_finished
-from pathgrow.report.schema import RunReport
+from pathgrow.report.schema import RunReport, load_finished
 from pathgrow.runs.options import DiscoverOptions, SearchOptions
 from pathgrow.trainer import EngineOptions, recipes
 from pathgrow.trainer.process_group import check_batch_split

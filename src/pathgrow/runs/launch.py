@@ -15,9 +15,8 @@ from pathgrow.errors import UserError
 from pathgrow.graph import trace
 from pathgrow.graph.scope import scope_of
 from pathgrow.masks import Masks
-from pathgrow.report.load import unfinished
 from pathgrow.report.progress import ProgressBar
-from pathgrow.report.schema import RunReport, load_report
+from pathgrow.report.schema import RunReport, load_report, unfinished
 from pathgrow.runs.callback import Callback, MetricsLogger
 from pathgrow.runs.config import EVERYTHING, RunConfig
 from pathgrow.runs.session import Session
