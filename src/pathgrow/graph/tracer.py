@@ -99,8 +99,7 @@ class Tracer(TorchFunctionMode):
             kwargs = {name: self._enter(value) for name, value in kwargs.items()}
             with eager_eval(self.model), torch.set_grad_enabled(self.gradients), self:
                 output = self.model(*args, **kwargs)
-        outputs = [current(tensor) for tensor in read_outputs(output)]
-        traced = [tensor for tensor in outputs if label_of(tensor) is not None]
+        traced = [tensor for tensor in map(current, read_outputs(output)) if label_of(tensor) is not None]
         if not traced:
             raise UserError(
                 f"the output of {type(self.model).__name__} does not depend on its input along any path that can be "

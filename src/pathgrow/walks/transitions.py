@@ -85,16 +85,9 @@ class Transitions:
         self._num_cached = 0
         self.alive = self._find_alive()
         """Units on some path from input to output, by node; walks visit no others."""
-
-    @cached_property
-    def inputs(self) -> tuple[Units, Units]:
-        """Start of forward walks: node and unit of every input unit on a path."""
-        return self._ends((node.id, np.arange(node.size)) for node in self.graph.channels if node.input)
-
-    @cached_property
-    def outputs(self) -> tuple[Units, Units]:
-        """Start of backward walks: node and unit of every output unit on a path."""
-        return self._ends(self.graph.outputs)
+        self.inputs = self._ends((node.id, np.arange(node.size)) for node in graph.channels if node.input)
+        self.outputs = self._ends(graph.outputs)
+        """Starts of forward and of backward walks: node and unit of every input or output unit on a path."""
 
     # -- through a layer -----------------------------------------------------------------------------------------
 
