@@ -11,14 +11,13 @@ import warnings
 from argparse import RawDescriptionHelpFormatter
 from typing import Any, NoReturn
 
-from pathgrow.cli.data import DATA_COMMANDS
 from pathgrow.cli.flags import Parser, Subcommand
 from pathgrow.cli.lists import LIST_COMMANDS
 from pathgrow.cli.run import RUN_COMMANDS
 from pathgrow.errors import PeerFailed, RunFailed, UserError, nearest_names
 from pathgrow.version import __version__
 
-COMMANDS = {**RUN_COMMANDS, **DATA_COMMANDS, **LIST_COMMANDS}
+COMMANDS = {**RUN_COMMANDS, **LIST_COMMANDS}
 _INTERRUPTED = 130
 """The shell's exit code for Ctrl-C."""
 
