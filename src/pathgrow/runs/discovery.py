@@ -33,7 +33,7 @@ from pathgrow.runs.records import Record
 from pathgrow.runs.result import Discovery
 from pathgrow.runs.session import Session
 from pathgrow.runs.trunk import GrowingTrunk
-from pathgrow.sparse.checks import check_whole, unwrapped
+from pathgrow.sparse.attach import check_whole, unwrapped
 from pathgrow.sparse.training_state import delete_training_checkpoints
 from pathgrow.trainer.interface import Evaluate, Fit
 

@@ -22,7 +22,7 @@ from pathgrow.methods.gradients import Batches, Loss
 from pathgrow.methods.method import GrowEachRound, Method
 from pathgrow.runs.callback import Callback
 from pathgrow.runs.records import Record
-from pathgrow.sparse.checks import checked_method
+from pathgrow.sparse.attach import checked_method
 
 _MIN_PROBE_EPOCHS = 16
 _MAX_MIN_PROBE_SHARE = 0.3

@@ -35,8 +35,7 @@ from pathgrow.runs.callback import Callback
 from pathgrow.runs.records import Record, StageOutput
 from pathgrow.sparse.attach import Attached, attach, start_masks
 from pathgrow.sparse.ema import EMA
-from pathgrow.sparse.hooks import parse_evaluation
-from pathgrow.sparse.method_state import decide_on_rank0
+from pathgrow.sparse.hooks import decide_on_rank0, parse_evaluation
 from pathgrow.sparse.training_state import (
     CHECKPOINT_PREFIX,
     OptimizerSettings,

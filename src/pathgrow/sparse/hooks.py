@@ -20,7 +20,8 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from pathgrow.density.types import Answer, Curve, Grow, Point, Probe, Rule, Stop, Verdict
+from pathgrow.density.trajectory import TrajectoryRule
+from pathgrow.density.types import DEFAULT_DELTA, Answer, Curve, Grow, Point, Probe, Rule, Stop, Verdict
 from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.masks import Masks
@@ -29,10 +30,12 @@ from pathgrow.methods.method import MaskUpdate, Method, MethodState, NetworkView
 from pathgrow.rng import derive, generator
 from pathgrow.sparse import enforce
 from pathgrow.sparse.ema import EMA, WeightEMA
-from pathgrow.sparse.method_state import decide_on_rank0, shared_
 from pathgrow.sparse.training_state import reset_optimizer_state_, weights_and_buffers
+from pathgrow.sparse.tree import shared_
 
 Metric = float | Tensor | tuple[float | Tensor, float | Tensor]
+DEFAULT_RULE: Rule = TrajectoryRule(delta=DEFAULT_DELTA)
+"""The density rule of `attach`, which needs nothing but the observations."""
 
 
 class MaskedOptimizer:
@@ -47,7 +50,7 @@ class MaskedOptimizer:
         *,
         scope: Masks,
         parameters: dict[str, Parameter],
-        rule: Rule,
+        rule: Rule = DEFAULT_RULE,
         example_input: Any = None,
         loss: Loss | None = None,
         batches: Batches | None = None,
@@ -419,6 +422,21 @@ class MaskedOptimizer:
     def _check_ema_inactive(self, what: str) -> None:
         if self._ema is not None and self._ema.swapped:
             raise UserError(f"{what} is not allowed inside ema_weights(), where the model holds its EMA")
+
+
+def decide_on_rank0(
+    comm: Communicator, scope: Masks, decide: Callable[[], tuple[Masks, ScoringCost]]
+) -> tuple[Masks, ScoringCost]:
+    """Call `decide` on rank 0; returns its masks and their scoring cost on all ranks."""
+    if comm.size == 1:
+        return decide()
+
+    def sent() -> tuple[dict[str, Tensor], ScoringCost]:
+        masks, cost = decide()
+        return {name: mask.cpu() for name, mask in masks.items()}, cost
+
+    tensors, cost = comm.broadcast_from_rank0(sent)
+    return Masks.restored(tensors, scope), cost
 
 
 def parse_evaluation(value: Any, source: str = "evaluate") -> tuple[float, float | None]:
