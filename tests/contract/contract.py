@@ -369,8 +369,8 @@ def check_cost(name: str) -> None:
         "sparse": 3 * f_sparse,
         "dense": 3 * f_dense,
         "dense_gradient_at_steps": 2 * f_sparse + f_dense,
-        "batch_at_changes": 3 * f_sparse,
-        "dense_gradient_at_changes": 3 * f_sparse,
+        "batch_at_updates": 3 * f_sparse,
+        "dense_gradient_at_updates": 3 * f_sparse,
     }
     graph = trace(Residual(), BATCH[0][:1])
     found = sample_flops(method.cost, forward_macs(graph, sparse.masks), forward_macs(graph))

@@ -33,10 +33,10 @@ COSTS = {
     "str": "dense",
     "edge_popup": "dense",
     "snfs": "dense_gradient_at_steps",
-    "rigl": "dense_gradient_at_changes",
-    "itop": "dense_gradient_at_changes",
-    "granet": "dense_gradient_at_changes",
-    "gse": "batch_at_changes",
+    "rigl": "dense_gradient_at_updates",
+    "itop": "dense_gradient_at_updates",
+    "granet": "dense_gradient_at_updates",
+    "gse": "batch_at_updates",
 }
 """The cost formula of each method; all others train sparse."""
 seeds = st.integers(0, 2**31)

@@ -110,8 +110,8 @@ def test_masks_of_another_model_are_refused():
     ("cost", "expected"),
     [
         ("sparse", 3 * 10),
-        ("batch_at_changes", 3 * 10),
-        ("dense_gradient_at_changes", 3 * 10),
+        ("batch_at_updates", 3 * 10),
+        ("dense_gradient_at_updates", 3 * 10),
         ("dense_gradient_at_steps", 2 * 10 + 40),
         ("dense", 3 * 40),
     ],

@@ -58,7 +58,7 @@ def flops(cost: str, num_on: int, changes: bool) -> int:
     sparse, dense = num_on + OUTPUT, NUM + OUTPUT
     if cost == "dense":
         return BATCH * 6 * dense
-    if cost == "batch_at_changes":
+    if cost == "batch_at_updates":
         return (2 if changes else 1) * BATCH * 6 * sparse
     to_weights = dense if cost == "dense_gradient_at_steps" or (changes and cost != "sparse") else sparse
     return BATCH * 2 * (2 * sparse + to_weights)
@@ -269,7 +269,7 @@ def test_what_is_spent_is_near_the_budget(method: str, trained: Callable[[str], 
     assert match.relative_error == pytest.approx(match.spent / match.budget - 1)
     assert match.planned is not None
     sparse, dense = network.inference_flops, network.dense_inference_flops
-    num_updates = STEPS // QUICK["update_interval"] if report.method.cost == "dense_gradient_at_changes" else 0
+    num_updates = STEPS // QUICK["update_interval"] if report.method.cost == "dense_gradient_at_updates" else 0
     sample = 3 * (dense if method == "str" else sparse)
     epoch = BATCH * (STEPS * sample + num_updates * (dense - sparse))
     if method in ("rigl", "snip", "str"):

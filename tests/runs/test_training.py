@@ -125,7 +125,7 @@ def test_the_price_of_masks_that_change_on_the_way(method: str, trained: Callabl
     num, flops, num_changes = sparse.masks.num, 0, 0
     for _ in range(steps):
         num_on, is_due = sparse.masks.num_on, sparse.update_is_due
-        with_all = is_due and made.cost == "dense_gradient_at_changes"
+        with_all = is_due and made.cost == "dense_gradient_at_updates"
         flops += BATCH * 2 * (2 * num_on + (num if with_all else num_on))
         if is_due and "data" in made.needs:
             flops += BATCH * 2 * 3 * num_on  # a batch of its own, to see where gradients may be large

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 _COSTS = {
     "sparse": "3x sparse forward",
-    "batch_at_changes": "3x sparse forward; at mask updates 6x sparse",
-    "dense_gradient_at_changes": "3x sparse forward; at mask updates 2x sparse + 1x dense",
+    "batch_at_updates": "3x sparse forward; at mask updates 6x sparse",
+    "dense_gradient_at_updates": "3x sparse forward; at mask updates 2x sparse + 1x dense",
     "dense_gradient_at_steps": "2x sparse + 1x dense forward",
     "dense": "3x dense forward",
 }

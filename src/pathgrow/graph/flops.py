@@ -14,12 +14,12 @@ from torch import nn
 from pathgrow.graph import Graph, trace
 from pathgrow.masks import Masks
 
-Cost = Literal["sparse", "batch_at_changes", "dense_gradient_at_changes", "dense_gradient_at_steps", "dense"]
+Cost = Literal["sparse", "batch_at_updates", "dense_gradient_at_updates", "dense_gradient_at_steps", "dense"]
 """What a training step of a method costs.
 
 - `sparse`: forward pass, activation gradients and weight gradients use active weights only.
-- `batch_at_changes`: the same, plus one more batch at each mask update.
-- `dense_gradient_at_changes`: the same as `sparse`, but with dense weight gradients at each mask update.
+- `batch_at_updates`: the same, plus one more batch at each mask update.
+- `dense_gradient_at_updates`: the same as `sparse`, but with dense weight gradients at each mask update.
 - `dense_gradient_at_steps`: dense weight gradients at every step.
 - `dense`: everything is dense.
 """

@@ -42,9 +42,9 @@ weights are nonzero, and the density is reported.
 "off_is_zero": pruned weights and their optimizer state are zero after every step. Instead: the network computes with
 zeros outside the masks between steps, and holds plain weights after `detach`.
 """
-Family = Literal["growth", "pruning", "rewiring", "one shot", "learned sparsity", "reference", "your own"]
-"""When weights come and go: added over time, removed over time, exchanged at a constant density, chosen before
-training, or learned; the reference keeps all of them."""
+Family = Literal["growth", "pruning", "dynamic", "static", "learned sparsity", "baseline", "custom"]
+"""How the masks evolve: weights are added over time (growth), removed over time (pruning), exchanged at a constant
+density (dynamic), chosen once before training (static), or learned; the baseline keeps all of them."""
 
 
 @dataclass(frozen=True)
@@ -84,23 +84,23 @@ _METHODS: dict[str, Entry] = {
     "lth": Entry(lth, "pruning", paper="Frankle & Carbin 2019, The Lottery Ticket Hypothesis"),
     "gmp": Entry(gmp, "pruning", paper="Zhu & Gupta 2017, To Prune, or Not to Prune"),
     "granet": Entry(granet, "pruning", paper="Liu et al. 2021, Sparse Training via Boosting Pruning Plasticity"),
-    "set": Entry(sparse_evolution, "rewiring", paper="Mocanu et al. 2018, Sparse Evolutionary Training"),
-    "rigl": Entry(rigl, "rewiring", paper="Evci et al. 2020, Rigging the Lottery"),
-    "itop": Entry(itop, "rewiring", paper="Liu et al. 2021, In-Time Over-Parameterization"),
-    "snfs": Entry(snfs, "rewiring", paper="Dettmers & Zettlemoyer 2019, Sparse Networks from Scratch"),
-    "dsr": Entry(dsr, "rewiring", paper="Mostafa & Wang 2019, Dynamic Sparse Reparameterization"),
-    "gse": Entry(gse, "rewiring", paper="Heddes et al. 2024, Always-Sparse Training by Guided Stochastic Exploration"),
-    "random": Entry(random, "one shot", paper="every paper's baseline"),
-    "erk": Entry(erk, "one shot", paper="Evci et al. 2020, Rigging the Lottery (static ERK)"),
+    "set": Entry(sparse_evolution, "dynamic", paper="Mocanu et al. 2018, Sparse Evolutionary Training"),
+    "rigl": Entry(rigl, "dynamic", paper="Evci et al. 2020, Rigging the Lottery"),
+    "itop": Entry(itop, "dynamic", paper="Liu et al. 2021, In-Time Over-Parameterization"),
+    "snfs": Entry(snfs, "dynamic", paper="Dettmers & Zettlemoyer 2019, Sparse Networks from Scratch"),
+    "dsr": Entry(dsr, "dynamic", paper="Mostafa & Wang 2019, Dynamic Sparse Reparameterization"),
+    "gse": Entry(gse, "dynamic", paper="Heddes et al. 2024, Always-Sparse Training by Guided Stochastic Exploration"),
+    "random": Entry(random, "static", paper="every paper's baseline"),
+    "erk": Entry(erk, "static", paper="Evci et al. 2020, Rigging the Lottery (static ERK)"),
     "magnitude": Entry(
-        magnitude, "one shot", paper="Frankle et al. 2021, Pruning Neural Networks at Initialization (baseline)"
+        magnitude, "static", paper="Frankle et al. 2021, Pruning Neural Networks at Initialization (baseline)"
     ),
-    "snip": Entry(snip, "one shot", paper="Lee, Ajanthan & Torr 2019, SNIP"),
-    "grasp": Entry(grasp, "one shot", paper="Wang, Zhang & Grosse 2020, GraSP"),
-    "synflow": Entry(synflow, "one shot", paper="Tanaka et al. 2020, SynFlow"),
-    "phew": Entry(phew_masks, "one shot", paper="Patil & Dovrolis 2021, PHEW"),
+    "snip": Entry(snip, "static", paper="Lee, Ajanthan & Torr 2019, SNIP"),
+    "grasp": Entry(grasp, "static", paper="Wang, Zhang & Grosse 2020, GraSP"),
+    "synflow": Entry(synflow, "static", paper="Tanaka et al. 2020, SynFlow"),
+    "phew": Entry(phew_masks, "static", paper="Patil & Dovrolis 2021, PHEW"),
     "dpai": Entry(
-        dpai, "one shot", paper="Xiang et al. 2025, Differentiable Pruning at Initialization with Node-Path Balance"
+        dpai, "static", paper="Xiang et al. 2025, Differentiable Pruning at Initialization with Node-Path Balance"
     ),
     "str": Entry(
         soft_threshold,
@@ -117,7 +117,7 @@ _METHODS: dict[str, Entry] = {
         paper="Ramanujan et al. 2020, What's Hidden in a Randomly Weighted Neural Network?",
         exceptions={"off_is_zero": "the optimizer trains scores, also those of pruned weights"},
     ),
-    "dense": Entry(dense, "reference", paper="every paper's reference"),
+    "dense": Entry(dense, "baseline", paper="every paper's baseline"),
 }
 
 
@@ -134,10 +134,10 @@ def entry(name: str) -> Entry:
     """The table entry of a method: how it is made, its family, its paper, and its exemptions.
 
     >>> entry("rigl").family
-    'rewiring'
+    'dynamic'
     """
     if ":" in name:
-        return Entry(registry.import_function("method", name), "your own", paper="none: a custom method")
+        return Entry(registry.import_function("method", name), "custom", paper="none: a custom method")
     return registry.lookup("method", name, _METHODS)
 
 

@@ -61,7 +61,7 @@ def granet(
         update=_PruneAndRewire(RewireLayers(drop_fraction=fraction, score=NetworkView.gradients)),
         clock="step",
         needs=frozenset({"gradients"}),
-        cost="dense_gradient_at_changes",
+        cost="dense_gradient_at_updates",
     )
 
 

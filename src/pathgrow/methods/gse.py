@@ -89,7 +89,7 @@ def gse(
         update=_Explore(Cosine(first=drop_fraction, num_steps=stop_fraction * num_steps), guide, gamma),
         clock="step",
         needs=frozenset({"gradients"} if guide == "uniform" else {"gradients", "data"}),
-        cost="sparse" if guide == "uniform" else "batch_at_changes",
+        cost="sparse" if guide == "uniform" else "batch_at_updates",
     )
 
 

@@ -56,7 +56,7 @@ def itop(
         init_state=_initially_explored,
         clock="step",
         needs=frozenset({"gradients"}) if by_gradient else frozenset(),
-        cost="dense_gradient_at_changes" if by_gradient else "sparse",
+        cost="dense_gradient_at_updates" if by_gradient else "sparse",
     )
 
 

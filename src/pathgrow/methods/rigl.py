@@ -52,5 +52,5 @@ def rigl(
         clock="step",
         skip_step_on_update=True,
         needs=frozenset({"gradients"}),
-        cost="dense_gradient_at_changes",
+        cost="dense_gradient_at_updates",
     )

@@ -91,7 +91,7 @@ class CostMeter:
             if not first_step <= log["updated"][number] < last_step:
                 continue
             scoring += log["scoring"][number]
-            if self.cost == "dense_gradient_at_changes":
+            if self.cost == "dense_gradient_at_updates":
                 total += _dense_gradient_extra(log["macs"][number - 1], self.dense_macs)
         return total * self.batch_size + scoring
 
@@ -247,9 +247,9 @@ class Forecast:
         """Cost of choosing new masks, in addition to the training step that an update may be part of."""
         load, world_size = self.workload, self.workload.session.comm.size
         scored = load.batch_size // (load.config.recipe.accumulate * world_size)
-        if method.cost == "dense_gradient_at_changes":
+        if method.cost == "dense_gradient_at_updates":
             return load.batch_size * _dense_gradient_extra(macs, load.dense_macs)
-        if method.cost == "batch_at_changes":  # on rank 0 only
+        if method.cost == "batch_at_updates":  # on rank 0 only
             return scored * sample_flops("sparse", macs, load.dense_macs)
         if grows(method) and "gradients" in method.needs:  # a batch on each rank
             return world_size * scored * sample_flops("dense_gradient_at_steps", macs, load.dense_macs)

@@ -82,8 +82,8 @@ def attach(
     ema : EMA, optional
         Keep an exponential moving average of the weights for evaluation, see `Attached.ema_weights`.
     comm : Communicator, optional
-        For distributed training: `pathgrow.trainer.process_group.current_team()`. Rank 0 decides on the masks; all
-        ranks have to attach, observe and load alike.
+        For distributed training: `pathgrow.trainer.process_group.current_communicator()`. Rank 0 decides on the masks;
+        all ranks have to attach, observe and load alike.
     on_mask_update : callable, optional
         Called with the `Attached` once the initial masks are set and after every mask update, on all ranks. It may read
         `masks`, `step`, `round` and `last_scoring_cost`, and may store JSON values in `method_state`, which is saved
