@@ -25,8 +25,7 @@ from torch import Tensor, nn
 
 from pathgrow import models
 from pathgrow.graph import Graph, Link, trace
-from pathgrow.graph.reachability import alive_units
-from pathgrow.graph.scope import scope_of
+from pathgrow.graph.scope import alive_units, scope_of
 from pathgrow.masks import Masks
 from pathgrow.rng import generator
 from pathgrow.walks import Transitions, Walker

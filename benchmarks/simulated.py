@@ -22,8 +22,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from scipy.optimize import brentq
 
-from pathgrow.density.acquisition import select_network
-from pathgrow.density.probe import ProbeRule
+from pathgrow.density.probe import ProbeRule, select_network
 from pathgrow.density.types import DENSE, Answer, Curve, Grow, Point, Probe, Reference, Rule, Stop
 
 Shape = Callable[[float], float]

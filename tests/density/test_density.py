@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pathgrow.density import rules
-from pathgrow.density.acquisition import CLOSE, select_network
 from pathgrow.density.estimate import allowed_gap, fit_band
-from pathgrow.density.probe import ProbeRule
+from pathgrow.density.probe import CLOSE, ProbeRule, select_network
 from pathgrow.density.types import DENSE, Curve, Grow, Point, Reason, Reference
 from tests.support.searching import saturating, search_scores
 

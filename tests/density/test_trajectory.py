@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.optimize import brentq, curve_fit
 
-from pathgrow.density.acquisition import select_network
+from pathgrow.density.probe import select_network
 from pathgrow.density.saturation import fit_saturation
 from pathgrow.density.trajectory import ExponentialRule, TrajectoryRule
 from pathgrow.density.types import Curve, Point, Reason, Reference

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from pathgrow import models
 from pathgrow.errors import UserError
-from pathgrow.graph import topology
-from pathgrow.graph.topology import measure, tau_core
+from pathgrow.graph import topology, trace
+from pathgrow.graph.scope import alive_units, dead_units, isolated_units
+from pathgrow.graph.topology import count_isolated, measure, tau_core
 from pathgrow.masks import Masks
 from pathgrow.walks.phew import phew
 
@@ -144,3 +145,18 @@ def test_depth_does_not_overflow() -> None:
     assert found.total is None
     assert 330 < found.log10_total < 420
     json.dumps(found.as_dict(), allow_nan=False)
+
+
+def test_isolated_means_no_way_in_or_no_way_out() -> None:
+    net = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 3), nn.Linear(3, 2))
+    first = torch.tensor([[1, 0], [0, 1], [0, 0], [1, 1]], dtype=torch.bool)
+    second = torch.tensor([[1, 0, 1, 0], [0, 0, 0, 0], [1, 0, 0, 0]], dtype=torch.bool)
+    masks = Masks({"0.weight": first, "1.weight": second})
+    graph = trace(net, torch.ones(1, 2))
+    isolated = isolated_units(graph, masks)
+    assert isolated[0].tolist() == [False, True, True, True]
+    assert isolated[1].tolist() == [False, True, False]
+    assert count_isolated(graph, masks) == (4, 7)
+    # In the first layer, unit 2 has no input weight, and units 1 and 3 have no output weight.
+    assert dead_units(graph, masks)[0].tolist() == [False, True, True, True]
+    assert all(flags.all() for flags in alive_units(graph).values())

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pathgrow.density.acquisition import CLOSE
+from pathgrow.density.probe import CLOSE
 from pathgrow.runs.discovery import discover
 from pathgrow.runs.result import Discovery
 

@@ -18,8 +18,7 @@ from pathgrow.errors import UserError
 from pathgrow.graph.flops import forward_macs
 from pathgrow.graph.graph import Floats, Graph, Layer
 from pathgrow.graph.paths import Signals, signals
-from pathgrow.graph.reachability import alive_units, dead_units, isolated_units
-from pathgrow.graph.scope import output_layers
+from pathgrow.graph.scope import alive_units, dead_units, isolated_units, output_layers
 from pathgrow.masks import Masks
 
 GLOBAL_LIMIT = 5e9

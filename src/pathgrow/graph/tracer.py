@@ -436,3 +436,27 @@ def _named_parts(value: Any) -> Mapping[str, Any] | None:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     return None
+
+
+def trace(model: nn.Module, example_input: Any = None) -> Graph:
+    """Return the weight graph of a module, from one forward pass over one sample.
+
+    Parameters
+    ----------
+    model
+        Any module whose forward uses known torch functions; it is not changed.
+    example_input
+        One batch as the model accepts it: a tensor, a tuple of arguments or a dict of keyword arguments. None: guessed
+        for models that declare an input, or from the first layer.
+
+    Examples
+    --------
+    >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> [layer.name for layer in trace(net, torch.ones(1, 4)).layers]
+    ['0.weight', '2.weight']
+    """
+    from pathgrow.graph.inputs import guess_example_input  # which runs models by means of this module
+
+    if example_input is None:
+        example_input = guess_example_input(model)
+    return Tracer(model, dtype=torch.float32).run(example_input).graph

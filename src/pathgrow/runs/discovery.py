@@ -20,7 +20,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pathgrow.checkpoint import RunDir, Store, strict_json
-from pathgrow.density.acquisition import select_network
+from pathgrow.density.probe import select_network
 from pathgrow.density.types import DENSE, Answer, Curve, Grow, Point, Probe, Reference, Stop
 from pathgrow.distributed.comm import Communicator, held_by_rank0
 from pathgrow.errors import RunFailed, UserError

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from pathgrow.errors import UserError
 from pathgrow.graph.graph import Flags, Floats, Graph, Layer, Units
-from pathgrow.graph.reachability import alive_units, kept_kernels
+from pathgrow.graph.scope import alive_units, kept_kernels
 
 _TINY = torch.finfo(torch.float64).tiny
 END = -1
