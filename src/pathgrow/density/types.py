@@ -29,7 +29,7 @@ Details = Mapping[str, float | int | str | None]
 
 
 class Reason(StrEnum):
-    """Why a rule grows, probes or stops. `pathgrow.report.reasons.explain` turns a reason and its details into text."""
+    """Why a rule grows, probes or stops. `pathgrow.report.text.explain` turns a reason and its details into text."""
 
     # Grow
     NOTHING_OBSERVED = auto()

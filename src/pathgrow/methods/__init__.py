@@ -24,12 +24,12 @@ from pathgrow.methods.growth import gcg, gradient_growth, pathgrow_d, random_gro
 from pathgrow.methods.gse import gse
 from pathgrow.methods.imp import imp, imp_c, lth
 from pathgrow.methods.itop import itop
-from pathgrow.methods.method import Method, require_density
+from pathgrow.methods.method import Method, fixed, require_density
 from pathgrow.methods.rigl import rigl
 from pathgrow.methods.set import sparse_evolution
 from pathgrow.methods.snfs import snfs
 from pathgrow.methods.snip import snip
-from pathgrow.methods.static import dense, erk, fixed, magnitude, phew_masks, random
+from pathgrow.methods.static import dense, erk, magnitude, phew_masks, random
 from pathgrow.methods.str import soft_threshold
 from pathgrow.methods.synflow import synflow
 

@@ -403,3 +403,17 @@ def floor_of(value: float) -> int:
 def require_density(name: str, density: float) -> None:
     """Raise a `UserError` unless a value is a density."""
     require(0 < density <= 1, name, density, "in (0, 1]", 0.1)
+
+
+def fixed(masks: Masks) -> Method:
+    """A method that enforces given masks, for training a network that was found before.
+
+    Attach it with `scope=masks.scope`, unless that is the default scope of the model. It takes masks instead of
+    options, so it is not in the table of methods.
+    """
+    kept = masks.clone()
+
+    def start(net: NetworkView, candidates: Masks, count: int, generator: torch.Generator) -> Masks:
+        return kept
+
+    return Method(name="fixed", start=start, start_density=kept.density)

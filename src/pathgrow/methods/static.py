@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import torch
-
-from pathgrow.masks import Masks
 from pathgrow.masks.sampling import top_k
 from pathgrow.methods.allocation import RandomInLayers
-from pathgrow.methods.method import ByScore, Method, NetworkView, require_density
+from pathgrow.methods.method import ByScore, Method, require_density
 from pathgrow.methods.picks import all_candidates, at_random, by_walks, magnitudes
 
 
@@ -75,17 +72,3 @@ def dense() -> Method:
     It uses masks like any other method, so that scope, recipe and compute ledger are comparable.
     """
     return Method(name="dense", start=all_candidates, start_density=1.0, cost="dense")
-
-
-def fixed(masks: Masks) -> Method:
-    """A method that enforces given masks, for training a network that was found before.
-
-    Attach it with `scope=masks.scope`, unless that is the default scope of the model. It takes masks instead of
-    options, so it is not in the table of methods.
-    """
-    kept = masks.clone()
-
-    def start(net: NetworkView, candidates: Masks, count: int, generator: torch.Generator) -> Masks:
-        return kept
-
-    return Method(name="fixed", start=start, start_density=kept.density)
