@@ -34,7 +34,7 @@ from pathgrow.masks import Masks
 from pathgrow.methods import create, fixed
 from pathgrow.rng import derive
 from pathgrow.runs.config import DiscoverConfig, TrainConfig
-from pathgrow.runs.run_discovery import run
+from pathgrow.runs.launch import run_discovery
 from pathgrow.runs.training import train
 from pathgrow.sparse.attach import Attached, attach
 from pathgrow.sparse.training_state import (
@@ -263,7 +263,9 @@ def discoveries(bench: Bench, *, budget: int, delta: float, reference: float | N
         config = DiscoverConfig.from_dict(given | ({"reference": reference} if reference is not None else {}))
         began = time.perf_counter()
         with tempfile.TemporaryDirectory() as away:
-            report = run(config, bench.kept / named("run", **key) if bench.kept is not None else away).as_json()
+            report = run_discovery(
+                config, bench.kept / named("run", **key) if bench.kept is not None else away
+            ).as_json()
         network, wall = report["network"], time.perf_counter() - began
         bench.lines.add(
             **key,

@@ -22,8 +22,8 @@ from pathgrow.masks import Masks
 from pathgrow.report.schema import Score
 from pathgrow.rng import derive
 from pathgrow.runs.config import DiscoverConfig, RunConfig, TrainConfig
+from pathgrow.runs.launch import run_discovery
 from pathgrow.runs.options import SearchOptions
-from pathgrow.runs.run_discovery import run as run_experiment
 from pathgrow.runs.training import train
 from pathgrow.trainer import Trainer, recipes
 from pathgrow.trainer.interface import Job
@@ -109,7 +109,7 @@ def test_seed_and_fold_reach_growth(what: str, begin: Callable[..., Any], tmp_pa
         trainer, job, model = begin(lambda: train(grown, tmp_path / "run"))
     else:
         searched = DiscoverConfig.from_dict({**SHARED, "budget": 4})
-        trainer, job, model = begin(lambda: run_experiment(searched, tmp_path / "run"))
+        trainer, job, model = begin(lambda: run_discovery(searched, tmp_path / "run"))
     assert job.seed == derive(5, "seed", "fit", 0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     expected = attach(model, optimizer, methods.create("gcg"), trainer.data.example_input(), seed=5)
@@ -132,11 +132,11 @@ def test_all_options_of_a_discovery_reach_it(tmp_path: Path, monkeypatch: pytest
         seen.append(arguments)
         raise Enough
 
-    monkeypatch.setattr("pathgrow.runs.run_discovery.search", stop)
+    monkeypatch.setattr("pathgrow.runs.launch.search", stop)
     config = DiscoverConfig.from_dict({**SHARED, **OTHER})
     assert all(OTHER[name] != getattr(SearchOptions, name) for name in OTHER)
     with pytest.raises(Enough):
-        run_experiment(config, tmp_path / "run")
+        run_discovery(config, tmp_path / "run")
     [(session, options)] = seen
     assert {name: getattr(options, name) for name in OTHER} == OTHER
     assert session.seed == 5
@@ -166,7 +166,7 @@ def test_test_scores_are_those_of_the_test_split_and_of_their_own_network(
 
     monkeypatch.setattr(Trainer, "evaluate", watched)
     small = {**SHARED, "budget": 2, "start_density": 0.2, "delta": 0.3, "reference": "dense"}
-    report = run_experiment(DiscoverConfig.from_dict(small), tmp_path / "run")
+    report = run_discovery(DiscoverConfig.from_dict(small), tmp_path / "run")
     sparse, dense = sorted(seen)
     assert dense == 64 * 16 + 16 * 10
     assert sparse < dense / 2

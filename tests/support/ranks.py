@@ -19,7 +19,7 @@ _CONTEXT = multiprocessing.get_context("forkserver" if sys.platform != "win32" e
 if sys.platform != "win32":
     _CONTEXT.set_forkserver_preload(
         [
-            "pathgrow.runs.run_discovery",
+            "pathgrow.runs.launch",
             "pathgrow.report.html",
             "pathgrow.cli.main",
             "sklearn.datasets",
