@@ -1,4 +1,4 @@
-"""The real command under the real torchrun: two processes, one run folder, which goes on after half of it is lost."""
+"""The real command under torchrun: two ranks, one run directory, which resumes after half of it is lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathgrow.cli import main
 from tests.support.command import everything
 
 COMMAND = (
-    "train --method gcg --density 0.3 --method-option start_density=0.05 --epochs 8 --model-option widths=16,16 --out"
+    "train --method gcg --density 0.3 --method-option start_density=0.2 --epochs 4 --model-option widths=16,16 --out"
 )
 
 
@@ -25,7 +25,7 @@ def torchrun(out: Path, *more: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="torchrun's signals")
-def test_two_processes_make_one_run_that_can_go_on(tmp_path: Path) -> None:
+def test_two_ranks_make_one_run_that_resumes(tmp_path: Path) -> None:
     out = tmp_path / "run"
     done = torchrun(out)
     assert done.returncode == 0, done.stderr
@@ -35,20 +35,16 @@ def test_two_processes_make_one_run_that_can_go_on(tmp_path: Path) -> None:
     whole = everything(out)
     assert whole["report.config"]["ranks"] == 2  # type: ignore[index]
     assert whole["report.network"]["val"]["score"] > 0.5  # type: ignore[index]
-    # As a kill in the middle leaves it: the first rounds are there, nothing of what comes after.
+    # As a kill leaves it: the first round is stored, and nothing after it.
     (out / "report.json").unlink()
-    lost = [path for path in (out / "stages").iterdir() if path.stem.partition(".")[0] in ("final", "round-005")]
+    lost = [path for path in (out / "stages").iterdir() if path.stem.partition(".")[0] in ("final", "round-002")]
     assert lost
     for path in lost:
         path.unlink()
-    again = torchrun(out, "--quiet")
+    again = torchrun(out)
     assert again.returncode == 0, again.stderr
-    assert (again.stdout, again.stderr) == ("", "")
+    assert again.stderr.count("Resuming: ") == 1
     resumed = everything(out)
-    # Weights of earlier rounds are gone as well, and that they are worked out again is noted there.
+    # Weights of earlier rounds are deleted, so the metrics say that these are trained again.
     del whole["metrics"], resumed["metrics"]
     assert resumed == whole
-    (out / "report.json").unlink()
-    last = torchrun(out)
-    assert last.returncode == 0, last.stderr
-    assert last.stderr.count("Resuming: ") == 1

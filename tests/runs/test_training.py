@@ -489,3 +489,30 @@ def test_in_a_loop_of_ones_own_late_rewinding_goes_back_to_step_500() -> None:
 def test_a_short_training_by_default_keeps_nearly_all_of_each_level(epochs: int) -> None:
     config = TrainConfig.from_dict({"method": "imp", "epochs": epochs, "density": 0.25})
     assert config.make_method(epochs * STEPS).rewind_step == round(0.05 * epochs * STEPS)
+
+
+@pytest.mark.parametrize("match", [{}, {"match": "flops"}])
+def test_a_method_is_created_once_per_length_and_asked_once_per_update(
+    match: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    created: Counter[int] = Counter()
+    updated: Counter[int] = Counter()
+    make, next_masks = TrainConfig.make_method, Method.next_masks
+
+    def counted_make(self: TrainConfig, num_steps: int) -> Method:
+        created[num_steps] += 1
+        return make(self, num_steps)
+
+    def counted_update(self: Method, net: NetworkView, update: MaskUpdate, progress: Progress, *rest: Any) -> Masks:
+        updated[progress.step] += 1
+        return next_masks(self, net, update, progress, *rest)
+
+    rigl = config("rigl", **match)
+    monkeypatch.setattr(TrainConfig, "make_method", counted_make)
+    monkeypatch.setattr(Method, "next_masks", counted_update)
+    report = train(rigl, tmp_path)
+    num_steps = report.network.epochs * (898 // BATCH)
+    assert created[num_steps] == 1
+    assert created.total() - created[1] <= (7 if match else 1), "besides validating the config"
+    assert updated.keys() == set(range(0, int(0.75 * num_steps) + 1, 3))
+    assert set(updated.values()) == {1}

@@ -1,28 +1,21 @@
-"""The command, in this process or in one of its own that can be killed, and everything that a run of it leaves."""
+"""The command in this process, or in a process that can be killed, and everything that a run leaves."""
 
 from __future__ import annotations
 
+import functools
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
+import torch
 
-from pathgrow.cli import main
-
-_IMPATIENT = """
-import functools, sys
 from pathgrow.cli import main
 from pathgrow.runs import session
-session.TrainingCheckpoint = functools.partial(session.TrainingCheckpoint, seconds=0.0)
-main.main(sys.argv[1:])
-"""
-"""The same command, but for one thing: trainings are stored after every step, and not after every minute."""
+from tests.support.ranks import CONTEXT
 
 
 def leave(*arguments: str) -> int:
@@ -32,20 +25,35 @@ def leave(*arguments: str) -> int:
     return int(exit.value.code or 0)
 
 
-def start(out: Path, command: str, *, impatient: bool = False) -> subprocess.Popen[bytes]:
-    """A command in a process of its own; an impatient one stores trainings after every step."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(main.__file__).parents[2])}
-    program = ["-c", _IMPATIENT] if impatient else ["-m", "pathgrow"]
-    return subprocess.Popen([sys.executable, *program, *command.split(), "--out", str(out)], env=environment)
+def start(out: Path, command: str, *, saves_often: bool = False) -> BaseProcess:
+    """Start a command in a process of its own; with `saves_often` it saves its training after every step."""
+    process = CONTEXT.Process(target=_run, args=([*command.split(), "--out", str(out)], saves_often), daemon=True)
+    process.start()
+    return process
 
 
-def kill_when(process: subprocess.Popen[bytes], is_time: Callable[[], bool], delay: float) -> bool:
-    """Wait, kill; whether it was still alive."""
-    while process.poll() is None and not is_time():
+def _run(arguments: list[str], saves_often: bool) -> None:
+    torch.set_num_threads(1)
+    if saves_often:
+        checkpoint = functools.partial(session.TrainingCheckpoint, seconds=0.0)
+        session.TrainingCheckpoint = checkpoint  # type: ignore[misc, assignment]
+    main.main(arguments)
+
+
+def finish(process: BaseProcess) -> None:
+    """Wait until a command has succeeded."""
+    process.join(300)
+    assert process.exitcode == 0
+
+
+def kill_when(process: BaseProcess, is_time: Callable[[], bool], delay: float = 0.0) -> None:
+    """Kill a command with SIGKILL as soon as `is_time`, or `delay` seconds later."""
+    while process.is_alive() and not is_time():
         time.sleep(0.001)
     time.sleep(delay)
-    process.send_signal(signal.SIGKILL)
-    return process.wait() == -signal.SIGKILL
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL, "it was still running"
 
 
 def everything(out: Path) -> dict[str, object]:

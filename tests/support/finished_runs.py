@@ -38,7 +38,7 @@ def finished(
         match_budget=other.get("match_budget"),
         match_like=other.get("match_like"),
     )
-    phase = PhaseReport(phase="level-000", epochs=epochs, samples=7, density=density, training_flops=flops)
+    phase = PhaseReport(phase="training", epochs=epochs, samples=7, density=density, training_flops=flops)
     report = dataclasses.replace(
         report,
         network=dataclasses.replace(

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 
 # Forked from a process that has imported everything and has no threads yet: one second each instead of five.
-_CONTEXT = multiprocessing.get_context("forkserver" if sys.platform != "win32" else "spawn")
+CONTEXT = multiprocessing.get_context("forkserver" if sys.platform != "win32" else "spawn")
 if sys.platform != "win32":
-    _CONTEXT.set_forkserver_preload(
+    CONTEXT.set_forkserver_preload(
         [
             "pathgrow.runs.launch",
             "pathgrow.report.html",
@@ -44,7 +44,7 @@ def together(folder: Path, work: Callable[..., Any], *arguments: Any, num: int =
     # Like torchrun, which hosts the store in a separate process: it outlives every rank.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     processes = [
-        _CONTEXT.Process(target=_run_rank, args=(folder, rank, num, store.port, work, arguments), daemon=True)
+        CONTEXT.Process(target=_run_rank, args=(folder, rank, num, store.port, work, arguments), daemon=True)
         for rank in range(num)
     ]
     for process in processes:

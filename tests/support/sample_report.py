@@ -155,12 +155,12 @@ def training_report(**changes: Any) -> RunReport:
             rounds=(PointReport(round=0, density=0.1234, density_model=0.2345, epochs=57, score=0.9111, loss=0.3),)
         ),
         ledger=LedgerReport(
-            phases=(PhaseReport(phase="level-000", epochs=57, samples=570, density=0.1234, training_flops=cost),),
+            phases=(PhaseReport(phase="training", epochs=57, samples=570, density=0.1234, training_flops=cost),),
             training_flops=cost, dense_training_flops=6_726_000_000, relative=0.678, samples=570, epochs_trained=57.0,
         ),
         masks_sha256="0" * 64,
         weights_sha256="1" * 64,
-        timing=TimingReport(seconds=83.0, phases=(PhaseTiming(phase="level-000", seconds=83.0),), run_seconds=96.0),
+        timing=TimingReport(seconds=83.0, phases=(PhaseTiming(phase="training", seconds=83.0),), run_seconds=96.0),
     )  # fmt: skip
 
 

@@ -134,14 +134,14 @@ def score_format(report: RunReport) -> ScoreFormat:
 
 _STAGES = {
     "seed": "round 0", "final": "final training", "dense": "dense baseline", "probe-dense": "dense probe",
-    "level-000": "training", "level": "training",
+    "level": "levels",
 }  # fmt: skip
 
 
 def stage_label(name: str, density: float | None = None) -> str:
     """The name of a stage for people.
 
-    >>> stage_label("round-003"), stage_label("probe-007", 0.15), stage_label("level-000"), stage_label("level-002")
+    >>> stage_label("round-003"), stage_label("probe-007", 0.15), stage_label("training"), stage_label("level-2")
     ('round 3', 'probe at 15.0%', 'training', 'level 2')
     """
     kind, _, number = name.partition("-")
