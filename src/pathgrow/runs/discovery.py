@@ -134,7 +134,7 @@ def discover(
     seed network trained
     >>> found
     Discovery(...;
-      returned network: density ..., score ...; ... rounds, ... probes)
+      returned model: density ..., score ...; ... rounds, ... probes)
     >>> bool((model[0].weight[~found.masks["0.weight"]] == 0).all())
     True
     """
