@@ -17,8 +17,8 @@ from pathgrow.density.types import Grow, Probe, Stop
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.masks import Masks
 from pathgrow.masks.sampling import uniform
+from pathgrow.methods import fixed
 from pathgrow.methods.method import MaskUpdate, Method, NetworkView, Progress
-from pathgrow.methods.static import fixed
 from pathgrow.sparse.attach import Attached, attach
 from pathgrow.sparse.ema import EMA
 from pathgrow.sparse.tree import flatten_state

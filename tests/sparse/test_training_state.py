@@ -20,10 +20,11 @@ from pathgrow.errors import UserError
 from pathgrow.graph import trace
 from pathgrow.graph.sample_counter import counting
 from pathgrow.masks import Masks
+from pathgrow.methods import fixed
 from pathgrow.methods.picks import at_random
-from pathgrow.methods.static import fixed
 from pathgrow.sparse.attach import attach
 from pathgrow.sparse.training_state import (
+    OptimizerSettings,
     clear_optimizer_state_,
     copy_model_and_optimizer,
     initial_state,
@@ -380,3 +381,30 @@ class TestStorage:
             unpack_model_and_optimizer_(wide, SGD(wide.parameters(), lr=0.1), *stored)
         with pytest.raises(UserError, match="1 parameter groups, this one 2"):
             unpack_model_and_optimizer_(model, OPTIMIZERS["groups"](model.parameters()), *stored)
+
+
+class TestOptimizerSettings:
+    @pytest.mark.parametrize(
+        ("before", "difference"),
+        [
+            (lambda p: SGD(p, lr=0.1, momentum=0.9), ""),
+            (lambda p: SGD(p, lr=0.1, momentum=0.9, foreach=True), ""),  # how, not what
+            (lambda p: SGD(p, lr=torch.tensor(0.1, dtype=torch.float64), momentum=0.9), ""),
+            (lambda p: SGD(p, lr=0.2, momentum=0.9), "lr was 0.2, now 0.1"),
+            (lambda p: Adam(p, lr=0.1), "optimizer was Adam, now SGD"),
+            (lambda p: SGD([{"params": [q]} for q in p], lr=0.1, momentum=0.9), "6 parameter groups before, now 1"),
+        ],
+    )
+    def test_difference(self, before: Callable[[Any], Optimizer], difference: str) -> None:
+        stored = json.loads(json.dumps(OptimizerSettings(before(mlp().parameters())).as_json()))
+        assert OptimizerSettings(SGD(mlp().parameters(), lr=0.1, momentum=0.9)).difference(stored) == difference
+
+    def test_settings_survive_a_schedule_and_tensors_stay_in_place(self) -> None:
+        optimizer = SGD(mlp().parameters(), lr=torch.tensor(0.1), momentum=0.9)
+        settings, group = OptimizerSettings(optimizer), optimizer.param_groups[0]
+        lr = group["lr"]
+        lr.fill_(7.0)
+        group["momentum"], group["initial_lr"] = 0.0, 3.0
+        settings.restore_(optimizer)
+        assert group["lr"] is lr
+        assert (float(lr), group["momentum"], "initial_lr" in group) == (pytest.approx(0.1), 0.9, False)

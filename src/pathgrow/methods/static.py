@@ -1,4 +1,4 @@
-"""Static masks: random, ERK, magnitude and PHEW masks, given masks, and dense training."""
+"""Static masks: random, ERK, magnitude and PHEW masks, and dense training."""
 
 from __future__ import annotations
 
