@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pathgrow.masks import Masks
     from pathgrow.masks.sampling import sample_proportional
     from pathgrow.methods.method import Method
-    from pathgrow.runs.callback import Callback
     from pathgrow.runs.discovery import discover
+    from pathgrow.runs.records import Callback
     from pathgrow.runs.result import Discovery
     from pathgrow.sparse.attach import Attached, attach
     from pathgrow.walks.phew import phew

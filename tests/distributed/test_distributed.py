@@ -26,8 +26,7 @@ from pathgrow.masks.sampling import top_k
 from pathgrow.methods import create
 from pathgrow.methods.method import Method, NetworkView
 from pathgrow.runs import session
-from pathgrow.runs.callback import Callback
-from pathgrow.runs.records import Record
+from pathgrow.runs.records import Callback, Record
 from pathgrow.sparse import training_state
 from pathgrow.sparse.attach import Attached
 from pathgrow.sparse.training_state import TrainingCheckpoint

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +17,11 @@ from torch.optim import Optimizer
 from pathgrow import methods
 from pathgrow.checkpoint import MemoryStore
 from pathgrow.density.types import DENSE, Answer, Curve, Grow, Probe, Stop, Verdict
-from pathgrow.errors import UserError
+from pathgrow.errors import RunFailed, UserError
+from pathgrow.masks import Masks
 from pathgrow.runs.discovery import discover
+from pathgrow.runs.records import Record
+from pathgrow.runs.result import Discovery
 from tests.support.toy import (
     INPUTS,
     TARGETS,
@@ -24,6 +29,8 @@ from tests.support.toy import (
     MortalStore,
     Script,
     World,
+    killed_at_every_save,
+    stage_lengths,
     without_timing,
 )
 
@@ -191,10 +198,10 @@ def test_stages_of_another_model_are_refused() -> None:
 @pytest.mark.parametrize(
     ("make", "change"),
     [
-        (lambda p: torch.optim.SGD(p, lr=0.05), "its lr was 0.1, now 0.05"),
-        (lambda p: torch.optim.AdamW(p, lr=0.1), "its kind was SGD, now AdamW"),
-        (lambda p: torch.optim.SGD([{"params": [x]} for x in p], lr=0.1), "it had 1 groups of parameters, now"),
-        (lambda p: torch.optim.SGD(p, lr=torch.tensor(0.5)), "its lr was 0.1, now 0.5"),
+        (lambda p: torch.optim.SGD(p, lr=0.05), "lr was 0.1, now 0.05"),
+        (lambda p: torch.optim.AdamW(p, lr=0.1), "optimizer was SGD, now AdamW"),
+        (lambda p: torch.optim.SGD([{"params": [x]} for x in p], lr=0.1), "1 parameter groups before, now"),
+        (lambda p: torch.optim.SGD(p, lr=torch.tensor(0.5)), "lr was 0.1, now 0.5"),
     ],
 )
 def test_stages_of_another_optimizer_are_refused(make: Any, change: str) -> None:
@@ -208,3 +215,383 @@ def test_stages_of_another_optimizer_are_refused(make: Any, change: str) -> None
     world(lambda p: torch.optim.SGD(p, lr=0.1, foreach=False)).discover(store=store)  # how, not what
     with pytest.raises(UserError, match=change):
         world(make).discover(store=store)
+
+
+LAYERS = ("0.weight", "3.weight")
+
+
+class Watched(World):
+    """Notes the weights that every call of `fit` is given, by the length of the training."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.given: list[tuple[int, dict[str, Tensor]]] = []
+
+    def fit(self, model: nn.Module, optimizer: Optimizer, epochs: int) -> None:
+        self.given.append((epochs, {name: model.get_parameter(name).detach().clone() for name in LAYERS}))
+        super().fit(model, optimizer, epochs)
+
+    def lasting(self, epochs: int) -> list[dict[str, Tensor]]:
+        return [weights for length, weights in self.given if length == epochs]
+
+
+def begun(seed: int = 0) -> tuple[Watched, list[dict[str, Tensor]]]:
+    """Two probes, of rounds 0 and 3, and the network of round 3 trained from scratch."""
+    world = Watched()
+    initial = {name: world.model.get_parameter(name).detach().clone() for name in LAYERS}
+    world.discover(rule=Script(probe=(0, 3), density=0.19), warm_start=False, seed=seed)
+    (final,) = world.lasting(16)
+    return world, [initial, *world.lasting(5), final]
+
+
+def test_probes_start_from_their_own_initialization() -> None:
+    _, (initial, sparse, denser, final) = begun()
+    for name in LAYERS:
+        on, also_on = sparse[name] != 0, denser[name] != 0
+        assert bool((on <= also_on).all()), "growth takes nothing away"
+        assert 0 < int(on.sum()) < int(also_on.sum()) < on.numel()
+        # Of a layer's own values, in another order and larger where inputs are missing; not those it came with.
+        scale = (denser[name] / initial[name])[also_on]
+        assert float(scale.std()) > 0.1
+        assert not bool((sparse[name] == denser[name])[on].any()), "each round draws its own"
+        # What is trained in the end began as its probe did.
+        assert torch.equal(final[name], denser[name])
+
+
+def test_another_seed_initializes_the_same_mask_differently() -> None:
+    """All weights are on: nothing else could tell the seeds apart."""
+    firsts = []
+    for seed in (0, 1):
+        world = Watched()
+        world.discover(rule=Script(probe=(0,), last=0), start_density=1.0, seed=seed)
+        firsts.append(world.lasting(5)[0])
+    for name in LAYERS:
+        assert not torch.equal(firsts[0][name], firsts[1][name])
+        assert torch.equal(firsts[0][name].flatten().sort().values, firsts[1][name].flatten().sort().values)
+
+
+def test_with_a_reference_probes_have_the_whole_budget() -> None:
+    world = World()
+    found = world.discover(reference=0.9, rule=Script(probe=(0, 3), density=0.11))
+    assert [call.epochs for call in world.fits] == [2, 16, 1, 1, 1, 16, 16]
+    assert found.network.stage == "final"
+    assert found.reference is not None
+    assert (found.reference.score, found.reference.kind, found.reference.epochs) == (0.9, "given", 16)
+
+
+def test_a_fully_trained_probe_is_not_trained_again() -> None:
+    world = World()
+    found = world.discover(reference=0.9, rule=Script(probe=(0, 3), density=0.19))
+    assert found.network.stage == "probe-003"
+    assert [call.epochs for call in world.fits] == [2, 16, 1, 1, 1, 16]
+    assert found.network.point in found.curve.probes
+
+
+def test_the_dense_baseline_starts_from_the_initial_weights() -> None:
+    world = World()
+    found = world.discover(reference="dense")
+    assert found.dense is not None
+    assert found.reference is not None
+    assert (found.reference.kind, found.reference.epochs) == ("dense", 16)
+    assert found.reference.score == found.dense.point.score
+    assert found.dense.point.density == 1
+    assert found.dense.density_model == 1
+    assert stage_lengths(found)[:2] == [("seed", 2), ("dense", 16)]
+    network_score, dense_score = found.examine(world.evaluate)
+    assert network_score.score == found.score
+    assert dense_score is not None
+    assert (dense_score.score, dense_score.loss) == (found.dense.point.score, found.dense.point.loss)
+
+
+def test_the_final_network_continues_from_its_short_probe() -> None:
+    """Its epochs count: it is the first part of one training whose learning rate rises twice."""
+    script = Script(probe=(0, 3), density=0.19)
+    world, anew = World(), World()
+    found = world.discover(budget=40, probe_fraction=0.1, rule=script)
+    assert [call.epochs for call in world.fits] == [5, 4, 1, 1, 1, 4, 36]
+    assert (found.network.stage, found.network.num_epochs, found.network.point.epochs) == ("final", 36, 40)
+    assert world.fits[-1].num_slots > 0, "with its momentum"
+    assert stage_lengths(found)[-1] == ("final", 36)
+    found = anew.discover(budget=40, probe_fraction=0.1, rule=script, warm_start=False)
+    assert [call.epochs for call in anew.fits] == [5, 4, 1, 1, 1, 4, 40]
+    assert found.network.point.epochs == 40
+    assert anew.fits[-1].num_slots == 0
+    # A network that was not probed has nothing to go on from, and a probe of another round is no help.
+    other = World()
+    other.discover(budget=40, probe_fraction=0.1, rule=replace(script, density=0.14))
+    assert [call.epochs for call in other.fits] == [5, 4, 1, 1, 1, 4, 40]
+    # Grown weights go on from the trunk.
+    grown = World()
+    grown.discover(budget=40, probe_fraction=0.1, rule=script, final="grown")
+    assert [call.epochs for call in grown.fits] == [5, 35, 1, 1, 1, 32]
+
+
+@dataclass(frozen=True)
+class AllAtOnce(Script):
+    """Grows first and then probes several rounds with one verdict, in the order given."""
+
+    def decide(self, curve: Curve) -> Verdict:
+        if curve.rough[-1].round < self.last:
+            return Grow(reason="not yet")
+        return Stop(reason="the script ends") if curve.probes else Probe(rounds=self.probe, reason="all at once")
+
+
+def test_all_probes_of_a_verdict_are_trained() -> None:
+    world = World()
+    found = world.discover(budget=160, rule=AllAtOnce(probe=(3, 0, 2)))
+    assert [call.epochs for call in world.fits] == [20, 1, 1, 1, 16, 16, 16, 144]
+    assert [point.round for point in found.curve.probes] == [3, 0, 2], "as the rule asked for them"
+    assert [record.stage for record in found.probes] == ["probe-000", "probe-002", "probe-003"]
+    # Each is what it would have been alone.
+    for round in (0, 2, 3):
+        alone = World().discover(budget=160, rule=AllAtOnce(probe=(round,)))
+        [point] = alone.curve.probes
+        assert point in found.curve.probes
+
+
+def test_grown_probes_have_the_same_total_epochs() -> None:
+    world = World()
+    found = world.discover(final="grown", rule=Script(probe=(0, 3), density=0.19))
+    assert [point.epochs for point in found.curve.probes] == [16, 16]
+    assert [call.epochs for call in world.fits] == [2, 14, 1, 1, 1, 11]
+    assert found.network.stage == "probe-003"
+    assert world.fits[1].num_slots > 0  # a grown copy brings its momentum along
+
+
+def test_grown_probes_beyond_their_budget_are_still_annealed() -> None:
+    found = World().discover(final="grown", rough=10, rule=Script(probe=(3,), density=0.19))
+    assert found.curve.rough[-1].epochs == 32
+    assert found.curve.probes[0].epochs == 34
+
+
+NUM = 8 * 16 + 16 * 16
+"""Prunable weights of the toy network."""
+
+
+MACS = NUM + 16 * 2
+"""With the output layer."""
+
+
+SAMPLES = 16
+"""An epoch is one step."""
+
+
+@dataclass(frozen=True)
+class BesideProbes(Script):
+    """Three rounds, then all probes at once, then growth up to each of the given densities."""
+
+    probe: tuple[int, ...] = (0, 2, DENSE)
+    last: int = 3
+    up_to: tuple[float, ...] = ()
+    allowed: float | None = None
+
+    def decide(self, curve: Curve) -> Verdict:
+        here = curve.rough[-1].round
+        if here < self.last:
+            return Grow(reason="not yet")
+        if not curve.probes and self.probe:
+            return Probe(rounds=self.probe, reason="all at once")
+        if here - self.last < len(self.up_to):
+            return Grow(reason="up to the answer", up_to=self.up_to[here - self.last])
+        return Stop(reason="the script ends")
+
+    def answer(self, curve: Curve) -> Answer:
+        return replace(super().answer(curve), allowed=self.allowed)
+
+
+@pytest.fixture(scope="module")
+def found() -> Discovery:
+    return World().discover(rule=BesideProbes(), budget=40)
+
+
+def test_a_dense_probe_is_a_stage_at_the_cost_of_dense_training(found: Discovery) -> None:
+    assert stage_lengths(found) == [
+        *[("seed", 5), ("round-001", 1), ("round-002", 1), ("round-003", 1)],
+        *[("probe-000", 12), ("probe-002", 12), ("probe-dense", 12), ("final", 40)],
+    ]
+    phase = next(phase for phase in found.ledger.phases if phase.phase == "probe-dense")
+    assert phase.density == 1.0
+    assert phase.samples == 12 * SAMPLES
+    assert phase.training_flops == 12 * SAMPLES * 3 * 2 * MACS
+    *grown, dense = found.probes
+    assert (dense.stage, dense.num_on, dense.density_model, dense.point.epochs) == ("probe-dense", NUM, 1.0, 12)
+    assert [record.point.round for record in grown] == [0, 2]
+    assert [point.round for point in found.report().curve.probes] == [0, 2, DENSE], "by density"
+    assert dense.point in found.curve.probes
+
+
+def test_a_dense_probe_trains_all_weights(found: Discovery) -> None:
+    world = World()
+    present: list[tuple[int, int]] = []
+    fit = world.fit
+
+    def watched(model: torch.nn.Module, optimizer: torch.optim.Optimizer, epochs: int) -> None:
+        fit(model, optimizer, epochs)
+        present.append((epochs, sum(int(model.get_parameter(name).count_nonzero()) for name in found.masks)))
+
+    world.fit = watched  # type: ignore[method-assign]
+    world.discover(rule=BesideProbes(), budget=40)
+    counts = [record.num_on for record in found.rounds]
+    assert [num for epochs, num in present if epochs == 12] == [counts[0], counts[2], NUM]
+    assert present[-1] == (40, counts[3]), "and it is not returned"
+
+
+def test_a_dense_probe_changes_nothing_else(found: Discovery) -> None:
+    without = World().discover(rule=BesideProbes(probe=(0, 2)), budget=40)
+    for round in range(4):
+        assert found.masks_at(round) == without.masks_at(round)
+    assert found.rounds == tuple(
+        replace(r, seconds=s.seconds) for r, s in zip(without.rounds, found.rounds, strict=True)
+    )
+    assert [record.point for record in found.probes[:-1]] == [record.point for record in without.probes]
+    ours, theirs = found.report(), without.report()
+    assert (ours.weights_sha256, ours.masks_sha256) == (theirs.weights_sha256, theirs.masks_sha256)
+    assert ours.network == theirs.network
+    assert found.masks_at(DENSE) == Masks.full(found.attached.model, found.trunk.session.scope)
+    assert found.masks_at(DENSE).num_on == NUM
+
+
+@pytest.mark.parametrize("saves_the_last", [True, False])
+def test_killed_at_any_save_and_resumed_ends_with_the_same_bits(saves_the_last: bool) -> None:
+    rule = BesideProbes(probe=(1, DENSE), last=1, up_to=(0.13, 0.14))
+    # start, four rounds with their weights, two probes, and the final network
+    assert killed_at_every_save(saves_the_last, rule=rule, budget=20) == 1 + 2 * 4 + 2 + 1
+
+
+@pytest.mark.parametrize(
+    ("options", "epochs", "can"),
+    [
+        ({"budget": 40}, 12, True),
+        ({"budget": 40, "probe_fraction": 0.5}, 20, True),
+        ({"budget": 40, "probe_fraction": 1.0}, 40, False),
+        ({"budget": 1}, 1, False),
+        ({"budget": 2}, 1, True),
+        ({"budget": 40, "final": "grown"}, 40, False),
+        ({"budget": 40, "reference": 0.9}, 40, False),
+        ({"budget": 40, "reference": "dense"}, 40, False),
+    ],
+)
+def test_a_dense_probe_is_allowed_if_it_is_cheap(options: dict, epochs: int, can: bool) -> None:
+    found = World().discover(rule=BesideProbes(probe=(2,), last=2), select_by="gain", **options)
+    assert found.curve.can_probe_dense is can
+    assert found.curve.full_epochs == options["budget"]
+    assert found.curve.select_by == "gain"
+    assert found.curve.probes[0].epochs == epochs
+    if not can:
+        with pytest.raises(RunFailed, match="rule 'script' asked for a probe of round -1"):
+            World().discover(rule=BesideProbes(), **options)
+
+
+@pytest.mark.parametrize("rounds", [(DENSE, DENSE), (0, DENSE, 0), (DENSE - 1,)])
+def test_a_dense_probe_is_trained_once(rounds: tuple[int, ...]) -> None:
+    with pytest.raises(RunFailed, match="rule 'script' asked for a probe of round"):
+        World().discover(rule=BesideProbes(probe=rounds), budget=40)
+
+
+@pytest.mark.parametrize("budget", [1, 2, 3, 4, 16])
+def test_the_default_rule_stops_with_any_budget(budget: int) -> None:
+    found = World().discover(rule="probe", budget=budget, start_density=0.05)
+    assert len(found.probes) <= 5
+    stages = [record.stage for record in found.probes]
+    is_full = found.rounds[-1].num_on == NUM
+    assert ("probe-dense" in stages) == (budget > 1 and not is_full)
+    assert found.network.point.epochs == budget
+    if found.operating_density is not None:
+        assert found.density >= found.operating_density / 1.1
+
+
+PROBED = Script(probe=(0, 3), density=0.19)
+"""Returns the network of the third round, which was probed."""
+
+
+def total_epochs(records: Sequence[Record]) -> int:
+    return sum(record.num_epochs for record in records)
+
+
+def lengths(world: World) -> list[int]:
+    return [call.epochs for call in world.fits]
+
+
+def test_final_epochs_affect_the_last_training_only() -> None:
+    usual, world = World(), World()
+    usual.discover(rule=Script(probe=()))
+    found = world.discover(rule=Script(probe=()), final_epochs=30)
+    assert lengths(usual) == [2, 1, 1, 1, 16]
+    assert lengths(world) == [2, 1, 1, 1, 30]
+    assert (found.network.num_epochs, found.network.point.epochs) == (30, 30)
+    assert stage_lengths(found)[-1] == ("final", 30)
+    assert found.ledger.dense_training_flops == 16 * SAMPLES * 3 * 2 * MACS, "of the budget, still"
+
+
+def test_a_final_epochs_function_receives_all_records() -> None:
+    seen: list[Record] = []
+
+    def note(records: Sequence[Record]) -> int:
+        seen.extend(records)
+        return total_epochs(records)
+
+    world = World()
+    found = world.discover(rule=Script(probe=(1,), last=2, density=0.1), reference="dense", final_epochs=note)
+    assert [record.stage for record in seen] == ["seed", "dense", "round-001", "round-002", "probe-001"]
+    assert [(record.stage, record.num_epochs) for record in seen] == stage_lengths(found)[:-1]
+    assert (found.network.stage, found.network.point.epochs) == ("final", 2 + 16 + 1 + 1 + 16)
+
+
+@pytest.mark.parametrize("epochs", [16, 10, lambda records: 16])
+def test_a_probe_with_enough_epochs_is_returned_as_it_is(epochs: Any) -> None:
+    usual, world = World(), World()
+    expected = usual.discover(reference=0.9, rule=PROBED)
+    found = world.discover(reference=0.9, rule=PROBED, final_epochs=epochs)
+    assert found.network.stage == expected.network.stage == "probe-003"
+    assert lengths(world) == lengths(usual) == [2, 16, 1, 1, 1, 16]
+    assert all(torch.equal(a, b) for a, b in zip(world.model.parameters(), usual.model.parameters(), strict=True))
+
+
+def test_a_probe_with_fewer_epochs_is_continued_or_trained_from_scratch() -> None:
+    world, anew = World(), World()
+    found = world.discover(reference=0.9, rule=PROBED, final_epochs=21)
+    assert lengths(world)[-2:] == [16, 5]
+    assert (found.network.stage, found.network.point.epochs) == ("final", 21)
+    assert world.fits[-1].num_slots > 0, "with its momentum"
+    found = anew.discover(reference=0.9, rule=PROBED, final_epochs=21, warm_start=False)
+    assert lengths(anew)[-2:] == [16, 21]
+    assert (found.network.stage, found.network.point.epochs) == ("final", 21)
+    assert anew.fits[-1].num_slots == 0
+
+
+def test_grown_weights_count_their_epochs() -> None:
+    world = World()
+    found = world.discover(rule=Script(probe=()), final="grown", final_epochs=30)
+    assert lengths(world) == [2, 1, 1, 1, 30 - found.rounds[found.network.point.round].point.epochs]
+    assert found.network.point.epochs == 30
+
+
+@pytest.mark.parametrize("wrong", [0, 2.5, None, True])
+def test_an_invalid_result_of_final_epochs_loses_no_stage(wrong: Any) -> None:
+    store, world = MemoryStore(), World()
+    before = [weight.detach().clone() for weight in world.model.parameters()]
+    with pytest.raises(UserError, match=rf"final_epochs must return an integer >= 1, got {wrong!r} for 6 records"):
+        world.discover(store=store, final_epochs=lambda records: wrong)
+    assert all(torch.equal(a, b) for a, b in zip(world.model.parameters(), before, strict=True))
+    mended = World()
+    found = mended.discover(store=store, final_epochs=total_epochs)
+    assert lengths(mended) == [found.network.num_epochs]
+    assert without_timing(found) == without_timing(World().discover(final_epochs=total_epochs))
+
+
+def test_a_run_directory_keeps_its_final_epochs(tmp_path: Path) -> None:
+    by_function = World().discover(store=tmp_path, final_epochs=total_epochs)
+    again = World()
+    found = again.discover(store=tmp_path, final_epochs=total_epochs)
+    assert again.fits == []
+    assert without_timing(found) == without_timing(by_function)
+    with pytest.raises(UserError, match="another config: final_epochs was absent, now 30"):
+        World().discover(store=tmp_path, final_epochs=30)
+    with pytest.raises(UserError, match="another config: final_epochs was absent, now null"):
+        World().discover(store=tmp_path)
+
+
+@pytest.mark.parametrize("saves_the_last", [True, False])
+def test_a_resumed_final_training_has_the_same_length(saves_the_last: bool) -> None:
+    rule = Script(probe=(1,), last=2, density=0.15)
+    assert killed_at_every_save(saves_the_last, rule=rule, final_epochs=total_epochs) > 5

@@ -14,8 +14,7 @@ from pathgrow.density.types import Answer, Curve, Point, Reason
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.methods.method import count_at
 from pathgrow.runs.iso_flop import Workload, updates_within_training
-from pathgrow.runs.probes import initialized_copy
-from pathgrow.runs.trunk import GrowingTrunk
+from pathgrow.runs.trunk import GrowingTrunk, initialized_copy
 
 # Functions
 
@@ -87,7 +86,7 @@ def reference_warning(curve: Curve) -> str | None:
 
 
 def delta_warning(score: float, delta: float, default: float) -> str | None:
-    """A warning if delta has its default, which suits fractions of one, and the first score is no such fraction.
+    """A warning if delta has its default, which suits fractions of one, and the first score is larger.
 
     For scores below zero, such as negative losses, a delta of 0.01 may be intended.
 

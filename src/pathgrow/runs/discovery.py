@@ -28,11 +28,10 @@ from pathgrow.masks import Masks
 from pathgrow.report.schema import RunReport
 from pathgrow.runs import checks
 from pathgrow.runs.options import DiscoverOptions
-from pathgrow.runs.probes import train_copies, train_dense
 from pathgrow.runs.records import Record
 from pathgrow.runs.result import Discovery
 from pathgrow.runs.session import Session
-from pathgrow.runs.trunk import GrowingTrunk
+from pathgrow.runs.trunk import GrowingTrunk, train_copies, train_dense
 from pathgrow.sparse.attach import check_whole, unwrapped
 from pathgrow.sparse.training_state import delete_training_checkpoints
 from pathgrow.trainer.interface import Evaluate, Fit
@@ -107,7 +106,7 @@ def discover(
     How dense must a small network be to tell whether two numbers have the same sign?
 
     >>> import torch
-    >>> from pathgrow.runs.callback import Callback
+    >>> from pathgrow.runs.records import Callback
     >>> _ = torch.manual_seed(0)
     >>> inputs = torch.randn(512, 8)
     >>> labels = (inputs[:, 0] * inputs[:, 1] > 0).long()
@@ -186,7 +185,7 @@ def write_results(run_dir: RunDir, found: Discovery, report: RunReport) -> None:
     run_dir.write_report(dataclasses.replace(report, timing=timing).as_json())
 
 
-def draw(run_dir: RunDir) -> None:
+def draw_figures(run_dir: RunDir) -> None:
     """Draw the figure and the page of a finished discovery, unless they exist."""
     if not all((run_dir.path / name).exists() for name in _DRAWN):
         from pathgrow.report.html import write_all  # matplotlib and jinja2 are needed here only
@@ -216,7 +215,7 @@ def _write_report(found: Discovery, run_dir: RunDir | None, comm: Communicator) 
             return
         if not run_dir.finished:
             write_results(run_dir, found, found.report())
-        draw(run_dir)
+        draw_figures(run_dir)
 
     try:
         comm.on_rank0(write)

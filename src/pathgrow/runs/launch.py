@@ -21,10 +21,10 @@ from pathgrow.masks import Masks
 from pathgrow.methods.method import GrowEachRound
 from pathgrow.report.progress import ProgressBar
 from pathgrow.report.schema import RunReport, load_report, unfinished
-from pathgrow.runs.callback import Callback, MetricsLogger
 from pathgrow.runs.config import EVERYTHING, DiscoverConfig, RunConfig
-from pathgrow.runs.discovery import draw, search, write_results
+from pathgrow.runs.discovery import search, write_results
 from pathgrow.runs.options import DiscoverOptions
+from pathgrow.runs.records import Callback, MetricsLogger
 from pathgrow.runs.session import MAX_ADAPTIVE_EPOCHS, Session
 from pathgrow.sparse.training_state import unfinished_steps
 from pathgrow.trainer import Trainer
@@ -166,7 +166,7 @@ def run_discovery(
         out,
         lambda config, run_dir, comm: _discover(config, run_dir, progress or ProgressBar(), comm),
         comm,
-        draw,
+        draw_figures,
     )
 
 

@@ -20,8 +20,7 @@ from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator
 from pathgrow.errors import UserError, is_int, require, unknown_name
 from pathgrow.methods.gradients import Batches, Loss
 from pathgrow.methods.method import GrowEachRound, Method
-from pathgrow.runs.callback import Callback
-from pathgrow.runs.records import Record
+from pathgrow.runs.records import Callback, Record
 from pathgrow.sparse.attach import checked_method
 
 _MIN_PROBE_EPOCHS = 16

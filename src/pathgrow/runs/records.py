@@ -1,4 +1,4 @@
-"""Records of finished stages, and the cost ledger of a run."""
+"""Records of finished stages, the callbacks that are notified of them, and the cost ledger of a run."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
+from pathgrow.checkpoint import RunDir
 from pathgrow.config import to_json
-from pathgrow.density.types import Point
+from pathgrow.density.types import Answer, Point, Verdict
+from pathgrow.report.progress import ProgressBar
 from pathgrow.report.schema import LedgerReport, PhaseReport, PhaseTiming, PointReport, Score, TimingReport
 
 
@@ -136,3 +138,41 @@ def timing_report(records: Sequence[Record]) -> TimingReport:
     """Return how long the stages of a run took."""
     phases = tuple(PhaseTiming(phase=record.stage, seconds=record.seconds) for record in records)
     return TimingReport(seconds=sum(phase.seconds for phase in phases), phases=phases)
+
+
+class Callback:
+    """Base class of callbacks; override the methods of interest."""
+
+    def on_stage_start(self, stage: str, *, epochs: int | None, density: float) -> None:
+        """Called before a stage trains; `epochs` is None if its length is adaptive. Not called for resumed stages."""
+
+    def on_stage_end(self, record: Record, *, resumed: bool) -> None:
+        """Called when a stage was trained and evaluated, before it is stored, or found in the store (`resumed`)."""
+
+    def on_decision(self, verdict: Verdict, answer: Answer) -> None:
+        """Called with each verdict of the density rule and its estimate so far."""
+
+
+class MetricsLogger(Callback):
+    """Writes every new stage to the metrics of a run directory and to the progress display."""
+
+    def __init__(self, run_dir: RunDir, progress: ProgressBar) -> None:
+        self._run_dir = run_dir
+        self._progress = progress
+        self._num_open = 0
+        """Stages that were started and have not ended; several if they train concurrently."""
+
+    def on_stage_start(self, stage: str, *, epochs: int | None, density: float) -> None:
+        self._run_dir.log(stage, event="begin", epochs=epochs, density=density)
+        show = self._progress.beside if self._num_open else self._progress.stage
+        show(stage, density, epochs)
+        self._num_open += 1
+
+    def on_stage_end(self, record: Record, *, resumed: bool) -> None:
+        if not resumed:
+            self._num_open -= 1
+            self._run_dir.log(record.stage, event="end", **record.row(), time={"seconds": record.seconds})
+            self._progress.observed(record.point.round, record.point.density, record.point.score, record.stage)
+
+    def on_decision(self, verdict: Verdict, answer: Answer) -> None:
+        self._progress.estimate(answer.density, answer.interval)

@@ -26,9 +26,8 @@ from pathgrow.report.schema import (
 )
 from pathgrow.report.text import answer_sentence
 from pathgrow.runs.options import DiscoverOptions
-from pathgrow.runs.probes import score_dense
 from pathgrow.runs.records import Record, ledger_report, timing_report
-from pathgrow.runs.trunk import GrowingTrunk
+from pathgrow.runs.trunk import GrowingTrunk, score_dense
 from pathgrow.sparse.attach import Attached
 from pathgrow.sparse.tree import tensor_digest
 from pathgrow.trainer.interface import Evaluate

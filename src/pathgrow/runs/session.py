@@ -31,8 +31,7 @@ from pathgrow.methods.gradients import Batches, Loss
 from pathgrow.methods.method import Method, ScoringCost
 from pathgrow.report.schema import Score
 from pathgrow.rng import derive
-from pathgrow.runs.callback import Callback
-from pathgrow.runs.records import Record, StageOutput
+from pathgrow.runs.records import Callback, Record, StageOutput
 from pathgrow.sparse.attach import Attached, attach, start_masks
 from pathgrow.sparse.ema import EMA
 from pathgrow.sparse.hooks import decide_on_rank0, parse_evaluation
@@ -47,9 +46,9 @@ from pathgrow.sparse.tree import tensor_digest
 from pathgrow.trainer.interface import Evaluate, Fit, Job, JobTrainer
 
 PATIENCE = 3
-"""An adaptive phase ends after this many epochs without a better validation loss,"""
+"""Epochs without a better validation loss after which an adaptive phase stops early."""
 MAX_ADAPTIVE_EPOCHS = 40
-"""or after this many in total."""
+"""Longest adaptive phase, in epochs."""
 
 
 @dataclass(frozen=True, kw_only=True)

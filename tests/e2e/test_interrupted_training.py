@@ -20,8 +20,8 @@ from pathgrow.masks import Masks
 from pathgrow.methods.picks import at_random
 from pathgrow.report.schema import TimingReport
 from pathgrow.runs import session
-from pathgrow.runs.callback import Callback
 from pathgrow.runs.discovery import discover
+from pathgrow.runs.records import Callback
 from pathgrow.sparse.attach import Attached, attach
 from pathgrow.sparse.ema import EMA
 from pathgrow.sparse.training_state import TrainingCheckpoint
