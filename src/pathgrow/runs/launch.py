@@ -22,7 +22,7 @@ from pathgrow.methods.method import GrowEachRound
 from pathgrow.report.progress import ProgressBar
 from pathgrow.report.schema import RunReport, load_report, unfinished
 from pathgrow.runs.config import EVERYTHING, DiscoverConfig, RunConfig
-from pathgrow.runs.discovery import search, write_results
+from pathgrow.runs.discovery import draw_figures, search, write_results
 from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.records import Callback, MetricsLogger
 from pathgrow.runs.session import MAX_ADAPTIVE_EPOCHS, Session
