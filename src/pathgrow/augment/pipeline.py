@@ -46,7 +46,9 @@ def draw(
             f"got {augment.crop_padding}"
         )
     batches = (num_batches, batch_size)
-    drawn = draw_padded_crop(batches, augment.crop_padding, augment.flip, generator)
+    drawn: dict[str, Tensor] = {}
+    if augment.crop_padding or augment.flip:
+        drawn = draw_padded_crop(batches, augment.crop_padding, augment.flip, generator)
     if augment.resized_crop:
         drawn |= draw_resized_crop(batches, height, width, generator)
     if augment.policy != "none":
@@ -92,7 +94,7 @@ def apply(
     assert images.dtype == torch.uint8
     if augment.resized_crop:
         images = resized_crop(images, drawn["crop_box"], drawn.get("flip"))
-    else:
+    elif augment.crop_padding or augment.flip:
         images = padded_crop(
             images, augment.crop_padding, drawn.get("shift"), drawn.get("flip"), mirrored=augment.crop_mirrored
         )

@@ -15,15 +15,23 @@ mask and a selection is a selection.
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import json
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import safetensors
 import torch
+from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
-from pathgrow.errors import UserError
-from pathgrow.masks import mask_io
+from pathgrow import atomic
+from pathgrow.errors import RunFailed, UserError
 
 
 class Masks(Mapping[str, Tensor]):
@@ -277,16 +285,16 @@ class Masks(Mapping[str, Tensor]):
 
     def digest(self) -> str:
         """SHA-256 of names, shapes, values and scope; equal masks have equal digests on every device."""
-        return mask_io.digest(self._tensors, self._partial)
+        return _digest(self._tensors, self._partial)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one safetensors file, eight positions per byte, atomically."""
-        mask_io.write(Path(path), self._tensors, self._partial)
+        _write(Path(path), self._tensors, self._partial)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Masks:
         """Load a file of `save` onto the CPU; a damaged or other file raises a `UserError`."""
-        tensors, partial = mask_io.read(Path(path))
+        tensors, partial = _read(Path(path))
         on_outside = any(bool((tensors[name] & ~inside).any()) for name, inside in partial.items())
         scope = {name: partial.get(name, torch.ones_like(tensor)) for name, tensor in tensors.items()}
         return cls(tensors, scope) if on_outside else cls.select(tensors, scope)
@@ -336,3 +344,108 @@ def _layer_weights(model: nn.Module) -> dict[str, nn.Parameter]:
     if not found:
         raise UserError(f"{type(model).__name__} has no linear or convolution weight to mask; pass a scope")
     return found
+
+
+# Mask files: one safetensors file, eight positions per byte, verified by SHA-256 when read. A scope is stored only for
+# the tensors that are partly outside it.
+
+_KIND = "pathgrow.masks"
+_VERSION = 1
+
+_Flags = Mapping[str, Tensor]
+
+
+def _digest(masks: _Flags, scope: _Flags) -> str:
+    """SHA-256 of names, shapes and bits, sorted by name."""
+    sha = hashlib.sha256()
+    for name in sorted(masks):
+        heading = [name, list(masks[name].shape), name in scope]
+        sha.update(json.dumps(heading).encode() + b"\n")
+        for group in (masks, scope):
+            if name in group:
+                sha.update(_packed(group[name]).tobytes())
+    return sha.hexdigest()
+
+
+def _write(path: Path, masks: _Flags, scope: _Flags) -> None:
+    """Write a file atomically; `scope` holds only the tensors that are partly outside it."""
+    payload = {f"mask/{name}": torch.from_numpy(_packed(flags)) for name, flags in masks.items()}
+    payload |= {f"scope/{name}": torch.from_numpy(_packed(flags)) for name, flags in scope.items()}
+    shapes = {name: list(flags.shape) for name, flags in masks.items()}
+    about = {"version": _VERSION, "shapes": shapes, "sha256": _digest(masks, scope)}
+    # A single metadata entry: safetensors writes several in random order, and equal masks should give equal files.
+    content = to_safetensors(payload, metadata={_KIND: json.dumps(about)})
+    try:
+        atomic.replace(path, content)
+    except OSError as error:
+        # A wrong path is the caller's mistake; a full or failing disk is not.
+        kind = RunFailed if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EIO} else UserError
+        raise kind(f"cannot write masks to {str(path)!r} ({error.strerror or error})") from error
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Read the masks and the scope of a file."""
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            return _contents(file)
+    except FileNotFoundError:
+        raise UserError(f"no mask file at {str(path)!r}") from None
+    except OSError as error:
+        raise UserError(f"cannot read masks from {str(path)!r} ({error})") from error
+    except (safetensors.SafetensorError, _NotMasks) as error:
+        raise UserError(f"{str(path)!r} is not a valid mask file ({error})") from error
+
+
+class _NotMasks(Exception):
+    """Why a safetensors file cannot be read as masks."""
+
+
+def _contents(file: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    about = _about(file.metadata())
+    stored = set(file.keys())
+    masks: dict[str, Tensor] = {}
+    scope: dict[str, Tensor] = {}
+    for name, shape in about["shapes"].items():
+        masks[name] = _unpacked(file, stored, f"mask/{name}", shape)
+        if f"scope/{name}" in stored:
+            scope[name] = _unpacked(file, stored, f"scope/{name}", shape)
+    if _digest(masks, scope) != about["sha256"]:
+        raise _NotMasks("checksum mismatch")
+    return masks, scope
+
+
+def _about(metadata: Mapping[str, str] | None) -> dict[str, Any]:
+    """The metadata, checked field by field: files may come from anywhere."""
+    if metadata is None or _KIND not in metadata:
+        raise _NotMasks("no mask metadata")
+    try:
+        about = json.loads(metadata[_KIND])
+    except (ValueError, RecursionError):
+        raise _NotMasks("unreadable metadata") from None
+    if not isinstance(about, dict) or about.keys() != {"version", "shapes", "sha256"}:
+        raise _NotMasks("incomplete metadata")
+    if about["version"] != _VERSION:
+        raise _NotMasks(f"format {about['version']!r}, expected {_VERSION}")
+    shapes = about["shapes"]
+    if not isinstance(shapes, dict) or not all(map(_is_shape, shapes.values())):
+        raise _NotMasks("malformed shapes")
+    return about
+
+
+def _is_shape(value: object) -> bool:
+    return isinstance(value, list) and all(type(size) is int and size >= 0 for size in value)
+
+
+def _packed(flags: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return np.packbits(flags.detach().cpu().reshape(-1).numpy())
+
+
+def _unpacked(file: Any, stored: set[str], key: str, shape: list[int]) -> Tensor:
+    if key not in stored:
+        raise _NotMasks(f"{key!r} is missing")
+    num = math.prod(shape)
+    piece = file.get_slice(key)
+    # Checked before anything is allocated: a forged shape must not cost memory.
+    if piece.get_dtype() != "U8" or piece.get_shape() != [-(-num // 8)]:
+        raise _NotMasks(f"{key!r} does not have shape {shape}")
+    return torch.from_numpy(np.unpackbits(file.get_tensor(key), count=num).view(np.bool_)).reshape(shape)
