@@ -34,7 +34,7 @@ from pathgrow.masks import Masks
 from pathgrow.methods import create, fixed
 from pathgrow.rng import derive
 from pathgrow.runs.config import DiscoverConfig, TrainConfig
-from pathgrow.runs.launch import run_discovery
+from pathgrow.runs.discovery import run_discovery
 from pathgrow.runs.training import train
 from pathgrow.sparse.attach import Attached, attach
 from pathgrow.sparse.training_state import (

@@ -168,7 +168,7 @@ def test_a_run_that_ends_early_has_its_own_exit_code(
     def fail(*arguments: object) -> None:
         raise error
 
-    monkeypatch.setattr("pathgrow.runs.launch.run_discovery", fail)
+    monkeypatch.setattr("pathgrow.runs.discovery.run_discovery", fail)
     assert leave("discover", "--quiet") == code
     assert capsys.readouterr().err == f"pathgrow: {message}\n"
 
@@ -177,7 +177,7 @@ def test_bugs_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("pathgrow.runs.launch.run_discovery", fail)
+    monkeypatch.setattr("pathgrow.runs.discovery.run_discovery", fail)
     with pytest.raises(ZeroDivisionError):
         main.main(["discover", "--quiet"])
 

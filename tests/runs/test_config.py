@@ -22,7 +22,7 @@ from pathgrow.masks import Masks
 from pathgrow.report.schema import Score
 from pathgrow.rng import derive
 from pathgrow.runs.config import DiscoverConfig, RunConfig, TrainConfig
-from pathgrow.runs.launch import run_discovery
+from pathgrow.runs.discovery import run_discovery
 from pathgrow.runs.options import SearchOptions
 from pathgrow.runs.training import train
 from pathgrow.trainer import Trainer, recipes
@@ -132,7 +132,7 @@ def test_all_options_of_a_discovery_reach_it(tmp_path: Path, monkeypatch: pytest
         seen.append(arguments)
         raise Enough
 
-    monkeypatch.setattr("pathgrow.runs.launch.search", stop)
+    monkeypatch.setattr("pathgrow.runs.discovery.search", stop)
     config = DiscoverConfig.from_dict({**SHARED, **OTHER})
     assert all(OTHER[name] != getattr(SearchOptions, name) for name in OTHER)
     with pytest.raises(Enough):

@@ -19,7 +19,7 @@ CONTEXT = multiprocessing.get_context("forkserver" if sys.platform != "win32" el
 if sys.platform != "win32":
     CONTEXT.set_forkserver_preload(
         [
-            "pathgrow.runs.launch",
+            "pathgrow.runs.discovery",
             "pathgrow.report.html",
             "pathgrow.cli.main",
             "sklearn.datasets",

@@ -15,7 +15,7 @@ from pathgrow.distributed.comm import SINGLE_PROCESS
 from pathgrow.report.progress import ProgressBar
 from pathgrow.runs.config import TrainConfig
 from pathgrow.runs.iso_flop import Workload
-from pathgrow.runs.launch import open_session
+from pathgrow.runs.session import open_session
 from pathgrow.runs.training import train
 
 

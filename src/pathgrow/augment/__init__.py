@@ -18,7 +18,6 @@ mode, compiled and in a CUDA graph, without synchronizing with the device.
 
 from __future__ import annotations
 
-from pathgrow.augment.pipeline import apply, draw
-from pathgrow.augment.settings import Augment
+from pathgrow.augment.pipeline import Augment, apply, draw
 
 __all__ = ["Augment", "apply", "draw"]

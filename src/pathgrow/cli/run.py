@@ -49,10 +49,10 @@ def _discover(*, out: Path | None, quiet: bool, **values: Any) -> None:
     interrupted run or to show a finished one. To train on several GPUs, start it with torchrun: torchrun
     --nproc-per-node 4 -m pathgrow discover ...
     """
-    from pathgrow.runs import launch
+    from pathgrow.runs import discovery
     from pathgrow.runs.config import DiscoverConfig
 
-    _run(DiscoverConfig, launch.run_discovery, launch.expected_epochs, values, out, quiet)
+    _run(DiscoverConfig, discovery.run_discovery, discovery.expected_epochs, values, out, quiet)
 
 
 def _train(*, out: Path | None, quiet: bool, **values: Any) -> None:

@@ -19,10 +19,9 @@ from pathgrow.report.schema import CurveReport, LedgerReport, MethodReport, Netw
 from pathgrow.runs.checks import training_warnings
 from pathgrow.runs.config import TrainConfig
 from pathgrow.runs.iso_flop import CostMeter, Plan, Workload, cost_logger, grows, make_plan
-from pathgrow.runs.launch import open_session, run_in
 from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.records import Record, StageOutput, ledger_report, timing_report
-from pathgrow.runs.session import Trained
+from pathgrow.runs.session import Trained, open_session, run_in
 from pathgrow.runs.trunk import GrowingTrunk, Trunk, train_copies
 from pathgrow.sparse.attach import Attached
 from pathgrow.sparse.training_state import delete_training_checkpoints

@@ -19,7 +19,7 @@ from pathgrow.errors import UserError
 from pathgrow.report.formats import stage_label
 from pathgrow.runs import session
 from pathgrow.runs.config import DiscoverConfig, RunConfig, TrainConfig
-from pathgrow.runs.launch import expected_epochs, run_discovery
+from pathgrow.runs.discovery import expected_epochs, run_discovery
 from pathgrow.runs.training import train
 from pathgrow.sparse.training_state import TrainingCheckpoint, unfinished_steps
 from pathgrow.trainer import EngineOptions
