@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 from collections.abc import Sequence
+from importlib.resources import files
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -28,7 +29,7 @@ def page(report: RunReport) -> str:
         loader=PackageLoader("pathgrow.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    style = templates.get_template("report.css").render()
+    style = files("pathgrow.report").joinpath("templates", "report.css").read_text(encoding="utf-8").rstrip()
     has_points = report.curve.rounds or report.curve.probes
     return templates.get_template("report.html.j2").render(
         report=report,

@@ -446,13 +446,14 @@ def _discover(config: DiscoverConfig, run_dir: RunDir | None, progress: Progress
         num_epochs=None if run_dir is None else expected_epochs(config, run_dir.path),
         use_ema=options.eval_weights == "ema",
     )
-    num_val = len(trainer.data.val)
-    if run_dir is not None and config.delta * num_val < 1.0:
-        warnings.warn(
+    notes, num_val = [], len(trainer.data.val)
+    if config.delta * num_val < 1.0:
+        notes.append(
             f"delta ({config.delta:g}) is less than one of the {num_val} validation examples "
-            f"({1 / num_val:.2g}), so the answer will be noise; use a larger --delta or more data",
-            stacklevel=2,
+            f"({1 / num_val:.2g}), so the answer will be noise; use a larger --delta or more data"
         )
+        if run_dir is not None:
+            warnings.warn(notes[0], stacklevel=2)
     found = search(session, options)
     # Everything is decided: only now is the test split used, once.
     test, dense_test = found.examine(trainer.evaluate(trainer.data.test))
@@ -463,5 +464,7 @@ def _discover(config: DiscoverConfig, run_dir: RunDir | None, progress: Progress
         run_dir.save_masks(round, grown)
     weights_sha256 = run_dir.save_network(found.attached.model, found.masks)
     report = found.report(test=test, dense_test=dense_test)
-    report = dataclasses.replace(report, config=config.as_dict(), weights_sha256=weights_sha256)
+    report = dataclasses.replace(
+        report, config=config.as_dict(), notes=(*notes, *report.notes), weights_sha256=weights_sha256
+    )
     write_results(run_dir, found, report)
