@@ -54,7 +54,7 @@ __all__ = [
 
 _HOMES = {
     "Attached": "sparse.attach",
-    "Callback": "runs.callback",
+    "Callback": "runs.records",
     "Discovery": "runs.result",
     "Masks": "masks",
     "Method": "methods.method",
