@@ -61,10 +61,10 @@ def test_the_network_file_is_the_reported_network(finished: tuple[Path, subproce
     digits = data.load("digits")
     trainer = Trainer(digits, recipe("digits"), EngineOptions(device="cpu"))
     torch.set_num_threads(1)
-    for split, wanted in ((digits.val, report["network"]["val"]), (digits.test, report["network"]["test"])):
+    for split, expected in ((digits.val, report["network"]["val"]), (digits.test, report["network"]["test"])):
         accuracy, loss = trainer.evaluate(split)(model)
-        assert accuracy == wanted["score"]
-        assert loss == pytest.approx(wanted["loss"])
+        assert accuracy == expected["score"]
+        assert loss == pytest.approx(expected["loss"])
     assert report["answer"]["reference"]["kind"] == "dense"
     assert report["answer"]["dense"]["score"] > 0.9
     assert report["answer"]["dense_test"]["score"] > 0.9

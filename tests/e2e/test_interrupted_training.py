@@ -95,14 +95,14 @@ def train(
     recipe: str, method: str, progress: TrainingCheckpoint | None = None
 ) -> tuple[Attached, list[tuple[int, int, float]]]:
     """Like a process of its own, which shares only the store with others."""
-    told: list[tuple[int, int, float]] = []
-    trainer = Trainer(data(), CASES[recipe], EngineOptions(device="cpu"), on_epoch=lambda *epoch: told.append(epoch))
+    epochs: list[tuple[int, int, float]] = []
+    trainer = Trainer(data(), CASES[recipe], EngineOptions(device="cpu"), on_epoch=lambda *epoch: epochs.append(epoch))
     model, optimizer = trainer.place(network())
     attached = attach(
         model, optimizer, METHODS[method], scope=Masks.full(model), seed=1, ema=EMA(decay=0.8, update_interval=2)
     )
     trainer.train([Job(attached=attached, epochs=EPOCHS, seed=5, progress=progress)])
-    return attached, told
+    return attached, epochs
 
 
 def everything(attached: Attached) -> dict[str, Tensor]:
@@ -121,8 +121,8 @@ def everything(attached: Attached) -> dict[str, Tensor]:
 
 @cache
 def uninterrupted(recipe: str, method: str) -> tuple[dict[str, Tensor], list[tuple[int, int, float]]]:
-    attached, told = train(recipe, method)
-    return everything(attached), told
+    attached, epochs = train(recipe, method)
+    return everything(attached), epochs
 
 
 def assert_same(attached: Attached, recipe: str, method: str) -> None:
@@ -148,12 +148,12 @@ def test_interrupted_after_any_step_and_resumed(
         with pytest.raises(Killed):
             train(recipe, method, Mortal(store, saves, dies))
     last = Mortal(store, saves, None)
-    attached, told = train(recipe, method, last)
+    attached, epochs = train(recipe, method, last)
     assert_same(attached, recipe, method)
     # It resumed from the last state saved before the last kill.
     begun = max((step for step in saves if step <= max(kills)), default=0)
     assert last.asked == [*range(begun + 1, NUM_STEPS + 1), NUM_STEPS]
-    assert told == uninterrupted(recipe, method)[1][begun // STEPS_PER_EPOCH :]
+    assert epochs == uninterrupted(recipe, method)[1][begun // STEPS_PER_EPOCH :]
 
 
 def test_saves_are_spaced_in_time(monkeypatch: pytest.MonkeyPatch) -> None:

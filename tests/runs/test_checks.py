@@ -41,8 +41,8 @@ def curve(reference: float, rough: list[float], probes: list[float], kind: str =
             Point(round=k, density=0.01 * 1.25**k, epochs=8, score=score, loss=None) for k, score in enumerate(scores)
         )
 
-    told = Reference(score=reference, kind=kind, epochs=8)  # type: ignore[arg-type]
-    return Curve(rough=points(rough), probes=points(probes), reference=told)
+    caught = Reference(score=reference, kind=kind, epochs=8)  # type: ignore[arg-type]
+    return Curve(rough=points(rough), probes=points(probes), reference=caught)
 
 
 @pytest.mark.parametrize(
@@ -135,10 +135,10 @@ def test_plausible_references_are_no_warning(reference: float, probes: list[floa
 
 
 def test_a_discovery_warns_about_its_reference_once() -> None:
-    with pytest.warns(UserWarning, match=r"reference is 7\.3, but .*, not its error") as told:
+    with pytest.warns(UserWarning, match=r"reference is 7\.3, but .*, not its error") as caught:
         found = World().discover(reference=7.3, rule=Script(probe=(0, 1, 2)))
     assert len(found.probes) == 3
-    assert len(told) == 1
+    assert len(caught) == 1
 
 
 def in_percent(world: World, factor: float = 100, **options: object) -> Discovery:
@@ -163,10 +163,10 @@ def test_stages_trained_before_a_wrong_reference_are_reused() -> None:
 
 
 def test_percentages_with_the_default_delta_are_a_warning() -> None:
-    with pytest.warns(UserWarning, match=r"delta is 0\.01, .* pass delta=1 for one percentage point") as told:
+    with pytest.warns(UserWarning, match=r"delta is 0\.01, .* pass delta=1 for one percentage point") as caught:
         in_percent(World(), rule="exponential")
-    assert len(told) == 1
-    assert told[0].filename == __file__, "it points at whoever called"
+    assert len(caught) == 1
+    assert caught[0].filename == __file__, "it points at the caller"
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def begin(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], tupl
 
         def stop(self: Trainer, jobs: Sequence[Job]) -> list[int]:
             (job,) = jobs
-            # Copied: a run that is broken off gives the model back as it came.
+            # Copied: an interrupted run restores the model.
             seen.append((self, job, {name: w.detach().clone() for name, w in job.attached.model.named_parameters()}))
             raise Enough
 
@@ -58,10 +58,10 @@ def begin(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], tupl
         for name, weight in model.named_parameters():
             on = job.attached.masks[name] if name in job.attached.masks else torch.ones_like(weight, dtype=torch.bool)
             assert torch.equal(weights[name], weight.detach() * on), "the weights of this seed, under the masks"
-        wanted, other = data.load("digits", None, 0, 3), data.load("digits", None, 0, 0)
+        expected, other = data.load("digits", None, 0, 3), data.load("digits", None, 0, 0)
         for split in ("train", "val", "test"):
-            assert torch.equal(getattr(trainer.data, split).labels, getattr(wanted, split).labels)
-        assert not torch.equal(wanted.val.labels, other.val.labels), "folds differ"
+            assert torch.equal(getattr(trainer.data, split).labels, getattr(expected, split).labels)
+        assert not torch.equal(expected.val.labels, other.val.labels), "folds differ"
         return trainer, job, model
 
     return first
@@ -149,7 +149,7 @@ def test_all_options_of_a_discovery_reach_it(tmp_path: Path, monkeypatch: pytest
 def test_test_scores_are_those_of_the_test_split_and_of_their_own_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the network as it is written, scored here; the dense reference is told apart by its number of weights."""
+    """Of the network as it is written, scored here; the dense baseline is recognized by its number of weights."""
     plain = Trainer.evaluate
     seen: dict[int, tuple[float, float]] = {}
 

@@ -95,7 +95,7 @@ def test_killed_at_any_save_and_resumed_ends_with_the_same_bits(final: str, save
 @pytest.mark.parametrize("kind", [str, Path])
 def test_a_run_directory_as_a_store(tmp_path: Path, kind: Callable[[Path], object]) -> None:
     """A kill in the third call of `fit`; everything before it is found again by a new process' model."""
-    undisturbed = World().discover()
+    uninterrupted = World().discover()
     dying, place = World(), kind(tmp_path / "runs" / "first")
     fit = dying.fit
 
@@ -109,12 +109,12 @@ def test_a_run_directory_as_a_store(tmp_path: Path, kind: Callable[[Path], objec
         dying.discover(store=place)
     world = World()
     found = world.discover(store=place)
-    assert without_timing(found) == without_timing(undisturbed)
+    assert without_timing(found) == without_timing(uninterrupted)
     num_stages = len(found.rounds) + len(found.probes) + 1
     assert len(world.fits) == num_stages - 2, "two stages were stored before the kill"
-    assert found.masks_at(0) == undisturbed.masks_at(0), "the run directory is readable after the discovery"
+    assert found.masks_at(0) == uninterrupted.masks_at(0), "the run directory is readable after the discovery"
     again = World()
-    assert without_timing(again.discover(store=place)) == without_timing(undisturbed)
+    assert without_timing(again.discover(store=place)) == without_timing(uninterrupted)
     assert again.fits == []
     with pytest.raises(UserError, match=r"another config: gamma was null, now 0.5"):
         World().discover(store=place, gamma=0.5)
@@ -238,12 +238,12 @@ def test_without_a_run_directory_nothing_is_written(tmp_path: Path, monkeypatch:
 
 
 def test_warnings_point_at_the_caller() -> None:
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as expected:
         warnings.simplefilter("always")
         world = World()
         world.evaluate = lambda model: 70.0  # type: ignore[method-assign, assignment]
         found_by(world, rule="trajectory")
-    assert [warning.filename for warning in told if "delta" in str(warning.message)] == [__file__]
+    assert [warning.filename for warning in expected if "delta" in str(warning.message)] == [__file__]
 
 
 @pytest.mark.parametrize(
@@ -348,10 +348,10 @@ def test_an_example_input_that_does_not_fit_the_model(example_input: object) -> 
 
 
 @pytest.mark.parametrize(
-    ("rounds", "told"),
+    ("rounds", "expected"),
     [((0,), "round 0"), ((7,), "round 7"), ((1, 1), "round 1"), ((-1,), "round -1"), ((), "no round")],
 )
-def test_a_rule_that_asks_for_invalid_probes_is_refused(rounds: tuple[int, ...], told: str) -> None:
+def test_a_rule_that_asks_for_invalid_probes_is_refused(rounds: tuple[int, ...], expected: str) -> None:
     @dataclass(frozen=True)
     class Stubborn(Script):
         def decide(self, curve: Curve) -> Verdict:
@@ -361,7 +361,7 @@ def test_a_rule_that_asks_for_invalid_probes_is_refused(rounds: tuple[int, ...],
                 return Probe(rounds=(0,), reason="first")
             return Probe(rounds=rounds, reason="again")
 
-    with pytest.raises(RunFailed, match=f"rule 'script' asked for (a probe|probes) of {told}"):
+    with pytest.raises(RunFailed, match=f"rule 'script' asked for (a probe|probes) of {expected}"):
         World().discover(rule=Stubborn())
 
 

@@ -124,7 +124,7 @@ def test_every_phase_starts_with_the_original_optimizer_settings() -> None:
 
 
 def test_settings_changed_by_evaluate_do_not_persist() -> None:
-    """As a schedule does that is told the score there."""
+    """Like a scheduler that receives the score there."""
     world = World()
     evaluate = world.evaluate
 

@@ -73,16 +73,16 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return trained_once(tmp_path_factory, config)
 
 
-def without_clock(folder: Path) -> dict[str, Any]:
-    return {name: part for name, part in report(folder).items() if name != "timing"}
+def without_clock(run: Path) -> dict[str, Any]:
+    return {name: part for name, part in report(run).items() if name != "timing"}
 
 
 @pytest.mark.parametrize("method", methods.names())
-def test_every_method_trains_to_its_density_and_says_what_it_cost(method: str, trained: Callable[[str], Path]) -> None:
-    folder = trained(method)
-    told, masks = report(folder), Masks.load(folder / "network_masks.safetensors")
-    weights = load_file(folder / "network.safetensors")
-    network, num = told["network"], 64 * 16 + 16 * 10
+def test_every_method_reaches_its_density_and_reports_its_cost(method: str, trained: Callable[[str], Path]) -> None:
+    run = trained(method)
+    values, masks = report(run), Masks.load(run / "network_masks.safetensors")
+    weights = load_file(run / "network.safetensors")
+    network, num = values["network"], 64 * 16 + 16 * 10
     assert (network["num"], network["num_parameters"]) == (num, num + 26)
     assert network["num_on"] == masks.num_on
     if "exact_count" not in methods.entry(method).exceptions:
@@ -93,30 +93,30 @@ def test_every_method_trains_to_its_density_and_says_what_it_cost(method: str, t
     # In a network of linear layers a weight is a multiply-add.
     assert network["inference_flops"] == 2 * masks.num_on
     assert network["dense_inference_flops"] == 2 * num
-    assert told["ledger"]["dense_training_flops"] == EPOCHS * (898 // BATCH) * BATCH * 6 * num
-    assert told["ledger"]["training_flops"] > 0
+    assert values["ledger"]["dense_training_flops"] == EPOCHS * (898 // BATCH) * BATCH * 6 * num
+    assert values["ledger"]["training_flops"] > 0
     assert 0 < network["val"]["score"] <= 1
     assert 0 < network["test"]["score"] <= 1
-    assert told["config"] == RunDir(folder).config
+    assert values["config"] == RunDir(run).config
 
 
 @pytest.mark.parametrize(
     "method", ["dense", "random", "snip", "grasp", "synflow", "dpai", "phew", "edge_popup", "snfs"]
 )
-def test_the_price_of_masks_that_stay(method: str, trained: Callable[[str], Path]) -> None:
-    told = report(trained(method))
-    num, num_on = told["network"]["num"], told["network"]["num_on"]
+def test_the_cost_of_static_masks(method: str, trained: Callable[[str], Path]) -> None:
+    values = report(trained(method))
+    num, num_on = values["network"]["num"], values["network"]["num_on"]
     sample = {"dense": 6 * num, "edge_popup": 6 * num, "snfs": 2 * (2 * num_on + num)}.get(method, 6 * num_on)
     before = {"snip": BATCH * 6 * num, "grasp": BATCH * 4 * 6 * num, "synflow": 3 * 6 * num, "dpai": 5 * 6 * num}
-    assert told["ledger"]["start_flops"] == before.get(method, 0)
-    assert told["ledger"]["training_flops"] == told["ledger"]["samples"] * sample + before.get(method, 0)
+    assert values["ledger"]["start_flops"] == before.get(method, 0)
+    assert values["ledger"]["training_flops"] == values["ledger"]["samples"] * sample + before.get(method, 0)
 
 
 @pytest.mark.parametrize("method", ["gmp", "rigl", "set", "granet", "gse"])
-def test_the_price_of_masks_that_change_on_the_way(method: str, trained: Callable[[str], Path]) -> None:
+def test_the_cost_of_masks_that_change_during_training(method: str, trained: Callable[[str], Path]) -> None:
     """Against a plain loop that counts the weights each batch has seen."""
-    told = report(trained(method))
-    steps = told["ledger"]["samples"] // BATCH
+    values = report(trained(method))
+    steps = values["ledger"]["samples"] // BATCH
     made = config(method).make_method(steps)
     model = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -134,28 +134,28 @@ def test_the_price_of_masks_that_change_on_the_way(method: str, trained: Callabl
         model(torch.randn(8, 64)).square().mean().backward()
         optimizer.step()
     assert num_changes > 2
-    assert told["ledger"]["training_flops"] == flops
+    assert values["ledger"]["training_flops"] == flops
 
 
-def test_pruning_between_trainings_pays_for_each_of_them(trained: Callable[[str], Path]) -> None:
-    told = report(trained("imp_c"))
-    num = told["network"]["num"]
-    numbers_on = [round(phase["density"] * num) for phase in told["ledger"]["phases"]]
+def test_the_cost_of_pruning_in_levels(trained: Callable[[str], Path]) -> None:
+    values = report(trained("imp_c"))
+    num = values["network"]["num"]
+    numbers_on = [round(phase["density"] * num) for phase in values["ledger"]["phases"]]
     assert numbers_on[0] == num
     assert numbers_on == sorted(numbers_on, reverse=True)
     assert len(numbers_on) == 1 + 7, "a fifth less each time: 0.8 to the 7th is the first below a quarter"
-    assert told["ledger"]["relative"] == pytest.approx(sum(numbers_on) / num)
+    assert values["ledger"]["relative"] == pytest.approx(sum(numbers_on) / num)
 
 
-def test_a_network_set_back_to_a_step_trains_from_there(trained: Callable[[str], Path]) -> None:
-    told = report(trained("imp"))
+def test_a_rewound_network_trains_from_the_rewind_step(trained: Callable[[str], Path]) -> None:
+    values = report(trained("imp"))
     per_level = EPOCHS * (898 // BATCH) * BATCH
-    first, *others = told["ledger"]["phases"]
+    first, *others = values["ledger"]["phases"]
     assert first["samples"] == per_level
     assert {phase["samples"] for phase in others} == {per_level - QUICK["rewind_step"] * BATCH}
 
 
-def test_a_training_that_begins_at_a_step_ends_like_the_whole() -> None:
+def test_a_training_that_starts_at_a_step_ends_like_the_whole() -> None:
     """Order, augmentation and learning rate are those of the step, not of a beginning."""
     dataset = data.load("digits")
     trainer = Trainer(dataset, recipes.recipe("digits").override({"batch_size": BATCH}))
@@ -190,7 +190,7 @@ def test_a_training_that_begins_at_a_step_ends_like_the_whole() -> None:
 
 
 @pytest.mark.parametrize(("match", "beside"), [("parameters", 26), ("prunable", 0)])
-def test_matched_parameters_follow_the_phases_of_another_run(
+def test_a_budget_of_parameters_is_taken_from_another_run(
     match: str, beside: int, trained: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """With the biases, which no method switches, or without."""
@@ -199,11 +199,11 @@ def test_matched_parameters_follow_the_phases_of_another_run(
         phase["epochs"] * (beside + round(phase["density"] * grown["network"]["num"]))
         for phase in grown["ledger"]["phases"]
     )
-    told = train(config("random", match=match, match_run=str(trained("gcg"))), tmp_path).as_json()
-    assert told["ledger"]["match"]["kind"] == match
-    assert told["ledger"]["match"]["budget"] == budget
-    assert told["network"]["epochs"] == round(budget / (beside + told["network"]["num_on"]))
-    assert told["ledger"]["match"]["spent"] == told["network"]["epochs"] * (beside + told["network"]["num_on"])
+    values = train(config("random", match=match, match_run=str(trained("gcg"))), tmp_path).as_json()
+    assert values["ledger"]["match"]["kind"] == match
+    assert values["ledger"]["match"]["budget"] == budget
+    assert values["network"]["epochs"] == round(budget / (beside + values["network"]["num_on"]))
+    assert values["ledger"]["match"]["spent"] == values["network"]["epochs"] * (beside + values["network"]["num_on"])
 
 
 def test_epochs_times_parameters_of_masks_that_change_within_a_training(
@@ -217,22 +217,22 @@ def test_epochs_times_parameters_of_masks_that_change_within_a_training(
         num_on -= change.num_drop if change is not None else 0
     assert report(trained("gmp"))["ledger"]["epochs_times_parameters"] == pytest.approx(total / 14)
     assert report(trained("gmp"))["ledger"]["epochs_times_prunable"] == pytest.approx(total / 14 - 2 * 26)
-    told = train(config("random", match="parameters", match_run=str(trained("gmp"))), tmp_path).as_json()
-    match = told["ledger"]["match"]
+    values = train(config("random", match="parameters", match_run=str(trained("gmp"))), tmp_path).as_json()
+    match = values["ledger"]["match"]
     assert match["budget"] == pytest.approx(total / 14)
-    assert match["spent"] == match["epochs"] * (26 + told["network"]["num_on"])
+    assert match["spent"] == match["epochs"] * (26 + values["network"]["num_on"])
     assert match["relative_error"] == pytest.approx(match["spent"] / match["budget"] - 1)
 
 
 def test_a_budget_by_number_and_the_schedule_stretched_over_it(tmp_path: Path) -> None:
     budget = 5 * (26 + round(DENSITY * 1184))
-    told = train(config("rigl", match="parameters", match_budget=budget), tmp_path).as_json()
-    assert told["network"]["epochs"] == 5
-    assert told["ledger"]["samples"] == 5 * 14 * BATCH
+    values = train(config("rigl", match="parameters", match_budget=budget), tmp_path).as_json()
+    assert values["network"]["epochs"] == 5
+    assert values["ledger"]["samples"] == 5 * 14 * BATCH
     num_steps = 5 * 14
     changes = [step for step in range(1, num_steps) if step % 3 == 0 and step < 0.75 * num_steps]
-    num, num_on = told["network"]["num"], told["network"]["num_on"]
-    extra = told["ledger"]["training_flops"] - told["ledger"]["samples"] * 6 * num_on
+    num, num_on = values["network"]["num"], values["network"]["num_on"]
+    extra = values["ledger"]["training_flops"] - values["ledger"]["samples"] * 6 * num_on
     assert extra / (BATCH * 2 * (num - num_on)) == pytest.approx(len(changes), abs=1)
 
 
@@ -257,7 +257,7 @@ def dying(monkeypatch: pytest.MonkeyPatch, after: int) -> Counter[str]:
 
 
 @pytest.mark.parametrize("method", methods.names())
-def test_killed_in_the_middle_and_resumed_every_method_ends_with_the_same_bits(
+def test_every_method_resumes_with_identical_results(
     method: str, trained: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     several = len(report(trained(method))["ledger"]["phases"]) > 1
@@ -274,19 +274,17 @@ def test_killed_in_the_middle_and_resumed_every_method_ends_with_the_same_bits(
     assert list((tmp_path / "stages").glob("partial-*.safetensors")) == []
 
 
-def test_a_lost_level_is_trained_again_from_the_last_one_that_is_there(
-    trained: Callable[[str], Path], tmp_path: Path
-) -> None:
-    folder = shutil.copytree(trained("lth"), tmp_path / "run")
-    (folder / "report.json").unlink()
-    for path in (folder / "stages").glob("*-8.*"):
+def test_lost_levels_are_trained_again(trained: Callable[[str], Path], tmp_path: Path) -> None:
+    run = shutil.copytree(trained("lth"), tmp_path / "run")
+    (run / "report.json").unlink()
+    for path in (run / "stages").glob("*-8.*"):
         path.unlink()
-    (folder / "stages" / "weights-007.safetensors").unlink()
-    train(config("lth"), folder)
-    assert without_clock(folder) == without_clock(trained("lth"))
+    (run / "stages" / "weights-007.safetensors").unlink()
+    train(config("lth"), run)
+    assert without_clock(run) == without_clock(trained("lth"))
 
 
-def test_a_finished_run_is_read_and_the_test_split_is_looked_at_once(
+def test_a_finished_run_is_read_and_the_test_split_is_used_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     charge: list[str] = []
@@ -325,13 +323,13 @@ def test_growth_to_less_than_the_automatic_start_density(method: str, match: str
     assert (masks.num, masks.num_on) == (1184, 9)
 
 
-def test_a_run_of_another_model_is_no_budget(trained: Callable[[str], Path]) -> None:
+def test_the_budget_of_another_model_is_refused(trained: Callable[[str], Path]) -> None:
     other = config("random", match="flops", match_run=str(trained("gcg")), model_options={"widths": [8]})
     with pytest.raises(UserError, match="model_options"):
         other.resolved()
 
 
-def test_a_training_whose_masks_hardly_change_is_told(tmp_path: Path) -> None:
+def test_few_mask_updates_are_a_warning(tmp_path: Path) -> None:
     seldom = config("set", epochs=10, method_options={"update_interval": 100})
     with pytest.warns(UserWarning, match=r"only 2 mask updates in 140 steps \(update interval 100\)"):
         report = train(seldom, tmp_path / "seldom")
@@ -362,26 +360,26 @@ def trained_in(out: Path, method: str, **given: Any) -> dict[str, Any]:
     return train(TrainConfig.from_dict({**values, **given}), out).as_json()
 
 
-def test_levels_add_up_and_leave_one_network_on_disk(tmp_path: Path) -> None:
-    told = trained_in(tmp_path, "imp_c")
-    assert [point["epochs"] for point in told["curve"]["rounds"]] == [EPOCHS * level for level in range(1, 9)]
-    assert [phase["phase"] for phase in told["ledger"]["phases"]] == [f"level-{level}" for level in range(1, 9)]
-    assert told["network"]["epochs"] == 8 * EPOCHS
+def test_levels_add_up_and_keep_one_network_on_disk(tmp_path: Path) -> None:
+    values = trained_in(tmp_path, "imp_c")
+    assert [point["epochs"] for point in values["curve"]["rounds"]] == [EPOCHS * level for level in range(1, 9)]
+    assert [phase["phase"] for phase in values["ledger"]["phases"]] == [f"level-{level}" for level in range(1, 9)]
+    assert values["network"]["epochs"] == 8 * EPOCHS
     kept = sorted(path.stem for path in (tmp_path / "stages").glob("*.safetensors"))
     assert kept == ["start", "weights-007"], "only the last network is kept"
 
 
 @pytest.mark.parametrize("method", ["random", "edge_popup"])
-def test_parameters_that_are_trained_are_counted_not_those_that_are_left(method: str, tmp_path: Path) -> None:
-    """Hidden weights are trained whether a mask shows them or not."""
-    told = trained_in(tmp_path, method)
-    num = NUM if method == "edge_popup" else told["network"]["num_on"]
-    assert told["network"]["num_on"] == round(0.25 * NUM)
-    assert told["ledger"]["epochs_times_parameters"] == EPOCHS * (num + DENSE)
+def test_trained_parameters_are_counted_not_remaining_ones(method: str, tmp_path: Path) -> None:
+    """Latent weights are trained whether or not their mask is on."""
+    values = trained_in(tmp_path, method)
+    num = NUM if method == "edge_popup" else values["network"]["num_on"]
+    assert values["network"]["num_on"] == round(0.25 * NUM)
+    assert values["ledger"]["epochs_times_parameters"] == EPOCHS * (num + DENSE)
 
 
-def test_what_training_dense_would_cost_does_not_hang_on_where_levels_begin(tmp_path: Path) -> None:
-    """Levels that are set back to a step have fewer samples in as many epochs; a dense training has not."""
+def test_the_cost_of_dense_training_does_not_depend_on_rewinding(tmp_path: Path) -> None:
+    """Rewound levels have fewer samples in as many epochs; a dense training does not."""
     ledger = trained_in(tmp_path, "imp", method_options={"rewind_step": 9})["ledger"]
     dense = EPOCHS * STEPS * 64 * 6 * NUM
     assert ledger["samples"] < 8 * EPOCHS * STEPS * 64
@@ -426,7 +424,7 @@ def rewiring_by_paths() -> Method:
 
 
 @pytest.mark.parametrize("make", [pruning_by_gradient, rewiring_by_paths])
-def test_a_method_of_ones_own_pays_for_what_it_reads(
+def test_custom_methods_are_charged_for_scoring(
     make: Callable[[], Method], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = ModuleType("my_methods")
@@ -441,7 +439,7 @@ def test_a_method_of_ones_own_pays_for_what_it_reads(
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_choosing_the_first_masks_takes_time_too(killed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choosing_the_initial_masks_is_timed(killed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its FLOPs are part of the first phase, and so are its seconds, also where masks are taken from a store."""
     num_chosen = 0
 
@@ -473,20 +471,20 @@ def test_choosing_the_first_masks_takes_time_too(killed: bool, tmp_path: Path, m
 
 
 @given(num_steps=st.integers(1, 200_000))
-def test_late_rewinding_goes_back_to_the_same_share_of_short_trainings(num_steps: int) -> None:
+def test_late_rewinding_scales_with_short_trainings(num_steps: int) -> None:
     step = methods.create("imp", num_steps=num_steps).rewind_step
     assert step == (500 if num_steps >= 10_000 else pytest.approx(num_steps / 20, abs=0.5))
     assert methods.create("imp", num_steps=num_steps, rewind_step=7).rewind_step == 7
 
 
-def test_in_a_loop_of_ones_own_late_rewinding_goes_back_to_step_500() -> None:
+def test_late_rewinding_in_a_custom_loop_goes_to_step_500() -> None:
     assert methods.create("imp").rewind_step == 500
     assert methods.create("imp", rewind_step=2e2).rewind_step == 200
 
 
 @settings(deadline=None, max_examples=10)
 @given(epochs=st.integers(1, 12))
-def test_a_short_training_by_default_keeps_nearly_all_of_each_level(epochs: int) -> None:
+def test_short_levels_keep_nearly_all_of_their_steps(epochs: int) -> None:
     config = TrainConfig.from_dict({"method": "imp", "epochs": epochs, "density": 0.25})
     assert config.make_method(epochs * STEPS).rewind_step == round(0.05 * epochs * STEPS)
 

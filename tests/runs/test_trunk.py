@@ -179,13 +179,13 @@ def test_momentum_carries_over_in_the_trunk_but_not_into_probes() -> None:
 
 def test_lost_weights_are_trained_again() -> None:
     options = {"rule": Script(probe=(1,), last=2)}
-    undisturbed = without_timing(World().discover(**options))
+    uninterrupted = without_timing(World().discover(**options))
     store = MortalStore(6, saves_the_last=True)
     with pytest.raises(Killed):
         World().discover(store=store, **options)
     for stage in ("weights-000", "weights-001"):
         store.delete_tensors(stage)
-    assert without_timing(World().discover(store=store, **options)) == undisturbed
+    assert without_timing(World().discover(store=store, **options)) == uninterrupted
 
 
 def test_stages_of_another_model_are_refused() -> None:
@@ -306,21 +306,21 @@ def test_the_dense_baseline_starts_from_the_initial_weights() -> None:
 def test_the_final_network_continues_from_its_short_probe() -> None:
     """Its epochs count: it is the first part of one training whose learning rate rises twice."""
     script = Script(probe=(0, 3), density=0.19)
-    world, anew = World(), World()
+    world, scratch = World(), World()
     found = world.discover(budget=40, probe_fraction=0.1, rule=script)
     assert [call.epochs for call in world.fits] == [5, 4, 1, 1, 1, 4, 36]
     assert (found.network.stage, found.network.num_epochs, found.network.point.epochs) == ("final", 36, 40)
     assert world.fits[-1].num_slots > 0, "with its momentum"
     assert stage_lengths(found)[-1] == ("final", 36)
-    found = anew.discover(budget=40, probe_fraction=0.1, rule=script, warm_start=False)
-    assert [call.epochs for call in anew.fits] == [5, 4, 1, 1, 1, 4, 40]
+    found = scratch.discover(budget=40, probe_fraction=0.1, rule=script, warm_start=False)
+    assert [call.epochs for call in scratch.fits] == [5, 4, 1, 1, 1, 4, 40]
     assert found.network.point.epochs == 40
-    assert anew.fits[-1].num_slots == 0
-    # A network that was not probed has nothing to go on from, and a probe of another round is no help.
+    assert scratch.fits[-1].num_slots == 0
+    # A network that was not probed has no probe to continue from, and a probe of another round does not help.
     other = World()
     other.discover(budget=40, probe_fraction=0.1, rule=replace(script, density=0.14))
     assert [call.epochs for call in other.fits] == [5, 4, 1, 1, 1, 4, 40]
-    # Grown weights go on from the trunk.
+    # Grown weights continue from the trunk.
     grown = World()
     grown.discover(budget=40, probe_fraction=0.1, rule=script, final="grown")
     assert [call.epochs for call in grown.fits] == [5, 35, 1, 1, 1, 32]
@@ -548,15 +548,15 @@ def test_a_probe_with_enough_epochs_is_returned_as_it_is(epochs: Any) -> None:
 
 
 def test_a_probe_with_fewer_epochs_is_continued_or_trained_from_scratch() -> None:
-    world, anew = World(), World()
+    world, scratch = World(), World()
     found = world.discover(reference=0.9, rule=PROBED, final_epochs=21)
     assert lengths(world)[-2:] == [16, 5]
     assert (found.network.stage, found.network.point.epochs) == ("final", 21)
     assert world.fits[-1].num_slots > 0, "with its momentum"
-    found = anew.discover(reference=0.9, rule=PROBED, final_epochs=21, warm_start=False)
-    assert lengths(anew)[-2:] == [16, 21]
+    found = scratch.discover(reference=0.9, rule=PROBED, final_epochs=21, warm_start=False)
+    assert lengths(scratch)[-2:] == [16, 21]
     assert (found.network.stage, found.network.point.epochs) == ("final", 21)
-    assert anew.fits[-1].num_slots == 0
+    assert scratch.fits[-1].num_slots == 0
 
 
 def test_grown_weights_count_their_epochs() -> None:

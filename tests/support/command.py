@@ -71,8 +71,8 @@ def everything(out: Path) -> dict[str, object]:
     return {**parts, "metrics": metrics, **{name: (out / name).read_bytes() for name in files}}
 
 
-def assert_same(disturbed: Path, undisturbed: Path) -> None:
+def assert_same(resumed: Path, uninterrupted: Path) -> None:
     """Two runs left the same, to the bit."""
-    got, wanted = everything(disturbed), everything(undisturbed)
-    assert got.keys() == wanted.keys()
-    assert [name for name in wanted if got[name] != wanted[name]] == []
+    got, expected = everything(resumed), everything(uninterrupted)
+    assert got.keys() == expected.keys()
+    assert [name for name in expected if got[name] != expected[name]] == []

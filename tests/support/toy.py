@@ -21,7 +21,7 @@ TARGETS = (INPUTS[:, 0] * INPUTS[:, 1] > 0).long()
 
 @dataclass(frozen=True)
 class Script:
-    """Probes the given rounds when they are reached, grows to the last of them, answers what it was told to."""
+    """Probes the given rounds when they are reached, grows to the last of them, gives the configured answer."""
 
     probe: tuple[int, ...] = (0, 2)
     last: int = 3
@@ -133,14 +133,14 @@ class MortalStore(MemoryStore):
 
 
 def killed_at_every_save(saves_the_last: bool, **options: Any) -> int:
-    """Break a discovery off at each of its saves and resume it: it must end as if undisturbed. The number of saves."""
-    undisturbed = without_timing(World().discover(**options))
+    """Interrupt a discovery at each of its saves and resume it, with the same result; returns the number of saves."""
+    uninterrupted = without_timing(World().discover(**options))
     for num_saves in range(1, 100):
         store = MortalStore(num_saves, saves_the_last)
         try:
             World().discover(store=store, **options)
         except Killed:
-            assert without_timing(World().discover(store=store, **options)) == undisturbed
+            assert without_timing(World().discover(store=store, **options)) == uninterrupted
         else:
             return num_saves - 1
     raise AssertionError("a discovery of a hundred saves")

@@ -22,11 +22,11 @@ from pathgrow.runs.training import train
 def trained_once(
     tmp_path_factory: pytest.TempPathFactory, config: Callable[[str], TrainConfig]
 ) -> Callable[[str], Path]:
-    """The folder of an undisturbed run of a method, trained when it is first asked for."""
+    """The run directory of an uninterrupted run of a method, trained on first use."""
 
     @functools.cache
     def folder(method: str) -> Path:
-        out = tmp_path_factory.mktemp("undisturbed") / method
+        out = tmp_path_factory.mktemp("uninterrupted") / method
         train(config(method), out)
         return out
 
