@@ -121,3 +121,8 @@ def test_a_custom_method() -> None:
     for function in (methods.entry, methods.defaults):
         with pytest.raises(UserError, match="unknown method 'gcq': did you mean gcg"):
             function("gcq")
+
+
+def test_fixed_masks_must_be_masks() -> None:
+    with pytest.raises(UserError, match=r"masks must be a pathgrow.Masks, got None"):
+        methods.fixed(None)  # type: ignore[arg-type]

@@ -291,7 +291,7 @@ def test_unusable_directories_are_skipped_with_a_note(tmp_path: Path, capsys: py
     assert len(notes) == len(bad)
     for note, path in zip(notes, bad, strict=True):
         assert note.startswith(f"pathgrow: {path} skipped: ")
-    assert "is unfinished (stages done: 0)" in notes[0]
+    assert notes[0].endswith("skipped: it is unfinished (stages done: 0); rerun it to resume")
     assert "repeats seed 0" in notes[-1]
     with pytest.raises(UserError, match="no finished run in 2 paths"):
         compare_runs([tmp_path / "foreign", bad[0]])

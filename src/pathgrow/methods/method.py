@@ -411,6 +411,7 @@ def fixed(masks: Masks) -> Method:
     Attach it with `scope=masks.scope`, unless that is the default scope of the model. It takes masks instead of
     options, so it is not in the table of methods.
     """
+    require(isinstance(masks, Masks), "masks", masks, "a pathgrow.Masks")
     kept = masks.clone()
 
     def start(net: NetworkView, candidates: Masks, count: int, generator: torch.Generator) -> Masks:

@@ -115,7 +115,8 @@ def compare_runs(paths: Sequence[str | os.PathLike[str]]) -> Comparison:
             report = load_finished(path)
             run = _Run(path, report, report.hardware(RunDir(path).environment))
         except UserError as error:
-            notes.append(f"{path} skipped: {str(error).removeprefix(path).lstrip(' /:')}")
+            reason = str(error).removeprefix(path).lstrip(" /:")
+            notes.append(f"{path} skipped: {'it ' if reason.startswith('is ') else ''}{reason}")
             continue
         key = (report.command, tuple(report.task.items()), tuple(sorted(report.settings.items())))
         group = groups.setdefault(key, [])
