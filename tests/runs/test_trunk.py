@@ -376,32 +376,9 @@ SAMPLES = 16
 """An epoch is one step."""
 
 
-@dataclass(frozen=True)
-class BesideProbes(Script):
-    """Three rounds, then all probes at once, then growth up to each of the given densities."""
-
-    probe: tuple[int, ...] = (0, 2, DENSE)
-    last: int = 3
-    up_to: tuple[float, ...] = ()
-    allowed: float | None = None
-
-    def decide(self, curve: Curve) -> Verdict:
-        here = curve.rough[-1].round
-        if here < self.last:
-            return Grow(reason="not yet")
-        if not curve.probes and self.probe:
-            return Probe(rounds=self.probe, reason="all at once")
-        if here - self.last < len(self.up_to):
-            return Grow(reason="up to the answer", up_to=self.up_to[here - self.last])
-        return Stop(reason="the script ends")
-
-    def answer(self, curve: Curve) -> Answer:
-        return replace(super().answer(curve), allowed=self.allowed)
-
-
 @pytest.fixture(scope="module")
 def found() -> Discovery:
-    return World().discover(rule=BesideProbes(), budget=40)
+    return World().discover(rule=Beside(), budget=40)
 
 
 def test_a_dense_probe_is_a_stage_at_the_cost_of_dense_training(found: Discovery) -> None:
@@ -430,14 +407,14 @@ def test_a_dense_probe_trains_all_weights(found: Discovery) -> None:
         present.append((epochs, sum(int(model.get_parameter(name).count_nonzero()) for name in found.masks)))
 
     world.fit = watched  # type: ignore[method-assign]
-    world.discover(rule=BesideProbes(), budget=40)
+    world.discover(rule=Beside(), budget=40)
     counts = [record.num_on for record in found.rounds]
     assert [num for epochs, num in present if epochs == 12] == [counts[0], counts[2], NUM]
     assert present[-1] == (40, counts[3]), "and it is not returned"
 
 
 def test_a_dense_probe_changes_nothing_else(found: Discovery) -> None:
-    without = World().discover(rule=BesideProbes(probe=(0, 2)), budget=40)
+    without = World().discover(rule=Beside(probe=(0, 2)), budget=40)
     for round in range(4):
         assert found.masks_at(round) == without.masks_at(round)
     assert found.rounds == tuple(
@@ -453,7 +430,7 @@ def test_a_dense_probe_changes_nothing_else(found: Discovery) -> None:
 
 @pytest.mark.parametrize("saves_the_last", [True, False])
 def test_killed_at_any_save_and_resumed_ends_with_the_same_bits(saves_the_last: bool) -> None:
-    rule = BesideProbes(probe=(1, DENSE), last=1, up_to=(0.13, 0.14))
+    rule = Beside(probe=(1, DENSE), last=1, up_to=(0.13, 0.14))
     # start, four rounds with their weights, two probes, and the final network
     assert killed_at_every_save(saves_the_last, rule=rule, budget=20) == 1 + 2 * 4 + 2 + 1
 
@@ -472,20 +449,20 @@ def test_killed_at_any_save_and_resumed_ends_with_the_same_bits(saves_the_last: 
     ],
 )
 def test_a_dense_probe_is_allowed_if_it_is_cheap(options: dict, epochs: int, can: bool) -> None:
-    found = World().discover(rule=BesideProbes(probe=(2,), last=2), select_by="gain", **options)
+    found = World().discover(rule=Beside(probe=(2,), last=2), select_by="gain", **options)
     assert found.curve.can_probe_dense is can
     assert found.curve.full_epochs == options["budget"]
     assert found.curve.select_by == "gain"
     assert found.curve.probes[0].epochs == epochs
     if not can:
         with pytest.raises(RunFailed, match="rule 'script' asked for a probe of round -1"):
-            World().discover(rule=BesideProbes(), **options)
+            World().discover(rule=Beside(), **options)
 
 
 @pytest.mark.parametrize("rounds", [(DENSE, DENSE), (0, DENSE, 0), (DENSE - 1,)])
 def test_a_dense_probe_is_trained_once(rounds: tuple[int, ...]) -> None:
     with pytest.raises(RunFailed, match="rule 'script' asked for a probe of round"):
-        World().discover(rule=BesideProbes(probe=rounds), budget=40)
+        World().discover(rule=Beside(probe=rounds), budget=40)
 
 
 @pytest.mark.parametrize("budget", [1, 2, 3, 4, 16])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import torch
@@ -49,7 +50,7 @@ def _layers(model: nn.Module) -> list[nn.Conv2d | nn.Linear]:
     return layers
 
 
-class ResidualNetwork(ReferenceModel):
+class ResidualNetwork(ReferenceModel, ABC):
     """A stem, residual stages `layer1`, `layer2`, ..., average pooling and the linear classifier `fc`."""
 
     fc: nn.Linear
@@ -62,9 +63,9 @@ class ResidualNetwork(ReferenceModel):
             self.add_module(f"layer{number}", nn.Sequential(first, *(block(width, width, 1) for _ in range(depth - 1))))
             channels = width
 
+    @abstractmethod
     def stem(self, x: Tensor) -> Tensor:
         """Return the input of the first stage."""
-        raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)
