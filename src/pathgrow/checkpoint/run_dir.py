@@ -140,7 +140,7 @@ class RunDir:
         """The resolved config, or None if no run was started here."""
         path = self.path / "config.json"
         # Nothing else says what the stages belong to: without this file the directory cannot be opened.
-        advice = "restore it, choose another --out, or delete the whole directory to start over"
+        advice = "restore it, choose another directory (--out or store=), or delete the whole directory to start over"
         return strict_json.read_object(path, advice) if path.is_file() else None
 
     @property
@@ -243,7 +243,9 @@ class RunDir:
     def _acquire(self) -> None:
         """Create the directory, or check that it is a run directory, and lock it."""
         if self.path.exists() and not self.path.is_dir():
-            raise UserError(f"{self.path} is a file, not a directory: choose another --out, or move the file")
+            raise UserError(
+                f"{self.path} is a file, not a directory: choose another directory (--out or store=), or move the file"
+            )
         if self.path.is_dir() and self.config is None:
             try:
                 others = sorted(entry.name for entry in self.path.iterdir() if not entry.name.startswith("."))
@@ -252,7 +254,7 @@ class RunDir:
             if others:
                 raise UserError(
                     f"{self.path} holds {others[0]!r} but no config.json, so it is not a run directory: "
-                    "choose a new or empty directory with --out"
+                    "choose a new or empty directory (--out or store=)"
                 )
         try:
             self._lock_directory()
@@ -264,7 +266,7 @@ class RunDir:
             if error.errno not in (errno.ENOLCK, errno.ENOTSUP):
                 self._remove_created()
                 raise UserError(
-                    f"cannot write to {self.path} ({error.strerror}): choose a writable directory with --out"
+                    f"cannot write to {self.path} ({error.strerror}): choose a writable directory (--out or store=)"
                 ) from error
             # Some network file systems have no locks; a run there is worth more than the protection.
         self.stages.is_owner = True
@@ -323,7 +325,7 @@ class RunDir:
             more = f"; and {len(differing) - 3} more" if len(differing) > 3 else ""
             raise UserError(
                 f"{self.path} holds a run with another config: {'; '.join(differing[:3])}{more}"
-                ": choose another --out, or delete the directory to start over"
+                ": choose another directory (--out or store=), or delete this one to start over"
             )
         if self.finished:
             return

@@ -195,7 +195,7 @@ class StageFiles:
         if record["format"] != _STAGE_FORMAT:
             raise UserError(
                 f"{path} has stage format {record['format']!r}, expected {_STAGE_FORMAT}: it was written by another "
-                "version of pathgrow; resume it with that version, or choose another --out"
+                "version of pathgrow; resume it with that version, or choose another directory (--out or store=)"
             )
         if record["stage"] != stage:
             raise _DamageError(f"{path.name} holds stage {record['stage']!r}")

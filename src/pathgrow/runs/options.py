@@ -158,7 +158,7 @@ class DiscoverOptions(SearchOptions):
             if name == "target_density":
                 raise UserError(
                     "discover searches for the density and takes no target_density; "
-                    "use `pathgrow train --method gcg --density D`"
+                    "use `pathgrow train --method gcg --density D`, or attach(..., create('gcg', target_density=D))"
                 )
             if name not in known:
                 raise unknown_name("option", name, known)
@@ -178,7 +178,7 @@ class DiscoverOptions(SearchOptions):
         if method.target_density is not None:
             raise UserError(
                 f"method {method.name!r} has target_density {method.target_density:g}, but discover searches for the "
-                f"density; use `pathgrow train --method {method.name} --density {method.target_density:g}`"
+                f"density; use attach, or `pathgrow train --method {method.name} --density {method.target_density:g}`"
             )
         own = method.schedule.gamma if isinstance(method.schedule, GrowEachRound) else None
         if isinstance(self.method, Method) and self.gamma is not None and own not in (None, self.gamma):
