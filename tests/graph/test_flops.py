@@ -11,8 +11,8 @@ from pathgrow.errors import UserError
 from pathgrow.graph import trace
 from pathgrow.graph.flops import (
     forward_macs,
-    growth_flops,
     sample_flops,
+    scoring_flops,
     step_flops,
     training_flops,
 )
@@ -97,7 +97,7 @@ def test_training_is_three_passes_of_two_operations():
     graph = trace(model, example)
     sparse, dense = macs_by_hooks(model, example, dict(masks)), macs_by_hooks(model, example, {})
     assert step_flops(graph, masks) == training_flops(model, example, masks) == 6 * sparse
-    assert growth_flops(graph, masks, num_gradient_samples=1) == 4 * sparse + 2 * dense
+    assert scoring_flops(graph, masks, num_gradient_samples=1) == 4 * sparse + 2 * dense
 
 
 def test_masks_of_another_model_are_refused():
@@ -131,5 +131,5 @@ def test_rigl_on_resnet50_costs_what_its_authors_state(density, expected):
     masks = Masks.full(model)
     for name, num in allocate(masks, density, "erk").items():
         masks[name].flatten()[num:] = False
-    mean = (100 * step_flops(graph, masks) + growth_flops(graph, masks, num_gradient_samples=1)) / 101
+    mean = (100 * step_flops(graph, masks) + scoring_flops(graph, masks, num_gradient_samples=1)) / 101
     assert mean / step_flops(graph) == pytest.approx(expected, abs=0.01)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pathgrow.graph import trace
-from pathgrow.graph.flops import growth_flops
+from pathgrow.graph.flops import scoring_flops
 from pathgrow.graph.sample_counter import counting
 from pathgrow.masks import Masks
 
@@ -17,9 +17,9 @@ def test_growth_costs_what_was_read() -> None:
     graph = trace(model, torch.ones(1, 4))
     masks = Masks({"0.weight": torch.eye(3, 4, dtype=torch.bool)})
     dense, sparse = 12 + 6, 3 + 6  # multiply-adds of one forward pass
-    assert growth_flops(graph, masks) == 0
-    assert growth_flops(graph, masks, num_path_passes=2) == 2 * 3 * 2 * dense
-    assert growth_flops(graph, masks, num_gradient_samples=10) == 10 * 2 * (2 * sparse + dense)
+    assert scoring_flops(graph, masks) == 0
+    assert scoring_flops(graph, masks, num_path_passes=2) == 2 * 3 * 2 * dense
+    assert scoring_flops(graph, masks, num_gradient_samples=10) == 10 * 2 * (2 * sparse + dense)
 
 
 class TwoInputs(nn.Module):

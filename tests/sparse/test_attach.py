@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from pathgrow import discover, methods, scope
 from pathgrow.errors import UserError
 from pathgrow.graph import trace
-from pathgrow.graph.flops import start_flops
+from pathgrow.graph.flops import scoring_flops
 from pathgrow.masks import Masks
 from pathgrow.methods.method import ScoringCost
 from pathgrow.methods.picks import at_random
@@ -325,7 +325,7 @@ def test_the_cost_of_initial_masks_by_hand(method: str, options: dict[str, int],
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     found = scoring_cost(model, 4, method, 5, **options)
-    assert start_flops(trace(model, torch.zeros(1, 4)), **dataclasses.asdict(found)) == passes * 3 * 2 * MACS
+    assert scoring_flops(trace(model, torch.zeros(1, 4)), **dataclasses.asdict(found)) == passes * 3 * 2 * MACS
 
 
 @pytest.mark.parametrize("method", ["snip", "grasp"])
@@ -335,7 +335,7 @@ def test_the_cost_of_gradients_is_that_counted_by_torch(method: str) -> None:
     model = nn.Sequential(*[layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU())])
     with FlopCounterMode(display=False) as counter:
         found = scoring_cost(model, width, method, size)
-    flops = start_flops(trace(model, torch.zeros(1, width)), **dataclasses.asdict(found))
+    flops = scoring_flops(trace(model, torch.zeros(1, width)), **dataclasses.asdict(found))
     # The first layer's input needs no gradient, so the network takes a little less than the formula.
     assert counter.get_total_flops() == pytest.approx(flops, rel=1.5 / depth)
     assert counter.get_total_flops() < flops

@@ -84,26 +84,23 @@ def training_flops(model: nn.Module, example_input: Any, masks: Masks | None = N
     return step_flops(trace(model, example_input), masks)
 
 
-def growth_flops(graph: Graph, masks: Masks, *, num_path_passes: int = 0, num_gradient_samples: int = 0) -> int:
-    """Return the FLOPs of scoring weights before `masks` grow.
+def scoring_flops(
+    graph: Graph,
+    masks: Masks | None = None,
+    *,
+    num_path_passes: int = 0,
+    num_gradient_samples: int = 0,
+    num_hessian_samples: int = 0,
+) -> int:
+    """Return the FLOPs of scoring all weights before `masks` grow; without masks, of the still dense network.
 
     Path scores take one sample forward and backward through all weights, pruned ones included: one dense training
-    sample. Loss gradients of pruned weights take a batch whose forward pass and activation gradients are sparse and
-    whose weight gradients are dense.
-    """
-    gradient_flops = sample_flops("dense_gradient_at_steps", forward_macs(graph, masks), forward_macs(graph))
-    return num_path_passes * step_flops(graph) + num_gradient_samples * gradient_flops
+    sample. Loss gradients take a batch whose forward pass and activation gradients are sparse and whose weight
+    gradients are dense. Differentiating a gradient, for a Hessian-vector product, takes two matrix products for each of
+    its own: twice as much again.
 
-
-def start_flops(
-    graph: Graph, *, num_path_passes: int = 0, num_gradient_samples: int = 0, num_hessian_samples: int = 0
-) -> int:
-    """Return the FLOPs of choosing the initial masks of a network that is still dense.
-
-    Path scores and the gradient of one sample each cost as much as a dense training sample. Differentiating that
-    gradient, for a Hessian-vector product, takes two matrix products for each of its own: twice as much again.
-
-    >>> start_flops(trace(nn.Linear(4, 2), torch.zeros(1, 4)), num_gradient_samples=10)  # 10 x 6 x 8
+    >>> scoring_flops(trace(nn.Linear(4, 2), torch.zeros(1, 4)), num_gradient_samples=10)  # 10 x 6 x 8
     480
     """
-    return step_flops(graph) * (num_path_passes + num_gradient_samples + 2 * num_hessian_samples)
+    gradient = sample_flops("dense_gradient_at_steps", forward_macs(graph, masks), forward_macs(graph))
+    return num_path_passes * step_flops(graph) + (num_gradient_samples + 2 * num_hessian_samples) * gradient

@@ -31,12 +31,11 @@ from pathgrow.report.schema import RunReport
 from pathgrow.runs import checks
 from pathgrow.runs.config import DiscoverConfig
 from pathgrow.runs.options import DiscoverOptions
-from pathgrow.runs.records import Record
+from pathgrow.runs.records import Record, write_results
 from pathgrow.runs.result import Discovery
 from pathgrow.runs.session import MAX_ADAPTIVE_EPOCHS, Session, open_session, run_in
 from pathgrow.runs.trunk import GrowingTrunk, train_copies, train_dense
 from pathgrow.sparse.attach import check_whole, unwrapped
-from pathgrow.sparse.training_state import delete_training_checkpoints
 from pathgrow.trainer.interface import Evaluate, Fit
 
 _DRAWN = ("curve.png", "report.html")
@@ -179,15 +178,6 @@ def search(session: Session, options: DiscoverOptions) -> Discovery:
         raise
 
 
-def write_results(run_dir: RunDir, found: Discovery, report: RunReport) -> None:
-    """Write curve.csv, and last of all report.json: a run directory with a report is finished."""
-    delete_training_checkpoints(run_dir)
-    evaluated = [("rough", found.rounds), ("probe", found.probes)]
-    run_dir.write_curve([{"kind": kind, **record.row()} for kind, records in evaluated for record in records])
-    timing = dataclasses.replace(report.timing, run_seconds=run_dir.seconds)
-    run_dir.write_report(dataclasses.replace(report, timing=timing).as_json())
-
-
 def draw_figures(run_dir: RunDir) -> None:
     """Draw the figure and the page of a finished discovery, unless they exist."""
     if not all((run_dir.path / name).exists() for name in _DRAWN):
@@ -217,7 +207,7 @@ def _write_report(found: Discovery, run_dir: RunDir | None, comm: Communicator) 
         if run_dir is None:
             return
         if not run_dir.finished:
-            write_results(run_dir, found, found.report())
+            write_results(run_dir, found.report(), rough=found.rounds, probe=found.probes)
         draw_figures(run_dir)
 
     try:
@@ -370,9 +360,7 @@ class _Search:
             [record] = train_copies(self._trunk, self._options, {"final": round}, epochs, probe=warm)
             for other in self._probes.values():
                 self._session.store.delete_tensors(other.stage)
-        found = self._session.tensors(record.stage)
-        assert found is not None
-        self._trunk.finish_(self._trunk.masks(round), *found)
+        self._trunk.finish_(self._trunk.masks(round), *self._session.tensors(record.stage))
         return record, is_new
 
     @property
@@ -394,26 +382,8 @@ def run_discovery(
     progress: ProgressBar | None = None,
     comm: Communicator | None = None,
 ) -> RunReport:
-    """Run a discovery in a run directory and return its report.
-
-    A finished run is not repeated; an interrupted one resumes and ends with the same bits.
-
-    Parameters
-    ----------
-    out
-        The run directory. In distributed training only rank 0 writes to it.
-    progress
-        Progress display, used by rank 0.
-    comm
-        The ranks of the run; None: those that `torchrun` started, or a single process.
-    """
-    return run_in(
-        config,
-        out,
-        lambda config, run_dir, comm: _discover(config, run_dir, progress or ProgressBar(), comm),
-        comm,
-        draw_figures,
-    )
+    """Run a discovery in a run directory and return its report; for the parameters, see `run_in`."""
+    return run_in(config, out, _discover, progress, comm, draw_figures)
 
 
 def expected_epochs(config: DiscoverConfig, out: str | os.PathLike[str]) -> int:
@@ -467,4 +437,4 @@ def _discover(config: DiscoverConfig, run_dir: RunDir | None, progress: Progress
     report = dataclasses.replace(
         report, config=config.as_dict(), notes=(*notes, *report.notes), weights_sha256=weights_sha256
     )
-    write_results(run_dir, found, report)
+    write_results(run_dir, report, rough=found.rounds, probe=found.probes)

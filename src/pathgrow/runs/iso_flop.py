@@ -14,7 +14,7 @@ from functools import cache, cached_property
 from pathgrow.config import from_json, to_json
 from pathgrow.errors import UserError
 from pathgrow.graph import Graph
-from pathgrow.graph.flops import forward_macs, sample_flops, start_flops
+from pathgrow.graph.flops import forward_macs, sample_flops, scoring_flops
 from pathgrow.masks import Masks
 from pathgrow.methods.method import Cost, MaskUpdate, Method, MethodState, Progress, count_at, never
 from pathgrow.report.schema import LedgerReport, MatchReport
@@ -52,11 +52,8 @@ def cost_logger(graph: Graph) -> Callable[[Attached], None]:
     def on_mask_update(attached: Attached) -> None:
         if attached.method.weights is not None:
             return  # latent weights are trained densely
-        log, cost, in_step = (
-            attached.method_state.get(_LOG, {}),
-            attached.last_scoring_cost,
-            attached.method.clock == "step",
-        )
+        log, cost = attached.method_state.get(_LOG, {}), attached.last_scoring_cost
+        in_step = attached.method.clock == "step"
         line = {"since": 0, "updated": -1, "macs": forward_macs(graph, attached.masks), "num_on": attached.masks.num_on}
         line["scoring"] = 0
         if log:
@@ -221,7 +218,7 @@ class Forecast:
         self.num_on = masks.num_on
         self._macs = forward_macs(session.graph, masks)
         self._fixed_macs = forward_macs(session.graph, Masks.empty(session.scope))
-        self._start = start_flops(session.graph, **asdict(scoring)) if config.match == "flops" else 0
+        self._start = scoring_flops(session.graph, **asdict(scoring)) if config.match == "flops" else 0
 
     def cost(self, epochs: int) -> float:
         """Cost of a run whose trainings have this many epochs."""

@@ -13,7 +13,8 @@ from pathgrow.checkpoint import RunDir
 from pathgrow.config import to_json
 from pathgrow.density.types import Answer, Point, Verdict
 from pathgrow.report.progress import ProgressBar
-from pathgrow.report.schema import LedgerReport, PhaseReport, PhaseTiming, PointReport, Score, TimingReport
+from pathgrow.report.schema import LedgerReport, PhaseReport, PhaseTiming, PointReport, RunReport, Score, TimingReport
+from pathgrow.sparse.training_state import delete_training_checkpoints
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,15 +49,7 @@ class Record:
 
     def point_report(self) -> PointReport:
         """The evaluated network, for the report."""
-        point = self.point
-        return PointReport(
-            round=point.round,
-            density=point.density,
-            density_model=self.density_model,
-            epochs=point.epochs,
-            score=point.score,
-            loss=point.loss,
-        )
+        return PointReport(density_model=self.density_model, **dataclasses.asdict(self.point))
 
     def row(self) -> dict[str, Any]:
         """The evaluated network as a row of curve.csv and of the metrics."""
@@ -138,6 +131,14 @@ def timing_report(records: Sequence[Record]) -> TimingReport:
     """Return how long the stages of a run took."""
     phases = tuple(PhaseTiming(phase=record.stage, seconds=record.seconds) for record in records)
     return TimingReport(seconds=sum(phase.seconds for phase in phases), phases=phases)
+
+
+def write_results(run_dir: RunDir, report: RunReport, **evaluated: Sequence[Record]) -> None:
+    """Write curve.csv, with the kind of its rows, and last of all report.json: with a report, a run is finished."""
+    delete_training_checkpoints(run_dir)
+    run_dir.write_curve([{"kind": kind, **record.row()} for kind, records in evaluated.items() for record in records])
+    timing = dataclasses.replace(report.timing, run_seconds=run_dir.seconds)
+    run_dir.write_report(dataclasses.replace(report, timing=timing).as_json())
 
 
 class Callback:

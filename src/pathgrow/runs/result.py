@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathgrow.density.estimate import fit_band
 from pathgrow.density.types import DENSE, Answer, Curve, Point, Reference, Rule
 from pathgrow.errors import UserError
-from pathgrow.graph.flops import inference_flops, step_flops
+from pathgrow.graph.flops import step_flops
 from pathgrow.masks import Masks
 from pathgrow.methods.method import GrowEachRound
 from pathgrow.report.formats import percent
@@ -17,7 +17,6 @@ from pathgrow.report.schema import (
     FitReport,
     LedgerReport,
     MethodReport,
-    NetworkReport,
     PointReport,
     ReferenceReport,
     RunReport,
@@ -163,27 +162,15 @@ class Discovery:
 
         `test` and `dense_test` are the scores that `examine` returned.
         """
-        answer, network, options, graph = self.answer, self.network, self.options, self.trunk.session.graph
         # Without learning, a curve fitted to the scores would show a rise that does not exist.
-        band = None if answer.status == "unlearned" else fit_band(self.curve, answer)
+        band = None if self.answer.status == "unlearned" else fit_band(self.curve, self.answer)
         return RunReport(
             command="discover",
             version=__version__,
-            config={"seed": self.trunk.session.seed, **options.as_dict()},
+            config={"seed": self.trunk.session.seed, **self.options.as_dict()},
             method=self._method_report(),
-            network=NetworkReport(
-                density=network.point.density,
-                density_model=network.density_model,
-                num_on=network.num_on,
-                num=self.masks.num,
-                num_parameters=self.trunk.session.num_parameters,
-                round=network.point.round,
-                epochs=network.point.epochs,
-                final=options.final,
-                inference_flops=inference_flops(graph, self.masks),
-                dense_inference_flops=inference_flops(graph),
-                val=network.score,
-                test=test,
+            network=self.trunk.network_report(
+                self.network, test, round=self.network.point.round, final=self.options.final
             ),
             curve=self._curve_report(
                 None if band is None else FitReport(**{name: tuple(column) for name, column in band.items()})

@@ -212,10 +212,11 @@ class Session:
             records[stage] = done.record
         return [records[stage] for stage in stages]
 
-    def tensors(self, stage: str) -> tuple[Mapping[str, Tensor], Mapping[str, Any]] | None:
-        """Return the tensors and metadata that a stage left for later ones; None if they are not stored."""
+    def tensors(self, stage: str) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
+        """Return the tensors and metadata that a finished stage left for later ones."""
         found = self.store.load(stage)
-        return None if found is None or not found.tensors else (found.tensors, found.metadata["state"])
+        assert found is not None and found.tensors, f"stage {stage} has left no tensors"
+        return found.tensors, found.metadata["state"]
 
     def record(
         self,
@@ -369,16 +370,23 @@ class Session:
 def run_in(
     config: _Config,
     out: str | os.PathLike[str],
-    work: Callable[[_Config, RunDir | None, Communicator], None],
+    work: Callable[[_Config, RunDir | None, ProgressBar, Communicator], None],
+    progress: ProgressBar | None = None,
     comm: Communicator | None = None,
     on_finished: Callable[[RunDir], None] = lambda run_dir: None,
 ) -> RunReport:
-    """Do `work` in a run directory unless it is finished, and return its report.
+    """Do `work` in a run directory and return its report.
+
+    A finished run is not repeated; an interrupted one resumes and ends with the same bits.
 
     Parameters
     ----------
+    out
+        The run directory. In distributed training only rank 0 writes to it.
     work
         Called with the resolved config; only rank 0 has a run directory.
+    progress
+        Progress display, used by rank 0.
     comm
         The ranks of the run; None: those that `torchrun` started, or a single process.
     on_finished
@@ -386,7 +394,7 @@ def run_in(
     """
     if comm is None:
         with join_process_group(config.engine.device) as comm:
-            return run_in(config, out, work, comm, on_finished)
+            return run_in(config, out, work, progress, comm, on_finished)
     if config.ranks != comm.size:
         raise UserError(
             f"this config is for {config.ranks} processes, but {comm.size} were started: "
@@ -407,7 +415,7 @@ def run_in(
         held_by_rank0(comm, lambda: RunDir.open(out, config.as_dict(), device=plan.device.type)) as run_dir,
     ):
         if not comm.broadcast_from_rank0(lambda: RunDir(out).finished):
-            work(config, run_dir, comm)
+            work(config, run_dir, progress or ProgressBar(), comm)
         return comm.broadcast_from_rank0(report)
 
 

@@ -12,19 +12,17 @@ from itertools import count
 from pathgrow.checkpoint import RunDir
 from pathgrow.distributed.comm import Communicator
 from pathgrow.errors import UserError
-from pathgrow.graph.flops import inference_flops, step_flops
+from pathgrow.graph.flops import step_flops
 from pathgrow.methods.method import Progress, never
 from pathgrow.report.progress import ProgressBar
-from pathgrow.report.schema import CurveReport, LedgerReport, MethodReport, NetworkReport, RunReport, Score
+from pathgrow.report.schema import CurveReport, LedgerReport, MethodReport, RunReport, Score
 from pathgrow.runs.checks import training_warnings
 from pathgrow.runs.config import TrainConfig
 from pathgrow.runs.iso_flop import CostMeter, Plan, Workload, cost_logger, grows, make_plan
 from pathgrow.runs.options import DiscoverOptions
-from pathgrow.runs.records import Record, StageOutput, ledger_report, timing_report
+from pathgrow.runs.records import Record, StageOutput, ledger_report, timing_report, write_results
 from pathgrow.runs.session import Trained, open_session, run_in
 from pathgrow.runs.trunk import GrowingTrunk, Trunk, train_copies
-from pathgrow.sparse.attach import Attached
-from pathgrow.sparse.training_state import delete_training_checkpoints
 from pathgrow.version import __version__
 
 
@@ -34,22 +32,8 @@ def train(
     progress: ProgressBar | None = None,
     comm: Communicator | None = None,
 ) -> RunReport:
-    """Train in a run directory and return the report.
-
-    A finished run is not repeated; an interrupted one resumes and ends with the same bits.
-
-    Parameters
-    ----------
-    out
-        The run directory. In distributed training only rank 0 writes to it.
-    progress
-        Progress display, used by rank 0.
-    comm
-        The ranks of the run; None: those that `torchrun` started, or a single process.
-    """
-    return run_in(
-        config, out, lambda config, run_dir, comm: _train(config, run_dir, progress or ProgressBar(), comm), comm
-    )
+    """Train in a run directory and return the report; for the parameters, see `run_in`."""
+    return run_in(config, out, _train, progress, comm)
 
 
 def _train(config: TrainConfig, run_dir: RunDir | None, progress: ProgressBar, comm: Communicator) -> None:
@@ -63,24 +47,20 @@ def _train(config: TrainConfig, run_dir: RunDir | None, progress: ProgressBar, c
             warnings.warn(note, stacklevel=2)
     outcome = _grow(workload, plan) if grows(workload.method(plan.epochs)) else _train_levels(workload, plan)
     # Everything is decided: only now is the test split used, once.
-    test = session.score(outcome.attached, "test", evaluate=trainer.evaluate(trainer.data.test))
-    outcome.attached.detach()
+    attached = outcome.trunk.attached
+    test = session.score(attached, "test", evaluate=trainer.evaluate(trainer.data.test))
+    attached.detach()
     if run_dir is None:
         return
-    delete_training_checkpoints(run_dir)
-    run_dir.write_curve([{"kind": "phase", **record.row()} for record in outcome.records])
-    weights_sha256 = run_dir.save_network(outcome.attached.model, outcome.attached.masks)
+    weights_sha256 = run_dir.save_network(attached.model, attached.masks)
     report = _report(workload, plan, outcome, test, weights_sha256)
-    timing = dataclasses.replace(report.timing, run_seconds=run_dir.seconds)
-    # Last: a run directory with a report is finished.
-    run_dir.write_report(dataclasses.replace(report, notes=tuple(notes), timing=timing).as_json())
+    write_results(run_dir, dataclasses.replace(report, notes=tuple(notes)), phase=outcome.records)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Outcome:
-    attached: Attached
+    trunk: Trunk
     records: Sequence[Record]
-    start_flops: int
     weight_steps: int | None = None
     """Active prunable weights, summed over all steps; None: masks were constant in every stage."""
 
@@ -94,10 +74,8 @@ def _grow(workload: Workload, plan: Plan) -> _Outcome:
         trunk.advance_()
     last = len(trunk.records) - 1
     [final] = train_copies(trunk, options, {"final": last}, plan.length(-1))
-    found = workload.session.tensors(final.stage)
-    assert found is not None
-    attached = trunk.finish_(trunk.masks(last), *found)
-    return _Outcome(attached=attached, records=[*trunk.records, final], start_flops=trunk.start_flops)
+    trunk.finish_(trunk.masks(last), *workload.session.tensors(final.stage))
+    return _Outcome(trunk=trunk, records=[*trunk.records, final])
 
 
 def _train_levels(workload: Workload, plan: Plan) -> _Outcome:
@@ -122,13 +100,8 @@ def _train_levels(workload: Workload, plan: Plan) -> _Outcome:
                 break
             _train_level(trunk, meter, plan, level, stage)
     trunk.go_to_(len(trunk.records) - 1)
-    attached = trunk.attached
-    return _Outcome(
-        attached=attached,
-        records=trunk.records,
-        start_flops=trunk.start_flops,
-        weight_steps=meter.weight_steps(attached.method_state, attached.step),
-    )
+    weight_steps = meter.weight_steps(trunk.attached.method_state, trunk.attached.step)
+    return _Outcome(trunk=trunk, records=trunk.records, weight_steps=weight_steps)
 
 
 def _train_level(trunk: Trunk, meter: CostMeter, plan: Plan, level: int, stage: str) -> None:
@@ -171,8 +144,7 @@ def _update_is_due(trunk: Trunk) -> bool:
 
 
 def _report(workload: Workload, plan: Plan, outcome: _Outcome, test: Score, weights_sha256: str) -> RunReport:
-    config, session, masks = workload.config, workload.session, outcome.attached.masks
-    method, network = workload.method(plan.epochs), outcome.records[-1]
+    config, method = workload.config, workload.method(plan.epochs)
     return RunReport(
         command="train",
         version=__version__,
@@ -185,21 +157,10 @@ def _report(workload: Workload, plan: Plan, outcome: _Outcome, test: Score, weig
             cost=method.cost,
             clock=method.clock,
         ),
-        network=NetworkReport(
-            density=network.point.density,
-            density_model=network.density_model,
-            num_on=network.num_on,
-            num=masks.num,
-            num_parameters=session.num_parameters,
-            epochs=network.point.epochs,
-            inference_flops=inference_flops(session.graph, masks),
-            dense_inference_flops=inference_flops(session.graph),
-            val=network.score,
-            test=test,
-        ),
+        network=outcome.trunk.network_report(outcome.records[-1], test),
         curve=CurveReport(rounds=tuple(record.point_report() for record in outcome.records)),
         ledger=_ledger(workload, plan, outcome),
-        masks_sha256=masks.digest(),
+        masks_sha256=outcome.trunk.attached.masks.digest(),
         weights_sha256=weights_sha256,
         timing=timing_report(outcome.records),
     )
@@ -215,9 +176,9 @@ def _ledger(workload: Workload, plan: Plan, outcome: _Outcome) -> LedgerReport:
         dense_training_flops=workload.config.epochs * samples_per_epoch * step_flops(session.graph),
         samples_per_epoch=samples_per_epoch,
     )
-    ledger = dataclasses.replace(ledger, start_flops=outcome.start_flops)
+    ledger = dataclasses.replace(ledger, start_flops=outcome.trunk.start_flops)
     if outcome.weight_steps is not None:
-        always = outcome.attached.step * workload.num_always("parameters")
+        always = outcome.trunk.attached.step * workload.num_always("parameters")
         ledger = dataclasses.replace(
             ledger,
             epochs_times_parameters=(outcome.weight_steps + always) / workload.steps_per_epoch,

@@ -18,12 +18,12 @@ from torch.utils._pytree import tree_map
 from pathgrow.density.probe import ProbeRule
 from pathgrow.density.types import DENSE
 from pathgrow.errors import UserError
-from pathgrow.graph.flops import growth_flops, start_flops
+from pathgrow.graph.flops import inference_flops, scoring_flops
 from pathgrow.graph.topology import GLOBAL_LIMIT, Topology, measure
 from pathgrow.masks import Masks
 from pathgrow.methods import fixed
 from pathgrow.methods.method import Method, Progress
-from pathgrow.report.schema import Score
+from pathgrow.report.schema import NetworkReport, Score
 from pathgrow.rng import derive
 from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.records import Record, StageOutput
@@ -132,6 +132,23 @@ class Trunk:
         self.attached.detach()
         unpack_model_and_optimizer_(model, optimizer, *pack_model_and_optimizer(*self.session.untrained_copy()))
 
+    def network_report(self, network: Record, test: Score | None, **more: Any) -> NetworkReport:
+        """The returned network, which the trunk holds, for the report."""
+        session, masks = self.session, self.attached.masks
+        return NetworkReport(
+            density=network.point.density,
+            density_model=network.density_model,
+            num_on=network.num_on,
+            num=masks.num,
+            num_parameters=session.num_parameters,
+            epochs=network.point.epochs,
+            inference_flops=inference_flops(session.graph, masks),
+            dense_inference_flops=inference_flops(session.graph),
+            val=network.score,
+            test=test,
+            **more,
+        )
+
     def _run_(self, number: int) -> Any:
         self.go_to_(number - 1)
         self._position = None
@@ -166,7 +183,7 @@ class Trunk:
             self.start_flops, self.start_seconds = found.metadata["flops"], found.metadata["seconds"]
             return attached
         self.start_seconds = time.perf_counter() - began
-        self.start_flops = start_flops(session.graph, **asdict(attached.last_scoring_cost))
+        self.start_flops = scoring_flops(session.graph, **asdict(attached.last_scoring_cost))
         metadata = {
             "weights": weights,
             "optimizer": settings.as_json(),
@@ -229,9 +246,7 @@ class GrowingTrunk(Trunk):
 
     def masks(self, round: int) -> Masks:
         """Masks of a visited round."""
-        found = self.session.tensors(self.records[round].stage)
-        assert found is not None
-        return Masks.restored(found[0], self.session.scope)
+        return Masks.restored(self.session.tensors(self.records[round].stage)[0], self.session.scope)
 
     def copy_at(self, round: int) -> tuple[nn.Module, Optimizer]:
         """Return a copy of the model and optimizer as a visited round left them."""
@@ -252,13 +267,7 @@ class GrowingTrunk(Trunk):
     def _grow_(self, num_on: int) -> None:
         before = self.attached.masks.clone()
         self.attached.grow_(num_on - before.num_on)
-        cost = self.attached.last_scoring_cost
-        self._update_flops = growth_flops(
-            self.session.graph,
-            before,
-            num_path_passes=cost.num_path_passes,
-            num_gradient_samples=cost.num_gradient_samples,
-        )
+        self._update_flops = scoring_flops(self.session.graph, before, **asdict(self.attached.last_scoring_cost))
 
     def _topology(self, round: int) -> Topology:
         """Path measures of the trunk, on the CPU: many small passes in float64 do not suit a GPU."""
@@ -296,9 +305,7 @@ def train_dense(session: Session, epochs: int) -> Record:
 def score_dense(session: Session, evaluate: Evaluate) -> Score:
     """Evaluate the stored dense baseline by another function."""
     attached = _attach_dense(session)
-    found = session.tensors(_DENSE)
-    assert found is not None
-    unpack_training_(attached, *found)
+    unpack_training_(attached, *session.tensors(_DENSE))
     return session.score(attached, _DENSE, evaluate=evaluate)
 
 
@@ -365,7 +372,5 @@ def _copy(trunk: GrowingTrunk, options: DiscoverOptions, round: int, probe: Reco
     attached = initialized_copy(trunk, round)
     if probe is None:
         return attached, 0
-    found = trunk.session.tensors(probe.stage)
-    assert found is not None
-    unpack_training_(attached, *found)
+    unpack_training_(attached, *trunk.session.tensors(probe.stage))
     return attached, probe.point.epochs
