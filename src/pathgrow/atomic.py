@@ -5,8 +5,6 @@ synced after it. Without the first sync a power cut can leave the new name with 
 file.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 from collections.abc import Iterator

@@ -7,8 +7,6 @@ A config is a frozen dataclass whose fields are declared with `option`. From tha
 - the help text and the command-line flag (`pathgrow.cli.flags`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import types

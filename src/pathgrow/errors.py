@@ -4,8 +4,6 @@ A `UserError` states what was expected, what was received and how to fix it; the
 A `RunFailed` is a run that started correctly and could not continue (NaN loss, full disk): exit code 1.
 """
 
-from __future__ import annotations
-
 import difflib
 import sys
 from collections.abc import Iterable

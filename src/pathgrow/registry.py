@@ -1,7 +1,5 @@
 """Tables of things made by name: lookup, option defaults, option checking, and `package.module:function` names."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from collections.abc import Callable, Collection, Mapping

@@ -4,8 +4,6 @@ A generator depends on the seed and on its name alone, never on what was drawn b
 numbers as an undisturbed one. Generators are always on the CPU, so that masks are equal on every device.
 """
 
-from __future__ import annotations
-
 import hashlib
 
 import torch

@@ -16,8 +16,6 @@ mode, compiled and in a CUDA graph, without synchronizing with the device.
 (torch.Size([8, 3, 32, 32]), torch.float32, True)
 """
 
-from __future__ import annotations
-
 from pathgrow.augment.pipeline import Augment, apply, draw
 
 __all__ = ["Augment", "apply", "draw"]

@@ -4,8 +4,6 @@ A policy has 25 sub-policies of two steps; every image gets one of them, with eq
 the probability of applying it, and its level from 0 to 9 (0 for operations without strength).
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 A box is four int32: top, left, height, width; an empty box has area 0.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

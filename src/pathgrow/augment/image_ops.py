@@ -5,8 +5,6 @@ all three functions, and the ones that do not apply to it are the identity. No i
 and nothing synchronizes with the device.
 """
 
-from __future__ import annotations
-
 from enum import IntEnum
 
 import torch

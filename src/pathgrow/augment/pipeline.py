@@ -4,8 +4,6 @@ Pixels stay bytes until they are normalized, which takes a quarter of the memory
 are defined on bytes. Only the settings decide which steps run, so one recipe is one static graph.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial

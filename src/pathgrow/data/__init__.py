@@ -7,8 +7,6 @@
 (1, 8, 8)
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Handwritten digits from scikit-learn: 1,797 gray images of 8 x 8 pixels with 17 levels."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

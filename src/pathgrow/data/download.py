@@ -4,8 +4,6 @@ An archive is used only if its SHA-256 is the published one. It is unpacked into
 renamed, so a dataset is present completely or not at all.
 """
 
-from __future__ import annotations
-
 import hashlib
 import http.client
 import os

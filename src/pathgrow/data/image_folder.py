@@ -1,7 +1,5 @@
 """Datasets with one folder of images per class: ImageNet, and any dataset in the same layout."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from contextlib import suppress

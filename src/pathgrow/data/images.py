@@ -3,8 +3,6 @@
 Images are uint8 arrays (C, H, W). A file that cannot be decoded raises a `UserError` of one sentence.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import math

@@ -1,7 +1,5 @@
 """Published datasets: where to download them, their checksums and counts, and where copies are found on disk."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ comes from a generator named after epoch and sample. Any number of workers there
 epoch can be resumed at any batch.
 """
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Iterator

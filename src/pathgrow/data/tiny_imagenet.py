@@ -1,7 +1,5 @@
 """TinyImageNet: 200 classes of 64 x 64 color JPEG images; the official val set is the test set."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

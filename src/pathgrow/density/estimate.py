@@ -1,7 +1,5 @@
 """Posterior distributions of both answers: the density within delta of the reference, and 95% of the gain."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

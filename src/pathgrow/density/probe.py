@@ -14,8 +14,6 @@ the answer and no further, a probe of the answer itself, and one more if that mo
 continues until both credible intervals are narrow, and growth until both answers are bracketed with a margin.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

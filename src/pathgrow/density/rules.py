@@ -1,7 +1,5 @@
 """Table of density rules by name."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any

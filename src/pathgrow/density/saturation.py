@@ -4,8 +4,6 @@ For a fixed rate the curve is linear in `p0` and `gain`, which are then solved f
 search runs over the rate alone and does not depend on a starting point.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ the estimate drifts while growth continues. What worked on recorded runs is to l
 `TrajectoryRule` does. A spread of about a factor of two remains, and its interval includes it.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field, replace
 

@@ -1,7 +1,5 @@
 """Inputs and outputs of a density rule as plain values: no tensors, no files, no training, no prose."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Everything that must be equal on all ranks (masks, scores, stored stages) is dec
 that decides knows only the `Communicator` protocol, which `pathgrow.trainer.process_group` implements.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import accumulate

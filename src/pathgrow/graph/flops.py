@@ -4,8 +4,6 @@ The multiply-adds (MACs) of a layer are its active weights times its output posi
 not counted, as is usual. One MAC is two FLOPs.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import torch

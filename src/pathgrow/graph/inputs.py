@@ -1,7 +1,5 @@
 """A guess at the input of a model whose example input is not given."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import suppress

@@ -5,8 +5,6 @@ function without a handler that returns a float tensor raises an error: a wrong 
 Functions that move, pool or sum elements are handled in `ops_shape.py`, products of activations in `ops_matmul.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

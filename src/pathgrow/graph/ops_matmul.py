@@ -3,8 +3,6 @@
 These functions take the tracer and then the arguments of the torch function of the same name.
 """
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import replace
 from math import prod

@@ -1,7 +1,5 @@
 """Op handlers of functions over elements and positions: reshaping, concatenation, padding, pooling, reductions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from math import prod

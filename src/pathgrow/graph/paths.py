@@ -7,8 +7,6 @@ alike (Yao & Dovrolis, "Gradual Capacity Growth", eq. 4). One forward and one ba
 scores.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

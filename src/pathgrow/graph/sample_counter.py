@@ -1,7 +1,5 @@
 """Count the samples that a model is trained on."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

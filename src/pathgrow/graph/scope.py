@@ -9,8 +9,6 @@ Presets (Yao & Dovrolis, section 5):
 - `auto`: `vit` for models with attention, otherwise `resnet` (the same as `default` without projection shortcuts).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any

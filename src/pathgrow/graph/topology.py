@@ -4,8 +4,6 @@ The tau-core (Batta et al. 2021) is a small set of units such that the paths thr
 total path weight. A small core is a bottleneck. A unit is an output channel of a layer, summed over all positions.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, dataclass
 from typing import Any

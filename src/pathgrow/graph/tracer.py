@@ -6,8 +6,6 @@ are the identity, attention mixes uniformly, additive constants vanish, gates ar
 and, with gradients, the path signals. The model itself is never changed.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import sys

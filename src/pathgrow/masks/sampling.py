@@ -10,8 +10,6 @@ one seed from the caller's generator, so that it can repeat its noise in a secon
 `top_k_in` and `uniform_in` work on a single tensor, on its own device.
 """
 
-from __future__ import annotations
-
 import itertools
 import operator
 import warnings

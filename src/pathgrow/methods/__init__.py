@@ -4,8 +4,6 @@ Nothing registers itself: a method is a function that returns a `Method`, and a 
 enrolls it in the contract suite for all methods (`tests/contract`).
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

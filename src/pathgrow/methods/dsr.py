@@ -1,7 +1,5 @@
 """Dynamic sparse reparameterization (DSR): one adaptive threshold for all layers, regrowth where weights survive."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

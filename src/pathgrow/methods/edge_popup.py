@@ -1,7 +1,5 @@
 """Edge-popup: weights stay frozen at initialization; training learns which of them to use."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

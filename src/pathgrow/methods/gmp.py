@@ -1,7 +1,5 @@
 """Gradual magnitude pruning (GMP): from dense to sparse within one training."""
 
-from __future__ import annotations
-
 from pathgrow.masks.sampling import top_k
 from pathgrow.methods.method import ByScore, Method
 from pathgrow.methods.picks import all_candidates, smallness

@@ -1,7 +1,5 @@
 """Loss gradients outside the training loop, without a trace in the model or the global random state."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """GraNet: gradual pruning over all layers, with rewiring inside the layers at each update."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """GraSP: keep the weights that preserve gradient flow."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

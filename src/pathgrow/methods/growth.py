@@ -1,7 +1,5 @@
 """Growth methods: Gradual Capacity Growth (GCG) with PathGrow, and the growth rules it is compared with."""
 
-from __future__ import annotations
-
 from pathgrow.masks.sampling import sample_proportional, top_k
 from pathgrow.methods.method import ByScore, GrowEachRound, Method, Need, NetworkView, Pick
 from pathgrow.methods.picks import at_random, by_walks

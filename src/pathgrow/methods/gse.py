@@ -5,8 +5,6 @@ two factors separately needs no array of the weight's size. It gives a bound if 
 sketch of the gradient if both are summed with the same random signs.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """Iterative magnitude pruning (IMP): train, prune 20% of the remaining weights, rewind, train again; LTH and IMP-C."""
 
-from __future__ import annotations
-
 from pathgrow.errors import is_number, require
 from pathgrow.masks.sampling import top_k
 from pathgrow.methods.method import AfterUpdate, ByScore, Method

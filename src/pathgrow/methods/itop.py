@@ -1,7 +1,5 @@
 """ITOP: rewiring at long intervals to the end of training, so that many weights are active at some time."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

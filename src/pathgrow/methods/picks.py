@@ -1,7 +1,5 @@
 """Picks that several methods share, and scores for them."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -5,8 +5,6 @@ gradients of a network to the CPU. Only ties and random picks draw, from the CPU
 candidates in logical order, so equal scores give equal masks on every device.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """RigL: drop the smallest weights of each layer, grow those with the largest gradients."""
 
-from __future__ import annotations
-
 from pathgrow.methods.allocation import RandomInLayers
 from pathgrow.methods.method import Method, NetworkView
 from pathgrow.methods.rewire import Cosine, RewireEvery, RewireLayers

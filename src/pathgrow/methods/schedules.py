@@ -1,7 +1,5 @@
 """Pruning schedules and update intervals: progress in, exact counts out. Growth has `GrowEachRound` (`method`)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from pathgrow.errors import UserError, is_number, require

@@ -1,7 +1,5 @@
 """SET: drop the smallest weights of each layer, grow random ones."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pathgrow.errors import unknown_name

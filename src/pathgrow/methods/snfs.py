@@ -1,7 +1,5 @@
 """Sparse momentum (SNFS): momentum decides which layers and which weights to grow."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """SNIP: keep the weights whose removal would change the loss most, by a first-order estimate."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from pathgrow.masks.sampling import top_k

@@ -1,7 +1,5 @@
 """Static masks: random, ERK, magnitude and PHEW masks, and dense training."""
 
-from __future__ import annotations
-
 from pathgrow.masks.sampling import top_k
 from pathgrow.methods.allocation import RandomInLayers
 from pathgrow.methods.method import ByScore, Method, require_density

@@ -1,7 +1,5 @@
 """Soft threshold reparameterization (STR): the sparsity of each layer is learned."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """SynFlow: iteratively prune the weights that carry the least path weight, without data."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -3,8 +3,6 @@
 A model is a line in the table below.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """What the models share: their base classes and weight initialization."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 

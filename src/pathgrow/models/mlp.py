@@ -1,7 +1,5 @@
 """Multilayer perceptron; the default input size is that of the 8x8 digits."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """The pooling-based vision transformer of Heo et al. (2021), by default in the size of Lee et al. (2021)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """ResNets for small images and for ImageNet (He et al. 2016); parameter names are those of torchvision."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Models of the timm library by name (requires the `timm` extra), without pretrained weights."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

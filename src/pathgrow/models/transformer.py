@@ -1,7 +1,5 @@
 """Transformer layers shared by ViT and PiT, including the locality self-attention of Lee et al. (2021)."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

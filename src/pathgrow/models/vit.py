@@ -1,7 +1,5 @@
 """The small-image vision transformer of Lee et al. (2021), optionally with their tokenizer and attention."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Wide residual networks for small images (Zagoruyko & Komodakis 2016), as used by RigL and Sparse Momentum."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

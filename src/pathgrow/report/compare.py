@@ -3,8 +3,6 @@
 All costs in a table are relative to the same dense baseline.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

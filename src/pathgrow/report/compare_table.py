@@ -1,7 +1,5 @@
 """A comparison as text: terminal table, Markdown, CSV, JSON."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import io

@@ -3,8 +3,6 @@
 Jinja2 escapes every value, and the content security policy of the page forbids scripts, so names in a config are text.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import os

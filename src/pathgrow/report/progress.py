@@ -1,7 +1,5 @@
 """Progress of a run: bars that are updated in place on a terminal, one line per event in logs and pipes."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 

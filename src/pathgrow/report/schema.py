@@ -5,8 +5,6 @@ fitted curve. Everything but `timing` is identical when a run is repeated. `load
 directory.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

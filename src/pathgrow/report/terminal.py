@@ -1,7 +1,5 @@
 """A run on the terminal: a chart of the curve, rounds and result, or the progress of an unfinished run."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The words and numbers about a run that terminal, page, figure and `repr` share."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sanity checks of a run: scores in different units, training without effect, too few mask updates."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections import Counter

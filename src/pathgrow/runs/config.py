@@ -4,8 +4,6 @@ Every default, range, help text and command-line flag is declared once, on its f
 and runs no model: `RunConfig.resolved` does, at the start of a run.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import inspect

@@ -5,8 +5,6 @@ future masks is estimated from the initial ones: a weight that is dropped or gro
 be. The plan is made once, before training; the report says what was spent.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property

@@ -1,7 +1,5 @@
 """The result of a discovery."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from pathgrow.density.estimate import fit_band

@@ -1,7 +1,5 @@
 """Train with one method: a single training, iterative pruning in levels, or growth to a target density."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import warnings

@@ -1,7 +1,5 @@
 """Exponential moving average (EMA) of the weights, for evaluation without the noise of the last steps."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -10,8 +10,6 @@ touch active weights. Filling under a mask takes four times as long on a CPU, an
 tensors in one launch. The price is the memory of one more copy of the weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 

@@ -3,8 +3,6 @@
 Flattening is exact, bit for bit and type for type: tuples stay tuples, integer keys stay integers.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """The training engine: eager or CUDA-graph steps, one network or several concurrently."""
 
-from __future__ import annotations
-
 from pathgrow.trainer.device import EngineOptions, ExecutionPlan
 from pathgrow.trainer.trainer import Trainer
 

@@ -5,8 +5,6 @@ learning rate and masks from fixed buffers, which growth edits in place: nothing
 graphs a method may update masks by the gradients of the step, and the ranks of a process group average their gradients.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping

@@ -3,8 +3,6 @@
 A step is: forward, loss, backward, mask gradients, clip, optimizer step, mask weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache

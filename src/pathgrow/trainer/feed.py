@@ -4,8 +4,6 @@ Everything random about an epoch is drawn on the CPU before it starts, as a pure
 with fixed addresses. A step then needs nothing but its number, which a CUDA graph counts itself.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The training loop of one network, advanced step by step so that several can take turns."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The trainer: a `fit` function that can also train several networks concurrently."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

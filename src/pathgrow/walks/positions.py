@@ -7,8 +7,6 @@ Thousands of walkers share few different sets. Sets are numbered as they appear 
 integer, and the result of a step is computed once per set instead of once per walker (`Moves`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial

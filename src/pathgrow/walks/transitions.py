@@ -7,8 +7,6 @@
 - Walks visit only units on some path from input to output.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
