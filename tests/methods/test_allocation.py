@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pathgrow import models
+from pathgrow import scope as prunable
 from pathgrow.errors import UserError
 from pathgrow.graph import Graph, trace
 from pathgrow.masks import Masks
@@ -159,11 +160,48 @@ def test_layers_that_are_not_dense_share_by_their_dimensions(
             assert abs(counts[one] * raw[other] - counts[other] * raw[one]) <= slack
 
 
-def test_only_prunable_weights_count() -> None:
-    inside = {"a": torch.ones(10, 10, dtype=torch.bool), "b": torch.ones(10, 10, dtype=torch.bool)}
-    inside["a"][:, 5:] = False
-    counts = allocate(Masks.select(inside, inside), 0.2, "erk")
-    assert counts == {"a": 10, "b": 20}
+def partial(shape: tuple[int, ...], *block: slice) -> torch.Tensor:
+    inside = torch.zeros(shape, dtype=torch.bool)
+    inside[block] = True
+    return inside
+
+
+@pytest.mark.parametrize("distribution", ["er", "er_matrix", "erk"])
+@pytest.mark.parametrize(
+    ("shape", "block", "alone"),
+    [
+        ((10, 10), (slice(None), slice(5, 10)), (10, 5)),
+        ((30, 10), (slice(20, 30),), (10, 10)),  # V of a fused QKV projection
+        ((12, 8, 3, 3), (slice(0, 12, 2), slice(3, 8), slice(1, 3)), (6, 5, 2, 3)),
+    ],
+)
+def test_a_block_counts_as_a_tensor_of_its_own(
+    shape: tuple[int, ...], block: tuple[slice, ...], alone: tuple[int, ...], distribution: str
+) -> None:
+    inside = {"layer0": partial(shape, *block), "layer1": torch.ones(20, 10, dtype=torch.bool)}
+    expected = allocate(scope_of_shapes(alone, (20, 10)), 0.2, distribution)
+    assert allocate(Masks.select(inside, inside), 0.2, distribution) == expected
+
+
+def test_erk_in_a_block_by_hand() -> None:
+    # 15 / 50 of 50 and 20 / 100 of 100: 30 weights are shared as 15 to 20.
+    inside = {"a": partial((10, 10), slice(None), slice(5, 10)), "b": torch.ones(10, 10, dtype=torch.bool)}
+    assert allocate(Masks.select(inside, inside), 0.2, "erk") == {"a": 13, "b": 17}
+
+
+def test_a_tensor_without_prunable_weights_keeps_none() -> None:
+    inside = {"a": partial((10, 10), slice(0, 0)), "b": torch.ones(10, 10, dtype=torch.bool)}
+    assert allocate(Masks.select(inside, inside), 0.2, "erk") == {"a": 0, "b": 20}
+
+
+def test_erk_of_a_vision_transformer() -> None:
+    """By hand: V, the projection and both MLP layers have 384, 384, 576 and 576 rows and columns. One eps for all makes
+    10% of a block's 221,184 weights: eps 11.52, so V and the projection have 11.52 * 384 of 192^2 weights, 12.0%."""
+    model = models.create("vit", 200)
+    inside = prunable(model, example_input=torch.zeros(1, 3, 64, 64))
+    for name, num in allocate(inside, 0.1, "erk").items():
+        expected = 0.12 if "qkv" in name or "proj" in name else 0.09
+        assert num / int(inside[name].sum()) == pytest.approx(expected, abs=1e-4), name
 
 
 @given(sizes=shapes, density=st.floats(0.01, 1.0), distribution=distributions, seed=st.integers(0, 99))

@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from pathgrow.errors import unknown_name
 from pathgrow.masks import Masks, sampling
@@ -41,8 +42,9 @@ def allocate(scope: Masks, density: float, distribution: str) -> dict[str, int]:
         equal: every tensor at the density. uniform: the same, but the first tensor is dense as in RigL; if that would
         take more than half of the others' weights, all are equal. er: proportional to (n_in + n_out) / (n_in n_out), in
         channels. er_matrix: the same with every kernel position counted as an input. erk: proportional to the sum of
-        all dimensions over their product, kernel dimensions included. Under the last three, tensors that would keep
-        more than they have are dense and the others share the rest.
+        all dimensions over their product, kernel dimensions included. The last three see only the prunable block of a
+        partly prunable tensor, such as V in a fused QKV projection; tensors that would keep more than they have are
+        dense and the others share the rest.
 
     Examples
     --------
@@ -66,7 +68,7 @@ def allocate_count(scope: Masks, count: int, distribution: str) -> dict[str, int
     elif distribution == "uniform":
         quotas = _uniform_quotas(sizes, count)
     else:
-        dimensions = [_dimensions(inside.shape, distribution) for inside in scope.values()]
+        dimensions = [_dimensions(_block(inside), distribution) for inside in scope.values()]
         quotas = _er_quotas(sizes, np.array([sum(lengths) / math.prod(lengths) for lengths in dimensions]), count)
     return dict(zip(scope, _rounded(quotas, sizes, count).tolist(), strict=True))
 
@@ -111,6 +113,14 @@ def _uniform_quotas(sizes: sampling.Array, count: int) -> sampling.Array:
     quotas: sampling.Array = sizes * ((count - sizes[0]) / rest)
     quotas[0] = sizes[0]
     return quotas
+
+
+def _block(inside: Tensor) -> Sequence[int]:
+    """The shape of the smallest block of rows, columns, ... that holds all prunable positions; at least 1 each."""
+    if bool(inside.all()):
+        return inside.shape
+    places = inside.nonzero()
+    return [max(1, len(places[:, dim].unique())) for dim in range(inside.dim())]
 
 
 def _dimensions(shape: Sequence[int], distribution: str) -> Sequence[int]:
