@@ -44,7 +44,7 @@ from pathgrow.methods import fixed
 from pathgrow.methods.allocation import RandomInLayers
 from pathgrow.methods.method import ByScore, MaskUpdate, Method, NetworkView, Pick, Progress, count_at
 from pathgrow.methods.picks import all_candidates, by_walks, smallness
-from pathgrow.methods.rewire import Constant, RewireLayers, masks_with
+from pathgrow.methods.rewire import Cosine, RewireLayers, masks_with
 from pathgrow.methods.schedules import PruneCubically, scaled_interval
 from pathgrow.rng import derive
 from pathgrow.runs.iso_flop import CostMeter, cost_logger
@@ -135,7 +135,9 @@ class Goal:
         pruned = on - top_k(smallness(net), on, change.num_drop, draw)
         if not self.rewire:
             return masks_with(net, pruned)
-        layers = RewireLayers(drop_fraction=Constant(self.rewire), score=NetworkView.gradients)
+        layers = RewireLayers(
+            drop_fraction=Cosine(first=self.rewire, last=self.rewire, num_steps=1), score=NetworkView.gradients
+        )
         return masks_with(net, layers.rewired(net, pruned, progress.step, draw))
 
 

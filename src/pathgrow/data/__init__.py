@@ -69,9 +69,7 @@ def _integer(name: str, number: object) -> int:
 
 
 # Cached, so runs in one process share the memory of their data.
-@lru_cache(maxsize=8)
-def _load_digits(root: str | None, seed: int, fold: int) -> Dataset:
-    return digits(root, seed, fold)
+_load_digits = lru_cache(maxsize=8)(digits)
 
 
 @lru_cache(maxsize=2)  # TinyImageNet takes 1.3 GB

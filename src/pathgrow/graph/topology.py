@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from pathgrow.errors import UserError
+from pathgrow.errors import UserError, require
 from pathgrow.graph.flops import forward_macs
 from pathgrow.graph.graph import Floats, Graph, Layer
 from pathgrow.graph.paths import Signals, signals
@@ -242,8 +242,7 @@ def _mean(values: dict[str, float]) -> float:
 
 
 def _check(model: nn.Module, masks: Masks | None, tau: float) -> None:
-    if not 0 < tau <= 1:
-        raise UserError(f"tau must be in (0, 1], got {tau!r} (e.g. 0.9)")
+    require(0 < tau <= 1, "tau", tau, "in (0, 1]", 0.9)
     if masks is not None:
         masks.check(model)
 

@@ -345,16 +345,22 @@ class Call:
 
 
 @contextmanager
-def eager_eval(model: nn.Module) -> Iterator[None]:
-    """Keep the model in evaluation mode and uncompiled; restore the mode of every module at the end."""
+def preserved_modes(model: nn.Module) -> Iterator[None]:
+    """Restore the mode of every module afterwards: some may be in evaluation mode on purpose."""
     modes = [(module, module.training) for module in model.modules()]
-    model.eval()
     try:
-        with uncompiled():
-            yield
+        yield
     finally:
         for module, training in modes:
             module.training = training
+
+
+@contextmanager
+def eager_eval(model: nn.Module) -> Iterator[None]:
+    """Keep the model in evaluation mode and uncompiled; restore the mode of every module at the end."""
+    with preserved_modes(model), uncompiled():
+        model.eval()
+        yield
 
 
 def uncompiled() -> AbstractContextManager[object]:

@@ -18,7 +18,7 @@ from pathgrow.graph import Graph, guess_example_input, trace
 from pathgrow.graph.graph import Layer, Link
 from pathgrow.masks import Masks
 from pathgrow.methods.allocation import allocate_count
-from pathgrow.methods.method import Method, NetworkView, require_density
+from pathgrow.methods.method import Method, NetworkView
 
 _LEAK = 2.0**-20
 """What a missing weight lets through while no path is complete. Almost everything then runs through the paths that lack
@@ -58,7 +58,6 @@ def dpai(
     num_search_steps, search_lr
         Steps of Adam and its learning rate.
     """
-    require_density("density", density)
     for name, value in (("alpha", alpha), ("beta", beta)):
         require(0 <= value <= 1, name, value, "in [0, 1]", 0.5)
     require(num_search_steps >= 0, "num_search_steps", num_search_steps, ">= 0", 300)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from pathgrow.distributed.comm import Communicator
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.graph.sample_counter import counting
+from pathgrow.graph.tracer import preserved_modes
 
 Loss = Callable[[nn.Module, Any], Tensor]
 Batches = Iterable[Any] | Callable[[], Iterator[Any]]
@@ -68,9 +69,18 @@ def probing(model: nn.Module, seed: int) -> Iterator[None]:
 
     Running statistics, modes and the global generators are as before after the block.
     """
-    with _seeded(seed, model.parameters()), _restored(model), torch.enable_grad():
+    devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    with torch.random.fork_rng(devices=sorted(devices, key=str)), preserved_modes(model):
+        torch.manual_seed(seed)
         model.train()
-        yield
+        try:
+            with torch.enable_grad():
+                yield
+        finally:
+            with torch.no_grad():
+                for buffer, before in buffers:
+                    buffer.copy_(before)
 
 
 def checked_loss(value: object) -> Tensor:
@@ -82,25 +92,3 @@ def checked_loss(value: object) -> Tensor:
     if not torch.isfinite(value):
         raise RunFailed(f"the loss before a mask update is {value.item()}; training diverged, lower the learning rate")
     return value.reshape(())
-
-
-@contextmanager
-def _restored(model: nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
-
-
-@contextmanager
-def _seeded(seed: int, tensors: Iterable[Tensor]) -> Iterator[None]:
-    devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
-    with torch.random.fork_rng(devices=sorted(devices, key=str)):
-        torch.manual_seed(seed)
-        yield

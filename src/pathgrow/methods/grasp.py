@@ -17,7 +17,7 @@ from pathgrow.graph.tracer import uncompiled
 from pathgrow.masks import Masks
 from pathgrow.masks.sampling import top_k
 from pathgrow.methods.gradients import checked_loss, first_batches, probing
-from pathgrow.methods.method import Method, NetworkView, require_density
+from pathgrow.methods.method import Method, NetworkView
 from pathgrow.rng import derive
 
 
@@ -41,7 +41,6 @@ def grasp(*, density: float = 0.1, temperature: float = 200.0, num_batches: int 
     num_batches : int
         Number of training batches for g and H.
     """
-    require_density("density", density)
     require(0 < temperature < float("inf"), "temperature", temperature, "> 0", 200)
     require(num_batches >= 1, "num_batches", num_batches, ">= 1", 1)
     start = ByGradientFlow(temperature, num_batches)

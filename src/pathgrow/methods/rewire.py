@@ -49,6 +49,8 @@ class RewireEvery:
 class Cosine:
     """Drop fraction that falls along half a cosine from `first` at step 0 to `last` at step `num_steps`.
 
+    It is constant if `last` equals `first`.
+
     >>> fraction = Cosine(first=0.3, num_steps=1000)
     >>> fraction(0), round(fraction(500), 6), fraction(1000), fraction(2000)
     (0.3, 0.15, 0.0, 0.0)
@@ -66,20 +68,6 @@ class Cosine:
         if step >= self.num_steps:
             return self.last
         return self.last + (self.first - self.last) / 2 * (1 + math.cos(math.pi * step / self.num_steps))
-
-
-@dataclass(frozen=True)
-class Constant:
-    """Constant drop fraction."""
-
-    value: float
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.value < 1:
-            raise UserError(f"drop_fraction must be in [0, 1), got {self.value} (e.g. 0.3)")
-
-    def __call__(self, step: int) -> float:
-        return self.value
 
 
 @dataclass(frozen=True, kw_only=True)

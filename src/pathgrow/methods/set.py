@@ -5,7 +5,7 @@ from typing import Literal
 from pathgrow.errors import unknown_name
 from pathgrow.methods.allocation import RandomInLayers
 from pathgrow.methods.method import Method
-from pathgrow.methods.rewire import Constant, Cosine, DropFraction, RewireEvery, RewireLayers
+from pathgrow.methods.rewire import Cosine, RewireEvery, RewireLayers
 
 Anneal = Literal["cosine", "constant"]
 
@@ -48,11 +48,8 @@ def sparse_evolution(
     """
     if anneal not in ("cosine", "constant"):
         raise unknown_name("anneal", anneal, ("cosine", "constant"))
-    annealed: DropFraction = (
-        Constant(drop_fraction)
-        if anneal == "constant"
-        else Cosine(first=drop_fraction, num_steps=stop_fraction * num_steps)
-    )
+    last = drop_fraction if anneal == "constant" else 0.0
+    annealed = Cosine(first=drop_fraction, last=last, num_steps=stop_fraction * num_steps)
     return Method(
         name="set",
         start=RandomInLayers(allocation),

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from pathgrow.masks.sampling import top_k
-from pathgrow.methods.method import ByScore, Method, NetworkView, require_density
+from pathgrow.methods.method import ByScore, Method, NetworkView
 
 
 def snip(*, density: float = 0.1) -> Method:
@@ -16,7 +16,6 @@ def snip(*, density: float = 0.1) -> Method:
     work; the authors' code draws new ones. Batch norm runs in training mode, as in the steps that follow, where the
     authors' code has it in inference mode.
     """
-    require_density("density", density)
     start = ByScore(_sensitivities, top_k)
     return Method(name="snip", start=start, start_density=density, needs=frozenset({"data"}))
 

@@ -2,7 +2,7 @@
 
 from pathgrow.masks.sampling import top_k
 from pathgrow.methods.allocation import RandomInLayers
-from pathgrow.methods.method import ByScore, Method, require_density
+from pathgrow.methods.method import ByScore, Method
 from pathgrow.methods.picks import all_candidates, at_random, by_walks, magnitudes
 
 
@@ -20,7 +20,6 @@ def random(*, density: float = 0.1, allocation: str = "plain") -> Method:
         plain: uniform over all layers together. The others fix how many weights each layer keeps, see
         `pathgrow.methods.allocation.allocate`; "erk" is also a method of its own.
     """
-    require_density("density", density)
     start = at_random if allocation == "plain" else RandomInLayers(allocation)
     return Method(name="random", start=start, start_density=density)
 
@@ -34,7 +33,6 @@ def erk(*, density: float = 0.1) -> Method:
 
     Differences: numbers per layer are rounded so that the total is exact; the reference code truncates each.
     """
-    require_density("density", density)
     return Method(name="erk", start=RandomInLayers("erk"), start_density=density)
 
 
@@ -44,7 +42,6 @@ def magnitude(*, density: float = 0.1) -> Method:
     Rule: keep the largest |weight| over all layers; ties are broken at random. Layers with many inputs have small
     initial weights and lose most, at high sparsity all of them: the baseline is known to collapse there.
     """
-    require_density("density", density)
     return Method(name="magnitude", start=ByScore(magnitudes, top_k), start_density=density)
 
 
@@ -60,7 +57,6 @@ def phew_masks(*, density: float = 0.1) -> Method:
     generators of their walks ignore the seed, and a kernel of zeros gives NaN; here the seed determines everything, and
     such a kernel has uniform transition probabilities. Biases of units without inputs stay.
     """
-    require_density("density", density)
     return Method(name="phew", start=by_walks, start_density=density, needs=frozenset({"paths"}))
 
 

@@ -9,7 +9,7 @@ from pathgrow.errors import require
 from pathgrow.graph.paths import signals
 from pathgrow.masks import Masks
 from pathgrow.masks.sampling import top_k
-from pathgrow.methods.method import Method, NetworkView, require_density
+from pathgrow.methods.method import Method, NetworkView
 
 
 def synflow(*, density: float = 0.1, num_iterations: int = 100) -> Method:
@@ -30,7 +30,6 @@ def synflow(*, density: float = 0.1, num_iterations: int = 100) -> Method:
     num_iterations : int
         Number of pruning iterations.
     """
-    require_density("density", density)
     require(num_iterations >= 1, "num_iterations", num_iterations, ">= 1", 100)
     start = BySynapticFlow(num_iterations)
     return Method(name="synflow", start=start, start_density=density, needs=frozenset({"paths"}))

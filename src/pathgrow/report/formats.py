@@ -1,9 +1,8 @@
 """Formats of numbers, scores and stage names; every density in a report has the same one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from pathgrow.report.schema import CurveReport, RunReport
 
@@ -96,7 +95,7 @@ class ScoreFormat:
     name: str = "score"
 
     @classmethod
-    def of(cls, curve: CurveReport, name: str = "score") -> ScoreFormat:
+    def of(cls, curve: CurveReport, name: str = "score") -> Self:
         """The format for a curve; scores that all lie in [0, 1] are fractions."""
         return cls(all(0 <= point.score <= 1 for point in (*curve.rounds, *curve.probes)), name)
 

@@ -89,7 +89,7 @@ class RunConfig:
         """Build a config from JSON values; what is missing gets its default, unknown keys are refused."""
         data, model = values.get("data", cls.data), values.get("model", cls.model)
         name = values.get("recipe_name") or recipes.default_name(str(data), str(model))
-        recipe = override(recipes.recipe(str(name)), values.get("recipe") or {}, where="recipe")
+        recipe = recipes.recipe(str(name)).override(values.get("recipe") or {})
         return from_json(cls, cls._with_defaults({**values, "recipe_name": name, "recipe": recipe}, recipe))
 
     @classmethod

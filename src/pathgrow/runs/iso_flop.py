@@ -7,7 +7,7 @@ be. The plan is made once, before training; the report says what was spent.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 
 from pathgrow.config import from_json, to_json
 from pathgrow.errors import UserError
@@ -126,34 +126,15 @@ class Span:
     """Mask updates within it that keep the number, and the one at its end."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
 class Workload:
     """The training of one method on one model: what a forecast is made from."""
 
-    session: Session
-    config: TrainConfig
-    trainer: Trainer
-
-    @cached_property
-    def batch_size(self) -> int:
-        return self._batches[0]
-
-    @cached_property
-    def steps_per_epoch(self) -> int:
-        return self._batches[1]
-
-    @cached_property
-    def _batches(self) -> tuple[int, int]:
-        return epoch_batches(len(self.trainer.data.train), self.config.recipe, self.config.ranks)
-
-    @cached_property
-    def dense_macs(self) -> int:
-        return forward_macs(self.session.graph)
-
-    @cached_property
-    def method(self) -> Callable[[int], Method]:
+    def __init__(self, *, session: Session, config: TrainConfig, trainer: Trainer) -> None:
+        self.session, self.config = session, config
+        self.batch_size, self.steps_per_epoch = epoch_batches(len(trainer.data.train), config.recipe, config.ranks)
+        self.dense_macs = forward_macs(session.graph)
+        self.method = cache(lambda epochs: config.make_method(epochs * self.steps_per_epoch))
         """The method for a training of the given number of epochs, created once for each."""
-        return cache(lambda epochs: self.config.make_method(epochs * self.steps_per_epoch))
 
     def num_always(self, match: str) -> int:
         """Parameters besides the prunable weights that a budget of epochs times parameters counts."""
@@ -310,7 +291,7 @@ def _plan(workload: Workload) -> Plan:
     _check_budget(forecast, budget, least)
     epochs = _most_epochs(forecast.cost, budget, least)
     cost = forecast.cost(epochs)
-    if not _has_several_trainings(method):
+    if method.clock == "step" or method.schedule is never:  # a single training
         if forecast.cost(epochs + 1) - budget < budget - cost:
             epochs, cost = epochs + 1, forecast.cost(epochs + 1)
         return Plan(match=config.match, epochs=epochs, budget=budget, planned=cost)
@@ -326,10 +307,6 @@ def _plan(workload: Workload) -> Plan:
     if cost + prices[-1] - budget < budget - cost:
         lengths[-1], cost = lengths[-1] + 1, cost + prices[-1]
     return Plan(match=config.match, epochs=epochs, lengths=tuple(lengths), budget=budget, planned=cost)
-
-
-def _has_several_trainings(method: Method) -> bool:
-    return method.clock == "round" and method.schedule is not never
 
 
 def _most_epochs(cost: Callable[[int], float], budget: float, least: int) -> int:

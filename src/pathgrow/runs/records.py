@@ -1,11 +1,9 @@
 """Records of finished stages, the callbacks that are notified of them, and the cost ledger of a run."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -63,7 +61,7 @@ class Record:
         return {**values.pop("point"), **values}
 
     @classmethod
-    def from_metadata(cls, stage: str, metadata: Mapping[str, Any]) -> Record:
+    def from_metadata(cls, stage: str, metadata: Mapping[str, Any]) -> Self:
         """The record of a stage from its `metadata()`."""
         point = {f.name: metadata[f.name] for f in dataclasses.fields(Point)}
         rest = {f.name: metadata[f.name] for f in dataclasses.fields(cls) if f.name not in ("stage", "point")}

@@ -19,6 +19,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from pathgrow.errors import UserError
+from pathgrow.sparse.tree import copy_method_state
 
 Parameters = Mapping[str, Parameter]
 Tensors = Mapping[str, Tensor]
@@ -144,7 +145,7 @@ def undo_of(optimizer: Optimizer) -> Callable[[], None]:
     """
     weights = [(weight, weight.detach().clone()) for group in optimizer.param_groups for weight in group["params"]]
     state = {
-        parameter: {key: (value, _copied(value)) for key, value in slots.items()}
+        parameter: {key: (value, copy_method_state(value)) for key, value in slots.items()}
         for parameter, slots in optimizer.state.items()
     }
 
@@ -160,9 +161,3 @@ def undo_of(optimizer: Optimizer) -> Callable[[], None]:
                 optimizer.state[parameter][key] = value.copy_(before) if isinstance(value, Tensor) else before
 
     return undo
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _copied(item) for key, item in value.items()}
-    return value.detach().clone() if isinstance(value, Tensor) else value

@@ -7,7 +7,7 @@ graphs a method may update masks by the gradients of the step, and the ranks of 
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator, GradientBuckets
 from pathgrow.errors import UserError
+from pathgrow.graph.tracer import tensors_in
 from pathgrow.sparse.attach import Attached
 from pathgrow.trainer.device import ExecutionPlan
 from pathgrow.trainer.eager_step import (
@@ -250,13 +251,5 @@ def _trained_tensors(attached: Attached) -> Iterator[Tensor]:
     yield from attached.model.buffers()
     for group in attached.optimizer.param_groups:
         for parameter in group["params"]:
-            yield from _tensors_in(attached.optimizer.state.get(parameter, {}))
-    yield from _tensors_in(attached.method_state)
-
-
-def _tensors_in(values: Mapping[str, Any]) -> Iterator[Tensor]:
-    for value in values.values():
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, Mapping):
-            yield from _tensors_in(value)
+            yield from tensors_in(attached.optimizer.state.get(parameter, {}))
+    yield from tensors_in(attached.method_state)

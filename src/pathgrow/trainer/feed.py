@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pathgrow import augment as augmentation
-from pathgrow.data.dataset import Split, StreamedSplit
+from pathgrow.data.dataset import Split, StreamedSplit, normalize
 from pathgrow.data.streaming import StreamLoader
 from pathgrow.errors import UserError
 from pathgrow.rng import generator
@@ -29,9 +29,7 @@ class DeviceSplit:
     def __init__(self, split: Split, device: torch.device) -> None:
         self.images = split.images.to(device)
         self.labels = split.labels.to(device)
-        self.mean = torch.tensor(split.mean, dtype=torch.float32, device=device)
-        self.std = torch.tensor(split.std, dtype=torch.float32, device=device)
-        self.shape = tuple(split.images.shape[1:])
+        self.mean, self.std, self.shape = split.mean, split.std, split.shape
         self._normalized: Tensor | None = None
 
     def __len__(self) -> int:
@@ -44,17 +42,14 @@ class DeviceSplit:
     def normalized(self, first: int, last: int) -> Tensor:
         """Return the normalized images of a range; those of a small split are cached."""
         if 4 * self.images.numel() > _MAX_NORMALIZED_BYTES:
-            return self._normalize(self.images[first:last])
+            return normalize(self.images[first:last], self.mean, self.std)
         if self._normalized is None:
-            self._normalized = self._normalize(self.images)
+            self._normalized = normalize(self.images, self.mean, self.std)
         return self._normalized[first:last]
 
     def all_normalized(self) -> Tensor | None:
         """Return all images normalized, or None if the split is too large to cache them."""
         return self.normalized(0, len(self)) if 4 * self.images.numel() <= _MAX_NORMALIZED_BYTES else None
-
-    def _normalize(self, images: Tensor) -> Tensor:
-        return (images.float() - self.mean.view(1, -1, 1, 1)) / self.std.view(1, -1, 1, 1)
 
 
 class DeviceSplits:

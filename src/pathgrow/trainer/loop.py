@@ -2,9 +2,9 @@
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,15 +22,6 @@ OnEpoch = Callable[[int, int, float], None]
 """Callback after every epoch: its number starting at 1, the total number, the loss of its last batch."""
 _DROPOUT = "noise"
 """Name of the generator of dropout: part of its seed."""
-
-
-@dataclass
-class _PendingLoss:
-    """A loss on its way from the device."""
-
-    epoch: int
-    value: Tensor
-    arrived: torch.cuda.Event | None
 
 
 class Training:
@@ -58,7 +49,8 @@ class Training:
         self._graph_step = step if isinstance(step, CudaGraphStep) else None
         self._on_epoch = on_epoch
         self._comm = comm
-        self._losses: list[_PendingLoss] = []
+        self._losses: deque[tuple[int, Tensor, torch.cuda.Event | None]] = deque()
+        """Losses on their way from the device: epoch, value, and the event of its arrival."""
         self._saves_next = False
         self._started_at = self._saved_at = time.monotonic()
         self._done = resume_from[0] if resume_from is not None else job.first_step
@@ -101,7 +93,9 @@ class Training:
             self._seed_dropout(epoch, rng_state)
             rng_state = None
             for step in range(start, self._feed.num_steps):
-                self._take(step)
+                with self._stream():
+                    self._feed.load_(step)
+                    self._step(step)
                 self._done += 1
                 progress = self._job.progress
                 if progress is not None and progress.is_due(self._done, time.monotonic() - self._saved_at):
@@ -123,11 +117,6 @@ class Training:
             self._graph_step.stream.synchronize()
         self._report_losses()
 
-    def _take(self, step: int) -> None:
-        with self._stream():
-            self._feed.load_(step)
-            self._step(step)
-
     def _stream(self) -> AbstractContextManager[object]:
         return nullcontext() if self._graph_step is None else torch.cuda.stream(self._graph_step.stream)
 
@@ -135,44 +124,36 @@ class Training:
         """Seed dropout for this epoch, or restore its `state` in the middle of one."""
         name = (_DROPOUT, epoch, self._comm.rank) if self._comm.rank else (_DROPOUT, epoch)
         if state is not None:
-            self._set_rng_state(state)
+            self._dropout_rng.set_state(state)
         elif self._graph_step is not None:
-            self._graph_step.dropout_rng.manual_seed(derive(self._job.seed, *name))
+            self._dropout_rng.manual_seed(derive(self._job.seed, *name))
         else:
             torch.manual_seed(derive(self._job.seed, *name))
 
-    def _rng_state(self) -> Tensor:
+    @property
+    def _dropout_rng(self) -> torch.Generator:
         if self._graph_step is not None:
-            return self._graph_step.dropout_rng.get_state()
-        return (
-            torch.cuda.get_rng_state(self._plan.device) if self._plan.device.type == "cuda" else torch.get_rng_state()
-        )
-
-    def _set_rng_state(self, state: Tensor) -> None:
-        if self._graph_step is not None:
-            self._graph_step.dropout_rng.set_state(state)
-        elif self._plan.device.type == "cuda":
-            torch.cuda.set_rng_state(state, self._plan.device)
-        else:
-            torch.set_rng_state(state)
+            return self._graph_step.dropout_rng
+        device = self._plan.device
+        return torch.cuda.default_generators[device.index] if device.type == "cuda" else torch.default_generator
 
     def _save(self) -> None:
         assert self._job.progress is not None
         self.wait()
-        self._job.progress.save(self._job.attached, self._done, self._rng_state())
+        self._job.progress.save(self._job.attached, self._done, self._dropout_rng.get_state())
         self._saved_at = time.monotonic()
 
     def _note_loss(self, epoch: int) -> None:
         """Copy the loss to the host without waiting for it, and report those that have arrived."""
         if self._graph_step is None:
-            self._losses.append(_PendingLoss(epoch, self._mean_loss(), None))
+            self._losses.append((epoch, self._mean_loss(), None))
         else:
             with self._stream():
                 host = torch.empty((), pin_memory=True)
                 host.copy_(self._mean_loss(), non_blocking=True)
                 arrived = torch.cuda.Event()
                 arrived.record()
-            self._losses.append(_PendingLoss(epoch, host, arrived))
+            self._losses.append((epoch, host, arrived))
         # All ranks report at the same time: one that stopped earlier would leave the others waiting.
         self._report_losses(only_arrived=self._graph_step is not None and self._comm.size == 1)
 
@@ -187,17 +168,17 @@ class Training:
 
     def _report_losses(self, *, only_arrived: bool = False) -> None:
         while self._losses:
-            pending = self._losses[0]
-            if only_arrived and pending.arrived is not None and not pending.arrived.query():
+            epoch, value, arrived = self._losses[0]
+            if only_arrived and arrived is not None and not arrived.query():
                 return
-            self._losses.pop(0)
-            if pending.arrived is not None:
-                pending.arrived.synchronize()
-            loss = float(pending.value)
+            self._losses.popleft()
+            if arrived is not None:
+                arrived.synchronize()
+            loss = float(value)
             if not math.isfinite(loss):
                 lr = self._job.attached.optimizer.param_groups[0]["lr"]
                 raise RunFailed(
-                    f"the training loss became {loss} in epoch {pending.epoch + 1} of {self._job.epochs}: "
+                    f"the training loss became {loss} in epoch {epoch + 1} of {self._job.epochs}: "
                     f"lower the learning rate (now {float(lr):g})"
                 )
-            self._on_epoch(pending.epoch + 1, self._job.epochs, loss)
+            self._on_epoch(epoch + 1, self._job.epochs, loss)

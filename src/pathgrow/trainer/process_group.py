@@ -64,19 +64,23 @@ class ProcessGroupComm:
 
     def broadcast_from_rank0(self, work: Callable[[], T]) -> T:
         if self.rank != 0:
-            value: T = self._receive().unwrap()
-            return value
-        value = self._run_on_rank0(work)
-        self._send(_Message(value))
+            received = self._sent_by_rank0()
+            if isinstance(received, _Failure):
+                raise (UserError if received.exit_code == 2 else RunFailed)(received.message)
+            return cast("T", received)
+        try:
+            value = work()
+        except Exception as error:
+            # The other ranks wait for a result and get the error instead.
+            self._sent_by_rank0(_Failure.of(error, self.rank))
+            raise
+        self._sent_by_rank0(value)
         return value
 
     def on_rank0(self, work: Callable[[], T]) -> T | None:
-        if self.rank != 0:
-            self._receive().unwrap()
-            return None
-        value = self._run_on_rank0(work)
-        self._send(_Message(None))
-        return value
+        results: list[T] = []
+        self.broadcast_from_rank0(lambda: results.append(work()))  # the result itself is not sent
+        return results[0] if results else None
 
     def gather(self, value: T) -> list[T]:
         values: list[Any] = [None] * self.size
@@ -103,23 +107,12 @@ class ProcessGroupComm:
                 "use the same model, seed, options and kind of device on every rank"
             )
 
-    def _run_on_rank0(self, work: Callable[[], T]) -> T:
-        try:
-            return work()
-        except Exception as error:
-            # The other ranks wait for a result and get the error instead.
-            self._send(_Message(failure=_Failure.of(error, self.rank)))
-            raise
-
-    def _send(self, message: _Message) -> None:
-        with _connected():
-            dist.broadcast_object_list([message], 0, group=self._group)
-
-    def _receive(self) -> _Message:
-        box: list[Any] = [None]
+    def _sent_by_rank0(self, value: Any = None) -> Any:
+        """Broadcast the value of rank 0 and return it on every rank; those of other ranks are ignored."""
+        box = [value]
         with _connected():
             dist.broadcast_object_list(box, 0, group=self._group)
-        return cast("_Message", box[0])
+        return box[0]
 
 
 @dataclass(frozen=True)
@@ -139,20 +132,6 @@ class _Failure:
         if isinstance(error, KeyboardInterrupt):
             return cls(rank, 130, "interrupted")
         return cls(rank, 1, f"{type(error).__name__}: {error}")
-
-
-@dataclass(frozen=True)
-class _Message:
-    """What rank 0 sends: a value, or the error that prevented it."""
-
-    value: Any = None
-    failure: _Failure | None = None
-
-    def unwrap(self) -> Any:
-        if self.failure is not None:
-            kind = UserError if self.failure.exit_code == 2 else RunFailed
-            raise kind(self.failure.message)
-        return self.value
 
 
 @contextmanager
@@ -232,8 +211,9 @@ def _connect(backend: str) -> Store:
         store.set_timeout(_START_TIMEOUT)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_TIMEOUT)
     except (RuntimeError, ValueError) as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
         raise UserError(
-            f"the ranks of this run could not connect ({_first_line(error)}): "
+            f"the ranks of this run could not connect ({reason}): "
             "check MASTER_ADDR and MASTER_PORT, and that all processes were started"
         ) from error
     return store
@@ -264,7 +244,9 @@ def _leave_failed(store: Store, comm: ProcessGroupComm, error: BaseException) ->
         first = None  # the process that hosts the store is gone, so which rank failed first is unknown
     if first is not None and first.rank != comm.rank:
         raise PeerFailed(first.message, rank=first.rank, exit_code=first.exit_code) from error
-    if not isinstance(error, UserError | RunFailed) and _is_connection_error(error):
+    # An all-reduce failed because a peer is gone: gloo has no error class for that.
+    is_broken = any(words in str(error) for words in ("gloo", "NCCL", "Connection closed"))
+    if is_broken and isinstance(error, RuntimeError) and not isinstance(error, RunFailed):
         raise RunFailed(_BROKEN) from error
 
 
@@ -284,16 +266,6 @@ def _wait_for_readers(store: Store, comm: ProcessGroupComm) -> None:
     while store.add(_NUM_FAILED, 0) < comm.size and time.monotonic() < end:
         time.sleep(0.02)
     time.sleep(0.2)  # the last rank has counted itself and is reading now
-
-
-def _is_connection_error(error: BaseException) -> bool:
-    """Return whether an all-reduce failed because a peer is gone: gloo has no error class for that."""
-    text = str(error)
-    return isinstance(error, RuntimeError) and ("gloo" in text or "NCCL" in text or "Connection closed" in text)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0].rstrip(".")
 
 
 def wrap_in_ddp(model: nn.Module, comm: Communicator) -> nn.Module:

@@ -1,12 +1,10 @@
 """Training recipes: optimizer, schedule, augmentation. They say what is trained, not on which device or how fast."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
@@ -86,7 +84,7 @@ class Recipe:
         done = (step - num_warmup) / max(1, num_steps - num_warmup)
         return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * done))
 
-    def override(self, values: Mapping[str, Any]) -> Recipe:
+    def override(self, values: Mapping[str, Any]) -> Self:
         """Return this recipe with some values replaced, as a config holds them; unknown names are refused."""
         return config.override(self, values, where="recipe")
 

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 
@@ -14,6 +13,7 @@ from torch.optim import Optimizer
 from pathgrow.data.dataset import Dataset, Split, StreamedSplit, normalize
 from pathgrow.data.streaming import StreamLoader
 from pathgrow.distributed.comm import Communicator
+from pathgrow.graph.tracer import preserved_modes
 from pathgrow.masks import Masks
 from pathgrow.methods import fixed
 from pathgrow.sparse.attach import attach
@@ -72,7 +72,7 @@ class Trainer:
         self.plan = plan_for(options or EngineOptions(), self.comm)
         self._num_epochs = num_epochs
         self._workers = workers
-        self._on_epoch = on_epoch if on_epoch is not None and self.comm.rank == 0 else _ignore_epoch
+        self._on_epoch = on_epoch if on_epoch is not None and self.comm.rank == 0 else lambda done, of, loss: None
         self._splits = DeviceSplits(self.plan.device)
 
     def place(self, model: nn.Module) -> tuple[nn.Module, Optimizer]:
@@ -100,7 +100,9 @@ class Trainer:
         waiting = iter(enumerate(jobs))
         running: _Running = {}
         max_running = self.plan.max_concurrent if self.plan.cuda_graphs else 1
-        with self.plan.training_flags(), _preserved_rng(self.plan.device):
+        on_gpu = self.plan.device.type == "cuda"
+        # The global generators are restored: trainings seed them for dropout.
+        with self.plan.training_flags(), torch.random.fork_rng(devices=[self.plan.device] if on_gpu else []):
             while True:
                 for number, job in islice(waiting, max_running - len(running)):
                     training = self._training(job)
@@ -125,7 +127,8 @@ class Trainer:
             comm.broadcast_(model.buffers())
             num_correct = torch.zeros((), dtype=torch.int64, device=device)
             loss = torch.zeros((), dtype=torch.float64, device=device)
-            with self.plan.training_flags(), _evaluating(model):
+            with self.plan.training_flags(), preserved_modes(model), torch.no_grad():
+                model.eval()
                 for images, labels in self._evaluation_batches(split):
                     logits = model(images)
                     num_correct += (logits.argmax(dim=1) == labels).sum()
@@ -237,26 +240,3 @@ def _ready(running: _Running) -> list[tuple[int, tuple[Training, Iterator[None]]
     if not ready:
         time.sleep(_POLL_SECONDS)
     return ready
-
-
-def _ignore_epoch(done: int, of: int, loss: float) -> None:
-    pass
-
-
-@contextmanager
-def _preserved_rng(device: torch.device) -> Iterator[None]:
-    """Restore the global generators afterwards: trainings seed them for dropout."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        yield
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    before = [(module, module.training) for module in model.modules()]  # some modules may be in eval mode on purpose
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, was_training in before:
-            module.training = was_training

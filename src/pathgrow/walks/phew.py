@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pathgrow.errors import UserError
+from pathgrow.errors import UserError, require
 from pathgrow.graph import Graph, guess_example_input, trace
 from pathgrow.graph.graph import Flags, Layer, Units
 from pathgrow.graph.paths import path_scores
@@ -79,8 +79,8 @@ def phew(
     >>> masks.num_on, masks.num  # the output layer is not in the scope
     (154, 1536)
     """
-    if not _is_density(density):
-        raise UserError(f"density must be in (0, 1], got {density!r} (e.g. 0.05)")
+    given: object = density
+    require(isinstance(given, Real) and 0 < float(given) <= 1, "density", given, "in (0, 1]", 0.05)
     graph, scope, example_input = _prepared(model, example_input, scope)
     walker = Walker(Transitions(graph, model, identity_shortcuts=identity_shortcuts))
     return _walked_masks(walker, _Marks(graph, scope), density, generator(seed, "phew"), model, example_input)
@@ -113,10 +113,6 @@ def start_density(
         if num_isolated <= ISOLATED_SHARE * num_hidden:
             break
     return density, masks
-
-
-def _is_density(value: object) -> bool:
-    return isinstance(value, Real) and 0 < float(value) <= 1
 
 
 def _prepared(model: nn.Module, example_input: Any, scope: Masks | None) -> tuple[Graph, Masks, Any]:
