@@ -4,8 +4,6 @@ The JSON record is written last and holds the SHA-256 of the tensor file and of 
 whether a stage exists. A stage that does not match its hashes counts as unfinished; it is moved aside, never deleted.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Stores of finished stages: a stage that is stored is not run again, so rerunning resumes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol

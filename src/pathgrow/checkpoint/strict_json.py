@@ -4,8 +4,6 @@ Python writes `NaN` and `Infinity`, which are not JSON. Stages refuse them, sinc
 metrics and reports replace them by null, since those of a diverged run must stay readable.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Command-line flags, generated from the fields of configs."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import inspect

@@ -3,8 +3,6 @@
 0: success. 1: a run that could not continue. 2: an error in the command. 130: interrupted.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import warnings

@@ -3,8 +3,6 @@
 A distribution gives the fraction that each tensor keeps; counts are then rounded so that their sum is exact.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Every stage depends only on stored earlier stages and on generators named after 
 resuming: it goes through all stages, and a stored stage is not run again.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os

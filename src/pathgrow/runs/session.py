@@ -4,8 +4,6 @@ A stage that is stored is not run again, so resuming needs no code of its own. W
 name, on earlier stages and on the seed, never on the process that runs it.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import random

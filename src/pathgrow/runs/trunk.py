@@ -4,8 +4,6 @@ The trunk is the user's model, trained in consecutive stages between which its m
 and the final network are copies with the masks of a visited round, trained while the trunk waits.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace

@@ -5,8 +5,6 @@ module says when: around each optimizer step, through the optimizer's own hooks 
 same calls itself, and at each mask update.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
