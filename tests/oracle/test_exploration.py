@@ -252,7 +252,7 @@ def test_candidates_are_missing_weights_and_follow_the_estimates(guide: str) -> 
     masks.apply_(model)
     gradients = {"0.weight": torch.rand(3, 4).double()}
     net = NetworkView(
-        model, masks, Masks.select(Masks.full(model)), gradients=lambda: (gradients, 0), loss=cube, batches=[x]
+        model, masks, Masks.select(Masks.full(model)), compute_gradients=lambda: (gradients, 0), loss=cube, batches=[x]
     )
     update = methods.create("gse", guide=guide, gamma=1e-9, drop_fraction=0.5).update
     progress = Progress(round=0, step=0, num_on=4, num=12)
@@ -284,7 +284,7 @@ def grown_by(guide: str, masks: Masks, pull: dict[str, Tensor], **options: Any) 
     masks.apply_(model)
     x = torch.randn(6, layers[0].in_features, generator=torch.Generator().manual_seed(1)).double()
     net = NetworkView(
-        model, masks, Masks.select(Masks.full(model)), gradients=lambda: (pull, 0), loss=cube, batches=[x]
+        model, masks, Masks.select(Masks.full(model)), compute_gradients=lambda: (pull, 0), loss=cube, batches=[x]
     )
     progress = Progress(round=0, step=0, num_on=masks.num_on, num=masks.num)
     after = methods.create("gse", guide=guide, **options).update(net, MaskUpdate(), progress, generator(0, "draw"))
@@ -315,7 +315,7 @@ def test_graest_never_draws_what_cancels_and_grabo_does() -> None:
     masks = Masks({"0.weight": torch.zeros(2, 2, dtype=torch.bool)})
     like = torch.tensor([[1.0, 1.0], [1.0, -1.0]]).double()  # by sample
     net = NetworkView(
-        model, masks, Masks.select(Masks.full(model)), gradients=lambda: (ones(masks), 0),
+        model, masks, Masks.select(Masks.full(model)), compute_gradients=lambda: (ones(masks), 0),
         loss=lambda model, x: (model(x) * like).sum(), batches=[like],
     )  # fmt: skip
     drawn = {}
@@ -354,7 +354,7 @@ def test_weights_of_no_layer_of_their_own_are_drawn_uniformly() -> None:
     masks = Masks({name: torch.rand(scope[name].shape, generator=draw) < 0.3 for name in names})
     masks.apply_(model)
     pull = {"weight": torch.ones(6, 5), "fc.weight": torch.zeros(2, 6)}
-    net = NetworkView(model, masks, scope, gradients=lambda: (pull, 0), loss=cube, batches=[x])
+    net = NetworkView(model, masks, scope, compute_gradients=lambda: (pull, 0), loss=cube, batches=[x])
     assert gradient_estimates(net, "bound", draw).keys() == {"fc.weight"}
     update = methods.create("gse", drop_fraction=0.3).update
     after = update(net, MaskUpdate(), Progress(round=0, step=0, num_on=masks.num_on, num=42), draw)

@@ -111,7 +111,7 @@ class TestRigL:
                 for name in NAMES:
                     model.get_parameter(name).masked_fill_(~masks[name], 0)
             scores = {name: (~masks[name]).double() + torch.rand(masks[name].shape).double() / 2 for name in NAMES}
-            net = NetworkView(model, masks, Masks.select(Masks.full(model)), gradients=lambda: (scores, 0))
+            net = NetworkView(model, masks, Masks.select(Masks.full(model)), compute_gradients=lambda: (scores, 0))
             progress = Progress(round=0, step=step, num_on=masks.num_on, num=masks.num)
             after = method.update(net, MaskUpdate(), progress, generator(0, "draw"))
             assert after.num_on == before.num_on

@@ -8,7 +8,7 @@ epoch can be resumed at any batch.
 import signal
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 
 import numpy as np
@@ -26,51 +26,37 @@ from pathgrow.rng import generator
 _Rows = NDArray[np.int64]
 
 
+@dataclass(frozen=True, eq=False)
 class StreamLoader:
     """Batches of a streamed split, epoch by epoch.
 
     Training shuffles every epoch, takes a random crop of each image, and drops the last batch if it is incomplete.
     Evaluation keeps the order of the split, takes the center of each image, and keeps a smaller last batch.
-
-    Parameters
-    ----------
-    batch_size
-        Size of the global batch, over all ranks.
-    workers
-        Number of worker processes, each of which decodes whole batches; 0 decodes in the calling process.
-    shard
-        Rank and world size: every rank gets a contiguous share of every global batch. In evaluation the share of a
-        small last batch may be empty.
-    decoder
-        "pillow", "torchvision" (requires the extra), or a function from a path to a uint8 tensor (C, H, W).
     """
 
-    def __init__(
-        self,
-        split: StreamedSplit,
-        batch_size: int,
-        *,
-        train: bool,
-        seed: int,
-        workers: int = 4,
-        shard: tuple[int, int] = (0, 1),
-        decoder: str | Decoder = "pillow",
-    ) -> None:
-        rank, world_size = shard
-        require(batch_size >= 1, "batch_size", batch_size, ">= 1")
-        require(workers >= 0, "workers", workers, ">= 0")
-        require(0 <= rank < world_size, "shard", shard, "(rank, world size) with 0 <= rank < world size")
-        if train:
-            require(batch_size % world_size == 0, "batch_size", batch_size, f"a multiple of the {world_size} ranks")
-            num = len(split)
-            require(batch_size <= num, "batch_size", batch_size, f"<= {num}, the number of training samples")
-        self.split = split
-        self.batch_size = batch_size
-        self.train = train
-        self.seed = seed
-        self.workers = workers
-        self.shard = shard
-        self._decoder = _decoder(decoder)
+    split: StreamedSplit
+    batch_size: int
+    """Size of the global batch, over all ranks."""
+    _: KW_ONLY
+    train: bool
+    seed: int
+    workers: int = 4
+    """Number of worker processes, each of which decodes whole batches; 0 decodes in the calling process."""
+    shard: tuple[int, int] = (0, 1)
+    """Rank and world size: every rank gets a contiguous share of every global batch. In evaluation the share of a small
+    last batch may be empty."""
+    decoder: str | Decoder = "pillow"
+    """"pillow", "torchvision" (requires the extra), or a function from a path to a uint8 tensor (C, H, W)."""
+
+    def __post_init__(self) -> None:
+        (rank, world_size), size, num = self.shard, self.batch_size, len(self.split)
+        require(size >= 1, "batch_size", size, ">= 1")
+        require(self.workers >= 0, "workers", self.workers, ">= 0")
+        require(0 <= rank < world_size, "shard", self.shard, "(rank, world size) with 0 <= rank < world size")
+        if self.train:
+            require(size % world_size == 0, "batch_size", size, f"a multiple of the {world_size} ranks")
+            require(size <= num, "batch_size", size, f"<= {num}, the number of training samples")
+        _decoder(self.decoder)  # a wrong name is refused here
 
     def __len__(self) -> int:
         """Return the number of batches per epoch, which is the same on every rank."""
@@ -97,7 +83,7 @@ class StreamLoader:
     def _batches(self, epoch: int, batches: list[_Rows]) -> Iterator[tuple[Tensor, Tensor]]:
         pin_memory = torch.cuda.is_available()
         loader: DataLoader[Tensor | str] = DataLoader(
-            _Samples(self.split, self.train, self.seed, epoch, self._decoder),
+            _Samples(self.split, self.train, self.seed, epoch, _decoder(self.decoder)),
             batch_sampler=[rows.tolist() for rows in batches if len(rows)],
             num_workers=self.workers,
             collate_fn=_collate,

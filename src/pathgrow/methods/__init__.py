@@ -47,24 +47,16 @@ density (dynamic), chosen once before training (static), or learned; the baselin
 
 @dataclass(frozen=True)
 class Entry:
-    """A line of the table of methods.
-
-    Parameters
-    ----------
-    make : callable
-        Returns the `Method`; all its options have defaults.
-    family : str
-        The heading under which `pathgrow methods` lists it.
-    paper : str
-        Authors and year, as in docs/papers.md.
-    exceptions : mapping of clause to reason
-        Clauses of the contract that the method cannot satisfy by its nature.
-    """
+    """A line of the table of methods."""
 
     make: Callable[..., Method]
+    """Returns the `Method`; all its options have defaults."""
     family: Family
+    """The heading under which `pathgrow methods` lists it."""
     paper: str
+    """Authors and year, as in docs/papers.md."""
     exceptions: Mapping[Clause, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Clauses of the contract that the method cannot satisfy by its nature, and why."""
 
 
 _YAO = "Yao & Dovrolis, Gradual Capacity Growth for Sparse Network Discovery"

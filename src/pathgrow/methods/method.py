@@ -12,7 +12,7 @@ import dataclasses
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
 import torch
@@ -271,57 +271,31 @@ class ScoringCost:
     """Samples for Hessian-vector products."""
 
 
+@dataclass(eq=False)
 class NetworkView:
-    """A network at one moment, as picks see it; everything but `method_state` is read-only.
+    """A network at one moment, as picks see it; everything but `method_state` is read-only."""
 
-    Parameters
-    ----------
-    model : nn.Module
-        Pruned weights hold zero.
-    masks : Masks
-        The current masks.
-    scope : Masks
-        True where a weight is prunable.
-    example_input : optional
-        A sample input, for path scores.
-    gradients : callable, optional
-        Returns the dense loss gradients by name and the number of samples they took; called at most once.
-    seed : int
-        Seed of the run, for random numbers drawn where no generator is passed (`Method.init_state`).
-    method_state : dict, optional
-        The state of the method.
-    optimizer : Optimizer, optional
-        For learning rates and momentum.
-    loss, batches : optional
-        `loss(model, batch)` and training batches, for picks that need more than gradients.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        masks: Masks,
-        scope: Masks,
-        example_input: Any = None,
-        gradients: Callable[[], tuple[Mapping[str, Tensor], int]] | None = None,
-        *,
-        seed: int = 0,
-        method_state: MethodState | None = None,
-        optimizer: Optimizer | None = None,
-        loss: Loss | None = None,
-        batches: Batches | None = None,
-    ) -> None:
-        self.model = model
-        self.masks = masks
-        self.scope = scope
-        self.example_input = example_input
-        self.seed = seed
-        self.method_state: MethodState = method_state if method_state is not None else {}
-        self.optimizer = optimizer
-        self.loss = loss
-        self.batches = batches
-        self.scoring_cost = ScoringCost()
-        self._compute_gradients = gradients
-        self._cache: dict[str, Any] = {}
+    model: nn.Module
+    """Pruned weights hold zero."""
+    masks: Masks
+    scope: Masks
+    """True where a weight is prunable."""
+    example_input: Any = None
+    """A sample input, for path scores."""
+    compute_gradients: Callable[[], tuple[Mapping[str, Tensor], int]] | None = None
+    """Returns the dense loss gradients by name and the number of samples they took; called at most once."""
+    _: KW_ONLY
+    seed: int = 0
+    """Seed of the run, for random numbers drawn where no generator is passed (`Method.init_state`)."""
+    method_state: MethodState = field(default_factory=dict)
+    optimizer: Optimizer | None = None
+    """For learning rates and momentum."""
+    loss: Loss | None = None
+    """`loss(model, batch)`, for picks that need more than gradients."""
+    batches: Batches | None = None
+    """Training batches for `loss`."""
+    scoring_cost: ScoringCost = field(default=ScoringCost(), init=False)
+    _cache: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     def charge(self, *, path_passes: int = 0, gradient_samples: int = 0, hessian_samples: int = 0) -> None:
         """Add to `scoring_cost` what a pick computed without the methods below."""
@@ -376,12 +350,12 @@ class NetworkView:
         return scores(self.model, self.example_input, self.masks)
 
     def _gradient_pass(self) -> Mapping[str, Tensor]:
-        if self._compute_gradients is None:
+        if self.compute_gradients is None:
             raise UserError(
                 "this method needs loss gradients; pass attach(loss=..., batches=...), "
                 "and list 'gradients' in `needs` of a custom method"
             )
-        gradients, num_samples = self._compute_gradients()
+        gradients, num_samples = self.compute_gradients()
         self.charge(gradient_samples=num_samples)
         return gradients
 
