@@ -251,7 +251,7 @@ def _plain(value: Any, at: str) -> Any:
 
 def _expected(members: tuple[Any, ...], spec: Option, value: Any) -> str:
     """What the value must be, in words; for a number out of bounds, just the bounds."""
-    if spec.bounds and is_number(value) and (float in members or is_int(value)):
+    if spec.bounds and is_number(value) and (float in members or (int in members and is_int(value))):
         return spec.bounds
     said = [text for member in members if (text := _kind(member, spec))]
     return f"{', '.join(said[:-1])} or {said[-1]}" if len(said) > 1 else said[0]

@@ -35,7 +35,7 @@ def nearest_names(got: str, known: Iterable[str], *, most: int) -> list[str]:
     by_lower: dict[str, list[str]] = {}
     for name in known:
         by_lower.setdefault(name.lower(), []).append(name)
-    near = difflib.get_close_matches(got.lower(), by_lower, n=most, cutoff=0.5)
+    near = difflib.get_close_matches(got.lower(), by_lower, n=most, cutoff=0.65)  # two of three letters
     return [name for lower in near for name in by_lower[lower]][:most]
 
 

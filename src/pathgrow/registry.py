@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import traceback
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
@@ -90,12 +91,21 @@ def import_function(kind: str, place: str) -> Callable[..., Any]:
         raise UserError(f"{kind} {place!r} does not name a module; expected 'package.module:function'")
     try:
         module = importlib.import_module(module_name)
-    except ImportError as fault:
-        raise UserError(f"{kind} {place!r} cannot be imported ({fault})") from fault
+    except (Exception, SystemExit) as fault:  # the module is user code, which may raise anything
+        raise UserError(f"{kind} {place!r} cannot be imported ({_import_fault(fault)})") from fault
     function: Callable[..., Any] | None = getattr(module, function_name, None)
     if not callable(function):
         raise UserError(f"{kind} {place!r}: module {module_name!r} has no function {function_name!r}")
     return function
+
+
+def _import_fault(fault: BaseException) -> str:
+    """What went wrong in an import, and where unless it is the import itself that failed."""
+    if isinstance(fault, SyntaxError):
+        return f"{fault.msg} in {fault.filename}, line {fault.lineno}"
+    frame = traceback.extract_tb(fault.__traceback__)[-1]
+    said = f"{type(fault).__name__}: {fault}".removesuffix(": ").partition("\n")[0]
+    return str(fault) if isinstance(fault, ModuleNotFoundError) else f"{said} in {frame.filename}, line {frame.lineno}"
 
 
 def _same_type(value: Any, default: Any) -> bool:

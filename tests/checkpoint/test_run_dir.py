@@ -205,7 +205,7 @@ def test_the_time_of_a_run_adds_up_over_its_processes(tmp_path, monkeypatch):
         assert second.seconds == 17
         now += 4
     now += 50
-    assert second.seconds == RunDir(tmp_path).seconds == 17
+    assert second.seconds == RunDir(tmp_path).seconds == 15, "deleting tensors does not finish a stage"
     assert second.stages.load("seed").metadata == {"score": 0.5}
     (tmp_path / "stages" / "seed.json").write_text("{}")
     assert RunDir(tmp_path).seconds == 15, "a damaged stage says nothing"

@@ -100,7 +100,6 @@ def test_every_scope_is_in_the_help() -> None:
     [
         ("a=1", 1), ("a=1.5", 1.5), ("a=1e4", 1e4), ("a=8,8", [8, 8]), ("a=8,", [8]), ("a=0.5,1", [0.5, 1]),
         ("a=True", True), ("a=false", False), ("a=None", None), ("a=erk", "erk"), ("a=a,b", "a,b"), ("a=b=c", "b=c"),
-        ("a=", ""),
     ],
 )  # fmt: skip
 def test_pairs(text: str, value: object) -> None:

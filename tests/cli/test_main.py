@@ -54,6 +54,8 @@ DISCOVER = [
     ("--weight-decay much", "weight_decay must be a number >= 0, got 'much'"),
     ("--model-option widths", "--model-option must be NAME=VALUE, got 'widths'"),
     ("--model-option widhts=8,8", "did you mean widths"),
+    ("--model-option widths=8", "widths must be a list, got 8 (e.g. 64,64)"),
+    ("--model-option widths=", "--model-option must be NAME=VALUE, got 'widths=' (e.g. width=8)"),
     ("--model-option inputs=7", "mlp with inputs=7, widths=[64, 64] cannot process the 1x8x8 samples"),
     ("--model resnet20 --model-option in_channels=3 --threads 1", "in_channels=3"),
     ("--data-root /data", "/data"),
@@ -76,8 +78,8 @@ DISCOVER = [
     ("--method ..os:getcwd", "..os:getcwd"),
     ("--no-such-option", "unknown option --no-such-option"),
     ("--dleta 0.1", "unknown option --dleta, did you mean --delta"),
-    ("--delta", "--delta: expected one argument; see `pathgrow discover --help`"),
-    ("digits", "unknown argument digits; see `pathgrow discover --help`"),
+    ("--delta", "--delta: expected one argument (see `pathgrow discover --help`)"),
+    ("digits", "unknown argument digits (see `pathgrow discover --help`)"),
 ]
 TRAIN = [
     ("", "a method is required: pass --method NAME, see `pathgrow methods`"),
@@ -86,7 +88,7 @@ TRAIN = [
     ("--method rigl --density 0", "density must be in (0, 1], got 0.0 (e.g. 0.1)"),
     ("--method rigl --density 1.5", "density must be in (0, 1], got 1.5"),
     ("--method rigl --density much", "density must be a number in (0, 1], got 'much'"),
-    ("--method rigl --density", "--density: expected one argument; see `pathgrow train --help`"),
+    ("--method rigl --density", "--density: expected one argument (see `pathgrow train --help`)"),
     ("--method dense --density 0.1", "method 'dense' takes no density"),
     ("--method gcg", "method 'gcg' requires --density; use `pathgrow discover` to search"),
     ("--method gcg --density 0.1 --method-option start_density=0.2", "0.2"),
@@ -94,6 +96,8 @@ TRAIN = [
     ("--method rigl --method-option updat_interval=3", "did you mean update_interval"),
     ("--method rigl --method-option density=0.1", "density is not a method option here; use --density 0.1"),
     ("--method rigl --method-option update_interval", "--method-option must be NAME=VALUE, got 'update_interval'"),
+    ("--method rigl --method-option num_steps=", "--method-option must be NAME=VALUE, got 'num_steps='"),
+    ("--method random --method-option allocation=er_", "known: equal, er, er_matrix, erk, plain, uniform"),
     ("--method rigl --scope some", "unknown scope 'some'"),
     ("--method rigl --match flop", "match must be one of 'none', 'parameters', 'prunable', 'flops', got 'flop'"),
     ("--method rigl --match-budget 7", "requires --match"),
@@ -107,14 +111,17 @@ TRAIN = [
     ("--method rigl --data digit", "did you mean digits"),
 ]
 OTHERS = [
-    ("discver", "unknown command discver, did you mean discover?; see `pathgrow --help`"),
-    ("--versoin", "unknown option --versoin, did you mean --version?; see `pathgrow --help`"),
-    ("show", "DIR; see `pathgrow show --help`"),
+    ("discver", "unknown command 'discver': did you mean discover? (known: compare, data, "),
+    ("zzz", "unknown command 'zzz' (known: compare, data, "),
+    ("--versoin", "unknown option --versoin, did you mean --version? (see `pathgrow --help`)"),
+    ("show", "DIR (see `pathgrow show --help`)"),
     ("show /nowhere/at/all", "/nowhere/at/all"),
-    ("compare", "DIR; see `pathgrow compare --help`"),
+    ("compare", "DIR (see `pathgrow compare --help`)"),
     ("methods STR", "unknown method 'STR': did you mean str"),
-    ("data get", "NAME; see `pathgrow data get --help`"),
-    ("data gt digits", "unknown argument gt; see `pathgrow data --help`"),
+    ("data get", "NAME (see `pathgrow data get --help`)"),
+    ("data gt digits", "unknown `pathgrow data` command 'gt': did you mean get? (known: check, get, list)"),
+    ("data foo", "unknown `pathgrow data` command 'foo' (known: check, get, list)"),
+    ("data --foo", "unknown option --foo (see `pathgrow data --help`)"),
     ("data get digit", "unknown dataset 'digit': did you mean digits"),
 ]
 
@@ -192,7 +199,9 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr() == (text, "")
     for name in main.COMMANDS:
         assert leave(*name.split(), "--help") == 0
-        assert f"usage: pathgrow {name}" in capsys.readouterr().out
+        text = capsys.readouterr().out
+        assert f"usage: pathgrow {name}" in text
+        assert name != "data" or ("pathgrow data get NAME" in text and "pathgrow data check NAME" in text)
 
 
 def test_a_user_defined_method_is_imported_from_the_working_directory(tmp_path: Path) -> None:

@@ -31,10 +31,12 @@ def test_train_prints_the_result_and_show_prints_it_again(tmp_path: Path, capsys
     assert leave(*line.split()) == 0
     first = capsys.readouterr().out
     assert "50.0% of the prunable weights (288 of 576)" in first
+    shown, _, written = first.partition(f"Wrote to {out}: ")
     assert leave(*line.split()) == 0
-    assert capsys.readouterr().out == first, "a finished run is shown, not repeated"
+    again = capsys.readouterr().out
+    assert again == f"{shown}This run was already finished; {out} holds {written}", "nothing is written again"
     assert leave("show", str(out)) == 0
-    assert capsys.readouterr().out == first[: first.index("Wrote ")]
+    assert capsys.readouterr().out == shown
     assert first.endswith(f"pathgrow show {out}. Compare runs: pathgrow compare {out} ...\n")
 
 
@@ -92,6 +94,17 @@ def test_a_directory_of_another_run_or_a_file_is_refused(
     assert (tmp_path / "file").read_text() == "precious"
 
 
+def test_a_directory_of_another_command_names_that_command(
+    discovered: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert leave("train", "--method", "rigl", "--out", str(discovered)) == 2
+    assert f"{discovered} holds a run of `pathgrow discover`, not of `pathgrow train`: " in capsys.readouterr().err
+    with RunDir.open(tmp_path / "store", {"budget": 4, "seed": 0}):
+        pass
+    assert leave("discover", "--out", str(tmp_path / "store")) == 2
+    assert "holds a run of `pathgrow.discover`, not of `pathgrow discover`: " in capsys.readouterr().err
+
+
 def test_missing_files_of_a_run_are_reported_and_restored(
     discovered: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -101,7 +114,7 @@ def test_missing_files_of_a_run_are_reported_and_restored(
     (out / "network.safetensors").unlink()
     assert leave(*command) == 0
     printed = capsys.readouterr()
-    assert printed.out.splitlines()[-2] == f"Wrote report.html, curve.png, report.json and more to {out}."
+    assert printed.out.splitlines()[-2].endswith(f"{out} holds report.html, curve.png, report.json and more.")
     assert printed.err == (
         "pathgrow: warning: missing from this run: network.safetensors; "
         f"to restore them, delete {out / 'report.json'} and rerun the command\n"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -198,19 +200,41 @@ def test_windows_connect_the_positions_that_convolutions_do(layer: nn.Conv1d | n
         assert {(i, o) for i, o in sent.nonzero().tolist()} == on_the_map
 
 
-def test_unknown_functions_are_refused_by_name() -> None:
-    class Odd(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head = nn.Linear(4, 2)
+class Odd(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.function, self.head = nn.Linear(4, 4), function, nn.Linear(4, 2)
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(torch.cumsum(x, -1))
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.function(self.first(x)))  # type: ignore[no-any-return]
 
-    with pytest.raises(UserError, match="'cumsum'"):
-        trace(Odd(), torch.ones(1, 4))
+
+def written(x: Tensor) -> Tensor:
+    zeros = torch.zeros(1, 4)
+    zeros[:, :] = x
+    return x + zeros
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (lambda x: torch.cumsum(x, -1), "'torch.cumsum'"),
+        (lambda x: torch.fft.fft(x).real, "'torch.fft.fft'"),
+        (written, "'torch.Tensor.__setitem__'"),
+        (lambda x: torch.from_numpy(x.detach().numpy()), "torch.Tensor.numpy"),
+        (lambda x: torch.tensor(x.tolist()), "torch.Tensor.tolist"),
+        (lambda x: nn.functional.one_hot(x.argmax(-1), 4).float(), "torch.Tensor.argmax"),
+    ],
+)
+def test_functions_without_a_handler_are_named_with_their_line(function: Callable[[Tensor], Tensor], name: str) -> None:
+    code = function.__code__
+    line = code.co_firstlineno + (2 if function is written else 0)
+    with pytest.raises(UserError) as caught:
+        trace(Odd(function), torch.ones(1, 4))
+    assert f"paths cannot be traced through {name}" in str(caught.value).replace("torch function ", "")
+    assert f"({code.co_filename}, line {line})" in str(caught.value)
 
 
 def test_recurrent_layers_are_refused_in_one_sentence() -> None:
-    with pytest.raises(UserError, match="'lstm'"):
+    with pytest.raises(UserError, match="lstm"):
         trace(nn.LSTM(3, 4, batch_first=True), torch.ones(1, 5, 3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from pathgrow import methods
 from pathgrow.errors import UserError
+from pathgrow.methods.allocation import DISTRIBUTIONS
 from pathgrow.methods.method import GrowEachRound, Method
 from pathgrow.methods.picks import at_random
 
@@ -114,6 +116,35 @@ def test_errors(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as caught:
         methods.create(name, **options)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("x = 1\ndef f(:\n", "(invalid syntax in {file}, line 2)"),
+        ("x = 1\n\nx / 0\n", "(ZeroDivisionError: division by zero in {file}, line 3)"),
+        ("raise SystemExit\n", "(SystemExit in {file}, line 1)"),
+        ("from pathgrow import nothing_like_it\n", "in {file}, line 1)"),
+        ("import no_such_package\n", "(No module named 'no_such_package')"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_one_sentence(
+    code: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "broken_methods.py"
+    file.write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError) as caught:
+        methods.create("broken_methods:custom")
+    assert str(caught.value).startswith("method 'broken_methods:custom' cannot be imported (")
+    assert str(caught.value).endswith(reason.format(file=file))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["rigl", "random"])
+def test_docstrings_name_every_allocation(name: str) -> None:
+    about = inspect.getdoc(methods.entry(name).make) or ""
+    assert all(f'"{distribution}"' in about for distribution in DISTRIBUTIONS)
 
 
 def test_a_custom_method() -> None:

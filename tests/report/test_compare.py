@@ -91,6 +91,7 @@ def test_a_discovery_is_a_row_of_its_own(tmp_path: Path, sample_report: RunRepor
     assert (row.method, row.epochs, row.match) == ("gcg (discover)", 80, "none")
     assert row.epochs_trained == sample_report.ledger.epochs_trained
     assert row.inference_relative == sample_report.network.inference_relative
+    assert row.is_accuracy
     assert row.training_relative == pytest.approx(sample_report.ledger.relative)
 
 

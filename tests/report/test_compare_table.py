@@ -47,6 +47,11 @@ def markdown(*rows: Row) -> list[str]:
     return render_comparison(Comparison(rows, ()), "markdown").splitlines()
 
 
+@pytest.mark.parametrize(("is_accuracy", "cells"), [(True, "93.33% ±0.10 | 84.44%"), (False, "0.9333 ±0.001 | 0.8444")])
+def test_only_accuracies_are_percentages(is_accuracy: bool, cells: str) -> None:
+    assert f"| {cells} |" in markdown(replace(ROW, is_accuracy=is_accuracy, test_interval=None))[4]
+
+
 def test_each_number_is_under_its_heading() -> None:
     other = replace(
         ROW, method="set", val_interval=None, test=None, test_interval=None, training_relative=None, num_seeds=1,

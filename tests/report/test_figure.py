@@ -74,7 +74,7 @@ def test_short_probes_are_named_by_their_length() -> None:
     axes = drawn(report)
     assert "probes (16 epochs)" in legend(axes)
     texts = [text.get_text() for text in axes.texts]
-    assert texts == ["reference 97.40% (fitted)", "target: 1.38 pp below (1 pp after full training)"]
+    assert texts == ["reference 97.40% (fitted)", "target: 1.38 pp below the reference (1 pp after full training)"]
     assert axes.get_xlim()[1] > 1.0, "the dense probe is inside"
 
 

@@ -182,10 +182,19 @@ def test_legend_entries_are_not_broken() -> None:
     lines = curve_chart(short_probe_report(), WIDTH).plain.splitlines()
     assert all(len(line) <= WIDTH for line in lines)
     assert lines[-3:] == [
-        " ● probes (16 epochs)  · rounds  ━ fit  ░ 90% band  ─ reference",
-        " ┄ target: 1.38 pp below (1 pp after full training)",
+        " ● probes (16 epochs)  · rounds  ▾ rounds below the chart  ━ fit  ░ 90% band",
+        " ─ reference  ┄ target: 1.38 pp below the reference (1 pp after full training)",
         " ▲ operating density (67% quantile)",
     ]
+
+
+@pytest.mark.parametrize("delta", [0.01, 1e-5])
+def test_the_legend_explains_what_was_drawn_and_nothing_else(sample_report: RunReport, delta: float) -> None:
+    lines = curve_chart(with_answer(sample_report, delta=delta, allowed=None), WIDTH, HEIGHT).plain.splitlines()
+    body, legend = "".join(line.partition("│")[2] for line in lines[1 : 1 + HEIGHT]), " ".join(lines[3 + HEIGHT :])
+    drawn = set(body) - {" ", "┊"} | {ANSWER}
+    assert {glyph for glyph in legend if not glyph.isascii()} == drawn
+    assert (REFERENCE in legend) is (delta == 0.01), "the target covers a reference in the same row"
 
 
 def test_the_window_holds_the_dense_probe() -> None:

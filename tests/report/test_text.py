@@ -16,7 +16,7 @@ from pathgrow.density import rules
 from pathgrow.density.probe import ProbeRule
 from pathgrow.density.types import Answer, Curve, Reason, Reference
 from pathgrow.report import text
-from pathgrow.report.formats import ScoreFormat, percent, percent_range
+from pathgrow.report.formats import ScoreFormat, percent, percent_range, score_format
 from pathgrow.report.html import page
 from pathgrow.report.schema import AnswerReport, MatchReport, PhaseReport, ReferenceReport, RunReport, Score
 from pathgrow.report.terminal import summary
@@ -269,8 +269,27 @@ def test_the_subject_is_what_the_config_names(config: dict[str, Any], expected: 
 def test_legends_name_the_length_of_short_probes_and_what_the_target_stands_for() -> None:
     assert text.probes_label(short_probe_report()) == "probes (16 epochs)"
     assert text.probes_label(discovery_report()) == "probes"
-    assert text.goal_label(short_probe_report()) == "target: 1.38 pp below (1 pp after full training)"
-    assert text.goal_label(discovery_report()) == "target: 1 pp below"
+    assert text.goal_label(short_probe_report()) == "target: 1.38 pp below the reference (1 pp after full training)"
+    assert text.goal_label(discovery_report()) == "target: 1 pp below the reference"
+
+
+@pytest.mark.parametrize(
+    ("config", "scores", "expected"),
+    [
+        ({"data": "digits"}, 0.9, ("accuracy", "90.00%")),
+        ({"num_val": 500}, 0.9, ("accuracy", "90.00%")),
+        ({"num_val": 500}, 90.0, ("accuracy", "90")),
+        ({"num_val": None}, 0.9, ("score", "0.9")),  # an R2 score, for all we know
+        ({}, 0.9, ("score", "0.9")),
+    ],
+)
+def test_only_accuracies_are_percentages(config: dict[str, Any], scores: float, expected: tuple[str, str]) -> None:
+    rounds = tuple(replace(point, score=scores) for point in discovery_report().curve.rounds)
+    scored = replace(with_curve(discovery_report(), rounds=rounds, probes=()), config=config)
+    found = score_format(scored)
+    assert (found.name, found(scores)) == expected
+    unreached = replace(scored, answer=replace(scored.answer, status="unreached"))  # type: ignore[type-var]
+    assert ("1 pp" in text.headline(unreached)) is ("%" in expected[1])
 
 
 # Rounds
@@ -305,6 +324,7 @@ DETAILS = {
     "rounds": 2,
     "needed": 6,
     "criterion": "gain",
+    "method": "rigl",
     "dense": 1,
     "gap": 0.013,
     "probes": 5,

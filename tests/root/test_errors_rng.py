@@ -29,8 +29,9 @@ def test_capitals_do_not_keep_a_name_from_being_found(got: str, near: str) -> No
     assert str(error).startswith(f"unknown method {got!r}: did you mean {near}")
 
 
-def test_an_unknown_name_like_nothing_known_makes_no_guess() -> None:
-    assert str(unknown_name("rule", "zzz", ["probe"])) == "unknown rule 'zzz' (known: probe)"
+@pytest.mark.parametrize(("got", "known"), [("zzz", "probe"), ("adam", "random"), ("pruning", "gmp")])
+def test_an_unknown_name_like_nothing_known_makes_no_guess(got: str, known: str) -> None:
+    assert str(unknown_name("rule", got, [known])) == f"unknown rule {got!r} (known: {known})"
 
 
 def test_equal_names_draw_equal_numbers_whatever_was_drawn_before() -> None:

@@ -338,6 +338,14 @@ def test_functions_may_name_their_parameters_freely() -> None:
     check_functions(max, min)  # written in C; one of them may not say what it takes
 
 
+def test_without_an_example_input_one_is_guessed() -> None:
+    given, world = World(), World()
+    expected = without_timing(given.discover())
+    settings = {"rule": Script(), "start_density": 0.1, "budget": 16, "seed_epochs": 2}
+    found = discover(world.model, world.optimizer, world.fit, world.evaluate, **settings)
+    assert without_timing(found) == expected
+
+
 @pytest.mark.parametrize("example_input", [torch.ones(1, 7), (INPUTS[:1], INPUTS[:1]), torch.ones(1, 2, 2, 2)])
 def test_an_example_input_that_does_not_fit_the_model(example_input: object) -> None:
     world = World()

@@ -93,6 +93,7 @@ def test_every_method_reaches_its_density_and_reports_its_cost(method: str, trai
     # In a network of linear layers a weight is a multiply-add.
     assert network["inference_flops"] == 2 * masks.num_on
     assert network["dense_inference_flops"] == 2 * num
+    assert network["inference_relative"] == masks.num_on / num
     assert values["ledger"]["dense_training_flops"] == EPOCHS * (898 // BATCH) * BATCH * 6 * num
     assert values["ledger"]["training_flops"] > 0
     assert 0 < network["val"]["score"] <= 1

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -142,7 +143,7 @@ class TestErrors:
 
         model = Recurrent()
         optimizer = SGD(model.parameters(), lr=0.1)
-        with pytest.raises(UserError, match=r"'gru' in Recurrent: .* pass a scope to attach and choose a method"):
+        with pytest.raises(UserError, match=r"gru' in Recurrent \(.* pass a scope to attach and choose a method"):
             attach(model, optimizer, "rigl", torch.zeros(1, 6))
         sparse = attach(model, optimizer, "rigl", scope=Masks.full(model))
         train(model, optimizer)
@@ -366,6 +367,15 @@ class TestStateDict:
         with pytest.raises(UserError, match="saved without ema"):
             sparse_mlp(ema=EMA())[2].load_state_dict(state)
         assert sparse.masks == Masks(state["masks"])
+
+    def test_a_state_is_loaded_with_weights_only(self, tmp_path: Path) -> None:
+        model, optimizer, sparse = sparse_mlp(method=methods.create("rigl"))
+        stopped = sparse.observe(0.5)
+        torch.save(sparse.state_dict(), tmp_path / "state.pt")
+        sparse.detach()
+        again = attach(model, optimizer, methods.create("rigl"), scope=sparse.scope)
+        again.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+        assert again.observe(0.6) == stopped
 
     def test_masks_are_edited_in_place(self) -> None:
         sparse = sparse_mlp()[2]

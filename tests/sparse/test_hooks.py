@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Adam, Optimizer
 
 from pathgrow import methods
-from pathgrow.density.types import Grow, Probe, Stop
+from pathgrow.density.types import Grow, Probe, Reason, Stop
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.masks import Masks
 from pathgrow.masks.sampling import uniform
@@ -21,6 +21,7 @@ from pathgrow.methods import fixed
 from pathgrow.methods.method import MaskUpdate, Method, NetworkView, Progress
 from pathgrow.sparse.attach import Attached, attach
 from pathgrow.sparse.ema import EMA
+from pathgrow.sparse.hooks import parse_evaluation
 from pathgrow.sparse.tree import flatten_state
 from tests.support.sparse_mlp import ALWAYS, GROW, STOP, Script, growing, mlp, off, sparse_mlp, train
 from tests.support.swapping import swapping
@@ -49,7 +50,7 @@ class TestRounds:
         assert isinstance(sparse.observe(0.2), Grow)
         assert sparse.masks.num_on == 38  # round(0.275 * 140), a step of 3 instead of 8
         assert sparse.curve.at_ceiling
-        assert isinstance(sparse.observe(0.3), Stop)
+        assert sparse.observe(0.3) == Stop(reason=Reason.GROWTH_ENDED, details={"at_density": 38 / 140})
 
     def test_static_masks_stop(self) -> None:
         model, optimizer, sparse = sparse_mlp()
@@ -57,7 +58,7 @@ class TestRounds:
         sparse.detach()
         kept = attach(model, optimizer, fixed(found), stop=ALWAYS)
         assert kept.masks == found
-        assert "the masks of method 'fixed' are static" in kept.observe(0.5).reason
+        assert kept.observe(0.5).reason == Reason.MASKS_FINAL
         with pytest.raises(UserError, match="has no 'grow' pick"):
             kept.grow_(1)
 
@@ -65,23 +66,39 @@ class TestRounds:
     @pytest.mark.parametrize(
         ("name", "reason"),
         [
-            ("random", "the masks of method 'random' are static"),
-            ("rigl", "method 'rigl' updates its masks during training"),
-            ("edge_popup", "method 'edge_popup' updates its masks during training"),
+            ("random", Reason.MASKS_FINAL),
+            ("rigl", Reason.UPDATES_DURING_TRAINING),
+            ("edge_popup", Reason.UPDATES_DURING_TRAINING),
         ],
     )
-    def test_verdicts_of_methods_that_do_not_grow(self, name: str, reason: str, stop: object) -> None:
+    def test_verdicts_of_methods_that_do_not_grow(self, name: str, reason: Reason, stop: object) -> None:
         sparse = sparse_mlp(method=methods.create(name), stop=stop)[2]
-        verdict = sparse.observe(0.5)
-        assert isinstance(verdict, Stop)
-        assert verdict.reason == reason
+        assert sparse.observe(0.5) == Stop(reason=reason, details={"method": name})
+
+    @pytest.mark.parametrize("name", ["random_growth", "rigl", "random", "lth"])
+    def test_nothing_is_observed_after_detach(self, name: str) -> None:
+        for rounds in (0, 1):
+            sparse = sparse_mlp(method=methods.create(name), stop=Script((STOP,)))[2]
+            for _ in range(rounds):
+                sparse.observe(0.5)
+            sparse.detach()
+            with pytest.raises(UserError, match=r"^observe\(\) cannot be called after detach\(\); attach again$"):
+                sparse.observe(0.5)
+
+    @pytest.mark.parametrize("value", ["0.9", b"0.9", (0.9, "0.3"), [], (1, 2, 3), None])
+    def test_a_score_must_be_a_number(self, value: Any) -> None:
+        sparse = sparse_mlp()[2]
+        with pytest.raises(UserError, match=r"observe: expected a score or a pair \(score, loss\), got "):
+            sparse.observe(value)
+        with pytest.raises(UserError, match=r"evaluate: expected a score or a pair \(score, loss\), got "):
+            parse_evaluation(value)
 
     def test_pruning_goes_on_until_its_schedule_ends(self) -> None:
         sparse = sparse_mlp(method=methods.create("lth", density=0.7), stop=None)[2]
-        assert sparse.observe(0.5) == Grow(reason="the schedule of method 'lth' continues")
-        assert sparse.observe(0.5) == Grow(reason="the schedule of method 'lth' continues")
+        more = Grow(reason=Reason.SCHEDULE_CONTINUES, details={"method": "lth"})
+        assert [sparse.observe(0.5), sparse.observe(0.5)] == [more, more]
         assert sparse.masks.num_on == 98  # 0.7 of 140
-        assert sparse.observe(0.5).reason == "the masks of method 'lth' are final"
+        assert sparse.observe(0.5).reason == Reason.MASKS_FINAL
 
     def test_growing_by_hand_is_exact_and_ends_at_the_last_weight(self) -> None:
         sparse = sparse_mlp()[2]

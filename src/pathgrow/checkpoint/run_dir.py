@@ -321,6 +321,11 @@ class RunDir:
         self._is_new = found is None
         if found is None:
             self._write_json("config.json", config)
+        elif (made_by := _command(found)) != (command := _command(config)):
+            raise UserError(
+                f"{self.path} holds a run of `{made_by}`, not of `{command}`: choose another directory "
+                "(--out or store=)"
+            )
         elif differing := strict_json.differences(found, config):
             more = f"; and {len(differing) - 3} more" if len(differing) > 3 else ""
             raise UserError(
@@ -355,6 +360,13 @@ class RunDir:
 
     def _write_json(self, name: str, value: Any) -> None:
         atomic.write_text(self.path / name, strict_json.dumps(value, indent=1) + "\n")
+
+
+def _command(config: Mapping[str, Any]) -> str:
+    """What a config belongs to: one of the commands, or the Python function, which knows no dataset."""
+    if "data" not in config:
+        return "pathgrow.discover"
+    return "pathgrow train" if "epochs" in config else "pathgrow discover"
 
 
 def _masks_path(round: int) -> str:

@@ -138,7 +138,6 @@ class StageFiles:
 
     def delete_tensors(self, stage: str) -> None:
         """Delete the tensors of a stage; its metadata stay."""
-        path = self._record_path(stage)
         try:
             record = self._record(stage)
         except FileNotFoundError:
@@ -147,15 +146,14 @@ class StageFiles:
             self._report_damage(stage, damage)
             return
         if record["tensors"] is not None:
-            written = path.stat()
-            self._write_record(stage, record["metadata"], None)
-            os.utime(path, ns=(written.st_atime_ns, written.st_mtime_ns))  # `names` sorts by time
+            self._write_record(stage, record["metadata"], None, record["seconds"])  # `names` sorts by time
             atomic.discard(self.folder / record["tensors"]["file"])
 
     def names(self) -> list[str]:
         """Return finished stages, oldest first; hashes are checked when a stage is loaded."""
-        records = [(path.stat().st_mtime_ns, path.stem) for path in self.folder.glob("*.json")]
-        return [name for _, name in sorted(records) if _NAME.fullmatch(name)]
+        names = [path.stem for path in self.folder.glob("*.json") if _NAME.fullmatch(path.stem)]
+        # By the stored time: a copied directory has new file times.
+        return sorted(names, key=lambda name: ((self._intact(name) or {}).get("seconds", 0.0), name))
 
     @property
     def seconds(self) -> float:
@@ -205,13 +203,15 @@ class StageFiles:
             return self._record(stage)
         return None
 
-    def _write_record(self, stage: str, metadata: Metadata, tensors: dict[str, str] | None) -> None:
+    def _write_record(
+        self, stage: str, metadata: Metadata, tensors: dict[str, str] | None, seconds: float | None = None
+    ) -> None:
         body = {
             "format": _STAGE_FORMAT,
             "stage": stage,
             "metadata": metadata,
             "tensors": tensors,
-            "seconds": self._clock(),
+            "seconds": self._clock() if seconds is None else seconds,
         }
         atomic.write_text(self._record_path(stage), strict_json.dumps({**body, "sha256": _digest(body)}, indent=1))
 

@@ -28,7 +28,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message.removeprefix('argument ')}; see `{self.prog} --help`")
+        raise UserError(f"{message.removeprefix('argument ')} (see `{self.prog} --help`)")
 
     def values(self, arguments: list[str], removed: Mapping[str, str]) -> dict[str, Any]:
         """Parse arguments into the values that were given; those of nested configs form nested dicts.
@@ -130,11 +130,11 @@ def parse_pair(text: str, flag: str) -> tuple[str, Any]:
     [('width', 8), ('widths', [8, 8]), ('by_sign', False), ('allocation', 'erk')]
     """
     name, equals, value = text.partition("=")
-    require(bool(name and equals), flag, text, "NAME=VALUE", "width=8")
+    require(bool(name and equals and value), flag, text, "NAME=VALUE", "width=8")
     if value.lower() in _WORDS:
         return name, _WORDS[value.lower()]
     parts = [_number(part, (int, float)) for part in value.split(",") if part]
-    if not parts or any(isinstance(part, str) for part in parts):
+    if not parts or any(isinstance(part, str) for part in parts):  # a lone comma has no parts
         return name, value
     return name, parts if "," in value else parts[0]
 

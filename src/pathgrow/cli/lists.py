@@ -150,7 +150,10 @@ def _add_method_name(parser: Parser) -> None:
 
 
 def _list_datasets() -> None:
-    """List the datasets."""
+    """List the datasets.
+
+    `pathgrow data get NAME` downloads one, `pathgrow data check NAME` reads it and verifies its files.
+    """
     from pathgrow import data
 
     for name in data.names():

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from pathgrow.cli.flags import Parser, Subcommand
 from pathgrow.cli.lists import LIST_COMMANDS
 from pathgrow.cli.run import RUN_COMMANDS
-from pathgrow.errors import PeerFailed, RunFailed, UserError, nearest_names
+from pathgrow.errors import PeerFailed, RunFailed, UserError, unknown_name
 from pathgrow.version import __version__
 
 COMMANDS = {**RUN_COMMANDS, **LIST_COMMANDS}
@@ -40,13 +40,14 @@ def parse(arguments: list[str]) -> tuple[Subcommand, dict[str, Any]]:
     for length in (2, 1):  # `data get` before `data`
         name = " ".join(arguments[:length])
         if len(arguments) >= length and name in COMMANDS:
-            command = COMMANDS[name]
-            return command, command.parser(f"pathgrow {name}").values(arguments[length:], command.removed)
-    parser = _top_level()
+            command, rest = COMMANDS[name], arguments[length:]
+            inner = [other.removeprefix(f"{name} ") for other in COMMANDS if other.startswith(f"{name} ")]
+            if inner and rest and not rest[0].startswith("-"):
+                raise unknown_name(f"`pathgrow {name}` command", rest[0], inner)
+            return command, command.parser(f"pathgrow {name}").values(rest, command.removed)
     if arguments and not arguments[0].startswith("-"):
-        near = nearest_names(arguments[0], COMMANDS, most=2)
-        hint = f", did you mean {' or '.join(near)}?" if near else ""
-        parser.error(f"unknown command {arguments[0]}{hint}")
+        raise unknown_name("command", arguments[0], COMMANDS)
+    parser = _top_level()
     parser.values(arguments, {})  # exits after --help and --version
     parser.print_help()
     parser.exit(2)

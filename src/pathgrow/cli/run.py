@@ -84,6 +84,7 @@ def _run(
         # On rank 0 alone, so that an error is printed once.
         config = comm.broadcast_from_rank0(lambda: kind.from_dict({"ranks": comm.size, **values}))
         folder = out if out is not None else Path("runs") / config.name
+        was_finished = RunDir(folder).finished
         with warnings.catch_warnings():
             if quiet:
                 warnings.simplefilter("ignore")  # the report keeps them
@@ -94,7 +95,8 @@ def _run(
         if not quiet:
             terminal.print_run(folder)
             files = ", ".join(name for name in _FILES if (folder / name).is_file())
-            print(f"Wrote {files} and more to {folder}.")
+            said = f"This run was already finished; {folder} holds" if was_finished else f"Wrote to {folder}:"
+            print(f"{said} {files} and more.")
             print(f"Show this run again: pathgrow show {folder}. Compare runs: pathgrow compare {folder} ...")
             _report_missing_files(RunDir(folder))
 
@@ -128,9 +130,9 @@ def _report_missing_files(folder: RunDir) -> None:
 def _compare(*, runs: list[Path], format: str) -> None:
     """Compare runs: one table per dataset and model, one row per configuration, averaged over seeds.
 
-    Training costs are relative to the longest dense run of the table that matched no budget, or, without a dense run,
-    to the FLOPs of such a training; the line below the table names this 1x. Times are absolute unless all runs,
-    including a dense one, were trained on the same hardware. "epochs" counts epochs actually trained.
+    Costs are relative to one dense training, which is named below each table: the longest dense run that was not
+    matched to a budget or, if no run is dense, the FLOPs of a dense training as long as the longest run. Times are
+    absolute unless all runs, including a dense one, used the same hardware. "epochs" counts epochs actually trained.
     """
     from pathgrow.report.compare import compare_runs
     from pathgrow.report.compare_table import TABLE_WIDTH, render_comparison

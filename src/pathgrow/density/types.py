@@ -79,6 +79,11 @@ class Reason(StrEnum):
     """Details: `estimate`."""
     NO_SATURATION = auto()
 
+    # Said by `attach`, about methods that no rule decides for. Details: `method`.
+    UPDATES_DURING_TRAINING = auto()
+    SCHEDULE_CONTINUES = auto()
+    MASKS_FINAL = auto()
+
     # Said by the discovery, not by a rule.
     NOTHING_LEARNED = auto()
     """Details: `before_low`, `before_high`, `after_low`, `after_high`: scores before and after training."""

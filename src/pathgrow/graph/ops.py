@@ -5,6 +5,8 @@ function without a handler that returns a float tensor raises an error: a wrong 
 Functions that move, pool or sum elements are handled in `ops_shape.py`, products of activations in `ops_matmul.py`.
 """
 
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -14,6 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import resolve_name
 
 from pathgrow.errors import UserError
 from pathgrow.graph import ops_matmul, ops_shape
@@ -45,16 +48,33 @@ def handle(tracer: Tracer, func: Callable[..., Any], args: tuple[Any, ...], kwar
     handler = HANDLERS.get(name)
     if handler is None:
         result = func(*args, **kwargs)
-        if any(tensor.is_floating_point() for tensor in tensors_in(result)):
+        written = [value for value in args[2:] if name == "setitem" and label_of(value) is not None]
+        if any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors_in((result, written))):
             raise UserError(
-                f"paths cannot be traced through torch function {name!r} in {type(tracer.model).__name__}: use known "
-                "functions instead, or pass a scope to attach and choose a method that does not use paths"
+                f"paths cannot be traced through torch function {resolve_name(func) or name!r} in "
+                f"{type(tracer.model).__name__} ({_calling_line()}): use known functions instead, or pass a scope to "
+                "attach and choose a method that does not use paths"
             )
+        if name in _LEAVING or next(tensors_in(result), None) is not None:
+            tracer.lost_at = f"{resolve_name(func) or name} ({_calling_line()})"
         return result
     result = handler(Call(tracer, func, name, args, kwargs))
     if in_place and isinstance(args[0], Tensor) and result is not args[0]:
         setattr(args[0], ALIAS, result)
     return result
+
+
+_LEAVING = {"numpy", "array", "tolist", "item"}
+"""Functions whose result is not a tensor but may become one again."""
+
+
+def _calling_line() -> str:
+    """The line of the model that runs now: the innermost one outside of torch and this package."""
+    inside = tuple(f"{os.path.dirname(module.__file__ or '')}{os.sep}" for module in (torch, ops_shape))
+    frame = sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}, line {frame.f_lineno}"
 
 
 def handle_constant(tracer: Tracer, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -88,6 +88,8 @@ class Tracer(TorchFunctionMode):
         self.builder = GraphBuilder()
         self.uses: list[Use] = []
         self.product_macs, self.tokens_in, self.attention = 0, False, False
+        self.lost_at: str | None = None
+        """The last function whose result is not traced, and where it was called."""
 
     def run(self, example_input: Any) -> Self:
         """Run the model on one sample of ones and return this tracer, with `uses`, `total` and `exponent` filled in."""
@@ -99,9 +101,11 @@ class Tracer(TorchFunctionMode):
                 output = self.model(*args, **kwargs)
         traced = [tensor for tensor in map(current, read_outputs(output)) if label_of(tensor) is not None]
         if not traced:
+            hidden = "check that example_input is what the model expects, and that it is not a scripted module"
+            advice = hidden if self.lost_at is None else f"paths cannot be traced through {self.lost_at}"
             raise UserError(
                 f"the output of {type(self.model).__name__} does not depend on its input along any path that can be "
-                "traced: check that example_input is what the model expects"
+                f"traced: {advice}"
             )
         self._outputs = [known_label(tensor) for tensor in traced]
         self.exponent = max(label.exponent for label in self._outputs)

@@ -212,7 +212,7 @@ class Masks(Mapping[str, Tensor]):
 
     def _require_like(self, other: Masks) -> None:
         if (difference := self._difference(other)) is not None:
-            raise UserError(f"masks of different models: {difference}")
+            raise UserError(f"masks of different models cannot be combined: {difference}")
         if not self._same_scope(other):
             raise UserError("masks with different scopes cannot be combined")
 

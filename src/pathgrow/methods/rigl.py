@@ -32,8 +32,8 @@ def rigl(
     Parameters
     ----------
     density, allocation
-        Overall density of the prunable weights, and its distribution over layers: "erk", "er", or "uniform" with a
-        dense first layer, unless that takes more than half of the others' weights.
+        Overall density of the prunable weights, and its distribution over layers: "equal", "uniform", "er",
+        "er_matrix" or "erk", see `pathgrow.methods.allocation.allocate`.
     num_steps, update_interval, stop_fraction
         Steps of the training, steps between mask updates, and the fraction of the training after which masks are final.
     drop_fraction : float

@@ -1,7 +1,8 @@
 """Static masks: random, ERK, magnitude and PHEW masks, and dense training."""
 
+from pathgrow.errors import unknown_name
 from pathgrow.masks.sampling import top_k
-from pathgrow.methods.allocation import RandomInLayers
+from pathgrow.methods.allocation import DISTRIBUTIONS, RandomInLayers
 from pathgrow.methods.method import ByScore, Method
 from pathgrow.methods.picks import all_candidates, at_random, by_walks, magnitudes
 
@@ -20,6 +21,8 @@ def random(*, density: float = 0.1, allocation: str = "plain") -> Method:
         plain: uniform over all layers together. The others fix how many weights each layer keeps, see
         `pathgrow.methods.allocation.allocate`; "erk" is also a method of its own.
     """
+    if allocation not in (known := ["plain", *DISTRIBUTIONS]):
+        raise unknown_name("allocation", allocation, known)
     start = at_random if allocation == "plain" else RandomInLayers(allocation)
     return Method(name="random", start=start, start_density=density)
 

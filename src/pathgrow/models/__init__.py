@@ -111,7 +111,8 @@ def create(name: str, classes: int, *, seed: int | None = None, **options: Any) 
 def _check_option(key: str, value: object, default: object) -> None:
     """Refuse a value that is not of the type of the default; integers are sizes, so they must be >= 1."""
     kind: Any = tuple[int, ...] if isinstance(default, tuple) else type(default)
-    check_value(value, kind, Option(at_least=1 if kind in (int, tuple[int, ...]) else None), key)
+    example = ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
+    check_value(value, kind, Option(at_least=1 if kind in (int, tuple[int, ...]) else None, example=example), key)
 
 
 __all__ = ["ReferenceModel", "create", "defaults", "names"]

@@ -14,7 +14,7 @@ from statistics import fmean
 
 from pathgrow.checkpoint import RunDir
 from pathgrow.errors import UserError
-from pathgrow.report.formats import plural
+from pathgrow.report.formats import plural, score_format
 from pathgrow.report.schema import RunReport, load_finished
 from pathgrow.report.text import match_unit
 
@@ -45,6 +45,8 @@ class Row:
     """Runs that differ in their seed only."""
 
     method: str
+    is_accuracy: bool = True
+    """Whether `val` and `test` are accuracies in [0, 1], which tables show as percentages."""
     subject: str
     """Dataset and model, and what else distinguishes this table from others."""
     match: str
@@ -176,6 +178,7 @@ def _row(subject: str, group: _Group) -> Row:
     tests = tests if len(tests) == len(group) else []
     return Row(
         method=report.method.name + (" (discover)" if report.command == "discover" else ""),
+        is_accuracy=all(score_format(each).is_fraction for each in reports),
         subject=subject,
         match=group[0].match,
         epochs=report.epochs,

@@ -14,7 +14,7 @@ from rich.text import Text
 from pathgrow.checkpoint import strict_json
 from pathgrow.errors import unknown_name
 from pathgrow.report.compare import Baseline, Comparison, Row
-from pathgrow.report.formats import duration, flops, percent, plural, printable, ratio
+from pathgrow.report.formats import ScoreFormat, duration, flops, percent, plural, printable, ratio
 
 TABLE_WIDTH = 120
 """Width of a table if that of the terminal is unknown."""
@@ -37,10 +37,11 @@ class _Column:
     """How the title says it if all rows agree; None for columns that are always shown."""
 
 
-def _score(mean: float | None, interval: tuple[float, float] | None) -> str:
-    if mean is None:
-        return "-"
-    return f"{100 * mean:.2f}%" + ("" if interval is None else f" ±{50 * (interval[1] - interval[0]):.2f}")
+def _score(row: Row, mean: float | None, interval: tuple[float, float] | None) -> str:
+    if interval is None:
+        return ScoreFormat(row.is_accuracy)(mean)
+    half = (interval[1] - interval[0]) / 2
+    return ScoreFormat(row.is_accuracy)(mean) + (f" ±{100 * half:.2f}" if row.is_accuracy else f" ±{half:.2g}")
 
 
 def _training(row: Row) -> str:
@@ -66,8 +67,8 @@ _COLUMNS = (
         "of model", lambda row: percent(row.density_model),
         shared=lambda row: f"{percent(row.density_model)} of all parameters",
     ),
-    _Column("val", lambda row: _score(row.val, row.val_interval)),
-    _Column("test", lambda row: _score(row.test, row.test_interval)),
+    _Column("val", lambda row: _score(row, row.val, row.val_interval)),
+    _Column("test", lambda row: _score(row, row.test, row.test_interval)),
     _Column("train FLOPs", _training),
     _Column("time", lambda row: ratio(row.wall_relative)),
     _Column("infer FLOPs", lambda row: ratio(row.inference_relative)),

@@ -89,15 +89,16 @@ def printable(text: object) -> str:
 
 @dataclass(frozen=True)
 class ScoreFormat:
-    """How the scores of one run are written: fractions as percentages, anything else as plain numbers."""
+    """How the scores of one run are written: accuracies in [0, 1] as percentages, anything else as plain numbers."""
 
     is_fraction: bool
     name: str = "score"
 
     @classmethod
-    def of(cls, curve: CurveReport, name: str = "score") -> Self:
-        """The format for a curve; scores that all lie in [0, 1] are fractions."""
-        return cls(all(0 <= point.score <= 1 for point in (*curve.rounds, *curve.probes)), name)
+    def of(cls, curve: CurveReport, *, is_accuracy: bool) -> Self:
+        """The format for a curve; an R2 or F1 score may lie in [0, 1] too, but is not a percentage."""
+        in_range = all(0 <= point.score <= 1 for point in (*curve.rounds, *curve.probes))
+        return cls(is_accuracy and in_range, "accuracy" if is_accuracy else "score")
 
     def __call__(self, score: float | None) -> str:
         """One score; `-` if there is none.
@@ -127,8 +128,8 @@ class ScoreFormat:
 
 
 def score_format(report: RunReport) -> ScoreFormat:
-    """The format of the scores of a run; the built-in trainer measures accuracy."""
-    return ScoreFormat.of(report.curve, "accuracy" if report.dataset is not None else "score")
+    """The format of a run's scores: accuracies if the built-in trainer ran, or `discover` was called with `num_val`."""
+    return ScoreFormat.of(report.curve, is_accuracy=bool(report.dataset or report.config.get("num_val")))
 
 
 _STAGES = {

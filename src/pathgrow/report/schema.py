@@ -16,6 +16,8 @@ from pathgrow.config import T, from_json, option, to_json
 from pathgrow.errors import UserError
 
 REPORT_FORMAT = 2
+_MAX_FLOPS = 1e30
+"""Of a forward pass; a larger number is damage, and dividing it might overflow."""
 
 Interval = tuple[float | None, float | None]
 """Lower and upper end; None is an open end, because JSON has no infinity."""
@@ -62,21 +64,19 @@ class NetworkReport:
     """Epochs it was trained in total."""
     final: str | None = None
     """Weights its final training started from: "fresh" or "grown"; None for `train`."""
-    inference_flops: int = option(at_least=0)
+    inference_flops: int = option(at_least=0, at_most=_MAX_FLOPS)
     """FLOPs of one forward pass of one sample."""
-    dense_inference_flops: int = option(at_least=1)
+    dense_inference_flops: int = option(at_least=1, at_most=_MAX_FLOPS)
     """The same for the dense network."""
+    inference_relative: float = option(0.0, at_least=0)
+    """`inference_flops / dense_inference_flops`, computed."""
     val: Score
     test: Score | None = None
 
     def __post_init__(self) -> None:
         if self.num_on > self.num:
             raise UserError(f"network.num_on must be <= network.num ({self.num}), got {self.num_on}")
-
-    @property
-    def inference_relative(self) -> float:
-        """Inference FLOPs as a fraction of the dense network's."""
-        return self.inference_flops / self.dense_inference_flops
+        object.__setattr__(self, "inference_relative", self.inference_flops / self.dense_inference_flops)
 
 
 @dataclass(frozen=True, kw_only=True)

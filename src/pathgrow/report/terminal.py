@@ -87,12 +87,13 @@ def curve_chart(report: RunReport, width: int = 78, height: int = 16) -> Text:
     margin = max(map(len, ticks.values()), default=4)
     num_columns = max(20, width - margin - 2)
     lines = [Text(f"{'':>{margin}}  {scores.name} by density")]
-    for row, cells in enumerate(_cells(report, window, num_columns, height)):
+    rows = _cells(report, window, num_columns, height)
+    for row, cells in enumerate(rows):
         glyphs = Text.assemble(*((glyph, _STYLES.get(glyph, "")) for glyph in cells))
         lines.append(Text(f"{ticks.get(row, ''):>{margin}} │").append(glyphs))
     lines.append(Text(" " * (margin + 1) + "└").append(_axis(report, window, num_columns)))
     lines.append(Text(" " * (margin + 2) + _tick_labels(window, num_columns)))
-    return Text("\n").join([*lines, _legend(report, width)])
+    return Text("\n").join([*lines, _legend(report, {ANSWER}.union(*rows), width)])
 
 
 def _cells(report: RunReport, window: PlotWindow, width: int, height: int) -> list[list[str]]:
@@ -165,18 +166,18 @@ def _tick_labels(window: PlotWindow, width: int) -> str:
     return line
 
 
-def _legend(report: RunReport, width: int) -> Text:
-    """The glyphs that occur and what they mean; lines break between entries only."""
-    curve, answer = report.curve, report.answer
-    entries = [(PROBE, text.probes_label(report))] if curve.probes else []
-    entries += [(ROUND, "rounds")] if curve.rounds else []
-    entries += [(FIT, "fit"), (BAND, "90% band")] if curve.fit is not None else []
-    entries += [(REFERENCE, "reference"), (TARGET, text.goal_label(report))] if report.reference is not None else []
+def _legend(report: RunReport, drawn: set[str], width: int) -> Text:
+    """The glyphs that were drawn and what they mean; lines break between entries only."""
+    answer, entries = report.answer, [(PROBE, text.probes_label(report)), (ROUND, "rounds")]
+    entries += [(BELOW, "rounds below the chart"), (FIT, "fit"), (BAND, "90% band"), (REFERENCE, "reference")]
+    entries += [(TARGET, text.goal_label(report))] if report.reference is not None else []
     if answer is not None and answer.operating_density is not None:
         level = text.quantile(answer)
         entries.append((ANSWER, "operating density" + ("" if level is None else f" ({level:.0%} quantile)")))
     lines = [Text()]
     for glyph, meaning in entries:
+        if glyph not in drawn:
+            continue
         entry = Text.assemble((glyph, _STYLES[glyph]), f" {meaning}")
         if lines[-1] and lines[-1].cell_len + 2 + entry.cell_len > width:
             lines.append(Text())

@@ -52,6 +52,10 @@ _TEMPLATES: dict[Reason, str] = {
     Reason.PAST_ESTIMATE: "Density {at_density} is at least {factor:g}x the estimate {estimate}.",
     Reason.ESTIMATE_OUT_OF_REACH: "Growth cannot continue to the estimate {estimate}.",
     Reason.NO_SATURATION: "Growth cannot continue, and the trajectory does not saturate.",
+    # attach
+    Reason.UPDATES_DURING_TRAINING: "Method {method!r} updates its masks during training.",
+    Reason.SCHEDULE_CONTINUES: "The schedule of method {method!r} continues.",
+    Reason.MASKS_FINAL: "The masks of method {method!r} are final.",
     Reason.NOTHING_LEARNED: "The networks compared scored {before} before training and {after} after it, and the"
     " growing network did not improve from round to round. Check the learning rate, that fit trains the model and the"
     " optimizer it receives, and that evaluate scores that model.",
@@ -175,9 +179,9 @@ Table = tuple[list[str], list[list[str]]]
 """Headings and rows of text."""
 
 
-def answer_sentence(answer: AnswerReport, curve: CurveReport) -> str:
+def answer_sentence(answer: AnswerReport, curve: CurveReport, scores: ScoreFormat) -> str:
     """The answer of a discovery in one sentence."""
-    within = f"within {ScoreFormat.of(curve).difference(answer.delta)} of the reference"
+    within = f"within {scores.difference(answer.delta)} of the reference"
     grown = [point.density for point in (curve.probes or curve.rounds) if not point.is_dense]
     if answer.status == "found" and answer.operating_density is not None:
         interval = _interval(answer.interval)
@@ -195,7 +199,7 @@ def answer_sentence(answer: AnswerReport, curve: CurveReport) -> str:
 def headline(report: RunReport) -> str:
     """The result of a run in one sentence."""
     if report.answer is not None:
-        return answer_sentence(report.answer, report.curve)
+        return answer_sentence(report.answer, report.curve, score_format(report))
     network, scores = report.network, score_format(report)
     measured, split = (network.val, "validation") if network.test is None else (network.test, "test")
     return (
@@ -295,7 +299,7 @@ def goal_label(report: RunReport) -> str:
     assert answer is not None
     gap = answer.delta if answer.allowed is None else answer.allowed
     finally_ = "" if gap == answer.delta else f" ({scores.difference(answer.delta)} after full training)"
-    return f"target: {scores.difference(gap)} below{finally_}"
+    return f"target: {scores.difference(gap)} below the reference{finally_}"
 
 
 def probes_label(report: RunReport) -> str:

@@ -44,7 +44,7 @@ def discover(
     optimizer: Optimizer,
     fit: Fit,
     evaluate: Evaluate,
-    example_input: Any,
+    example_input: Any = None,
     *,
     scope: Masks | None = None,
     start_density: float | None = None,
@@ -67,8 +67,8 @@ def discover(
     evaluate : callable
         `evaluate(model)` returns a validation score, higher is better, or a pair (score, loss). Both functions may be
         called with copies of the model and its optimizer.
-    example_input
-        One input of the model.
+    example_input : optional
+        One batch as the model accepts it; None: the one that the model declares, or one that fits its first layer.
     scope : Masks, optional
         True where a weight is prunable; None: `pathgrow.scope(model)` without frozen weights.
     start_density : float, optional
@@ -88,7 +88,7 @@ def discover(
         - `store`: run directory of finished stages; repeat the call with the same model, seed and options to resume,
           with bit-identical results. On return it holds report.html, curve.png, curve.csv and report.json.
         - `callback`: a `Callback`, called at the start and end of stages and at decisions of the density rule.
-        - `num_val`: number of validation examples, if the score is an accuracy.
+        - `num_val`: number of validation examples, if the score is an accuracy; reports then show percentages.
         - `gamma`: fraction of the nonzero weights added per growth round.
         - `rough`, `seed_epochs`, `probe_fraction`: lengths of a growth round, of the seed training and of a probe.
         - `final`: train probes and the final network from a "fresh" initialization or from the "grown" weights.

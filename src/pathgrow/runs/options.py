@@ -129,7 +129,8 @@ class DiscoverOptions(SearchOptions):
     """Epochs of the returned network; None: the budget. A function receives the records of all earlier stages. A probe
     that was trained for as many epochs is returned as it is."""
     num_val: int | None = option(None, at_least=1, example="5000")
-    """Number of validation examples, if the score is an accuracy; the fewer, the wider the interval."""
+    """Number of validation examples, if the score is an accuracy; the fewer, the wider the interval. Reports then show
+    scores in [0, 1] as percentages."""
     store: Store | str | os.PathLike[str] | None = None
     """Run directory or `Store` of finished stages; stages found in it are not trained again. `pathgrow.discover` also
     writes its report to a run directory."""

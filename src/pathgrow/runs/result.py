@@ -8,7 +8,7 @@ from pathgrow.errors import UserError
 from pathgrow.graph.flops import step_flops
 from pathgrow.masks import Masks
 from pathgrow.methods.method import GrowEachRound
-from pathgrow.report.formats import percent
+from pathgrow.report.formats import ScoreFormat, percent
 from pathgrow.report.schema import (
     AnswerReport,
     CurveReport,
@@ -58,7 +58,9 @@ class Discovery:
     trunk: GrowingTrunk
 
     def __repr__(self) -> str:
-        sentence = answer_sentence(self._answer_report(None), self._curve_report(fit=None)).rstrip(".")
+        curve = self._curve_report(fit=None)
+        scores = ScoreFormat.of(curve, is_accuracy=self.options.num_val is not None)
+        sentence = answer_sentence(self._answer_report(None), curve, scores).rstrip(".")
         return (
             f"Discovery({sentence};\n"
             f"  returned model: density {percent(self.density)}, score {self.score:.4g}; "

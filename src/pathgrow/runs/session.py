@@ -92,7 +92,7 @@ class Session:
     fit, evaluate
         Training function, or a `JobTrainer`, and evaluation on the validation split.
     example_input
-        One input of the model.
+        One batch as the model accepts it; None: guessed.
     scope
         True where a weight is prunable; None: `pathgrow.scope(model)` without frozen weights.
     store

@@ -69,7 +69,7 @@ def attach(
     method : Method or str
         A name from `pathgrow.methods`, or a `Method`.
     example_input : optional
-        One input of the model, for methods that use its paths; None: inferred for models that declare their input.
+        One batch as the model accepts it; None: the one that the model declares, or one that fits its first layer.
     scope : Masks or mapping of name to bool tensor, optional
         True where a weight is prunable; None: `pathgrow.scope(model)` without frozen weights.
     stop : Rule or str, optional
@@ -210,7 +210,8 @@ class Attached(MaskedOptimizer):
             "round": self.round,
             "step": self.step,
             "points": [dataclasses.asdict(point) for point in self._points],
-            "stopped": None if self._stopped is None else dataclasses.asdict(self._stopped),
+            # As a plain string: `torch.load` refuses enums.
+            "stopped": self._stopped and {"reason": str(self._stopped.reason), "details": dict(self._stopped.details)},
             "method_state": copy_method_state(self.method_state),
             "ema": None if self._ema is None else self._ema.state_dict(),
         }

@@ -19,12 +19,12 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from pathgrow.density.trajectory import TrajectoryRule
-from pathgrow.density.types import DEFAULT_DELTA, Answer, Curve, Grow, Point, Probe, Rule, Stop, Verdict
+from pathgrow.density.types import DEFAULT_DELTA, Answer, Curve, Grow, Point, Probe, Reason, Rule, Stop, Verdict
 from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.masks import Masks
 from pathgrow.methods.gradients import Batches, Loss, loss_gradients, mean_gradients
-from pathgrow.methods.method import MaskUpdate, Method, MethodState, NetworkView, Progress, ScoringCost, never
+from pathgrow.methods.method import MaskUpdate, Method, MethodState, NetworkView, Progress, ScoringCost
 from pathgrow.rng import derive, generator
 from pathgrow.sparse import enforce
 from pathgrow.sparse.ema import EMA, WeightEMA
@@ -135,9 +135,11 @@ class MaskedOptimizer:
         -------
         Verdict
             `Grow`: the masks have grown by one step of the method's schedule; continue training. `Stop`: the density
-            is settled and the masks are final; training may continue. `reason` says why.
+            is settled and the masks are final; training may continue. `reason` is a code, which
+            `pathgrow.report.text.explain(verdict.reason, verdict.details)` turns into a sentence.
         """
         self._check_ema_inactive("observe()")
+        self._check_attached("observe() cannot be called")
         read = partial(parse_evaluation, metric, "observe")
         score, loss = read() if self._comm.size == 1 else self._comm.broadcast_from_rank0(read)
         if self._stopped is not None:
@@ -182,13 +184,13 @@ class MaskedOptimizer:
         return count
 
     def _decide(self, curve: Curve, due: MaskUpdate | None) -> Verdict:
-        method, name = self.method, f"method {self.method.name!r}"
+        method, details = self.method, {"method": self.method.name}
         if method.clock == "step" or method.weights is not None:
-            return Stop(reason=f"{name} updates its masks during training")
+            return Stop(reason=Reason.UPDATES_DURING_TRAINING, details=details)
         if method.grow is None:
             if due is not None:
-                return Grow(reason=f"the schedule of {name} continues")
-            return Stop(reason=f"the masks of {name} are {'static' if method.schedule is never else 'final'}")
+                return Grow(reason=Reason.SCHEDULE_CONTINUES, details=details)
+            return Stop(reason=Reason.MASKS_FINAL, details=details)
         verdict = self._rule.decide(curve)
         if isinstance(verdict, Probe):
             raise UserError(
@@ -196,7 +198,7 @@ class MaskedOptimizer:
                 "use stop='trajectory' or pathgrow.discover"
             )
         if isinstance(verdict, Grow) and due is None:
-            return Stop(reason=f"the schedule of {name} ends at density {self.density:.4g}")
+            return Stop(reason=Reason.GROWTH_ENDED, details={"at_density": self.density})
         return verdict
 
     def _next_round_(self, update: MaskUpdate) -> None:
@@ -365,8 +367,7 @@ class MaskedOptimizer:
 
     def _update_masks_(self, update: MaskUpdate, net: NetworkView, draw: torch.Generator) -> None:
         self._check_ema_inactive("a mask update")
-        if not self._handles:
-            raise UserError("masks cannot be updated after detach(); attach again")
+        self._check_attached("masks cannot be updated")
         # Weights may have been loaded since the last step: pruned weights must be zero before they are grown.
         self._enforce_()
         self._check_masks()
@@ -417,6 +418,10 @@ class MaskedOptimizer:
         if self._ema is not None:
             self._ema.mask_(self._masks)
 
+    def _check_attached(self, what: str) -> None:
+        if not self._handles:
+            raise UserError(f"{what} after detach(); attach again")
+
     def _check_ema_inactive(self, what: str) -> None:
         if self._ema is not None and self._ema.swapped:
             raise UserError(f"{what} is not allowed inside ema_weights(), where the model holds its EMA")
@@ -448,7 +453,7 @@ def parse_evaluation(value: Any, source: str = "evaluate") -> tuple[float, float
         numbers = [float(part) for part in parts]
     except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor with more than one element
         numbers = []
-    if len(numbers) not in (1, 2):
+    if len(numbers) not in (1, 2) or any(isinstance(part, str | bytes) for part in parts):
         raise UserError(f"{source}: expected a score or a pair (score, loss), got {value!r}")
     for name, number in zip(("score", "loss"), numbers, strict=False):
         if not math.isfinite(number):
