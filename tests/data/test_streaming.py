@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from pathgrow.data import streaming
 from pathgrow.data.dataset import Paths, StreamedSplit
 from pathgrow.data.streaming import StreamLoader
 from pathgrow.errors import RunFailed, UserError
@@ -62,6 +63,19 @@ def test_any_number_of_workers_and_any_start_give_the_same_batches(split: Stream
         loader = StreamLoader(split, 4, train=train, seed=3, workers=workers)
         for start in (0, 3) if workers else (0, 1, 3, len(whole)):
             assert equal(collected(loader, 2, start), whole[start:])
+
+
+@pytest.mark.parametrize("limit", [1, 2, 4, 64])
+def test_by_default_there_are_as_many_workers_as_cpus(
+    split: StreamedSplit, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(*_: object, num_workers: int, **__: object) -> None:
+        raise InterruptedError(num_workers)
+
+    monkeypatch.setattr(streaming, "available_cpus", lambda: limit)
+    monkeypatch.setattr(streaming, "DataLoader", build)
+    with pytest.raises(InterruptedError, match=f"^{min(4, limit)}$"):
+        next(StreamLoader(split, 4, train=True, seed=0).epoch(0))
 
 
 def test_every_training_epoch_has_its_own_order(split: StreamedSplit) -> None:

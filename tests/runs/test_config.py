@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -200,6 +201,17 @@ def test_building_a_config_loads_no_data_and_makes_no_model(monkeypatch: pytest.
     assert searched.name.startswith("imagenet-resnet50-")
     with pytest.raises(AssertionError, match="loaded"):
         searched.resolved()
+
+
+@pytest.mark.parametrize(("limit", "expected"), [("OMP_NUM_THREADS", 1), ("SLURM_CPUS_PER_TASK", 3), ("OTHER", 4)])
+def test_the_default_number_of_threads_respects_limits(
+    limit: str, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(16)), raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv(limit, str(expected))
+    large = DiscoverConfig.from_dict({"model_options": {"widths": [1024, 1024]}})
+    assert large.resolved().threads == expected
 
 
 def test_a_resolved_config_fits_the_data_and_names_every_value() -> None:

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from pathgrow import atomic
 from pathgrow.data.dataset import Paths
+from pathgrow.distributed.cpus import available_cpus
 from pathgrow.errors import UserError
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"})
@@ -136,7 +137,7 @@ def read_images(paths: Paths, size: tuple[int, int], advice: str = FILE_ADVICE) 
 
 
 def decode_all(paths: Sequence[Path], size: tuple[int, int], advice: str = FILE_ADVICE) -> Tensor:
-    """Decode images (N, 3, H, W) of the same size on all cores."""
+    """Decode images (N, 3, H, W) of the same size on all available cores."""
     images = np.empty((len(paths), 3, *size), dtype=np.uint8)
 
     def fill(start: int) -> None:
@@ -144,7 +145,7 @@ def decode_all(paths: Sequence[Path], size: tuple[int, int], advice: str = FILE_
             images[index] = read_exact(paths[index], size, advice)
 
     # Threads suffice: Pillow releases the GIL while it reads and decodes.
-    pool = ThreadPoolExecutor(max_workers=os.cpu_count())
+    pool = ThreadPoolExecutor(max_workers=available_cpus())
     try:
         for _ in pool.map(fill, range(0, len(paths), _CHUNK)):
             pass

@@ -20,6 +20,7 @@ from torch.utils.data import Dataset as MapDataset
 
 from pathgrow.data.dataset import StreamedSplit
 from pathgrow.data.images import Box, Decoder, center_box, decode_crop, random_box, read_crop, torchvision_decoder
+from pathgrow.distributed.cpus import available_cpus
 from pathgrow.errors import RunFailed, UserError, require, unknown_name
 from pathgrow.rng import generator
 
@@ -40,8 +41,9 @@ class StreamLoader:
     _: KW_ONLY
     train: bool
     seed: int
-    workers: int = 4
-    """Number of worker processes, each of which decodes whole batches; 0 decodes in the calling process."""
+    workers: int | None = None
+    """Number of worker processes, each of which decodes whole batches; 0 decodes in the calling process, None: as many
+    as there are CPUs for this process, up to 4."""
     shard: tuple[int, int] = (0, 1)
     """Rank and world size: every rank gets a contiguous share of every global batch. In evaluation the share of a small
     last batch may be empty."""
@@ -51,7 +53,7 @@ class StreamLoader:
     def __post_init__(self) -> None:
         (rank, world_size), size, num = self.shard, self.batch_size, len(self.split)
         require(size >= 1, "batch_size", size, ">= 1")
-        require(self.workers >= 0, "workers", self.workers, ">= 0")
+        require(self.workers is None or self.workers >= 0, "workers", self.workers, ">= 0")
         require(0 <= rank < world_size, "shard", self.shard, "(rank, world size) with 0 <= rank < world size")
         if self.train:
             require(size % world_size == 0, "batch_size", size, f"a multiple of the {world_size} ranks")
@@ -85,7 +87,7 @@ class StreamLoader:
         loader: DataLoader[Tensor | str] = DataLoader(
             _Samples(self.split, self.train, self.seed, epoch, _decoder(self.decoder)),
             batch_sampler=[rows.tolist() for rows in batches if len(rows)],
-            num_workers=self.workers,
+            num_workers=min(4, available_cpus()) if self.workers is None else self.workers,
             collate_fn=_collate,
             pin_memory=pin_memory,
             worker_init_fn=_ignore_interrupt,

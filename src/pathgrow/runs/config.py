@@ -8,7 +8,6 @@ import dataclasses
 import hashlib
 import inspect
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
@@ -20,6 +19,7 @@ from pathgrow import data as datasets
 from pathgrow import methods, models
 from pathgrow.config import check, from_json, option, override, to_json
 from pathgrow.data.dataset import Dataset
+from pathgrow.distributed.cpus import available_cpus
 from pathgrow.errors import UserError, require, unknown_name
 from pathgrow.graph import trace
 from pathgrow.graph.flops import forward_macs
@@ -162,8 +162,7 @@ class RunConfig:
 
 
 def _num_threads(batch_macs: int) -> int:
-    num_cores = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return 1 if batch_macs < _THREADING_MACS else max(1, min(4, num_cores))
+    return 1 if batch_macs < _THREADING_MACS else min(4, available_cpus())
 
 
 @dataclass(frozen=True, kw_only=True)

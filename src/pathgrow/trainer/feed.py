@@ -232,7 +232,13 @@ class StreamedFeed(Feed):
     """Batches decoded from files by worker processes and copied to a fixed buffer on the device."""
 
     def __init__(
-        self, split: StreamedSplit, device: torch.device, recipe: Recipe, classes: int, workers: int, **training: Any
+        self,
+        split: StreamedSplit,
+        device: torch.device,
+        recipe: Recipe,
+        classes: int,
+        workers: int | None,
+        **training: Any,
     ) -> None:
         super().__init__(split, device, recipe, classes, **training)
         self._split = split

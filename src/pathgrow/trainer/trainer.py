@@ -49,7 +49,7 @@ class Trainer:
     on_epoch
         Callback after every epoch, called on rank 0 only.
     workers
-        Number of processes that decode images, if the data are streamed from files.
+        Number of processes that decode images, if the data are streamed from files; None: see `StreamLoader`.
     comm
         The ranks that train together, each on its rows of every batch; None: those of the default process group of
         torch.distributed, if it is initialized.
@@ -63,7 +63,7 @@ class Trainer:
         *,
         num_epochs: int | None = None,
         on_epoch: OnEpoch | None = None,
-        workers: int = 4,
+        workers: int | None = None,
         comm: Communicator | None = None,
     ) -> None:
         self.data = data
