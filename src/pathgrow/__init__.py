@@ -15,6 +15,7 @@ from pathgrow.version import __version__
 
 if TYPE_CHECKING:
     from pathgrow import data, methods, models
+    from pathgrow.checkpoint.manifest import load_network
     from pathgrow.density.saturation import fit_saturation
     from pathgrow.graph.flops import training_flops
     from pathgrow.graph.paths import path_scores
@@ -42,6 +43,7 @@ __all__ = [
     "data",
     "discover",
     "fit_saturation",
+    "load_network",
     "methods",
     "models",
     "path_scores",
@@ -62,6 +64,7 @@ _HOMES = {
     "data": "",
     "discover": "runs.discovery",
     "fit_saturation": "density.saturation",
+    "load_network": "checkpoint.manifest",
     "methods": "",
     "models": "",
     "path_scores": "graph.paths",

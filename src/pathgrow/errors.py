@@ -4,18 +4,32 @@ A `UserError` states what was expected, what was received and how to fix it; the
 A `RunFailed` is a run that started correctly and could not continue (NaN loss, full disk): exit code 1.
 """
 
-import difflib
 import sys
 from collections.abc import Iterable
 from typing import TypeGuard
 
 
+def printable(text: object) -> str:
+    """Any value as one line without control characters.
+
+    >>> printable("mlp\\x1b[31m")
+    'mlp?[31m'
+    """
+    return "".join(character if character.isprintable() else "?" for character in str(text).replace("\n", " "))
+
+
 class UserError(ValueError):
     """An error that the caller can fix; the message is one sentence."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())  # it may quote a file of somebody else
 
 
 class RunFailed(RuntimeError):
     """A run that cannot continue; everything it has written stays valid."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class PeerFailed(RunFailed):
@@ -32,6 +46,8 @@ def nearest_names(got: str, known: Iterable[str], *, most: int) -> list[str]:
     >>> nearest_names("STR", ["set", "str"], most=1)
     ['str']
     """
+    import difflib  # rarely needed
+
     by_lower: dict[str, list[str]] = {}
     for name in known:
         by_lower.setdefault(name.lower(), []).append(name)

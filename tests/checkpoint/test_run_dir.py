@@ -10,8 +10,8 @@ import threading
 import time
 import types
 import warnings
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import filelock
@@ -22,8 +22,10 @@ from torch import nn, optim
 
 from pathgrow import discover
 from pathgrow.checkpoint import RunDir, run_dir, strict_json
+from pathgrow.checkpoint.manifest import MANIFEST
 from pathgrow.checkpoint.run_dir import EnvironmentChangedWarning
-from pathgrow.errors import UserError
+from pathgrow.checkpoint.stage_files import DamagedStageWarning
+from pathgrow.errors import RunFailed, UserError
 from pathgrow.masks import Masks
 from tests.support.command import leave
 
@@ -179,10 +181,11 @@ def test_an_unwritable_directory_is_refused(tmp_path, monkeypatch):
 
 def test_a_directory_killed_before_its_config_was_written_opens(tmp_path):
     (tmp_path / ".lock").write_text("4711\n")
-    (tmp_path / ".config.json.tmp").write_text('{"se')
+    (tmp_path / ".config.json.01234567.tmp").write_text('{"se')
+    (tmp_path / ".notes.tmp").write_text("mine")
     with RunDir.open(tmp_path, CONFIG) as folder:
         assert folder.config == CONFIG
-    assert not (tmp_path / ".config.json.tmp").exists()
+    assert left_in(tmp_path) == [".lock", ".notes.tmp", "config.json", "env.json"], "other files stay"
 
 
 def test_the_time_of_a_run_adds_up_over_its_processes(tmp_path, monkeypatch):
@@ -478,11 +481,6 @@ def test_a_report_is_strict_json_and_means_finished(folder):
     assert folder.finished
     assert folder.report() == {"score": None, "interval": [0.1, 0.2]}
     assert strict_json.loads((folder.path / "report.json").read_bytes())
-    folder.close()
-    before = {path: path.stat().st_mtime_ns for path in folder.path.rglob("*") if path.name != ".lock"}
-    with RunDir.open(folder.path, CONFIG) as again:
-        assert again.finished
-    assert before == {path: path.stat().st_mtime_ns for path in folder.path.rglob("*") if path.name != ".lock"}
 
 
 def test_a_damaged_report_is_refused(folder):
@@ -496,36 +494,262 @@ def test_a_curve_has_a_column_for_every_key(folder):
     assert (folder.path / "curve.csv").read_text() == "round,density,loss\n0,0.30000000000000004,\n1,0.5,\n"
 
 
-def test_missing_files_of_a_finished_run_are_listed(command_dir):
-    folder = command_dir
-    assert folder.missing == []  # not finished yet
+# Finished runs are only read
+
+
+def stamps(folder: Path) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in (folder, *folder.rglob("*"))}
+
+
+@pytest.fixture
+def finished(tmp_path):
+    with RunDir.open(tmp_path / "run", CONFIG) as folder:
+        folder.stages.save("final", {"score": 0.5}, {"x": torch.zeros(2)})
+        folder.write_report({"score": 0.5})
+    return folder.path
+
+
+def test_a_finished_run_is_not_changed_by_opening_it(finished):
+    (finished / ".lock").unlink()
+    before = stamps(finished)
+    with RunDir.open(finished, CONFIG) as again:
+        assert again.finished
+        assert again.stages.load("final").metadata == {"score": 0.5}
+        again.stages.delete_tensors("seed")
+    assert stamps(finished) == before
+    with pytest.raises(UserError, match="another config"):
+        RunDir.open(finished, {"seed": 1})
+    assert stamps(finished) == before
+
+
+@contextmanager
+def unprivileged() -> Iterator[None]:
+    """Without the rights of root, which may write anywhere."""
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="permissions")
+@pytest.mark.parametrize("has_manifest", [True, False])
+def test_a_finished_run_opens_in_a_read_only_directory(finished, has_manifest):
+    if not has_manifest:
+        (finished / MANIFEST).unlink()
+    for parent in list(finished.parents)[:3]:  # pytest's own directories are private
+        parent.chmod(0o755)
+    finished.chmod(0o555)
+    before = stamps(finished)
+    with unprivileged():
+        with RunDir.open(finished, CONFIG) as again:
+            assert again.report() == {"score": 0.5}
+            assert again.stages.load("final").metadata == {"score": 0.5}
+        assert RunDir(finished).worker is None
+    finished.chmod(0o755)
+    assert stamps(finished) == before
+
+
+def test_a_lost_stage_of_a_finished_run_is_stored_again_under_the_lock(finished):
+    (finished / "stages" / "final.safetensors").write_bytes(b"damaged")
+    with RunDir.open(finished, CONFIG) as again:
+        assert not again.is_owner
+        with pytest.warns(DamagedStageWarning, match="moved aside"):
+            assert again.stages.load("final") is None
+        assert again.is_owner
+        with pytest.raises(UserError, match="in use"):
+            RunDir.open(finished, CONFIG).stages.save("final", {"score": 0.5})
+        again.stages.save("final", {"score": 0.5}, {"x": torch.zeros(2)})
+    assert RunDir(finished).damage() == {}, "with a new manifest"
+
+
+def test_a_manifest_is_dropped_with_its_report_and_written_again(finished):
+    (finished / "report.json").unlink()
+    with RunDir.open(finished, CONFIG) as again:
+        assert not (finished / MANIFEST).exists()
+        again.write_report({"score": 0.6})
+    assert again.damage() == {}
+
+
+def test_a_run_killed_before_its_manifest_gets_it_later(finished):
+    (finished / MANIFEST).unlink()
+    assert RunDir(finished).damage() == {MANIFEST: "is missing, so files cannot be verified"}
+    RunDir.open(finished, CONFIG).__exit__(None, None, None)
+    assert RunDir(finished).damage() == {}
+
+
+def test_a_manifest_that_cannot_be_written_is_a_warning(tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    folder = RunDir.open(tmp_path, CONFIG)
     folder.write_report({})
-    (folder.path / "network.safetensors").write_bytes(b"")
-    assert folder.missing == ["metrics.jsonl", "curve.csv", "network_masks.safetensors"]
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.warns(UserWarning, match="manifest could not be written: .*No space left"):
+        folder.__exit__(None, None, None)
 
 
-def test_a_store_of_discover_holds_its_curve_only(folder):
-    folder.write_report({"command": "discover", "curve": {"rounds": [{"round": 0}]}})
-    assert folder.missing == ["curve.csv"]
-    folder.write_curve([{"kind": "rough", "score": 0.5}])
-    assert folder.missing == []
+# Directories that somebody else made
+
+OUTSIDE = "the only copy"
+posix = pytest.mark.skipif(sys.platform == "win32", reason="links and pipes")
 
 
-def test_missing_masks_and_metrics_are_listed(command_dir):
-    folder = command_dir
+@pytest.fixture
+def outside(tmp_path):
+    """Files outside the run directory, which must not change."""
+    folder = tmp_path / "outside"
+    folder.mkdir()
+    for name in ("thesis.txt", "seed.safetensors", "seed.json", ".x.01234567.tmp"):
+        (folder / name).write_text(OUTSIDE)
+    yield folder
+    assert sorted(path.name for path in folder.iterdir()) == [
+        ".x.01234567.tmp",
+        "seed.json",
+        "seed.safetensors",
+        "thesis.txt",
+    ]
+    assert {path.read_text() for path in folder.iterdir()} == {OUTSIDE}
+
+
+NAMES = [".lock", "metrics.jsonl", "config.json", "env.json", "curve.csv", "network.safetensors", "report.html"]
+
+
+def run_everything(path: Path) -> None:
+    with RunDir.open(path, CONFIG) as run:
+        run.log("seed", loss=1.0)
+        run.stages.save("seed", {"score": 1}, {"x": torch.zeros(2)})
+        run.save_masks(0, Masks({"0.weight": torch.tensor([[True, False]])}))
+        run.write_curve([{"score": 1}])
+        run.write_report({})
+
+
+@posix
+@pytest.mark.parametrize("is_finished", [False, True])
+@pytest.mark.parametrize("kind", ["link", "dangling link", "pipe"])
+@pytest.mark.parametrize("name", [*NAMES, "stages/seed.json", "stages/seed.safetensors", "masks/round_000.safetensors"])
+def test_links_and_pipes_are_refused(folder, outside, name, kind, is_finished):
+    folder.stages.save("seed", {"score": 1}, {"x": torch.zeros(2)})
+    folder.save_masks(0, Masks({"0.weight": torch.tensor([[True, False]])}))
+    folder.close()
+    if is_finished:
+        (folder.path / "report.json").write_text("{}")
+    place = folder.path / name
+    place.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(place)
+    else:
+        place.symlink_to(outside / ("thesis.txt" if kind == "link" else "new.txt"))
+    if is_finished and name != "config.json":
+        run = RunDir.open(folder.path, CONFIG)
+        assert run.report() == {}
+        assert not run.is_owner
+        run.close()
+    else:
+        with pytest.raises(UserError, match="a symbolic link" if "link" in kind else "not a regular file"):
+            run_everything(folder.path)
+    reader = RunDir(folder.path)
+    assert reader.worker is None
+    with suppress(UserError):
+        assert reader.stages.metadata("seed") in ({"score": 1}, None)
+        reader.metrics  # noqa: B018
+    assert reader.damage()
+
+
+@posix
+@pytest.mark.parametrize("name", ["stages", "masks"])
+def test_a_folder_that_leads_outside_is_refused(folder, outside, name):
+    folder.stages.save("seed", {"score": 1})
+    folder.close()
+    shutil.rmtree(folder.path / name, ignore_errors=True)
+    (folder.path / name).symlink_to(outside)
+    with pytest.raises(UserError, match=f"{name} is a symbolic link"):
+        run_everything(folder.path)
+    if name == "stages":
+        with pytest.raises(UserError, match="is a symbolic link"):
+            RunDir(folder.path).stages.load("seed")
+
+
+@posix
+@pytest.mark.parametrize("name", ["stages", "masks"])
+def test_a_folder_replaced_by_a_link_during_a_run_ends_it(folder, outside, name):
+    (folder.path / name).symlink_to(outside)
     masks = Masks({"0.weight": torch.tensor([[True, False]])})
-    for round in range(3):
-        folder.save_masks(round, masks)
-    for name in ("curve.csv", "network.safetensors", "network_masks.safetensors"):
-        (folder.path / name).write_bytes(b"")
-    folder.log("seed", epoch=1)
-    folder.write_report({"command": "discover", "curve": {"rounds": [{"round": round} for round in range(3)]}})
-    assert folder.missing == []
-    (folder.path / "masks" / "round_001.safetensors").unlink()
-    assert folder.missing == ["masks/round_001.safetensors"]
-    shutil.rmtree(folder.path / "masks")
-    (folder.path / "metrics.jsonl").unlink()
-    assert folder.missing == ["metrics.jsonl", *(f"masks/round_{round:03d}.safetensors" for round in range(3))]
+    write = {"stages": lambda: folder.stages.save("seed", {}, {**masks}), "masks": lambda: folder.save_masks(0, masks)}
+    with pytest.raises((UserError, RunFailed), match="is a symbolic link"):
+        write[name]()
+
+
+@posix
+@pytest.mark.parametrize("name", [".lock", "metrics.jsonl"])
+def test_a_second_hard_link_keeps_its_content(folder, outside, name):
+    folder.log("seed", loss=1.0)
+    folder.stages.save("seed", {"score": 1})
+    folder.close()
+    place = folder.path / name
+    if name == ".lock":
+        place.unlink()
+        os.link(outside / "thesis.txt", place)
+    else:
+        os.link(place, folder.path.parent / "backup")
+    run_everything(folder.path)
+    if name == "metrics.jsonl":
+        assert (folder.path.parent / "backup").read_text().count("\n") == 1
+        assert len(RunDir(folder.path).metrics) == 2
+
+
+@pytest.mark.parametrize("removed", ["", "stages"])
+def test_a_directory_removed_during_a_run_ends_it_or_is_created_again(folder, removed):
+    folder.stages.save("seed", {"score": 1}, {"x": torch.zeros(2)})
+    shutil.rmtree(folder.path / removed)
+    if removed:
+        folder.stages.save("final", {"score": 1})
+        assert folder.stages.names() == ["final"]
+        return
+    for write in (
+        lambda: folder.stages.save("final", {"score": 1}),
+        lambda: folder.log("final", loss=1.0),
+        lambda: folder.write_report({}),
+        lambda: folder.save_masks(0, Masks({"0.weight": torch.tensor([[True]])})),
+    ):
+        with pytest.raises(RunFailed, match="directory was removed or renamed"):
+            write()
+    assert not folder.path.exists()
+
+
+@pytest.mark.parametrize("name", ["config.json", "env.json", "report.json"])
+def test_deeply_nested_json_is_one_sentence(finished, name):
+    (finished / name).write_text('{"a":' * 5000 + "1" + "}" * 5000)
+    run = RunDir(finished)
+    read = {"config.json": lambda: run.config, "env.json": lambda: run.environment, "report.json": run.report}[name]
+    with pytest.raises(UserError, match=f"{name} is not JSON \\(nested more than 64 levels deep\\)"):
+        read()
+
+
+@posix
+def test_files_of_another_user_are_one_sentence(finished):
+    (finished / "report.json").unlink()
+    for parent in list(finished.parents)[:3]:
+        parent.chmod(0o755)
+    (finished / "metrics.jsonl").write_text("{}")
+    for name in ("metrics.jsonl", "stages/final.json"):
+        (finished / name).chmod(0)
+    with unprivileged():
+        with pytest.raises(UserError, match=r"cannot read .*metrics\.jsonl \(Permission denied\)"):
+            _ = RunDir(finished).metrics
+        with pytest.raises(UserError, match=r"cannot read .*final\.json \(Permission denied\)"):
+            RunDir(finished).stages.load("final")
+    finished.chmod(0)
+    with unprivileged():
+        for look in (lambda run: run.finished, lambda run: run.config):
+            with pytest.raises(UserError, match=r"cannot read .* \(Permission denied\)"):
+                look(RunDir(finished))
+        with pytest.raises(UserError, match="Permission denied"):
+            RunDir.open(finished, CONFIG)
+    finished.chmod(0o755)
 
 
 # The returned model

@@ -1,5 +1,6 @@
 """Stages load back bit for bit; a damaged stage is detected and never loaded."""
 
+import hashlib
 import json
 import math
 import os
@@ -204,6 +205,61 @@ def test_stages_of_another_format_are_refused_not_discarded(folder):
     path.write_text(json.dumps({**record, "sha256": stage_files._digest(record)}))
     with pytest.raises(UserError, match="another version"):
         folder.stages.load("seed")
+
+
+DELETED = object()
+ODD = [DELETED, None, -1, 1.5, "x", [], {}, True, "../../thesis.txt", [[]] * 3]
+
+
+@pytest.mark.parametrize("key", ["stage", "metadata", "tensors", "tensors.file", "tensors.sha256", "seconds", "more"])
+def test_a_record_with_an_odd_field_is_damaged_although_its_hash_is_right(folder, key):
+    """Nothing but the files of this stage is read, moved or deleted."""
+    mine = folder.path.parent / "thesis.txt"
+    mine.write_text("the only copy")
+    stages = folder.path / "stages"
+    folder.stages.save("seed", {"score": 0.5}, {"x": torch.arange(3)})
+    whole = {path.name: path.read_bytes() for path in stages.iterdir()}
+    for odd in ODD:
+        for name, data in whole.items():
+            (stages / name).write_bytes(data)
+        record = json.loads(whole["seed.json"])
+        del record["sha256"]
+        if (key, odd) in [("metadata", {}), ("tensors", None), ("seconds", 1.5), ("more", DELETED)]:
+            continue  # valid
+        outer, _, inner = key.rpartition(".")
+        table = record[outer] if outer else record
+        if odd is DELETED:
+            del table[inner]
+        else:
+            table[inner] = odd
+            if odd == "../../thesis.txt" and inner == "file":
+                table["sha256"] = hashlib.sha256(mine.read_bytes()).hexdigest()
+        (stages / "seed.json").write_text(json.dumps({**record, "sha256": stage_files._digest(record)}))
+        reader = RunDir(folder.path).stages
+        assert reader.metadata("seed") is None or key == "tensors.sha256"
+        folder.stages.sweep()
+        with pytest.warns(DamagedStageWarning, match="'seed' in .* is damaged"):
+            folder.stages.delete_tensors("seed") if odd == "x" and inner != "sha256" else folder.stages.load("seed")
+        folder.stages.save("seed", {"score": 0.5}, {"x": torch.arange(3)})
+        assert folder.stages.load("seed").tensors["x"].tolist() == [0, 1, 2]
+    assert mine.read_text() == "the only copy"
+
+
+def test_only_tensors_of_stages_are_swept(folder):
+    folder.stages.save("seed", {}, {"x": torch.zeros(1)})
+    for name in ("mine.backup.safetensors", "lost.safetensors"):
+        (folder.path / "stages" / name).write_bytes(b"")
+    folder.stages.sweep()
+    left = {path.name for path in (folder.path / "stages").iterdir()}
+    assert left == {"seed.json", "seed.safetensors", "mine.backup.safetensors"}
+
+
+@pytest.mark.parametrize("row", [b'{"stage": ' + b"[" * 5000 + b"\n", b'{"stage": 3}\n', b"[]\n", b"\xff\n"])
+def test_odd_rows_of_metrics_are_skipped(folder, row):
+    folder.log("seed", loss=0.5)
+    with open(folder.path / "metrics.jsonl", "ab") as file:
+        file.write(row)
+    assert folder.metrics == [{"stage": "seed", "loss": 0.5}]
 
 
 def test_metrics_of_a_damaged_stage_are_dropped(folder):

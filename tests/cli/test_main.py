@@ -111,8 +111,8 @@ TRAIN = [
     ("--method rigl --data digit", "did you mean digits"),
 ]
 OTHERS = [
-    ("discver", "unknown command 'discver': did you mean discover? (known: compare, data, "),
-    ("zzz", "unknown command 'zzz' (known: compare, data, "),
+    ("discver", "unknown command 'discver': did you mean discover? (known: check, compare, data, "),
+    ("zzz", "unknown command 'zzz' (known: check, compare, data, "),
     ("--versoin", "unknown option --versoin, did you mean --version? (see `pathgrow --help`)"),
     ("show", "DIR (see `pathgrow show --help`)"),
     ("show /nowhere/at/all", "/nowhere/at/all"),

@@ -116,21 +116,58 @@ def test_missing_files_of_a_run_are_reported_and_restored(
     printed = capsys.readouterr()
     assert printed.out.splitlines()[-2].endswith(f"{out} holds report.html, curve.png, report.json and more.")
     assert printed.err == (
-        "pathgrow: warning: missing from this run: network.safetensors; "
+        "pathgrow: warning: files of this run are damaged: network.safetensors is missing; "
         f"to restore them, delete {out / 'report.json'} and rerun the command\n"
     )
     shutil.rmtree(out / "masks")
     (out / "metrics.jsonl").unlink()
     assert leave("show", str(out)) == 0
-    first, second = capsys.readouterr().err.splitlines()
-    assert "missing from this run: network.safetensors and " in first
-    assert "missing from this run: metrics.jsonl; only a rerun with another --out" in second
+    printed = capsys.readouterr()
+    assert "masks/round_000.safetensors is missing, masks/" in printed.err
+    assert printed.err.endswith("metrics.jsonl is written during training only\n")
+    assert printed.err.count("\n") == 1
 
     (out / "report.json").unlink()  # as advised
     assert leave(*command) == 0
     assert "masks" not in capsys.readouterr().err
     assert (out / "network.safetensors").read_bytes() == network
     assert (out / "masks" / "round_000.safetensors").read_bytes() == masks
+
+
+@pytest.mark.parametrize("name", ["network.safetensors", "report.html", "curve.csv", "stages/seed.json"])
+def test_a_flipped_bit_is_found_by_check_and_reported_by_show(
+    discovered: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = shutil.copytree(discovered, tmp_path / "run")
+    assert leave("check", str(out)) == 0
+    assert capsys.readouterr() == (f"{out}: no file is damaged or missing\n", "")
+    data = bytearray((out / name).read_bytes())
+    data[len(data) // 2] ^= 4
+    (out / name).write_bytes(data)
+    assert leave("check", str(out)) == 1
+    fault = f"{name} does not match its SHA-256 in manifest.sha256"
+    assert capsys.readouterr() == ("", f"pathgrow: {out} is damaged: {fault}\n")
+    for command in (["show", str(out)], ["discover", *SMALL.split(), "--out", str(out)]):
+        assert leave(*command) == 0
+        assert f"files of this run are damaged: {fault}; to restore them, delete " in capsys.readouterr().err
+
+    (out / "report.json").unlink()  # as advised
+    assert leave("discover", *SMALL.split(), "--out", str(out), "--quiet") == 0
+    assert leave("check", str(out)) == 0
+
+
+def test_check_verifies_the_stages_of_an_unfinished_run(
+    discovered: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = shutil.copytree(discovered, tmp_path / "run")
+    (out / "report.json").unlink()
+    assert leave("check", str(out)) == 0
+    assert capsys.readouterr().out == f"{out}: no file is damaged or missing (unfinished run)\n"
+    (out / "stages" / "seed.safetensors").write_bytes(b"")
+    assert leave("check", str(out)) == 1
+    assert "stages/seed.json is damaged: seed.safetensors does not match its SHA-256" in capsys.readouterr().err
+    assert leave("check", str(tmp_path)) == 2
+    assert "is not a run directory" in capsys.readouterr().err
 
 
 def test_a_resumed_run_keeps_its_number_of_threads(discovered: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import pathgrow
+from pathgrow.checkpoint import RunDir
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/**/*.md")])
@@ -77,11 +78,9 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def _write_network(model: nn.Module, example_input: torch.Tensor, folder: Path) -> None:
-    import safetensors.torch
-
-    folder.mkdir(parents=True)
-    pathgrow.scope(model, example_input=example_input).save(folder / "network_masks.safetensors")
-    safetensors.torch.save_file(model.state_dict(), folder / "network.safetensors")
+    with RunDir.open(folder, {}) as run_dir:
+        run_dir.save_network(model, pathgrow.scope(model, example_input=example_input))
+        run_dir.write_report({})
 
 
 def commands() -> list[list[str]]:

@@ -173,7 +173,7 @@ def test_a_repeated_call_writes_only_what_is_missing(tmp_path: Path) -> None:
     assert world.fits == []
     assert {name: (tmp_path / name).read_bytes() for name in WRITTEN} == before
     (tmp_path / "curve.csv").unlink()
-    assert RunDir(tmp_path).missing == ["curve.csv"]
+    assert RunDir(tmp_path).damage() == {"curve.csv": "is missing"}
     (tmp_path / "report.json").unlink()
     found_by(World(), store=tmp_path)
     assert (tmp_path / "curve.csv").read_bytes() == before["curve.csv"]

@@ -191,14 +191,16 @@ def test_a_run_leaves_its_files_and_is_not_repeated(tmp_path: Path) -> None:
     for name in ("network.safetensors", "network_masks.safetensors", "curve.png", "report.html", "metrics.jsonl"):
         assert (out / name).stat().st_size > 0
 
-    stamps = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file() and path.name != ".lock"}
+    stamps = {path: path.stat().st_mtime_ns for path in (out, *out.rglob("*"))}
     assert run_discovery(config, out) == report
-    assert stamps == {path: path.stat().st_mtime_ns for path in stamps}
+    assert stamps == {path: path.stat().st_mtime_ns for path in (out, *out.rglob("*"))}
 
-    # Killed after the report was written: figure and page are made up for.
-    (out / "report.html").unlink()
+    # Killed after the report was written: figure, page and manifest are made up for.
+    for name in ("report.html", "manifest.sha256"):
+        (out / name).unlink()
     run_discovery(config, out)
     assert (out / "report.html").exists()
+    assert RunDir(out).damage() == {}
 
 
 def test_a_delta_below_one_validation_image_is_a_warning(tmp_path: Path) -> None:

@@ -8,7 +8,11 @@ metrics.jsonl           one row per event, tagged with its stage
 curve.csv               the observed points
 masks/round_004.safetensors
 network.safetensors     the returned model, plain weights; its masks are in network_masks.safetensors
-report.json             written last, by rename: its presence means that the run is finished
+report.json             its presence means that the run is finished
+manifest.sha256         written last: the hash of every file above but the lock
+
+A directory may come from somebody else. Nothing outside it is ever written or deleted: links, pipes and devices in
+place of these files are refused. A finished run is only read, so it may be on a read-only medium.
 """
 
 from __future__ import annotations
@@ -38,16 +42,19 @@ from torch import nn
 
 from pathgrow import atomic
 from pathgrow.checkpoint import strict_json
+from pathgrow.checkpoint.manifest import MANIFEST, check_entries, damaged_files, write_manifest
 from pathgrow.checkpoint.stage_files import Metrics, StageFiles, serialize
-from pathgrow.errors import UserError
+from pathgrow.errors import RunFailed, UserError
 from pathgrow.masks import Masks
 from pathgrow.version import __version__
 
+if sys.platform != "win32":
+    import fcntl
+
 _METRICS = "metrics.jsonl"
+_DRAWN = ("curve.png", "report.html")
 _LOCK_SECONDS = 0.1
 """How long opening waits for the lock: a reader that asks who works here holds it for an instant."""
-_OUTPUTS = (_METRICS, "curve.csv", "network.safetensors", "network_masks.safetensors")
-"""Files that every finished run of a command has written before its report."""
 _BITS_DEPEND_ON = ("python", "torch", "numpy", "machine", "torch_threads", "device", "device_name")
 """If one of these changes before a run is resumed, results may differ in the last bits."""
 
@@ -74,7 +81,10 @@ class RunDir:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self._metrics = Metrics(self.path / _METRICS)
-        self.stages = StageFiles(self.path / "stages", self._metrics, lambda: self.seconds)
+        self.stages = StageFiles(self.path / "stages", self._metrics, lambda: self.seconds, self._own)
+        self.is_owner = False
+        """Whether this process holds the lock."""
+        self._is_open = False
         self._seconds_before = 0.0
         self._opened_at: float | None = None
         # Not per thread: whichever thread closes the directory releases the lock.
@@ -87,14 +97,24 @@ class RunDir:
     def open(cls, path: str | os.PathLike[str], config: Mapping[str, Any], *, device: str = "cpu") -> RunDir:
         """Start a run, or resume the run of this config.
 
-        Whatever prevents that (another config, another process, unrelated files, missing permissions) is a `UserError`
-        and changes nothing.
+        A finished run is locked only if a lost stage has to run again. Whatever prevents opening (another config,
+        another process, unrelated files, missing permissions) is a `UserError` and changes nothing.
         """
         run_dir = cls(path)
         resolved: dict[str, Any] = strict_json.nulled(dict(config))
         if fault := strict_json.fault(resolved, "config"):
             raise UserError(f"{fault}; a config must consist of numbers, strings, lists and dicts")
-        run_dir._acquire()
+        run_dir._is_open = True
+        if run_dir.finished and run_dir._has(MANIFEST):
+            run_dir._compare_config(resolved)
+            return run_dir
+        try:
+            run_dir._acquire()
+        except UserError:
+            if not run_dir.finished:
+                raise
+            run_dir._compare_config(resolved)  # on a read-only medium, killed before its manifest was written
+            return run_dir
         try:
             run_dir._seconds_before, run_dir._opened_at = run_dir.stages.seconds, time.monotonic()
             run_dir._prepare(resolved, device)
@@ -107,7 +127,7 @@ class RunDir:
 
     def close(self) -> None:
         """Release the lock, so that other processes can work in the directory."""
-        self.stages.is_owner, self._opened_at = False, None
+        self.is_owner, self._is_open, self._opened_at = False, False, None
         self._lock.release()
 
     def discard_if_unused(self) -> None:
@@ -131,6 +151,11 @@ class RunDir:
     ) -> None:
         if isinstance(error, UserError):
             self.discard_if_unused()
+        if error is None and self.is_owner and self.finished:
+            try:
+                write_manifest(self.path)
+            except (OSError, RunFailed, UserError) as fault:  # the result is worth more than its hashes
+                warnings.warn(f"the run finished, but its manifest could not be written: {fault}", stacklevel=2)
         self.close()
 
     # State of the run
@@ -138,34 +163,33 @@ class RunDir:
     @property
     def config(self) -> dict[str, Any] | None:
         """The resolved config, or None if no run was started here."""
-        path = self.path / "config.json"
         # Nothing else says what the stages belong to: without this file the directory cannot be opened.
         advice = "restore it, choose another directory (--out or store=), or delete the whole directory to start over"
-        return strict_json.read_object(path, advice) if path.is_file() else None
+        return strict_json.read_object(self.path / "config.json", advice) if self._has("config.json") else None
 
     @property
     def environment(self) -> dict[str, Any]:
         """Versions and device the run started on; empty if they were not stored."""
-        path = self.path / "env.json"
-        return strict_json.read_object(path, "delete it and rerun the same command") if path.is_file() else {}
+        advice = "delete it and rerun the same command"
+        return strict_json.read_object(self.path / "env.json", advice) if self._has("env.json") else {}
 
     @property
     def finished(self) -> bool:
         """Whether the run is finished, so that repeating it does nothing."""
-        return (self.path / "report.json").is_file()
+        return self._has("report.json")
 
     @property
     def worker(self) -> str | None:
         """The process that works in this directory now ("another process (pid 4711)"), or None."""
-        if not Path(self._lock.lock_file).is_file():
-            return None
-        try:
-            with FileLock(self._lock.lock_file, timeout=0):
-                return None
-        except Timeout:
-            return self._lock_holder()
-        except OSError:
-            return None  # a read-only directory: unknown
+        if sys.platform == "win32":
+            return None  # unknown
+        # Opened for reading, so that nothing in the directory changes.
+        with suppress(OSError), open(self._lock.lock_file, "rb", opener=atomic.plain) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return self._lock_holder()
+        return None
 
     @property
     def seconds(self) -> float:
@@ -182,18 +206,16 @@ class RunDir:
         advice = "delete it and rerun the command of this run, which writes it again"
         return strict_json.read_object(self.path / "report.json", advice)
 
-    @property
-    def missing(self) -> list[str]:
-        """Files that the finished run wrote and that no longer exist."""
-        if not self.finished:
-            return []
-        if self.is_store:
-            return [] if (self.path / "curve.csv").is_file() else ["curve.csv"]
-        # A discovery stored the masks of each round in its report; a training stores only the final ones.
-        report = self.report()
-        rounds = (report.get("curve") or {}).get("rounds", ()) if report.get("command") == "discover" else ()
-        masks = [_masks_path(round) for round in range(len(rounds))]
-        return [name for name in (*_OUTPUTS, *masks) if not (self.path / name).is_file()]
+    def damage(self) -> dict[str, str]:
+        """Return what is wrong with each damaged file, after reading all of them; in an unfinished run, with stages."""
+        try:
+            check_entries(self.path)
+            if not self.finished:
+                return {"config.json": "is missing"} if self.config is None else self.stages.damage()
+            unknown = {} if self._has(MANIFEST) else {MANIFEST: "is missing, so files cannot be verified"}
+            return unknown | damaged_files(self.path)
+        except UserError as error:
+            return {"this run": f"cannot be verified: {error}"}
 
     @property
     def is_store(self) -> bool:
@@ -226,8 +248,8 @@ class RunDir:
 
     def save_masks(self, round: int, masks: Masks) -> Path:
         """Save the masks of a round to masks/round_004.safetensors."""
-        path = self.path / _masks_path(round)
-        path.parent.mkdir(exist_ok=True)
+        path = self.path / "masks" / f"round_{round:03d}.safetensors"
+        atomic.make_folder(path.parent)
         masks.save(path)
         return path
 
@@ -240,23 +262,16 @@ class RunDir:
 
     # Opening
 
+    def _own(self) -> bool:
+        """Lock the directory if it was opened without; False in a process that only reads."""
+        if self._is_open and not self.is_owner:
+            self._acquire()
+        return self.is_owner
+
     def _acquire(self) -> None:
         """Create the directory, or check that it is a run directory, and lock it."""
-        if self.path.exists() and not self.path.is_dir():
-            raise UserError(
-                f"{self.path} is a file, not a directory: choose another directory (--out or store=), or move the file"
-            )
-        if self.path.is_dir() and self.config is None:
-            try:
-                others = sorted(entry.name for entry in self.path.iterdir() if not entry.name.startswith("."))
-            except FileNotFoundError:  # removed by another run that was refused at this moment
-                others = []
-            if others:
-                raise UserError(
-                    f"{self.path} holds {others[0]!r} but no config.json, so it is not a run directory: "
-                    "choose a new or empty directory (--out or store=)"
-                )
         try:
+            check_entries(self.path)
             self._lock_directory()
         except Timeout as error:
             raise UserError(
@@ -269,9 +284,9 @@ class RunDir:
                     f"cannot write to {self.path} ({error.strerror}): choose a writable directory (--out or store=)"
                 ) from error
             # Some network file systems have no locks; a run there is worth more than the protection.
-        self.stages.is_owner = True
-        with suppress(OSError):  # Windows locks the content as well
-            Path(self._lock.lock_file).write_text(f"{os.getpid()}\n")
+        self.is_owner = True
+        with suppress(OSError), open(self._lock.lock_file, "wb", opener=atomic.plain) as file:
+            file.write(f"{os.getpid()}\n".encode())  # Windows locks the content as well
 
     def _lock_directory(self) -> None:
         file = Path(self._lock.lock_file)
@@ -310,30 +325,22 @@ class RunDir:
 
     def _lock_holder(self) -> str:
         try:
-            pid = Path(self._lock.lock_file).read_text(encoding="ascii", errors="replace").strip()
+            pid = atomic.read_bytes(Path(self._lock.lock_file)).decode("ascii", "replace").strip()
         except OSError:
             pid = ""
         return f"another process (pid {pid})" if pid.isdecimal() else "another process"
 
     def _prepare(self, config: dict[str, Any], device: str) -> None:
         """Write the config or compare it, then bring the directory back to its last consistent state."""
-        found = self.config
-        self._is_new = found is None
-        if found is None:
+        self._is_new = not self._has("config.json")
+        if self._is_new:
             self._write_json("config.json", config)
-        elif (made_by := _command(found)) != (command := _command(config)):
-            raise UserError(
-                f"{self.path} holds a run of `{made_by}`, not of `{command}`: choose another directory "
-                "(--out or store=)"
-            )
-        elif differing := strict_json.differences(found, config):
-            more = f"; and {len(differing) - 3} more" if len(differing) > 3 else ""
-            raise UserError(
-                f"{self.path} holds a run with another config: {'; '.join(differing[:3])}{more}"
-                ": choose another directory (--out or store=), or delete this one to start over"
-            )
+        else:
+            self._compare_config(config)
         if self.finished:
             return
+        for name in (MANIFEST, *_DRAWN):  # of a report that was deleted
+            atomic.discard(self.path / name)
         self._check_environment(device)
         atomic.sweep(self.path)
         atomic.sweep(self.path / "masks")
@@ -341,9 +348,23 @@ class RunDir:
         finished_stages = set(self.stages.names())
         self._metrics.keep(finished_stages.__contains__)
 
+    def _compare_config(self, config: dict[str, Any]) -> None:
+        found = self.config or {}
+        if (made_by := _command(found)) != (command := _command(config)):
+            raise UserError(
+                f"{self.path} holds a run of `{made_by}`, not of `{command}`: choose another directory "
+                "(--out or store=)"
+            )
+        if differing := strict_json.differences(found, config):
+            more = f"; and {len(differing) - 3} more" if len(differing) > 3 else ""
+            raise UserError(
+                f"{self.path} holds a run with another config: {'; '.join(differing[:3])}{more}"
+                ": choose another directory (--out or store=), or delete this one to start over"
+            )
+
     def _check_environment(self, device: str) -> None:
         now = _describe_environment(device)
-        if not (self.path / "env.json").is_file():
+        if not self._has("env.json"):
             self._write_json("env.json", now)
             return
         before = self.environment
@@ -358,6 +379,15 @@ class RunDir:
                 stacklevel=4,
             )
 
+    def _has(self, name: str) -> bool:
+        try:
+            os.lstat(self.path / name)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise strict_json.unreadable(self.path / name, error) from error
+        return True
+
     def _write_json(self, name: str, value: Any) -> None:
         atomic.write_text(self.path / name, strict_json.dumps(value, indent=1) + "\n")
 
@@ -367,10 +397,6 @@ def _command(config: Mapping[str, Any]) -> str:
     if "data" not in config:
         return "pathgrow.discover"
     return "pathgrow train" if "epochs" in config else "pathgrow discover"
-
-
-def _masks_path(round: int) -> str:
-    return f"masks/round_{round:03d}.safetensors"
 
 
 def _describe_environment(device: str) -> dict[str, Any]:

@@ -10,7 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pathgrow import atomic
 from pathgrow.errors import UserError
+
+_MAX_DEPTH = 64
+_TOO_DEEP = f"nested more than {_MAX_DEPTH} levels deep"
 
 
 def dumps(value: Any, *, indent: int | None = None) -> str:
@@ -23,21 +27,43 @@ def dumps(value: Any, *, indent: int | None = None) -> str:
 
 
 def loads(text: str | bytes) -> Any:
-    """Parse strict JSON; raise ValueError for anything else, including `NaN` and bytes that are not UTF-8."""
-    return json.loads(text, parse_constant=_refuse_constant)
+    """Parse strict JSON; raise ValueError for anything else.
+
+    That includes `NaN`, bytes that are not UTF-8, and values nested so deeply that walking through them would fail.
+    """
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError as error:
+        raise ValueError(_TOO_DEEP) from error
+    inside = [value]
+    for _ in range(_MAX_DEPTH):
+        inside = [
+            item
+            for outer in inside
+            for item in (outer.values() if isinstance(outer, dict) else outer if isinstance(outer, list) else ())
+            if isinstance(item, dict | list)
+        ]
+        if not inside:
+            return value
+    raise ValueError(_TOO_DEEP)
 
 
 def read_object(path: Path, advice: str) -> dict[str, Any]:
     """Return the JSON object in a file; `advice` completes the message about a file that holds none."""
     try:
-        value = loads(path.read_bytes())
+        value = loads(atomic.read_bytes(path))
     except OSError as error:
-        raise UserError(f"cannot read {path} ({error.strerror}); expected a file of a pathgrow run") from error
+        raise unreadable(path, error) from error
     except ValueError as error:
         raise UserError(f"{path} is not JSON ({error}): {advice}") from error
     if not isinstance(value, dict):
         raise UserError(f"{path} must hold a JSON object, got a {type(value).__name__}: {advice}")
     return value
+
+
+def unreadable(path: Path, error: OSError) -> UserError:
+    """Return the error for a file of a run directory that cannot be read."""
+    return UserError(f"cannot read {path} ({error.strerror or error}); expected a file of a pathgrow run")
 
 
 def fault(value: Any, where: str) -> str | None:

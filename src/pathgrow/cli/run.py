@@ -1,16 +1,17 @@
-"""`pathgrow discover`, `train`, `show` and `compare`: run directories are written, shown and compared."""
+"""`pathgrow discover`, `train`, `show`, `check` and `compare`: run directories are written, shown and compared."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pathgrow.cli.flags import Parser, Subcommand, add_flags
+from pathgrow.errors import printable
 
 if TYPE_CHECKING:
     from pathgrow.checkpoint import RunDir
@@ -95,10 +96,11 @@ def _run(
         if not quiet:
             terminal.print_run(folder)
             files = ", ".join(name for name in _FILES if (folder / name).is_file())
-            said = f"This run was already finished; {folder} holds" if was_finished else f"Wrote to {folder}:"
+            where = printable(folder)
+            said = f"This run was already finished; {where} holds" if was_finished else f"Wrote to {where}:"
             print(f"{said} {files} and more.")
-            print(f"Show this run again: pathgrow show {folder}. Compare runs: pathgrow compare {folder} ...")
-            _report_missing_files(RunDir(folder))
+            print(f"Show this run again: pathgrow show {where}. Compare runs: pathgrow compare {where} ...")
+            _warn_of_damage(RunDir(folder))
 
 
 def _show(*, folder: Path) -> None:
@@ -107,24 +109,44 @@ def _show(*, folder: Path) -> None:
     from pathgrow.report import terminal
 
     terminal.print_run(folder)
-    _report_missing_files(RunDir(folder))
+    _warn_of_damage(RunDir(folder))
 
 
 def _add_show_flags(parser: Parser) -> None:
     parser.add_argument("folder", type=Path, metavar="DIR", help="Run directory.")
 
 
-def _report_missing_files(folder: RunDir) -> None:
+def _check(*, folder: Path) -> None:
+    """Verify that no file of a run is damaged or missing.
+
+    The files of a finished run must match its manifest, manifest.sha256; of an unfinished run the stages are verified.
+    A damaged run is exit code 1.
+    """
+    from pathgrow.checkpoint import RunDir
+    from pathgrow.errors import RunFailed
+    from pathgrow.report.schema import load_run
+
+    run_dir = RunDir(folder)
+    if not run_dir.finished:
+        load_run(folder)  # refuses other directories
+    if found := run_dir.damage():
+        raise RunFailed(f"{folder} is damaged: {_listed(found)}")
+    print(f"{printable(folder)}: no file is damaged or missing" + ("" if run_dir.finished else " (unfinished run)"))
+
+
+def _warn_of_damage(run_dir: RunDir) -> None:
     """Name the files that a finished run has lost, and how to restore them."""
-    for_good = [name for name in folder.missing if name == "metrics.jsonl"]  # written during training only
-    if others := [name for name in folder.missing if name not in for_good]:
-        listed = " and ".join(others) if len(others) <= 2 else f"{others[0]} and {len(others) - 1} other files"
-        again = "repeat the call" if folder.is_store else "rerun the command"
-        advice = f"to restore them, delete {folder.path / 'report.json'} and {again}"
-        print(f"pathgrow: warning: missing from this run: {listed}; {advice}", file=sys.stderr)
-    if for_good:
-        advice = "only a rerun with another --out writes it again; nothing else depends on it"
-        print(f"pathgrow: warning: missing from this run: {for_good[0]}; {advice}", file=sys.stderr)
+    if run_dir.finished and (found := run_dir.damage()):
+        again = "repeat the call" if run_dir.is_store else "rerun the command"
+        advice = f"to restore them, delete {run_dir.path / 'report.json'} and {again}"
+        if "metrics.jsonl" in found:
+            advice += "; metrics.jsonl is written during training only"
+        warnings.warn(f"files of this run are damaged: {_listed(found)}; {advice}", stacklevel=1)
+
+
+def _listed(faults: Mapping[str, str], most: int = 4) -> str:
+    more = f", and {len(faults) - most} more" if len(faults) > most else ""
+    return ", ".join(f"{name} {fault}" for name, fault in list(faults.items())[:most]) + more
 
 
 def _compare(*, runs: list[Path], format: str) -> None:
@@ -141,7 +163,7 @@ def _compare(*, runs: list[Path], format: str) -> None:
     width = shutil.get_terminal_size((TABLE_WIDTH, 24)).columns
     print(render_comparison(found, format, width), end="")
     for note in found.notes:
-        print(f"pathgrow: {note}", file=sys.stderr)
+        print(f"pathgrow: {printable(note)}", file=sys.stderr)
 
 
 def _add_compare_flags(parser: Parser) -> None:
@@ -159,5 +181,6 @@ RUN_COMMANDS = {
     ),
     "train": Subcommand(_train, _add_train_flags),
     "show": Subcommand(_show, _add_show_flags),
+    "check": Subcommand(_check, _add_show_flags),
     "compare": Subcommand(_compare, _add_compare_flags),
 }

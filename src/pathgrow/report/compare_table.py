@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from pathgrow.checkpoint import strict_json
-from pathgrow.errors import unknown_name
+from pathgrow.errors import printable, unknown_name
 from pathgrow.report.compare import Baseline, Comparison, Row
-from pathgrow.report.formats import ScoreFormat, duration, flops, percent, plural, printable, ratio
+from pathgrow.report.formats import ScoreFormat, duration, flops, percent, plural, ratio
 
 TABLE_WIDTH = 120
 """Width of a table if that of the terminal is unknown."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from pathgrow.errors import printable
 from pathgrow.report.schema import CurveReport, RunReport
 
 
@@ -76,15 +77,6 @@ def duration(seconds: float) -> str:
         return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def printable(text: object) -> str:
-    """Any value as one line without control characters.
-
-    >>> printable("mlp\\x1b[31m")
-    'mlp?[31m'
-    """
-    return "".join(character if character.isprintable() else "?" for character in str(text).replace("\n", " "))
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from pathgrow import atomic
+from pathgrow.errors import printable
 from pathgrow.report import text
 from pathgrow.report.figure import curve_png, curve_svg, topology_svg
-from pathgrow.report.formats import duration, flops, percent, printable, ratio, score_format, stage_label
+from pathgrow.report.formats import duration, flops, percent, ratio, score_format, stage_label
 from pathgrow.report.schema import PhaseReport, RunReport, flat_config, load_finished
 
 

@@ -9,9 +9,11 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from pathgrow.checkpoint import RunDir
+from pathgrow.checkpoint.manifest import check_hash
 from pathgrow.config import T, from_json, option, to_json
 from pathgrow.errors import UserError
 
@@ -430,10 +432,11 @@ def load_run(path: str | os.PathLike[str]) -> RunReport | Unfinished:
 
 
 def load_finished(path: str | os.PathLike[str]) -> RunReport:
-    """Return the report of a finished run; an unfinished one is a `UserError`."""
+    """Return the report of a finished run; an unfinished one, or one that does not match its hash, is a `UserError`."""
     found = load_run(path)
     if isinstance(found, Unfinished):
         raise UserError(f"{os.fspath(path)} is unfinished (stages done: {len(found.results)}); rerun it to resume")
+    check_hash(Path(path), "report.json")
     return found
 
 

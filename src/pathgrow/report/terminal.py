@@ -9,6 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from pathgrow.errors import printable
 from pathgrow.report import formats, text
 from pathgrow.report.figure import PlotWindow
 from pathgrow.report.schema import RunReport, Unfinished, load_run
@@ -70,7 +71,7 @@ def _unfinished(run: Unfinished, path: str | os.PathLike[str]) -> RenderableType
     state = f"in use by {run.worker}" if run.worker else f"not running; repeat the {again} to resume"
     where = f", in stage {formats.stage_label(run.current)}" if run.current else ""
     lines = [
-        Text(f"{formats.printable(os.fspath(path))}: {kind}{where}", "bold"),
+        Text(f"{printable(os.fspath(path))}: {kind}{where}", "bold"),
         Text(f"{formats.plural(len(run.results), 'stage')} finished; {state}."),
         *(Text(f"  {formats.evaluation(result.stage, result.density, result.score)}") for result in run.results),
     ]

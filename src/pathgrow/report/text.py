@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pathgrow.density.types import Reason
+from pathgrow.errors import printable
 from pathgrow.report.formats import (
     ScoreFormat,
     duration,
@@ -11,7 +12,6 @@ from pathgrow.report.formats import (
     percent,
     percent_range,
     plural,
-    printable,
     ratio,
     score_format,
 )

@@ -375,7 +375,7 @@ def run_in(
 ) -> RunReport:
     """Do `work` in a run directory and return its report.
 
-    A finished run is not repeated; an interrupted one resumes and ends with the same bits.
+    A finished run is only read; an interrupted one resumes and ends with the same bits.
 
     Parameters
     ----------
@@ -388,7 +388,7 @@ def run_in(
     comm
         The ranks of the run; None: those that `torchrun` started, or a single process.
     on_finished
-        Called on rank 0 with the finished run directory.
+        Called on rank 0 with the run directory when the report is written, before the manifest is.
     """
     if comm is None:
         with join_process_group(config.engine.device) as comm:
@@ -398,11 +398,6 @@ def run_in(
             f"this config is for {config.ranks} processes, but {comm.size} were started: "
             f"use torchrun --nproc-per-node {config.ranks}, or set `ranks` to {comm.size}"
         )
-
-    def report() -> RunReport:
-        run_dir = RunDir(out)
-        on_finished(run_dir)
-        return load_report(run_dir.report(), str(run_dir.path / "report.json"))
 
     plan = config.engine.resolve()
     config = comm.broadcast_from_rank0(lambda: config.resolved(RunDir(out).config))
@@ -414,6 +409,13 @@ def run_in(
     ):
         if not comm.broadcast_from_rank0(lambda: RunDir(out).finished):
             work(config, run_dir, progress or ProgressBar(), comm)
+
+        def report() -> RunReport:
+            assert run_dir is not None, "on rank 0"
+            if run_dir.is_owner:
+                on_finished(run_dir)
+            return load_report(run_dir.report(), str(run_dir.path / "report.json"))
+
         return comm.broadcast_from_rank0(report)
 
 
