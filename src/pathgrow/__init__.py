@@ -7,10 +7,10 @@
 (410, 8192)
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pathgrow.errors import RunFailed, UserError
+from pathgrow.registry import lazy_attributes
 from pathgrow.version import __version__
 
 if TYPE_CHECKING:
@@ -54,33 +54,26 @@ __all__ = [
     "training_flops",
 ]
 
-_HOMES = {
-    "Attached": "sparse.attach",
-    "Callback": "runs.records",
-    "Discovery": "runs.result",
-    "Masks": "masks",
-    "Method": "methods.method",
-    "attach": "sparse.attach",
-    "data": "",
-    "discover": "runs.discovery",
-    "fit_saturation": "density.saturation",
-    "load_network": "checkpoint.manifest",
-    "methods": "",
-    "models": "",
-    "path_scores": "graph.paths",
-    "phew": "walks.phew",
-    "sample_proportional": "masks.sampling",
-    "scope": "graph.scope",
-    "tau_core": "graph.topology",
-    "training_flops": "graph.flops",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used: torch takes seconds, which `pathgrow --help` should not."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'pathgrow' has no attribute {name!r}")
-    home = _HOMES[name]
-    found = getattr(import_module(f"pathgrow.{home}"), name) if home else import_module(f"pathgrow.{name}")
-    globals()[name] = found
-    return found
+__getattr__ = lazy_attributes(
+    __name__,
+    {
+        "Attached": "sparse.attach",
+        "Callback": "runs.records",
+        "Discovery": "runs.result",
+        "Masks": "masks",
+        "Method": "methods.method",
+        "attach": "sparse.attach",
+        "data": "",
+        "discover": "runs.discovery",
+        "fit_saturation": "density.saturation",
+        "load_network": "checkpoint.manifest",
+        "methods": "",
+        "models": "",
+        "path_scores": "graph.paths",
+        "phew": "walks.phew",
+        "sample_proportional": "masks.sampling",
+        "scope": "graph.scope",
+        "tau_core": "graph.topology",
+        "training_flops": "graph.flops",
+    },
+)

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import sys
 import traceback
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
@@ -97,6 +98,23 @@ def import_function(kind: str, place: str) -> Callable[..., Any]:
     if not callable(function):
         raise UserError(f"{kind} {place!r}: module {module_name!r} has no function {function_name!r}")
     return function
+
+
+def lazy_attributes(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return a module `__getattr__` that imports names from their submodules on first use.
+
+    torch takes seconds to import, which `pathgrow --help` should not; the home of a submodule itself is "".
+    """
+
+    def get(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        home = importlib.import_module(f"{package}.{homes[name] or name}")
+        found = getattr(home, name) if homes[name] else home
+        setattr(sys.modules[package], name, found)
+        return found
+
+    return get
 
 
 def _import_fault(fault: BaseException) -> str:

@@ -12,7 +12,8 @@ import pytest
 
 from pathgrow.cli.flags import parse_pair
 from pathgrow.cli.main import COMMANDS, parse
-from pathgrow.runs.config import SCOPES, DiscoverConfig, TrainConfig
+from pathgrow.graph.scope import PRESETS
+from pathgrow.runs.config import EVERYTHING, DiscoverConfig, TrainConfig
 from pathgrow.trainer import EngineOptions, recipes
 
 RECORDED = Path(__file__).with_name("flags.json")
@@ -92,7 +93,7 @@ def test_flags_of_recipe_and_engine_are_nested() -> None:
 def test_every_scope_is_in_the_help() -> None:
     shown = re.match(r"[\w|]+", flags("train")["--scope"])
     assert shown is not None
-    assert set(shown[0].split("|")) == set(SCOPES)
+    assert set(shown[0].split("|")) == {*PRESETS, EVERYTHING}
 
 
 @pytest.mark.parametrize(

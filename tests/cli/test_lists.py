@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ import torch
 from torch import nn
 
 from pathgrow import attach, data, methods, models
+from pathgrow.cli import lists
 from pathgrow.cli.flags import parse_pair
 from pathgrow.density import rules
 from pathgrow.errors import UserError
@@ -23,6 +26,28 @@ from pathgrow.trainer import recipes
 from tests.support.command import leave
 
 GROWTH = ("gcg", "gradient_growth", "pathgrow_d", "random_growth", "trace_growth")
+
+
+RECORDED = Path(lists.__file__).with_name("methods.txt")
+
+
+def described() -> str:
+    """The list of methods, from the methods themselves."""
+    lines: list[str] = []
+    for family, group in itertools.groupby(methods.names(), lambda name: methods.entry(name).family):
+        lines.append(f"{family}:")
+        for name in group:
+            method, about = methods.create(name), inspect.getdoc(methods.entry(name).make) or ""
+            lines.append(f"{name:<17}{about.partition(chr(10))[0]}")  # which names the paper
+            lines.append(f"{' ' * 17}cost/step: {lists._cost(method)}.{lists._requirements(method)}")
+            lines.append(f"{' ' * 17}options: {lists._options(methods.defaults(name))}")
+        lines.append("")
+    return "\n".join(lines) + "\n"
+
+
+def test_the_list_of_methods_is_the_recorded_one() -> None:
+    """After a deliberate change: `python -m tests.cli.test_lists`."""
+    assert RECORDED.read_text() == described()
 
 
 def printed(line: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -182,3 +207,7 @@ def test_the_papers_own_settings_of_set_are_taken() -> None:
     due = [step for step in range(100) if method.due(Progress(round=0, step=step, num_on=9, num=90)) is not None]
     assert due == list(range(0, 100, 5))
     assert {method.update.drop_fraction(step) for step in due} == {0.3}  # type: ignore[union-attr]
+
+
+if __name__ == "__main__":
+    RECORDED.write_text(described())

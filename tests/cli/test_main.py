@@ -98,7 +98,7 @@ TRAIN = [
     ("--method rigl --method-option update_interval", "--method-option must be NAME=VALUE, got 'update_interval'"),
     ("--method rigl --method-option num_steps=", "--method-option must be NAME=VALUE, got 'num_steps='"),
     ("--method random --method-option allocation=er_", "known: equal, er, er_matrix, erk, plain, uniform"),
-    ("--method rigl --scope some", "unknown scope 'some'"),
+    ("--method rigl --scope some", "scope must be one of 'auto', 'default', 'resnet', 'vit', 'all', got 'some'"),
     ("--method rigl --match flop", "match must be one of 'none', 'parameters', 'prunable', 'flops', got 'flop'"),
     ("--method rigl --match-budget 7", "requires --match"),
     ("--method rigl --match flops --match-budget -1", "match_budget must be > 0, got -1.0"),

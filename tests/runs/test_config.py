@@ -22,9 +22,8 @@ from pathgrow.errors import UserError
 from pathgrow.masks import Masks
 from pathgrow.report.schema import Score
 from pathgrow.rng import derive
-from pathgrow.runs.config import DiscoverConfig, RunConfig, TrainConfig
+from pathgrow.runs.config import DiscoverConfig, RunConfig, SearchOptions, TrainConfig
 from pathgrow.runs.discovery import run_discovery
-from pathgrow.runs.options import SearchOptions
 from pathgrow.runs.training import train
 from pathgrow.trainer import Trainer, recipes
 from pathgrow.trainer.interface import Job
@@ -308,8 +307,8 @@ def test_the_name_depends_on_everything_but_the_number_of_concurrent_networks() 
         ({"ranks": 0}, "ranks must be >= 1, got 0"),
         ({"warm_start": "no"}, "warm_start must be true or false, got 'no'"),
         ({"delta": float("inf")}, "delta must be a number > 0, got inf"),
-        ({"rule": 3}, "rule must be a name, got 3"),
-        ({"method": None}, "method must be a name, got None"),
+        ({"rule": 3}, "rule must be a string, got 3"),
+        ({"method": None}, "method must be a string, got None"),
         ({"target_density": 0.2}, "unknown key 'target_density'"),
     ],
 )

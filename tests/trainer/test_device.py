@@ -14,7 +14,8 @@ from pathgrow import models
 from pathgrow.data.dataset import Dataset, Split
 from pathgrow.errors import UserError
 from pathgrow.trainer import EngineOptions, Trainer
-from pathgrow.trainer.recipes import Recipe, make_optimizer
+from pathgrow.trainer.recipes import Recipe
+from pathgrow.trainer.trainer import make_optimizer
 from tests.support.ranks import together
 
 CPU = EngineOptions(device="cpu").resolve()

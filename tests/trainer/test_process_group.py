@@ -24,7 +24,8 @@ from pathgrow.errors import PeerFailed, RunFailed, UserError
 from pathgrow.masks import Masks
 from pathgrow.methods import create
 from pathgrow.trainer import EngineOptions
-from pathgrow.trainer.process_group import check_batch_split, current_communicator, join_process_group, plan_for
+from pathgrow.trainer.process_group import current_communicator, join_process_group, plan_for
+from pathgrow.trainer.recipes import check_batch_split
 from tests.support.ranks import together
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")

@@ -18,7 +18,8 @@ from pathgrow import data, models
 from pathgrow.augment import Augment
 from pathgrow.errors import UserError
 from pathgrow.trainer import recipes
-from pathgrow.trainer.recipes import Recipe, default_name, make_optimizer, recipe
+from pathgrow.trainer.recipes import Recipe, default_name, recipe
+from pathgrow.trainer.trainer import make_optimizer
 
 # Schedules
 

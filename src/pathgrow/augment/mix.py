@@ -4,18 +4,12 @@ MixUp and CutMix combine every image with a partner, the one at the mirrored pos
 and one box per batch; a batch that is not mixed has weight 1 and an empty box, so the graph is the same.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import torch
 from scipy.special import betaincinv
 from torch import Tensor
 
+from pathgrow.augment import Augment
 from pathgrow.augment.crops import draw_boxes, inside_boxes
-
-if TYPE_CHECKING:
-    from pathgrow.augment.pipeline import Augment
 
 _ERASE_AREA = (0.02, 1 / 3)
 _ERASE_ASPECT = (0.3, 1 / 0.3)

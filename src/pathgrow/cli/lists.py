@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 from collections.abc import Mapping
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from pathgrow.cli.flags import Parser, Subcommand
@@ -36,21 +36,11 @@ the training, which `pathgrow train` fills in."""
 
 def _list_methods(name: str | None) -> None:
     """List the sparse-training methods: paper, training cost, requirements and options."""
-    from pathgrow import methods
-
     if name is not None:
         _describe_method(name)
         return
-    indent = " " * 17
-    for family, group in itertools.groupby(methods.names(), lambda each: methods.entry(each).family):
-        print(f"{family}:")
-        for each in group:
-            method = methods.create(each)
-            print(f"{each:<17}{_first_line(methods.entry(each).make)}")  # which names the paper
-            print(f"{indent}cost/step: {_cost(method)}.{_requirements(method)}")
-            print(f"{indent}options: {_options(methods.defaults(each))}")
-        print()
-    print(_LEGEND.strip())
+    # Recorded, because creating the methods would import torch; tests/cli/test_lists.py compares and writes it.
+    print(files("pathgrow.cli").joinpath("methods.txt").read_text(encoding="utf-8") + _LEGEND.strip())
 
 
 def _describe_method(name: str) -> None:
@@ -107,10 +97,6 @@ def _options(defaults: Mapping[str, Any]) -> str:
     """Options with their defaults; D is the value of --density, which growth methods require."""
     grown = {"target_density": "D"} if "target_density" in defaults else {}
     return ", ".join(f"{option}={value}" for option, value in {**defaults, **grown}.items()) or "none"
-
-
-def _first_line(function: object) -> str:
-    return (inspect.getdoc(function) or "").partition("\n")[0]
 
 
 def _list_models() -> None:

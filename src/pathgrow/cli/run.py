@@ -27,8 +27,7 @@ def _add_run_flags(parser: Parser) -> None:
 
 
 def _add_discover_flags(parser: Parser) -> None:
-    from pathgrow.runs.config import RunConfig
-    from pathgrow.runs.options import SearchOptions
+    from pathgrow.runs.config import RunConfig, SearchOptions
 
     add_flags(parser.add_argument_group("search"), SearchOptions)
     add_flags(parser.add_argument_group("data, model and training"), RunConfig)

@@ -4,38 +4,35 @@ Every default, range, help text and command-line flag is declared once, on its f
 and runs no model: `RunConfig.resolved` does, at the start of a run.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import hashlib
 import inspect
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-import torch
-from torch import nn
-
-from pathgrow import data as datasets
-from pathgrow import methods, models
+import pathgrow  # for its data, methods and models, which import torch on first use
 from pathgrow.config import check, from_json, option, override, to_json
-from pathgrow.data.dataset import Dataset
+from pathgrow.density.types import DEFAULT_DELTA, SelectBy
 from pathgrow.distributed.cpus import available_cpus
-from pathgrow.errors import UserError, require, unknown_name
-from pathgrow.graph import trace
-from pathgrow.graph.flops import forward_macs
-from pathgrow.graph.scope import PRESETS
-from pathgrow.methods.method import Method
+from pathgrow.errors import UserError, is_int, require, unknown_name
 from pathgrow.registry import check_option_names
-from pathgrow.report.schema import RunReport, load_finished
-from pathgrow.runs.options import DiscoverOptions, SearchOptions
 from pathgrow.trainer import EngineOptions, recipes
-from pathgrow.trainer.process_group import check_batch_split
-from pathgrow.trainer.recipes import Recipe
+from pathgrow.trainer.recipes import Recipe, check_batch_split
+
+if TYPE_CHECKING:  # flags are generated from these configs, and `--help` should not wait for torch
+    from torch import nn
+
+    from pathgrow.data.dataset import Dataset
+    from pathgrow.methods.method import Method
+    from pathgrow.report.schema import RunReport
 
 Match = Literal["none", "parameters", "prunable", "flops"]
 EVERYTHING = "all"
 """The scope of every convolutional and linear weight."""
-SCOPES = (*PRESETS, EVERYTHING)
 
 _DENSITY_OPTIONS = ("density", "target_density")
 """Names that methods use for their final density."""
@@ -79,9 +76,9 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check(self)
-        if self.data not in datasets.names():
-            raise unknown_name("dataset", self.data, datasets.names())
-        check_option_names(f"model {self.model!r}", self.model_options, models.defaults(self.model))
+        if self.data not in pathgrow.data.names():
+            raise unknown_name("dataset", self.data, pathgrow.data.names())
+        check_option_names(f"model {self.model!r}", self.model_options, pathgrow.models.defaults(self.model))
         check_batch_split(self.recipe.batch_size, self.recipe.accumulate, self.ranks)
 
     @classmethod
@@ -106,7 +103,7 @@ class RunConfig:
         dataset = self.load_data()
         channels, height, width = dataset.shape
         needed = {"inputs": channels * height * width, "in_channels": channels, "image_size": height}
-        defaults = {name: needed.get(name, default) for name, default in models.defaults(self.model).items()}
+        defaults = {name: needed.get(name, default) for name, default in pathgrow.models.defaults(self.model).items()}
         config = override(self, {"model_options": {**defaults, **self.model_options}})
         macs = config._macs(dataset)
         threads = self.threads or (stored or {}).get("threads") or _num_threads(macs * self.recipe.batch_size)
@@ -114,6 +111,11 @@ class RunConfig:
 
     def _macs(self, dataset: Dataset) -> int:
         """Multiply-adds of a forward pass of one sample."""
+        import torch
+
+        from pathgrow.graph import trace
+        from pathgrow.graph.flops import forward_macs
+
         model, sample = self.new_model(dataset.classes).eval(), dataset.example_input()
         try:
             with torch.no_grad():
@@ -142,11 +144,11 @@ class RunConfig:
 
     def load_data(self) -> Dataset:
         """Load the dataset; its splits depend on `fold` only."""
-        return datasets.load(self.data, self.data_root, 0, self.fold)
+        return pathgrow.data.load(self.data, self.data_root, 0, self.fold)
 
     def new_model(self, num_classes: int) -> nn.Module:
         """Create the model, initialized from `seed`."""
-        return models.create(self.model, num_classes, seed=self.seed, **self.model_options)
+        return pathgrow.models.create(self.model, num_classes, seed=self.seed, **self.model_options)
 
     @property
     def title(self) -> str:
@@ -193,10 +195,8 @@ class TrainConfig(RunConfig):
         metavar="NAME=VALUE",
     )
     """All options of the method except its density and the length of the training."""
-    scope: str = option(
-        "auto",
-        "Prunable weights: a preset, by default the one for the model's family, or all conv and linear weights.",
-        metavar="|".join(SCOPES),
+    scope: Literal["auto", "default", "resnet", "vit", "all"] = option(
+        "auto", "Prunable weights: a preset, by default the one for the model's family, or all conv and linear weights."
     )
     epochs: int = option(
         help="Epochs of a full dense training (default: the recipe's). Iterative pruning trains as many per level.",
@@ -218,8 +218,6 @@ class TrainConfig(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.scope not in SCOPES:
-            raise unknown_name("scope", self.scope, SCOPES)
         if self.match == "none" and (self.match_budget is not None or self.match_run is not None):
             raise UserError("a budget to match requires --match flops or --match parameters")
         if self.density is not None and self.density_option is None:
@@ -235,7 +233,7 @@ class TrainConfig(RunConfig):
         method, given = values.get("method"), values.get("method_options") or {}
         if not isinstance(method, str):
             raise UserError("a method is required: pass --method NAME, see `pathgrow methods`")
-        known = methods.defaults(method)
+        known = pathgrow.methods.defaults(method)
         if isinstance(given, Mapping):
             if own := next((name for name in _DENSITY_OPTIONS if name in given), None):
                 raise UserError(f"{own} is not a method option here; use --density {given[own]}")
@@ -254,6 +252,8 @@ class TrainConfig(RunConfig):
         config = super().resolved(stored)
         if self.match_run is None:
             return config
+        from pathgrow.report.schema import load_finished
+
         run = load_finished(self.match_run)
         budget = _matched_budget(run, self.match, config)
         if self.match_budget not in (None, budget):  # a resolved config holds both, and they agree
@@ -271,7 +271,7 @@ class TrainConfig(RunConfig):
     @property
     def density_option(self) -> str | None:
         """The method's own name for its final density."""
-        known = methods.defaults(self.method)
+        known = pathgrow.methods.defaults(self.method)
         return next((name for name in _DENSITY_OPTIONS if name in known), None)
 
     def make_method(self, num_steps: int) -> Method:
@@ -279,9 +279,91 @@ class TrainConfig(RunConfig):
         options = dict(self.method_options)
         if (name := self.density_option) is not None and self.density is not None:
             options[name] = self.density
-        if _NUM_STEPS in methods.defaults(self.method):
+        if _NUM_STEPS in pathgrow.methods.defaults(self.method):
             options.setdefault(_NUM_STEPS, num_steps)
-        return methods.create(self.method, **options)
+        return pathgrow.methods.create(self.method, **options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions:
+    """Options of a density search that `pathgrow discover` and `pathgrow.discover` share."""
+
+    delta: float = option(
+        DEFAULT_DELTA, "Tolerated drop below the reference score.", above=0, metavar="D", example="0.01"
+    )
+    reference: float | Literal["dense"] | None = option(
+        None,
+        'Score of the dense baseline, or "dense" to train one (default: a dense probe on the same short schedule).',
+        metavar="SCORE|dense",
+        example="0.93",
+    )
+    """With None and probes of full length (`final="grown"`), the densest network grown is the reference."""
+    budget: int = option(
+        160,
+        "Epochs of a full dense training (default: the recipe's); the length of every phase follows from it.",
+        flags=("--budget", "--epochs"),
+        at_least=1,
+        metavar="EPOCHS",
+        example="160",
+    )
+    rule: str = option("probe", "Density rule, see `pathgrow rules`.", metavar="NAME")
+    method: str = option("gcg", "Growth method, see `pathgrow methods`.", metavar="NAME")
+    gamma: float | None = option(
+        None,
+        "Weights added per growth round, as a fraction of the nonzero ones (default: the method's, 0.25).",
+        above=0,
+        metavar="G",
+        example="0.25",
+    )
+    start_density: float | None = option(
+        None,
+        "Density of the seed network (default: the smallest of 1, 2, 3, 5% that isolates few units).",
+        above=0,
+        at_most=1,
+        metavar="D",
+        example="0.05",
+    )
+    seed_epochs: int | None = option(
+        None,
+        "Epochs of the seed network (default: an eighth of the budget).",
+        at_least=1,
+        metavar="EPOCHS",
+        example="20",
+    )
+    """Rules without probes train the seed network to its plateau by default."""
+    rough: int | float | Literal["adaptive"] = option(
+        1 / 160,
+        "Rough-training length per growth round: epochs (integer), fraction of the budget (float, default: 1/160), or "
+        "adaptive (early stopping on the validation loss, patience 3).",
+        metavar="N|F|adaptive",
+        valid=lambda length: length == "adaptive" or (length >= 1 if is_int(length) else 0 < length <= 1),
+        expected='epochs (an integer >= 1), a fraction of the budget in (0, 1] (a float) or "adaptive"',
+        example="4",
+    )
+    final: Literal["fresh", "grown"] = option(
+        "fresh", "Initial weights of probes and of the final network: a fresh initialization, or the grown weights."
+    )
+    probe_fraction: float | None = option(
+        None,
+        "Length of a probe as a fraction of the budget, without a reference (default: a tenth, but at least 16 epochs "
+        "or 0.3 of a small budget).",
+        above=0,
+        at_most=1,
+        metavar="F",
+        example="0.1",
+    )
+    """With a reference every probe has the whole budget."""
+    warm_start: bool = option(
+        True, "Train the final network from scratch instead of from its probe checkpoint.", flags=("--from-scratch",)
+    )
+    """Continue the final training from the probe of the selected network; the epochs of the probe count."""
+    select_by: SelectBy = option(
+        "delta", "Criterion that selects the returned network: the delta answer or the gain answer."
+    )
+    eval_weights: Literal["current", "ema"] = option("current", "Evaluate the current weights or their EMA.")
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,14 +383,14 @@ class DiscoverConfig(SearchOptions, RunConfig):
             in_percent = 10 <= self.reference <= 100
             example = f"{self.reference / 100 if in_percent else 0.93:g}"
             require(0 <= self.reference <= 1, "reference", self.reference, "an accuracy in [0, 1]", example)
+        from pathgrow.runs.options import DiscoverOptions
+
         options = DiscoverOptions(**self.search())
         options.growth_method()
         options.density_rule()
 
     @classmethod
     def _with_defaults(cls, values: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
-        for name in ("method", "rule"):
-            require(isinstance(values.get(name, ""), str), name, values.get(name), "a name")
         return {"budget": recipe.epochs, **values}
 
     def search(self) -> dict[str, Any]:

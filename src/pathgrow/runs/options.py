@@ -1,8 +1,4 @@
-"""Options of a density search.
-
-`SearchOptions` is shared by the command `pathgrow discover` and the function `pathgrow.discover`; `DiscoverOptions`
-adds the Python objects that only the function takes.
-"""
+"""Options of the function `pathgrow.discover`: those of the command, and the Python objects that only it takes."""
 
 from __future__ import annotations
 
@@ -10,108 +6,23 @@ import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from pathgrow.checkpoint import Store
-from pathgrow.config import check, option
+from pathgrow.config import option
 from pathgrow.density import rules
-from pathgrow.density.types import DEFAULT_DELTA, Rule, SelectBy
+from pathgrow.density.types import Rule
 from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator
 from pathgrow.errors import UserError, is_int, require, unknown_name
 from pathgrow.methods.gradients import Batches, Loss
 from pathgrow.methods.method import GrowEachRound, Method
+from pathgrow.runs.config import SearchOptions
 from pathgrow.runs.records import Callback, Record
 from pathgrow.sparse.attach import checked_method
 
 _MIN_PROBE_EPOCHS = 16
 _MAX_MIN_PROBE_SHARE = 0.3
 """Fraction of a small budget that `_MIN_PROBE_EPOCHS` may take."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchOptions:
-    """Options of a density search that `pathgrow discover` and `pathgrow.discover` share."""
-
-    delta: float = option(
-        DEFAULT_DELTA, "Tolerated drop below the reference score.", above=0, metavar="D", example="0.01"
-    )
-    reference: float | Literal["dense"] | None = option(
-        None,
-        'Score of the dense baseline, or "dense" to train one (default: a dense probe on the same short schedule).',
-        metavar="SCORE|dense",
-        example="0.93",
-    )
-    """With None and probes of full length (`final="grown"`), the densest network grown is the reference."""
-    budget: int = option(
-        160,
-        "Epochs of a full dense training (default: the recipe's); the length of every phase follows from it.",
-        flags=("--budget", "--epochs"),
-        at_least=1,
-        metavar="EPOCHS",
-        example="160",
-    )
-    rule: str | Rule = option(
-        "probe", "Density rule, see `pathgrow rules`.", metavar="NAME", expected="a name or a density rule"
-    )
-    method: str | Method = option(
-        "gcg", "Growth method, see `pathgrow methods`.", metavar="NAME", expected="a name or a pathgrow.Method"
-    )
-    gamma: float | None = option(
-        None,
-        "Weights added per growth round, as a fraction of the nonzero ones (default: the method's, 0.25).",
-        above=0,
-        metavar="G",
-        example="0.25",
-    )
-    start_density: float | None = option(
-        None,
-        "Density of the seed network (default: the smallest of 1, 2, 3, 5% that isolates few units).",
-        above=0,
-        at_most=1,
-        metavar="D",
-        example="0.05",
-    )
-    seed_epochs: int | None = option(
-        None,
-        "Epochs of the seed network (default: an eighth of the budget).",
-        at_least=1,
-        metavar="EPOCHS",
-        example="20",
-    )
-    """Rules without probes train the seed network to its plateau by default."""
-    rough: int | float | Literal["adaptive"] = option(
-        1 / 160,
-        "Rough-training length per growth round: epochs (integer), fraction of the budget (float, default: 1/160), or "
-        "adaptive (early stopping on the validation loss, patience 3).",
-        metavar="N|F|adaptive",
-        valid=lambda length: length == "adaptive" or (length >= 1 if is_int(length) else 0 < length <= 1),
-        expected='epochs (an integer >= 1), a fraction of the budget in (0, 1] (a float) or "adaptive"',
-        example="4",
-    )
-    final: Literal["fresh", "grown"] = option(
-        "fresh", "Initial weights of probes and of the final network: a fresh initialization, or the grown weights."
-    )
-    probe_fraction: float | None = option(
-        None,
-        "Length of a probe as a fraction of the budget, without a reference (default: a tenth, but at least 16 epochs "
-        "or 0.3 of a small budget).",
-        above=0,
-        at_most=1,
-        metavar="F",
-        example="0.1",
-    )
-    """With a reference every probe has the whole budget."""
-    warm_start: bool = option(
-        True, "Train the final network from scratch instead of from its probe checkpoint.", flags=("--from-scratch",)
-    )
-    """Continue the final training from the probe of the selected network; the epochs of the probe count."""
-    select_by: SelectBy = option(
-        "delta", "Criterion that selects the returned network: the delta answer or the gain answer."
-    )
-    eval_weights: Literal["current", "ema"] = option("current", "Evaluate the current weights or their EMA.")
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +34,8 @@ class DiscoverOptions(SearchOptions):
     of it).
     """
 
+    rule: str | Rule = option(SearchOptions.rule, expected="a name or a density rule")  # type: ignore[assignment]
+    method: str | Method = option(SearchOptions.method, expected="a name or a pathgrow.Method")  # type: ignore[assignment]
     final_epochs: int | Callable[[Sequence[Record]], int] | None = option(
         None, at_least=1, expected="an integer >= 1 or a function that returns one", example="160"
     )

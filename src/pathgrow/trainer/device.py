@@ -6,13 +6,14 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING, Literal
 
 from pathgrow.config import check, option
 from pathgrow.errors import UserError
+
+if TYPE_CHECKING:  # flags are generated from `EngineOptions`, and `--help` should not wait for torch
+    import torch
+    from torch import nn
 
 Compile = Literal["auto", "on", "off"]
 
@@ -61,6 +62,8 @@ class EngineOptions:
 
     def resolve(self) -> ExecutionPlan:
         """Resolve every "auto" for this machine."""
+        import torch
+
         device = self._resolve_device()
         on_gpu = device.type == "cuda"
         if self.step == "cuda_graph" and not on_gpu:
@@ -76,6 +79,8 @@ class EngineOptions:
         )
 
     def _resolve_device(self) -> torch.device:
+        import torch
+
         num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if self.device == "auto":
             return torch.device("cuda", torch.cuda.current_device()) if num_gpus else torch.device("cpu")
@@ -105,6 +110,9 @@ class ExecutionPlan:
 
     def place(self, model: nn.Module) -> nn.Module:
         """Move the model to the device, convolutions in channels-last layout: faster on GPUs and on CPUs."""
+        import torch
+        from torch import nn
+
         model = model.to(self.device)
         convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
         if convolutions and not (self.device.type == "cpu" and any(map(_overruns_buffer, convolutions))):
@@ -125,7 +133,8 @@ class ExecutionPlan:
         In deterministic mode cuDNN's backward passes are bit-reproducible. Other nondeterministic operations are not
         forbidden: growth uses none, but a user's loss function may.
         """
-        cudnn = torch.backends.cudnn
+        from torch.backends import cudnn
+
         before = (cudnn.benchmark, cudnn.deterministic)
         if self.deterministic:
             cudnn.benchmark, cudnn.deterministic = False, True
@@ -137,6 +146,8 @@ class ExecutionPlan:
     @contextmanager
     def training_flags(self) -> Iterator[None]:
         """Set torch's global flags for training, and restore them afterwards."""
+        import torch
+
         cudnn = torch.backends.cudnn
         before = (cudnn.benchmark, cudnn.deterministic, torch.are_deterministic_algorithms_enabled())
         warn_only = torch.is_deterministic_algorithms_warn_only_enabled()

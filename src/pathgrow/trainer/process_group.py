@@ -304,19 +304,3 @@ def plan_for(options: EngineOptions, comm: Communicator) -> ExecutionPlan:
     cuda_graphs = plan.cuda_graphs and options.step == "cuda_graph"
     # Messages of concurrent networks would have to arrive in the same order on every rank.
     return replace(plan, cuda_graphs=cuda_graphs, max_concurrent=1)
-
-
-def check_batch_split(batch_size: int, accumulate: int, num_ranks: int) -> None:
-    """Require that all ranks compute the same number of rows, so that the mean of their means is the batch mean.
-
-    >>> check_batch_split(128, 2, 4)
-    >>> check_batch_split(100, 1, 8)
-    Traceback (most recent call last):
-    pathgrow.errors.UserError: batch_size must be a multiple of 8, got 100 (split over 8 processes)
-    """
-    if batch_size % (num_ranks * accumulate):
-        parts = f" and {accumulate} microbatches" if accumulate > 1 else ""
-        raise UserError(
-            f"batch_size must be a multiple of {num_ranks * accumulate}, got {batch_size} "
-            f"(split over {num_ranks} processes{parts})"
-        )

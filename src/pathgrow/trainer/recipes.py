@@ -6,9 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from torch import nn
-from torch.optim import SGD, AdamW, Optimizer
-
 from pathgrow import config
 from pathgrow.augment import Augment
 from pathgrow.config import option
@@ -87,34 +84,6 @@ class Recipe:
     def override(self, values: Mapping[str, Any]) -> Self:
         """Return this recipe with some values replaced, as a config holds them; unknown names are refused."""
         return config.override(self, values, where="recipe")
-
-
-def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
-    """Return the optimizer of the recipe over all parameters; on a GPU one that CUDA graphs support."""
-    parameters = list(model.named_parameters())
-    on_gpu = any(parameter.is_cuda for _, parameter in parameters)
-    groups: list[dict[str, Any]] = [{"params": [p for _, p in parameters]}]
-    if not recipe.decay_all:
-        decayed = [p for _, p in parameters if p.dim() > 1 and p.shape[0] > 1]
-        others = [p for _, p in parameters if not (p.dim() > 1 and p.shape[0] > 1)]
-        groups = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
-    if recipe.optimizer == "adamw":
-        return AdamW(
-            groups,
-            lr=recipe.lr,
-            betas=(recipe.momentum, recipe.second_beta),
-            weight_decay=recipe.weight_decay,
-            fused=on_gpu or None,
-            capturable=on_gpu,
-        )
-    return SGD(
-        groups,
-        lr=recipe.lr,
-        momentum=recipe.momentum,
-        nesterov=recipe.momentum > 0,
-        weight_decay=recipe.weight_decay,
-        fused=on_gpu or None,
-    )
 
 
 _CIFAR = Augment(crop_padding=4, flip=True)
@@ -207,3 +176,19 @@ def default_name(data: str, model: str = "") -> str:
     if model.removeprefix("timm:").startswith(_TRANSFORMERS) and data in _DEFAULTS_VIT:
         return _DEFAULTS_VIT[data]
     return _DEFAULTS.get(data, "cifar")
+
+
+def check_batch_split(batch_size: int, accumulate: int, num_ranks: int) -> None:
+    """Require that all ranks compute the same number of rows, so that the mean of their means is the batch mean.
+
+    >>> check_batch_split(128, 2, 4)
+    >>> check_batch_split(100, 1, 8)
+    Traceback (most recent call last):
+    pathgrow.errors.UserError: batch_size must be a multiple of 8, got 100 (split over 8 processes)
+    """
+    if batch_size % (num_ranks * accumulate):
+        parts = f" and {accumulate} microbatches" if accumulate > 1 else ""
+        raise UserError(
+            f"batch_size must be a multiple of {num_ranks * accumulate}, got {batch_size} "
+            f"(split over {num_ranks} processes{parts})"
+        )

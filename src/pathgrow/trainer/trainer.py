@@ -4,11 +4,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.optim import Optimizer
+from torch.optim import SGD, AdamW, Optimizer
 
 from pathgrow.data.dataset import Dataset, Split, StreamedSplit, normalize
 from pathgrow.data.streaming import StreamLoader
@@ -23,8 +24,8 @@ from pathgrow.trainer.eager_step import EagerStep, explain_single_row
 from pathgrow.trainer.feed import DeviceSplits, Feed, ResidentFeed, StreamedFeed, epoch_batches
 from pathgrow.trainer.interface import Job
 from pathgrow.trainer.loop import OnEpoch, Training
-from pathgrow.trainer.process_group import check_batch_split, current_communicator, plan_for, wrap_in_ddp
-from pathgrow.trainer.recipes import Recipe, make_optimizer
+from pathgrow.trainer.process_group import current_communicator, plan_for, wrap_in_ddp
+from pathgrow.trainer.recipes import Recipe, check_batch_split
 
 _EVALUATION_BATCH = 2500
 _STREAMED_BATCH = 256
@@ -240,3 +241,31 @@ def _ready(running: _Running) -> list[tuple[int, tuple[Training, Iterator[None]]
     if not ready:
         time.sleep(_POLL_SECONDS)
     return ready
+
+
+def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
+    """Return the optimizer of the recipe over all parameters; on a GPU one that CUDA graphs support."""
+    parameters = list(model.named_parameters())
+    on_gpu = any(parameter.is_cuda for _, parameter in parameters)
+    groups: list[dict[str, Any]] = [{"params": [p for _, p in parameters]}]
+    if not recipe.decay_all:
+        decayed = [p for _, p in parameters if p.dim() > 1 and p.shape[0] > 1]
+        others = [p for _, p in parameters if not (p.dim() > 1 and p.shape[0] > 1)]
+        groups = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
+    if recipe.optimizer == "adamw":
+        return AdamW(
+            groups,
+            lr=recipe.lr,
+            betas=(recipe.momentum, recipe.second_beta),
+            weight_decay=recipe.weight_decay,
+            fused=on_gpu or None,
+            capturable=on_gpu,
+        )
+    return SGD(
+        groups,
+        lr=recipe.lr,
+        momentum=recipe.momentum,
+        nesterov=recipe.momentum > 0,
+        weight_decay=recipe.weight_decay,
+        fused=on_gpu or None,
+    )
