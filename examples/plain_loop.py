@@ -47,7 +47,9 @@ def main(epochs: int = 80, warmup: int = 20, every: int = 4) -> tuple[float, flo
             print(f"epoch {epoch:3d}  density {density:6.1%}  accuracy {score:6.1%}  {type(verdict).__name__}")
 
     answer = sparse.rule_answer()
-    print(f"density {answer.density}, 90% interval {answer.interval} ({answer.status})")
+    found = "not found" if answer.density is None else f"{answer.density:.1%}"
+    low, high = answer.interval or (0.0, 1.0)
+    print(f"operating density {found}, 90% interval {low:.1%} to {high:.1%} ({answer.status})")
     sparse.detach()  # 3: remove the hooks; the plain model remains, with zeros
     return sparse.density, accuracy(model, images[val], labels[val])
 

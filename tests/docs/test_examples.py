@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -34,3 +35,11 @@ def test_fast_cifar_trains_on_small_data(capsys: pytest.CaptureFixture[str]) -> 
 def test_fast_cifar_without_data_says_how_to_download_them(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="pathgrow data get cifar10"):
         load("fast_cifar").main(["--data-root", str(tmp_path / "nowhere")])
+
+
+def test_the_plain_loop_ends_with_rounded_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    density, accuracy = load("plain_loop").main(epochs=24, warmup=4, every=2)
+    assert density < 1
+    assert accuracy > 0.5
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert re.fullmatch(r"operating density ([\d.]{3,5}%|not found), 90% interval [\d.]+% to [\d.]+% \(\w+\)", last)
