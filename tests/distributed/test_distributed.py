@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import signal
 import sys
@@ -381,6 +382,43 @@ def test_mask_updates_use_the_dense_gradients_of_the_joined_batch(tmp_path: Path
     assert same(weights, others)
     for name, tensor in wanted.items():
         torch.testing.assert_close(weights[name], tensor, rtol=1e-3, atol=1e-5)
+
+
+def clipped_loops() -> dict[tuple[str, bool], tuple[list[float], list[Tensor], str]]:
+    """Clip in a loop of one's own over DDP, or in one process over the joined batch; norms, weights and masks."""
+    found = {}
+    with join_process_group("cpu") as comm:
+        draw = torch.Generator().manual_seed(3)
+        inputs, labels = torch.randn(8, 16, 6, generator=draw), torch.randint(0, 3, (8, 16), generator=draw)
+        for name, declared in itertools.product(("rigl", "itop", "snfs", "set"), (True, False)):
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 3)).double()
+            optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+            options = {"comm": comm} if declared else {}
+            method = create(name, density=0.3, num_steps=16, update_interval=2)
+            sparse = attach(model, optimizer, method, scope=Masks.full(model), **options)
+            module = DistributedDataParallel(model) if comm.size > 1 else model
+            norms = []
+            for x, y in zip(inputs.double(), labels, strict=True):
+                optimizer.zero_grad()
+                rows = slice(comm.rank, None, comm.size)
+                nn.functional.cross_entropy(module(x[rows]), y[rows]).backward()
+                norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.1)))
+                optimizer.step()
+            found[name, declared] = norms, [p.detach().clone() for p in model.parameters()], sparse.masks.digest()
+    return found
+
+
+def test_clipping_in_a_loop_over_ddp(tmp_path: Path) -> None:
+    """Dense gradients are averaged before they are hidden from clipping, whether or not `comm` is passed."""
+    ranks = together(tmp_path, clipped_loops)
+    assert [rank.code for rank in ranks] == [0, 0], [rank.output for rank in ranks]
+    for key, (norms, weights, masks) in clipped_loops().items():
+        for rank in ranks:
+            assert rank.value[key][0] == pytest.approx(norms)
+            assert rank.value[key][2] == masks
+            for mine, truth in zip(rank.value[key][1], weights, strict=True):
+                torch.testing.assert_close(mine, truth)
 
 
 def own_loop(drifting: bool) -> str:

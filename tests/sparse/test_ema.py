@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD
+from torch.optim.swa_utils import AveragedModel
 
+from pathgrow import methods
 from pathgrow.errors import UserError
 from pathgrow.masks import Masks
 from pathgrow.sparse.attach import attach
@@ -85,3 +87,18 @@ def test_half_precision_is_averaged_in_float32() -> None:
 def test_bad_options(options: dict[str, float]) -> None:
     with pytest.raises(UserError, match="must be"):
         EMA(**options)
+
+
+def test_an_ema_of_another_library_is_masked_by_hand() -> None:
+    """The truth: the mean of the weights after each step, by hand, without those that are pruned now."""
+    model, optimizer, sparse = sparse_mlp(method=methods.create("rigl", density=0.3, num_steps=20, update_interval=2))
+    averaged, seen = AveragedModel(model), []
+    for step in range(8):
+        train(model, optimizer, steps=1, seed=step)
+        averaged.update_parameters(model)
+        seen.append(model[0].weight.detach().clone())
+    mean, mask = torch.stack(seen).mean(0), sparse.masks["0.weight"]
+    torch.testing.assert_close(averaged.module[0].weight.detach(), mean)
+    assert bool((mean[~mask] != 0).any()), "weights that were pruned meanwhile"
+    sparse.masks.apply_(averaged.module)
+    torch.testing.assert_close(averaged.module[0].weight.detach(), mean * mask)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
+from weakref import WeakSet
 
 import pytest
 import torch
-from torch import Tensor
+import torch.distributed.fsdp
+from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
+from pathgrow import discover, methods
 from pathgrow.errors import UserError
 from pathgrow.masks import Masks
-from pathgrow.sparse.attach import attach
+from pathgrow.methods.method import Method
+from pathgrow.sparse.attach import Attached, attach
 from pathgrow.sparse.ema import EMA
 from tests.support.sparse_mlp import ALWAYS, growing, mlp, off, sparse_mlp, train
 
@@ -170,10 +176,11 @@ def test_old_momentum_is_cleared_where_weights_are_pruned() -> None:
     assert int((buffer != 0).sum()) > 0
 
 
-def test_parameters_that_the_optimizer_does_not_own_keep_their_masked_values() -> None:
+def test_frozen_weights_that_the_optimizer_does_not_own_keep_their_masked_values() -> None:
     model = mlp()
+    model[0].requires_grad_(False)
     optimizer = SGD([{"params": model[3].parameters(), "lr": 0.1}, {"params": [model[5].bias]}], lr=0.01)
-    sparse = attach(model, optimizer, growing())
+    sparse = attach(model, optimizer, growing(), scope=Masks.full(model[:4]))
     before = model[0].weight.clone()
     train(model, optimizer)
     assert torch.equal(model[0].weight, before)
@@ -199,6 +206,215 @@ def test_detach_restores_the_plain_loop() -> None:
     sparse.detach()
     with pytest.raises(UserError, match="already attached"):
         attach(model, optimizer, growing())
+
+
+class TestSeveralOptimizers:
+    """The truth: one optimizer with the same settings over all weights, whose training is the same."""
+
+    METHODS = ("rigl", "set", "gmp", "snfs", "granet", "random_growth", "imp")
+
+    @staticmethod
+    def method(name: str) -> Method:
+        if name == "random_growth":
+            return growing()
+        options = {"imp": {"rewind_step": 2}}.get(name, {"num_steps": 20, "update_interval": 2})
+        return methods.create(name, density=0.3, **options)
+
+    @staticmethod
+    def assert_off_is_zero(sparse: Attached) -> None:
+        for name, mask in sparse.masks.items():
+            weight = sparse.model.get_parameter(name)
+            states = [optimizer.state[weight] for optimizer in sparse.optimizers if weight in optimizer.state]
+            for tensor in (weight, *(state["momentum_buffer"] for state in states)):
+                assert bool((tensor[~mask] == 0).all())
+
+    @pytest.mark.parametrize("name", METHODS)
+    @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+    def test_training_is_that_of_one_optimizer(self, name: str, order: tuple[int, int]) -> None:
+        ends = []
+        for several in (False, True):
+            model = mlp()
+            parts = [list(model[:3].parameters()), list(model[3:].parameters())]
+            groups = parts if several else [parts[0] + parts[1]]
+            optimizers = [SGD(group, lr=0.1, momentum=0.9, weight_decay=0.01) for group in groups]
+            given = optimizers if several else optimizers[0]
+            sparse = attach(model, given, self.method(name), ema=EMA(update_interval=1), stop=ALWAYS)
+            draw = torch.Generator().manual_seed(0)
+            for step in range(9):
+                model.zero_grad()
+                model(torch.randn(16, 6, generator=draw)).square().mean().backward()
+                for index in order if several else (0,):
+                    optimizers[index].step()
+                    self.assert_off_is_zero(sparse)
+                assert sparse.step == step + 1
+                if step == 5 and sparse.method.clock == "round":
+                    sparse.observe(0.5)
+                    self.assert_off_is_zero(sparse)
+            with sparse.ema_weights():
+                averages = [parameter.detach().clone() for parameter in model.parameters()]
+            ends.append([*model.state_dict().values(), *averages, *sparse.masks.values()])
+        assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
+
+    @pytest.mark.parametrize("name", ["rigl", "gmp", "snfs", "random_growth"])
+    def test_a_backward_pass_for_each_makes_two_steps(self, name: str) -> None:
+        """Weights that both own, by turns: the masks hold after each, and a resumed run goes on alike."""
+        model = mlp()
+        optimizers = [SGD(model.parameters(), lr=0.1, momentum=momentum) for momentum in (0.9, 0.5)]
+        sparse = attach(model, optimizers, self.method(name), stop=ALWAYS)
+        masks = set()
+        for turn in range(9):
+            model.zero_grad()
+            model(torch.randn(16, 6, generator=torch.Generator().manual_seed(turn))).square().mean().backward()
+            optimizers[turn % 2].step()
+            self.assert_off_is_zero(sparse)
+            masks.add(sparse.masks.digest())
+        assert sparse.step == 8  # the last one may still be shared with the other optimizer
+        assert len(masks) > 2 or name == "random_growth"
+        other = attach(twin := mlp(), [SGD(twin.parameters(), lr=0.1) for _ in optimizers], self.method(name))
+        other.load_state_dict(sparse.state_dict())
+        twin(torch.ones(2, 6)).sum().backward()
+        other.optimizers[1].step()
+        assert other.step == 9
+
+    def test_optimizers_that_do_not_own_the_scope(self) -> None:
+        model = mlp()
+        first, last = SGD(model[:3].parameters(), lr=0.1), Adam(model[3:].parameters())
+        before = copy.deepcopy(model.state_dict())
+        with pytest.raises(UserError, match=r"'3\.weight' is in scope but not owned .* \(optimizer=\[a, b\]\)"):
+            attach(model, first, growing(), torch.zeros(1, 6))
+        with pytest.raises(UserError, match="an optimizer is listed twice"):
+            attach(model, [first, first], growing(), torch.zeros(1, 6))
+        with pytest.raises(UserError, match=r"optimizer must be a .*, got list"):
+            attach(model, [], growing(), torch.zeros(1, 6))  # type: ignore[arg-type]
+        with pytest.raises(UserError, match="'str' trains latent weights and takes a single optimizer"):
+            attach(model, [first, last], "str", torch.zeros(1, 6))
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+        attach(model, [first, last], growing(), torch.zeros(1, 6))
+        for optimizer in (first, last):
+            with pytest.raises(UserError, match="already attached"):
+                attach(model, optimizer, growing(), torch.zeros(1, 6))
+
+    def test_an_optimizer_that_was_not_passed_is_stopped_before_it_steps(self) -> None:
+        model, optimizer, sparse = sparse_mlp()
+        unrelated = SGD(mlp().parameters(), lr=0.1)
+        other = Adam(model.parameters())
+        model(torch.ones(2, 6)).sum().backward()
+        before = model[0].weight.clone()
+        with pytest.raises(UserError, match=r"Adam would update '0\.weight', which is attached with another optimizer"):
+            other.step()
+        assert torch.equal(model[0].weight, before)
+        unrelated.step()
+        Adam(model[5].parameters()).step()  # not in scope
+        optimizer.step()
+        sparse.detach()
+        other.step()
+
+    def test_an_optimizer_inside_of_the_attached_one(self) -> None:
+        class Wrapper(SGD):
+            def step(self, closure: object = None) -> None:  # type: ignore[override]
+                Adam(self.param_groups[0]["params"], lr=0.1).step()
+
+        model = mlp()
+        optimizer = Wrapper(model.parameters(), lr=0.1)
+        sparse = attach(model, optimizer, growing(), torch.zeros(1, 6))
+        before = model[0].weight.clone()
+        train(model, optimizer)
+        assert not torch.equal(model[0].weight, before)
+        self.assert_off_is_zero(sparse)
+
+
+def assign(model: nn.Sequential) -> None:
+    model[0].weight = nn.Parameter(torch.randn(10, 6))
+
+
+def assign_state(model: nn.Sequential) -> None:
+    model.load_state_dict(mlp(seed=1).state_dict(), assign=True)
+
+
+def new_layer(model: nn.Sequential) -> None:
+    model[0] = nn.Linear(6, 10)
+
+
+def shard(model: nn.Sequential) -> None:
+    mesh = torch.distributed.init_device_mesh("cpu", (1,))
+    torch.distributed.fsdp.fully_shard(model, mesh=mesh)
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+class TestReplacedParameters:
+    @pytest.mark.usefixtures("process_group")
+    @pytest.mark.parametrize("replace", [assign, assign_state, new_layer, shard])
+    @pytest.mark.parametrize("name", ["random_growth", "rigl", "edge_popup"])
+    def test_the_next_step_raises(self, replace: Callable[[nn.Sequential], None], name: str) -> None:
+        model, optimizer, sparse = sparse_mlp(
+            method=methods.create(name, start_density=0.2) if "growth" in name else name
+        )
+        train(model, optimizer)
+        replace(model)
+        for step in (optimizer.step, SGD(model.parameters(), lr=0.1).step, sparse.state_dict):
+            with pytest.raises(UserError, match=r"'0\.weight' was replaced after attach\(\) .*; copy values into"):
+                step()
+        if "growth" in name:
+            with pytest.raises(UserError, match="was replaced"):
+                sparse.observe(0.5)
+        sparse.detach()
+        SGD(model.parameters(), lr=0.1).step()
+
+    def test_values_may_be_copied_into_parameters(self) -> None:
+        model, optimizer, sparse = sparse_mlp()
+        model.load_state_dict(mlp(seed=1).state_dict())
+        model.to(torch.float32).requires_grad_(True)
+        model.append(nn.Identity())
+        train(model, optimizer)
+        assert bool((model[0].weight[off(sparse, "0.weight")] == 0).all())
+
+    def test_a_fit_that_replaces_a_parameter(self) -> None:
+        def fit(model: nn.Sequential, optimizer: SGD, epochs: int) -> None:
+            train(model, optimizer, steps=1)
+            model[3].weight = nn.Parameter(model[3].weight.detach().clone())
+
+        model = mlp()
+        with pytest.raises(UserError, match=r"'3\.weight' was replaced"):
+            discover(model, SGD(model.parameters(), lr=0.1), fit, lambda _: 0.5, torch.zeros(1, 6), budget=4)
+
+
+@pytest.mark.parametrize("name", ["rigl", "snfs", "str", "lth", "random_growth"])
+def test_a_dropped_model_is_freed_at_once(name: str) -> None:
+    """Without detach(), and without the garbage collector: on a GPU memory may run out before it comes."""
+    alive: WeakSet[object] = WeakSet()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(30):
+            model, optimizer, sparse = sparse_mlp(method=methods.create(name), ema=EMA(update_interval=1))
+            train(model, optimizer)
+            alive.update([model, model[0].weight, optimizer])
+            if name == "lth":
+                sparse.observe(0.5)
+            sparse.state_dict()
+        assert len(alive) == 3
+        del model, optimizer, sparse
+        assert not alive
+    finally:
+        gc.enable()
+
+
+def test_an_attachment_that_nobody_holds_stays_and_keeps_its_optimizer() -> None:
+    model = mlp()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    attach(model, optimizer, growing(), torch.zeros(1, 6))
+    train(model, optimizer)
+    assert int((model[0].weight == 0).sum()) > 30
+    sparse = sparse_mlp()[2]
+    gc.collect()
+    train(sparse.model, sparse.optimizer)
+    assert sparse.step == 3
 
 
 @pytest.mark.gpu

@@ -137,10 +137,12 @@ class TestSteps:
         x = torch.randn(16, 6)
         for step in range(4):
             optimizer.zero_grad()
-            model(x).square().mean().backward()
+            loss = model(x).square().mean()
+            tensors = [model.get_parameter(name) for name in sparse.masks]
+            gradients = dict(zip(sparse.masks, torch.autograd.grad(loss, tensors, retain_graph=True), strict=True))
+            loss.backward()
             before = sparse.masks.clone()
             weights = {name: model.get_parameter(name).detach().clone() for name in sparse.masks}
-            gradients = {name: model.get_parameter(name).grad.clone() for name in sparse.masks}
             optimizer.step()
             if step % 2 == 0:
                 assert sparse.masks == before
@@ -382,22 +384,93 @@ def test_a_fused_optimizer_under_a_loss_scale(name: str, kind: Any, overflow: tu
     assert_equal(*runs)
 
 
-@pytest.mark.parametrize("name", [name for name in BY_STEPS if name != "snfs"])
-def test_between_updates_clipping_sees_masked_gradients(name: str) -> None:
+# Clipping. The truth: gradients by torch.autograd.grad, which runs no hooks, masked here.
+
+
+def dense_gradients(sparse: Attached, *steps: int) -> dict[str, Tensor]:
+    weights = dict(sparse.model.named_parameters())
+    loss = sum((loss_at(sparse, step) for step in steps), start=torch.zeros(()))
+    return dict(zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True))
+
+
+def masked(sparse: Attached, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: g * sparse.masks[name] if name in sparse.masks else g for name, g in gradients.items()}
+
+
+def norm(gradients: dict[str, Tensor]) -> Tensor:
+    return sum(
+        (g.double().square().sum() for g in gradients.values()), start=torch.zeros((), dtype=torch.double)
+    ).sqrt()
+
+
+@pytest.mark.parametrize("name", [*BY_STEPS, "random"])
+@pytest.mark.parametrize("num_backward", [1, 2])
+def test_clipping_sees_the_norm_of_active_weights_at_every_step(name: str, num_backward: int) -> None:
     sparse = attached(name)
-    num_masked = num_dense = 0
+    num_updates = 0
     for step in range(8):
         sparse.optimizer.zero_grad()
-        for _ in range(2):
-            loss_at(sparse, step).backward()
-        beside = [sparse.model.get_parameter(weight).grad[~mask] for weight, mask in sparse.masks.items()]
-        is_dense = any(bool(gradient.any()) for gradient in beside)
-        assert sparse.update_is_due or not is_dense
-        num_masked += not sparse.update_is_due
-        num_dense += is_dense
+        truth = norm(masked(sparse, dense_gradients(sparse, *range(step, step + num_backward))))
+        for part in range(num_backward):
+            loss_at(sparse, step + part).backward()
+        num_updates += sparse.update_is_due
+        found = nn.utils.clip_grad_norm_(sparse.model.parameters(), 0.1 * float(truth))
+        torch.testing.assert_close(found.double(), truth, rtol=1e-5, atol=0)
         sparse.optimizer.step()
-    assert num_masked >= 3
-    assert num_dense or name == "gmp"  # which drops nothing before its second update
+    assert num_updates or name == "random"
+
+
+@pytest.mark.parametrize("name", ["set", "itop", "granet", "snfs"])
+@pytest.mark.parametrize("clip", [True, False])
+def test_weights_that_grow_in_a_clipped_step_are_trained_by_clipped_gradients(name: str, clip: bool) -> None:
+    sparse, lr, num_new = attached(name, lambda weights: SGD(weights, lr=0.5)), 0.5, 0
+    for step in range(8):
+        sparse.optimizer.zero_grad()
+        gradients = dense_gradients(sparse, step)
+        before = {n: mask.clone() for n, mask in sparse.masks.items()}
+        weights = {n: sparse.model.get_parameter(n).detach().clone() for n in before}
+        factor = 1.0
+        loss_at(sparse, step).backward()
+        if clip:
+            factor = 0.05 / float(norm(masked(sparse, gradients)))
+            nn.utils.clip_grad_norm_(sparse.model.parameters(), 0.05)
+        assert factor <= 1
+        sparse.optimizer.step()
+        for n, now in sparse.masks.items():
+            expected = (weights[n] * before[n] - lr * factor * gradients[n]) * now
+            torch.testing.assert_close(sparse.model.get_parameter(n).detach(), expected, rtol=1e-4, atol=1e-6)
+            num_new += int((now & ~before[n]).sum())
+    assert num_new > 5
+
+
+@pytest.mark.parametrize("name", ["rigl", "itop", "granet", "snfs"])
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_hidden_gradients_accumulate_and_are_forgotten_as_visible_ones_are(name: str, set_to_none: bool) -> None:
+    """Two backward passes are that of the sum; a batch that was dropped by zero_grad leaves no trace."""
+    one, other = attached(name), attached(name)
+    for step in range(8):
+        one.optimizer.zero_grad()
+        (loss_at(one, step) + loss_at(one, step + 50)).backward()
+        one.optimizer.step()
+        loss_at(other, step + 100).backward()
+        other.optimizer.zero_grad(set_to_none=set_to_none)
+        for part in (step, step + 50):
+            loss_at(other, part).backward()
+        other.optimizer.step()
+        other.optimizer.zero_grad(set_to_none=set_to_none)
+        assert_equal(one, other)
+
+
+def test_an_overflow_that_no_loss_scale_can_see_does_not_stay() -> None:
+    """The scaler sees finite gradients, because that of the pruned weight is hidden."""
+    sparse = attached("snfs")
+    weight, mask = sparse.model.get_parameter("0.weight"), sparse.masks["0.weight"].clone()
+    weight.backward(torch.ones_like(weight).where(mask, math.inf))
+    assert bool(torch.isfinite(weight.grad).all())
+    sparse.optimizer.step()
+    momentum = sparse.method_state["momentum"]["0.weight"]
+    assert bool(torch.isfinite(momentum).all())
+    assert bool((momentum[mask] == 1).all())
 
 
 # Random streams: one seed, and another stream for every round, step and batch

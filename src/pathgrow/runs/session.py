@@ -35,7 +35,7 @@ from pathgrow.runs.config import EVERYTHING, RunConfig
 from pathgrow.runs.records import Callback, MetricsLogger, Record, StageOutput
 from pathgrow.sparse.attach import Attached, attach, start_masks
 from pathgrow.sparse.ema import EMA
-from pathgrow.sparse.hooks import decide_on_rank0, parse_evaluation
+from pathgrow.sparse.hooks import parse_evaluation
 from pathgrow.sparse.training_state import (
     CHECKPOINT_PREFIX,
     OptimizerSettings,
@@ -44,7 +44,7 @@ from pathgrow.sparse.training_state import (
     unfinished_steps,
     weights_and_buffers,
 )
-from pathgrow.sparse.tree import tensor_digest
+from pathgrow.sparse.tree import decide_on_rank0, tensor_digest
 from pathgrow.trainer import Trainer
 from pathgrow.trainer.feed import epoch_batches
 from pathgrow.trainer.interface import Evaluate, Fit, Job, JobTrainer
@@ -350,6 +350,7 @@ class Session:
 
     def _end_phase(self, phase: Phase) -> None:
         model = phase.attached.model
+        phase.attached.check_parameters()
         self.optimizer_settings.restore_(phase.attached.optimizer)
         # Batch-norm statistics differ between ranks during training; from here on those of rank 0 count.
         self.comm.broadcast_(model.buffers())

@@ -7,7 +7,7 @@ each step.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, SupportsIndex
@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
 from pathgrow import methods
@@ -32,19 +34,21 @@ from pathgrow.methods.picks import by_walks
 from pathgrow.rng import derive, generator
 from pathgrow.sparse import enforce
 from pathgrow.sparse.ema import EMA
-from pathgrow.sparse.hooks import DEFAULT_RULE, MaskedOptimizer, decide_on_rank0
-from pathgrow.sparse.tree import copy_method_state, load_method_state_
+from pathgrow.sparse.hooks import DEFAULT_RULE, MaskedOptimizer
+from pathgrow.sparse.tree import copy_method_state, decide_on_rank0, load_method_state_
 from pathgrow.walks.phew import start_density
 
 _FORMAT = 3
 # Two sets of masks on one optimizer, or on one weight, would each undo the growth of the other.
 _IN_USE: WeakSet[Optimizer] = WeakSet()
 _MASKED: MutableMapping[Parameter, None] = WeakIdKeyDictionary()
+_ATTACHED: WeakSet[Attached] = WeakSet()
+_WATCHED: list[RemovableHandle] = []
 
 
 def attach(
     model: nn.Module,
-    optimizer: Optimizer,
+    optimizer: Optimizer | Sequence[Optimizer],
     method: Method | str,
     example_input: Any = None,
     *,
@@ -65,7 +69,8 @@ def attach(
     Parameters
     ----------
     model, optimizer
-        As used in the training loop. The optimizer may own more or fewer parameters than the model.
+        As used in the training loop; a list if several optimizers step after one backward pass, in any order. They must
+        own all weights in scope, unless these are frozen.
     method : Method or str
         A name from `pathgrow.methods`, or a `Method`.
     example_input : optional
@@ -105,12 +110,10 @@ def attach(
     object, in any order. Attach *before* loading: attaching zeroes every weight outside the initial masks.
     """
     method = checked_method(method)
-    optimizer = unwrapped(optimizer)
+    optimizers = checked_optimizers(optimizer, method)
     check_whole(model)
-    if optimizer in _IN_USE:
-        raise UserError("this optimizer is already attached; call detach() first")
     prunable = checked_scope(model, trained_scope(model, example_input) if scope is None else scope)
-    parameters = checked_parameters(model, optimizer, prunable)
+    parameters = checked_parameters(model, optimizers, prunable)
     if taken := next((name for name, parameter in parameters.items() if parameter in _MASKED), None):
         raise UserError(f"{taken!r} is already attached with another optimizer; call detach() first")
     check_needs(method, loss, batches)
@@ -120,7 +123,7 @@ def attach(
     )
     attached = Attached(
         model,
-        optimizer,
+        optimizers,
         method,
         masks,
         scope=prunable,
@@ -135,10 +138,29 @@ def attach(
         scoring_cost=cost,
         on_mask_update=on_mask_update,
     )
-    _IN_USE.add(optimizer)
+    if not _WATCHED:
+        _WATCHED.append(register_optimizer_step_pre_hook(_refuse_other_optimizer))
+    _ATTACHED.add(attached)
+    _IN_USE.update(optimizers)
     _MASKED.update(dict.fromkeys(parameters.values()))
     attached._notify()
-    return attached
+    return attached.handle()
+
+
+def _refuse_other_optimizer(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """Before a step of any optimizer of the process: one that is not attached must not update weights that are."""
+    if optimizer in _IN_USE:
+        return
+    owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    for attached in list(_ATTACHED):
+        # Wrappers such as SAM and Lookahead run a second optimizer within their own step.
+        if not attached._in_step and not owned.isdisjoint(map(id, attached.model.parameters())):
+            attached.check_parameters()
+            if name := next((name for name, p in attached._parameters.items() if id(p) in owned), None):
+                raise UserError(
+                    f"{type(optimizer).__name__} would update {name!r}, which is attached with another optimizer; "
+                    "pass both to attach() as a list (optimizer=[a, b]), or call detach() first"
+                )
 
 
 def start_masks(
@@ -171,6 +193,16 @@ def start_masks(
 class Attached(MaskedOptimizer):
     """A model in sparse training; returned by `attach`."""
 
+    __slots__ = ("_held",)
+    _held: tuple[Optimizer, ...]
+
+    def handle(self) -> Attached:
+        """The same attachment, for users: it also keeps the optimizers alive, which hooks must not do."""
+        handle = Attached.__new__(Attached)
+        handle.__dict__ = self.__dict__
+        handle._held = self.optimizers
+        return handle
+
     def __repr__(self) -> str:
         state = "" if self._handles else ", detached"
         return (
@@ -201,6 +233,7 @@ class Attached(MaskedOptimizer):
 
         Weights and optimizer state are in the state dicts of the model and of the optimizer.
         """
+        self.check_parameters()
         return {
             "format": _FORMAT,
             "method": self.method.name,
@@ -214,6 +247,7 @@ class Attached(MaskedOptimizer):
             "stopped": self._stopped and {"reason": str(self._stopped.reason), "details": dict(self._stopped.details)},
             "method_state": copy_method_state(self.method_state),
             "ema": None if self._ema is None else self._ema.state_dict(),
+            **({"stepped": sorted(self._stepped)} if self._stepped else {}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -224,6 +258,7 @@ class Attached(MaskedOptimizer):
         self._seed = int(state["seed"])
         self.round = int(state["round"])
         self.step = int(state["step"])
+        self._stepped = set(state.get("stepped", ()))
         self._points = [Point(**point) for point in state["points"]]
         self._stopped = None if state["stopped"] is None else Stop(**state["stopped"])
         self._set_masks_(masks)
@@ -240,18 +275,22 @@ class Attached(MaskedOptimizer):
         if self.method.weights is not None:
             # The optimizer state belongs to the latent weights; the effective ones start without any.
             nothing = {name: torch.zeros_like(ones) for name, ones in self._keep.items()}
-            enforce.mask_optimizer_state_(self.optimizer, self._parameters, nothing)
+            for optimizer in self.optimizers:
+                enforce.mask_optimizer_state_(optimizer, self._parameters, nothing)
         for handle in self._handles:
             handle.remove()
         self._handles = []
         self.engine_cache.clear()
-        _IN_USE.discard(self.optimizer)
+        self._optimizers = self.optimizers
+        _ATTACHED.difference_update([each for each in _ATTACHED if each.__dict__ is self.__dict__])
+        _IN_USE.difference_update(self.optimizers)
         for parameter in self._parameters.values():
             _MASKED.pop(parameter, None)
 
     def _check_state(self, state: Any) -> None:
         keys = {"format", "method", "seed", "scope", "masks", "round", "step", "points", "stopped", "method_state"}
-        if not isinstance(state, Mapping) or state.keys() != keys | {"ema"} or state["format"] != _FORMAT:
+        stored = state.keys() - {"stepped"} if isinstance(state, Mapping) else set()
+        if stored != keys | {"ema"} or state["format"] != _FORMAT:
             raise UserError("not a pathgrow state dict (expected the output of Attached.state_dict())")
         if state["method"] != self.method.name:
             raise UserError(
@@ -277,6 +316,18 @@ def unwrapped(optimizer: Any) -> Optimizer:
     if not isinstance(optimizer, Optimizer):
         raise UserError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
     return optimizer
+
+
+def checked_optimizers(given: Any, method: Method) -> list[Optimizer]:
+    """One optimizer or several, as a list."""
+    optimizers = [unwrapped(each) for each in (given if isinstance(given, Sequence) and given else [given])]
+    if len({id(optimizer) for optimizer in optimizers}) < len(optimizers):
+        raise UserError("an optimizer is listed twice")
+    if any(optimizer in _IN_USE for optimizer in optimizers):
+        raise UserError("this optimizer is already attached; call detach() first")
+    if len(optimizers) > 1 and method.weights is not None:
+        raise UserError(f"method {method.name!r} trains latent weights and takes a single optimizer, got several")
+    return optimizers
 
 
 def check_whole(model: nn.Module) -> None:
@@ -312,8 +363,8 @@ def checked_scope(model: nn.Module, scope: Mapping[str, Tensor]) -> Masks:
     return selection
 
 
-def checked_parameters(model: nn.Module, optimizer: Optimizer, scope: Masks) -> dict[str, Parameter]:
-    """The weights in scope, by name."""
+def checked_parameters(model: nn.Module, optimizers: Sequence[Optimizer], scope: Masks) -> dict[str, Parameter]:
+    """The weights in scope, by name, all of them owned by the optimizers."""
     named = dict(model.named_parameters(remove_duplicate=False))
     first = {id(parameter): name for name, parameter in model.named_parameters()}
     if tied := next((name for name in scope if first[id(named[name])] != name), None):
@@ -321,9 +372,14 @@ def checked_parameters(model: nn.Module, optimizer: Optimizer, scope: Masks) -> 
             f"the scope has {tied!r}, which is the same weight as {first[id(named[tied])]!r}; use the latter name only"
         )
     parameters = {name: named[name] for name in scope}
-    owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    owned = {id(parameter) for each in optimizers for group in each.param_groups for parameter in group["params"]}
     if not any(id(parameter) in owned for parameter in parameters.values()):
         raise UserError("the optimizer owns none of the weights in scope; create it from model.parameters()")
+    if left := next((name for name, p in parameters.items() if p.requires_grad and id(p) not in owned), None):
+        raise UserError(
+            f"{left!r} is in scope but not owned by the optimizer; pass all optimizers as a list (optimizer=[a, b]), "
+            "freeze it, or leave it out of the scope"
+        )
     return parameters
 
 

@@ -10,20 +10,22 @@ touch active weights. Filling under a mask takes four times as long on a CPU, an
 tensors in one launch. The price is the memory of one more copy of the weights.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from pathgrow.distributed.comm import Communicator
 from pathgrow.errors import UserError
 from pathgrow.sparse.tree import copy_method_state
 
 Parameters = Mapping[str, Parameter]
 Tensors = Mapping[str, Tensor]
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+Links = Sequence[tuple[Mapping[str, Any], str, Any, str]]
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -93,6 +95,100 @@ def _state_tensors(optimizer: Optimizer, parameter: Parameter) -> Iterator[Tenso
     for value in optimizer.state[parameter].values():
         if isinstance(value, Tensor) and value.is_floating_point() and value.shape == parameter.shape:
             yield value
+
+
+class HiddenGradients:
+    """Keeps the dense gradients of a step while `.grad` holds the masked ones, whose norm clipping has to see.
+
+    They are put aside at the end of a backward pass, after DistributedDataParallel has averaged them, and written back
+    before more is accumulated and before the step.
+    """
+
+    def __init__(self, parameters: Parameters, keep: Tensors) -> None:
+        self._parameters = parameters
+        self._keep = keep
+        self._arrived: list[str] = []
+        self._hidden: dict[str, tuple[Tensor, Tensor, int]] = {}
+        """By name: the dense gradient, the masked one that is visible in its place, and the version of the latter."""
+
+    @torch.no_grad()
+    def arrive_(self, name: str) -> None:
+        """Hide a gradient once this backward pass has ended; called when it has accumulated."""
+        gradient = self._parameters[name].grad
+        assert gradient is not None
+        dense, masked, version = self._hidden.pop(name, (gradient, None, 0))
+        if gradient is masked and gradient._version == version + 1:  # otherwise it was zeroed or changed meanwhile
+            gradient.add_(dense.masked_fill(self._keep[name].bool(), 0))
+        if not self._arrived:
+            queue_callback = torch.autograd.Variable._execution_engine.queue_callback
+            # A callback of a callback comes after all others, such as those of DistributedDataParallel.
+            queue_callback(lambda: queue_callback(self._hide_))
+        self._arrived.append(name)
+
+    def _hide_(self) -> None:
+        for name in self._arrived:
+            gradient = self._parameters[name].grad
+            if gradient is not None:
+                dense = gradient.clone()
+                mask_(gradient, self._keep[name])
+                self._hidden[name] = dense, gradient, gradient._version
+        self._arrived.clear()
+
+    @torch.no_grad()
+    def reveal_(self, comm: Communicator) -> None:
+        """Write the dense gradients back, if any are hidden; then collective.
+
+        Where weights are pruned, gradients are scaled by what clipping and unscaling did to the others, and an
+        overflow, which no check could see, becomes zero.
+        """
+        hidden, self._hidden, self._arrived = self._hidden, {}, []
+        if hidden and comm.size > 1:  # the tensors of all ranks must match, also where one of them has no gradient
+            each = [hidden[name][0] if name in hidden else torch.zeros_like(p) for name, p in self._parameters.items()]
+            comm.all_reduce_(each)
+            torch._foreach_div_(each, comm.size)
+        visible, active, pruned = [], [], []
+        for name, (dense, _, _) in hidden.items():
+            if (gradient := self._parameters[name].grad) is not None:
+                on = self._keep[name].bool()
+                mask_(gradient, self._keep[name])  # it may have been written by hand
+                visible.append(gradient)
+                active.append(dense.where(on, 0))
+                pruned.append(torch.nan_to_num_(dense.masked_fill_(on, 0), nan=0.0, posinf=0.0, neginf=0.0))
+        if visible:
+            now, before = _norm(visible), _norm(active)
+            scale = (now / before).where(now != before, 1.0)  # exactly 1 if nothing was changed
+            for gradient, rest in zip(visible, pruned, strict=True):
+                gradient.add_(rest.mul_(scale.to(rest.device)))
+
+
+def _norm(tensors: Sequence[Tensor]) -> Tensor:
+    norms = [torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in tensors]
+    total: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
+    return total
+
+
+def links(model: nn.Module, names: Iterable[str]) -> Links:
+    """Where a model holds its parameters: dict, key and value of each, and of each module on the way to it."""
+    found: dict[tuple[int, str], tuple[Mapping[str, Any], str, Any, str]] = {}
+    for name in names:
+        *path, last = name.split(".")
+        module: Any = model
+        for part in path:
+            found[id(module), part] = module._modules, part, module._modules[part], name
+            module = module._modules[part]
+        found[id(module), last] = module._parameters, last, module._parameters[last], name
+    return list(found.values())
+
+
+def check_links(links: Links) -> None:
+    """Raise a `UserError` if a model no longer holds the parameters that were attached."""
+    for holder, key, value, name in links:
+        if holder.get(key) is not value:
+            raise UserError(
+                f"{name!r} was replaced after attach() (e.g. by assignment, load_state_dict(assign=True) or "
+                "fully_shard), so its mask is no longer enforced; copy values into the parameter instead, or call "
+                "detach() and attach again, with an optimizer of the new parameters"
+            )
 
 
 # A hook runs before the closure of a step has computed the gradients, and before a fused optimizer has unscaled them

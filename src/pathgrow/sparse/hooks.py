@@ -7,7 +7,8 @@ same calls itself, and at each mask update.
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -29,7 +30,7 @@ from pathgrow.rng import derive, generator
 from pathgrow.sparse import enforce
 from pathgrow.sparse.ema import EMA, WeightEMA
 from pathgrow.sparse.training_state import reset_optimizer_state_, weights_and_buffers
-from pathgrow.sparse.tree import shared_
+from pathgrow.sparse.tree import decide_on_rank0, shared_
 
 Metric = float | Tensor | tuple[float | Tensor, float | Tensor]
 DEFAULT_RULE: Rule = TrajectoryRule(delta=DEFAULT_DELTA)
@@ -42,7 +43,7 @@ class MaskedOptimizer:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizers: Sequence[Optimizer],
         method: Method,
         masks: Masks,
         *,
@@ -59,13 +60,14 @@ class MaskedOptimizer:
         on_mask_update: Callable[[Any], None] | None = None,
     ) -> None:
         self.model = model
-        self.optimizer = optimizer
+        # Their hooks hold this object: a strong reference back would keep dropped models until garbage is collected.
+        self._optimizers: tuple[Any, ...] = tuple(map(weakref.ref, optimizers))
         self.method = method
         self.scope = scope
         self.round = 0
         """Mask updates between rounds so far."""
         self.step = 0
-        """Optimizer steps so far."""
+        """Optimizer steps so far; with several optimizers, a step of each after one backward pass is one step."""
         self.last_scoring_cost = scoring_cost or ScoringCost()
         """Cost of scoring for the last mask update; before the first one, for the initial masks."""
         self.engine_cache: dict[str, Any] = {}
@@ -84,6 +86,13 @@ class MaskedOptimizer:
         self._points: list[Point] = []
         self._stopped: Stop | None = None
         self._hooks_disabled = False
+        self._in_step = False
+        self._stepped: set[int] = set()
+        """Which optimizers have made the current step, as long as others have not."""
+        self._backward_since = False
+        """Whether there were new gradients since the first of these steps."""
+        self._skip_step = False
+        """Whether a mask update takes the place of the current step."""
         self._undo_step: Callable[[], None] | None = None
         self._step_skipped = False
         """Whether the optimizer is about to skip its step because gradients overflowed."""
@@ -92,18 +101,31 @@ class MaskedOptimizer:
         # Counted once: a schedule may be called at every step, and counting waits for the device.
         self._num, self._num_on = self._masks.num, self._masks.num_on
         self._keep = enforce.keep_tensors(self._parameters, self._masks)
+        self._hidden_gradients = enforce.HiddenGradients(self._parameters, self._keep)
+        self._links = enforce.links(self.model, self._parameters)
         self._check_masks()
         if self.method.after_update == "rewind" and self.method.rewind_step == 0:
             self._save_rewind_point_()
         self._masks.apply_(self.model)
         if self.method.init_state is not None:
             self.method_state |= self.method.init_state(self._view())
-        enforce.mask_optimizer_state_(self.optimizer, self._parameters, self._keep)
+        self._mask_optimizer_state_()
         self._ema = WeightEMA(self.model, ema) if ema is not None else None
         self._handles = self._register_hooks()
         if self.method.weights is not None:
             self.method.weights.apply_effective_(self._view())
             self._read_latent_masks_()
+
+    @property
+    def optimizers(self) -> tuple[Optimizer, ...]:
+        """All optimizers that were attached."""
+        found: list[Any] = [each() if isinstance(each, weakref.ref) else each for each in self._optimizers]
+        return tuple(found)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer, or the first of several."""
+        return self.optimizers[0]
 
     @property
     def masks(self) -> Masks:
@@ -218,7 +240,8 @@ class MaskedOptimizer:
             if self._ema is not None:
                 self._ema.restart_()
         if self.method.after_update != "keep":
-            reset_optimizer_state_(self.optimizer)
+            for optimizer in self.optimizers:
+                reset_optimizer_state_(optimizer)
             self._enforce_()
 
     def _save_rewind_point_(self) -> None:
@@ -230,45 +253,62 @@ class MaskedOptimizer:
     # Optimizer hooks
 
     def _register_hooks(self) -> list[RemovableHandle]:
-        handles = [
-            self.optimizer.register_step_pre_hook(self._before_step),
-            self.optimizer.register_step_post_hook(self._after_step),
-        ]
-        if self.method.on_gradients is None and self.method.weights is None:
-            # Gradient clipping must see the norm of the masked gradients.
+        handles = []
+        for optimizer in self.optimizers:
+            handles.append(optimizer.register_step_pre_hook(self._before_step))
+            handles.append(optimizer.register_step_post_hook(self._after_step))
+        if self.method.weights is None:
+            # Weakly: hooks of tensors are invisible to the garbage collector, which would never free the cycle.
+            here = weakref.ref(self)
             handles += [
-                parameter.register_post_accumulate_grad_hook(partial(self._mask_gradient_, keep=self._keep[name]))
+                parameter.register_post_accumulate_grad_hook(partial(self._on_gradient_, here, name))
                 for name, parameter in self._parameters.items()
                 if parameter.requires_grad
             ]
         return handles
 
-    def _mask_gradient_(self, parameter: Tensor, *, keep: Tensor) -> None:
-        assert parameter.grad is not None
-        # A mask update reads dense gradients, and applies those of this step to the weights it grows.
-        if not self._hooks_disabled and not self.update_is_due:
-            enforce.mask_(parameter.grad, keep)
+    @staticmethod
+    def _on_gradient_(attached: "weakref.ref[MaskedOptimizer]", name: str, parameter: Tensor) -> None:
+        """Mask a gradient as it accumulates: clipping must see the norm of the masked gradients."""
+        self = attached()
+        if self is None or self._hooks_disabled:
+            return
+        self._backward_since = bool(self._stepped)
+        if self.method.on_gradients is not None or self.update_is_due:
+            # This step uses the dense ones: to choose masks, for SNFS's momentum, to train the weights that it grows.
+            self._hidden_gradients.arrive_(name)
+        else:
+            assert parameter.grad is not None
+            enforce.mask_(parameter.grad, self._keep[name])
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> enforce.Arguments | None:
         if self._hooks_disabled:
             return None
         self._check_ema_inactive("optimizer.step()")
+        self.check_parameters()
+        self._in_step = True
         arguments = None
         if self.method.clock == "step" or self.method.on_gradients is not None or self.method.weights is not None:
             arguments = enforce.call_closure(args, kwargs)
             self._step_skipped = enforce.unscale_(optimizer)
         if self._step_skipped:
             return arguments
-        self.record_gradients_()
-        if self.update_masks_if_due_():
+        if self.optimizers.index(optimizer) in self._stepped or self._backward_since:
+            self.finish_step_()  # without the optimizers that did not take part
+        if not self._stepped:
+            self._hidden_gradients.reveal_(self._comm)
+            self.record_gradients_()
+            self._skip_step = self.update_masks_if_due_()
+        if self._skip_step:
             # A hook cannot prevent the optimizer step, but the step can be undone.
-            self._undo_step = enforce.undo_of(self.optimizer)
+            self._undo_step = enforce.undo_of(optimizer)
         self.mask_gradients_()
         return arguments
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._hooks_disabled:
             return
+        self._in_step = False
         if self._step_skipped:
             self._step_skipped = False
             return
@@ -276,7 +316,13 @@ class MaskedOptimizer:
             self._undo_step()
             self._undo_step = None
         self.mask_weights_()
-        self.finish_step_()
+        self._stepped.add(self.optimizers.index(optimizer))
+        if len(self._stepped) == len(self._optimizers):
+            self.finish_step_()
+
+    def check_parameters(self) -> None:
+        """Raise a `UserError` if the model no longer holds the parameters that were attached."""
+        enforce.check_links(self._links)
 
     # For training engines, whose CUDA graphs run no hooks
 
@@ -318,11 +364,13 @@ class MaskedOptimizer:
             self.method.weights.apply_effective_(self._view())
         else:
             enforce.mask_weights_(self._parameters, self._keep)
-            enforce.mask_optimizer_state_(self.optimizer, self._parameters, self._keep)
+            self._mask_optimizer_state_()
 
     def finish_step_(self) -> None:
         """Advance the step counter and update the EMA. Not CUDA-graph safe."""
         self.step += 1
+        self._stepped.clear()
+        self._backward_since = False
         if self.method.after_update == "rewind" and self.step == self.method.rewind_step:
             self._save_rewind_point_()
         if self._ema is not None:
@@ -340,7 +388,8 @@ class MaskedOptimizer:
 
     @property
     def _progress(self) -> Progress:
-        return Progress(round=self.round, step=self.step, num_on=self._num_on, num=self._num)
+        step = self.step + bool(self._stepped)  # gradients that come after the first optimizer belong to the next step
+        return Progress(round=self.round, step=step, num_on=self._num_on, num=self._num)
 
     def _view(self, gradients: Callable[[], tuple[Mapping[str, Tensor], int]] | None = None) -> NetworkView:
         # All ranks sum gradients together: a rank whose pick asked for them undeclared would wait forever.
@@ -368,6 +417,7 @@ class MaskedOptimizer:
     def _update_masks_(self, update: MaskUpdate, net: NetworkView, draw: torch.Generator) -> None:
         self._check_ema_inactive("a mask update")
         self._check_attached("masks cannot be updated")
+        self.check_parameters()
         # Weights may have been loaded since the last step: pruned weights must be zero before they are grown.
         self._enforce_()
         self._check_masks()
@@ -414,7 +464,7 @@ class MaskedOptimizer:
         if self.method.weights is not None:
             return
         enforce.mask_weights_(self._parameters, self._keep)
-        enforce.mask_optimizer_state_(self.optimizer, self._parameters, self._keep)
+        self._mask_optimizer_state_()
         if self._ema is not None:
             self._ema.mask_(self._masks)
 
@@ -422,24 +472,13 @@ class MaskedOptimizer:
         if not self._handles:
             raise UserError(f"{what} after detach(); attach again")
 
+    def _mask_optimizer_state_(self) -> None:
+        for optimizer in self.optimizers:
+            enforce.mask_optimizer_state_(optimizer, self._parameters, self._keep)
+
     def _check_ema_inactive(self, what: str) -> None:
         if self._ema is not None and self._ema.swapped:
             raise UserError(f"{what} is not allowed inside ema_weights(), where the model holds its EMA")
-
-
-def decide_on_rank0(
-    comm: Communicator, scope: Masks, decide: Callable[[], tuple[Masks, ScoringCost]]
-) -> tuple[Masks, ScoringCost]:
-    """Call `decide` on rank 0; returns its masks and their scoring cost on all ranks."""
-    if comm.size == 1:
-        return decide()
-
-    def sent() -> tuple[dict[str, Tensor], ScoringCost]:
-        masks, cost = decide()
-        return {name: mask.cpu() for name, mask in masks.items()}, cost
-
-    tensors, cost = comm.broadcast_from_rank0(sent)
-    return Masks.restored(tensors, scope), cost
 
 
 def parse_evaluation(value: Any, source: str = "evaluate") -> tuple[float, float | None]:

@@ -5,7 +5,7 @@ Flattening is exact, bit for bit and type for type: tuples stay tuples, integer 
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,8 @@ from torch import Tensor
 
 from pathgrow.distributed.comm import Communicator
 from pathgrow.errors import UserError
-from pathgrow.methods.method import MethodState
+from pathgrow.masks import Masks
+from pathgrow.methods.method import MethodState, ScoringCost
 
 FlatState = tuple[dict[str, Tensor], dict[str, Any]]
 
@@ -45,6 +46,24 @@ def tensor_digest(tensors: Mapping[str, Tensor]) -> str:
         sha.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         sha.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
     return sha.hexdigest()
+
+
+# Between ranks
+
+
+def decide_on_rank0(
+    comm: Communicator, scope: Masks, decide: Callable[[], tuple[Masks, ScoringCost]]
+) -> tuple[Masks, ScoringCost]:
+    """Call `decide` on rank 0; returns its masks and their scoring cost on all ranks."""
+    if comm.size == 1:
+        return decide()
+
+    def sent() -> tuple[dict[str, Tensor], ScoringCost]:
+        masks, cost = decide()
+        return {name: mask.cpu() for name, mask in masks.items()}, cost
+
+    tensors, cost = comm.broadcast_from_rank0(sent)
+    return Masks.restored(tensors, scope), cost
 
 
 # The state of a method
