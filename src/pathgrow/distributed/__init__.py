@@ -1,1 +1,1 @@
-"""Communication between the processes of one run."""
+"""Communication between the processes of one run, and the CPUs that each may use."""
