@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import re
@@ -334,9 +333,7 @@ def with_options(method: str, **options: Any) -> Workload:
         for name, value in methods.defaults(method).items()
         if name not in ("density", "target_density", "num_steps")
     }
-    made = load(method)
-    config = dataclasses.replace(made.config, method_options={**own, **options})
-    return Workload(session=made.session, config=config, trainer=made.trainer)
+    return workload(method, method_options={**own, **options})
 
 
 def num_updates(load: Workload, epochs: int) -> int:
