@@ -21,13 +21,16 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from pathgrow import attach, data, methods
+from pathgrow import attach, data, methods, models
 from pathgrow.checkpoint import RunDir, StageFiles
 from pathgrow.errors import UserError
 from pathgrow.masks import Masks
 from pathgrow.masks.sampling import top_k
 from pathgrow.methods.method import ByScore, MaskUpdate, Method, NetworkView, Progress
 from pathgrow.methods.picks import all_candidates, at_random
+from pathgrow.report.html import cost_by_kind
+from pathgrow.report.schema import load_report
+from pathgrow.report.text import findings
 from pathgrow.runs import session
 from pathgrow.runs.config import TrainConfig
 from pathgrow.runs.training import train
@@ -370,6 +373,35 @@ def test_levels_add_up_and_keep_one_network_on_disk(tmp_path: Path) -> None:
     assert kept == ["start", "weights-007"], "only the last network is kept"
 
 
+@pytest.mark.parametrize("final", ["fresh", "grown"])
+def test_growth_ends_with_a_fresh_initialization_or_with_the_grown_weights(final: str, tmp_path: Path) -> None:
+    """Hardly trained, grown weights are those of the initial network where the seed was, and zero elsewhere."""
+    recipe = {"batch_size": 64, "lr": 1e-9, "weight_decay": 0.0}
+    values = trained_in(tmp_path, "gcg", epochs=16, recipe=recipe, final=final)
+    assert values["network"]["final"] == final
+    shown = dict(findings(load_report(values, "report")))["trained"]
+    assert shown.endswith(f", the last from {'a fresh initialization' if final == 'fresh' else 'the grown weights'}")
+    *growth, last = [phase["epochs"] for phase in values["ledger"]["phases"]]
+    assert last == (16 if final == "fresh" else 16 - sum(growth))
+    weights = load_file(tmp_path / "network.safetensors")
+    start = models.create("mlp", 10, seed=0, widths=(16,)).state_dict()
+    name = next(name for name in weights if name.endswith("weight"))
+    unmoved = torch.isclose(weights[name], start[name], atol=1e-6)
+    seed_mask = unmoved & (weights[name].abs() > 1e-6)
+    if final == "grown":
+        assert int(seed_mask.sum()) > 10
+        assert bool((unmoved | (weights[name].abs() < 1e-6)).all())
+    else:
+        assert int(seed_mask.sum()) <= 2
+
+
+def test_growth_that_ends_with_the_grown_weights_is_matched_to_a_budget(tmp_path: Path) -> None:
+    match = trained_in(tmp_path, "gcg", epochs=12, match="flops", final="grown")["ledger"]["match"]
+    assert abs(match["relative_error"]) < 0.02
+    with pytest.raises(UserError, match="final must be 'fresh' for method 'rigl', which does not grow"):
+        TrainConfig.from_dict({"method": "rigl", "final": "grown"})
+
+
 @pytest.mark.parametrize("method", ["random", "edge_popup"])
 def test_trained_parameters_are_counted_not_remaining_ones(method: str, tmp_path: Path) -> None:
     """Latent weights are trained whether or not their mask is on."""
@@ -390,11 +422,14 @@ def test_the_cost_of_dense_training_does_not_depend_on_rewinding(tmp_path: Path)
 
 def test_epochs_trained_are_counted_by_samples(tmp_path: Path) -> None:
     """The first of eight levels has all steps of its epochs, the others those after the ninth."""
-    ledger = trained_in(tmp_path, "imp", method_options={"rewind_step": 9})["ledger"]
-    steps = [EPOCHS * STEPS, *[EPOCHS * STEPS - 9] * 7]
+    values = trained_in(tmp_path, "imp", method_options={"rewind_step": 9})
+    ledger, steps = values["ledger"], [EPOCHS * STEPS, *[EPOCHS * STEPS - 9] * 7]
     assert [phase["epochs"] for phase in ledger["phases"]] == [EPOCHS] * 8
     assert [phase["epochs_trained"] for phase in ledger["phases"]] == pytest.approx([num / STEPS for num in steps])
     assert ledger["epochs_trained"] == pytest.approx(sum(steps) / STEPS)
+    assert values["network"]["epochs"] == round(sum(steps) / STEPS) < 8 * EPOCHS
+    by_kind = cost_by_kind(load_report(values, "report"))[1]
+    assert by_kind[-1][:3] == ["total", "8", f"{sum(steps) / STEPS:.1f}"]
 
 
 def pruning_by_gradient() -> Method:

@@ -208,6 +208,35 @@ def test_detach_restores_the_plain_loop() -> None:
         attach(model, optimizer, growing())
 
 
+@pytest.mark.parametrize(
+    ("make", "factor"),
+    [
+        (lambda p: SGD(p, lr=0.01, momentum=0.9), lambda step: 1.0),
+        (lambda p: SGD(p, lr=0.01, momentum=0.9, dampening=0.4), lambda step: 1 - 0.4),
+        # m = (1 - b1) g and v = (1 - b2) g^2, both corrected for the bias of `step` steps
+        (lambda p: Adam(p, lr=0.01), lambda step: 0.1 / (1 - 0.9**step) * ((1 - 0.999**step) / 0.001) ** 0.5),
+    ],
+)
+def test_the_first_update_of_a_weight_that_grows_late(
+    make: Callable[..., Optimizer], factor: Callable[[int], float]
+) -> None:
+    """Its state is zero, but its tensor is not new: the step counter goes on, and dampening applies."""
+    model = mlp()
+    optimizer = make(model.parameters())
+    sparse = attach(model, optimizer, growing(), torch.zeros(1, 6))
+    train(model, optimizer, steps=4)
+    before = sparse.masks["0.weight"].clone()
+    sparse.grow_(40)
+    new = sparse.masks["0.weight"] & ~before
+    train(model, optimizer, steps=1)
+    gradient, step = model[0].weight.grad[new], optimizer.state[model[0].weight].get("step", torch.tensor(0))
+    expected = gradient.sign() if isinstance(optimizer, Adam) else gradient
+    torch.testing.assert_close(
+        model[0].weight[new].detach(), -0.01 * factor(int(step)) * expected, rtol=1e-4, atol=1e-6
+    )
+    assert int(new.sum()) > 5
+
+
 class TestSeveralOptimizers:
     """The truth: one optimizer with the same settings over all weights, whose training is the same."""
 

@@ -271,12 +271,21 @@ class TestReinitialize:
         assert_same(model, optimizer, twin, twin_optimizer)
 
     @pytest.mark.parametrize("forget", [clear_optimizer_state_, reset_optimizer_state_])
-    @pytest.mark.parametrize("make", [SGD, Adam, AdamW, Adagrad, RMSprop])
+    @pytest.mark.parametrize(
+        ("make", "options"),
+        [
+            (SGD, {"momentum": 0.9}),
+            (SGD, {"momentum": 0.9, "dampening": 0.4}),
+            (Adam, {}),
+            (AdamW, {}),
+            (Adagrad, {"initial_accumulator_value": 0.5}),
+            (RMSprop, {"momentum": 0.9}),
+        ],
+    )
     def test_an_optimizer_that_has_forgotten_steps_as_a_new_one(
-        self, make: type[Optimizer], forget: Callable[[Optimizer], None]
+        self, make: type[Optimizer], options: dict[str, float], forget: Callable[[Optimizer], None]
     ) -> None:
-        options = {"lr": 0.1} | ({"momentum": 0.9} if make in (SGD, RMSprop) else {})
-        options |= {"initial_accumulator_value": 0.5} if make is Adagrad else {}
+        options = {"lr": 0.1, **options}
         model = mlp()
         optimizer = make(model.parameters(), **options)
         train(model, optimizer, 3)

@@ -34,11 +34,12 @@ def dsr(
     interval doubles after each quarter of the training, up to `stop_fraction`.
 
     Differences: the paper intends to drop a fixed number of weights (9 and 18% of the active ones, for its ResNet-50 at
-    densities of 20 and 10%); here it is `drop_fraction` of them. If more are dropped than can grow elsewhere, the
-    largest stay. Intervals start with the paper's 100 steps on CIFAR-10 (1000 on ImageNet) and double as on ImageNet;
-    on CIFAR-10 that is at 12.5, 40 and 70% of the training. The paper leaves stem and shortcuts dense; here the scope
-    decides that. Uniform allocation here starts with a dense first layer, which may then lose weights to others. New
-    weights have no momentum, where the reference code lets them inherit it. The update comes before the optimizer step.
+    densities of 20 and 10%); here it is `drop_fraction` of them. A layer with all weights below the threshold keeps the
+    largest, in the reference code the first. If more are dropped than can grow elsewhere, the largest stay. Intervals
+    start with the paper's 100 steps on CIFAR-10 (1000 on ImageNet) and double as on ImageNet; on CIFAR-10 that is at
+    12.5, 40 and 70% of the training. The paper leaves stem and shortcuts dense; here the scope decides that. Uniform
+    allocation here starts with a dense first layer, which may then lose weights to others. New weights have no
+    momentum, where the reference code lets them inherit it. The update comes before the optimizer step.
 
     Parameters
     ----------

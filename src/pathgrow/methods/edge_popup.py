@@ -22,7 +22,8 @@ def edge_popup(*, density: float = 0.5, constant: bool = True) -> Method:
 
     Differences: any optimizer trains the scores; parameters outside the scope (biases, norms), frozen or absent in the
     paper, are trained as usual. In the authors' code one argument is the fraction kept while scores are trained and the
-    fraction removed elsewhere; here it is the fraction kept.
+    fraction removed elsewhere; here it is the fraction kept. Clipping in a loop of your own sees the gradients of the
+    effective weights, not those of the scores, which are computed from them before the optimizer step.
 
     Parameters
     ----------

@@ -34,10 +34,10 @@ def granet(
     whole training, and grows as many by |gradient|. Rewiring continues after the pruning has ended.
 
     Differences: trainings shorter than the paper's 62,400 steps make as many updates as those, at shorter intervals,
-    unless `update_interval` is given. Counts are exact. A weight pruned and grown again in one update keeps its value
-    and momentum; in the reference code this holds for what layers drop, while what was just pruned returns as zero. The
-    update comes before the optimizer step, which is still made. `start_density=1.0` is the paper's pruning from a dense
-    network.
+    unless `update_interval` is given. Counts are exact; the number that a layer drops is rounded down, in the reference
+    code up. A weight pruned and grown again in one update keeps its value and momentum; in the reference code this
+    holds for what layers drop, while what was just pruned returns as zero. The update comes before the optimizer step,
+    which is still made. `start_density=1.0` is the paper's pruning from a dense network.
     """
     interval = scaled_interval(update_interval, published=1000, of_steps=_PUBLISHED_STEPS, num_steps=num_steps)
     fraction = Cosine(first=drop_fraction, last=drop_fraction / 100, num_steps=num_steps)

@@ -28,8 +28,9 @@ def grasp(*, density: float = 0.1, temperature: float = 200.0, num_batches: int 
     2 weight x (Hg); keep the largest weight x (Hg), signed, over all layers. `attach` needs `loss` and `batches`.
 
     Differences: the loss is the one passed to `attach`, where the authors' code has cross-entropy and new weights in
-    every linear layer of the copy that is scored. The batches are ordinary training batches, not ten samples of each
-    class. The published numbers are for a "ResNet-32" of twice the usual width (`resnet32x2` here).
+    every linear layer of the copy that is scored. g and H are those of the tensors in scope, where the authors take all
+    convolution and linear weights (`--scope all` of `pathgrow train`). The batches are ordinary training batches, not
+    ten samples of each class. The published numbers are for a "ResNet-32" of twice the usual width (`resnet32x2` here).
 
     Parameters
     ----------

@@ -15,7 +15,9 @@ def gcg(*, gamma: float = 0.25, start_density: float | None = None, target_densi
 
     Differences: the paper gives a start density for ImageNet only (2%); None uses the lowest of 1, 2, 3 and 5% that
     isolates few units. Batch norm counts as the identity in scores, which the paper leaves open. Weights that no path
-    would run through have score zero; they are drawn last, uniformly.
+    would run through have score zero; they are drawn last, uniformly. The paper trains one network continuously, and
+    does not say how its final training starts: `pathgrow train` starts the final mask from a fresh initialization, or
+    with `--final grown` from the grown weights.
 
     Parameters
     ----------

@@ -36,7 +36,8 @@ def itop(
 
     Differences: trainings shorter than the paper's 97,500 steps make as many updates as those, at shorter intervals,
     unless `update_interval` is given; at the published intervals a short one would make none. Counts are exact, not
-    Bernoulli. The update comes before the optimizer step, which is still made.
+    Bernoulli; the number that a layer drops is rounded down, in the reference code up. The update comes before the
+    optimizer step, which is still made.
     """
     if criterion not in _PUBLISHED_INTERVAL:
         raise unknown_name("criterion", criterion, _PUBLISHED_INTERVAL)

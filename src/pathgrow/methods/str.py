@@ -28,7 +28,8 @@ def soft_threshold(*, s_init: float | None = None, s_decay: float | None = None,
     halfway through, so that thresholds become effective in short trainings as in long ones (the paper's ResNet-50 would
     start at -1,600; its own -3,200 never becomes effective in anything much shorter). Any optimizer trains W. Each s is
     trained by SGD with the learning rate, momentum and weight decay that the optimizer has for its tensor, and takes no
-    part in gradient clipping.
+    part in gradient clipping. Clipping in a loop of your own sees the gradients of the effective weights, also of those
+    that are zero.
 
     Parameters
     ----------

@@ -21,7 +21,7 @@ def synflow(*, density: float = 0.1, num_iterations: int = 100) -> Method:
 
     Differences: the authors' command line defaults to one iteration. Scores are float64 with a separate scale for every
     layer, where the authors' float32 overflows on deep networks. Batch norm counts as the identity, which it is at
-    initialization.
+    initialization, and biases as zero; the authors' R includes the magnitudes of biases, which are not pruned either.
 
     Parameters
     ----------

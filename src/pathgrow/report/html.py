@@ -18,7 +18,7 @@ from pathgrow import atomic
 from pathgrow.errors import printable
 from pathgrow.report import text
 from pathgrow.report.figure import curve_png, curve_svg, topology_svg
-from pathgrow.report.formats import duration, flops, percent, ratio, score_format, stage_label
+from pathgrow.report.formats import duration, flops, percent, plural, ratio, score_format, stage_label
 from pathgrow.report.schema import PhaseReport, RunReport, flat_config, load_finished
 
 
@@ -81,7 +81,7 @@ def _cost(report: RunReport, phases: Sequence[PhaseReport]) -> list[str]:
     seconds = sum(phase.seconds for phase in report.timing.phases if phase.phase in names)
     cost, dense = sum(phase.training_flops for phase in phases), report.ledger.dense_training_flops
     return [
-        f"{sum(phase.epochs for phase in phases):,}",
+        plural(sum(phase.epochs if (n := phase.epochs_trained) is None else n for phase in phases), "").strip(" s"),
         f"{sum(phase.samples for phase in phases):,}",
         flops(cost),
         ratio(cost / dense if dense else None),

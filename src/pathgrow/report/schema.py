@@ -65,7 +65,7 @@ class NetworkReport:
     epochs: int = option(at_least=0)
     """Epochs it was trained in total."""
     final: str | None = None
-    """Weights its final training started from: "fresh" or "grown"; None for `train`."""
+    """Weights its final training started from: "fresh" or "grown"; None for methods that do not grow."""
     inference_flops: int = option(at_least=0, at_most=_MAX_FLOPS)
     """FLOPs of one forward pass of one sample."""
     dense_inference_flops: int = option(at_least=1, at_most=_MAX_FLOPS)
@@ -89,6 +89,7 @@ class PointReport:
     density: float = option(above=0, at_most=1)
     density_model: float | None = option(None, above=0, at_most=1)
     epochs: int = option(0, at_least=0)
+    """Length of the schedules it was trained with; rewinding skips the first steps of one (`PhaseReport`)."""
     score: float
     loss: float | None = None
 

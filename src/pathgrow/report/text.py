@@ -378,6 +378,9 @@ def _trained(report: RunReport) -> str:
         return plural(report.network.epochs, "epoch")
     ledger, match = report.ledger, report.ledger.match
     text = plural(ledger.total_epochs, "epoch") + (f" in {len(ledger.phases)} phases" if len(ledger.phases) > 1 else "")
+    text += {"fresh": ", the last from a fresh initialization", "grown": ", the last from the grown weights"}.get(
+        report.network.final or "", ""
+    )
     if match is None or match.budget is None:
         return text
     off = match.relative_error or 0.0

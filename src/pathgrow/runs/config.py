@@ -205,6 +205,11 @@ class TrainConfig(RunConfig):
         metavar="EPOCHS",
         example="80",
     )
+    final: Literal["fresh", "grown"] = option(
+        "fresh",
+        "Growth methods: train the final mask from a fresh initialization for all epochs, or from the grown weights "
+        "for those that are left.",
+    )
     match: Match = option(
         "none",
         "Choose the number of epochs to match a budget: epochs x parameters, epochs x prunable weights, or FLOPs.",
@@ -226,6 +231,8 @@ class TrainConfig(RunConfig):
             raise UserError(
                 f"method {self.method!r} requires --density; use `pathgrow discover` to search for a density"
             )
+        if self.final == "grown" and self.density_option != "target_density":
+            raise UserError(f"final must be 'fresh' for method {self.method!r}, which does not grow, got 'grown'")
         self.make_method(num_steps=1)
 
     @classmethod

@@ -151,14 +151,18 @@ class Workload:
         """Play the schedule of a run through, from `num_on` active weights; one span per training or more."""
         method, num, per_epoch = self.method(epochs), self.session.scope.num, self.steps_per_epoch
         if grows(method):
-            options = DiscoverOptions(budget=epochs)
+            options = DiscoverOptions(budget=epochs, final=self.config.final)
             num_target, num_steps = count_at(self.config.density or 1.0, num), options.num_seed_epochs * per_epoch
+            num_grown = num_steps
             while num_on < num_target and (update := _due(method, num_on, num)) is not None:
                 yield Span(num_steps=num_steps, num_on=num_on, num_updates=1)
                 num_on = min(num_target, num_on + update.num_grow)
                 num_steps = (options.num_rough_epochs or 1) * per_epoch
+                num_grown += num_steps
             yield Span(num_steps=num_steps, num_on=num_on)
-            yield Span(num_steps=epochs * per_epoch, num_on=num_on)
+            least = min(epochs, options.num_seed_epochs) * per_epoch
+            left = epochs * per_epoch - (num_grown if options.final == "grown" else 0)
+            yield Span(num_steps=max(left, least), num_on=num_on)
         elif method.clock == "step":
             yield from _by_steps(method, epochs * per_epoch, num_on, num)
         else:

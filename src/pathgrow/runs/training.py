@@ -64,8 +64,8 @@ class _Outcome:
 
 
 def _grow(workload: Workload, plan: Plan) -> _Outcome:
-    """Grow to the target density, then train a fresh initialization of the final masks."""
-    options = DiscoverOptions(budget=plan.epochs)
+    """Grow to the target density, then train the final masks from a fresh initialization or from the grown weights."""
+    options = DiscoverOptions(budget=plan.epochs, final=workload.config.final)
     trunk = GrowingTrunk(workload.session, options, workload.method(plan.epochs))
     trunk.advance_()
     while not trunk.is_full:
@@ -142,7 +142,12 @@ def _update_is_due(trunk: Trunk) -> bool:
 
 
 def _report(workload: Workload, plan: Plan, outcome: _Outcome, test: Score, weights_sha256: str) -> RunReport:
-    config, method = workload.config, workload.method(plan.epochs)
+    config, method, ledger = workload.config, workload.method(plan.epochs), _ledger(workload, plan, outcome)
+    network = outcome.trunk.network_report(outcome.records[-1], test)
+    if grows(method):
+        network = dataclasses.replace(network, final=config.final)
+    else:
+        network = dataclasses.replace(network, epochs=round(ledger.total_epochs))  # fewer than planned after rewinding
     return RunReport(
         command="train",
         version=__version__,
@@ -155,9 +160,9 @@ def _report(workload: Workload, plan: Plan, outcome: _Outcome, test: Score, weig
             cost=method.cost,
             clock=method.clock,
         ),
-        network=outcome.trunk.network_report(outcome.records[-1], test),
+        network=network,
         curve=CurveReport(rounds=tuple(record.point_report() for record in outcome.records)),
-        ledger=_ledger(workload, plan, outcome),
+        ledger=ledger,
         masks_sha256=outcome.trunk.attached.masks.digest(),
         weights_sha256=weights_sha256,
         timing=timing_report(outcome.records),

@@ -56,7 +56,9 @@ def initial_state(model: nn.Module) -> dict[str, Tensor]:
 @torch.no_grad()
 def reset_optimizer_state_(optimizer: Optimizer) -> None:
     """Reset the optimizer state; in place where a fresh state is all zeros, since CUDA graphs hold the tensors."""
-    if not isinstance(optimizer, SGD | Adam):
+    # The first step of SGD is not dampened, and is recognized by the lack of a momentum buffer.
+    dampened = any(group.get("dampening") for group in optimizer.param_groups)
+    if dampened or not isinstance(optimizer, SGD | Adam):
         clear_optimizer_state_(optimizer)
         return
     for state in optimizer.state.values():
