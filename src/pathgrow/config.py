@@ -18,6 +18,8 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from pathgrow.errors import UserError, is_int, is_number, require, short, unknown_name
 
 _KEY = "pathgrow.option"
+_TOO_LARGE = 2**128
+"""No count or seed of a run is this large; beyond the range of floats, arithmetic would fail."""
 
 T = TypeVar("T")
 
@@ -214,7 +216,7 @@ def _as_member(value: Any, member: Any, spec: Option, at: str) -> Any:
     if origin is Literal:
         return value if any(value == choice and type(value) is type(choice) for choice in parts) else MISSING
     if member is int:
-        return value if is_int(value) and spec.allows(value) else MISSING
+        return value if is_int(value) and abs(value) < _TOO_LARGE and spec.allows(value) else MISSING
     if member is float:
         return float(value) if is_number(value) and spec.allows(value) else MISSING
     if dataclasses.is_dataclass(member) and isinstance(value, Mapping):

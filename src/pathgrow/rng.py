@@ -5,7 +5,11 @@ numbers as an undisturbed one. Generators are always on the CPU, so that masks a
 """
 
 import hashlib
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+import numpy as np
 import torch
 
 
@@ -24,3 +28,23 @@ def generator(seed: int, *name: str | int) -> torch.Generator:
     True
     """
     return torch.Generator().manual_seed(derive(seed, *name))
+
+
+@contextmanager
+def seeded_globals(seed: int, *name: str | int) -> Iterator[None]:
+    """Seed the global generators of torch, NumPy and Python for one named use, then restore their states.
+
+    User functions may draw from any of them; a call depends on its name only, not on what ran before.
+    """
+    derived = derive(seed, *name)
+    python, arrays = random.getstate(), np.random.get_state()
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(derived)
+        random.seed(derived)
+        np.random.seed(derived % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(arrays)

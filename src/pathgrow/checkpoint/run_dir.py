@@ -233,6 +233,10 @@ class RunDir:
         """Append a row to the metrics, before its stage is saved; wall-clock values belong under `time`."""
         self._metrics.append(stage, row)
 
+    def drop_rows(self, stage: str) -> None:
+        """Drop the rows of a stage from the metrics."""
+        self._metrics.keep(lambda name: name != stage)
+
     def write_report(self, report: Mapping[str, Any]) -> None:
         """Write the report, which marks the run as finished. Non-finite numbers become null."""
         self._write_json("report.json", strict_json.nulled(report))

@@ -96,6 +96,8 @@ class Masks(Mapping[str, Tensor]):
     @classmethod
     def restored(cls, tensors: Mapping[str, Tensor], scope: Mapping[str, Tensor]) -> Masks:
         """Masks from stored or received tensors, in the order of `scope` and on its devices."""
+        if missing := [name for name in scope if name not in tensors]:
+            raise UserError(f"the stored masks lack that of {missing[0]!r}")
         return cls({name: tensors[name].to(inside.device) for name, inside in scope.items()}, scope)
 
     @classmethod

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from pathgrow.checkpoint import Metadata
+from pathgrow.config import Option, check_value
 from pathgrow.density.estimate import MIN_POINTS
 from pathgrow.density.types import Answer, Curve, Point, Reason
-from pathgrow.errors import RunFailed, UserError
+from pathgrow.errors import RunFailed, UserError, require
 from pathgrow.methods.method import count_at
 from pathgrow.runs.iso_flop import Workload, updates_within_training
 from pathgrow.runs.trunk import GrowingTrunk, initialized_copy
@@ -141,15 +143,19 @@ def compared(curve: Curve) -> tuple[Point, ...]:
 def scores_before_training(trunk: GrowingTrunk, curve: Curve) -> tuple[Point, ...]:
     """Evaluate the networks compared with their initial weights; stored like any stage."""
     points, session = compared(curve), trunk.session
-    found = session.store.load(_UNTRAINED)
-    if found is None:
+    scores = session.stored(_UNTRAINED, lambda stage: _stored_scores(stage.metadata, len(points)))
+    if scores is None:
         scores = [
             session.score(initialized_copy(trunk, point.round), _UNTRAINED, part=point.round).score for point in points
         ]
         session.store.save(_UNTRAINED, {"scores": scores})
-    else:
-        scores = found.metadata["scores"]
     return tuple(replace(point, epochs=0, score=score, loss=None) for point, score in zip(points, scores, strict=True))
+
+
+def _stored_scores(metadata: Metadata, num: int) -> list[float]:
+    scores: list[float] = check_value(metadata.get("scores"), list[float], Option(), "scores")
+    require(len(scores) == num, "scores", scores, f"{num} numbers")
+    return scores
 
 
 def has_learned(before: Sequence[Point], after: Sequence[Point]) -> bool:

@@ -397,7 +397,7 @@ def expected_epochs(config: DiscoverConfig, out: str | os.PathLike[str]) -> int:
     if config.reference == "dense":
         expected += config.budget
     stages = RunDir(out).stages
-    done = [int((stages.metadata(stage) or {}).get("num_epochs", 0)) for stage in stages.names()]
+    done = [stages.number(stage, "num_epochs") for stage in stages.names()]
     return max(0, expected - sum(done))
 
 

@@ -275,13 +275,12 @@ class Plan:
 
 def make_plan(workload: Workload) -> Plan:
     """Return the plan of a run; it is made once and stored."""
-    store = workload.session.store
-    found = store.load(_PLAN)
-    if found is None:
+    session = workload.session
+    plan = session.stored(_PLAN, lambda stage: from_json(Plan, stage.metadata))
+    if plan is None:
         plan = _plan(workload)
-        store.save(_PLAN, to_json(plan))
-        return plan
-    return from_json(Plan, found.metadata)
+        session.store.save(_PLAN, to_json(plan))
+    return plan
 
 
 def _plan(workload: Workload) -> Plan:

@@ -8,10 +8,20 @@ from typing import Any, Self
 from torch import Tensor
 
 from pathgrow.checkpoint import RunDir
-from pathgrow.config import to_json
+from pathgrow.config import from_json, option, to_json
 from pathgrow.density.types import Answer, Point, Verdict
+from pathgrow.errors import UserError, require
 from pathgrow.report.progress import ProgressBar
-from pathgrow.report.schema import LedgerReport, PhaseReport, PhaseTiming, PointReport, RunReport, Score, TimingReport
+from pathgrow.report.schema import (
+    LedgerReport,
+    PhaseReport,
+    PhaseTiming,
+    PointReport,
+    RunReport,
+    Score,
+    TimingReport,
+    TopologyReport,
+)
 from pathgrow.sparse.training_state import delete_training_checkpoints
 
 
@@ -21,19 +31,19 @@ class Record:
 
     stage: str
     point: Point
-    density_model: float
+    density_model: float = option(above=0, at_most=1)
     """Fraction of all parameters that are nonzero; `point.density` counts prunable weights only."""
-    num_on: int
-    num_epochs: int
+    num_on: int = option(at_least=0)
+    num_epochs: int = option(at_least=0)
     """Epochs of this stage; `point.epochs` counts all training that its network has had."""
-    num_samples: int
-    training_flops: int
+    num_samples: int = option(at_least=0)
+    training_flops: int = option(at_least=0)
     """Cost of the training samples of this stage."""
-    update_flops: int = 0
+    update_flops: int = option(0, at_least=0)
     """Cost of choosing the masks that it trained."""
     topology: Mapping[str, Any] | None = None
     """Path measures, where the masks are new."""
-    seconds: float
+    seconds: float = option(at_least=0)
 
     @property
     def flops(self) -> int:
@@ -62,10 +72,20 @@ class Record:
 
     @classmethod
     def from_metadata(cls, stage: str, metadata: Mapping[str, Any]) -> Self:
-        """The record of a stage from its `metadata()`."""
-        point = {f.name: metadata[f.name] for f in dataclasses.fields(Point)}
-        rest = {f.name: metadata[f.name] for f in dataclasses.fields(cls) if f.name not in ("stage", "point")}
-        return cls(stage=stage, point=Point(**point), **rest)
+        """The record of a stage from its `metadata()`; values of a wrong type or out of range are a `UserError`."""
+        names = {field.name for field in (*dataclasses.fields(Point), *dataclasses.fields(cls))} - {"stage", "point"}
+        if missing := sorted(names - metadata.keys()):
+            raise UserError(f"{missing[0]} is missing")
+        point = {field.name: metadata[field.name] for field in dataclasses.fields(Point)}
+        from_json(PointReport, point)  # has the allowed ranges
+        rest = {name: metadata[name] for name in names - point.keys()}
+        record = from_json(cls, {**rest, "stage": stage, "point": point})
+        kind, _, number = ("round", "-", "0") if stage == "seed" else stage.partition("-")
+        if kind in ("round", "probe") and number.isdecimal():
+            require(record.point.round == int(number), "round", record.point.round, str(int(number)))
+        if kind == "round":
+            from_json(TopologyReport, {**(record.topology or {}), "round": record.point.round}, where="topology")
+        return record
 
 
 @dataclass(frozen=True)
@@ -162,6 +182,7 @@ class MetricsLogger(Callback):
         """Stages that were started and have not ended; several if they train concurrently."""
 
     def on_stage_start(self, stage: str, *, epochs: int | None, density: float) -> None:
+        self._run_dir.drop_rows(stage)  # of a damaged stage, which runs again
         self._run_dir.log(stage, event="begin", epochs=epochs, density=density)
         show = self._progress.beside if self._num_open else self._progress.stage
         show(stage, density, epochs)

@@ -6,18 +6,16 @@ name, on earlier stages and on the seed, never on the process that runs it.
 
 import math
 import os
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pathgrow.checkpoint import MemoryStore, RankZeroStore, RunDir, Store
+from pathgrow.checkpoint import RunDir, Store
 from pathgrow.density.types import Point
 from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator, held_by_rank0
 from pathgrow.errors import RunFailed, UserError
@@ -30,9 +28,10 @@ from pathgrow.methods.gradients import Batches, Loss
 from pathgrow.methods.method import Method, ScoringCost
 from pathgrow.report.progress import ProgressBar
 from pathgrow.report.schema import RunReport, Score, load_report, unfinished
-from pathgrow.rng import derive
+from pathgrow.rng import derive, seeded_globals
 from pathgrow.runs.config import EVERYTHING, RunConfig
-from pathgrow.runs.records import Callback, MetricsLogger, Record, StageOutput
+from pathgrow.runs.records import Callback, MetricsLogger, Record
+from pathgrow.runs.stages import Stages
 from pathgrow.sparse.attach import Attached, attach, start_masks
 from pathgrow.sparse.ema import EMA
 from pathgrow.sparse.hooks import parse_evaluation
@@ -82,7 +81,7 @@ class Phase:
     """Name that random numbers are derived from; None: the stage."""
 
 
-class Session:
+class Session(Stages):
     """Model, data, training function, graph, scope and store of one run.
 
     Parameters
@@ -124,16 +123,12 @@ class Session:
         self.optimizer = optimizer
         self.example_input = example_input
         self.seed = seed
-        store = MemoryStore() if store is None else store
-        self.store: Store = store if comm.size == 1 else RankZeroStore(comm, store)
-        self.callback = callback or Callback()
-        self.comm = comm
+        super().__init__(store, callback, comm)
         self._fit = fit
         self._evaluate = evaluate
         self._loss = loss
         self._batches = batches
         self._use_ema = use_ema
-        self._partials: dict[str, list[TrainingCheckpoint]] = {}
         self.optimizer_settings = OptimizerSettings(optimizer)
         comm.broadcast_([*model.parameters(), *model.buffers()])
         # Copied before anything is trained: users may keep state of their own on the model.
@@ -187,35 +182,6 @@ class Session:
             ),
         )
 
-    # Stages
-
-    def once(self, stage: str, work: Callable[[], StageOutput]) -> Record:
-        """Return the record of a stage from the store; a stage that is not stored is run and stored now."""
-        return self.all_once([stage], lambda missing: [work()])[0]
-
-    def all_once(self, stages: Sequence[str], work: Callable[[Sequence[str]], Sequence[StageOutput]]) -> list[Record]:
-        """Return the records of several stages; those that are not stored are run together."""
-        records: dict[str, Record] = {}
-        for stage in stages:
-            if (found := self.store.load(stage)) is not None:
-                records[stage] = Record.from_metadata(stage, found.metadata)
-                self.callback.on_stage_end(records[stage], resumed=True)
-        missing = [stage for stage in stages if stage not in records]
-        for stage, done in zip(missing, work(missing) if missing else (), strict=True):
-            # The callback first: what it writes about a stage must exist whenever the stage is stored.
-            self.callback.on_stage_end(done.record, resumed=False)
-            self.store.save(stage, {**done.record.metadata(), "state": done.metadata}, done.tensors)
-            for partial in self._partials.pop(stage, []):
-                partial.delete()
-            records[stage] = done.record
-        return [records[stage] for stage in stages]
-
-    def tensors(self, stage: str) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
-        """Return the tensors and metadata that a finished stage left for later ones."""
-        found = self.store.load(stage)
-        assert found is not None and found.tensors, f"stage {stage} has left no tensors"
-        return found.tensors, found.metadata["state"]
-
     def record(
         self,
         stage: str,
@@ -265,7 +231,7 @@ class Session:
         seed_name: str | None = None,
     ) -> Trained:
         """Train for a number of epochs (None: early stopping on the validation loss) and evaluate."""
-        self.callback.on_stage_start(stage, epochs=epochs, density=attached.density)
+        self.announce(stage, epochs, attached.density)
         if epochs is None:
             return self._train_adaptively_(attached, stage)
         phase = Phase(attached=attached, stage=stage, epochs=epochs, first_step=first_step, seed_name=seed_name)
@@ -276,7 +242,7 @@ class Session:
         """Train several networks, concurrently if the training function can, and evaluate each."""
         phases = [Phase(attached=a, stage=stage, epochs=n) for (a, stage), n in zip(networks, epochs, strict=True)]
         for phase in phases:
-            self.callback.on_stage_start(phase.stage, epochs=phase.epochs, density=phase.attached.density)
+            self.announce(phase.stage, phase.epochs, phase.attached.density)
         counts = self._fit_(phases)
         return [
             Trained(num_epochs=phase.epochs, num_samples=count, score=self._score(phase))
@@ -285,7 +251,7 @@ class Session:
 
     def train_to_plateau_(self, attached: Attached, stage: str, epochs: int, min_gain: float) -> Trained:
         """Train for `epochs`, then half as long at a time while that gains more than `min_gain`, twice at most."""
-        self.callback.on_stage_start(stage, epochs=epochs, density=attached.density)
+        self.announce(stage, epochs, attached.density)
         num_samples = num_epochs = 0
         score, more = Score(score=-math.inf), max(1, epochs // 2)
         for part, length in enumerate([epochs] + [more] * (epochs // more)):
@@ -300,7 +266,7 @@ class Session:
     def score(self, attached: Attached, stage: str, *, part: int = 0, evaluate: Evaluate | None = None) -> Score:
         """Evaluate a network, on the validation split unless another evaluation is given."""
         weights = attached.ema_weights() if self._use_ema else nullcontext()
-        with weights, _seeded(self.seed, stage, "evaluate", part):
+        with weights, seeded_globals(self.seed, stage, "evaluate", part):
             value = (evaluate or self._evaluate)(attached.model)
             score, loss = self.comm.broadcast_from_rank0(lambda: parse_evaluation(value, f"evaluate in stage {stage}"))
         return Score(score=score, loss=loss)
@@ -332,7 +298,7 @@ class Session:
         for phase in phases:
             assert phase.first_step == 0, "a function that trains whole epochs cannot start in the middle"
             self.optimizer_settings.restore_(phase.attached.optimizer)
-            seeded = _seeded(self.seed, phase.seed_name or phase.stage, "fit", phase.part)
+            seeded = seeded_globals(self.seed, phase.seed_name or phase.stage, "fit", phase.part)
             with seeded, counting(phase.attached.model) as counter:
                 self._fit(phase.attached.model, phase.attached.optimizer, phase.epochs)
             self._end_phase(phase)
@@ -342,7 +308,7 @@ class Session:
     def _job(self, phase: Phase) -> Job:
         self.optimizer_settings.restore_(phase.attached.optimizer)
         partial = TrainingCheckpoint(self.store, f"{CHECKPOINT_PREFIX}{phase.stage}-{phase.part}", comm=self.comm)
-        self._partials.setdefault(phase.stage, []).append(partial)
+        self.partials.setdefault(phase.stage, []).append(partial)
         seed = derive(self.seed, phase.seed_name or phase.stage, "fit", phase.part)
         return Job(
             attached=phase.attached, epochs=phase.epochs, seed=seed, first_step=phase.first_step, progress=partial
@@ -476,23 +442,3 @@ def _num_threads(num_threads: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextmanager
-def _seeded(seed: int, *name: str | int) -> Iterator[None]:
-    """Seed the global generators of torch, NumPy and Python for one named use, then restore their states.
-
-    User functions may draw from any of them; a call depends on its name only, not on what ran before.
-    """
-    derived = derive(seed, *name)
-    python, arrays = random.getstate(), np.random.get_state()
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(derived)
-        random.seed(derived)
-        np.random.seed(derived % 2**32)
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(arrays)

@@ -6,13 +6,15 @@ and the final network are copies with the masks of a visited round, trained whil
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
+from pathgrow.checkpoint import Stage
+from pathgrow.config import from_json, option, to_json
 from pathgrow.density.probe import ProbeRule
 from pathgrow.density.types import DENSE
 from pathgrow.errors import UserError
@@ -43,6 +45,17 @@ _START = "start"
 _ROUNDS_BETWEEN_CORES = 3
 """The global tau-core takes half as long as a short round of training. Measured at each doubling of density, it shows
 as much as if it were measured every round."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Start:
+    """What the stage of the initial masks says about them."""
+
+    weights: str
+    """Digest of the initial weights."""
+    optimizer: list[dict[str, str]]
+    flops: int = option(at_least=0)
+    seconds: float = option(at_least=0)
 
 
 class Trunk:
@@ -104,9 +117,14 @@ class Trunk:
         """Bring the model to where a visited stage ended; a stage whose weights are lost is trained again."""
         if self._position == number:
             return
-        found = self.session.store.load(_weights(number)) if number >= 0 else None
-        if found is not None and found.tensors:
-            unpack_training_(self.attached, found.tensors, found.metadata)
+        self._position = None
+
+        def restore_(stage: Stage) -> bool:
+            if stage.tensors:
+                unpack_training_(self.attached, stage.tensors, stage.metadata)
+            return bool(stage.tensors)
+
+        if number >= 0 and self.session.stored(_weights(number), restore_):
             self._position = number
         elif number >= 0:
             self._run_(number)
@@ -160,35 +178,35 @@ class Trunk:
         """Attach with the initial masks, from the store if a run is resumed; refuses the stages of another run."""
         session, method = self.session, self.method
         weights, settings = tensor_digest(session.initial), OptimizerSettings(optimizer)
-        found = session.store.load(_START)
+        found = session.stored(
+            _START, lambda it: (from_json(_Start, it.metadata), Masks.restored(it.tensors, session.scope))
+        )
         if found is not None:
-            if found.metadata["weights"] != weights:
+            stored, masks = found
+            if stored.weights != weights:
                 raise UserError(
                     "the stored stages started from other initial weights: "
                     "use the same model, seed and version of pathgrow, or another run directory"
                 )
-            if change := settings.difference(found.metadata["optimizer"]):
+            if change := settings.difference(stored.optimizer):
                 raise UserError(
                     f"the stored stages were trained with another optimizer ({change}): "
                     "use the same one, or another run directory"
                 )
-            start = fixed(Masks.restored(found.tensors, session.scope))
+            start = fixed(masks)
             # The target is the schedule's business: masks of a whole number of weights may exceed it slightly.
             method = replace(method, start=start.start, start_density=start.start_density, target_density=None)
         began = time.perf_counter()
         attached = session.attach(model, optimizer, method, on_mask_update=self._on_mask_update)
         if found is not None:
-            self.start_flops, self.start_seconds = found.metadata["flops"], found.metadata["seconds"]
+            self.start_flops, self.start_seconds = stored.flops, stored.seconds
             return attached
         self.start_seconds = time.perf_counter() - began
         self.start_flops = scoring_flops(session.graph, **asdict(attached.last_scoring_cost))
-        metadata = {
-            "weights": weights,
-            "optimizer": settings.as_json(),
-            "flops": self.start_flops,
-            "seconds": self.start_seconds,
-        }
-        session.store.save(_START, metadata, dict(attached.masks))
+        about = _Start(
+            weights=weights, optimizer=settings.as_json(), flops=self.start_flops, seconds=self.start_seconds
+        )
+        session.store.save(_START, to_json(about), dict(attached.masks))
         return attached
 
 
@@ -233,7 +251,7 @@ class GrowingTrunk(Trunk):
                 self.attached,
                 trained,
                 round=round,
-                epochs_before=self.records[-1].point.epochs if round else 0,
+                epochs_before=self.records[round - 1].point.epochs if round else 0,
                 update_flops=self._update_flops if round else self.start_flops,
                 topology=topology,
                 seconds=seconds,

@@ -17,7 +17,7 @@ from torch.optim import SGD, Adagrad, Adam, Optimizer
 
 from pathgrow.checkpoint import RunDir, Store
 from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator
-from pathgrow.errors import UserError
+from pathgrow.errors import UserError, is_int
 from pathgrow.graph import Graph
 from pathgrow.graph.sample_counter import SampleCounter
 from pathgrow.masks import Masks
@@ -225,7 +225,7 @@ def unpack_model_and_optimizer_(
     model: nn.Module, optimizer: Optimizer, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]
 ) -> Masks | None:
     """Load a packed state into a model and an optimizer that were built alike, bit for bit; returns its masks."""
-    stored = unflatten_state(tensors, metadata)
+    stored = _unflatten_pair(tensors, metadata)
     _require_same_model(model, stored["model"])
     if len(stored["groups"]) != len(optimizer.param_groups):
         raise UserError(
@@ -251,6 +251,14 @@ def unpack_model_and_optimizer_(
     return Masks(
         {name: mask.clone() for name, mask in on.items()}, {n: partial.get(n, torch.ones_like(on[n])) for n in on}
     )
+
+
+def _unflatten_pair(tensors: Mapping[str, Tensor], metadata: Any) -> dict[str, Any]:
+    stored = unflatten_state(tensors, metadata)
+    kinds: dict[str, Any] = {"model": dict, "groups": list, "optimizer_state": dict, "masks": dict | None}
+    if not isinstance(stored, dict) or any(not isinstance(stored.get(name), kind) for name, kind in kinds.items()):
+        raise UserError("the stored state is not that of a model and its optimizer")
+    return stored
 
 
 def _copy_optimizer(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
@@ -289,9 +297,9 @@ def _placed(value: Any, parameter: Parameter, group: Mapping[str, Any]) -> Any:
     return value.to(parameter.device if on_device else "cpu", copy=True)
 
 
-def _require_same_model(model: nn.Module, stored: Mapping[str, Tensor]) -> None:
+def _require_same_model(model: nn.Module, stored: Mapping[str, Any]) -> None:
     here = {name: tuple(tensor.shape) for name, tensor in weights_and_buffers(model)}
-    there = {name: tuple(tensor.shape) for name, tensor in stored.items()}
+    there = {name: tuple(tensor.shape) for name, tensor in stored.items() if isinstance(tensor, Tensor)}
     if here != there:
         name = min(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
         raise UserError(
@@ -318,10 +326,19 @@ def pack_training(attached: Attached) -> FlatState:
     return tensors, {"pair": pair_metadata, "clock": clock_metadata}
 
 
-def unpack_training_(attached: Attached, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
-    """Restore a packed training, bit for bit."""
+def unpack_training_(attached: Attached, tensors: Mapping[str, Tensor], metadata: Any) -> None:
+    """Restore a packed training, bit for bit; what cannot be one is a `UserError`."""
+    check_training(tensors, metadata)
     unpack_model_and_optimizer_(attached.model, attached.optimizer, _part(tensors, _PAIR), metadata["pair"])
     attached.load_state_dict(unflatten_state(_part(tensors, _CLOCK), metadata["clock"]))
+
+
+def check_training(tensors: Mapping[str, Tensor], metadata: Any) -> None:
+    """Raise a `UserError` for what cannot be a packed training."""
+    if not isinstance(metadata, Mapping) or not metadata.keys() >= {"pair", "clock"}:
+        raise UserError("the stored state is not that of a training")
+    _unflatten_pair(_part(tensors, _PAIR), metadata["pair"])
+    unflatten_state(_part(tensors, _CLOCK), metadata["clock"])
 
 
 def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -364,8 +381,17 @@ class TrainingCheckpoint:
         if found is None or not found.tensors:
             return None
         tensors = {name: tensor for name, tensor in found.tensors.items() if not name.startswith(_RNG)}
-        unpack_training_(attached, tensors, found.metadata["state"])
-        return int(found.metadata["step"]), found.tensors[f"{_RNG}{self.comm.rank}"]
+        step, state, rng = found.metadata.get("step"), found.metadata.get("state"), f"{_RNG}{self.comm.rank}"
+        try:
+            if not is_int(step) or step < 0 or rng not in found.tensors:
+                raise UserError("its number of steps or the state of its generator is missing")
+            unpack_training_(attached, tensors, state)
+        except UserError as error:
+            raise UserError(
+                f"the checkpoint {self.name!r} is not one of this training ({error}): delete it from the directory "
+                "`stages` of the run and rerun the command, which trains the stage from its beginning"
+            ) from error
+        return step, found.tensors[rng]
 
     def delete(self) -> None:
         """Delete the saved state once its stage is stored."""
@@ -387,5 +413,5 @@ def unfinished_steps(run_dir: RunDir) -> dict[str, int]:
         if name.startswith(CHECKPOINT_PREFIX):
             stage = name.removeprefix(CHECKPOINT_PREFIX).rpartition("-")[0]  # without the part of its training
             if stage not in stored and run_dir.stages.has_tensors(name):
-                steps[stage] = steps.get(stage, 0) + int((run_dir.stages.metadata(name) or {}).get("step", 0))
+                steps[stage] = steps.get(stage, 0) + run_dir.stages.number(name, "step")
     return steps

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pathgrow.distributed.comm import Communicator
-from pathgrow.errors import UserError
+from pathgrow.errors import UserError, short
 from pathgrow.masks import Masks
 from pathgrow.methods.method import MethodState, ScoringCost
 
@@ -33,8 +33,10 @@ def flatten_state(value: Any) -> FlatState:
     return tensors, {"nested": _flattened(value, (), tensors)}
 
 
-def unflatten_state(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> Any:
-    """The nested value that `flatten_state` split."""
+def unflatten_state(tensors: Mapping[str, Tensor], metadata: Any) -> Any:
+    """The nested value that `flatten_state` split; anything else is a `UserError`."""
+    if not isinstance(metadata, Mapping) or "nested" not in metadata:
+        raise UserError("the stored state is damaged: it has no entry 'nested'")
     return _unflattened(metadata["nested"], tensors)
 
 
@@ -147,18 +149,20 @@ def _unflattened(value: Any, tensors: Mapping[str, Tensor]) -> Any:
         return [_unflattened(item, tensors) for item in value]
     if not isinstance(value, Mapping):
         return value
-    ((kind, content),) = value.items()
-    match kind:
-        case "float":
-            return float(content)
-        case "tensor":
-            return tensors[content]
-        case "tuple":
-            return tuple(_unflattened(item, tensors) for item in content)
-        case "dict":
-            return {key: _unflattened(item, tensors) for key, item in content}
-        case _:
-            raise UserError(f"stored state has an unknown type {kind!r}; it was written by a newer version")
+    match dict(value):
+        case {"float": "nan" | "inf" | "-inf" as text, **more} if not more:
+            return float(text)
+        case {"tensor": str(name), **more} if not more and name in tensors:
+            return tensors[name]
+        case {"tuple": list(items), **more} if not more:
+            return tuple(_unflattened(item, tensors) for item in items)
+        case {"dict": list(items), **more} if not more and all(map(_is_item, items)):
+            return {key: _unflattened(item, tensors) for key, item in items}
+    raise UserError(f"the stored state is damaged, or was written by a newer version: it holds {short(value)}")
+
+
+def _is_item(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and isinstance(value[0], int | str)
 
 
 def _unused(key: str, taken: Mapping[str, Tensor]) -> str:

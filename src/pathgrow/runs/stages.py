@@ -1,0 +1,112 @@
+"""Stages of a run: each is run once and stored; one that is lost or damaged is run again.
+
+A stage depends on its name, on earlier stages and on the seed alone, so running it again gives the same bits.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from pathgrow.checkpoint import MemoryStore, RankZeroStore, Stage, Store
+from pathgrow.checkpoint.stage_files import DamagedStageWarning
+from pathgrow.distributed.comm import Communicator
+from pathgrow.errors import RunFailed, UserError
+from pathgrow.runs.records import Callback, Record, StageOutput
+from pathgrow.sparse.training_state import TrainingCheckpoint, check_training
+
+_Result = TypeVar("_Result")
+Work = Callable[[Sequence[str]], Sequence[StageOutput]]
+"""Runs the stages of these names together."""
+
+
+class Stages:
+    """The stages of one run.
+
+    Parameters
+    ----------
+    store
+        Where finished stages are kept; None: in memory.
+    callback
+        Notified when a stage starts or ends.
+    comm
+        The ranks of the run; rank 0 stores.
+    """
+
+    def __init__(self, store: Store | None, callback: Callback | None, comm: Communicator) -> None:
+        store = MemoryStore() if store is None else store
+        self.store: Store = store if comm.size == 1 else RankZeroStore(comm, store)
+        self.callback = callback or Callback()
+        self.comm = comm
+        self.partials: dict[str, list[TrainingCheckpoint]] = {}
+        """Checkpoints within unfinished stages, deleted when their stage is stored."""
+        self._works: dict[str, Work] = {}
+        """How each finished stage was run, to repeat it if its tensors are lost."""
+
+    def once(self, stage: str, work: Callable[[], StageOutput]) -> Record:
+        """Return the record of a stage from the store; a stage that is not stored is run and stored now."""
+        return self.all_once([stage], lambda missing: [work()])[0]
+
+    def all_once(self, stages: Sequence[str], work: Work) -> list[Record]:
+        """Return the records of several stages; those that are not stored are run together."""
+        records: dict[str, Record] = {}
+        for stage in stages:
+            if (record := self._record(stage)) is not None:
+                records[stage] = record
+                self.callback.on_stage_end(record, resumed=True)
+        missing = [stage for stage in stages if stage not in records]
+        for stage, done in zip(missing, work(missing) if missing else (), strict=True):
+            # The callback first: what it writes about a stage must exist whenever the stage is stored.
+            self.callback.on_stage_end(done.record, resumed=False)
+            self._save(stage, done)
+            records[stage] = done.record
+        self._works |= dict.fromkeys(stages, work)
+        return [records[stage] for stage in stages]
+
+    def tensors(self, stage: str) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
+        """Return the tensors and metadata that a finished stage left for later ones; it runs again if they are lost."""
+        if (found := self.stored(stage, _left)) is None or not found[0]:
+            [done] = self._works[stage]([stage])
+            self._save(stage, done)
+            found = self.stored(stage, _left)
+        if found is None:
+            raise RunFailed(f"stage {stage!r} was stored, but cannot be read back; check the disk and rerun to resume")
+        return found
+
+    def stored(self, stage: str, read: Callable[[Stage], _Result]) -> _Result | None:
+        """Return what `read` finds in a stage; None if it is not stored, or if `read` raises a `UserError`: damaged."""
+        if (found := self.store.load(stage)) is None:
+            return None
+        try:
+            return read(found)
+        except UserError as error:
+            self._warn(f"stage {stage!r} is damaged ({error}); it runs again")
+            return None
+
+    def announce(self, stage: str, epochs: int | None, density: float) -> None:
+        """Notify the callback that a stage starts, unless it has ended before."""
+        if stage in self._works:
+            self._warn(f"stage {stage!r} is trained again, because what it left for later stages is lost")
+        else:
+            self.callback.on_stage_start(stage, epochs=epochs, density=density)
+
+    def _record(self, stage: str) -> Record | None:
+        return self.stored(stage, lambda found: Record.from_metadata(stage, found.metadata))
+
+    def _save(self, stage: str, done: StageOutput) -> None:
+        self.store.save(stage, {**done.record.metadata(), "state": done.metadata}, done.tensors)
+        for partial in self.partials.pop(stage, []):
+            partial.delete()
+
+    def _warn(self, message: str) -> None:
+        if self.comm.rank == 0:
+            warnings.warn(message, DamagedStageWarning, stacklevel=3)
+
+
+def _left(stage: Stage) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
+    """The tensors and metadata that a stage left for later ones: nothing, masks, or a training."""
+    state = stage.metadata.get("state")
+    if stage.tensors and state != {}:
+        check_training(stage.tensors, state)
+    return stage.tensors, state or {}
