@@ -338,18 +338,24 @@ class TestSeveralOptimizers:
         sparse.detach()
         other.step()
 
-    def test_an_optimizer_inside_of_the_attached_one(self) -> None:
+    @pytest.mark.parametrize("attribute", ["base_optimizer", "optimizer"])
+    def test_wrappers_that_are_optimizers_themselves(self, attribute: str) -> None:
+        """`.optimizer` is attached in place of its wrapper; another one steps within the attached step."""
+
         class Wrapper(SGD):
             def step(self, closure: object = None) -> None:  # type: ignore[override]
-                Adam(self.param_groups[0]["params"], lr=0.1).step()
+                getattr(self, attribute).step()
 
         model = mlp()
-        optimizer = Wrapper(model.parameters(), lr=0.1)
-        sparse = attach(model, optimizer, growing(), torch.zeros(1, 6))
+        wrapper, inner = Wrapper(model.parameters(), lr=0.1), Adam(model.parameters(), lr=0.1)
+        setattr(wrapper, attribute, inner)
+        sparse = attach(model, wrapper, growing(), torch.zeros(1, 6))
+        assert sparse.optimizer is (inner if attribute == "optimizer" else wrapper)
         before = model[0].weight.clone()
-        train(model, optimizer)
+        train(model, wrapper)
         assert not torch.equal(model[0].weight, before)
-        self.assert_off_is_zero(sparse)
+        assert sparse.step == 3
+        assert all(bool((model.get_parameter(name)[~mask] == 0).all()) for name, mask in sparse.masks.items())
 
 
 def assign(model: nn.Sequential) -> None:

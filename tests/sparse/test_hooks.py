@@ -420,6 +420,24 @@ def test_clipping_sees_the_norm_of_active_weights_at_every_step(name: str, num_b
     assert num_updates or name == "random"
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["rigl", "snfs"])
+def test_clipping_on_a_gpu_sees_what_it_sees_on_a_cpu(name: str) -> None:
+    norms = []
+    for device in ("cpu", "cuda"):
+        model = mlp().double().to(device)
+        optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+        method = methods.create(name, density=0.3, num_steps=20, update_interval=2)
+        attach(model, optimizer, method, scope=Masks.full(model))
+        draw = torch.Generator().manual_seed(0)
+        for _ in range(8):
+            optimizer.zero_grad()
+            model(torch.randn(16, 6, generator=draw).double().to(device)).square().mean().backward()
+            norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.1)))
+            optimizer.step()
+    assert norms[:8] == pytest.approx(norms[8:])
+
+
 @pytest.mark.parametrize("name", ["set", "itop", "granet", "snfs"])
 @pytest.mark.parametrize("clip", [True, False])
 def test_weights_that_grow_in_a_clipped_step_are_trained_by_clipped_gradients(name: str, clip: bool) -> None:

@@ -149,7 +149,7 @@ def attach(
 
 def _refuse_other_optimizer(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     """Before a step of any optimizer of the process: one that is not attached must not update weights that are."""
-    if optimizer in _IN_USE:
+    if unwrapped(optimizer) in _IN_USE:
         return
     owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     for attached in list(_ATTACHED):
