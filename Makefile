@@ -2,7 +2,7 @@
 #
 #   make demo    environment, install, discovery on embedded data, the result shown
 #   make test    lint, types, layers, tests (adds the development tools to the same environment)
-#   make test-floors    the fast tests with the lowest, then with the newest versions of all dependencies
+#   make test-floors    the tests with the lowest, then with the newest versions of all dependencies
 #
 # Both may be repeated: finished steps leave a stamp in .venv, and a finished demo is shown again, not run again.
 #

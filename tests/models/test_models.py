@@ -177,7 +177,7 @@ TRACED = [
     ("wrn22_2", {"width": 4, "image_size": 16}),
     ("wrn28_2", {"width": 4, "image_size": 16, "widen": 1}),
     ("timm:resnet10t", {"image_size": 64}),
-    ("timm:test_vit", {"image_size": 64}),
+    ("timm:vit_tiny_patch16_224", {"image_size": 64}),
 ]
 
 

@@ -59,7 +59,7 @@ def test_defaults_are_those_of_the_architecture():
         "image_size": 224, "in_channels": 3, "dropout": 0.0, "drop_path": 0.0,
     }  # fmt: skip
     assert models.defaults("timm:resnet10t")["image_size"] == 176
-    assert models.create("timm:test_vit", 3).example_input().shape == (1, 3, 160, 160)
+    assert models.create("timm:vit_tiny_patch16_224", 3).example_input().shape == (1, 3, 224, 224)
 
 
 def test_dropout_reaches_the_model():

@@ -36,6 +36,7 @@ _START_TIMEOUT = timedelta(minutes=10)
 _REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _NUM_FAILED, _FAILURE = "pathgrow/num_failed", "pathgrow/failure"
 _GRACE_SECONDS = 2.0
+_GIL_SECONDS = 0.1
 _BROKEN = "lost the connection to another rank; finished stages are kept, restart all processes to resume"
 
 
@@ -56,6 +57,9 @@ class ProcessGroupComm:
         A gloo thread that is still sending when Python exits aborts the process. The threads of a group end with the
         last reference to it, which this is.
         """
+        # Before torch 2.8 the group is destroyed without releasing the GIL, and hangs if a gloo thread needs it to free
+        # the tensors of a finished operation: give it time to do so.
+        time.sleep(_GIL_SECONDS)
         del self._group
         dist.destroy_process_group()
 
