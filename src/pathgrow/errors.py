@@ -4,6 +4,7 @@ A `UserError` states what was expected, what was received and how to fix it; the
 A `RunFailed` is a run that started correctly and could not continue (NaN loss, full disk): exit code 1.
 """
 
+import re
 import sys
 from collections.abc import Iterable
 from typing import TypeGuard
@@ -67,6 +68,22 @@ def unknown_name(kind: str, got: str, known: Iterable[str]) -> UserError:
     near = nearest_names(got, names, most=3)
     hint = f": did you mean {', '.join(near)}?" if near else ""
     return UserError(f"unknown {kind} {got!r}{hint} (known: {', '.join(names)})")
+
+
+def torchvision_mismatch(torch_version: str, reason: object) -> UserError:
+    """Return the error for a torchvision that was built for another torch, with the commands that replace it.
+
+    >>> print(torchvision_mismatch("2.9.0", "operator torchvision::nms does not exist"))
+    torchvision does not work with torch 2.9.0 (operator torchvision::nms does not exist):
+    run `pip uninstall -y torchvision && pip install torch==2.9.0 torchvision`
+    """
+    build = torch_version.partition("+")[2]
+    todo = f"run `pip uninstall -y torchvision && pip install torch=={torch_version} torchvision"
+    if re.fullmatch(r"cpu|xpu|cu\d+|rocm[\d.]+", build):  # builds with an index of their own
+        todo += f" --index-url https://download.pytorch.org/whl/{build}`"
+    else:
+        todo = "install the torchvision that was built with it" if build else f"{todo}`"
+    return UserError(f"torchvision does not work with torch {torch_version} ({reason}): {todo}")
 
 
 def require(ok: bool, name: str, value: object, expected: str, example: object = None) -> None:

@@ -17,6 +17,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from pathgrow.data import streaming
 from pathgrow.data.dataset import Paths, StreamedSplit
+from pathgrow.data.images import torchvision_decoder
 from pathgrow.data.streaming import StreamLoader
 from pathgrow.errors import RunFailed, UserError
 
@@ -239,3 +240,15 @@ def test_torchvision_is_selected_by_name(split: StreamedSplit, monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "torchvision.io", None)
     with pytest.raises(UserError, match=r"pip install 'pathgrow\[torchvision\]', or use 'pillow'"):
         StreamLoader(split, 4, train=True, seed=0, decoder="torchvision")
+
+
+def test_a_torchvision_for_another_torch_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "torchvision").mkdir()
+    (tmp_path / "torchvision" / "__init__.py").write_text("raise RuntimeError('operator torchvision::nms is missing')")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(torch, "__version__", "2.9.0a0+gitabc")
+    expected = r"torch 2.9.0a0\+gitabc \(operator .* missing\): install the torchvision that was built with it$"
+    with pytest.raises(UserError, match=expected):
+        torchvision_decoder()

@@ -91,3 +91,16 @@ def test_without_timm_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(UserError, match=r"requires the timm library: pip install 'pathgrow\[timm\]'"):
         models.defaults("timm:resnet18")
+
+
+def test_a_torchvision_for_another_torch_is_explained_with_the_command_that_replaces_it(monkeypatch, tmp_path):
+    (tmp_path / "timm.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "timm")
+    monkeypatch.setattr(torch, "__version__", "2.13.0+cpu")
+    with pytest.raises(UserError) as caught:
+        models.defaults("timm:resnet18")
+    assert str(caught.value) == (
+        "torchvision does not work with torch 2.13.0+cpu (operator torchvision::nms does not exist): run `pip "
+        "uninstall -y torchvision && pip install torch==2.13.0+cpu torchvision --index-url https://download.pytorch.org/whl/cpu`"
+    )

@@ -28,7 +28,7 @@ from torch import Tensor
 from pathgrow import atomic
 from pathgrow.data.dataset import Paths
 from pathgrow.distributed.cpus import available_cpus
-from pathgrow.errors import UserError
+from pathgrow.errors import UserError, torchvision_mismatch
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"})
 """File name extensions of images, in lower case."""
@@ -306,11 +306,8 @@ def torchvision_decoder() -> Decoder:
         raise UserError(
             "decoder 'torchvision' requires torchvision: pip install 'pathgrow[torchvision]', or use 'pillow'"
         ) from error
-    except RuntimeError as error:  # built for another version of torch
-        raise UserError(
-            f"torchvision is installed but cannot be imported ({error}): install its release for torch "
-            f"{torch.__version__}, or use decoder 'pillow'"
-        ) from error
+    except RuntimeError as error:
+        raise torchvision_mismatch(torch.__version__, error) from error
     return _decode_by_torchvision
 
 

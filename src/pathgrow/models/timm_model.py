@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathgrow.errors import UserError, nearest_names, require
+from pathgrow.errors import UserError, nearest_names, require, torchvision_mismatch
 from pathgrow.models.blocks import ReferenceModel
 
 
@@ -86,8 +86,5 @@ def _timm() -> Any:
         return importlib.import_module("timm")
     except ImportError as error:
         raise UserError("timm:NAME requires the timm library: pip install 'pathgrow[timm]'") from error
-    except RuntimeError as error:  # timm imports torchvision, which may be built for another version of torch
-        raise UserError(
-            f"timm is installed but cannot be imported ({error}): install the torchvision release for torch "
-            f"{torch.__version__}"
-        ) from error
+    except RuntimeError as error:  # timm imports torchvision
+        raise torchvision_mismatch(torch.__version__, error) from error
