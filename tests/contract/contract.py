@@ -180,6 +180,8 @@ def check_counts(name: str, seed: int, density: float) -> None:
     options = {"density": density} if "density" in known else {}
     if is_growth(name):
         options = {"start_density": density / 2, "target_density": density}
+    elif "peak_density" in known:
+        options |= {"start_density": density / 2, "peak_density": (1 + density) / 2}
     elif "start_density" in known:
         options["start_density"] = (1 + density) / 2
     method = small(name, **options)

@@ -217,6 +217,43 @@ class TestGradual:
                 assert num_on(on) == num
         assert sparse.masks.num_on == round(0.15 * num)
 
+    def test_gts_grows_in_equal_ratios_then_follows_the_cubic_curve(self) -> None:
+        model, masks = chain(0.1)
+        options = {"density": 0.15, "peak_density": 0.6, "num_growths": 3, "grow_fraction": 0.25}
+        method = methods.create(
+            "gts", **options, num_steps=60, update_interval=4, start_fraction=0.4, stop_fraction=0.8
+        )
+        assert method.grow == methods.create("gcg").grow
+        sparse = attached(method, model, masks, example_input=torch.zeros(1, 6, dtype=torch.float64))
+        num, first, peak = masks.num, masks.num_on, round(0.6 * masks.num)
+        expected: Arrays | int = first
+        before = flags(masks)
+        for step, on, now, _, _ in steps(sparse, 60):
+            if isinstance(expected, int):  # grown: how many, and that none was lost
+                assert num_on(on) == expected
+                assert not any((before[name] & ~on[name]).any() for name in NAMES)
+            else:
+                assert same(on, expected)
+            before, expected = on, on
+            if step in (5, 10, 15):
+                expected = peak if step == 15 else round(num_on(on) * (peak / num_on(on)) ** (5 / (20 - step)))
+                assert expected == pytest.approx(first * (peak / first) ** (step / 15), abs=1)
+            elif 24 <= step <= 48 and step % 4 == 0:
+                left = round(num * (0.15 + 0.45 * (1 - (step - 24) / 24) ** 3))
+                expected = best_of_all(magnitudes(now), on, left)
+        assert sparse.masks.num_on == round(0.15 * num)
+
+    @pytest.mark.parametrize("num_steps", [1, 2, 3, 5, 12, 1000])
+    @pytest.mark.parametrize("start", [10, 90, 400])
+    def test_gts_ends_on_the_density_however_short_the_training(self, num_steps: int, start: int) -> None:
+        schedule, num_on, highest = methods.create("gts", num_steps=num_steps).schedule, start, start
+        for step in range(num_steps):
+            if (change := schedule(Progress(round=0, step=step, num_on=num_on, num=1000))) is not None:
+                num_on += change.num_grow - change.num_drop
+                highest = max(highest, num_on)
+        assert num_on == 100
+        assert highest == (500 if num_steps > 1 else max(start, 100))
+
     @pytest.mark.parametrize("num_steps", [1, 2, 3, 7, 50])
     @pytest.mark.parametrize("stop_fraction", [0.3, 1.0])
     def test_the_density_is_reached_before_training_ends(self, num_steps: int, stop_fraction: float) -> None:
@@ -275,6 +312,10 @@ class TestGradual:
         ("imp", {"rewind_step": -1}, "rewind_step"),
         ("gmp", {"start_fraction": 0.8, "stop_fraction": 0.5}, "start_fraction < stop_fraction"),
         ("gmp", {"update_interval": 0}, "update_interval"),
+        ("gts", {"density": 0.6}, "density must be <= peak_density, got 0.6 > 0.5"),
+        ("gts", {"start_density": 0.6}, "start_density must be <= peak_density, got 0.6 > 0.5"),
+        ("gts", {"grow_fraction": 0.4}, "grow_fraction must be > 0 and <= start_fraction, got 0.4 and 0.32"),
+        ("gts", {"num_growths": 0}, "num_growths must be an integer >= 1, got 0"),
         ("granet", {"density": 0.6, "start_density": 0.5}, "density must be <= start_density"),
         ("rigl", {"drop_fraction": 1.0}, "drop"),
         ("rigl", {"num_steps": 0}, "num_steps"),

@@ -161,7 +161,7 @@ class Batches:
         return torch.randn(6, 2, 4, 4, generator=draw), torch.randint(0, 3, (6,), generator=draw)
 
 
-@pytest.mark.parametrize("name", ["rigl", "set", "granet", "snfs", "dsr", "itop", "gmp", "gse"])
+@pytest.mark.parametrize("name", ["rigl", "set", "granet", "snfs", "dsr", "itop", "gmp", "gse", "gts"])
 def test_engine_steps_equal_hooked_ones_bitwise(name: str) -> None:
     feed = Batches()
 
@@ -175,7 +175,8 @@ def test_engine_steps_equal_hooked_ones_bitwise(name: str) -> None:
         options = {"threshold": 0.05} if name == "dsr" else {}
         method = methods.create(name, density=0.3, num_steps=20, update_interval=3, **options)
         loss = {"loss": lambda model, pair: nn.functional.cross_entropy(model(pair[0]), pair[1])}
-        return attach(model, optimizer, method, scope=Masks.full(model), batches=[feed.batch(99)], **loss)
+        scope, pair = Masks.full(model), feed.batch(99)
+        return attach(model, optimizer, method, pair[0], scope=scope, batches=[pair], **loss)
 
     hooked, manual = made(), made()
     step = EagerStep(manual, feed, Recipe(), EngineOptions(device="cpu").resolve())

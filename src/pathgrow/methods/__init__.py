@@ -20,6 +20,7 @@ from pathgrow.methods.granet import granet
 from pathgrow.methods.grasp import grasp
 from pathgrow.methods.growth import gcg, gradient_growth, pathgrow_d, random_growth, trace_growth
 from pathgrow.methods.gse import gse
+from pathgrow.methods.gts import gts
 from pathgrow.methods.imp import imp, imp_c, lth
 from pathgrow.methods.itop import itop
 from pathgrow.methods.method import Method, fixed, require_density
@@ -67,6 +68,7 @@ _METHODS: dict[str, Entry] = {
     "random_growth": Entry(random_growth, "growth", paper=_YAO),
     "gradient_growth": Entry(gradient_growth, "growth", paper=_YAO),
     "trace_growth": Entry(trace_growth, "growth", paper=f"none of its own; motivated in {_YAO}"),
+    "gts": Entry(gts, "growth", paper=f"none of its own; growth of {_YAO}"),
     "imp": Entry(
         imp, "pruning", paper="Frankle et al. 2020, Linear Mode Connectivity and the Lottery Ticket Hypothesis"
     ),

@@ -180,8 +180,8 @@ class Method:
         >>> methods.create("gcg", gamma=1.0).growing(target_density=0.3).schedule
         GrowEachRound(gamma=1.0, target_density=0.3)
         """
-        if self.grow is None:
-            raise UserError(f"method {self.name!r} does not grow; use a growth method such as 'gcg'")
+        if self.grow is None or self.clock == "step":
+            raise UserError(f"method {self.name!r} does not grow between trainings; use a growth method such as 'gcg'")
         given = {"gamma": gamma, "target_density": target_density}
         changes = {name: value for name, value in given.items() if value is not None}
         schedule = GrowEachRound(target_density=self.target_density) if self.schedule is never else self.schedule

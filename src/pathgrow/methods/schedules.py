@@ -63,14 +63,14 @@ class PruneCubically:
 
     def density_at(self, step: int) -> float:
         """Overall density from this step on."""
-        first, last = self._steps
+        first, last = self.steps
         if step >= last:
             return self.density
         left = 1 - max((step - first) / (last - first), 0.0)
         return self.density + (self.start_density - self.density) * left**3
 
     def __call__(self, progress: Progress) -> MaskUpdate | None:
-        first, last = self._steps
+        first, last = self.steps
         on_grid = progress.step >= first and (progress.step - first) % self.update_interval == 0
         # Also after the last step of the curve: a training that was shortened still has to reach the density.
         if not on_grid and progress.step < last:
@@ -79,7 +79,8 @@ class PruneCubically:
         return MaskUpdate(num_drop=num_drop) if num_drop > 0 else None
 
     @property
-    def _steps(self) -> tuple[int, int]:
+    def steps(self) -> tuple[int, int]:
+        """The step at which pruning starts, and the one from which on the density is the final one."""
         # Never beyond num_steps - 1, the last step that is made: the density must be reached.
         last = min(max(1, floor_of(self.stop_fraction * self.num_steps)), self.num_steps - 1)
         return max(0, min(floor_of(self.start_fraction * self.num_steps), last - 1)), last

@@ -232,7 +232,9 @@ class TrainConfig(RunConfig):
                 f"method {self.method!r} requires --density; use `pathgrow discover` to search for a density"
             )
         if self.final == "grown" and self.density_option != "target_density":
-            raise UserError(f"final must be 'fresh' for method {self.method!r}, which does not grow, got 'grown'")
+            raise UserError(
+                f"final must be 'fresh' for method {self.method!r}, which does not grow between trainings, got 'grown'"
+            )
         self.make_method(num_steps=1)
 
     @classmethod
