@@ -197,6 +197,63 @@ class TestRounds:
         assert sparse.masks.density == 1
 
 
+def lamp_scores(now: Arrays, on: Arrays) -> Arrays:
+    """By the definition, one weight at a time."""
+    found = {}
+    for name in NAMES:
+        squares = now[name].ravel() ** 2 * on[name].ravel()
+        sums = np.array([squares[squares >= square].sum() for square in squares])
+        found[name] = (squares / sums).reshape(now[name].shape)
+    return found
+
+
+class TestLAMP:
+    @pytest.mark.parametrize("name", ["imp", "lth", "imp_c"])
+    def test_rounds(self, name: str) -> None:
+        sparse = attached(
+            methods.create(name, density=0.1, score="lamp", **({"rewind_step": 1} if name == "imp" else {})), chain()[0]
+        )
+        num, num_differing, level = sparse.masks.num, 0, 0
+        while True:
+            train(sparse, level)
+            on, now = flags(sparse.masks), weights(sparse.model)
+            if not sparse.advance_():
+                break
+            level += 1
+            left = max(round(0.1 * num), round(0.8**level * num))
+            assert same(flags(sparse.masks), best_of_all(lamp_scores(now, on), on, left))
+            num_differing += not same(flags(sparse.masks), best_of_all(magnitudes(now), on, left))
+        assert num_differing > 2
+
+    def test_gradual(self) -> None:
+        options = {"density": 0.15, "num_steps": 30, "update_interval": 3, "start_fraction": 0.1, "stop_fraction": 0.9}
+        sparse = attached(methods.create("gmp", score="lamp", **options), chain()[0])
+        expected = None
+        for _, on, now, _, _ in steps(sparse, 30):
+            if expected is not None and num_on(on) < num_on(expected[0]):
+                assert same(on, best_of_all(expected[1], expected[0], num_on(on)))
+            expected = on, lamp_scores(now, on)
+        assert sparse.masks.num_on == round(0.15 * sparse.masks.num)
+
+    def test_every_layer_keeps_its_largest_weight_and_weights_outside_the_scope_do_not_count(self) -> None:
+        model, _ = chain()
+        with torch.no_grad():
+            model[2].weight *= 1e-9
+            model[4].weight.zero_()
+        scope = {name: torch.ones_like(model.get_parameter(name), dtype=torch.bool) for name in NAMES[:2]}
+        scope["0.weight"][0] = False
+        with torch.no_grad():
+            model[0].weight[0] = 1e9
+        method = methods.create("imp_c", density=0.02, prune_fraction=0.98, score="lamp")
+        sparse = attach(model, SGD(model.parameters(), lr=0.1), method, scope=scope)
+        assert sparse.advance_()
+        largest = {name: abs(weights(model)[name]) * scope[name].numpy() for name in scope}
+        # Two weights are left: the largest of each layer, which has a score of one at any scale.
+        assert {name: np.flatnonzero(mask & scope[name]).tolist() for name, mask in sparse.masks.items()} == {
+            name: [int(array.argmax())] for name, array in largest.items()
+        }
+
+
 class TestGradual:
     def test_the_cubic_curve_and_what_is_pruned(self) -> None:
         model, _ = chain()
@@ -310,6 +367,7 @@ class TestGradual:
         ("imp", {"prune_fraction": 1.0}, "prune_fraction"),
         ("imp", {"density": 0.0}, "density"),
         ("imp", {"rewind_step": -1}, "rewind_step"),
+        ("gmp", {"score": "size"}, "unknown score 'size'"),
         ("gmp", {"start_fraction": 0.8, "stop_fraction": 0.5}, "start_fraction < stop_fraction"),
         ("gmp", {"update_interval": 0}, "update_interval"),
         ("gts", {"density": 0.6}, "density must be <= peak_density, got 0.6 > 0.5"),

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from pathgrow.errors import UserError, is_number, require
-from pathgrow.masks.sampling import sample_proportional, top_k
+from pathgrow.masks.sampling import sample_proportional
 from pathgrow.methods.method import ByScore, MaskUpdate, Method, NetworkView, Progress, count_at, floor_of
-from pathgrow.methods.picks import by_walks, smallness
+from pathgrow.methods.picks import by_walks, prune_by
 from pathgrow.methods.schedules import PruneCubically, scaled_interval
 
 
@@ -62,7 +62,7 @@ def gts(
         start=by_walks,
         start_density=start_density,
         grow=ByScore(NetworkView.path_scores, sample_proportional),
-        drop=ByScore(smallness, top_k),
+        drop=prune_by("magnitude"),
         schedule=GrowThenPrune(num_growths=num_growths, grow_fraction=grow_fraction, prune=prune),
         clock="step",
         needs=frozenset({"paths"}),

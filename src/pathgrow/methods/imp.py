@@ -1,9 +1,8 @@
 """Iterative magnitude pruning (IMP): train, prune 20% of the remaining weights, rewind, train again; LTH and IMP-C."""
 
 from pathgrow.errors import is_number, require
-from pathgrow.masks.sampling import top_k
-from pathgrow.methods.method import AfterUpdate, ByScore, Method
-from pathgrow.methods.picks import all_candidates, smallness
+from pathgrow.methods.method import AfterUpdate, Method
+from pathgrow.methods.picks import PruneScore, all_candidates, prune_by
 from pathgrow.methods.schedules import PruneEachRound, require_steps
 
 _REWIND_STEP, _OF_STEPS = 500, 10_000
@@ -11,7 +10,12 @@ _REWIND_STEP, _OF_STEPS = 500, 10_000
 
 
 def imp(
-    *, density: float = 0.1, prune_fraction: float = 0.2, num_steps: int = _OF_STEPS, rewind_step: int | None = None
+    *,
+    density: float = 0.1,
+    prune_fraction: float = 0.2,
+    num_steps: int = _OF_STEPS,
+    rewind_step: int | None = None,
+    score: PruneScore = "magnitude",
 ) -> Method:
     """IMP with late rewinding (Frankle et al. 2020, Linear Mode Connectivity and the Lottery Ticket Hypothesis).
 
@@ -34,16 +38,18 @@ def imp(
         Steps of one training, for the default of `rewind_step`.
     rewind_step : int, optional
         Optimizer step of the first training to whose weights to rewind.
+    score : "magnitude" or "lamp"
+        What weights are ranked by: |weight|, or the LAMP scores of `gmp`.
     """
     require_steps(1, num_steps)
     if rewind_step is None:
         rewind_step = round(_REWIND_STEP * min(num_steps, _OF_STEPS) / _OF_STEPS)
     is_step = is_number(rewind_step) and rewind_step >= 0 and rewind_step == int(rewind_step)
     require(is_step, "rewind_step", rewind_step, "an integer >= 0", 500)
-    return _pruning("imp", density, prune_fraction, "rewind", int(rewind_step))
+    return _pruning("imp", density, prune_fraction, score, "rewind", int(rewind_step))
 
 
-def lth(*, density: float = 0.1, prune_fraction: float = 0.2) -> Method:
+def lth(*, density: float = 0.1, prune_fraction: float = 0.2, score: PruneScore = "magnitude") -> Method:
     """The lottery ticket procedure (Frankle & Carbin 2019, The Lottery Ticket Hypothesis).
 
     Rule: as `imp`, rewinding to the initial weights. Options as there.
@@ -51,10 +57,10 @@ def lth(*, density: float = 0.1, prune_fraction: float = 0.2) -> Method:
     Differences: the paper ranks within layers for its small networks, and prunes their output layer half as fast; here,
     as for its deeper ones, ranking is over all layers. The scope decides which layers take part.
     """
-    return _pruning("lth", density, prune_fraction, "rewind", 0)
+    return _pruning("lth", density, prune_fraction, score, "rewind", 0)
 
 
-def imp_c(*, density: float = 0.1, prune_fraction: float = 0.2) -> Method:
+def imp_c(*, density: float = 0.1, prune_fraction: float = 0.2, score: PruneScore = "magnitude") -> Method:
     """IMP-C, the continued-training variant that GCG is compared with (Yao & Dovrolis; cf. Renda et al. 2020).
 
     Rule: as `imp`, but weights and batch norm stay as trained; the optimizer state is reset. Options as there.
@@ -62,15 +68,22 @@ def imp_c(*, density: float = 0.1, prune_fraction: float = 0.2) -> Method:
     Differences: the paper gives neither the length of a round nor its learning rate; both are up to the training loop,
     and a full schedule for each round is learning-rate rewinding.
     """
-    return _pruning("imp_c", density, prune_fraction, "reset_optimizer", 0)
+    return _pruning("imp_c", density, prune_fraction, score, "reset_optimizer", 0)
 
 
-def _pruning(name: str, density: float, prune_fraction: float, after_update: AfterUpdate, rewind_step: int) -> Method:
+def _pruning(
+    name: str,
+    density: float,
+    prune_fraction: float,
+    score: PruneScore,
+    after_update: AfterUpdate,
+    rewind_step: int,
+) -> Method:
     return Method(
         name=name,
         start=all_candidates,
         start_density=1.0,
-        drop=ByScore(smallness, top_k),
+        drop=prune_by(score),
         schedule=PruneEachRound(density=density, prune_fraction=prune_fraction),
         after_update=after_update,
         rewind_step=rewind_step,
