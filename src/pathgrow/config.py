@@ -9,9 +9,10 @@ A config is a frozen dataclass whose fields are declared with `option`. From tha
 
 import dataclasses
 import functools
+import math
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -24,7 +25,7 @@ _TOO_LARGE = 2**128
 T = TypeVar("T")
 
 _hints = functools.cache(get_type_hints)
-"""Resolving annotations takes longer than checking the values of a whole report."""
+"""Resolving annotations takes longer than checking the values of a whole report, and a comparison reads thousands."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +122,8 @@ def check_value(value: Any, hint: Any, spec: Option, name: str) -> Any:
     Traceback (most recent call last):
     pathgrow.errors.UserError: epochs must be an integer >= 1, got 1.5 (e.g. 20)
     """
-    members = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    origin, parts = _origin_and_parts(hint)
+    members = parts if origin in (Union, types.UnionType) else (hint,)
     if value is None and type(None) in members:
         return value
     if Any in members:
@@ -148,9 +150,9 @@ def from_json(cls: type[T], values: Any, *, where: str = "") -> T:
     pathgrow.errors.UserError: network.val.score must be a number, got 'high'
     """
     given = _known_values(cls, values, where)
-    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
-        if field.name not in given and field.default is MISSING and field.default_factory is MISSING:
-            raise UserError(f"{_join(where, field.name)} is missing")
+    required = _required(cls)  # type: ignore[arg-type]
+    if missing := [name for name in required if name not in given]:
+        raise UserError(f"{_join(where, missing[0])} is missing")
     return cls(**given)
 
 
@@ -195,15 +197,31 @@ def _known_values(cls: type, values: Any, where: str) -> dict[str, Any]:
     """The values of a JSON object as the types of the fields they name."""
     if not isinstance(values, Mapping):
         raise UserError(f"{where or 'the value'} must be a JSON object, got {short(values)}")
-    hints = _hints(cls)
-    fields = {field.name: field for field in dataclasses.fields(cls)}
+    fields = _fields(cls)
     given = {}
     for name, value in values.items():
         if name not in fields:
             raise unknown_name(f"{where} key" if where else "key", str(name), fields)
-        at = _join(where, name)
-        given[name] = check_value(value, hints[name], option_of(fields[name]), at)
+        given[name] = check_value(value, *fields[name], _join(where, name))
     return given
+
+
+@functools.cache
+def _origin_and_parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    return get_origin(hint), get_args(hint)
+
+
+@functools.cache
+def _required(cls: Any) -> list[str]:
+    """The fields without a default."""
+    return [f.name for f in dataclasses.fields(cls) if f.default is MISSING and f.default_factory is MISSING]
+
+
+@functools.cache
+def _fields(cls: Any) -> dict[str, tuple[Any, Option]]:
+    """Type and `Option` of each field."""
+    hints = _hints(cls)
+    return {field.name: (hints[field.name], option_of(field)) for field in dataclasses.fields(cls)}
 
 
 def _join(where: str, name: object) -> str:
@@ -212,13 +230,13 @@ def _join(where: str, name: object) -> str:
 
 def _as_member(value: Any, member: Any, spec: Option, at: str) -> Any:
     """`value` as one member of a union; MISSING if it does not fit."""
-    origin, parts = get_origin(member), get_args(member)
-    if origin is Literal:
-        return value if any(value == choice and type(value) is type(choice) for choice in parts) else MISSING
     if member is int:
         return value if is_int(value) and abs(value) < _TOO_LARGE and spec.allows(value) else MISSING
     if member is float:
         return float(value) if is_number(value) and spec.allows(value) else MISSING
+    origin, parts = _origin_and_parts(member)
+    if origin is Literal:
+        return value if any(value == choice and type(value) is type(choice) for choice in parts) else MISSING
     if dataclasses.is_dataclass(member) and isinstance(value, Mapping):
         return from_json(typing.cast(type, member), value, where=at)
     if origin in (tuple, list):
@@ -226,18 +244,27 @@ def _as_member(value: Any, member: Any, spec: Option, at: str) -> Any:
             return MISSING
         if origin is tuple and parts[-1] is not Ellipsis and len(parts) != len(value):
             return MISSING
+        if parts[0] is float and len({*parts, ...}) == 2 and _are_floats(value, spec):
+            return origin(value)
         kinds = parts if origin is tuple and parts[-1] is not Ellipsis else [parts[0]] * len(value)
         items = zip(value, kinds, strict=True)
         return origin(check_value(item, kind, spec, f"{at}[{i}]") for i, (item, kind) in enumerate(items))
     if origin in (dict, Mapping):
         if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
             return MISSING
+        if parts[1] is float and _are_floats(value.values(), spec):
+            return dict(value)
         return {key: check_value(item, parts[1], spec, f"{at}.{key}") for key, item in value.items()}
     if origin is Callable:
         return value if callable(value) else MISSING
     if not isinstance(member, type) or getattr(member, "_is_protocol", False):
         return value  # cannot be checked
     return value if isinstance(value, member) else MISSING
+
+
+def _are_floats(values: Collection[Any], spec: Option) -> bool:
+    """Whether all values are valid as they are; a report has columns of hundreds."""
+    return set(map(type, values)) == {float} and not spec.bounds and not spec.valid and all(map(math.isfinite, values))
 
 
 def _plain(value: Any, at: str) -> Any:

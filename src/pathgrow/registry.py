@@ -97,7 +97,21 @@ def import_function(kind: str, place: str) -> Callable[..., Any]:
     function: Callable[..., Any] | None = getattr(module, function_name, None)
     if not callable(function):
         raise UserError(f"{kind} {place!r}: module {module_name!r} has no function {function_name!r}")
+    _IMPORTED.add(place)
     return function
+
+
+_IMPORTED: set[str] = set()
+"""Names that `import_function` was asked for."""
+
+
+def require_imported(kind: str, name: object) -> None:
+    """Refuse `package.module:function` unless it was imported before: a config is data, and data must not run code."""
+    if isinstance(name, str) and ":" in name and name not in _IMPORTED:
+        raise UserError(
+            f"{kind} {name!r} is a function outside pathgrow, which reading a config does not import: pass it on the "
+            f"command line (--{kind}), or call pathgrow.{kind}s.entry({name!r}) first"
+        )
 
 
 def lazy_attributes(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:

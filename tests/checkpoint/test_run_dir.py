@@ -10,8 +10,8 @@ import threading
 import time
 import types
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import filelock
@@ -27,7 +27,7 @@ from pathgrow.checkpoint.run_dir import EnvironmentChangedWarning
 from pathgrow.checkpoint.stage_files import DamagedStageWarning
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.masks import Masks
-from tests.support.command import leave
+from tests.support.command import leave, unprivileged
 
 CONFIG = {"seed": 0, "delta": 0.01, "model": {"name": "mlp", "widths": [64, 10]}}
 
@@ -522,29 +522,14 @@ def test_a_finished_run_is_not_changed_by_opening_it(finished):
     assert stamps(finished) == before
 
 
-@contextmanager
-def unprivileged() -> Iterator[None]:
-    """Without the rights of root, which may write anywhere."""
-    root = os.geteuid() == 0
-    if root:
-        os.seteuid(65534)
-    try:
-        yield
-    finally:
-        if root:
-            os.seteuid(0)
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="permissions")
 @pytest.mark.parametrize("has_manifest", [True, False])
 def test_a_finished_run_opens_in_a_read_only_directory(finished, has_manifest):
     if not has_manifest:
         (finished / MANIFEST).unlink()
-    for parent in list(finished.parents)[:3]:  # pytest's own directories are private
-        parent.chmod(0o755)
     finished.chmod(0o555)
     before = stamps(finished)
-    with unprivileged():
+    with unprivileged(finished.parent):
         with RunDir.open(finished, CONFIG) as again:
             assert again.report() == {"score": 0.5}
             assert again.stages.load("final").metadata == {"score": 0.5}
@@ -732,18 +717,16 @@ def test_deeply_nested_json_is_one_sentence(finished, name):
 @posix
 def test_files_of_another_user_are_one_sentence(finished):
     (finished / "report.json").unlink()
-    for parent in list(finished.parents)[:3]:
-        parent.chmod(0o755)
     (finished / "metrics.jsonl").write_text("{}")
     for name in ("metrics.jsonl", "stages/final.json"):
         (finished / name).chmod(0)
-    with unprivileged():
+    with unprivileged(finished.parent):
         with pytest.raises(UserError, match=r"cannot read .*metrics\.jsonl \(Permission denied\)"):
             _ = RunDir(finished).metrics
         with pytest.raises(UserError, match=r"cannot read .*final\.json \(Permission denied\)"):
             RunDir(finished).stages.load("final")
     finished.chmod(0)
-    with unprivileged():
+    with unprivileged(finished.parent):
         for look in (lambda run: run.finished, lambda run: run.config):
             with pytest.raises(UserError, match=r"cannot read .* \(Permission denied\)"):
                 look(RunDir(finished))

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from pathgrow.cli import main
 from pathgrow.errors import RunFailed
+from pathgrow.report.compare_table import TABLE_FORMATS
+from pathgrow.report.schema import RunReport
 from pathgrow.version import __version__
 from tests.support.command import leave
+from tests.support.sample_report import discovery_report, training_report
 
 DISCOVER = [
     ("--data digit", "unknown dataset 'digit': did you mean digits"),
@@ -189,6 +194,38 @@ def test_bugs_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
         main.main(["discover", "--quiet"])
 
 
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (PermissionError(13, "Permission denied", "/data/x"), "cannot access /data/x (Permission denied)"),
+        (MemoryError(), "out of memory (MemoryError); finished stages are kept"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "out of memory (CUDA out of memory. "),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "out of memory (DefaultCPUAllocator"),
+    ],
+)
+def test_a_fault_of_the_machine_is_one_sentence(
+    error: Exception, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr("pathgrow.runs.discovery.run_discovery", fail)
+    assert leave("discover", "--quiet") == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"pathgrow: {message}")
+    assert printed.count("\n") == 1
+
+
+@pytest.mark.parametrize("error", [RuntimeError("shapes differ"), OSError("no file in particular")])
+def test_other_faults_keep_their_traceback(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr("pathgrow.runs.discovery.run_discovery", fail)
+    with pytest.raises(type(error)):
+        main.main(["discover", "--quiet"])
+
+
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert leave("--version") == 0
     assert capsys.readouterr().out == f"pathgrow {__version__}\n"
@@ -211,6 +248,101 @@ def test_a_user_defined_method_is_imported_from_the_working_directory(tmp_path: 
     command = [sys.executable, "-c", start, "methods", "mine:my_method"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("mine:my_method\n")
+
+
+OPTIONAL = ("triton", "pandas", "psutil", "cupy", "IPython", "tensorflow", "pytz", "pyarrow", "tensorboard", "dill")
+
+
+def test_nothing_else_is_imported_from_the_working_directory(tmp_path: Path) -> None:
+    """Modules that torch and others import if they exist, planted where a command runs."""
+    for name in OPTIONAL:
+        (tmp_path / f"{name}.py").write_text(f"open('{name} was run', 'w')\nraise ImportError\n")
+    line = "train --method random --density 0.5 --epochs 1 --model-option widths=4,4 --quiet --out run"
+    environment = {**os.environ, "PYTHONPATH": str(Path(main.__file__).parents[2])}
+    command = [sys.executable, "-m", "pathgrow", *line.split()]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+    assert list(tmp_path.glob("* was run")) == []
+
+
+def test_the_working_directory_is_on_the_path_for_a_method_on_the_command_line_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    (tmp_path / "my_methods.py").write_text("from pathgrow.methods import erk as mine\n")
+    options = "--density 0.5 --epochs 1 --model-option widths=4,4 --quiet"
+    for method, is_there in (("rigl", False), ("my_methods:mine", True)):
+        assert leave(*f"train --method {method} {options} --out {method[:2]}".split()) == 0
+        assert ("" in sys.path) == is_there
+    assert leave(*f"train --method my_methods:theirs {options}".split()) == 2
+    assert "module 'my_methods' has no function 'theirs'" in capsys.readouterr().err
+
+
+ESCAPES = "\x1b]0;owned\x07\x1b[31m\x9b2J\u202e\r\n\ud800"
+
+
+def with_escapes(value: Any, keys: bool) -> Any:
+    if isinstance(value, dict):
+        return {f"{name}{ESCAPES}" if keys else name: with_escapes(item, keys) for name, item in value.items()}
+    if isinstance(value, list):
+        return [with_escapes(item, keys) for item in value]
+    return f"{value}{ESCAPES}" if isinstance(value, str) else value
+
+
+def assert_harmless(capsys: pytest.CaptureFixture[str]) -> str:
+    printed = "".join(capsys.readouterr())
+    assert [line for line in printed.split("\n") if not line.isprintable()] == []
+    return " ".join(printed.split())
+
+
+@pytest.mark.parametrize("report", [discovery_report(), training_report()], ids=["discover", "train"])
+def test_escape_sequences_in_a_report_are_not_printed(
+    report: RunReport, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = with_escapes(report.as_json(), keys=False) | {"command": report.command}
+    config = with_escapes(values["config"], keys=True) | values["config"]
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "env.json").write_text(json.dumps({"device": f"cpu{ESCAPES}", "device_name": ESCAPES}))
+    for written in (values, values | {"config": config}, {"format": ESCAPES, "version": ESCAPES}, {ESCAPES: 1}):
+        (tmp_path / "report.json").write_text(json.dumps(written))
+        for command in ("show", "check", "compare", *(f"compare --format {name}" for name in TABLE_FORMATS)):
+            leave(*command.split(), str(tmp_path))
+            assert_harmless(capsys)
+
+
+def test_escape_sequences_in_an_unfinished_run_are_not_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["train", "--method", "dense", "--epochs", "1", "--model-option", "widths=4,4", "--out", str(tmp_path)]
+    (tmp_path / "config.json").write_text(json.dumps({"data": ESCAPES, "epochs": 1, ESCAPES: ESCAPES}))
+    row = {"stage": f"round-{ESCAPES}", "event": "begin"}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"stage": "round-" + "9" * 5000}) + "\n")
+    assert leave("show", str(tmp_path)) == 0
+    assert "unfinished run" in assert_harmless(capsys)
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    assert leave("show", str(tmp_path)) == 0
+    assert "in stage round-?]0;owned" in assert_harmless(capsys)
+    assert leave(*line) == 2
+    assert "another config" in assert_harmless(capsys)
+
+
+def test_escape_sequences_in_names_of_directories_are_not_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = ESCAPES.replace("\ud800", "")
+    pictures = tmp_path / "pictures"
+    for name in ("a", odd):
+        (pictures / name).mkdir(parents=True)
+    assert leave("discover", "--data", "folder", "--data-root", str(pictures)) == 2
+    assert "contains no images" in assert_harmless(capsys)
+    line = ["train", "--method", "dense", "--epochs", "1", "--model-option", "widths=4,4", "--out"]
+    assert leave(*line, str(tmp_path / odd)) == 0
+    assert "Wrote to " in assert_harmless(capsys)
+    for words in (["show"], ["check"], ["compare"], ["compare", "--format", "csv"], ["compare", "--format", "json"]):
+        assert leave(*words, str(tmp_path / odd)) == 0
+        assert_harmless(capsys)
+        assert leave(*words, str(tmp_path / odd / "nowhere")) == 2
+        assert_harmless(capsys)
 
 
 def test_a_closed_pipe_ends_without_a_traceback() -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import statistics
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +16,8 @@ from pathgrow.checkpoint import RunDir
 from pathgrow.errors import UserError
 from pathgrow.report.compare import Comparison, Row, compare_runs
 from pathgrow.report.schema import RunReport
-from tests.support.command import leave
+from pathgrow.report.terminal import print_run
+from tests.support.command import leave, unprivileged
 from tests.support.finished_runs import finished
 
 T_95 = {1: 6.3138, 2: 2.9200, 3: 2.3534}
@@ -296,3 +301,84 @@ def test_unusable_directories_are_skipped_with_a_note(tmp_path: Path, capsys: py
     assert "repeats seed 0" in notes[-1]
     with pytest.raises(UserError, match="no finished run in 2 paths"):
         compare_runs([tmp_path / "foreign", bad[0]])
+
+
+# Directories that somebody else made
+
+
+def deep(path: Path, name: str) -> None:
+    (path / name).write_text('{"a":' * 10_000 + "1" + "}" * 10_000)
+
+
+def forged(path: Path, name: str) -> None:
+    with RunDir.open(path, json.loads((path / "config.json").read_text())):
+        pass  # writes the manifest
+    (path / name).write_text((path / name).read_text().replace("0.9", "0.1"))
+
+
+def linked(path: Path, name: str) -> None:
+    (path / name).rename(path.parent / f"{path.name}.elsewhere")
+    (path / name).symlink_to(path.parent / f"{path.name}.elsewhere")
+
+
+def piped(path: Path, name: str) -> None:
+    (path / name).unlink()
+    os.mkfifo(path / name)
+
+
+def foldered(path: Path, name: str) -> None:
+    (path / name).unlink()
+    (path / name).mkdir()
+
+
+def unreadable(path: Path, name: str) -> None:
+    (path / name).chmod(0)
+
+
+DAMAGES = {
+    deep: "is not JSON (nested more than 64 levels deep)",
+    linked: "it is a symbolic link",
+    piped: "it is not a regular file",
+    foldered: "it is not a regular file",
+    unreadable: "Permission denied",
+}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links, pipes and permissions")
+def test_directories_that_cannot_be_read_are_left_out_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, expected = finished(tmp_path / "good"), []
+    for damage, reason in DAMAGES.items():
+        for name in ("report.json", "env.json"):
+            path = finished(tmp_path / f"{damage.__name__} {name}", seed=1)
+            damage(path, name)
+            expected.append((path, name, reason))
+    forged(finished(tmp_path / "forged", seed=1), "report.json")
+    expected.append((tmp_path / "forged", "report.json", "does not match its SHA-256 in manifest.sha256"))
+    odd = [tmp_path / "nowhere", tmp_path / ("x" * 300), good / "report.json"]
+    with unprivileged(tmp_path):
+        found = compare_runs([good, *(path for path, _, _ in expected), *odd])
+    assert [row.runs for row in found.rows] == [(str(good),)]
+    assert len(found.notes) == len(expected) + len(odd)
+    for note, (path, name, reason) in zip(found.notes, expected, strict=False):
+        assert note.startswith(f"{path} skipped: ")
+        assert name in note
+        assert reason in note
+        assert note.isprintable()
+    assert print_run.__module__ in sys.modules  # imports need the rights that are dropped here
+    for path in (*(path for path, _, _ in expected), *odd):
+        for command in ("show", "check"):
+            with unprivileged(tmp_path):
+                assert leave(command, str(path)) in (0, 1, 2)
+            assert capsys.readouterr().err.count("\n") <= 1
+
+
+def test_hundreds_of_configurations_are_compared_in_a_second(tmp_path: Path) -> None:
+    paths = [finished(tmp_path / str(n), seed=n % 2, method_options={"every": n // 2}) for n in range(400)]
+    start = time.process_time()
+    found = compare_runs(paths)
+    assert len(found.rows) == 200
+    assert {row.num_seeds for row in found.rows} == {2}
+    assert found.rows[7].settings == "every 7"
+    assert time.process_time() - start < 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import sys
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -253,6 +254,28 @@ def test_a_method_has_its_defaults_spelled_out() -> None:
 )
 def test_a_config_survives_json(config: RunConfig) -> None:
     assert type(config).from_dict(json.loads(json.dumps(config.as_dict()))) == config
+
+
+@pytest.mark.parametrize("name", ["os:abort", "builtins:exit", "antigravity:geohash", "canary:method", "a:b:c", ":"])
+@pytest.mark.parametrize("kind", [TrainConfig, DiscoverConfig])
+def test_reading_a_config_imports_and_calls_nothing_that_it_names(
+    kind: type[RunConfig], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "canary.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match="reading a config does not import"):
+        kind.from_dict({"method": name, "density": 0.5} if kind is TrainConfig else {"method": name})
+    with pytest.raises(UserError, match="reading a config does not import"):
+        dataclasses.replace(
+            kind.from_dict({"method": "gcg", **({"density": 0.5} if kind is TrainConfig else {})}), method=name
+        )
+    assert "canary" not in sys.modules
+
+
+def test_a_config_may_name_a_function_that_the_program_has_imported() -> None:
+    name = "pathgrow.methods.rigl:rigl"
+    methods.entry(name)
+    assert TrainConfig.from_dict({"method": name, "density": 0.5}).make_method(10).name == "rigl"
 
 
 def test_a_recipe_is_looked_up_and_overridden() -> None:

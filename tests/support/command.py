@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -54,6 +56,21 @@ def kill_when(process: BaseProcess, is_time: Callable[[], bool], delay: float = 
     process.kill()
     process.join()
     assert process.exitcode == -signal.SIGKILL, "it was still running"
+
+
+@contextmanager
+def unprivileged(folder: Path) -> Iterator[None]:
+    """Without the rights of root, to whom everything is readable and writable; what is in `folder` can be reached."""
+    is_root = os.geteuid() == 0
+    if is_root:
+        for parent in (folder, *list(folder.parents)[:3]):  # pytest's own directories are private
+            parent.chmod(parent.stat().st_mode | 0o055)
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if is_root:
+            os.seteuid(0)
 
 
 def everything(out: Path) -> dict[str, object]:

@@ -11,15 +11,16 @@ import os
 import re
 import stat
 from pathlib import Path
-
-import safetensors.torch
-from safetensors import SafetensorError
-from torch import nn
+from typing import TYPE_CHECKING
 
 from pathgrow import atomic
 from pathgrow.checkpoint import strict_json
 from pathgrow.errors import UserError
-from pathgrow.masks import Masks
+
+if TYPE_CHECKING:  # torch takes seconds to import, which verifying hashes should not
+    from torch import nn
+
+    from pathgrow.masks import Masks
 
 MANIFEST = "manifest.sha256"
 FILES = (
@@ -157,6 +158,10 @@ def load_network(path: str | os.PathLike[str], model: nn.Module) -> Masks:
     UserError
         If the run is unfinished, a file does not match its hash in the manifest, or the model is another one.
     """
+    import safetensors.torch
+
+    from pathgrow.masks import Masks
+
     root = Path(path)
     weights, masks = root / "network.safetensors", root / "network_masks.safetensors"
     if not (root / MANIFEST).is_file():
@@ -164,7 +169,7 @@ def load_network(path: str | os.PathLike[str], model: nn.Module) -> Masks:
     check_hash(root, weights.name, masks.name)
     try:
         model.load_state_dict(safetensors.torch.load_file(weights))
-    except (RuntimeError, SafetensorError) as error:
+    except (RuntimeError, safetensors.SafetensorError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{weights} does not fit {type(model).__name__}: {reason}") from error
     return Masks.load(masks)

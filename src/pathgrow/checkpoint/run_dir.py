@@ -33,23 +33,23 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-import numpy
-import torch
 from filelock import FileLock, Timeout
-from torch import nn
 
 from pathgrow import atomic
 from pathgrow.checkpoint import strict_json
 from pathgrow.checkpoint.manifest import MANIFEST, check_entries, damaged_files, write_manifest
 from pathgrow.checkpoint.stage_files import Metrics, StageFiles, serialize
 from pathgrow.errors import RunFailed, UserError
-from pathgrow.masks import Masks
 from pathgrow.version import __version__
 
 if sys.platform != "win32":
     import fcntl
+if TYPE_CHECKING:  # torch takes seconds to import, which reading a run directory should not
+    from torch import nn
+
+    from pathgrow.masks import Masks
 
 _METRICS = "metrics.jsonl"
 _DRAWN = ("curve.png", "report.html")
@@ -87,8 +87,6 @@ class RunDir:
         self._is_open = False
         self._seconds_before = 0.0
         self._opened_at: float | None = None
-        # Not per thread: whichever thread closes the directory releases the lock.
-        self._lock = FileLock(self.path / ".lock", thread_local=False)
         self._created: list[Path] = []
         """Directories, and the lock file, that opening created."""
         self._is_new = False
@@ -266,6 +264,11 @@ class RunDir:
 
     # Opening
 
+    @functools.cached_property
+    def _lock(self) -> FileLock:
+        # Not per thread: whichever thread closes the directory releases the lock.
+        return FileLock(self.path / ".lock", thread_local=False)
+
     def _own(self) -> bool:
         """Lock the directory if it was opened without; False in a process that only reads."""
         if self._is_open and not self.is_owner:
@@ -405,6 +408,9 @@ def _command(config: Mapping[str, Any]) -> str:
 
 def _describe_environment(device: str) -> dict[str, Any]:
     """Describe the environment of this process; nothing in here names a person or a machine."""
+    import numpy
+    import torch
+
     return {
         "pathgrow": __version__,
         "commit": _commit(),

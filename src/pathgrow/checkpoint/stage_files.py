@@ -5,6 +5,8 @@ whether a stage exists. A stage that does not match its hashes counts as unfinis
 A record is read through a schema, and its tensors only from the file that a stage of its name has.
 """
 
+from __future__ import annotations
+
 import hashlib
 import os
 import re
@@ -13,17 +15,16 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import safetensors.torch
-from safetensors import SafetensorError
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from pathgrow import atomic
 from pathgrow.checkpoint import strict_json
 from pathgrow.checkpoint.store import Metadata, Stage
 from pathgrow.config import from_json, option, to_json
 from pathgrow.errors import RunFailed, UserError, is_int
+
+if TYPE_CHECKING:  # torch takes seconds to import, which reading records should not
+    from torch import Tensor
 
 _STAGE_FORMAT = 2
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -297,6 +298,8 @@ class StageFiles:
     def _read_tensors(self, entry: _TensorFile | None) -> dict[str, Tensor]:
         if entry is None:
             return {}
+        import safetensors.torch
+
         try:
             data = _read(self.folder / entry.file)
         except FileNotFoundError as error:
@@ -305,7 +308,7 @@ class StageFiles:
             raise _DamageError(f"{entry.file} does not match its SHA-256")
         try:
             return safetensors.torch.load(data)
-        except SafetensorError as error:
+        except safetensors.SafetensorError as error:
             raise _DamageError(f"{entry.file} is not a safetensors file") from error
 
     def _report_damage(self, stage: str, damage: _DamageError) -> None:
@@ -329,6 +332,8 @@ def serialize(tensors: Mapping[str, Tensor]) -> bytes:
 
     Copies lift two limits of the format: no views of one storage (tied weights), contiguous tensors only.
     """
+    import safetensors.torch
+
     copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
     return safetensors.torch.save(copies)
 

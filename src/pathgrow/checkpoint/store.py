@@ -1,12 +1,15 @@
 """Stores of finished stages: a stage that is stored is not run again, so rerunning resumes."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from torch import Tensor
+if TYPE_CHECKING:  # torch takes seconds to import, which reading reports should not
+    from torch import Tensor
 
-from pathgrow.distributed.comm import Communicator
+    from pathgrow.distributed.comm import Communicator
 
 Metadata = Mapping[str, Any]
 """JSON values only: they are written as they are and must load back equal."""

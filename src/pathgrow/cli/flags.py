@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import inspect
+import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, field
 from functools import partial
@@ -73,6 +74,19 @@ class Subcommand:
         parser = Parser(prog, self.run.__doc__)
         self.flags(parser)
         return parser
+
+
+def import_named(method: object) -> None:
+    """Import a method that the command line names as `module:function`, if need be from the working directory.
+
+    Nothing else is imported from there: it may hold files of somebody else.
+    """
+    if isinstance(method, str) and ":" in method:
+        from pathgrow import methods
+
+        if "" not in sys.path:
+            sys.path.append("")
+        methods.entry(method)
 
 
 def add_flags(group: argparse._ArgumentGroup, config: type, *, without: Collection[str] = ()) -> None:

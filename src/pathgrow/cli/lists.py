@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from pathgrow.cli.flags import Parser, Subcommand
+from pathgrow.cli.flags import Parser, Subcommand, import_named
 
 if TYPE_CHECKING:
     from pathgrow.methods.method import Method
@@ -47,6 +47,7 @@ def _describe_method(name: str) -> None:
     from pathgrow import methods
     from pathgrow.methods.allocation import DISTRIBUTIONS
 
+    import_named(name)
     entry, method, options = methods.entry(name), methods.create(name), methods.defaults(name)
     print(f"{name}\n  paper      {entry.paper}")
     print(f"  cost/step  {_cost(method)}.{_requirements(method)}")

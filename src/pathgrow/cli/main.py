@@ -4,6 +4,7 @@
 """
 
 import os
+import re
 import sys
 import warnings
 from argparse import RawDescriptionHelpFormatter
@@ -12,10 +13,12 @@ from typing import Any, NoReturn
 from pathgrow.cli.flags import Parser, Subcommand
 from pathgrow.cli.lists import LIST_COMMANDS
 from pathgrow.cli.run import RUN_COMMANDS
-from pathgrow.errors import PeerFailed, RunFailed, UserError, unknown_name
+from pathgrow.errors import PeerFailed, RunFailed, UserError, printable, unknown_name
 from pathgrow.version import __version__
 
 COMMANDS = {**RUN_COMMANDS, **LIST_COMMANDS}
+_OUT_OF_MEMORY = re.compile("out of memory|can't allocate memory")
+"""What torch says on a GPU and on a CPU."""
 _INTERRUPTED = 130
 """The shell's exit code for Ctrl-C."""
 
@@ -23,8 +26,6 @@ _INTERRUPTED = 130
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command and exit with its code; users see no traceback."""
     warnings.showwarning = _show_warning
-    if "" not in sys.path:
-        sys.path.append("")  # user-defined methods, `module:function`, are imported from the working directory
     code = _exit_code(sys.argv[1:] if arguments is None else arguments)
     process_group = sys.modules.get("pathgrow.trainer.process_group")
     if code and process_group is not None and process_group.is_initialized():
@@ -79,15 +80,28 @@ def _exit_code(arguments: list[str]) -> int:
         return _fail(error, 2)
     except RunFailed as error:
         return _fail(error, 1)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        return _fail(f"cannot access {error.filename} ({error.strerror or error})", 1)
+    except (MemoryError, RuntimeError) as error:
+        text = str(error).partition("\n")[0]
+        if not isinstance(error, MemoryError) and not _OUT_OF_MEMORY.search(text):
+            raise
+        return _fail(
+            f"out of memory ({text or 'MemoryError'}); finished stages are kept: rerun the command with "
+            "--max-concurrent 1, or start another run with a smaller model or --batch-size",
+            1,
+        )
     except KeyboardInterrupt:
         return _fail("interrupted; finished stages are kept, rerun the command to resume", _INTERRUPTED)
     return 0
 
 
 def _fail(message: object, code: int) -> int:
-    print(f"pathgrow: {message}", file=sys.stderr)
+    print(f"pathgrow: {printable(message)}", file=sys.stderr)
     return code
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    print(f"pathgrow: warning: {message}", file=sys.stderr)
+    print(f"pathgrow: warning: {printable(message)}", file=sys.stderr)

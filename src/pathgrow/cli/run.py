@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pathgrow.cli.flags import Parser, Subcommand, add_flags
+from pathgrow.cli.flags import Parser, Subcommand, add_flags, import_named
 from pathgrow.errors import printable
 
 if TYPE_CHECKING:
@@ -82,6 +82,8 @@ def _run(
     with join_process_group(values.get("engine", {}).get("device", "auto")) as comm:
         quiet = quiet or comm.rank > 0
         # On rank 0 alone, so that an error is printed once.
+        comm.on_rank0(lambda: import_named(values.get("method")))
+        import_named(values.get("method"))
         config = comm.broadcast_from_rank0(lambda: kind.from_dict({"ranks": comm.size, **values}))
         folder = out if out is not None else Path("runs") / config.name
         was_finished = RunDir(folder).finished

@@ -8,7 +8,7 @@ import math
 import os
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -112,7 +112,7 @@ def compare_runs(paths: Sequence[str | os.PathLike[str]]) -> Comparison:
     notes: list[str] = []
     for path in [os.fspath(path) for path in paths]:
         try:
-            report = load_finished(path)
+            report = load_finished(path, is_brief=True)
             run = _Run(path, report, report.hardware(RunDir(path).environment))
         except UserError as error:
             reason = str(error).removeprefix(path).lstrip(" /:")
@@ -246,10 +246,11 @@ _Settings = Mapping[str, str]
 def _subjects(runs: Sequence[_Run]) -> list[str]:
     """Dataset and model of each run, followed by the rest of its task where that differs."""
     named = [" ".join(filter(None, (run.report.dataset, run.report.model))) or "calls of discover" for run in runs]
+    tasks = [run.report.task for run in runs]
+    differing = _differing_by(named, tasks)
     subjects = []
-    for run, name in zip(runs, named, strict=True):
-        keys = _differing(other.report.task for other, its in zip(runs, named, strict=True) if its == name)
-        own = _listed(run.report.task, keys, _short_names(keys))
+    for task, name in zip(tasks, named, strict=True):
+        own = _listed(task, differing[name], _short_names(differing[name]))
         subjects.append(f"{name}, {own}" if own else name)
     return subjects
 
@@ -261,19 +262,28 @@ def _settings(rows: Sequence[Row], settings: Sequence[_Settings]) -> list[str]:
     belong to a recipe.
     """
     looks = [(row.method, row.match, round(row.epochs_trained, 1)) for row in rows]
+    recipes = [own.get("recipe_name") for own in settings]
+    alike, same_recipe = _differing_by(looks, settings), _differing_by(recipes, settings)
+    everywhere = {"scope", "recipe_name"} & _differing(settings)
     shown = []
-    for own, look in zip(settings, looks, strict=True):
-        alike = _differing(other for other, its in zip(settings, looks, strict=True) if its == look)
-        same_recipe = [other for other in settings if other.get("recipe_name") == own.get("recipe_name")]
-        recipe = {key for key in _differing(same_recipe) if key.startswith("recipe.")}
-        shown.append((alike | recipe | ({"scope", "recipe_name"} & _differing(settings))) - _IN_COLUMNS)
+    for look, name in zip(looks, recipes, strict=True):
+        recipe = {key for key in same_recipe[name] if key.startswith("recipe.")}
+        shown.append((alike[look] | recipe | everywhere) - _IN_COLUMNS)
     short = _short_names({key for keys in shown for key in keys})
     return [_listed(own, keys, short) for own, keys in zip(settings, shown, strict=True)]
 
 
-def _differing(settings: Iterable[_Settings]) -> set[str]:
-    found = list(settings)
-    return {key for one in found for key in one if any(other.get(key) != one[key] for other in found)}
+def _differing_by(groups: Sequence[Hashable], settings: Sequence[_Settings]) -> dict[Hashable, set[str]]:
+    """The keys that differ within each group; for thousands of runs, one pass over all of them."""
+    members: dict[Hashable, list[_Settings]] = {}
+    for group, own in zip(groups, settings, strict=True):
+        members.setdefault(group, []).append(own)
+    return {group: _differing(found) for group, found in members.items()}
+
+
+def _differing(settings: Sequence[_Settings]) -> set[str]:
+    keys = {key for one in settings for key in one}
+    return {key for key in keys if len({one.get(key) for one in settings}) > 1}
 
 
 def _short_names(keys: set[str]) -> dict[str, str]:

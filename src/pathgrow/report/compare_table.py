@@ -186,7 +186,8 @@ def _flat(row: Row) -> dict[str, object]:
     flat |= {f"baseline_{name}": value for name, value in baseline.items()}
     for name in ("val_interval", "test_interval"):
         flat[f"{name}_low"], flat[f"{name}_high"] = flat.pop(name) or (None, None)
-    return {name: " ".join(value) if isinstance(value, tuple) else value for name, value in flat.items()}
+    texts = {name: " ".join(value) if isinstance(value, tuple) else value for name, value in flat.items()}
+    return {name: printable(value) if isinstance(value, str) else value for name, value in texts.items()}
 
 
 def _json(comparison: Comparison, width: int) -> str:

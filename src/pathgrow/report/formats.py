@@ -139,6 +139,7 @@ def stage_label(name: str, density: float | None = None) -> str:
     kind, _, number = name.partition("-")
     if name in _STAGES:
         return _STAGES[name]
+    number = number if len(number) < 10 else ""
     if kind == "probe" and number.isdecimal():
         return f"probe of round {int(number)}" if density is None else f"probe at {percent(density)}"
     return f"{printable(kind)} {int(number)}" if number.isdecimal() else printable(name)

@@ -19,7 +19,7 @@ from pathgrow.config import check, from_json, option, override, to_json
 from pathgrow.density.types import DEFAULT_DELTA, SelectBy
 from pathgrow.distributed.cpus import available_cpus
 from pathgrow.errors import UserError, is_int, require, unknown_name
-from pathgrow.registry import check_option_names
+from pathgrow.registry import check_option_names, require_imported
 from pathgrow.trainer import EngineOptions, recipes
 from pathgrow.trainer.recipes import Recipe, check_batch_split
 
@@ -84,6 +84,7 @@ class RunConfig:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Build a config from JSON values; what is missing gets its default, unknown keys are refused."""
+        require_imported("method", values.get("method"))
         data, model = values.get("data", cls.data), values.get("model", cls.model)
         name = values.get("recipe_name") or recipes.default_name(str(data), str(model))
         recipe = recipes.recipe(str(name)).override(values.get("recipe") or {})
@@ -223,6 +224,7 @@ class TrainConfig(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require_imported("method", self.method)
         if self.match == "none" and (self.match_budget is not None or self.match_run is not None):
             raise UserError("a budget to match requires --match flops or --match parameters")
         if self.density is not None and self.density_option is None:
@@ -385,6 +387,7 @@ class DiscoverConfig(SearchOptions, RunConfig):
     """
 
     def __post_init__(self) -> None:
+        require_imported("method", self.method)
         RunConfig.__post_init__(self)
         SearchOptions.__post_init__(self)
         require(self.delta < 1, "delta", self.delta, "a drop in accuracy < 1", "0.01")
