@@ -22,6 +22,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "granet": {"allocation": "erk", "start_density": 0.5, "drop_fraction": 0.5, "stop_fraction": 110 / 160},
     "itop": {"allocation": "erk", "drop_fraction": 0.5, "criterion": "gradient"},
     "gmp": {"start_fraction": 0.2, "stop_fraction": 0.75},  # 20 and 75 of 98 thousand steps
+    "acdc": {"warmup_fraction": 10 / 100, "phase_fraction": 5 / 100, "final_fraction": 15 / 100},  # ImageNet
+    "mest": {"allocation": "equal", "drop_fraction": 0.2, "extra_density": 0.05, "stop_fraction": 120 / 160},
     "imp": {"prune_fraction": 0.2},
     "lth": {"prune_fraction": 0.2},
     "imp_c": {"prune_fraction": 0.2},
@@ -81,6 +83,7 @@ def test_masks_move_up_to_the_end_and_not_beyond(
         ("gse", {}, 1000, 200 * 390, 46),  # up to epoch 120
         ("granet", {}, 1000, 160 * 390, 63),  # one of them between two others, where pruning ends
         ("snfs", {}, 400, 100 * 400, 99),
+        ("mest", {}, 5 * 782, 160 * 782, 24),  # every 5 epochs up to 120
         ("gmp", {}, 100, 10_000, 55),  # these are ours
     ],
 )

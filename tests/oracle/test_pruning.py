@@ -300,6 +300,29 @@ class TestGradual:
                 expected = best_of_all(magnitudes(now), on, left)
         assert sparse.masks.num_on == round(0.15 * num)
 
+    def test_acdc_alternates_and_pruned_weights_return_as_zero(self) -> None:
+        options = {"warmup_fraction": 0.05, "phase_fraction": 0.1, "final_fraction": 0.15}  # CIFAR-100, in steps
+        sparse = attached(methods.create("acdc", density=0.2, num_steps=200, **options), chain()[0])
+        num, few = sparse.masks.num, round(0.2 * sparse.masks.num)
+        returned = expected = None
+        for step, on, now, _, gradient in steps(sparse, 200):
+            if expected is not None:
+                assert same(on, expected)
+            if returned is not None:  # from zero and without momentum
+                was_on, pull = returned
+                for name in NAMES:
+                    np.testing.assert_allclose(now[name][~was_on[name]], -0.05 * pull[name][~was_on[name]])
+            returned = expected = None
+            if step in (10, 50, 90, 130, 170):
+                assert num_on(on) == num
+                expected = best_of_all(magnitudes(now), on, few)
+            elif step in (30, 70, 110, 150):
+                assert all((now[name][~on[name]] == 0).all() for name in NAMES)
+                expected, returned = {name: np.ones_like(on[name]) for name in NAMES}, (on, gradient)
+            elif step:
+                expected = on
+        assert sparse.masks.num_on == few
+
     @pytest.mark.parametrize("num_steps", [1, 2, 3, 5, 12, 1000])
     @pytest.mark.parametrize("start", [10, 90, 400])
     def test_gts_ends_on_the_density_however_short_the_training(self, num_steps: int, start: int) -> None:
@@ -373,6 +396,10 @@ class TestGradual:
         ("gts", {"density": 0.6}, "density must be <= peak_density, got 0.6 > 0.5"),
         ("gts", {"start_density": 0.6}, "start_density must be <= peak_density, got 0.6 > 0.5"),
         ("gts", {"grow_fraction": 0.4}, "grow_fraction must be > 0 and <= start_fraction, got 0.4 and 0.32"),
+        ("acdc", {"phase_fraction": 0.0}, "phase_fraction and final_fraction must be > 0"),
+        ("acdc", {"warmup_fraction": 0.9}, "final_fraction <= 1"),
+        ("mest", {"extra_density": -0.1}, "extra_density must be in .* got -0.1"),
+        ("mest", {"gradient_weight": math.nan}, "gradient_weight must be >= 0, got nan"),
         ("gts", {"num_growths": 0}, "num_growths must be an integer >= 1, got 0"),
         ("granet", {"density": 0.6, "start_density": 0.5}, "density must be <= start_density"),
         ("rigl", {"drop_fraction": 1.0}, "drop"),

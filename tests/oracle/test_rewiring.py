@@ -161,7 +161,7 @@ class Batches:
         return torch.randn(6, 2, 4, 4, generator=draw), torch.randint(0, 3, (6,), generator=draw)
 
 
-@pytest.mark.parametrize("name", ["rigl", "set", "granet", "snfs", "dsr", "itop", "gmp", "gse", "gts"])
+@pytest.mark.parametrize("name", ["rigl", "set", "granet", "snfs", "dsr", "itop", "gmp", "gse", "gts", "acdc", "mest"])
 def test_engine_steps_equal_hooked_ones_bitwise(name: str) -> None:
     feed = Batches()
 
@@ -173,7 +173,8 @@ def test_engine_steps_equal_hooked_ones_bitwise(name: str) -> None:
             )  # fmt: skip
         optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
         options = {"threshold": 0.05} if name == "dsr" else {}
-        method = methods.create(name, density=0.3, num_steps=20, update_interval=3, **options)
+        options |= {} if name == "acdc" else {"update_interval": 3}
+        method = methods.create(name, density=0.3, num_steps=20, **options)
         loss = {"loss": lambda model, pair: nn.functional.cross_entropy(model(pair[0]), pair[1])}
         scope, pair = Masks.full(model), feed.batch(99)
         return attach(model, optimizer, method, pair[0], scope=scope, batches=[pair], **loss)
@@ -273,6 +274,45 @@ class TestSET:
         )
         assert method.update.drop_fraction(10**6) == 0.3
         assert method.schedule(Progress(round=0, step=10**6, num_on=1, num=9)) == MaskUpdate()
+
+
+class TestMEST:
+    @pytest.mark.parametrize("extra", [0.0, 0.2])
+    @pytest.mark.parametrize("allocation", ["equal", "erk"])
+    def test_a_whole_run(self, extra: float, allocation: str) -> None:
+        from pathgrow.methods.allocation import allocate
+
+        options = {"density": 0.3, "extra_density": extra, "gradient_weight": 5.0, "allocation": allocation}
+        sparse = attached(methods.create("mest", **options, num_steps=60, update_interval=4), chain()[0])
+        scope, final = sparse.scope, allocate(sparse.scope, 0.3, allocation)
+        counts, kept, num_by_gradient, num_new = allocate(scope, 0.3 + extra, allocation), None, 0, 0
+        before = flags(sparse.masks)
+        for step, on, now, _, gradient in steps(sparse, 60):
+            assert {name: int(on[name].sum()) for name in NAMES} == counts
+            if kept is not None:
+                assert not any((kept[name] & ~on[name]).any() for name in NAMES)
+                num_new += sum(int((on[name] & ~before[name]).sum()) for name in NAMES)
+            before, kept = on, None
+            if step == 0 or step > 45 or (step % 4 and step != 45) or (step == 45 and not extra):
+                continue
+            left = 0.0 if step == 45 else 0.5 if step >= 0.75 * 45 else 1.0
+            counts = allocate(scope, 0.3 + left * extra, allocation)
+            num_kept = {n: final[n] if extra else final[n] - int(0.2 * left * final[n] + 1e-6) for n in NAMES}
+            kept = {n: best(abs(now[n]) + 5 * abs(gradient[n]), on[n], num_kept[n]) for n in NAMES}
+            num_by_gradient += not same(kept, {n: best(abs(now[n]), on[n], num_kept[n]) for n in NAMES})
+        assert counts == final
+        assert num_by_gradient
+        assert num_new
+
+    @pytest.mark.parametrize("num_steps", [1, 2, 5, 40])
+    def test_the_density_is_reached(self, num_steps: int) -> None:
+        method = methods.create("mest", density=0.1, num_steps=num_steps)
+        num_on = round(method.start_density * 1000)
+        assert num_on == (150 if num_steps > 1 else 100)
+        for step in range(num_steps):
+            if (change := method.schedule(Progress(round=0, step=step, num_on=num_on, num=1000))) is not None:
+                num_on += change.num_grow - change.num_drop
+        assert num_on == 100
 
 
 class TestITOP:

@@ -64,7 +64,7 @@ def flops(cost: str, num_on: int, changes: bool) -> int:
     return BATCH * 2 * (2 * sparse + to_weights)
 
 
-ALL = ["gmp", "gts", "rigl", "set", "granet", "snfs", "gse", "random", "dense", "imp", "imp_c", "gcg"]
+ALL = ["gmp", "gts", "acdc", "mest", "rigl", "set", "granet", "snfs", "gse", "random", "dense", "imp", "imp_c", "gcg"]
 
 
 @pytest.mark.parametrize("epochs", [1, 3, 20, 300])

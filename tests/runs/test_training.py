@@ -116,7 +116,7 @@ def test_the_cost_of_static_masks(method: str, trained: Callable[[str], Path]) -
     assert values["ledger"]["training_flops"] == values["ledger"]["samples"] * sample + before.get(method, 0)
 
 
-@pytest.mark.parametrize("method", ["gmp", "rigl", "set", "granet", "gse", "gts"])
+@pytest.mark.parametrize("method", ["gmp", "rigl", "set", "granet", "gse", "gts", "acdc", "mest"])
 def test_the_cost_of_masks_that_change_during_training(method: str, trained: Callable[[str], Path]) -> None:
     """Against a plain loop that counts the weights each batch has seen."""
     values = report(trained(method))

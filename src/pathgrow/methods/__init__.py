@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pathgrow import registry
 from pathgrow.errors import UserError
+from pathgrow.methods.acdc import acdc
 from pathgrow.methods.dpai import dpai
 from pathgrow.methods.dsr import dsr
 from pathgrow.methods.edge_popup import edge_popup
@@ -23,6 +24,7 @@ from pathgrow.methods.gse import gse
 from pathgrow.methods.gts import gts
 from pathgrow.methods.imp import imp, imp_c, lth
 from pathgrow.methods.itop import itop
+from pathgrow.methods.mest import mest
 from pathgrow.methods.method import Method, fixed, require_density
 from pathgrow.methods.rigl import rigl
 from pathgrow.methods.set import sparse_evolution
@@ -76,12 +78,14 @@ _METHODS: dict[str, Entry] = {
     "lth": Entry(lth, "pruning", paper="Frankle & Carbin 2019, The Lottery Ticket Hypothesis"),
     "gmp": Entry(gmp, "pruning", paper="Zhu & Gupta 2017, To Prune, or Not to Prune"),
     "granet": Entry(granet, "pruning", paper="Liu et al. 2021, Sparse Training via Boosting Pruning Plasticity"),
+    "acdc": Entry(acdc, "pruning", paper="Peste et al. 2021, Alternating Compressed/DeCompressed Training"),
     "set": Entry(sparse_evolution, "dynamic", paper="Mocanu et al. 2018, Sparse Evolutionary Training"),
     "rigl": Entry(rigl, "dynamic", paper="Evci et al. 2020, Rigging the Lottery"),
     "itop": Entry(itop, "dynamic", paper="Liu et al. 2021, In-Time Over-Parameterization"),
     "snfs": Entry(snfs, "dynamic", paper="Dettmers & Zettlemoyer 2019, Sparse Networks from Scratch"),
     "dsr": Entry(dsr, "dynamic", paper="Mostafa & Wang 2019, Dynamic Sparse Reparameterization"),
     "gse": Entry(gse, "dynamic", paper="Heddes et al. 2024, Always-Sparse Training by Guided Stochastic Exploration"),
+    "mest": Entry(mest, "dynamic", paper="Yuan et al. 2021, MEST: Memory-Economic Sparse Training"),
     "random": Entry(random, "static", paper="every paper's baseline"),
     "erk": Entry(erk, "static", paper="Evci et al. 2020, Rigging the Lottery (static ERK)"),
     "magnitude": Entry(
