@@ -58,6 +58,7 @@ Network = tuple[torch.nn.Module, torch.optim.Optimizer]
 
 def stage_files(folder: Path) -> StageFiles:
     """Return a store of interrupted trainings in a directory."""
+    folder.mkdir(parents=True, exist_ok=True)
     return StageFiles(folder, Metrics(folder / "metrics.jsonl"), time.perf_counter)
 
 

@@ -166,6 +166,9 @@ def test_check_verifies_the_stages_of_an_unfinished_run(
     (out / "stages" / "seed.safetensors").write_bytes(b"")
     assert leave("check", str(out)) == 1
     assert "stages/seed.json is damaged: seed.safetensors does not match its SHA-256" in capsys.readouterr().err
+    (out / "config.json").write_text("{")
+    assert leave("check", str(out)) == 1
+    assert "config.json is not JSON" in capsys.readouterr().err
     assert leave("check", str(tmp_path)) == 2
     assert "is not a run directory" in capsys.readouterr().err
 

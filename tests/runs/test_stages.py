@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -129,6 +130,21 @@ def test_a_finished_discovery_whose_final_stage_is_damaged_trains_it_again(tmp_p
     if len(world.fits) == 2:
         assert "is trained again, because what it left for later stages is lost" in messages[1]
     assert RunDir(tmp_path).damage() == {}
+
+
+def test_a_stage_lost_after_the_search_leaves_the_returned_network_alone(tmp_path: Path) -> None:
+    world, options = World(), {"rule": Script(probe=(0, 1), last=2, density=0.2)}
+    with RunDir.open(tmp_path, {}) as run_dir:
+        found = world.discover(store=run_dir.stages, **options)
+        masks, returned = found.masks_at(1), found.masks.clone()
+        state = copy.deepcopy((world.model.state_dict(), world.optimizer.state_dict()))
+        shutil.rmtree(tmp_path / "stages")
+        with pytest.warns(DamagedStageWarning, match="'round-001' is trained again"):
+            assert found.masks_at(1) == masks
+    assert found.masks == returned
+    assert str(state) == str((world.model.state_dict(), world.optimizer.state_dict()))
+    world.fit(world.model, world.optimizer, 1)
+    assert all(bool((world.model.get_parameter(name)[~mask] == 0).all()) for name, mask in returned.items())
 
 
 # Records with the right hash and a wrong field

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import warnings
@@ -128,7 +129,7 @@ def _check(*, folder: Path) -> None:
     from pathgrow.report.schema import load_run
 
     run_dir = RunDir(folder)
-    if not run_dir.finished:
+    if not run_dir.finished and not os.path.lexists(folder / "config.json"):
         load_run(folder)  # refuses other directories
     if found := run_dir.damage():
         raise RunFailed(f"{folder} is damaged: {_listed(found)}")

@@ -5,7 +5,8 @@ and the final network are copies with the masks of a visited round, trained whil
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -84,6 +85,7 @@ class Trunk:
         self._train: list[Callable[[], Any]] = []
         """How each visited stage trains, to repeat it if its weights are lost."""
         self.attached = self._attach(session.model, session.optimizer)
+        self._is_finished = False
         self._position: int | None = -1
         """The stage whose weights the model holds; -1: the initial ones; None: somewhere in between."""
 
@@ -104,9 +106,10 @@ class Trunk:
 
         def work() -> StageOutput:
             began = time.perf_counter()
-            trained = self._run_(number)
-            seconds = time.perf_counter() - began
-            return finish(trained, seconds if number else seconds + self.start_seconds)
+            with self._finished_network_kept():
+                trained = self._run_(number)
+                seconds = time.perf_counter() - began
+                return finish(trained, seconds if number else seconds + self.start_seconds)
 
         self.records.append(self.session.once(stage, work))
         if number > 0 and not self._keep_weights:
@@ -140,7 +143,23 @@ class Trunk:
         self._position = None
         self.attached = self.session.attach(model, optimizer, fixed(masks))
         unpack_training_(self.attached, tensors, metadata)  # including the settings of the optimizer
+        self._is_finished = True
         return self.attached
+
+    @contextmanager
+    def _finished_network_kept(self) -> Iterator[None]:
+        """Put a finished network back into the user's model after a lost stage was trained in it again."""
+        if not self._is_finished:
+            yield
+            return
+        masks, (tensors, metadata) = self.attached.masks.clone(), pack_training(self.attached)
+        tensors = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        self._is_finished = False
+        self.go_to_(-1)
+        try:
+            yield
+        finally:
+            self.finish_(masks, tensors, metadata)
 
     def restore_(self) -> None:
         """Restore the user's untrained model and optimizer, after a run that failed or was interrupted."""
