@@ -27,9 +27,10 @@ GROWTH = [name for name in NAMES if contract.is_growth(name)]
 STEPWISE = [name for name in NAMES if methods.create(name).clock == "step"]
 PAIRS = [(name, "nesterov") for name in NAMES] + [("gcg", optimizer) for optimizer in OPTIMIZERS]
 """Every method and every optimizer; their interaction does not depend on which ones they are."""
-PAIRS += [("rigl", "adamw_fused"), ("imp_c", "adam"), ("edge_popup", "adam"), ("str", "adamw_fused")]
+PAIRS += [("rigl", "adamw_fused"), ("imp_c", "adam"), ("edge_popup", "adam"), ("st3", "adam"), ("str", "adamw_fused")]
 COSTS = {
     "dense": "dense",
+    "st3": "dense",
     "str": "dense",
     "edge_popup": "dense",
     "snfs": "dense_gradient_at_steps",
@@ -45,7 +46,7 @@ seeds = st.integers(0, 2**31)
 def test_the_suite_sees_both_clocks_and_every_exception() -> None:
     assert len(GROWTH) >= 5
     assert {"rigl", "set", "gmp"} <= set(STEPWISE)
-    assert [name for name in NAMES if methods.entry(name).exceptions] == ["str", "edge_popup"]
+    assert [name for name in NAMES if methods.entry(name).exceptions] == ["st3", "str", "edge_popup"]
     assert all(reason for name in NAMES for reason in methods.entry(name).exceptions.values())
 
 
@@ -207,6 +208,6 @@ def test_two_ranks_have_equal_masks_and_method_state(tmp_path: Path) -> None:
         assert all(torch.equal(weight, theirs[name]["weights"][n]) for n, weight in ours[name]["weights"].items()), name
         assert same_state(ours[name]["state"], theirs[name]["state"]), name
     moved = {name for name in NAMES if len(set(ours[name]["digests"])) > 1}
-    assert moved >= {*GROWTH, *STEPWISE, "imp", "str", "edge_popup"}
+    assert moved >= {*GROWTH, *STEPWISE, "imp", "st3", "str", "edge_popup"}
     seen = ours["itop"]["state"]
     assert seen["method_state"]["explored"] > 0.31, "more than the 0.3 that are active"

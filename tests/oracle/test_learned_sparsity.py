@@ -1,4 +1,4 @@
-"""STR and edge-popup beside plain modules that compute the reparameterized weight in forward, trained by autograd."""
+"""STR, edge-popup and ST-3 beside plain modules that compute the effective weight in forward, trained by autograd."""
 
 from __future__ import annotations
 
@@ -250,12 +250,58 @@ def test_weights_outside_the_scope_of_edge_popup_are_trained() -> None:
         torch.testing.assert_close(sparse.model.get_parameter(name), parameter)
 
 
-@pytest.mark.parametrize("method", ["str", "edge_popup"])
+def straight(weights: list[Tensor], inside: list[Tensor], num_on: int) -> list[Tensor]:
+    """The effective weights of ST-3, whose gradient is that of the weights."""
+    sizes = torch.cat([weight[here].abs() for weight, here in zip(weights, inside, strict=True)]).sort().values
+    threshold = sizes[-num_on - 1] if num_on < len(sizes) else 0.0
+    found = []
+    for weight, here in zip(weights, inside, strict=True):
+        soft = torch.sign(weight) * torch.relu(weight.abs() - threshold)
+        for row, (unit, there) in enumerate(zip(weight, here, strict=True)):
+            left = unit.abs()[(unit.abs() > threshold) | ~there].sum() / unit.abs().sum()
+            soft[row] *= 1.01 / (left + 0.01)
+        found.append(weight + (torch.where(here, soft, weight) - weight).detach())
+    return found
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_st3_is_autograd_straight_through_the_soft_threshold(optimizer: str) -> None:
+    def make(parameters: Any) -> Optimizer:
+        return SGD(parameters, **SETTINGS[2]) if optimizer == "sgd" else AdamW(parameters, lr=0.02)
+
+    partial = {"0.weight": torch.ones(8, 5, dtype=torch.bool), "2.weight": torch.arange(24).view(3, 8) % 5 > 0}
+    inside, num = list(partial.values()), int(sum(here.sum() for here in partial.values()))
+    options = {"density": 0.2, "num_steps": NUM_STEPS, "start_fraction": 0.2, "stop_fraction": 0.7}
+    sparse, plain = attached("st3", make, partial, **options), mlp()
+    theirs, weights, counts, returned = make(plain.parameters()), [plain[0].weight, plain[2].weight], [], 0
+    for step in range(NUM_STEPS):
+        counts.append(round(num * (0.2 + 0.8 * min(1.0, max(0.0, (4 - step) / 3)) ** 3)))  # from step 1 to step 4
+        assert sparse.masks.num_on == counts[-1]
+        first, last = straight(weights, inside, counts[-1])
+        torch.testing.assert_close(sparse.model[0].weight.detach(), first.detach(), rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(sparse.model[2].weight.detach(), last.detach(), rtol=1e-5, atol=1e-7)
+        images, labels = batch(step)
+        hidden = torch.tanh(functional.linear(images, first, plain[0].bias))
+        theirs.zero_grad()
+        functional.cross_entropy(functional.linear(hidden, last, plain[2].bias), labels).backward()
+        theirs.step()
+        before = sparse.masks.clone()
+        sparse.optimizer.zero_grad()
+        functional.cross_entropy(sparse.model(images), labels).backward()
+        sparse.optimizer.step()
+        returned += (sparse.masks - before).num_on
+    for name, latent in sparse.method_state["latent"].items():
+        torch.testing.assert_close(latent, plain.get_parameter(name).detach(), rtol=1e-5, atol=1e-7)
+    assert counts[0] == num
+    assert counts[-1] == round(0.2 * num)
+    assert returned > 0, "a pruned weight that never returned shows nothing"
+
+
+@pytest.mark.parametrize("method", ["st3", "str", "edge_popup"])
 def test_masks_are_always_current(method: str) -> None:
     """Training changes latent weights without touching the masks, which are refreshed when read."""
-    asked, never = (
-        attached(method, lambda p: SGD(p, lr=0.5), **({"s_init": -3.0} if method == "str" else {})) for _ in range(2)
-    )
+    options = {"str": {"s_init": -3.0}, "st3": {"num_steps": NUM_STEPS}}.get(method, {})
+    asked, never = (attached(method, lambda p: SGD(p, lr=0.5), **options) for _ in range(2))
     at_first = asked.masks.clone()
     for sparse in (asked, never):
         trained(sparse.model, sparse.optimizer)

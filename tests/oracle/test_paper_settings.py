@@ -23,6 +23,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "itop": {"allocation": "erk", "drop_fraction": 0.5, "criterion": "gradient"},
     "gmp": {"start_fraction": 0.2, "stop_fraction": 0.75},  # 20 and 75 of 98 thousand steps
     "acdc": {"warmup_fraction": 10 / 100, "phase_fraction": 5 / 100, "final_fraction": 15 / 100},  # ImageNet
+    "st3": {"start_fraction": 5 / 160, "stop_fraction": 80 / 160},
     "mest": {"allocation": "equal", "drop_fraction": 0.2, "extra_density": 0.05, "stop_fraction": 120 / 160},
     "imp": {"prune_fraction": 0.2},
     "lth": {"prune_fraction": 0.2},

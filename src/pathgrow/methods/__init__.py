@@ -30,6 +30,7 @@ from pathgrow.methods.rigl import rigl
 from pathgrow.methods.set import sparse_evolution
 from pathgrow.methods.snfs import snfs
 from pathgrow.methods.snip import snip
+from pathgrow.methods.st3 import st3
 from pathgrow.methods.static import dense, erk, magnitude, phew_masks, random
 from pathgrow.methods.str import soft_threshold
 from pathgrow.methods.synflow import synflow
@@ -79,6 +80,12 @@ _METHODS: dict[str, Entry] = {
     "gmp": Entry(gmp, "pruning", paper="Zhu & Gupta 2017, To Prune, or Not to Prune"),
     "granet": Entry(granet, "pruning", paper="Liu et al. 2021, Sparse Training via Boosting Pruning Plasticity"),
     "acdc": Entry(acdc, "pruning", paper="Peste et al. 2021, Alternating Compressed/DeCompressed Training"),
+    "st3": Entry(
+        st3,
+        "pruning",
+        paper="Vanderschueren & De Vleeschouwer 2023, Are Straight-Through gradients and Soft-Thresholding all ...",
+        exceptions={"off_is_zero": "the optimizer trains latent weights, also those of pruned weights"},
+    ),
     "set": Entry(sparse_evolution, "dynamic", paper="Mocanu et al. 2018, Sparse Evolutionary Training"),
     "rigl": Entry(rigl, "dynamic", paper="Evci et al. 2020, Rigging the Lottery"),
     "itop": Entry(itop, "dynamic", paper="Liu et al. 2021, In-Time Over-Parameterization"),
