@@ -26,8 +26,8 @@ def test_names_and_options() -> None:
         ("prob", {}, "unknown density rule 'prob': did you mean probe"),
         (
             "trajectory",
-            {"max_probes": 3},
-            "'trajectory' has no option 'max_probes', did you mean min_points? (options: ",
+            {"max_points": 3},
+            "'trajectory' has no option 'max_points', did you mean min_points? (options: ",
         ),
         ("probe", {"delta": 0.0}, "delta must be > 0"),
         ("trajectory", {"delta": math.nan}, "delta must be > 0"),

@@ -219,7 +219,7 @@ def written(x: Tensor) -> Tensor:
     ("function", "name"),
     [
         (lambda x: torch.cumsum(x, -1), "'torch.cumsum'"),
-        (lambda x: torch.fft.fft(x).real, "'torch.fft.fft'"),
+        (lambda x: torch.fft.fftshift(x), "'torch.fft.fftshift'"),
         (written, "'torch.Tensor.__setitem__'"),
         (lambda x: torch.from_numpy(x.detach().numpy()), "torch.Tensor.numpy"),
         (lambda x: torch.tensor(x.tolist()), "torch.Tensor.tolist"),
