@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import runpy
 import shutil
 import subprocess
 import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 ROOT = Path(__file__).parents[2]
 
@@ -16,9 +18,17 @@ ROOT = Path(__file__).parents[2]
 def test_the_source_distribution_has_all_that_the_tests_and_the_reader_need() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     included = project["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
-    assert {"src", "tests", "docs", "examples", "benchmarks", "Makefile", "constraints.txt"} <= set(included)
+    assert {"src", "tests", "docs", "examples", "benchmarks", "scripts", "Makefile", "constraints.txt"} <= set(included)
     assert [name for name in included if not (ROOT / name).exists()] == []
     assert (ROOT / project["project"]["readme"]).is_file()
+
+
+def test_every_dependency_has_a_lower_bound_that_the_pinned_version_meets() -> None:
+    bounds = runpy.run_path(str(ROOT / "scripts" / "test_versions.py"))["lower_bounds"]()
+    lines = (ROOT / "constraints.txt").read_text().lower().splitlines()
+    pinned = dict(line.split("==") for line in lines if "==" in line)
+    assert {"torch", "numpy", "timm", "transformers", "pytest"} <= {name for name, bound in bounds.items() if bound}
+    assert [name for name, bound in bounds.items() if Version(pinned[name]) < Version(bound or "0")] == []
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="no make")
