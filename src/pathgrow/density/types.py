@@ -78,6 +78,8 @@ class Reason(StrEnum):
     ESTIMATE_OUT_OF_REACH = auto()
     """Details: `estimate`."""
     NO_SATURATION = auto()
+    SHRUNK = auto()
+    """Details: `rounds`."""
 
     # Said by `attach`, about methods that no rule decides for. Details: `method`.
     UPDATES_DURING_TRAINING = auto()
@@ -105,7 +107,7 @@ class Reference:
     """The score that the answer is relative to, and its origin."""
 
     score: float
-    kind: Literal["given", "dense", "densest"]
+    kind: Literal["given", "dense", "densest", "estimated"]
     epochs: int | None = None
 
 
@@ -117,6 +119,8 @@ class Curve:
     """The trunk after the seed training and after each round; each point has had more training than the last."""
     probes: tuple[Point, ...] = ()
     """Networks trained from a visited mask to one common number of epochs."""
+    finished: tuple[Point, ...] = ()
+    """Fully trained networks, if they are not the probes themselves."""
     reference: Reference | None = None
     """Given by the user, or measured by a dense training; None: the densest probe is the reference."""
     ceiling: float = 1.0

@@ -128,6 +128,8 @@ class CurveReport:
     """Networks trained from a visited mask to one common number of epochs."""
     untrained: tuple[PointReport, ...] = ()
     """The probed networks before training, evaluated only if training seems to have had no effect."""
+    finished: tuple[PointReport, ...] = ()
+    """Fully trained networks, if they are not the probes themselves."""
     fit: FitReport | None = None
 
 
@@ -194,8 +196,21 @@ class ReferenceReport:
 
     score: float
     kind: str
-    """"given" by the user, "dense": trained in this run, "densest": fitted for the densest network compared."""
+    """"given" by the user, "dense": trained in this run, "densest": fitted for the densest network compared,
+    "estimated": for a full dense training, from the first half of one."""
     epochs: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckReport:
+    """The returned network beside the dense one."""
+
+    outcome: str
+    """"verified", "consistent", "missed" or "not verified", see `pathgrow.density.shrink.Outcome`."""
+    shortfall: float
+    """Score of the dense network, which may be an estimate, minus that of the returned one."""
+    error: float = option(at_least=0)
+    """Standard error of `shortfall`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,6 +234,7 @@ class AnswerReport:
     details: Mapping[str, Any] = field(default_factory=dict)
     """The numbers behind `reason` and the answer."""
     reference: ReferenceReport | None = None
+    check: CheckReport | None = None
     dense: Score | None = None
     """Validation score of the dense baseline, where it was trained."""
     dense_test: Score | None = None

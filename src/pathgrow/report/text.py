@@ -52,6 +52,8 @@ _TEMPLATES: dict[Reason, str] = {
     Reason.PAST_ESTIMATE: "Density {at_density} is at least {factor:g}x the estimate {estimate}.",
     Reason.ESTIMATE_OUT_OF_REACH: "Growth cannot continue to the estimate {estimate}.",
     Reason.NO_SATURATION: "Growth cannot continue, and the trajectory does not saturate.",
+    Reason.SHRUNK: "The trained network was pruned in {rounds} rounds, down to where its score had dropped by more than"
+    " the tolerance.",
     # attach
     Reason.UPDATES_DURING_TRAINING: "Method {method!r} updates its masks during training.",
     Reason.SCHEDULE_CONTINUES: "The schedule of method {method!r} continues.",
@@ -348,7 +350,12 @@ def _reference(report: RunReport, reference: ReferenceReport) -> str:
         densest = max(probes, key=lambda point: point.density)
         name = "dense probe" if densest.is_dense else "densest probe"
         return f"{scores(reference.score)} (fitted; measured {scores(densest.score)}), {name}{trained}"
-    kinds = {"given": "given", "dense": f"dense baseline{trained}", "densest": "densest network grown"}
+    kinds = {
+        "given": "given",
+        "dense": f"dense baseline{trained}",
+        "densest": "densest network grown",
+        "estimated": "estimated for a full dense training from the first half of one",
+    }
     return f"{scores(reference.score)}, {kinds.get(reference.kind, printable(reference.kind))}"
 
 

@@ -109,7 +109,7 @@ def _best_score(curve: Curve) -> float:
 
 # Training without effect: a `fit` that trains nothing still yields scores, and a rule reads an answer from any scores
 
-_UNTRAINED = "untrained"
+UNTRAINED = "untrained"
 _SIGNIFICANT = 2.326
 """One-sided 1% quantile of the normal distribution. A false alarm costs a few evaluations only."""
 NOTHING_LEARNED = (
@@ -143,12 +143,12 @@ def compared(curve: Curve) -> tuple[Point, ...]:
 def scores_before_training(trunk: GrowingTrunk, curve: Curve) -> tuple[Point, ...]:
     """Evaluate the networks compared with their initial weights; stored like any stage."""
     points, session = compared(curve), trunk.session
-    scores = session.stored(_UNTRAINED, lambda stage: _stored_scores(stage.metadata, len(points)))
+    scores = session.stored(UNTRAINED, lambda stage: _stored_scores(stage.metadata, len(points)))
     if scores is None:
         scores = [
-            session.score(initialized_copy(trunk, point.round), _UNTRAINED, part=point.round).score for point in points
+            session.score(initialized_copy(trunk, point.round), UNTRAINED, part=point.round).score for point in points
         ]
-        session.store.save(_UNTRAINED, {"scores": scores})
+        session.store.save(UNTRAINED, {"scores": scores})
     return tuple(replace(point, epochs=0, score=score, loss=None) for point, score in zip(points, scores, strict=True))
 
 

@@ -295,6 +295,9 @@ class TrainConfig(RunConfig):
         return pathgrow.methods.create(self.method, **options)
 
 
+FINISHES = ("auto", "gts", "static")
+
+
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
     """Options of a density search that `pathgrow discover` and `pathgrow.discover` share."""
@@ -318,6 +321,28 @@ class SearchOptions:
         example="160",
     )
     rule: str = option("probe", "Density rule, see `pathgrow rules`.", metavar="NAME")
+    finish: str = option(
+        "auto",
+        "How candidates are trained: gts (grow, train, shrink; what auto means) or static (masks of growth rounds).",
+        metavar="|".join(FINISHES),
+        valid=lambda name: name in FINISHES,
+        expected=f"one of {', '.join(FINISHES)}",
+    )
+    max_density: float = option(
+        1.0,
+        "Never hold more than this fraction of the weights (default: all); below 1 the network grows up to it.",
+        above=0,
+        at_most=1,
+        metavar="D",
+        example="0.5",
+    )
+    max_cost: float = option(
+        1.0,
+        "Most to spend, in dense trainings, beside a dense baseline (default: 1); a low limit shortens all phases.",
+        above=0,
+        metavar="C",
+        example="0.8",
+    )
     method: str = option("gcg", "Growth method, see `pathgrow methods`.", metavar="NAME")
     gamma: float | None = option(
         None,

@@ -32,6 +32,7 @@ from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.records import Record, write_results
 from pathgrow.runs.result import Discovery
 from pathgrow.runs.session import MAX_ADAPTIVE_EPOCHS, Session, open_session, run_in
+from pathgrow.runs.shrinking import ShrinkingTrunk, ShrinkSearch, check_limits
 from pathgrow.runs.trunk import GrowingTrunk, train_copies, train_dense
 from pathgrow.sparse.attach import check_whole, unwrapped
 from pathgrow.trainer.interface import Evaluate, Fit
@@ -168,9 +169,20 @@ def discover(
 
 def search(session: Session, options: DiscoverOptions) -> Discovery:
     """Run the search of a session; a failure restores its model and optimizer."""
-    trunk = GrowingTrunk(session, options, options.growth_method())
+    trunk: GrowingTrunk | ShrinkingTrunk
+    if options.uses_static_masks:
+        trunk = GrowingTrunk(session, options, options.growth_method())
+    else:
+        check_limits(options)
+        trunk = ShrinkingTrunk(session, options)
     try:
-        return _Search(trunk, options).run()
+        if isinstance(trunk, GrowingTrunk):
+            return _Search(trunk, options).run()
+        found = ShrinkSearch(trunk, options).run()
+        for warning in found.warnings:
+            if session.comm.rank == 0:
+                warnings.warn(warning, stacklevel=_frames_to_the_caller())
+        return found
     except BaseException:
         trunk.restore_()
         raise
@@ -205,7 +217,7 @@ def _write_report(found: Discovery, run_dir: RunDir | None, comm: Communicator) 
         if run_dir is None:
             return
         if not run_dir.finished:
-            write_results(run_dir, found.report(), rough=found.rounds, probe=found.probes)
+            write_results(run_dir, found.report(), rough=found.rounds, probe=found.probes, finished=found.finished)
         draw_figures(run_dir)
 
     try:
@@ -403,8 +415,6 @@ def expected_epochs(config: DiscoverConfig, out: str | os.PathLike[str]) -> int:
 
 def _discover(config: DiscoverConfig, run_dir: RunDir | None, progress: ProgressBar, comm: Communicator) -> None:
     """Search, test, write; only rank 0 has a run directory."""
-    # Without the number of validation examples (`num_val`), which would make answers more cautious still: the rule was
-    # tuned without it, and its intervals cover the truth without it, see docs/design/train_and_compare.md.
     options = DiscoverOptions(**config.search(), comm=comm)
     session, trainer = open_session(
         config,
@@ -422,10 +432,13 @@ def _discover(config: DiscoverConfig, run_dir: RunDir | None, progress: Progress
         )
         if run_dir is not None:
             warnings.warn(notes[0], stacklevel=2)
+    if not options.uses_static_masks:
+        # Static masks: without it, since their rule was tuned without it, see docs/design/train_and_compare.md.
+        options = dataclasses.replace(options, num_val=num_val)
     found = search(session, options)
     # Everything is decided: only now is the test split used, once.
     test, dense_test = found.examine(trainer.evaluate(trainer.data.test))
-    masks = [found.masks_at(round) for round in range(len(found.rounds))]
+    masks = [found.masks_at(round) for round in range(len(found.trunk.records))]
     if run_dir is None:
         return
     for round, grown in enumerate(masks):
@@ -435,4 +448,4 @@ def _discover(config: DiscoverConfig, run_dir: RunDir | None, progress: Progress
     report = dataclasses.replace(
         report, config=config.as_dict(), notes=(*notes, *report.notes), weights_sha256=weights_sha256
     )
-    write_results(run_dir, report, rough=found.rounds, probe=found.probes)
+    write_results(run_dir, report, rough=found.rounds, probe=found.probes, finished=found.finished)

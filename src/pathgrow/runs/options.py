@@ -109,6 +109,11 @@ class DiscoverOptions(SearchOptions):
         return dataclasses.replace(self, comm=comm, callback=Callback() if comm.rank else self.callback)
 
     @property
+    def uses_static_masks(self) -> bool:
+        """Whether candidates are trained with the masks of growth rounds, as in the paper."""
+        return self.finish == "static"
+
+    @property
     def num_seed_epochs(self) -> int:
         return self.seed_epochs if self.seed_epochs is not None else max(1, self.budget // 8)
 

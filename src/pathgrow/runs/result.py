@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from pathgrow.density.estimate import fit_band
+from pathgrow.density.shrink import Check, ShrinkRule
 from pathgrow.density.types import DENSE, Answer, Curve, Point, Reference, Rule
 from pathgrow.errors import UserError
 from pathgrow.graph.flops import step_flops
@@ -11,6 +12,7 @@ from pathgrow.methods.method import GrowEachRound
 from pathgrow.report.formats import ScoreFormat, percent
 from pathgrow.report.schema import (
     AnswerReport,
+    CheckReport,
     CurveReport,
     FitReport,
     LedgerReport,
@@ -24,7 +26,7 @@ from pathgrow.report.schema import (
 from pathgrow.report.text import answer_sentence
 from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.records import Record, ledger_report, timing_report
-from pathgrow.runs.trunk import GrowingTrunk, score_dense
+from pathgrow.runs.trunk import Trunk, score_dense
 from pathgrow.sparse.attach import Attached
 from pathgrow.sparse.tree import tensor_digest
 from pathgrow.trainer.interface import Evaluate
@@ -51,11 +53,15 @@ class Discovery:
     """The dense baseline, if it was trained."""
     untrained: tuple[Point, ...] = ()
     """The networks compared before their training, if training seemed to have no effect."""
+    finished: tuple[Record, ...] = ()
+    """Fully trained networks, if they are not the probes themselves."""
+    check: Check | None = None
+    """The returned network beside the dense one, if they can be compared."""
     trained: tuple[Record, ...]
     """Every stage that was trained, in order."""
     warnings: tuple[str, ...] = ()
     options: DiscoverOptions
-    trunk: GrowingTrunk
+    trunk: Trunk
 
     def __repr__(self) -> str:
         curve = self._curve_report(fit=None)
@@ -69,7 +75,7 @@ class Discovery:
 
     @property
     def rule(self) -> Rule:
-        return self.options.density_rule()
+        return self.options.density_rule() if self.options.uses_static_masks else ShrinkRule(delta=self.options.delta)
 
     @property
     def attached(self) -> Attached:
@@ -78,8 +84,9 @@ class Discovery:
 
     @property
     def rounds(self) -> tuple[Record, ...]:
-        """The growing network after each round; round 0 is the seed network."""
-        return tuple(self.trunk.records)
+        """The network after each stage of growth and training; round 0 is the seed network."""
+        later = (*self.probes, *self.finished)
+        return tuple(record for record in self.trunk.records if record not in later)
 
     @property
     def operating_density(self) -> float | None:
@@ -170,7 +177,10 @@ class Discovery:
             config={"seed": self.trunk.session.seed, **self.options.as_dict()},
             method=self._method_report(),
             network=self.trunk.network_report(
-                self.network, test, round=self.network.point.round, final=self.options.final
+                self.network,
+                test,
+                round=self.network.point.round if self.options.uses_static_masks else None,
+                final=self.options.final if self.options.uses_static_masks else None,
             ),
             curve=self._curve_report(
                 None if band is None else FitReport(**{name: tuple(column) for name, column in band.items()})
@@ -178,7 +188,9 @@ class Discovery:
             ledger=self.ledger,
             answer=self._answer_report(dense_test),
             topology=tuple(
-                TopologyReport(round=record.point.round, **(record.topology or {})) for record in self.rounds
+                TopologyReport(round=record.point.round, **record.topology)
+                for record in self.rounds
+                if record.topology is not None
             ),
             masks_sha256=self.masks.digest(),
             weights_sha256=tensor_digest(self.attached.model.state_dict()),
@@ -204,6 +216,7 @@ class Discovery:
             untrained=tuple(
                 PointReport(round=point.round, density=point.density, score=point.score) for point in self.untrained
             ),
+            finished=tuple(record.point_report() for record in self.finished),
             fit=fit,
         )
 
@@ -225,6 +238,9 @@ class Discovery:
             reference=None
             if reference is None
             else ReferenceReport(score=reference.score, kind=reference.kind, epochs=reference.epochs),
+            check=None
+            if self.check is None
+            else CheckReport(outcome=self.check.outcome, shortfall=self.check.shortfall, error=self.check.error),
             dense=None if self.dense is None else self.dense.score,
             dense_test=dense_test,
         )

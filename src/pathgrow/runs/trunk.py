@@ -82,8 +82,8 @@ class Trunk:
         self.start_seconds = 0.0
         self._on_mask_update = on_mask_update
         self._keep_weights = keep_weights
-        self._train: list[Callable[[], Any]] = []
-        """How each visited stage trains, to repeat it if its weights are lost."""
+        self._train: list[tuple[int, Callable[[], Any]]] = []
+        """For each visited stage the one it starts from, and how it trains, to repeat it if its weights are lost."""
         self.attached = self._attach(session.model, session.optimizer)
         self._is_finished = False
         self._position: int | None = -1
@@ -95,14 +95,20 @@ class Trunk:
         return self.attached.masks.num
 
     def visit_(
-        self, stage: str, train_: Callable[[], Trained], finish: Callable[[Trained, float], StageOutput]
+        self,
+        stage: str,
+        train_: Callable[[], Trained],
+        finish: Callable[[Trained, float], StageOutput],
+        *,
+        after: int | None = None,
     ) -> Record:
         """Run the next stage unless it is stored: change the masks and train, then `finish` makes its record.
 
-        `finish` receives the seconds that the stage took.
+        `finish` receives the seconds that the stage took. It starts where stage number `after` ended, by default the
+        previous one; for another one the weights have to be kept.
         """
         number = len(self.records)
-        self._train.append(train_)
+        self._train.append((number - 1 if after is None else after, train_))
 
         def work() -> StageOutput:
             began = time.perf_counter()
@@ -113,7 +119,7 @@ class Trunk:
 
         self.records.append(self.session.once(stage, work))
         if number > 0 and not self._keep_weights:
-            self.session.store.delete_tensors(_weights(number - 1))
+            self.forget_weights(number - 1)
         return self.records[-1]
 
     def go_to_(self, number: int) -> None:
@@ -135,6 +141,21 @@ class Trunk:
             self.restore_()
             self.attached = self._attach(self.attached.model, self.attached.optimizer)
             self._position = -1
+
+    def next_size(self) -> int:
+        """Number of active weights after one more full growth step."""
+        num_on, round = self.records[-1].num_on, len(self.records) - 1
+        # Without the step: a resumed run knows the rounds, but has not loaded their weights.
+        due = self.method.due(Progress(round=round, step=0, num_on=num_on, num=self.num))
+        return num_on + (0 if due is None else due.num_grow)
+
+    def masks(self, round: int) -> Masks:
+        """Masks of a visited round, which the record of its stage was stored with."""
+        return Masks.restored(self.session.tensors(self.records[round].stage)[0], self.session.scope)
+
+    def forget_weights(self, number: int) -> None:
+        """Delete the stored weights of a stage; if they are needed after all, it is trained again."""
+        self.session.store.delete_tensors(_weights(number))
 
     def finish_(self, masks: Masks, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> Attached:
         """Load a finished network into the user's model, with its masks enforced."""
@@ -185,9 +206,10 @@ class Trunk:
         )
 
     def _run_(self, number: int) -> Any:
-        self.go_to_(number - 1)
+        after, train_ = self._train[number]
+        self.go_to_(after)
         self._position = None
-        trained = self._train[number]()
+        trained = train_()
         tensors, metadata = pack_training(self.attached)
         self.session.store.save(_weights(number), metadata, tensors)
         self._position = number
@@ -242,13 +264,6 @@ class GrowingTrunk(Trunk):
         """Whether growth has ended: all weights are active, or the schedule has reached its target."""
         return self.next_size() == self.records[-1].num_on
 
-    def next_size(self) -> int:
-        """Number of active weights after one more full growth step."""
-        num_on, round = self.records[-1].num_on, len(self.records) - 1
-        # Without the step: a resumed run knows the rounds, but has not loaded their weights.
-        due = self.method.due(Progress(round=round, step=0, num_on=num_on, num=self.num))
-        return num_on + (0 if due is None else due.num_grow)
-
     def advance_(self, num_on: int | None = None) -> Record:
         """Train the next round, after a full growth step or at the given number of active weights."""
         round = len(self.records)
@@ -278,10 +293,6 @@ class GrowingTrunk(Trunk):
             return StageOutput(record, dict(self.attached.masks))
 
         return self.visit_(stage, train_, finish)
-
-    def masks(self, round: int) -> Masks:
-        """Masks of a visited round."""
-        return Masks.restored(self.session.tensors(self.records[round].stage)[0], self.session.scope)
 
     def copy_at(self, round: int) -> tuple[nn.Module, Optimizer]:
         """Return a copy of the model and optimizer as a visited round left them."""

@@ -1,0 +1,235 @@
+"""Grow, train, shrink: the default search of a discovery.
+
+The network is trained for half of the budget and pruned in short rounds until its score has dropped by more than the
+tolerance. The network of the density read from these rounds is then finished: trained for another quarter of the
+budget. If its score moves the answer, another one follows, until one is close to the answer or the cost limit is
+reached. With `max_density` below 1 the network starts from a PHEW mask and grows along paths up to that density, so it
+never holds more weights at once.
+"""
+
+from dataclasses import replace
+
+from pathgrow.density.shrink import NextRound, ShrinkRule
+from pathgrow.density.types import Curve, Point, Reason, Reference
+from pathgrow.errors import UserError
+from pathgrow.graph.flops import step_flops
+from pathgrow.masks.sampling import top_k
+from pathgrow.methods.method import ByScore, Method, fixed
+from pathgrow.methods.picks import all_candidates, smallness
+from pathgrow.runs import checks
+from pathgrow.runs.options import DiscoverOptions
+from pathgrow.runs.records import Record, StageOutput
+from pathgrow.runs.result import Discovery
+from pathgrow.runs.session import Session, Trained
+from pathgrow.runs.trunk import Trunk, train_dense
+from pathgrow.sparse.attach import Attached
+
+USUAL_COST = 0.85
+"""Cost of a whole discovery in dense trainings; a lower limit shortens all phases in proportion."""
+TOO_MUCH = 3.0
+"""Loss in units of delta at which the trained network is returned instead of the pruned one."""
+_PRUNE = ByScore(smallness, top_k)
+
+
+class Lengths:
+    """Epochs of the phases."""
+
+    def __init__(self, options: DiscoverOptions) -> None:
+        self.budget = max(1, round(options.budget * min(1.0, options.max_cost / USUAL_COST)))
+        self.quarter = max(1, self.budget // 4)
+        """Each of the two phases before pruning, and the last one of a finished network."""
+        self.round = max(1, round(self.budget / 20))
+        self.seed, self.growth = max(1, self.budget // 16), max(1, round(self.budget / 160))
+
+
+class ShrinkingTrunk(Trunk):
+    """A trunk that is grown if need be, trained and then pruned; all its weights are kept until it is finished."""
+
+    def __init__(self, session: Session, options: DiscoverOptions) -> None:
+        method = Method(name="gts", start=all_candidates, start_density=1.0)
+        if options.max_density < 1:
+            start = None if options.start_density is None else min(options.start_density, options.max_density)
+            method = options.growth_method().growing(start_density=start, target_density=options.max_density)
+        super().__init__(session, replace(method, drop=_PRUNE, after_update="reset_optimizer"), keep_weights=True)
+        self._lengths = Lengths(options)
+        self.num_trained = 0
+        """Stages before the first pruning round."""
+
+    def train_(self) -> None:
+        """Grow to the highest density allowed, if it is not there yet, and train in two annealed phases."""
+        lengths, grown = self._lengths, 0
+        if self.method.grow is not None:
+            self._visit("seed", lengths.seed)
+            while (update := self._next_growth()) > 0:
+                self._visit(f"round-{len(self.records):03d}", lengths.growth, grow=update)
+            grown = self.records[-1].point.epochs
+        self._visit("train-1", max(1, lengths.quarter - grown))
+        self._visit("train-2", lengths.quarter)
+        self.num_trained = len(self.records)
+
+    def shrink_(self, round: NextRound) -> Record:
+        """Prune a visited network to a density and train it for a short round."""
+        stage = f"shrink-{len(self.records) - self.num_trained + 1}"
+        return self._visit(stage, self._lengths.round, after=round.start, density=round.density)
+
+    def train_candidate_(self, candidate: NextRound) -> Record:
+        """Prune a visited network to a density and train it for a quarter of the budget."""
+        stage = f"final-{sum(record.stage.startswith('final') for record in self.records) + 1}"
+        return self._visit(stage, self._lengths.quarter, after=candidate.start, density=candidate.density)
+
+    def _visit(
+        self,
+        stage: str,
+        epochs: int,
+        *,
+        after: int | None = None,
+        grow: int = 0,
+        density: float = 1.0,
+    ) -> Record:
+        number = len(self.records)
+        before = self.records[number - 1 if after is None else after].point.epochs if number else 0
+
+        def train_() -> Trained:
+            self.attached.grow_(grow)
+            self.attached.prune_(density)
+            return self.session.train_(self.attached, stage, epochs)
+
+        def finish(trained: Trained, seconds: float) -> StageOutput:
+            record = self.session.record(
+                stage,
+                self.attached,
+                trained,
+                round=number,
+                epochs_before=before,
+                update_flops=0 if number else self.start_flops,
+                seconds=seconds,
+            )
+            return StageOutput(record, dict(self.attached.masks))
+
+        return self.visit_(stage, train_, finish, after=after)
+
+    def _next_growth(self) -> int:
+        return self.next_size() - self.records[-1].num_on
+
+
+class ShrinkSearch:
+    """The order of the stages, and the decisions between them."""
+
+    def __init__(self, trunk: ShrinkingTrunk, options: DiscoverOptions) -> None:
+        self._trunk = trunk
+        self._session = trunk.session
+        self._options = options
+        self._rule = ShrinkRule(delta=options.delta)
+        self._finished: list[Record] = []
+        self._dense: Record | None = None
+
+    def run(self) -> Discovery:
+        """Train, prune round by round, finish; returns the sparsest finished network that does not miss."""
+        untrained = self._score_untrained()
+        self._trunk.train_()
+        if self._options.reference == "dense":
+            self._dense = train_dense(self._session, self._options.budget)
+        base = self._trunk.records[-1]
+        warnings = [checks.delta_warning(base.point.score, self._options.delta, DiscoverOptions.delta)]
+        while (due := self._rule.next_round(self._curve())) is not None:
+            self._trunk.shrink_(due)
+            checks.check_reference(self._curve())
+        warnings.append(checks.reference_warning(self._curve()))
+        while (due := self._rule.candidate(self._curve())) is not None and self._may_finish():
+            self._finished.append(self._trunk.train_candidate_(due))
+        curve, network = self._curve(), self._returned()
+        answer = self._rule.answer(curve)
+        if base.point.score <= untrained.score:
+            warnings.append(checks.NOTHING_LEARNED)
+            answer = checks.without_density(answer, [untrained], [base.point])
+        return Discovery(
+            answer=answer,
+            reason=Reason.SHRUNK,
+            curve=curve,
+            network=network,
+            probes=tuple(sorted(self._pruned, key=lambda record: record.point.density)),
+            dense=self._dense,
+            finished=tuple(self._finished),
+            check=self._rule.check(curve, network.point),
+            trained=(*self._trunk.records, *([self._dense] if self._dense is not None else [])),
+            warnings=tuple(warning for warning in warnings if warning is not None),
+            options=self._options,
+            trunk=self._load(network),
+        )
+
+    @property
+    def _pruned(self) -> list[Record]:
+        later = self._trunk.records[self._trunk.num_trained :]
+        return [record for record in later if record not in self._finished]
+
+    def _curve(self) -> Curve:
+        reference, options = None, self._options
+        if self._dense is not None:
+            reference = Reference(score=self._dense.point.score, kind="dense", epochs=self._dense.point.epochs)
+        elif options.reference is not None:
+            reference = Reference(score=float(options.reference), kind="given", epochs=options.budget)
+        return Curve(
+            rough=tuple(record.point for record in self._trunk.records[: self._trunk.num_trained]),
+            probes=tuple(record.point for record in self._pruned),
+            finished=tuple(record.point for record in self._finished),
+            reference=reference,
+            num_val=options.num_val,
+            ceiling=options.max_density,
+            full_epochs=options.budget,
+        )
+
+    def _may_finish(self) -> bool:
+        """Whether another candidate stays within the cost limit; the first one always does.
+
+        The lengths of all phases follow from that limit. A dense baseline that was asked for does not count.
+        """
+        if not self._finished:
+            return True
+        first, last = self._trunk.records[0], self._finished[-1]
+        dense_epoch = first.num_samples / first.num_epochs * step_flops(self._session.graph)
+        spent = sum(record.flops for record in self._trunk.records)
+        return spent + last.flops <= self._options.max_cost * self._options.budget * dense_epoch
+
+    def _returned(self) -> Record:
+        """The finished network that the rule selects, unless pruning lost more than the training after it gained."""
+        point = self._rule.select(self._curve())
+        network = next(record for record in self._finished if record.point == point)
+        base = self._trunk.records[self._trunk.num_trained - 1]
+        return network if point.score >= base.point.score - TOO_MUCH * self._options.delta else base
+
+    def _load(self, network: Record) -> Trunk:
+        """Load the returned network into the user's model; other weights are no longer needed."""
+        trunk = self._trunk
+        trunk.go_to_(network.point.round)
+        trunk.attached = _fixed(self._session, trunk.attached)
+        for number in range(len(trunk.records)):
+            if number != network.point.round:
+                trunk.forget_weights(number)
+        return trunk
+
+    def _score_untrained(self) -> Point:
+        """Evaluate the network before any training; stored like any stage."""
+        session = self._session
+        found = session.store.load(checks.UNTRAINED)
+        if found is None:
+            score = session.score(self._trunk.attached, checks.UNTRAINED).score
+            session.store.save(checks.UNTRAINED, {"scores": [score]})
+        else:
+            score = found.metadata["scores"][0]
+        return Point(round=0, density=self._trunk.attached.density, epochs=0, score=score)
+
+
+def _fixed(session: Session, attached: Attached) -> Attached:
+    """Enforce the current masks of a network from now on."""
+    masks = attached.masks.clone()
+    attached.detach()
+    return session.attach(attached.model, attached.optimizer, fixed(masks))
+
+
+def check_limits(options: DiscoverOptions) -> None:
+    """Refuse options that only a search with static masks uses."""
+    for name, default in (("rule", "probe"), ("select_by", "delta"), ("final", "fresh"), ("probe_fraction", None)):
+        if getattr(options, name) != default:
+            raise UserError(
+                f"{name} is an option of the search with static masks; add finish='static' (--finish static)"
+            )
