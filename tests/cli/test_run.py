@@ -13,7 +13,7 @@ from pathgrow.checkpoint import RunDir
 from tests.support.command import leave
 from tests.support.trainings import report
 
-SMALL = "--model-option widths=12,8 --budget 4 --start-density 0.2 --rule exponential"
+SMALL = "--finish static --model-option widths=12,8 --budget 4 --start-density 0.2 --rule exponential"
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def test_the_directory_of_a_refused_run_can_be_used_again(tmp_path: Path, capsys
     [
         ("train --epochs 2 --batch-size 64 --method rigl --method-option update_interval=100", "mask"),
         ("train --epochs 2 --batch-size 64 --method imp --density 0.8 --method-option rewind_step=20", "step 20"),
-        ("discover --budget 4 --start-density 0.2 --rule exponential --delta 0.0022", "450 validation"),
+        ("discover --finish static --budget 4 --start-density 0.2 --rule exponential --delta 0.0022", "450 validation"),
     ],
 )
 def test_quiet_hides_warnings_that_the_report_keeps(

@@ -95,7 +95,7 @@ class StageLog(Callback):
 
 def discovered(build: Any, method: str, recipe: Recipe = RECIPE, **options: Any) -> dict[str, Any]:
     """Run a discovery that grows in four rounds; return what this rank, or a single process, saw of it."""
-    options = {"start_density": 0.1, "rule": GROW_FOUR_ROUNDS, "budget": 4} | options
+    options = {"finish": "static", "start_density": 0.1, "rule": GROW_FOUR_ROUNDS, "budget": 4} | options
     changes: list[str] = []
     check = Attached._check_masks
 
@@ -460,6 +460,7 @@ def own_loop(drifting: bool) -> str:
             rule=Script(probe=(), last=2),
             seed_epochs=1,
             budget=2,
+            finish="static",
         )
         return f"{found.masks.digest()} {found.score} {[record.num_samples for record in found.rounds]}"
 

@@ -18,7 +18,7 @@ from pathgrow.masks import Masks
 from pathgrow.trainer import EngineOptions, Trainer
 from pathgrow.trainer.recipes import recipe
 
-QUICK = ["--budget", "8", "--model-option", "widths=16,16", "--start-density", "0.05"]
+QUICK = ["--finish", "static", "--budget", "8", "--model-option", "widths=16,16", "--start-density", "0.05"]
 
 
 def pathgrow(*arguments: str | Path, folder: Path | None = None) -> subprocess.CompletedProcess[str]:

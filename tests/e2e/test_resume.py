@@ -15,7 +15,7 @@ import pytest
 from tests.support.command import assert_same, finish, kill_when, start
 
 SMALL = "--quiet --model-option widths=16,16 --seed 1 --threads 1"
-DISCOVER = f"discover --budget 8 --start-density 0.05 --delta 0.03 {SMALL}"
+DISCOVER = f"discover --finish static --budget 8 --start-density 0.05 --delta 0.03 {SMALL}"
 IMP = f"train --method imp --density 0.6 --epochs 2 --method-option rewind_step=3 --batch-size 128 {SMALL}"
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL")
 

@@ -88,6 +88,7 @@ class World:
             self.evaluate,
             torch.zeros(1, 48),
             budget=BUDGET,
+            finish="static",
             seed=seed,
             start_density=0.01,
             **options,

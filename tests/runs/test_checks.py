@@ -145,7 +145,7 @@ def in_percent(world: World, factor: float = 100, **options: object) -> Discover
         score, loss = world.evaluate(model)
         return factor * score, loss
 
-    settings = {"start_density": 0.1, "budget": 16, "seed_epochs": 2, **options}
+    settings = {"finish": "static", "start_density": 0.1, "budget": 16, "seed_epochs": 2, **options}
     return discover(world.model, world.optimizer, world.fit, evaluate, INPUTS[:1], **settings)  # type: ignore[arg-type]
 
 
@@ -184,7 +184,7 @@ def test_negative_losses_are_no_warning() -> None:
         warnings.simplefilter("error")
         discover(
             world.model, world.optimizer, world.fit, lambda model: -3 - world.evaluate(model)[1], INPUTS[:1],
-            start_density=0.1, budget=16, seed_epochs=2, rule="exponential",
+            start_density=0.1, budget=16, seed_epochs=2, rule="exponential", finish="static",
         )  # fmt: skip
 
 
@@ -227,7 +227,9 @@ def found_by(fit: Callable[..., None], evaluate: Callable[..., float], **options
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 24), nn.ReLU(), nn.Linear(24, 4))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    return pathgrow.discover(model, optimizer, fit, evaluate, SAMPLES[:1], **{"budget": 20, **options})
+    return pathgrow.discover(
+        model, optimizer, fit, evaluate, SAMPLES[:1], **{"budget": 20, "finish": "static", **options}
+    )
 
 
 @pytest.mark.parametrize("options", [{}, {"rule": "trajectory"}, {"eval_weights": "ema"}, {"reference": "dense"}])

@@ -109,7 +109,7 @@ def test_seed_and_fold_reach_growth(what: str, begin: Callable[..., Any], tmp_pa
         grown = TrainConfig.from_dict({**SHARED, "method": "gcg", "density": 0.4, "epochs": 2})
         trainer, job, model = begin(lambda: train(grown, tmp_path / "run"))
     else:
-        searched = DiscoverConfig.from_dict({**SHARED, "budget": 4})
+        searched = DiscoverConfig.from_dict({**SHARED, "finish": "static", "budget": 4})
         trainer, job, model = begin(lambda: run_discovery(searched, tmp_path / "run"))
     assert job.seed == derive(5, "seed", "fit", 0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -118,7 +118,7 @@ def test_seed_and_fold_reach_growth(what: str, begin: Callable[..., Any], tmp_pa
 
 
 OTHER: dict[str, Any] = {
-    "budget": 7, "delta": 0.03, "reference": 0.5, "rule": "exponential", "method": "gradient_growth", "gamma": 0.7,
+    "finish": "static", "budget": 7, "delta": 0.03, "reference": 0.5, "rule": "exponential", "method": "gradient_growth", "gamma": 0.7,
     "start_density": 0.11, "seed_epochs": 2, "rough": 3, "final": "grown", "probe_fraction": 0.4, "warm_start": False,
     "select_by": "gain", "eval_weights": "ema",
 }  # fmt: skip
@@ -166,7 +166,7 @@ def test_test_scores_are_those_of_the_test_split_and_of_their_own_network(
         return scored
 
     monkeypatch.setattr(Trainer, "evaluate", watched)
-    small = {**SHARED, "budget": 2, "start_density": 0.2, "delta": 0.3, "reference": "dense"}
+    small = {**SHARED, "finish": "static", "budget": 2, "start_density": 0.2, "delta": 0.3, "reference": "dense"}
     report = run_discovery(DiscoverConfig.from_dict(small), tmp_path / "run")
     sparse, dense = sorted(seen)
     assert dense == 64 * 16 + 16 * 10
@@ -186,7 +186,13 @@ def test_test_scores_are_those_of_the_test_split_and_of_their_own_network(
     assert right == pytest.approx(report.network.test.score, abs=1e-6)
 
 
-SMALL = {"budget": 4, "model_options": {"widths": [12]}, "start_density": 0.2, "rule": "exponential"}
+SMALL = {
+    "finish": "static",
+    "budget": 4,
+    "model_options": {"widths": [12]},
+    "start_density": 0.2,
+    "rule": "exponential",
+}
 
 
 def test_building_a_config_loads_no_data_and_makes_no_model(monkeypatch: pytest.MonkeyPatch) -> None:

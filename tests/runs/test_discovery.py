@@ -136,7 +136,7 @@ WRITTEN = ["curve.csv", "curve.png", "report.html", "report.json"]
 
 
 def found_by(world: World, **options: Any) -> pathgrow.Discovery:
-    given = {"rule": Script(), "budget": 8, "start_density": 0.1, **options}
+    given = {"finish": "static", "rule": Script(), "budget": 8, "start_density": 0.1, **options}
     return pathgrow.discover(world.model, world.optimizer, world.fit, world.evaluate, INPUTS[:1], **given)
 
 
@@ -312,7 +312,15 @@ def test_functions_with_wrong_signatures_are_refused_before_training(
 ) -> None:
     world = World()
     with pytest.raises(UserError, match=sentence):
-        discover(world.model, world.optimizer, fit or world.fit, evaluate or world.evaluate, INPUTS[:1], budget=8)
+        discover(
+            world.model,
+            world.optimizer,
+            fit or world.fit,
+            evaluate or world.evaluate,
+            INPUTS[:1],
+            budget=8,
+            finish="static",
+        )
     assert world.fits == []
 
 
@@ -341,7 +349,7 @@ def test_functions_may_name_their_parameters_freely() -> None:
 def test_without_an_example_input_one_is_guessed() -> None:
     given, world = World(), World()
     expected = without_timing(given.discover())
-    settings = {"rule": Script(), "start_density": 0.1, "budget": 16, "seed_epochs": 2}
+    settings = {"finish": "static", "rule": Script(), "start_density": 0.1, "budget": 16, "seed_epochs": 2}
     found = discover(world.model, world.optimizer, world.fit, world.evaluate, **settings)
     assert without_timing(found) == expected
 
@@ -350,7 +358,7 @@ def test_without_an_example_input_one_is_guessed() -> None:
 def test_an_example_input_that_does_not_fit_the_model(example_input: object) -> None:
     world = World()
     with pytest.raises(UserError, match="the model could not be run on example_input: ") as caught:
-        discover(world.model, world.optimizer, world.fit, world.evaluate, example_input, budget=8)
+        discover(world.model, world.optimizer, world.fit, world.evaluate, example_input, budget=8, finish="static")
     assert isinstance(caught.value.__cause__, RuntimeError | TypeError | ValueError)
     assert world.fits == []
 

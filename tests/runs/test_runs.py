@@ -26,7 +26,7 @@ from pathgrow.trainer import EngineOptions
 from tests.support.command import leave
 
 SMALL = "--model-option widths=12,8 --batch-size 64"
-DISCOVER = f"discover --budget 4 {SMALL} --start-density 0.2 --delta 0.3"
+DISCOVER = f"discover --finish static --budget 4 {SMALL} --start-density 0.2 --delta 0.3"
 TRAIN = f"train --method rigl --density 0.3 --epochs 4 {SMALL}"
 STEPS_PER_EPOCH = 14
 RESUMING = re.compile(r"\[.*\] Resuming: (.*)\.")

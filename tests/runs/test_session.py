@@ -162,6 +162,7 @@ def test_an_adaptive_phase_stops_early() -> None:
         rule=Script(probe=(), last=1, density=None),
         rough="adaptive",
         budget=8,
+        finish="static",
         start_density=0.1,
     )
     assert [call.epochs for call in world.fits] == [1] + [1] * 5 + [8]
@@ -182,6 +183,7 @@ def test_an_adaptive_phase_has_a_maximum_length() -> None:
         rule=Script(probe=(), last=1),
         rough="adaptive",
         budget=8,
+        finish="static",
         seed_epochs=1,
         start_density=0.1,
     )
@@ -239,7 +241,14 @@ class Engine:
         return [1000 * job.epochs for job in jobs]
 
     def discover(self, **options: object) -> Discovery:
-        settings = {"rule": TOGETHER, "start_density": 0.1, "budget": 16, "seed_epochs": 2, **options}
+        settings = {
+            "finish": "static",
+            "rule": TOGETHER,
+            "start_density": 0.1,
+            "budget": 16,
+            "seed_epochs": 2,
+            **options,
+        }
         world = self.world
         return discover(world.model, world.optimizer, self, world.evaluate, INPUTS[:1], **settings)
 
@@ -326,6 +335,7 @@ def test_a_score_that_is_not_finite_fails_and_keeps_earlier_stages(bad: object) 
             rule=Script(),
             store=store,
             budget=8,
+            finish="static",
             seed_epochs=1,
             start_density=0.1,
         )
@@ -341,11 +351,29 @@ def test_weights_that_are_not_finite_fail() -> None:
             model[0].weight.fill_(math.nan)
 
     with pytest.raises(RunFailed, match="stage seed"):
-        discover(world.model, world.optimizer, fit, lambda model: 0.5, INPUTS[:1], budget=8, start_density=0.1)
+        discover(
+            world.model,
+            world.optimizer,
+            fit,
+            lambda model: 0.5,
+            INPUTS[:1],
+            budget=8,
+            start_density=0.1,
+            finish="static",
+        )
 
 
 @pytest.mark.parametrize("bad", ["high", None, (1, 2, 3)])
 def test_an_invalid_score_is_refused(bad: object) -> None:
     world = World()
     with pytest.raises(UserError, match="a score or a pair"):
-        discover(world.model, world.optimizer, world.fit, lambda model: bad, INPUTS[:1], budget=8, start_density=0.1)
+        discover(
+            world.model,
+            world.optimizer,
+            world.fit,
+            lambda model: bad,
+            INPUTS[:1],
+            budget=8,
+            start_density=0.1,
+            finish="static",
+        )

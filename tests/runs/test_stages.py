@@ -193,7 +193,7 @@ def test_an_odd_field_is_one_sentence_or_runs_again(stage: str, stored: dict[str
 @pytest.mark.parametrize(
     ("line", "stages"),
     [
-        ("discover --budget 4 --start-density 0.2 --rule exponential", ["final", "seed", "round-002"]),
+        ("discover --finish static --budget 4 --start-density 0.2 --rule exponential", ["final", "seed", "round-002"]),
         ("train --method gcg --density 0.4 --epochs 3 --method-option start_density=0.2", ["final", "round-001"]),
         (
             "train --method imp --density 0.6 --epochs 1 --method-option rewind_step=3",

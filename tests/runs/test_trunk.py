@@ -49,7 +49,7 @@ def test_the_seed_is_trained_to_its_plateau(time: float, expected: int) -> None:
     world = World()
     found = discover(
         world.model, world.optimizer, fit, evaluate, INPUTS[:1],
-        rule=Script(), start_density=0.1, budget=160, delta=0.01,
+        rule=Script(), start_density=0.1, budget=160, delta=0.01, finish="static",
     )  # fmt: skip
     assert found.rounds[0].point.epochs == expected
 

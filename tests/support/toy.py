@@ -99,7 +99,7 @@ class World:
         return float((logits.argmax(1) == TARGETS).double().mean()), float(nn.functional.cross_entropy(logits, TARGETS))
 
     def discover(self, **options: object) -> Discovery:
-        settings = {"rule": Script(), "start_density": 0.1, "budget": 16, **options}
+        settings = {"finish": "static", "rule": Script(), "start_density": 0.1, "budget": 16, **options}
         settings.setdefault("seed_epochs", max(1, settings["budget"] // 8))
         return discover(self.model, self.optimizer, self.fit, self.evaluate, INPUTS[:1], **settings)
 

@@ -143,7 +143,7 @@ def compared(curve: Curve) -> tuple[Point, ...]:
 def scores_before_training(trunk: GrowingTrunk, curve: Curve) -> tuple[Point, ...]:
     """Evaluate the networks compared with their initial weights; stored like any stage."""
     points, session = compared(curve), trunk.session
-    scores = session.stored(UNTRAINED, lambda stage: _stored_scores(stage.metadata, len(points)))
+    scores = session.stored(UNTRAINED, lambda stage: stored_scores(stage.metadata, len(points)))
     if scores is None:
         scores = [
             session.score(initialized_copy(trunk, point.round), UNTRAINED, part=point.round).score for point in points
@@ -152,7 +152,8 @@ def scores_before_training(trunk: GrowingTrunk, curve: Curve) -> tuple[Point, ..
     return tuple(replace(point, epochs=0, score=score, loss=None) for point, score in zip(points, scores, strict=True))
 
 
-def _stored_scores(metadata: Metadata, num: int) -> list[float]:
+def stored_scores(metadata: Metadata, num: int) -> list[float]:
+    """The scores of a stored stage, checked."""
     scores: list[float] = check_value(metadata.get("scores"), list[float], Option(), "scores")
     require(len(scores) == num, "scores", scores, f"{num} numbers")
     return scores

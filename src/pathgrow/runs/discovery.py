@@ -32,7 +32,7 @@ from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.records import Record, write_results
 from pathgrow.runs.result import Discovery
 from pathgrow.runs.session import MAX_ADAPTIVE_EPOCHS, Session, open_session, run_in
-from pathgrow.runs.shrinking import ShrinkingTrunk, ShrinkSearch, check_limits
+from pathgrow.runs.shrinking import ShrinkingTrunk, ShrinkSearch
 from pathgrow.runs.trunk import GrowingTrunk, train_copies, train_dense
 from pathgrow.sparse.attach import check_whole, unwrapped
 from pathgrow.trainer.interface import Evaluate, Fit
@@ -173,7 +173,6 @@ def search(session: Session, options: DiscoverOptions) -> Discovery:
     if options.uses_static_masks:
         trunk = GrowingTrunk(session, options, options.growth_method())
     else:
-        check_limits(options)
         trunk = ShrinkingTrunk(session, options)
     try:
         if isinstance(trunk, GrowingTrunk):

@@ -20,6 +20,10 @@ from pathgrow.runs.config import SearchOptions
 from pathgrow.runs.records import Callback, Record
 from pathgrow.sparse.attach import checked_method
 
+_STATIC_ONLY = (
+    "rule", "select_by", "final", "probe_fraction", "warm_start", "seed_epochs", "rough", "final_epochs",
+)  # fmt: skip
+_GROWTH_ONLY = ("method", "gamma", "start_density")
 _MIN_PROBE_EPOCHS = 16
 _MAX_MIN_PROBE_SHARE = 0.3
 """Fraction of a small budget that `_MIN_PROBE_EPOCHS` may take."""
@@ -58,6 +62,7 @@ class DiscoverOptions(SearchOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_unused()
         is_store = self.store is None or _has(self.store, "load", "save", "delete_tensors")
         is_directory = isinstance(self.store, str | os.PathLike)
         require(is_store or is_directory, "store", self.store, "a directory or a Store", "'runs/first'")
@@ -107,6 +112,18 @@ class DiscoverOptions(SearchOptions):
         """The options for one rank of the process group of `fit`; only rank 0 keeps its callback."""
         comm = self.comm if self.comm is not None else getattr(fit, "comm", SINGLE_PROCESS)
         return dataclasses.replace(self, comm=comm, callback=Callback() if comm.rank else self.callback)
+
+    def _check_unused(self) -> None:
+        """Refuse options that would have no effect."""
+        unused = (
+            () if self.uses_static_masks else _STATIC_ONLY if self.max_density < 1 else (*_STATIC_ONLY, *_GROWTH_ONLY)
+        )
+        for name in unused:
+            if getattr(self, name) != getattr(DiscoverOptions, name):
+                grown = " or max_density below 1" if name in _GROWTH_ONLY else ""
+                raise UserError(f"{name} has no effect on a network that is pruned: it needs finish='static'{grown}")
+        if self.uses_static_masks and self.max_density < 1:
+            raise UserError("max_density has no effect with finish='static', which grows as far as its rule asks for")
 
     @property
     def uses_static_masks(self) -> bool:

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from pathgrow.density.shrink import NextRound, ShrinkRule
 from pathgrow.density.types import Curve, Point, Reason, Reference
-from pathgrow.errors import UserError
 from pathgrow.graph.flops import step_flops
 from pathgrow.masks.sampling import top_k
 from pathgrow.methods.method import ByScore, Method, fixed
@@ -209,14 +208,12 @@ class ShrinkSearch:
 
     def _score_untrained(self) -> Point:
         """Evaluate the network before any training; stored like any stage."""
-        session = self._session
-        found = session.store.load(checks.UNTRAINED)
-        if found is None:
-            score = session.score(self._trunk.attached, checks.UNTRAINED).score
-            session.store.save(checks.UNTRAINED, {"scores": [score]})
-        else:
-            score = found.metadata["scores"][0]
-        return Point(round=0, density=self._trunk.attached.density, epochs=0, score=score)
+        session, attached = self._session, self._trunk.attached
+        scores = session.stored(checks.UNTRAINED, lambda stage: checks.stored_scores(stage.metadata, 1))
+        if scores is None:
+            scores = [session.score(attached, checks.UNTRAINED).score]
+            session.store.save(checks.UNTRAINED, {"scores": scores})
+        return Point(round=0, density=attached.density, epochs=0, score=scores[0])
 
 
 def _fixed(session: Session, attached: Attached) -> Attached:
@@ -224,12 +221,3 @@ def _fixed(session: Session, attached: Attached) -> Attached:
     masks = attached.masks.clone()
     attached.detach()
     return session.attach(attached.model, attached.optimizer, fixed(masks))
-
-
-def check_limits(options: DiscoverOptions) -> None:
-    """Refuse options that only a search with static masks uses."""
-    for name, default in (("rule", "probe"), ("select_by", "delta"), ("final", "fresh"), ("probe_fraction", None)):
-        if getattr(options, name) != default:
-            raise UserError(
-                f"{name} is an option of the search with static masks; add finish='static' (--finish static)"
-            )
