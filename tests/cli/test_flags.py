@@ -69,7 +69,7 @@ def test_without_flags_a_config_has_its_defaults() -> None:
     ],
 )
 def test_a_flag_of_discover_sets_a_value(flag: str, field: str, value: object) -> None:
-    found = getattr(DiscoverConfig.from_dict(values(f"discover {flag}")), field)
+    found = getattr(DiscoverConfig.from_dict(values(f"discover --finish static {flag}")), field)
     assert found == value
     assert type(found) is type(value)
 

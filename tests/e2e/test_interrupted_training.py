@@ -229,8 +229,8 @@ def discovered(store: Store, monkeypatch: pytest.MonkeyPatch, dies: tuple[str, i
     trainer = Trainer(data(), CASES["sgd"], EngineOptions(device="cpu"))
     model, optimizer = trainer.place(network())
     found = discover(
-        model, optimizer, trainer, trainer.evaluate(data().val), data().example_input(), store=store, budget=8, finish="static",
-        start_density=0.1, gamma=0.5, eval_weights="ema", reference="dense", 
+        model, optimizer, trainer, trainer.evaluate(data().val), data().example_input(), store=store, budget=8,
+        finish="static", start_density=0.1, gamma=0.5, eval_weights="ema", reference="dense",
         callback=StageLog(),
         rule="trajectory",  # its seed network is trained in several parts
     )  # fmt: skip

@@ -88,9 +88,7 @@ class World:
             self.evaluate,
             torch.zeros(1, 48),
             budget=BUDGET,
-            finish="static",
             seed=seed,
-            start_density=0.01,
             **options,
         )
 
@@ -107,7 +105,8 @@ FAST, MEDIUM, SLOW = World(rate=60.0), World(rate=15.0), World(rate=5.0)
     ],
 )
 def test_finds_both_known_answers(world: World, reference: str | None, seed: int) -> None:
-    found = world.discover(seed, reference=world.reachable(1.0) if reference == "given" else reference)
+    given = world.reachable(1.0) if reference == "given" else reference
+    found = world.discover(seed, reference=given, finish="static", start_density=0.01)
     assert found.answer.status == "found"
     assert found.operating_density == pytest.approx(world.delta_density(0.01), rel=0.25)
     assert found.gain_density == pytest.approx(world.gain_density, rel=0.25)
@@ -120,3 +119,17 @@ def test_finds_both_known_answers(world: World, reference: str | None, seed: int
         assert dense.point.score == pytest.approx(
             world.floor + RISE - (world.floor + RISE - CHANCE) * math.exp(-dense.point.epochs / LAG), abs=0.01
         )
+
+
+@pytest.mark.parametrize("reference", ["given", "dense", None])
+@pytest.mark.parametrize("world", [FAST, MEDIUM, SLOW], ids=["fast", "medium", "slow"])
+def test_shrinking_finds_the_known_density(world: World, reference: str | None) -> None:
+    found = world.discover(0, reference=world.reachable(1.0) if reference == "given" else reference, num_val=50_000)
+    expected = world.delta_density(0.01)
+    low, high = found.interval or (0, 0)
+    assert 0.95 * low <= expected <= 1.05 * high
+    assert found.operating_density == pytest.approx(expected, rel=0.25)
+    assert found.density >= found.operating_density / CLOSE
+    assert found.check is not None
+    assert found.check.outcome != "missed"
+    assert found.check.shortfall == pytest.approx(world.reachable(1.0) - world.reachable(found.density), abs=0.012)

@@ -118,9 +118,10 @@ def test_seed_and_fold_reach_growth(what: str, begin: Callable[..., Any], tmp_pa
 
 
 OTHER: dict[str, Any] = {
-    "finish": "static", "budget": 7, "delta": 0.03, "reference": 0.5, "rule": "exponential", "method": "gradient_growth", "gamma": 0.7,
+    "finish": "static",
+    "budget": 7, "delta": 0.03, "reference": 0.5, "rule": "exponential", "method": "gradient_growth", "gamma": 0.7,
     "start_density": 0.11, "seed_epochs": 2, "rough": 3, "final": "grown", "probe_fraction": 0.4, "warm_start": False,
-    "select_by": "gain", "eval_weights": "ema",
+    "select_by": "gain", "eval_weights": "ema", "max_density": 0.4, "max_cost": 0.7,
 }  # fmt: skip
 """A value other than the default for every option of a search."""
 
@@ -134,6 +135,7 @@ def test_all_options_of_a_discovery_reach_it(tmp_path: Path, monkeypatch: pytest
         raise Enough
 
     monkeypatch.setattr("pathgrow.runs.discovery.search", stop)
+    monkeypatch.setattr("pathgrow.runs.options.DiscoverOptions.check_unused", lambda options: None)  # not all at once
     config = DiscoverConfig.from_dict({**SHARED, **OTHER})
     assert all(OTHER[name] != getattr(SearchOptions, name) for name in OTHER)
     with pytest.raises(Enough):

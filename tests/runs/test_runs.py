@@ -126,7 +126,7 @@ def test_leftover_partial_trainings_are_deleted_at_the_end(command: str, tmp_pat
         config: RunConfig = trained.resolved()
         run = partial(train, trained, tmp_path / "run")
     else:
-        searched = DiscoverConfig.from_dict({**shared, "budget": 1, "start_density": 0.9})
+        searched = DiscoverConfig.from_dict({**shared, "budget": 1, "finish": "static", "start_density": 0.9})
         config = searched.resolved()
         run = partial(run_discovery, searched, tmp_path / "run")
     first = run()
@@ -140,7 +140,9 @@ def test_leftover_partial_trainings_are_deleted_at_the_end(command: str, tmp_pat
 
 # `pathgrow discover`
 
-DEMO = {"budget": 4, "model_options": {"widths": [12]}, "start_density": 0.2, "rule": "exponential"}
+DEMO = {
+    "finish": "static", "budget": 4, "model_options": {"widths": [12]}, "start_density": 0.2, "rule": "exponential",
+}  # fmt: skip
 
 
 def test_a_run_with_a_recipe_of_another_dataset_and_bfloat16(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ gains no more than the two quarters before it did from one to the other.
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -29,24 +30,26 @@ from pathgrow.density.types import (
 )
 from pathgrow.errors import require
 
-QUANTILE = 0.5
-"""Posterior quantile of the density that is finished and reported; a miss is found out and made up for."""
+_QUANTILE = 0.6
+"""Posterior quantile of the density that is finished and reported. The median is about a fifth too low if one score is
+as noisy as a third of delta (tests/density/test_shrink.py)."""
 MAX_ROUNDS = 14
 OPEN = 0.1
 """Probability of an answer below the sparsest network at which pruning goes on."""
 NARROW = 1.6
 """Ratio of the densities around the crossing at which they are close enough."""
 STEP = 1.2
-"""Smallest ratio of the densities of two networks that are both trained fully."""
+"""A fully trained network up to this factor denser than the answer is close enough to it."""
+_CLOSE = 1.1
+"""The same for one that is sparser than the answer."""
 MAX_CUT = 0.5
 """How far below the sparsest of them the next one may be, as a ratio."""
 MAX_FINISHED = 4
-LEAST_GAIN = 0.5
-"""Doubling the length of a training gains between this fraction and all of what the doubling before it gained: scores
-approach their limit as a power of the length, with an exponent of 1 at most."""
+MAX_FACTOR = 10.0
+"""Largest factor by which a full training can change the gaps between networks."""
 
 Outcome = Literal["verified", "consistent", "missed", "not verified"]
-"""How the returned network compares with dense. Against a score that was given or trained: verified if it is within
+"""How the returned network compares with dense. Against a given or trained score: verified if it is within
 delta, consistent if two standard errors allow it, otherwise missed. Against an estimate: consistent if it is within
 delta, missed if two standard errors exclude it, otherwise not verified."""
 
@@ -117,13 +120,15 @@ class ShrinkRule:
     def candidate(self, curve: Curve) -> NextRound | None:
         """The next network to train fully; None if one is close to the answer."""
         base, estimate = curve.rough[-1], self._estimate(curve)
-        if estimate is None:
+        if estimate is None or self._needs_control(curve):
             return None if curve.finished else NextRound(start=base.round, density=base.density)
+        finished = self._sparse(curve)
         # The curve is not trusted far below the networks that were trained fully.
-        lowest = min((MAX_CUT * point.density for point in curve.finished), default=estimate.lowest)
-        wanted = min(max(quantiles(self._densities(curve, estimate), (QUANTILE,))[0], lowest), base.density)
-        is_close = any(1 / STEP <= point.density / wanted <= STEP for point in curve.finished)
-        if is_close or len(curve.finished) >= MAX_FINISHED:
+        lowest = min((MAX_CUT * point.density for point in finished), default=estimate.lowest)
+        lowest = max([lowest, *(STEP * point.density for point in finished if self._misses(curve, point))])
+        wanted = min(max(quantiles(self._densities(curve, estimate), (_QUANTILE,))[0], lowest), base.density)
+        is_close = any(1 / _CLOSE <= point.density / wanted <= STEP for point in curve.finished)
+        if is_close or len(finished) >= MAX_FINISHED:
             return None
         visited = (base, *curve.probes, *curve.finished)
         start = min((point for point in visited if point.density >= wanted), key=lambda point: point.density)
@@ -132,8 +137,8 @@ class ShrinkRule:
     def select(self, curve: Curve) -> Point:
         """The fully trained network to return: the sparsest at the answer or not far below it, else the densest."""
         estimate = self._estimate(curve)
-        wanted = 1.0 if estimate is None else quantiles(self._densities(curve, estimate), (QUANTILE,))[0]
-        enough = [point for point in curve.finished if point.density * STEP >= wanted]
+        wanted = 1.0 if estimate is None else quantiles(self._densities(curve, estimate), (_QUANTILE,))[0]
+        enough = [p for p in curve.finished if p.density * _CLOSE >= wanted and not self._misses(curve, p)]
         return min(enough or curve.finished, key=lambda p: p.density if enough else -p.density)
 
     def check(self, curve: Curve, network: Point) -> Check | None:
@@ -162,64 +167,95 @@ class ShrinkRule:
         if not curve.rough or (estimate := self._estimate(curve)) is None:
             return answer
         base, densities = curve.rough[-1], self._densities(curve, estimate)
+        lowest = min(estimate.lowest, *(point.density for point in (base, *curve.finished)))
         low, median, high = quantiles(densities, LEVEL)
-        density = quantiles(densities, (QUANTILE,))[0]
+        density = quantiles(densities, (_QUANTILE,))[0]
         dense = self._dense(curve, estimate)
         answer = replace(
             answer,
             reference=curve.reference or Reference(score=float(np.median(dense)), kind="estimated"),
             details={
                 **answer.details,
-                "quantile": QUANTILE,
+                "quantile": _QUANTILE,
                 "median_density": median if median <= 1 else None,
-                "lowest": estimate.lowest,
+                "lowest": lowest,
                 "densest": base.density,
                 "end_score": base.score,
                 "dense_low": quantiles(dense, LEVEL)[0],
                 "dense_high": quantiles(dense, LEVEL)[-1],
-                "share_below": float(np.mean(densities <= estimate.lowest)),
+                "share_below": float(np.mean(densities <= lowest)),
                 "share_above": float(np.mean(densities > base.density)),
             },
         )
-        interval = (low if low > estimate.lowest else 0.0, min(high, base.density))
-        if low <= estimate.lowest and high > base.density:
+        interval = (low if low > lowest else 0.0, min(high, base.density))
+        if low <= lowest and high > base.density:
             return answer  # anything is possible
-        if density <= estimate.lowest:
-            return replace(answer, status="flat", interval=(0.0, max(interval[1], estimate.lowest)))
+        if density * _CLOSE <= lowest:
+            return replace(answer, status="flat", interval=(0.0, max(interval[1], lowest)))
         if density > base.density:
             return replace(answer, status="unreached")
         return replace(answer, status="found", density=density, interval=interval)
 
+    def _misses(self, curve: Curve, network: Point) -> bool:
+        check = self.check(curve, network)
+        return check is not None and check.outcome == "missed"
+
     def _estimate(self, curve: Curve) -> DensityEstimate | None:
-        """The curve through the pruned networks; it may or may not end at the score of the trained one."""
-        base = Reference(score=curve.rough[-1].score, kind="densest")
-        noise = None
-        if curve.num_val is not None and 0 < base.score < 1:
-            # Two networks that make as many mistakes make about two thirds of them on the same examples.
-            noise = math.sqrt(base.score * (1 - base.score) / (3 * curve.num_val))
-        return estimate_from_points(curve.probes, self.delta, base, noise_hint=noise, num_val=curve.num_val)
+        return _through(curve.probes, curve.rough[-1].score, self.delta, curve.num_val)
 
     def _dense(self, curve: Curve, estimate: DensityEstimate) -> FloatArray:
         """Score of the dense network after full training, one entry per posterior curve."""
+        noise = estimate.curves.noise * estimate.curves.reference_z
         if curve.reference is not None:
-            return curve.reference.score + estimate.curves.noise * estimate.curves.reference_z
-        before, base = (curve.rough[-2] if len(curve.rough) > 1 else None), curve.rough[-1]
-        if before is None or before.density != base.density:
-            return estimate.level
-        share = LEAST_GAIN + (1 - LEAST_GAIN) * ndtr(estimate.curves.gap_z)
-        gain: FloatArray = max(0.0, base.score - before.score) * share
-        return estimate.level + gain
+            return curve.reference.score + noise
+        level = estimate.level if len(self._unpruned(curve)) < 3 else self._unpruned(curve)[-1].score + noise
+        return level + max(0.0, self._last_gain(curve)) * ndtr(estimate.curves.gap_z)
 
     def _densities(self, curve: Curve, estimate: DensityEstimate) -> FloatArray:
         """The answer on each posterior curve."""
-        if not curve.finished:
+        finished, curves = self._sparse(curve), estimate.curves
+        if not finished:
             return estimate.delta_density  # relative to the trained network: nothing is known about full training yet
-        # How far a full training moves the scores; the average, since each is as noisy as the points of the curve.
-        gaps = [self._shortfall(curve, estimate, p) + estimate.curves.at(p.density) for p in curve.finished]
-        return estimate.curves.reach(np.mean(gaps, axis=0) - self.delta)
+        # Full training scales the gaps between the rounds and the trained network; the factor is measured, on average
+        # over the finished networks, since each of them is as noisy as the points of the curve.
+        after = np.mean([self._shortfall(curve, estimate, point) for point in finished], axis=0)
+        before = np.mean([estimate.level - curves.at(point.density) for point in finished], axis=0)
+        factor = np.clip(after / np.maximum(before, curves.noise), 1 / MAX_FACTOR, MAX_FACTOR)
+        return curves.reach(estimate.level - self.delta / factor)
+
+    def _needs_control(self, curve: Curve) -> bool:
+        """Whether the network without pruning has to be trained fully too, since it still improves by more than delta.
+
+        Otherwise what a full training gains would be a guess that is larger than the tolerance.
+        """
+        return curve.reference is None and len(self._unpruned(curve)) == 2 and self._last_gain(curve) > self.delta
+
+    def _last_gain(self, curve: Curve) -> float:
+        """What the last phase of the network without pruning gained."""
+        scores = [point.score for point in self._unpruned(curve)]
+        return scores[-1] - scores[-2] if len(scores) > 1 else 0.0
+
+    def _unpruned(self, curve: Curve) -> list[Point]:
+        """The network without pruning after each of its trainings."""
+        base = curve.rough[-1]
+        return [point for point in (*curve.rough[-2:], *curve.finished) if point.density == base.density]
+
+    def _sparse(self, curve: Curve) -> list[Point]:
+        return [point for point in curve.finished if point.density < curve.rough[-1].density]
 
     def _shortfall(self, curve: Curve, estimate: DensityEstimate, network: Point) -> FloatArray:
         """How far a fully trained network is below dense, one entry per posterior curve."""
         noise = np.random.default_rng(round(1e6 * network.density)).standard_normal(len(estimate.level))
         shortfall: FloatArray = self._dense(curve, estimate) - network.score + estimate.curves.noise * noise
         return shortfall
+
+
+@lru_cache(maxsize=8)  # each decision reads the same curve several times
+def _through(points: tuple[Point, ...], end: float, delta: float, num_val: int | None) -> DensityEstimate | None:
+    """The curve through the pruned networks; it may or may not end at the score of the trained one."""
+    noise = None
+    if num_val is not None and 0 < end < 1:
+        # Two networks that make as many mistakes make about two thirds of them on the same examples.
+        noise = math.sqrt(end * (1 - end) / (3 * num_val))
+    base = Reference(score=end, kind="densest")
+    return estimate_from_points(points, delta, base, noise_hint=noise, num_val=num_val)

@@ -425,6 +425,7 @@ class DiscoverConfig(SearchOptions, RunConfig):
         options = DiscoverOptions(**self.search())
         options.growth_method()
         options.density_rule()
+        options.check_unused()
 
     @classmethod
     def _with_defaults(cls, values: dict[str, Any], recipe: Recipe) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.records import Record, write_results
 from pathgrow.runs.result import Discovery
 from pathgrow.runs.session import MAX_ADAPTIVE_EPOCHS, Session, open_session, run_in
-from pathgrow.runs.shrinking import ShrinkingTrunk, ShrinkSearch
+from pathgrow.runs.shrinking import Lengths, ShrinkingTrunk, ShrinkSearch
 from pathgrow.runs.trunk import GrowingTrunk, train_copies, train_dense
 from pathgrow.sparse.attach import check_whole, unwrapped
 from pathgrow.trainer.interface import Evaluate, Fit
@@ -398,13 +398,17 @@ def run_discovery(
 def expected_epochs(config: DiscoverConfig, out: str | os.PathLike[str]) -> int:
     """Estimate how many epochs are left to train; the number of probes is up to the rule."""
     options = DiscoverOptions(**config.search())
-    schedule = options.growth_method().schedule
-    gamma = schedule.gamma if isinstance(schedule, GrowEachRound) else GrowEachRound.gamma
-    num_rounds = math.ceil(-math.log(config.start_density or 0.05) / math.log1p(gamma))
-    expected = options.num_seed_epochs + num_rounds * (options.num_rough_epochs or MAX_ADAPTIVE_EPOCHS)
-    expected += _USUAL_PROBES["no reference" if config.reference is None else "reference"] * options.num_probe_epochs
-    if options.num_probe_epochs < config.budget:
-        expected += config.budget
+    if not options.uses_static_masks:
+        expected = Lengths(options).expected
+    else:
+        schedule = options.growth_method().schedule
+        gamma = schedule.gamma if isinstance(schedule, GrowEachRound) else GrowEachRound.gamma
+        num_rounds = math.ceil(-math.log(config.start_density or 0.05) / math.log1p(gamma))
+        expected = options.num_seed_epochs + num_rounds * (options.num_rough_epochs or MAX_ADAPTIVE_EPOCHS)
+        num_probes = _USUAL_PROBES["no reference" if config.reference is None else "reference"]
+        expected += num_probes * options.num_probe_epochs
+        if options.num_probe_epochs < config.budget:
+            expected += config.budget
     if config.reference == "dense":
         expected += config.budget
     stages = RunDir(out).stages

@@ -62,7 +62,6 @@ class DiscoverOptions(SearchOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_unused()
         is_store = self.store is None or _has(self.store, "load", "save", "delete_tensors")
         is_directory = isinstance(self.store, str | os.PathLike)
         require(is_store or is_directory, "store", self.store, "a directory or a Store", "'runs/first'")
@@ -81,7 +80,9 @@ class DiscoverOptions(SearchOptions):
                 )
             if name not in known:
                 raise unknown_name("option", name, known)
-        return cls(**given)
+        options = cls(**given)
+        options.check_unused()
+        return options
 
     def as_dict(self) -> dict[str, Any]:
         """The options as JSON values; methods and rules by name, functions left out."""
@@ -113,11 +114,9 @@ class DiscoverOptions(SearchOptions):
         comm = self.comm if self.comm is not None else getattr(fit, "comm", SINGLE_PROCESS)
         return dataclasses.replace(self, comm=comm, callback=Callback() if comm.rank else self.callback)
 
-    def _check_unused(self) -> None:
+    def check_unused(self) -> None:
         """Refuse options that would have no effect."""
-        unused = (
-            () if self.uses_static_masks else _STATIC_ONLY if self.max_density < 1 else (*_STATIC_ONLY, *_GROWTH_ONLY)
-        )
+        unused = () if self.uses_static_masks else (*_STATIC_ONLY, *(_GROWTH_ONLY if self.max_density == 1 else ()))
         for name in unused:
             if getattr(self, name) != getattr(DiscoverOptions, name):
                 grown = " or max_density below 1" if name in _GROWTH_ONLY else ""

@@ -39,6 +39,8 @@ class Lengths:
         """Each of the two phases before pruning, and the last one of a finished network."""
         self.round = max(1, round(self.budget / 20))
         self.seed, self.growth = max(1, self.budget // 16), max(1, round(self.budget / 160))
+        self.expected = 4 * self.quarter + 6 * self.round
+        """Of a usual search in all: six rounds of pruning and two finished networks."""
 
 
 class ShrinkingTrunk(Trunk):
@@ -134,7 +136,7 @@ class ShrinkSearch:
             self._trunk.shrink_(due)
             checks.check_reference(self._curve())
         warnings.append(checks.reference_warning(self._curve()))
-        while (due := self._rule.candidate(self._curve())) is not None and self._may_finish():
+        while (due := self._rule.candidate(self._curve())) is not None and self._may_finish(due):
             self._finished.append(self._trunk.train_candidate_(due))
         curve, network = self._curve(), self._returned()
         answer = self._rule.answer(curve)
@@ -177,17 +179,20 @@ class ShrinkSearch:
             full_epochs=options.budget,
         )
 
-    def _may_finish(self) -> bool:
-        """Whether another candidate stays within the cost limit; the first one always does.
+    def _may_finish(self, candidate: NextRound) -> bool:
+        """Whether another candidate stays within the cost limit; a first pruned one is trained in any case.
 
         The lengths of all phases follow from that limit. A dense baseline that was asked for does not count.
         """
-        if not self._finished:
+        base = self._trunk.records[self._trunk.num_trained - 1]
+        if all(record.num_on == base.num_on for record in self._finished):
             return True
-        first, last = self._trunk.records[0], self._finished[-1]
-        dense_epoch = first.num_samples / first.num_epochs * step_flops(self._session.graph)
-        spent = sum(record.flops for record in self._trunk.records)
-        return spent + last.flops <= self._options.max_cost * self._options.budget * dense_epoch
+        # At most as expensive as the network that it is pruned from.
+        masks = self._trunk.masks(candidate.start)
+        samples_per_epoch = base.num_samples / base.num_epochs
+        cost = base.num_samples * step_flops(self._session.graph, masks)
+        limit = self._options.max_cost * self._options.budget * samples_per_epoch * step_flops(self._session.graph)
+        return cost + sum(record.flops for record in self._trunk.records) <= limit
 
     def _returned(self) -> Record:
         """The finished network that the rule selects, unless pruning lost more than the training after it gained."""

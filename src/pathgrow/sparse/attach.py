@@ -29,7 +29,7 @@ from pathgrow.errors import UserError
 from pathgrow.graph.scope import trained_scope
 from pathgrow.masks import Masks
 from pathgrow.methods.gradients import Batches, Loss, loss_gradients
-from pathgrow.methods.method import Method, NetworkView, ScoringCost, count_at
+from pathgrow.methods.method import MaskUpdate, Method, NetworkView, ScoringCost, count_at, require_density
 from pathgrow.methods.picks import by_walks
 from pathgrow.rng import derive, generator
 from pathgrow.sparse import enforce
@@ -227,6 +227,12 @@ class Attached(MaskedOptimizer):
                     # Effective weights that became zero are still nonzero in the EMA.
                     self.masks.apply_(self.model)
                 yield
+
+    def prune_(self, density: float) -> None:
+        """Prune to a density with the method's drop pick, if more weights than that are active."""
+        require_density("density", density)
+        if (num_drop := self._num_on - count_at(density, self._num)) > 0:
+            self._next_round_(MaskUpdate(num_drop=num_drop))
 
     def state_dict(self) -> dict[str, Any]:
         """Masks, clock, method state, observations and EMA, as tensors and JSON values.

@@ -25,16 +25,7 @@ from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.masks import Masks
 from pathgrow.methods.gradients import Batches, Loss, loss_gradients, mean_gradients
-from pathgrow.methods.method import (
-    MaskUpdate,
-    Method,
-    MethodState,
-    NetworkView,
-    Progress,
-    ScoringCost,
-    count_at,
-    require_density,
-)
+from pathgrow.methods.method import MaskUpdate, Method, MethodState, NetworkView, Progress, ScoringCost
 from pathgrow.rng import derive, generator
 from pathgrow.sparse import enforce
 from pathgrow.sparse.ema import EMA, WeightEMA
@@ -213,12 +204,6 @@ class MaskedOptimizer:
         if count:
             self._next_round_(MaskUpdate(num_grow=count))
         return count
-
-    def prune_(self, density: float) -> None:
-        """Prune to a density with the method's drop pick, if more weights than that are active."""
-        require_density("density", density)
-        if (num_drop := self._num_on - count_at(density, self._num)) > 0:
-            self._next_round_(MaskUpdate(num_drop=num_drop))
 
     def _decide(self, curve: Curve, due: MaskUpdate | None) -> Verdict:
         method, details = self.method, {"method": self.method.name}

@@ -1,0 +1,151 @@
+"""The rule of grow-train-shrink on points whose truth is known."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pathgrow.density.shrink import MAX_ROUNDS, NextRound, ShrinkRule
+from pathgrow.density.types import Curve, Point, Reference
+from pathgrow.errors import UserError
+
+RULE = ShrinkRule(delta=0.01)
+DENSE = 0.93
+CURVE = Curve(
+    rough=(
+        Point(round=0, density=1.0, epochs=40, score=DENSE - 0.004),
+        Point(round=1, density=1.0, epochs=80, score=DENSE),
+    ),
+    num_val=100_000,
+)
+
+
+def score(density: float, scale: float = 1.0) -> float:
+    """One point below dense at 10% density, on a power law."""
+    return DENSE - scale * 0.01 * (density**-0.5 - 1) / (0.1**-0.5 - 1)
+
+
+def truth(scale: float) -> float:
+    """Where it is one point below dense."""
+    return (1 + (0.1**-0.5 - 1) / scale) ** -2
+
+
+def shrunk(curve: Curve = CURVE, noise: float = 0.0, seed: int = 0, rule: ShrinkRule = RULE) -> Curve:
+    """Follow the rule through its rounds."""
+    draw = np.random.default_rng(seed)
+    while (due := rule.next_round(curve)) is not None:
+        number = 2 + len(curve.probes)
+        point = Point(
+            round=number, density=due.density, epochs=88, score=score(due.density) + noise * draw.standard_normal()
+        )
+        curve = replace(curve, probes=(*curve.probes, point))
+    return curve
+
+
+def finished(curve: Curve, scale: float, noise: float = 0.0, seed: int = 1) -> Curve:
+    """Follow the rule through the networks that it trains fully, where gaps to dense are scaled."""
+    draw = np.random.default_rng(seed)
+    while (due := RULE.candidate(curve)) is not None:
+        value = score(due.density, scale) + noise * draw.standard_normal()
+        point = Point(round=50 + len(curve.finished), density=due.density, epochs=128, score=value)
+        curve = replace(curve, finished=(*curve.finished, point))
+    return curve
+
+
+def test_rounds_go_down_until_the_drop_is_bracketed() -> None:
+    curve = shrunk()
+    densities = [point.density for point in curve.probes]
+    assert densities[0] == pytest.approx(0.4)
+    assert densities == sorted(densities, reverse=True)
+    assert sum(point.score < DENSE - 0.01 for point in curve.probes) == 2
+    assert RULE.next_round(CURVE) == NextRound(start=1, density=0.4)
+
+
+def test_a_drop_in_the_first_round_is_bracketed_from_above() -> None:
+    low = Point(round=2, density=0.4, epochs=88, score=DENSE - 0.05)
+    due = RULE.next_round(replace(CURVE, probes=(low,)))
+    assert due == NextRound(start=1, density=pytest.approx(math.sqrt(0.4)))
+
+
+@pytest.mark.parametrize("drop", [0.0, 1.0])
+def test_rounds_end_without_a_crossing(drop: float) -> None:
+    curve = CURVE
+    while (due := RULE.next_round(curve)) is not None:
+        point = Point(round=2 + len(curve.probes), density=due.density, epochs=88, score=DENSE - drop)
+        curve = replace(curve, probes=(*curve.probes, point))
+    assert len(curve.probes) <= MAX_ROUNDS
+    assert min(point.density for point in curve.probes) >= RULE.min_density
+    assert RULE.answer(curve).density is None
+
+
+@pytest.mark.parametrize("scale", [0.4, 1.0, 2.0])
+def test_the_answer_is_that_of_full_training(scale: float) -> None:
+    """Whether the gaps of the rounds shrink, stay or grow with further training."""
+    given = replace(CURVE, reference=Reference(score=DENSE, kind="given"))
+    curve = finished(shrunk(given), scale)
+    answer, network = RULE.answer(curve), RULE.select(curve)
+    assert answer.density == pytest.approx(truth(scale), rel=0.1)
+    assert network.density == pytest.approx(truth(scale), rel=0.25)
+    assert RULE.check(curve, network).outcome in ("verified", "consistent")
+
+
+@pytest.mark.parametrize("scale", [0.5, 1.0, 1.6])
+@pytest.mark.parametrize("noise", [0.001, 0.003])
+def test_intervals_cover_the_truth(scale: float, noise: float) -> None:
+    given = replace(CURVE, num_val=5_000)
+    covered, ratios = 0, []
+    for seed in range(20):
+        dense = DENSE + noise * np.random.default_rng(1000 + seed).standard_normal()
+        curve = shrunk(replace(given, reference=Reference(score=dense, kind="dense")), noise, seed)
+        answer = RULE.answer(finished(curve, scale, noise, seed + 100))
+        low, high = answer.interval or (0.0, 1.0)
+        covered += low <= truth(scale) <= high
+        ratios.append(max(answer.density or 0.005, 0.005) / truth(scale))
+    assert covered >= 15
+    assert abs(math.log(np.median(ratios))) < math.log(1.3 if noise < 0.002 else 1.45)
+
+
+def test_a_network_that_still_improves_is_trained_on_as_a_control() -> None:
+    early = Point(round=0, density=1.0, epochs=40, score=DENSE - 0.05)
+    curve = shrunk(replace(CURVE, rough=(early, CURVE.rough[1])))
+    assert RULE.candidate(curve) == NextRound(start=1, density=1.0)
+    control = Point(round=9, density=1.0, epochs=120, score=DENSE + 0.001)
+    with_control = replace(curve, finished=(control,))
+    assert RULE.candidate(with_control).density < 0.3
+    uncertain, certain = (RULE.check(c, control).error for c in (curve, with_control))
+    assert certain < uncertain / 5
+    # With a reference there is nothing to control.
+    given = replace(curve, reference=Reference(score=DENSE, kind="given"))
+    assert RULE.candidate(given).density < 0.3
+
+
+@pytest.mark.parametrize(
+    ("kind", "below", "outcome"),
+    [
+        ("given", 0.005, "verified"), ("given", 0.011, "consistent"), ("given", 0.05, "missed"),
+        (None, 0.005, "consistent"), (None, 0.0095, "not verified"), (None, 0.05, "missed"),
+    ],
+)  # fmt: skip
+def test_outcomes_of_the_check(kind: str | None, below: float, outcome: str) -> None:
+    reference = None if kind is None else Reference(score=DENSE, kind="given")
+    curve = shrunk(replace(CURVE, reference=reference, num_val=5_000), noise=0.001)
+    check = RULE.check(curve, Point(round=9, density=0.2, epochs=120, score=DENSE - below))
+    assert check.outcome == outcome
+    assert check.shortfall == pytest.approx(below, abs=0.004)
+
+
+def test_another_tolerance_is_read_from_the_same_curve() -> None:
+    curve = finished(shrunk(replace(CURVE, reference=Reference(score=DENSE, kind="given"))), 1.0)
+    densities = [replace(RULE, delta=delta).answer(curve).density for delta in (0.012, 0.01, 0.007)]
+    assert densities == sorted(densities)
+    expected = [(1 + delta / 0.01 * (0.1**-0.5 - 1)) ** -2 for delta in (0.012, 0.01, 0.007)]
+    assert densities == pytest.approx(expected, rel=0.15)
+
+
+def test_wrong_settings_are_refused() -> None:
+    for name in ("first_prune_fraction", "prune_fraction", "min_density"):
+        with pytest.raises(UserError, match=f"{name} must be in"):
+            ShrinkRule(**{name: 1.0})
+    with pytest.raises(UserError, match="delta must be > 0"):
+        ShrinkRule(delta=0.0)

@@ -1,0 +1,136 @@
+"""Grow, train, shrink in the loop: stages, lengths, costs, resuming, limits."""
+
+import pytest
+import torch
+
+from pathgrow.errors import UserError
+from pathgrow.runs.options import DiscoverOptions
+from pathgrow.runs.result import Discovery
+from pathgrow.runs.shrinking import Lengths
+from tests.support.toy import World, killed_at_every_save, stage_lengths, without_timing
+
+SHRINK = {"finish": "gts", "rule": "probe", "start_density": None, "seed_epochs": None, "budget": 40, "delta": 0.05}
+
+
+def shrunk(world: World | None = None, **options: object) -> Discovery:
+    return (world or World()).discover(**{**SHRINK, **options})
+
+
+def test_stages_and_their_lengths_follow_from_the_budget() -> None:
+    lengths = stage_lengths(shrunk())
+    assert lengths[:3] == [("train-1", 10), ("train-2", 10), ("shrink-1", 2)]
+    assert {epochs for stage, epochs in lengths if stage.startswith("shrink")} == {2}
+    assert {epochs for stage, epochs in lengths if stage.startswith("final")} == {10}
+
+
+@pytest.mark.parametrize("budget", [1, 2, 3, 7, 160])
+def test_every_phase_has_an_epoch(budget: int) -> None:
+    lengths = Lengths(DiscoverOptions(budget=budget))
+    assert min(lengths.quarter, lengths.round, lengths.seed, lengths.growth) >= 1
+
+
+def test_the_model_holds_the_returned_network() -> None:
+    world = World()
+    found = shrunk(world)
+    assert found.network in found.finished
+    assert found.attached.model is world.model
+    for name, mask in found.masks.items():
+        assert bool((world.model.get_parameter(name)[~mask] == 0).all())
+    assert found.masks.num_on == found.network.num_on
+    score, loss = world.evaluate(world.model)
+    assert (score, loss) == (found.network.point.score, found.network.point.loss)
+    # It stays sparse when it is trained further.
+    world.fit(world.model, world.optimizer, 2)
+    assert bool((world.model[0].weight[~found.masks["0.weight"]] == 0).all())
+
+
+def test_pruned_networks_are_nested_and_the_smallest_weights_go() -> None:
+    found = shrunk()
+    first = len(found.rounds)
+    before, after = found.masks_at(first - 1), found.masks_at(first)
+    assert before.density == 1.0
+    assert (after - before).num_on == 0
+    assert after.num_on == round(0.4 * after.num)
+
+
+def test_a_repeated_search_is_bit_identical() -> None:
+    assert without_timing(shrunk()) == without_timing(shrunk())
+
+
+@pytest.mark.parametrize(
+    ("saves_the_last", "options"),
+    [(True, {}), (False, {"max_density": 0.5, "start_density": 0.3})],
+    ids=["dense", "grown"],
+)
+def test_a_search_killed_at_any_save_ends_alike(saves_the_last: bool, options: dict[str, object]) -> None:
+    assert killed_at_every_save(saves_the_last, **{**SHRINK, "budget": 4, **options}) > 8
+
+
+def test_the_density_limit_holds_in_every_stage() -> None:
+    found = shrunk(max_density=0.5, start_density=0.2)
+    assert [record.stage for record in found.rounds][:2] == ["seed", "round-001"]
+    assert max(record.num_on for record in found.trained) == round(0.5 * found.masks.num)
+    assert found.rounds[-1].point.density == pytest.approx(0.5, abs=0.002)
+    assert found.ledger.relative < shrunk().ledger.relative
+
+
+@pytest.mark.parametrize("max_cost", [0.3, 0.6])
+def test_the_cost_limit_shortens_all_phases(max_cost: float) -> None:
+    found, free = shrunk(max_cost=max_cost, budget=160), shrunk(budget=160)
+    assert dict(stage_lengths(found))["train-1"] < dict(stage_lengths(free))["train-1"]
+    assert found.ledger.relative <= max_cost * 1.15
+
+
+def test_a_reference_is_compared_with() -> None:
+    reached, missed = shrunk(reference=0.5), shrunk(reference=1.0, delta=0.001)
+    assert reached.check.outcome == "verified"
+    assert reached.reference.kind == "given"
+    assert missed.check.shortfall > 0.001
+    dense = shrunk(reference="dense")
+    assert dense.dense.point.epochs == 40
+    assert dense.reference.score == dense.dense.point.score
+
+
+def test_training_without_effect_has_no_density() -> None:
+    world = World()
+    world.fit = lambda model, optimizer, epochs: None  # type: ignore[method-assign]
+    with pytest.warns(UserWarning, match="training improved no network"):
+        found = shrunk(world)
+    assert found.answer.status == "unlearned"
+    assert found.operating_density is None
+
+
+def test_a_failure_restores_the_model() -> None:
+    world = World()
+    before = {name: tensor.clone() for name, tensor in world.model.state_dict().items()}
+    fit, calls = world.fit, []
+
+    def failing(model: torch.nn.Module, optimizer: torch.optim.Optimizer, epochs: int) -> None:
+        calls.append(epochs)
+        if len(calls) == 4:
+            raise KeyError("data")
+        fit(model, optimizer, epochs)
+
+    world.fit = failing  # type: ignore[method-assign]
+    with pytest.raises(KeyError):
+        shrunk(world)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in world.model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"rule": "trajectory"}, "rule has no effect on a network that is pruned: it needs finish='static'$"),
+        ({"gamma": 0.5}, "gamma has no effect .* finish='static' or max_density below 1"),
+        ({"rough": 2}, "rough has no effect"),
+        ({"finish": "static", "max_density": 0.5}, "max_density has no effect with finish='static'"),
+        ({"finish": "magic"}, "finish must be one of auto, gts, static, got 'magic'"),
+        ({"max_density": 0.0}, "max_density must be"),
+        ({"max_cost": -1}, "max_cost must be > 0, got -1"),
+    ],
+)
+def test_options_without_effect_are_refused(options: dict[str, object], sentence: str) -> None:
+    world = World()
+    with pytest.raises(UserError, match=sentence):
+        shrunk(world, **options)
+    assert world.fits == []
