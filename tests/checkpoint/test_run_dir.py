@@ -298,7 +298,7 @@ def test_a_directory_that_cannot_be_created_is_refused(tmp_path):
     [
         # rewinds beyond the end
         "train --method imp --method-option rewind_step=9999 --density 0.8 --epochs 1 -q --model-option widths=8,8",
-        "discover --finish static --model-option widths=8,8 --start-density 1e-9 --budget 2 --quiet",  # less than one path
+        "discover --finish static --model-option widths=8,8 --start-density 1e-9 --budget 2 -q",  # less than one path
     ],
 )
 def test_a_refused_command_leaves_nothing(tmp_path, line, capsys):

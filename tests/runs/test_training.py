@@ -468,6 +468,7 @@ def test_custom_methods_are_charged_for_scoring(
     module = ModuleType("my_methods")
     module.mine = make  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "my_methods", module)
+    methods.entry("my_methods:mine")  # imported, as the command line does
     phases = trained_in(tmp_path, "my_methods:mine", density=None)["ledger"]["phases"]
     a_training = EPOCHS * STEPS * 64 * 6 * NUM
     if make is pruning_by_gradient:  # a batch through all weights, before there are half as many
@@ -490,6 +491,7 @@ def test_choosing_the_initial_masks_is_timed(killed: bool, tmp_path: Path, monke
     module = ModuleType("my_methods")
     module.mine = lambda: Method(name="mine", start=slowly, start_density=0.5)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "my_methods", module)
+    methods.entry("my_methods:mine")  # imported, as the command line does
     if killed:
         save = StageFiles.save
 
