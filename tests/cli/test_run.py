@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from pathgrow.checkpoint import RunDir
-from tests.support.command import leave
+from tests.support.command import leave, unprivileged
 from tests.support.trainings import report
 
 SMALL = "--finish static --model-option widths=12,8 --budget 4 --start-density 0.2 --rule exponential"
@@ -154,6 +155,26 @@ def test_a_flipped_bit_is_found_by_check_and_reported_by_show(
     (out / "report.json").unlink()  # as advised
     assert leave("discover", *SMALL.split(), "--out", str(out), "--quiet") == 0
     assert leave("check", str(out)) == 0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="permissions")
+def test_a_finished_run_is_shown_from_a_read_only_directory(
+    discovered: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = shutil.copytree(discovered, tmp_path / "run")
+    (out / ".lock").unlink()
+    command = ["discover", *SMALL.split(), "--out", str(out)]
+    assert leave(*command) == 0
+    expected = capsys.readouterr()
+    for path in (out, out / "stages", out / "masks"):
+        path.chmod(0o555)
+    before = {path: path.stat().st_mtime_ns for path in (out, *out.rglob("*"))}
+    with unprivileged(tmp_path):
+        assert leave(*command) == 0
+    assert capsys.readouterr() == expected
+    assert {path: path.stat().st_mtime_ns for path in (out, *out.rglob("*"))} == before
+    for path in (out, out / "stages", out / "masks"):
+        path.chmod(0o755)
 
 
 def test_check_verifies_the_stages_of_an_unfinished_run(
