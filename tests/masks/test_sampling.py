@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pathgrow.errors import UserError
 from pathgrow.masks import Masks, sampling
-from pathgrow.masks.sampling import sample_proportional, top_k, top_k_in, uniform, uniform_in
+from pathgrow.masks.sampling import sample_in, sample_proportional, top_k, top_k_in, uniform, uniform_in
 
 
 @pytest.fixture
@@ -314,6 +314,20 @@ def test_uniform_in_takes_exactly_so_many(data: st.DataObject, num: int, seed: i
     chosen = uniform_in(torch.tensor(candidates), count, torch.Generator().manual_seed(seed)).numpy()
     assert chosen.sum() == count
     assert not (chosen & ~candidates).any()
+
+
+def test_sample_in_draws_one_after_another_in_proportion() -> None:
+    scores, draw, counts = torch.tensor([[1.0, 2.0], [5.0, 0.0], [9.0, 0.0]]), torch.Generator().manual_seed(0), {}
+    candidates, num = torch.tensor([[True, True], [True, True], [False, True]]), 4000
+    for _ in range(num):
+        chosen = tuple(np.flatnonzero(sample_in(scores, candidates, 2, draw)).tolist())
+        counts[chosen] = counts.get(chosen, 0) + 1
+    values = {0: 1 / 8, 1: 2 / 8, 2: 5 / 8}
+    for a, b in ((0, 1), (0, 2), (1, 2)):  # in either order
+        likely = values[a] * values[b] / (1 - values[a]) + values[b] * values[a] / (1 - values[b])
+        assert abs(counts.pop((a, b)) / num - likely) < 4 * (likely * (1 - likely) / num) ** 0.5
+    assert counts == {}, "zeros come last"
+    assert sample_in(scores, candidates, 4, draw).flatten()[:3].all()
 
 
 def test_ties_are_drawn_evenly() -> None:

@@ -24,6 +24,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "gmp": {"start_fraction": 0.2, "stop_fraction": 0.75},  # 20 and 75 of 98 thousand steps
     "acdc": {"warmup_fraction": 10 / 100, "phase_fraction": 5 / 100, "final_fraction": 15 / 100},  # ImageNet
     "st3": {"start_fraction": 5 / 160, "stop_fraction": 80 / 160},
+    "chts": {"allocation": "equal", "drop_fraction": 0.1, "stop_fraction": 0.75},
     "mest": {"allocation": "equal", "drop_fraction": 0.2, "extra_density": 0.05, "stop_fraction": 120 / 160},
     "imp": {"prune_fraction": 0.2},
     "lth": {"prune_fraction": 0.2},
@@ -84,6 +85,7 @@ def test_masks_move_up_to_the_end_and_not_beyond(
         ("gse", {}, 1000, 200 * 390, 46),  # up to epoch 120
         ("granet", {}, 1000, 160 * 390, 63),  # one of them between two others, where pruning ends
         ("snfs", {}, 400, 100 * 400, 99),
+        ("chts", {}, 100, 10_000, 75),
         ("mest", {}, 5 * 782, 160 * 782, 24),  # every 5 epochs up to 120
         ("gmp", {}, 100, 10_000, 55),  # these are ours
     ],

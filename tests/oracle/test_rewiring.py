@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import sys
 from collections import Counter
 from typing import Any
 
@@ -18,6 +19,8 @@ from torch.optim import SGD
 from pathgrow import methods
 from pathgrow.errors import UserError
 from pathgrow.masks import Masks
+from pathgrow.masks.sampling import sample_in
+from pathgrow.methods.chts import ReceptiveFields, link_scores
 from pathgrow.methods.method import MaskUpdate, NetworkView, Progress
 from pathgrow.rng import generator
 from pathgrow.sparse.attach import Attached, attach
@@ -161,7 +164,9 @@ class Batches:
         return torch.randn(6, 2, 4, 4, generator=draw), torch.randint(0, 3, (6,), generator=draw)
 
 
-@pytest.mark.parametrize("name", ["rigl", "set", "granet", "snfs", "dsr", "itop", "gmp", "gse", "gts", "acdc", "mest"])
+@pytest.mark.parametrize(
+    "name", ["rigl", "set", "granet", "snfs", "dsr", "itop", "gmp", "gse", "gts", "acdc", "mest", "chts"]
+)
 def test_engine_steps_equal_hooked_ones_bitwise(name: str) -> None:
     feed = Batches()
 
@@ -313,6 +318,78 @@ class TestMEST:
             if (change := method.schedule(Progress(round=0, step=step, num_on=num_on, num=1000))) is not None:
                 num_on += change.num_grow - change.num_drop
         assert num_on == 100
+
+
+class TestCHTs:
+    def test_scores_count_neighbors_that_are_shared(self) -> None:
+        """Against sets of neighbors, one pair at a time."""
+        _, masks = chain(0.4)
+        for mask in masks.values():
+            rows, columns = mask.shape
+            of_row = [set(np.flatnonzero(mask[row]).tolist()) for row in range(rows)]
+            of_column = [set(np.flatnonzero(mask[:, column]).tolist()) for column in range(columns)]
+
+            def one_end(mine: set[int], others: list[set[int]], connected: set[int]) -> float:
+                both = [(len(mine & others[other]), len(others[other])) for other in connected]
+                return sum((shared + 1) / max(degree - shared, 1) for shared, degree in both if shared)
+
+            expected = [
+                [one_end(of_row[r], of_row, of_column[c]) + one_end(of_column[c], of_column, of_row[r])
+                 for c in range(columns)]
+                for r in range(rows)
+            ]  # fmt: skip
+            found = link_scores(mask)
+            np.testing.assert_allclose(found.numpy()[~mask.numpy()], np.array(expected)[~mask.numpy()])
+        kernels = torch.rand(4, 3, 2, 2, generator=torch.Generator().manual_seed(0)) < 0.4
+        assert torch.equal(link_scores(kernels), link_scores(kernels.reshape(4, 12)).view(4, 3, 2, 2))
+
+    def test_what_is_drawn_from(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        drawn: list[tuple[Array, Array, int, Array]] = []
+
+        def recorded(scores: Tensor, candidates: Tensor, num: int, draw: torch.Generator) -> Tensor:
+            found = sample_in(scores, candidates, num, draw)
+            drawn.append((scores.numpy().copy(), candidates.numpy().copy(), num, found.numpy()))
+            return found
+
+        monkeypatch.setattr(sys.modules["pathgrow.methods.chts"], "sample_in", recorded)
+        model, masks = chain()
+        sparse = attached(methods.create("chts", update_interval=5, num_steps=40, drop_fraction=0.4), model, masks)
+        before: tuple[Arrays, Arrays] = {}, {}
+        num_updates = 0
+        for step, on, now, state, _ in steps(sparse, 40):
+            if not drawn:
+                before = now, state
+                continue
+            assert len(drawn) == 6
+            exponent, fraction = 1 + 8 * (step - 1) / 30, cosine(step - 1, 0.4, 30)
+            for name, (scores, there, num, kept), (links, free, num_new, new) in zip(
+                NAMES, drawn[::2], drawn[1::2], strict=True
+            ):
+                num_drop = int(fraction * there.sum() + 1e-6)
+                assert (num, num_new) == (there.sum() - num_drop, num_drop)
+                np.testing.assert_allclose(scores, abs(before[0][name]) ** exponent)
+                assert np.array_equal(free, ~kept)
+                np.testing.assert_allclose(links, link_scores(torch.from_numpy(kept)).numpy())
+                assert np.array_equal(on[name], kept | new)
+                # The update took the place of the step.
+                assert np.array_equal(now[name], before[0][name] * on[name])
+                assert np.array_equal(state[name], before[1][name] * on[name])
+            drawn.clear()
+            before, num_updates = (now, state), num_updates + 1
+        assert num_updates == 6
+
+    @pytest.mark.parametrize("shape", [(4, 12), (12, 4), (3, 7), (4, 3, 2, 2)])
+    def test_receptive_fields(self, shape: tuple[int, ...]) -> None:
+        closeness = ReceptiveFields(0.25, "equal").closeness(torch.ones(shape, dtype=torch.bool)).flatten(1)
+        rows, columns = closeness.shape
+        few, many = min(rows, columns), max(rows, columns)
+        for row, column in itertools.product(range(rows), range(columns)):
+            mine, other = (row, column) if rows == few else (column, row)
+            gap = abs(other - mine * (many // few))
+            assert float(closeness[row, column]) == pytest.approx((1 + min(gap, many - gap)) ** -3.0)
+        assert bool((ReceptiveFields(1.0, "equal").closeness(torch.ones(shape)) == 1).all())
+        with pytest.raises(UserError, match="randomness must be in"):
+            methods.create("chts", randomness=0.0)
 
 
 class TestITOP:

@@ -64,7 +64,23 @@ def flops(cost: str, num_on: int, changes: bool) -> int:
     return BATCH * 2 * (2 * sparse + to_weights)
 
 
-ALL = ["gmp", "gts", "acdc", "mest", "rigl", "set", "granet", "snfs", "gse", "random", "dense", "imp", "imp_c", "gcg"]
+ALL = [
+    "gmp",
+    "gts",
+    "acdc",
+    "mest",
+    "chts",
+    "rigl",
+    "set",
+    "granet",
+    "snfs",
+    "gse",
+    "random",
+    "dense",
+    "imp",
+    "imp_c",
+    "gcg",
+]
 
 
 @pytest.mark.parametrize("epochs", [1, 3, 20, 300])
@@ -75,7 +91,8 @@ def test_a_forecast_is_the_sum_over_all_steps(method: str, epochs: int) -> None:
     steps = played(load, epochs, by_flops.num_on)
     assert len(steps) >= STEPS * epochs
     cost = load.method(epochs).cost
-    assert by_flops.cost(epochs) == sum(flops(cost, on, updates) for on, updates in steps)
+    links = 4 * 64 * 16 * (64 + 16) + 4 * 16 * 12 * (16 + 12) if method == "chts" else 0
+    assert by_flops.cost(epochs) == sum(flops(cost, on, updates) + links * updates for on, updates in steps)
     assert by_parameters.cost(epochs) == pytest.approx(sum(on + OUTPUT + BIASES for on, _ in steps) / STEPS)
 
 

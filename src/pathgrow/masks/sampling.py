@@ -7,7 +7,7 @@ Noise is drawn on the CPU, for the candidates only, in the order of the mapping 
 the same generator gives the same masks on every device, for every memory layout and every piece size. A sampler draws
 one seed from the caller's generator, so that it can repeat its noise in a second pass.
 
-`top_k_in` and `uniform_in` work on a single tensor, on its own device.
+`top_k_in`, `uniform_in` and `sample_in` work on a single tensor, on its own device.
 """
 
 import itertools
@@ -159,6 +159,15 @@ def uniform_in(candidates: Tensor, num: int, generator: torch.Generator) -> Tens
     assert 0 <= num <= len(indices), "more than there are candidates"
     drawn = torch.randperm(len(indices), generator=generator)[:num]
     return _flags(candidates, indices[drawn.to(indices.device)])
+
+
+def sample_in(scores: Tensor, candidates: Tensor, num: int, generator: torch.Generator) -> Tensor:
+    """Draw `num` candidates of one tensor without replacement, each in proportion to its score; zeros come last."""
+    indices = candidates.reshape(-1).nonzero().squeeze(1)
+    noise = torch.empty(len(indices), dtype=torch.float64).exponential_(generator=generator).clamp_(min=_SMALLEST_NOISE)
+    keys = torch.zeros(candidates.numel(), dtype=torch.float64, device=candidates.device)
+    keys[indices] = scores.detach().reshape(-1)[indices].double() / noise.to(keys.device)
+    return top_k_in(keys.view(candidates.shape), candidates, num, generator)
 
 
 def _flags(like: Tensor, indices: Tensor) -> Tensor:

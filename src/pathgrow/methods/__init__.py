@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pathgrow import registry
 from pathgrow.errors import UserError
 from pathgrow.methods.acdc import acdc
+from pathgrow.methods.chts import chts
 from pathgrow.methods.dpai import dpai
 from pathgrow.methods.dsr import dsr
 from pathgrow.methods.edge_popup import edge_popup
@@ -93,6 +94,7 @@ _METHODS: dict[str, Entry] = {
     "dsr": Entry(dsr, "dynamic", paper="Mostafa & Wang 2019, Dynamic Sparse Reparameterization"),
     "gse": Entry(gse, "dynamic", paper="Heddes et al. 2024, Always-Sparse Training by Guided Stochastic Exploration"),
     "mest": Entry(mest, "dynamic", paper="Yuan et al. 2021, MEST: Memory-Economic Sparse Training"),
+    "chts": Entry(chts, "dynamic", paper="Zhang et al. 2025, Brain network science modelling of sparse networks"),
     "random": Entry(random, "static", paper="every paper's baseline"),
     "erk": Entry(erk, "static", paper="Evci et al. 2020, Rigging the Lottery (static ERK)"),
     "magnitude": Entry(

@@ -161,6 +161,8 @@ class Method:
     """What the method reads; `attach` raises if it is not available."""
     cost: Cost = "sparse"
     """FLOPs of a training sample, see `pathgrow.graph.flops`."""
+    update_flops: Callable[[Masks], int] | None = None
+    """FLOPs of a mask update within a training besides gradients and path scores, as a function of the scope."""
 
     def __post_init__(self) -> None:
         start, target = self.start_density, self.target_density

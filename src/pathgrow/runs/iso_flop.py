@@ -58,7 +58,7 @@ def cost_logger(graph: Graph) -> Callable[[Attached], None]:
             macs = log["macs"][-1]
             # Gradients computed besides those of the step (GSE) are sparse; between trainings they must be dense.
             gradient = sample_flops("sparse" if in_step else "dense_gradient_at_steps", macs, dense_macs)
-            line["scoring"] = cost.num_gradient_samples * gradient
+            line["scoring"] = cost.num_gradient_samples * gradient + _own_flops(attached.method, attached.scope)
             line["scoring"] += cost.num_path_passes * sample_flops("dense", macs, dense_macs)
             # Updates follow the backward pass: the batch of this step has still used the old masks.
             line |= {"since": attached.step + in_step, "updated": attached.step}
@@ -100,6 +100,10 @@ class CostMeter:
         dense = {"since": [0], "updated": [-1], "macs": [self.dense_macs], "num_on": [self.num], "scoring": [0]}
         log: dict[str, list[int]] = state.get(_LOG, dense)
         return log
+
+
+def _own_flops(method: Method, scope: Masks) -> int:
+    return 0 if method.update_flops is None else method.update_flops(scope)
 
 
 def _spans(since: Sequence[int], first_step: int, last_step: int) -> list[int]:
@@ -233,7 +237,7 @@ class Forecast:
             return scored * sample_flops("sparse", macs, load.dense_macs)
         if grows(method) and "gradients" in method.needs:  # a batch on each rank
             return world_size * scored * sample_flops("dense_gradient_at_steps", macs, load.dense_macs)
-        return 0  # or a pass over the paths, which costs as much as one sample
+        return _own_flops(method, load.session.scope)  # and maybe a pass over the paths, as cheap as one sample
 
 
 # Plan
