@@ -68,7 +68,7 @@ def test_a_search_killed_at_any_save_ends_alike(saves_the_last: bool, options: d
 
 def test_the_density_limit_holds_in_every_stage() -> None:
     found = shrunk(max_density=0.5, start_density=0.2)
-    assert [record.stage for record in found.rounds][:2] == ["seed", "round-001"]
+    assert [record.stage for record in found.rounds][:2] == ["grow-0", "grow-1"]
     assert max(record.num_on for record in found.trained) == round(0.5 * found.masks.num)
     assert found.rounds[-1].point.density == pytest.approx(0.5, abs=0.002)
     assert found.ledger.relative < shrunk().ledger.relative

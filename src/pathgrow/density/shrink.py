@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Literal
 
 import numpy as np
-from scipy.special import ndtr
+from scipy.special import expit, ndtr
 
 from pathgrow.density.estimate import LEVEL, DensityEstimate, estimate_from_points, quantiles
 from pathgrow.density.types import (
@@ -139,7 +139,8 @@ class ShrinkRule:
         estimate = self._estimate(curve)
         wanted = 1.0 if estimate is None else quantiles(self._densities(curve, estimate), (_QUANTILE,))[0]
         enough = [p for p in curve.finished if p.density * _CLOSE >= wanted and not self._misses(curve, p)]
-        return min(enough or curve.finished, key=lambda p: p.density if enough else -p.density)
+        pruned = [p for p in enough or self._sparse(curve) or curve.finished if p.density < 1] or curve.finished
+        return min(pruned, key=lambda p: p.density if enough else -p.density)
 
     def check(self, curve: Curve, network: Point) -> Check | None:
         """How a fully trained network compares with dense; None if too little is known."""
@@ -216,12 +217,16 @@ class ShrinkRule:
         finished, curves = self._sparse(curve), estimate.curves
         if not finished:
             return estimate.delta_density  # relative to the trained network: nothing is known about full training yet
-        # Full training scales the gaps between the rounds and the trained network; the factor is measured, on average
-        # over the finished networks, since each of them is as noisy as the points of the curve.
-        after = np.mean([self._shortfall(curve, estimate, point) for point in finished], axis=0)
-        before = np.mean([estimate.level - curves.at(point.density) for point in finished], axis=0)
-        factor = np.clip(after / np.maximum(before, curves.noise), 1 / MAX_FACTOR, MAX_FACTOR)
-        return curves.reach(estimate.level - self.delta / factor)
+        # Further training may scale the gaps to dense, or shift all of them (such as what restarts of the learning rate
+        # cost). With one finished network both explain it; with more, the more likely one is drawn more often.
+        after = np.stack([self._shortfall(curve, estimate, point) for point in curve.finished])
+        before = np.stack([estimate.level - curves.at(point.density) for point in curve.finished])
+        shift = np.mean(after - before, axis=0)
+        largest = np.maximum(np.sum(before**2, axis=0), curves.noise**2)
+        factor = np.clip(np.sum(before * after, axis=0) / largest, 1 / MAX_FACTOR, MAX_FACTOR)
+        misfit = [np.sum((after - m) ** 2, axis=0) / (4 * curves.noise**2) for m in (factor * before, before + shift)]
+        is_scaled = np.random.default_rng(1).random(len(factor)) < expit(misfit[1] - misfit[0])
+        return curves.reach(estimate.level - np.where(is_scaled, self.delta / factor, self.delta - shift))
 
     def _needs_control(self, curve: Curve) -> bool:
         """Whether the network without pruning has to be trained fully too, since it still improves by more than delta.
