@@ -135,12 +135,16 @@ class ShrinkRule:
         return NextRound(start=start.round, density=wanted)
 
     def select(self, curve: Curve) -> Point:
-        """The fully trained network to return: the sparsest at the answer or not far below it, else the densest."""
-        estimate = self._estimate(curve)
+        """The fully trained network to return: the sparsest at the answer or not far below it that does not miss.
+
+        If there is none, it is the densest one that was pruned.
+        """
+        estimate, pruned = self._estimate(curve), self._sparse(curve)
         wanted = 1.0 if estimate is None else quantiles(self._densities(curve, estimate), (_QUANTILE,))[0]
-        enough = [p for p in curve.finished if p.density * _CLOSE >= wanted and not self._misses(curve, p)]
-        pruned = [p for p in enough or self._sparse(curve) or curve.finished if p.density < 1] or curve.finished
-        return min(pruned, key=lambda p: p.density if enough else -p.density)
+        enough = [p for p in pruned if p.density * _CLOSE >= wanted and not self._misses(curve, p)]
+        if enough:
+            return min(enough, key=lambda point: point.density)
+        return max(pruned or curve.finished, key=lambda point: point.density)
 
     def check(self, curve: Curve, network: Point) -> Check | None:
         """How a fully trained network compares with dense; None if too little is known."""
