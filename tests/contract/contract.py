@@ -367,6 +367,12 @@ def check_cost(name: str) -> None:
         n: sparse.masks.get(n, torch.ones_like(sparse.model.get_parameter(n), dtype=torch.bool)) for n in positions
     }
     f_sparse = sum(2 * num * int(masks[n].sum()) for n, num in positions.items())
+    if method.sample_flops is not None:
+        trained = {n: int(mask.sum()) for n, mask in masks.items()} | sparse.method_state["trained"]
+        f_trained = sum(2 * num * trained[n] for n, num in positions.items())
+        assert f_sparse < f_trained < f_dense
+        assert method.sample_flops(trace(Residual(), BATCH[0][:1]), sparse.scope) == 2 * f_sparse + f_trained
+        return
     expected = {
         "sparse": 3 * f_sparse,
         "dense": 3 * f_dense,

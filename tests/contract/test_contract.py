@@ -27,10 +27,12 @@ GROWTH = [name for name in NAMES if contract.is_growth(name)]
 STEPWISE = [name for name in NAMES if methods.create(name).clock == "step"]
 PAIRS = [(name, "nesterov") for name in NAMES] + [("gcg", optimizer) for optimizer in OPTIMIZERS]
 """Every method and every optimizer; their interaction does not depend on which ones they are."""
-PAIRS += [("rigl", "adamw_fused"), ("imp_c", "adam"), ("edge_popup", "adam"), ("st3", "adam"), ("str", "adamw_fused")]
+PAIRS += [("rigl", "adamw_fused"), ("imp_c", "adam"), ("edge_popup", "adam"), ("str", "adamw_fused")]
+PAIRS += [("st3", "adam"), ("topkast", "adam")]
 COSTS = {
     "dense": "dense",
     "st3": "dense",
+    "topkast": "more_gradients",
     "str": "dense",
     "edge_popup": "dense",
     "snfs": "dense_gradient_at_steps",
@@ -46,7 +48,7 @@ seeds = st.integers(0, 2**31)
 def test_the_suite_sees_both_clocks_and_every_exception() -> None:
     assert len(GROWTH) >= 5
     assert {"rigl", "set", "gmp"} <= set(STEPWISE)
-    assert [name for name in NAMES if methods.entry(name).exceptions] == ["st3", "str", "edge_popup"]
+    assert [name for name in NAMES if methods.entry(name).exceptions] == ["st3", "topkast", "str", "edge_popup"]
     assert all(reason for name in NAMES for reason in methods.entry(name).exceptions.values())
 
 

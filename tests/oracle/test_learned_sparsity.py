@@ -1,4 +1,4 @@
-"""STR, edge-popup and ST-3 beside plain modules that compute the effective weight in forward, trained by autograd."""
+"""STR, edge-popup, ST-3 and Top-KAST beside plain modules and loops that compute with the effective weights."""
 
 from __future__ import annotations
 
@@ -297,7 +297,54 @@ def test_st3_is_autograd_straight_through_the_soft_threshold(optimizer: str) -> 
     assert returned > 0, "a pruned weight that never returned shows nothing"
 
 
-@pytest.mark.parametrize("method", ["st3", "str", "edge_popup"])
+def test_topkast_trains_more_weights_than_it_computes_with() -> None:
+    """Against SGD with momentum written out, on all weights."""
+    lr, inertia, decay, density = 0.5, 0.8, 0.05, 0.25
+    inside = {"0.weight": torch.ones(8, 5, dtype=torch.bool), "2.weight": torch.arange(24).view(3, 8) % 5 > 0}
+    sparse = attached(
+        "topkast",
+        lambda p: SGD(p, lr=lr, momentum=inertia, weight_decay=decay),
+        inside, density=density, extra_density=0.25,
+    )  # fmt: skip
+    plain = mlp()
+    dense = {name: plain.get_parameter(name).detach().clone() for name in inside}
+    momentum = {name: torch.zeros_like(weight) for name, weight in plain.named_parameters()}
+    first, untouched, num_changes = {name: w.clone() for name, w in dense.items()}, dict(inside), 0
+
+    def top(name: str, share: float) -> Tensor:
+        num = round(share * int(inside[name].sum()))
+        border = dense[name][inside[name]].abs().sort().values[-num]
+        return (dense[name].abs() >= border) | ~inside[name]
+
+    for step in range(20):
+        active, trained = ({name: top(name, share) for name in inside} for share in (density, 0.5))
+        for name in inside:
+            plain.get_parameter(name).data = dense[name] * active[name]
+            assert torch.equal(sparse.masks[name], active[name])
+            torch.testing.assert_close(sparse.model.get_parameter(name).detach(), dense[name] * active[name])
+        before = sparse.masks.clone()
+        for model in (plain, sparse.model):
+            model.zero_grad()
+            functional.cross_entropy(model(batch(step)[0]), batch(step)[1]).backward()
+        sparse.optimizer.step()
+        num_changes += sparse.masks != before
+        for name, parameter in plain.named_parameters():
+            if name not in inside:
+                momentum[name] = inertia * momentum[name] + parameter.grad + decay * parameter.detach()
+                parameter.data = parameter.data - lr * momentum[name]
+                continue
+            pull = parameter.grad + decay * torch.where(active[name], 1.0, 1 / density) * dense[name]
+            momentum[name] = inertia * momentum[name] + pull * trained[name]
+            dense[name] = dense[name] - lr * momentum[name] * trained[name]
+            untouched[name] = untouched[name] & ~trained[name]
+    for name, latent in sparse.method_state["latent"].items():
+        torch.testing.assert_close(latent, dense[name])
+        assert torch.equal(latent[untouched[name]], first[name][untouched[name]])
+    assert num_changes > 2
+    assert any(here.any() for here in untouched.values())
+
+
+@pytest.mark.parametrize("method", ["st3", "str", "edge_popup", "topkast"])
 def test_masks_are_always_current(method: str) -> None:
     """Training changes latent weights without touching the masks, which are refreshed when read."""
     options = {"str": {"s_init": -3.0}, "st3": {"num_steps": NUM_STEPS}}.get(method, {})

@@ -105,6 +105,11 @@ def test_a_forecast_includes_the_gradients_that_growth_uses() -> None:
     assert by_gradient - at_random == sum(BATCH * 2 * (2 * (on + OUTPUT) + NUM + OUTPUT) for on in grown_from)
 
 
+def test_a_forecast_of_latent_weights_that_are_not_all_trained() -> None:
+    cost, trained = Forecast(workload("topkast", match="flops")).cost(3), round(0.35 * NUM)
+    assert cost == 3 * STEPS * BATCH * 2 * (2 * (304 + OUTPUT) + trained + OUTPUT)
+
+
 def test_gradient_accumulation_makes_the_batches_for_scoring_smaller() -> None:
     whole, halves = (
         Forecast(workload("gse", match="flops", recipe={"batch_size": 64, "accumulate": parts})) for parts in (1, 2)

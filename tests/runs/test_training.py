@@ -105,12 +105,13 @@ def test_every_method_reaches_its_density_and_reports_its_cost(method: str, trai
 
 
 @pytest.mark.parametrize(
-    "method", ["dense", "random", "snip", "grasp", "synflow", "dpai", "phew", "edge_popup", "snfs"]
+    "method", ["dense", "random", "snip", "grasp", "synflow", "dpai", "phew", "edge_popup", "st3", "topkast", "snfs"]
 )
 def test_the_cost_of_static_masks(method: str, trained: Callable[[str], Path]) -> None:
     values = report(trained(method))
     num, num_on = values["network"]["num"], values["network"]["num_on"]
-    sample = {"dense": 6 * num, "edge_popup": 6 * num, "snfs": 2 * (2 * num_on + num)}.get(method, 6 * num_on)
+    with_gradients_of = {"snfs": num, "topkast": round((DENSITY + 0.1) * num)}.get(method, num_on)
+    sample = 6 * num if method in ("dense", "edge_popup", "st3") else 2 * (2 * num_on + with_gradients_of)
     before = {"snip": BATCH * 6 * num, "grasp": BATCH * 4 * 6 * num, "synflow": 3 * 6 * num, "dpai": 5 * 6 * num}
     assert values["ledger"]["start_flops"] == before.get(method, 0)
     assert values["ledger"]["training_flops"] == values["ledger"]["samples"] * sample + before.get(method, 0)

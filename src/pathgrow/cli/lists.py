@@ -17,6 +17,7 @@ _COSTS = {
     "batch_at_updates": "3x sparse forward; at mask updates 6x sparse",
     "dense_gradient_at_updates": "3x sparse forward; at mask updates 2x sparse + 1x dense",
     "dense_gradient_at_steps": "2x sparse + 1x dense forward",
+    "more_gradients": "2x sparse forward + 1x forward of all weights that are trained",
     "dense": "3x dense forward",
 }
 _DATASETS = {

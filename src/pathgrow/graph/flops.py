@@ -12,13 +12,16 @@ from torch import nn
 from pathgrow.graph import Graph, trace
 from pathgrow.masks import Masks
 
-Cost = Literal["sparse", "batch_at_updates", "dense_gradient_at_updates", "dense_gradient_at_steps", "dense"]
+Cost = Literal[
+    "sparse", "batch_at_updates", "dense_gradient_at_updates", "dense_gradient_at_steps", "more_gradients", "dense"
+]
 """What a training step of a method costs.
 
 - `sparse`: forward pass, activation gradients and weight gradients use active weights only.
 - `batch_at_updates`: the same, plus one more batch at each mask update.
 - `dense_gradient_at_updates`: the same as `sparse`, but with dense weight gradients at each mask update.
 - `dense_gradient_at_steps`: dense weight gradients at every step.
+- `more_gradients`: weight gradients also of weights that are trained without being active.
 - `dense`: everything is dense.
 """
 
@@ -50,7 +53,7 @@ def sample_flops(cost: Cost, macs: int, dense_macs: int) -> int:
     cost
         Which of the three are dense, see `Cost`.
     macs, dense_macs
-        MACs of a forward pass with the masks, and without any.
+        MACs of a forward pass with the masks, and without any; of "more_gradients", with all weights that are trained.
 
     Examples
     --------
@@ -59,7 +62,7 @@ def sample_flops(cost: Cost, macs: int, dense_macs: int) -> int:
     """
     if cost == "dense":
         return 2 * 3 * dense_macs
-    if cost == "dense_gradient_at_steps":
+    if cost in ("dense_gradient_at_steps", "more_gradients"):
         return 2 * (2 * macs + dense_macs)
     return 2 * 3 * macs
 

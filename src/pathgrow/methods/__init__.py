@@ -35,6 +35,7 @@ from pathgrow.methods.st3 import st3
 from pathgrow.methods.static import dense, erk, magnitude, phew_masks, random
 from pathgrow.methods.str import soft_threshold
 from pathgrow.methods.synflow import synflow
+from pathgrow.methods.topkast import topkast
 
 Clause = Literal["exact_count", "off_is_zero"]
 """Clauses of the contract that a method may be exempt from.
@@ -95,6 +96,12 @@ _METHODS: dict[str, Entry] = {
     "gse": Entry(gse, "dynamic", paper="Heddes et al. 2024, Always-Sparse Training by Guided Stochastic Exploration"),
     "mest": Entry(mest, "dynamic", paper="Yuan et al. 2021, MEST: Memory-Economic Sparse Training"),
     "chts": Entry(chts, "dynamic", paper="Zhang et al. 2025, Brain network science modelling of sparse networks"),
+    "topkast": Entry(
+        topkast,
+        "dynamic",
+        paper="Jayakumar et al. 2020, Top-KAST: Top-K Always Sparse Training",
+        exceptions={"off_is_zero": "the optimizer trains latent weights, also some of pruned weights"},
+    ),
     "random": Entry(random, "static", paper="every paper's baseline"),
     "erk": Entry(erk, "static", paper="Evci et al. 2020, Rigging the Lottery (static ERK)"),
     "magnitude": Entry(

@@ -84,7 +84,12 @@ class Popup:
         return Masks({name: self._chosen(net, name) | ~inside for name, inside in net.scope.items()}, net.scope)
 
     def _chosen(self, net: NetworkView, name: str) -> Tensor:
-        """The exact number to keep, by |score|; ties are broken by the device."""
-        sizes = torch.where(net.scope[name], net.method_state["scores"][name].abs(), -1).flatten()
-        best = torch.topk(sizes, net.method_state["kept"][name], sorted=False).indices
-        return torch.zeros_like(sizes, dtype=torch.bool).index_fill_(0, best, True).view(net.scope[name].shape)
+        """The exact number to keep, by |score|."""
+        return largest_in(net.method_state["scores"][name].abs(), net.scope[name], net.method_state["kept"][name])
+
+
+def largest_in(sizes: Tensor, inside: Tensor, num: int) -> Tensor:
+    """Where the `num` largest sizes inside the scope are; CUDA-graph safe, and ties are broken by the device."""
+    flat = torch.where(inside, sizes, -1).flatten()
+    best = torch.topk(flat, num, sorted=False).indices
+    return torch.zeros_like(flat, dtype=torch.bool).index_fill_(0, best, True).view(inside.shape)

@@ -1,6 +1,7 @@
 """Grow, train, shrink (GTS): grow along paths to a peak density, train there, prune by magnitude."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from pathgrow.errors import UserError, is_number, require
 from pathgrow.masks.sampling import sample_proportional
@@ -96,8 +97,8 @@ class GrowThenPrune:
 
     def __call__(self, progress: Progress) -> MaskUpdate | None:
         step, num_on = progress.step, progress.num_on
-        num_left = len({at for at in self._steps() if at >= step})
-        if step in self._steps():
+        if step in self.growth_steps:
+            num_left = sum(at >= step for at in self.growth_steps)
             peak = count_at(self.prune.start_density, progress.num)
             num_grow = round(num_on * (peak / num_on) ** (1 / num_left)) - num_on
             return MaskUpdate(num_grow=num_grow) if num_grow > 0 else None
@@ -106,8 +107,9 @@ class GrowThenPrune:
             return MaskUpdate(num_grow=count_at(self.prune.density, progress.num) - num_on)
         return self.prune(progress)
 
-    def _steps(self) -> set[int]:
-        """The steps that grow."""
+    @cached_property
+    def growth_steps(self) -> set[int]:
+        """The steps that grow; computed once, since a schedule is called at every step."""
         length = self.grow_fraction * self.prune.num_steps / self.num_growths
         steps = {floor_of(number * length) for number in range(1, self.num_growths + 1)}
         return {step for step in steps if step < self.prune.steps[1]}

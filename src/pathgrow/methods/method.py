@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pathgrow.errors import UserError, require
-from pathgrow.graph import paths
+from pathgrow.graph import Graph, paths
 from pathgrow.graph.flops import Cost as Cost
 from pathgrow.masks import Masks, sampling
 from pathgrow.methods.gradients import Batches, Loss, loss_gradients
@@ -161,6 +161,9 @@ class Method:
     """What the method reads; `attach` raises if it is not available."""
     cost: Cost = "sparse"
     """FLOPs of a training sample, see `pathgrow.graph.flops`."""
+    sample_flops: Callable[[Graph, Masks], int] | None = None
+    """FLOPs of a training sample as a function of graph and scope, if they do not depend on the masks; for latent
+    weights, which are dense otherwise."""
     update_flops: Callable[[Masks], int] | None = None
     """FLOPs of a mask update within a training besides gradients and path scores, as a function of the scope."""
 

@@ -67,7 +67,7 @@ class SoftThreshold:
 
     def __call__(self, net: NetworkView) -> MethodState:
         """The initial state."""
-        weights, groups = net.weights(), _groups(net)
+        weights, groups = net.weights(), parameter_groups(net)
         # s decays over the whole training, which half precision cannot represent.
         zeros = {n: w.new_zeros((), dtype=torch.promote_types(w.dtype, torch.float32)) for n, w in weights.items()}
         return {
@@ -90,7 +90,7 @@ class SoftThreshold:
 
     @torch.no_grad()
     def restore_latent_(self, net: NetworkView) -> None:
-        weights, group_of = net.weights(), _groups(net)
+        weights, group_of = net.weights(), parameter_groups(net)
         for name, gradient in net.signed_gradients().items():
             latent, s = net.method_state["latent"][name], net.method_state["s"][name]
             threshold, inside = torch.sigmoid(s), net.scope[name]
@@ -126,7 +126,7 @@ def _peak(group: dict[str, Any]) -> float:
     return max(float(group[name]) for name in ("lr", "initial_lr", "max_lr") if name in group)
 
 
-def _groups(net: NetworkView) -> dict[str, dict[str, Any]]:
+def parameter_groups(net: NetworkView) -> dict[str, dict[str, Any]]:
     """The parameter group of each prunable tensor that the optimizer owns."""
     assert net.optimizer is not None
     owner = {id(parameter): group for group in net.optimizer.param_groups for parameter in group["params"]}

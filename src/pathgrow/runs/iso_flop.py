@@ -76,9 +76,13 @@ class CostMeter:
     batch_size: int
     num: int
     """Prunable weights."""
+    per_sample: int | None = None
+    """FLOPs of a sample, if they do not depend on the masks."""
 
     def training_flops(self, state: MethodState, first_step: int, last_step: int) -> int:
         """FLOPs of the steps from `first_step` up to, but not including, `last_step`."""
+        if self.per_sample is not None:
+            return (last_step - first_step) * self.batch_size * self.per_sample
         log = self._log(state)
         total = scoring = 0
         for number, num_steps in enumerate(_spans(log["since"], first_step, last_step)):
@@ -139,6 +143,11 @@ class Workload:
         self.dense_macs = forward_macs(session.graph)
         self.method = cache(lambda epochs: config.make_method(epochs * self.steps_per_epoch))
         """The method for a training of the given number of epochs, created once for each."""
+
+    def per_sample(self, epochs: int) -> int | None:
+        """FLOPs of a training sample, if they do not depend on the masks."""
+        method, session = self.method(epochs), self.session
+        return None if method.sample_flops is None else method.sample_flops(session.graph, session.scope)
 
     def num_always(self, match: str) -> int:
         """Parameters besides the prunable weights that a budget of epochs times parameters counts."""
@@ -217,7 +226,10 @@ class Forecast:
         if load.config.match != "flops":
             return span.num_steps / load.steps_per_epoch * (load.num_always(load.config.match) + span.num_on)
         method, macs = load.method(epochs), self._macs_at(span.num_on)
-        step = load.batch_size * sample_flops(method.cost, macs, load.dense_macs)
+        per_sample = load.per_sample(epochs)
+        if per_sample is None:
+            per_sample = sample_flops(method.cost, macs, load.dense_macs)
+        step = load.batch_size * per_sample
         return float(span.num_steps * step + span.num_updates * self._update_flops(method, macs))
 
     def _macs_at(self, num_on: int) -> int:

@@ -86,7 +86,11 @@ def _train_levels(workload: Workload, plan: Plan) -> _Outcome:
             f"(e.g. {num_steps // 10}); or train longer"
         )
     meter = CostMeter(
-        cost=method.cost, dense_macs=workload.dense_macs, batch_size=workload.batch_size, num=session.scope.num
+        cost=method.cost,
+        dense_macs=workload.dense_macs,
+        batch_size=workload.batch_size,
+        num=session.scope.num,
+        per_sample=workload.per_sample(plan.epochs),
     )
     trunk = Trunk(session, method, on_mask_update=cost_logger(session.graph))
     if method.clock == "step" or method.schedule is never:
