@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from pathgrow.errors import UserError
+from pathgrow.report.text import findings
 from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.result import Discovery
 from pathgrow.runs.shrinking import Lengths
@@ -57,6 +58,7 @@ def test_a_repeated_search_is_bit_identical() -> None:
     assert without_timing(shrunk()) == without_timing(shrunk())
 
 
+@pytest.mark.filterwarnings("error::pathgrow.checkpoint.stage_files.DamagedStageWarning")
 @pytest.mark.parametrize(
     ("saves_the_last", "options"),
     [(True, {}), (False, {"max_density": 0.5, "start_density": 0.3})],
@@ -117,6 +119,46 @@ def test_a_failure_restores_the_model() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in world.model.state_dict().items())
 
 
+def pretrained(epochs: int = 300) -> World:
+    world = World()
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        world.fit(world.model, world.optimizer, epochs)
+    world.optimizer = world.make_optimizer(world.model)
+    world.fits.clear()
+    return world
+
+
+def test_pretrained_weights_are_kept_and_compared_with() -> None:
+    world = pretrained()
+    given, _ = world.evaluate(world.model)
+    weight = world.model[0].weight.detach().abs()
+    found = shrunk(world, start="pretrained", delta=0.04, budget=20)
+    assert stage_lengths(found)[:2] == [("given", 0), ("shrink-1", 1)]
+    assert [record.stage for record in found.rounds] == ["given"]
+    assert (found.reference.kind, found.reference.score, found.reference.epochs) == ("pretrained", given, None)
+    assert found.check.outcome in ("verified", "consistent")
+    assert found.density < 1
+    kept = found.masks_at(1)["0.weight"]
+    assert float(weight[kept].min()) >= float(weight[~kept].max())  # the weights that were given decide
+    assert "the given network" in dict(findings(found.report()))["reference"]
+
+
+def test_a_trained_model_is_not_trained_from_scratch_unasked() -> None:
+    world = pretrained()
+    before = [tensor.clone() for tensor in world.model.state_dict().values()]
+    with pytest.raises(UserError, match=r"seems to be trained: .*start='pretrained' .*start='scratch'"):
+        shrunk(world, delta=0.01)
+    assert world.fits == []
+    assert all(torch.equal(*pair) for pair in zip(world.model.state_dict().values(), before, strict=True))
+    assert stage_lengths(shrunk(world, delta=0.01, start="scratch", budget=4))[0] == ("train-1", 1)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_fresh_model_is_not_taken_for_a_trained_one(seed: int) -> None:
+    shrunk(World(seed=seed), delta=0.001, budget=2)
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -126,6 +168,12 @@ def test_a_failure_restores_the_model() -> None:
         ({"finish": "static", "max_density": 0.5}, "max_density has no effect with finish='static'"),
         ({"finish": "magic"}, "finish must be one of auto, gts, static, got 'magic'"),
         ({"max_density": 0.0}, "max_density must be"),
+        (
+            {"start": "pretrained", "finish": "static", "rule": "probe"},
+            "start='pretrained' .* but finish='static' starts",
+        ),
+        ({"start": "pretrained", "max_density": 0.5}, "start='pretrained' .* but max_density below 1 starts"),
+        ({"start": "warm"}, "start must be one of 'scratch', 'pretrained', got 'warm'"),
         ({"max_cost": -1}, "max_cost must be > 0, got -1"),
     ],
 )

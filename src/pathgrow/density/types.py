@@ -107,7 +107,7 @@ class Reference:
     """The score that the answer is relative to, and its origin."""
 
     score: float
-    kind: Literal["given", "dense", "densest", "estimated"]
+    kind: Literal["given", "pretrained", "dense", "densest", "estimated"]
     epochs: int | None = None
 
 

@@ -196,8 +196,9 @@ class ReferenceReport:
 
     score: float
     kind: str
-    """"given" by the user, "dense": trained in this run, "densest": fitted for the densest network compared,
-    "estimated": for a full dense training, from the first half of one."""
+    """"given" by the user, "pretrained": the network given, evaluated as it is, "dense": trained
+    in this run, "densest": fitted for the densest network compared, "estimated": for a full dense
+    training, from the first half of one."""
     epochs: int | None = None
 
 

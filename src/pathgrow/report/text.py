@@ -352,6 +352,7 @@ def _reference(report: RunReport, reference: ReferenceReport) -> str:
         return f"{scores(reference.score)} (fitted; measured {scores(densest.score)}), {name}{trained}"
     kinds = {
         "given": "given",
+        "pretrained": "the given network",
         "dense": f"dense baseline{trained}",
         "densest": "densest network grown",
         "estimated": "estimated for a full dense training from the first half of one",

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,11 +11,12 @@ from typing import Any
 from pathgrow.checkpoint import Metadata
 from pathgrow.config import Option, check_value
 from pathgrow.density.estimate import MIN_POINTS
-from pathgrow.density.types import Answer, Curve, Point, Reason
+from pathgrow.density.types import DENSE, Answer, Curve, Point, Reason
 from pathgrow.errors import RunFailed, UserError, require
 from pathgrow.methods.method import count_at
 from pathgrow.runs.iso_flop import Workload, updates_within_training
-from pathgrow.runs.trunk import GrowingTrunk, initialized_copy
+from pathgrow.runs.session import Session
+from pathgrow.runs.trunk import GrowingTrunk, attach_dense, initialized_copy
 
 # Functions
 
@@ -145,9 +147,9 @@ def scores_before_training(trunk: GrowingTrunk, curve: Curve) -> tuple[Point, ..
     points, session = compared(curve), trunk.session
     scores = session.stored(UNTRAINED, lambda stage: stored_scores(stage.metadata, len(points)))
     if scores is None:
-        scores = [
-            session.score(initialized_copy(trunk, point.round), UNTRAINED, part=point.round).score for point in points
-        ]
+        rounds = [point.round for point in points]
+        copies = [initialized_copy(session, k, None if k == DENSE else trunk.masks(k)) for k in rounds]
+        scores = [session.score(copy, UNTRAINED, part=k).score for k, copy in zip(rounds, copies, strict=True)]
         session.store.save(UNTRAINED, {"scores": scores})
     return tuple(replace(point, epochs=0, score=score, loss=None) for point, score in zip(points, scores, strict=True))
 
@@ -189,6 +191,26 @@ def without_density(answer: Answer, before: Sequence[Point], after: Sequence[Poi
         reference=None if reference is None or reference.kind == "densest" else reference,
         reason=Reason.NOTHING_LEARNED,
         details=details,
+    )
+
+
+_NUM_FRESH = 5
+_FAR = 4.0
+"""Standard deviations of fresh initializations above their mean; by chance about once in a hundred models."""
+
+
+def refuse_trained(session: Session, delta: float) -> None:
+    """Refuse a model that scores far above fresh initializations of itself, since nobody said what to do with it."""
+    given, fresh = session.score(attach_dense(session), UNTRAINED).score, list[float]()
+    for k in range(_NUM_FRESH):
+        fresh.append(session.score(initialized_copy(session, DENSE - k), UNTRAINED, part=DENSE - k).score)
+        if given - fresh[-1] <= max(5 * delta, 0.15 * max(abs(given), abs(fresh[-1]))):
+            return  # most fresh models end here, after one evaluation
+    if given - statistics.mean(fresh) <= _FAR * statistics.stdev(fresh):
+        return
+    raise UserError(
+        f"the model seems to be trained: it scores {given:.4g}, a fresh initialization of it {max(fresh):.4g}; pass "
+        "start='pretrained' to keep its weights and prune them, or start='scratch' to train it for the whole budget"
     )
 
 

@@ -88,6 +88,8 @@ def discover(
 
         - `store`: run directory of finished stages; repeat the call with the same model, seed and options to resume,
           with bit-identical results. On return it holds report.html, curve.png, curve.csv and report.json.
+        - `start`: "pretrained" keeps the weights of a trained model, prunes and fine-tunes it; its score is the
+          reference.
         - `callback`: a `Callback`, called at the start and end of stages and at decisions of the density rule.
         - `num_val`: number of validation examples, if the score is an accuracy; reports then show percentages.
         - `gamma`: fraction of the nonzero weights added per growth round.
@@ -162,6 +164,8 @@ def discover(
             use_ema=chosen.eval_weights == "ema",
             comm=chosen.comm,
         )
+        if chosen.start is None and not chosen.uses_static_masks:
+            checks.refuse_trained(session, chosen.delta)
         found = search(session, chosen)
         _write_report(found, run_dir, chosen.comm)
     return found

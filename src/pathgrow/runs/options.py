@@ -6,7 +6,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from pathgrow.checkpoint import Store
 from pathgrow.config import option
@@ -57,6 +57,9 @@ class DiscoverOptions(SearchOptions):
     """`loss(model, batch)`; required, with `batches`, by growth methods that use gradients."""
     batches: Batches | None = None
     """Training batches for `loss`."""
+    start: Literal["scratch", "pretrained"] | None = option(None, example="'pretrained'")
+    """"scratch": the given weights are the initial ones of a full training; "pretrained": they are kept, and `budget`
+    is the epochs of a usual fine-tuning. None: "scratch", but a model that seems to be trained is refused."""
     comm: Communicator | None = None
     """Process group, see `pathgrow.trainer.process_group`; None: that of `fit`, or a single process."""
 
@@ -123,6 +126,9 @@ class DiscoverOptions(SearchOptions):
                 raise UserError(f"{name} has no effect on a network that is pruned: it needs finish='static'{grown}")
         if self.uses_static_masks and self.max_density < 1:
             raise UserError("max_density has no effect with finish='static', which grows as far as its rule asks for")
+        if self.start == "pretrained" and (self.uses_static_masks or self.max_density < 1):
+            unfit = "finish='static'" if self.uses_static_masks else "max_density below 1"
+            raise UserError(f"start='pretrained' prunes the given weights, but {unfit} starts from a sparse network")
 
     @property
     def uses_static_masks(self) -> bool:

@@ -83,8 +83,8 @@ class Record:
         kind, _, number = ("round", "-", "0") if stage == "seed" else stage.partition("-")
         if kind in ("round", "probe") and number.isdecimal():
             require(record.point.round == int(number), "round", record.point.round, str(int(number)))
-        if kind == "round":
-            from_json(TopologyReport, {**(record.topology or {}), "round": record.point.round}, where="topology")
+        if record.topology is not None:
+            from_json(TopologyReport, {**record.topology, "round": record.point.round}, where="topology")
         return record
 
 

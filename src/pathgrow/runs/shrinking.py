@@ -3,8 +3,8 @@
 The network is trained for half of the budget and pruned in short rounds until its score has dropped by more than the
 tolerance. The network of the density read from these rounds is then finished: trained for another quarter of the
 budget. If its score moves the answer, another one follows, until one is close to the answer or the cost limit is
-reached. With `max_density` below 1 the network starts from a PHEW mask and grows along paths up to that density, so it
-never holds more weights at once.
+reached. A pretrained network is pruned as it is. With `max_density` below 1 the network starts from a PHEW mask and
+grows along paths up to that density, so it never holds more weights at once.
 """
 
 from dataclasses import replace
@@ -52,13 +52,21 @@ class ShrinkingTrunk(Trunk):
             start = None if options.start_density is None else min(options.start_density, options.max_density)
             method = options.growth_method().growing(start_density=start, target_density=options.max_density)
         super().__init__(session, replace(method, drop=_PRUNE, after_update="reset_optimizer"), keep_weights=True)
-        self._lengths = Lengths(options)
+        self.lengths = Lengths(options)
+        self._is_pretrained = options.start == "pretrained"
         self.num_trained = 0
         """Stages before the first pruning round."""
 
     def train_(self) -> None:
-        """Grow to the highest density allowed, if it is not there yet, and train in two annealed phases."""
-        lengths, grown = self._lengths, 0
+        """Grow to the highest density allowed, if it is not there yet, and train in two annealed phases.
+
+        A pretrained network is only evaluated.
+        """
+        lengths, grown = self.lengths, 0
+        if self._is_pretrained:
+            self._visit("given", 0)
+            self.num_trained = 1
+            return
         if self.method.grow is not None:
             self._visit("grow-0", lengths.seed)
             while (update := self._next_growth()) > 0:
@@ -71,12 +79,12 @@ class ShrinkingTrunk(Trunk):
     def shrink_(self, round: NextRound) -> Record:
         """Prune a visited network to a density and train it for a short round."""
         stage = f"shrink-{len(self.records) - self.num_trained + 1}"
-        return self._visit(stage, self._lengths.round, after=round.start, density=round.density)
+        return self._visit(stage, self.lengths.round, after=round.start, density=round.density)
 
     def train_candidate_(self, candidate: NextRound) -> Record:
         """Prune a visited network to a density and train it for a quarter of the budget."""
         stage = f"final-{sum(record.stage.startswith('final') for record in self.records) + 1}"
-        return self._visit(stage, self._lengths.quarter, after=candidate.start, density=candidate.density)
+        return self._visit(stage, self.lengths.quarter, after=candidate.start, density=candidate.density)
 
     def _visit(
         self,
@@ -93,6 +101,8 @@ class ShrinkingTrunk(Trunk):
         def train_() -> Trained:
             self.attached.grow_(grow)
             self.attached.prune_(density)
+            if epochs == 0:
+                return Trained(num_epochs=0, num_samples=0, score=self.session.score(self.attached, stage))
             return self.session.train_(self.attached, stage, epochs)
 
         def finish(trained: Trained, seconds: float) -> StageOutput:
@@ -140,7 +150,7 @@ class ShrinkSearch:
             self._finished.append(self._trunk.train_candidate_(due))
         curve, network = self._curve(), self._returned()
         answer = self._rule.answer(curve)
-        if base.point.score <= untrained.score:
+        if self._options.start != "pretrained" and base.point.score <= untrained.score:
             warnings.append(checks.NOTHING_LEARNED)
             answer = checks.without_density(answer, [untrained], [base.point])
         return Discovery(
@@ -169,6 +179,8 @@ class ShrinkSearch:
             reference = Reference(score=self._dense.point.score, kind="dense", epochs=self._dense.point.epochs)
         elif options.reference is not None:
             reference = Reference(score=float(options.reference), kind="given", epochs=options.budget)
+        elif options.start == "pretrained":
+            reference = Reference(score=self._trunk.records[0].point.score, kind="pretrained")
         return Curve(
             rough=tuple(record.point for record in self._trunk.records[: self._trunk.num_trained]),
             probes=tuple(record.point for record in self._pruned),
@@ -189,8 +201,9 @@ class ShrinkSearch:
             return True
         # At most as expensive as the network that it is pruned from.
         masks = self._trunk.masks(candidate.start)
-        samples_per_epoch = base.num_samples / base.num_epochs
-        cost = base.num_samples * step_flops(self._session.graph, masks)
+        last = self._trunk.records[-1]
+        samples_per_epoch = last.num_samples / last.num_epochs
+        cost = self._trunk.lengths.quarter * samples_per_epoch * step_flops(self._session.graph, masks)
         limit = self._options.max_cost * self._options.budget * samples_per_epoch * step_flops(self._session.graph)
         return cost + sum(record.flops for record in self._trunk.records) <= limit
 

@@ -338,7 +338,7 @@ def train_dense(session: Session, epochs: int) -> Record:
 
     def work() -> StageOutput:
         began = time.perf_counter()
-        attached = _attach_dense(session)
+        attached = attach_dense(session)
         trained = session.train_(attached, _DENSE, epochs)
         attached.detach()
         seconds = time.perf_counter() - began
@@ -350,7 +350,7 @@ def train_dense(session: Session, epochs: int) -> Record:
 
 def score_dense(session: Session, evaluate: Evaluate) -> Score:
     """Evaluate the stored dense baseline by another function."""
-    attached = _attach_dense(session)
+    attached = attach_dense(session)
     unpack_training_(attached, *session.tensors(_DENSE))
     return session.score(attached, _DENSE, evaluate=evaluate)
 
@@ -396,16 +396,16 @@ def train_copies(
     return session.all_once(list(stages), work)
 
 
-def initialized_copy(trunk: GrowingTrunk, round: int) -> Attached:
-    """The network of a round with fresh initial weights; `DENSE`: with all weights."""
-    session = trunk.session
+def initialized_copy(session: Session, round: int, masks: Masks | None = None) -> Attached:
+    """The network of a round with fresh initial weights; without masks: with all weights."""
     model, optimizer = session.untrained_copy()
-    masks = Masks.full(model, session.scope) if round == DENSE else trunk.masks(round)
+    masks = Masks.full(model, session.scope) if masks is None else masks
     reinitialize_(model, optimizer, session.initial, masks, derive(session.seed, "fresh", round), graph=session.graph)
     return session.attach(model, optimizer, fixed(masks))
 
 
-def _attach_dense(session: Session) -> Attached:
+def attach_dense(session: Session) -> Attached:
+    """A copy of the model with its initial weights, all of them active."""
     model, optimizer = session.untrained_copy()
     return session.attach(model, optimizer, fixed(Masks.full(model, session.scope)))
 
@@ -415,7 +415,7 @@ def _copy(trunk: GrowingTrunk, options: DiscoverOptions, round: int, probe: Reco
     if options.final == "grown":
         model, optimizer = trunk.copy_at(round)
         return trunk.session.attach(model, optimizer, fixed(trunk.masks(round))), trunk.records[round].point.epochs
-    attached = initialized_copy(trunk, round)
+    attached = initialized_copy(trunk.session, round, None if round == DENSE else trunk.masks(round))
     if probe is None:
         return attached, 0
     unpack_training_(attached, *trunk.session.tensors(probe.stage))
