@@ -23,8 +23,8 @@ def topkast(*, density: float = 0.1, extra_density: float = 0.1, allocation: str
     next largest, `extra_density` more; all other weights keep their values until they are among the largest. Weight
     decay is divided by `density` for weights that are trained but not computed with, so that the choice can change.
 
-    Differences: the choice is made again at every step (the paper finds that every hundredth is enough). The coefficient
-    of the penalty is the weight decay of the optimizer; what the division adds to it is part of the gradient, also if
+    Differences: the choice is made again at every step (the paper finds every hundredth enough). The coefficient of
+    the penalty is the weight decay of the optimizer; what the division adds to it is part of the gradient, also if
     decay is decoupled (AdamW). The momentum of weights that are no longer trained fades. Clipping in a loop of your own
     sees the gradients of all weights.
 
