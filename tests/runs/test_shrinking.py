@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pathgrow.errors import UserError
-from pathgrow.report.text import findings
+from pathgrow.report.text import findings, goal_label
 from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.result import Discovery
 from pathgrow.runs.shrinking import Lengths
@@ -154,6 +154,52 @@ def test_a_trained_model_is_not_trained_from_scratch_unasked() -> None:
     assert stage_lengths(shrunk(world, delta=0.01, start="scratch", budget=4))[0] == ("train-1", 1)
 
 
+class Loss(World):
+    """Scored by its validation loss."""
+
+    def evaluate(self, model: torch.nn.Module) -> float:  # type: ignore[override]
+        return super().evaluate(model)[1]
+
+
+class NegativeLoss(Loss):
+    def evaluate(self, model: torch.nn.Module) -> float:  # type: ignore[override]
+        return -super().evaluate(model)
+
+
+def test_a_loss_is_minimized_and_shown_with_its_own_sign() -> None:
+    """Equal to the search with negated scores, but for the sign of everything that is shown."""
+    found, negated = shrunk(Loss(), mode="min", delta=0.1), shrunk(NegativeLoss(), delta=0.1)
+    assert found.operating_density == negated.operating_density is not None
+    assert found.masks == negated.masks
+    assert found.interval == negated.interval
+    assert found.score == -negated.score > 0
+    assert found.reference.score == -negated.reference.score > 0
+    assert found.check == negated.check
+    report, other = found.report(), negated.report()
+    for here, there in zip(report.curve.probes, other.curve.probes, strict=True):
+        assert here.score == -there.score
+    assert report.target_score == pytest.approx(report.reference.score + 0.1)
+    assert report.curve.fit.high == tuple(-low for low in other.curve.fit.low)
+    assert report.answer.details["dense_low"] == -other.answer.details["dense_high"]
+    assert "0.1 above the reference" in goal_label(report)
+    assert report.probes_too_short == other.probes_too_short
+
+
+@pytest.mark.parametrize(("reference", "unit"), [(None, None), (0.4, 0.4), ("dense", None)])
+def test_a_relative_delta_is_a_fraction_of_the_reference(reference: float | str | None, unit: float | None) -> None:
+    found = shrunk(Loss(), mode="min", delta="20%", reference=reference, budget=8)
+    if unit is None:
+        unit = found.dense.score.score if reference else found.rounds[-1].point.score
+    assert found.answer.delta == pytest.approx(0.2 * unit)
+
+
+@pytest.mark.parametrize(("world", "mode", "asked"), [(Loss, "max", "lower .* mode='min'"), (World, "min", "higher")])
+def test_scores_that_fall_in_training_raise_the_question(world: type[World], mode: str, asked: str) -> None:
+    with pytest.warns(UserWarning, match=rf"scores went from 0\.\d+ to 0?\.?\d+ in training: {asked}"):
+        found = shrunk(world(), mode=mode)
+    assert found.answer.status == "unlearned"
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_a_fresh_model_is_not_taken_for_a_trained_one(seed: int) -> None:
     shrunk(World(seed=seed), delta=0.001, budget=2)
@@ -173,6 +219,11 @@ def test_a_fresh_model_is_not_taken_for_a_trained_one(seed: int) -> None:
             "start='pretrained' .* but finish='static' starts",
         ),
         ({"start": "pretrained", "max_density": 0.5}, "start='pretrained' .* but max_density below 1 starts"),
+        ({"mode": "min", "finish": "static"}, "finish='static' needs scores of which the higher is better"),
+        ({"delta": "1%", "finish": "static"}, "finish='static' needs .* delta as a number"),
+        ({"delta": "a bit"}, "delta must be a number or a percentage of the score, got 'a bit'"),
+        ({"delta": "0.01"}, "delta must be a number or a percentage"),
+        ({"delta": "-1%"}, "delta must be > 0, got -0.01"),
         ({"start": "warm"}, "start must be one of 'scratch', 'pretrained', got 'warm'"),
         ({"max_cost": -1}, "max_cost must be > 0, got -1"),
     ],

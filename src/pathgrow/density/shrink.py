@@ -263,8 +263,9 @@ class ShrinkRule:
 def _through(points: tuple[Point, ...], end: float, delta: float, num_val: int | None) -> DensityEstimate | None:
     """The curve through the pruned networks; it may or may not end at the score of the trained one."""
     noise = None
-    if num_val is not None and 0 < end < 1:
+    rate = abs(end)  # an error rate comes with a minus sign
+    if num_val is not None and 0 < rate < 1:
         # Two networks that make as many mistakes make about two thirds of them on the same examples.
-        noise = math.sqrt(end * (1 - end) / (3 * num_val))
+        noise = math.sqrt(rate * (1 - rate) / (3 * num_val))
     base = Reference(score=end, kind="densest")
     return estimate_from_points(points, delta, base, noise_hint=noise, num_val=num_val)

@@ -236,7 +236,8 @@ class PlotWindow:
         low, high = min(scores, default=0.0), max(scores, default=1.0)
         # Equal scores still need a window: twice the tolerance, or 1% of a score for `train`.
         spread = max(high - low, 2 * answer.delta if answer is not None else 0.01 * max(abs(high), 1.0), 1e-9)
-        above = [point.score for point in curve.rounds if point.score >= low - _DEPTH * spread]
+        least, most = low - _DEPTH * spread, high + (_DEPTH * spread if report.mode == "min" else math.inf)
+        above = [point.score for point in curve.rounds if least <= point.score <= most]
         low, high = min([low, *above]), max([high, *above])
         margin = 0.08 * max(high - low, spread)
         left, right = min(densities, default=0.01), max(densities, default=1.0)

@@ -87,10 +87,12 @@ class ScoreFormat:
     name: str = "score"
 
     @classmethod
-    def of(cls, curve: CurveReport, *, is_accuracy: bool) -> Self:
+    def of(cls, curve: CurveReport, *, is_accuracy: bool, mode: str | None = None) -> Self:
         """The format for a curve; an R2 or F1 score may lie in [0, 1] too, but is not a percentage."""
         in_range = all(0 <= point.score <= 1 for point in (*curve.rounds, *curve.probes))
-        return cls(is_accuracy and in_range, "accuracy" if is_accuracy else "score")
+        return cls(
+            is_accuracy and in_range, ("error rate" if mode == "min" else "accuracy") if is_accuracy else "score"
+        )
 
     def __call__(self, score: float | None) -> str:
         """One score; `-` if there is none.
@@ -121,7 +123,8 @@ class ScoreFormat:
 
 def score_format(report: RunReport) -> ScoreFormat:
     """The format of a run's scores: accuracies if the built-in trainer ran, or `discover` was called with `num_val`."""
-    return ScoreFormat.of(report.curve, is_accuracy=bool(report.dataset or report.config.get("num_val")))
+    is_accuracy = bool(report.dataset or report.config.get("num_val"))
+    return ScoreFormat.of(report.curve, is_accuracy=is_accuracy, mode=report.mode)
 
 
 _STAGES = {

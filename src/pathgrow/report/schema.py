@@ -356,12 +356,18 @@ class RunReport:
         return None if self.answer is None else self.answer.reference
 
     @property
+    def mode(self) -> str:
+        """ "max" if a higher score is better, otherwise "min"."""
+        return self._setting("mode", str) or "max"
+
+    @property
     def target_score(self) -> float | None:
-        """The score that the operating density must reach: the reference minus the allowed gap."""
+        """The score that the operating density must reach: the reference but for the allowed gap."""
         answer = self.answer
         if answer is None or answer.reference is None:
             return None
-        return answer.reference.score - (answer.delta if answer.allowed is None else answer.allowed)
+        gap = answer.delta if answer.allowed is None else answer.allowed
+        return answer.reference.score + (gap if self.mode == "min" else -gap)
 
     @property
     def short_probe_epochs(self) -> int | None:
@@ -377,7 +383,8 @@ class RunReport:
         probes, rounds, answer = self.curve.probes, self.curve.rounds, self.answer
         if answer is None or answer.status == "unlearned" or not probes or not rounds:
             return False
-        best, growing = (max(point.score for point in points) for points in (probes, rounds))
+        sign = -1 if self.mode == "min" else 1
+        best, growing = (max(sign * point.score for point in points) for points in (probes, rounds))
         return best + answer.delta < growing
 
     def _setting(self, key: str, kind: type[T]) -> T | None:

@@ -301,7 +301,8 @@ def goal_label(report: RunReport) -> str:
     assert answer is not None
     gap = answer.delta if answer.allowed is None else answer.allowed
     finally_ = "" if gap == answer.delta else f" ({scores.difference(answer.delta)} after full training)"
-    return f"target: {scores.difference(gap)} below the reference{finally_}"
+    worse = "above" if report.mode == "min" else "below"
+    return f"target: {scores.difference(gap)} {worse} the reference{finally_}"
 
 
 def probes_label(report: RunReport) -> str:
@@ -398,9 +399,10 @@ def _trained(report: RunReport) -> str:
 
 def _too_short(report: RunReport) -> str:
     scores, curve = score_format(report), report.curve
-    best, growing = (max(point.score for point in points) for points in (curve.probes, curve.rounds))
+    best_of, worse = (min, "above") if report.mode == "min" else (max, "below")
+    best, growing = (best_of(point.score for point in points) for points in (curve.probes, curve.rounds))
     length = plural(max(point.epochs for point in curve.probes), "epoch")
     return (
-        f"Low confidence: the best probe ({scores(best)} after {length}) is below the growing network "
+        f"Low confidence: the best probe ({scores(best)} after {length}) is {worse} the growing network "
         f"({scores(growing)}), so the probes are too short to compare densities. Increase budget or probe_fraction."
     )

@@ -15,6 +15,7 @@ from pathgrow.density.types import DENSE, Answer, Curve, Point, Reason
 from pathgrow.errors import RunFailed, UserError, require
 from pathgrow.methods.method import count_at
 from pathgrow.runs.iso_flop import Workload, updates_within_training
+from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.session import Session
 from pathgrow.runs.trunk import GrowingTrunk, attach_dense, initialized_copy
 
@@ -120,6 +121,15 @@ NOTHING_LEARNED = (
 )
 
 
+def nothing_learned(options: DiscoverOptions, before: Point, after: Point) -> str:
+    """The warning about a training without effect; scores that got worse may have the other sign."""
+    if after.score >= before.score:
+        return NOTHING_LEARNED
+    asked = "higher is better? mode='max'" if options.mode == "min" else "lower is better? mode='min'"
+    change = f"from {options.sign * before.score:.4g} to {options.sign * after.score:.4g}"
+    return f"{NOTHING_LEARNED} (scores went {change} in training: {asked})"
+
+
 def may_not_have_learned(curve: Curve) -> bool:
     """Whether there are enough networks to compare, and the growing one did not improve."""
     return len(compared(curve)) >= MIN_POINTS and not has_risen(curve.rough)
@@ -199,17 +209,18 @@ _FAR = 4.0
 """Standard deviations of fresh initializations above their mean; by chance about once in a hundred models."""
 
 
-def refuse_trained(session: Session, delta: float) -> None:
+def refuse_trained(session: Session, options: DiscoverOptions) -> None:
     """Refuse a model that scores far above fresh initializations of itself, since nobody said what to do with it."""
     given, fresh = session.score(attach_dense(session), UNTRAINED).score, list[float]()
+    delta = options.relative_to(given).delta
     for k in range(_NUM_FRESH):
         fresh.append(session.score(initialized_copy(session, DENSE - k), UNTRAINED, part=DENSE - k).score)
-        if given - fresh[-1] <= max(5 * delta, 0.15 * max(abs(given), abs(fresh[-1]))):
+        if options.sign * (given - fresh[-1]) <= max(5 * delta, 0.15 * max(abs(given), abs(fresh[-1]))):
             return  # most fresh models end here, after one evaluation
-    if given - statistics.mean(fresh) <= _FAR * statistics.stdev(fresh):
+    if options.sign * (given - statistics.mean(fresh)) <= _FAR * statistics.stdev(fresh):
         return
     raise UserError(
-        f"the model seems to be trained: it scores {given:.4g}, a fresh initialization of it {max(fresh):.4g}; pass "
+        f"the model seems to be trained: it scores {given:.4g}, a fresh initialization of it {fresh[0]:.4g}; pass "
         "start='pretrained' to keep its weights and prune them, or start='scratch' to train it for the whole budget"
     )
 

@@ -49,7 +49,7 @@ def discover(
     *,
     scope: Masks | None = None,
     start_density: float | None = None,
-    delta: float = DiscoverOptions.delta,
+    delta: float | str = DiscoverOptions.delta,
     reference: float | Literal["dense"] | None = None,
     budget: int = DiscoverOptions.budget,
     seed: int = 0,
@@ -66,7 +66,7 @@ def discover(
         `fit(model, optimizer, epochs)` trains for that many epochs, including learning-rate annealing. Each call starts
         with the current learning rates of the optimizer.
     evaluate : callable
-        `evaluate(model)` returns a validation score, higher is better, or a pair (score, loss). Both functions may be
+        `evaluate(model)` returns a validation score, or a pair (score, loss). Both functions may be
         called with copies of the model and its optimizer.
     example_input : optional
         One batch as the model accepts it; None: the one that the model declares, or one that fits its first layer.
@@ -74,8 +74,8 @@ def discover(
         True where a weight is prunable; None: `pathgrow.scope(model)` without frozen weights.
     start_density : float, optional
         Density of the seed network; None: the smallest of 1, 2, 3, 5% that isolates few units.
-    delta : float
-        Tolerated drop of the score below the reference.
+    delta : float or str
+        How much worse than the reference the score may be; "1%": relative to it, or else to the trained network's.
     reference : float or "dense", optional
         Score of the dense baseline, or "dense" to train it first. None: a dense probe on the same short schedule (or,
         with `final="grown"`, the densest network grown).
@@ -90,6 +90,7 @@ def discover(
           with bit-identical results. On return it holds report.html, curve.png, curve.csv and report.json.
         - `start`: "pretrained" keeps the weights of a trained model, prunes and fine-tunes it; its score is the
           reference.
+        - `mode`: "min" if a lower score is better (losses, error rates).
         - `callback`: a `Callback`, called at the start and end of stages and at decisions of the density rule.
         - `num_val`: number of validation examples, if the score is an accuracy; reports then show percentages.
         - `gamma`: fraction of the nonzero weights added per growth round.
@@ -165,7 +166,7 @@ def discover(
             comm=chosen.comm,
         )
         if chosen.start is None and not chosen.uses_static_masks:
-            checks.refuse_trained(session, chosen.delta)
+            checks.refuse_trained(session, chosen)
         found = search(session, chosen)
         _write_report(found, run_dir, chosen.comm)
     return found

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pathgrow.checkpoint import Store
 from pathgrow.config import option
 from pathgrow.density import rules
-from pathgrow.density.types import Rule
+from pathgrow.density.types import Point, Rule
 from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator
 from pathgrow.errors import UserError, is_int, require, unknown_name
 from pathgrow.methods.gradients import Batches, Loss
@@ -60,6 +60,10 @@ class DiscoverOptions(SearchOptions):
     start: Literal["scratch", "pretrained"] | None = option(None, example="'pretrained'")
     """"scratch": the given weights are the initial ones of a full training; "pretrained": they are kept, and `budget`
     is the epochs of a usual fine-tuning. None: "scratch", but a model that seems to be trained is refused."""
+    mode: Literal["max", "min"] = option("max", example="'min'")
+    """Whether a higher or a lower score is better; "min" for losses, perplexities and error rates."""
+    delta_is_relative: bool = option(False)
+    """Whether `delta` is a fraction of the reference score, or else of the trained network's: `delta="1%"`."""
     comm: Communicator | None = None
     """Process group, see `pathgrow.trainer.process_group`; None: that of `fit`, or a single process."""
 
@@ -83,6 +87,12 @@ class DiscoverOptions(SearchOptions):
                 )
             if name not in known:
                 raise unknown_name("option", name, known)
+        if isinstance(delta := given.get("delta"), str):
+            try:
+                given = {**given, "delta": float(delta.removesuffix("%")) / 100, "delta_is_relative": True}
+            except ValueError:
+                delta = ""
+            require(delta.endswith("%"), "delta", given["delta"], "a number or a percentage of the score", "0.01, '1%'")
         options = cls(**given)
         options.check_unused()
         return options
@@ -126,9 +136,26 @@ class DiscoverOptions(SearchOptions):
                 raise UserError(f"{name} has no effect on a network that is pruned: it needs finish='static'{grown}")
         if self.uses_static_masks and self.max_density < 1:
             raise UserError("max_density has no effect with finish='static', which grows as far as its rule asks for")
+        if self.uses_static_masks and (self.mode == "min" or self.delta_is_relative):
+            raise UserError("finish='static' needs scores of which the higher is better and delta as a number")
         if self.start == "pretrained" and (self.uses_static_masks or self.max_density < 1):
             unfit = "finish='static'" if self.uses_static_masks else "max_density below 1"
             raise UserError(f"start='pretrained' prunes the given weights, but {unfit} starts from a sparse network")
+
+    @property
+    def sign(self) -> int:
+        """What scores are multiplied by for a rule, which takes the higher one for the better."""
+        return -1 if self.mode == "min" else 1
+
+    def ranked(self, record: Record) -> Point:
+        """The network of a record with a score of which the higher is the better."""
+        return dataclasses.replace(record.point, score=self.sign * record.point.score)
+
+    def relative_to(self, score: float) -> DiscoverOptions:
+        """The options with a tolerance in the unit of the scores."""
+        if not self.delta_is_relative:
+            return self
+        return dataclasses.replace(self, delta=self.delta * abs(score), delta_is_relative=False)
 
     @property
     def uses_static_masks(self) -> bool:

@@ -45,7 +45,7 @@ class Discovery:
     reason: str
     """Why the search stopped: a reason code, or the sentence of a user-defined rule."""
     curve: Curve
-    """All evaluated networks: the trunk after each round, and the probes."""
+    """All evaluated networks: the trunk after each round, and the probes; with scores of which the higher is better."""
     network: Record
     """The returned network."""
     probes: tuple[Record, ...]
@@ -65,7 +65,7 @@ class Discovery:
 
     def __repr__(self) -> str:
         curve = self._curve_report(fit=None)
-        scores = ScoreFormat.of(curve, is_accuracy=self.options.num_val is not None)
+        scores = ScoreFormat.of(curve, is_accuracy=self.options.num_val is not None, mode=self.options.mode)
         sentence = answer_sentence(self._answer_report(None), curve, scores).rstrip(".")
         return (
             f"Discovery({sentence};\n"
@@ -171,6 +171,9 @@ class Discovery:
         """
         # Without learning, a curve fitted to the scores would show a rise that does not exist.
         band = None if self.answer.status == "unlearned" else fit_band(self.curve, self.answer)
+        if band is not None and self.options.mode == "min":
+            band = {name: values if name == "density" else [-v for v in values] for name, values in band.items()}
+            band["low"], band["high"] = band["high"], band["low"]
         return RunReport(
             command="discover",
             version=__version__,

@@ -10,7 +10,7 @@ grows along paths up to that density, so it never holds more weights at once.
 from dataclasses import replace
 
 from pathgrow.density.shrink import NextRound, ShrinkRule
-from pathgrow.density.types import Curve, Point, Reason, Reference
+from pathgrow.density.types import Answer, Curve, Point, Reason, Reference
 from pathgrow.graph.flops import step_flops
 from pathgrow.masks.sampling import top_k
 from pathgrow.methods.method import ByScore, Method, fixed
@@ -27,6 +27,9 @@ USUAL_COST = 0.85
 """Cost of a whole discovery in dense trainings; a lower limit shortens all phases in proportion."""
 TOO_MUCH = 3.0
 """Loss in units of delta at which the trained network is returned instead of the pruned one."""
+_SCORES = {"end_score": "end_score"}
+for _name in ("dense", "before", "after"):
+    _SCORES |= {f"{_name}_low": f"{_name}_high", f"{_name}_high": f"{_name}_low"}
 _PRUNE = ByScore(smallness, top_k)
 
 
@@ -140,8 +143,11 @@ class ShrinkSearch:
         self._trunk.train_()
         if self._options.reference == "dense":
             self._dense = train_dense(self._session, self._options.budget)
-        base = self._trunk.records[-1]
-        warnings = [checks.delta_warning(base.point.score, self._options.delta, DiscoverOptions.delta)]
+        base = self._options.ranked(self._trunk.records[-1])
+        reference = self._curve().reference or base
+        self._options = self._options.relative_to(reference.score)
+        self._rule = ShrinkRule(delta=self._options.delta)
+        warnings = [checks.delta_warning(base.score, self._options.delta, DiscoverOptions.delta)]
         while (due := self._rule.next_round(self._curve())) is not None:
             self._trunk.shrink_(due)
             checks.check_reference(self._curve())
@@ -150,18 +156,18 @@ class ShrinkSearch:
             self._finished.append(self._trunk.train_candidate_(due))
         curve, network = self._curve(), self._returned()
         answer = self._rule.answer(curve)
-        if self._options.start != "pretrained" and base.point.score <= untrained.score:
-            warnings.append(checks.NOTHING_LEARNED)
-            answer = checks.without_density(answer, [untrained], [base.point])
+        if self._options.start != "pretrained" and base.score <= untrained.score:
+            warnings.append(checks.nothing_learned(self._options, untrained, base))
+            answer = checks.without_density(answer, [untrained], [base])
         return Discovery(
-            answer=answer,
+            answer=answer if self._options.mode == "max" else _negated(answer),
             reason=Reason.SHRUNK,
             curve=curve,
             network=network,
             probes=tuple(sorted(self._pruned, key=lambda record: record.point.density)),
             dense=self._dense,
             finished=tuple(self._finished),
-            check=self._rule.check(curve, network.point),
+            check=self._rule.check(curve, self._options.ranked(network)),
             trained=(*self._trunk.records, *([self._dense] if self._dense is not None else [])),
             warnings=tuple(warning for warning in warnings if warning is not None),
             options=self._options,
@@ -174,17 +180,17 @@ class ShrinkSearch:
         return [record for record in later if record not in self._finished]
 
     def _curve(self) -> Curve:
-        reference, options = None, self._options
+        reference, options, ranked = None, self._options, self._options.ranked
         if self._dense is not None:
-            reference = Reference(score=self._dense.point.score, kind="dense", epochs=self._dense.point.epochs)
+            reference = Reference(score=ranked(self._dense).score, kind="dense", epochs=self._dense.point.epochs)
         elif options.reference is not None:
-            reference = Reference(score=float(options.reference), kind="given", epochs=options.budget)
+            reference = Reference(score=options.sign * float(options.reference), kind="given", epochs=options.budget)
         elif options.start == "pretrained":
-            reference = Reference(score=self._trunk.records[0].point.score, kind="pretrained")
+            reference = Reference(score=ranked(self._trunk.records[0]).score, kind="pretrained")
         return Curve(
-            rough=tuple(record.point for record in self._trunk.records[: self._trunk.num_trained]),
-            probes=tuple(record.point for record in self._pruned),
-            finished=tuple(record.point for record in self._finished),
+            rough=tuple(map(ranked, self._trunk.records[: self._trunk.num_trained])),
+            probes=tuple(map(ranked, self._pruned)),
+            finished=tuple(map(ranked, self._finished)),
             reference=reference,
             num_val=options.num_val,
             ceiling=options.max_density,
@@ -210,9 +216,8 @@ class ShrinkSearch:
     def _returned(self) -> Record:
         """The finished network that the rule selects, unless pruning lost more than the training after it gained."""
         point = self._rule.select(self._curve())
-        network = next(record for record in self._finished if record.point == point)
-        base = self._trunk.records[self._trunk.num_trained - 1]
-        return network if point.score >= base.point.score - TOO_MUCH * self._options.delta else base
+        network, base = (self._trunk.records[k] for k in (point.round, self._trunk.num_trained - 1))
+        return network if point.score >= self._options.ranked(base).score - TOO_MUCH * self._options.delta else base
 
     def _load(self, network: Record) -> Trunk:
         """Load the returned network into the user's model; other weights are no longer needed."""
@@ -231,7 +236,18 @@ class ShrinkSearch:
         if scores is None:
             scores = [session.score(attached, checks.UNTRAINED).score]
             session.store.save(checks.UNTRAINED, {"scores": scores})
-        return Point(round=0, density=attached.density, epochs=0, score=scores[0])
+        return Point(round=0, density=attached.density, epochs=0, score=self._options.sign * scores[0])
+
+
+def _negated(answer: Answer) -> Answer:
+    """The answer of a rule in the sign of scores of which the lower is better."""
+    details = dict(answer.details)
+    for name, other in _SCORES.items():
+        if isinstance(value := answer.details.get(name), float):
+            details[other] = -value
+    reference = answer.reference
+    reference = None if reference is None else replace(reference, score=-reference.score)
+    return replace(answer, details=details, reference=reference)
 
 
 def _fixed(session: Session, attached: Attached) -> Attached:
