@@ -37,7 +37,8 @@ def _declare_torchvision_operators() -> list[torch.library.Library]:
     if spec is None or spec.origin is None:
         return []
     try:
-        torch.ops.load_library(str(Path(spec.origin).with_name("_C.so")))
+        for path in Path(spec.origin).parent.glob("_C*.so"):  # _C.so, or _C_stable.so in newer releases
+            torch.ops.load_library(str(path))
     except OSError:
         library = torch.library.Library("torchvision", "FRAGMENT")
         library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
