@@ -336,9 +336,10 @@ class SearchOptions:
         metavar="D",
         example="0.5",
     )
-    max_cost: float = option(
-        1.0,
-        "Most to spend, in dense trainings, beside a dense baseline (default: 1); a low limit shortens all phases.",
+    max_cost: float | None = option(
+        None,
+        "Most to spend, in dense trainings, beside a dense baseline (default: 1, or 2 with a reference); a low limit "
+        "shortens all phases.",
         above=0,
         metavar="C",
         example="0.8",

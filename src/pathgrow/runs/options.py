@@ -158,6 +158,11 @@ class DiscoverOptions(SearchOptions):
         return dataclasses.replace(self, delta=self.delta * abs(score), delta_is_relative=False)
 
     @property
+    def cost_limit(self) -> float:
+        """Most to spend, in dense trainings. Whoever has a reference wants to know, so that more may be spent."""
+        return self.max_cost if self.max_cost is not None else 1.0 if self.reference is None else 2.0
+
+    @property
     def uses_static_masks(self) -> bool:
         """Whether candidates are trained with the masks of growth rounds, as in the paper."""
         return self.finish == "static"

@@ -2,9 +2,9 @@
 
 The network is trained for half of the budget and pruned in short rounds until its score has dropped by more than the
 tolerance. The network of the density read from these rounds is then finished: trained for another quarter of the
-budget. If its score moves the answer, another one follows, until one is close to the answer or the cost limit is
-reached. A pretrained network is pruned as it is. With `max_density` below 1 the network starts from a PHEW mask and
-grows along paths up to that density, so it never holds more weights at once.
+budget, or with a reference for the rest of it. If its score moves the answer, another one follows, until one is close
+to the answer or the cost limit is reached. A pretrained network is pruned as it is. With `max_density` below 1 the
+network starts from a PHEW mask and grows along paths up to that density, so it never holds more weights at once.
 """
 
 from dataclasses import replace
@@ -37,12 +37,14 @@ class Lengths:
     """Epochs of the phases."""
 
     def __init__(self, options: DiscoverOptions) -> None:
-        self.budget = max(1, round(options.budget * min(1.0, options.max_cost / USUAL_COST)))
+        self.budget = max(1, round(options.budget * min(1.0, options.cost_limit / USUAL_COST)))
         self.quarter = max(1, self.budget // 4)
-        """Each of the two phases before pruning, and the last one of a finished network."""
+        """Each of the two phases before pruning."""
+        self.finish = self.quarter if options.reference is None else max(1, self.budget - 2 * self.quarter)
+        """The last phase of a finished network. A reference had all of its budget, so the network gets it too."""
         self.round = max(1, round(self.budget / 20))
         self.seed, self.growth = max(1, self.budget // 16), max(1, round(self.budget / 160))
-        self.expected = 4 * self.quarter + 6 * self.round
+        self.expected = 2 * self.quarter + 6 * self.round + 2 * self.finish
         """Of a usual search in all: six rounds of pruning and two finished networks."""
 
 
@@ -85,9 +87,9 @@ class ShrinkingTrunk(Trunk):
         return self._visit(stage, self.lengths.round, after=round.start, density=round.density)
 
     def train_candidate_(self, candidate: NextRound) -> Record:
-        """Prune a visited network to a density and train it for a quarter of the budget."""
+        """Prune a visited network to a density and train it for the last time."""
         stage = f"final-{sum(record.stage.startswith('final') for record in self.records) + 1}"
-        return self._visit(stage, self.lengths.quarter, after=candidate.start, density=candidate.density)
+        return self._visit(stage, self.lengths.finish, after=candidate.start, density=candidate.density)
 
     def _visit(
         self,
@@ -209,8 +211,8 @@ class ShrinkSearch:
         masks = self._trunk.masks(candidate.start)
         last = self._trunk.records[-1]
         samples_per_epoch = last.num_samples / last.num_epochs
-        cost = self._trunk.lengths.quarter * samples_per_epoch * step_flops(self._session.graph, masks)
-        limit = self._options.max_cost * self._options.budget * samples_per_epoch * step_flops(self._session.graph)
+        cost = self._trunk.lengths.finish * samples_per_epoch * step_flops(self._session.graph, masks)
+        limit = self._options.cost_limit * self._options.budget * samples_per_epoch * step_flops(self._session.graph)
         return cost + sum(record.flops for record in self._trunk.records) <= limit
 
     def _returned(self) -> Record:
