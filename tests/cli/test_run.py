@@ -32,13 +32,17 @@ def test_train_prints_the_result_and_show_prints_it_again(tmp_path: Path, capsys
     assert leave(*line.split()) == 0
     first = capsys.readouterr().out
     assert "50.0% of the prunable weights (288 of 576)" in first
-    shown, _, written = first.partition(f"Wrote to {out}: ")
+    written, _, shown = first.partition("\n")
+    again_hint, _, shown = shown.partition("\n")
+    assert again_hint == f"Show this run again: pathgrow show {out}. Compare runs: pathgrow compare {out} ..."
     assert leave(*line.split()) == 0
     again = capsys.readouterr().out
-    assert again == f"{shown}This run was already finished; {out} holds {written}", "nothing is written again"
+    already = written.replace(f"Wrote to {out}:", f"This run was already finished; {out} holds")
+    assert again == f"{already}\n{again_hint}\n{shown}", "nothing is written again"
     assert leave("show", str(out)) == 0
     assert capsys.readouterr().out == shown
-    assert first.endswith(f"pathgrow show {out}. Compare runs: pathgrow compare {out} ...\n")
+    assert leave("show", str(out), "--delta", "0.02") == 2
+    assert "a training has no accuracy-density curve" in capsys.readouterr().err
 
 
 def test_the_directory_of_a_refused_run_can_be_used_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,7 +119,7 @@ def test_missing_files_of_a_run_are_reported_and_restored(
     (out / "network.safetensors").unlink()
     assert leave(*command) == 0
     printed = capsys.readouterr()
-    assert printed.out.splitlines()[-2].endswith(f"{out} holds report.html, curve.png, report.json and more.")
+    assert printed.out.splitlines()[0].endswith(f"{out} holds report.html, curve.png, report.json and more.")
     assert printed.err == (
         "pathgrow: warning: files of this run are damaged: network.safetensors is missing; "
         f"to restore them, delete {out / 'report.json'} and rerun the command\n"

@@ -16,7 +16,7 @@ from PIL import Image
 
 from pathgrow.report.figure import BLUE, GREEN, INK, VERMILLION, curve_png, curve_svg, draw_curve, topology_svg
 from pathgrow.report.schema import RunReport
-from tests.support.sample_report import discovery_report, short_probe_report, with_answer, with_curve
+from tests.support.sample_report import discovery_report, short_probe_report, shrunk_report, with_answer, with_curve
 
 
 def drawn(report: RunReport) -> Axes:
@@ -67,6 +67,23 @@ def test_lines_and_bands_are_those_of_the_numbers(sample_report: RunReport) -> N
 def test_the_conservative_quantile_is_drawn_with_such_an_answer_only(sample_report: RunReport) -> None:
     assert "fit (33% quantile)" in legend(drawn(sample_report))
     assert "fit (33% quantile)" not in legend(drawn(with_answer(sample_report, details={})))
+
+
+def test_pruned_finished_and_trained_networks_have_their_own_marks() -> None:
+    report = shrunk_report()
+    axes = drawn(report)
+    lines = {str(line.get_label()): line for line in axes.lines}
+    for label, points in (
+        ("trained network", report.curve.rounds[-1:]),
+        ("pruned networks", report.curve.probes),
+        ("finished networks", report.curve.finished),
+    ):
+        assert [*lines[label].get_xdata()] == [point.density for point in points]
+    kinds = ("trained network", "pruned networks", "finished networks")
+    assert len({lines[kind].get_marker() for kind in kinds}) == 3
+    assert "rounds" not in legend(axes)
+    assert "rounds" in legend(drawn(shrunk_report(grown=3)))
+    assert axes.texts[0].get_text() == "reference 97.75% (estimated)"
 
 
 def test_short_probes_are_named_by_their_length() -> None:

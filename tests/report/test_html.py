@@ -21,7 +21,14 @@ from pathgrow.report.figure import curve_png
 from pathgrow.report.html import cost_by_kind, cost_by_phase, layer_densities, page, write_all
 from pathgrow.report.schema import LedgerReport, RunReport, Score, TimingReport, load_report
 from pathgrow.report.terminal import summary
-from tests.support.sample_report import discovery_report, short_probe_report, training_report, with_answer, with_curve
+from tests.support.sample_report import (
+    discovery_report,
+    short_probe_report,
+    shrunk_report,
+    training_report,
+    with_answer,
+    with_curve,
+)
 
 INJECTIONS = [
     "<script>alert(1)</script>",
@@ -128,6 +135,21 @@ def test_the_mask_of_the_returned_model_is_marked(sample_report: RunReport, roun
     network = dataclasses.replace(sample_report.network, round=round)
     html = page(dataclasses.replace(sample_report, network=network, topology=()))
     assert re.findall(r'<tr class="marked"><th scope="row">(\d+)</th>', html) == [str(round)]
+
+
+def test_a_pruning_search_has_a_page() -> None:
+    report = shrunk_report()
+    html = page(report)
+    text = Parsed(html).text
+    for expected in (
+        "check consistent, 0.84 ± 0.13 pp below dense (estimated)",
+        "tolerances 0.25 pp: 14.0%",
+        "Pruned it in 8 rounds (40.0%, 25.2%",
+        "pruning rounds 8 32 28,800",
+        "Every network that was evaluated; the returned model is highlighted",
+    ):
+        assert expected in text
+    assert re.findall(r'<tr class="marked"><th scope="row">(\w+)</th><td>([\d.]+%)', html) == [("finished", "9.5%")]
 
 
 def test_a_training_has_a_page() -> None:
@@ -240,6 +262,9 @@ CHANGES: dict[str, Callable[[RunReport], RunReport]] = {
     "interval far away": lambda report: with_answer(report, operating_density=None, interval=(1e-30, 1.0)),
     "gain far away": lambda report: with_answer(report, gain_density=1e-12),
     "training": lambda report: training_report(),
+    "pruned": lambda report: shrunk_report(),
+    "grown and pruned": lambda report: shrunk_report(grown=3),
+    "pruned too briefly": lambda report: shrunk_report(lowest=0.2),
 }
 
 

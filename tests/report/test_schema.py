@@ -25,9 +25,9 @@ from pathgrow.report.schema import RunReport, StageResult, Unfinished, load_fini
 from pathgrow.report.terminal import summary
 from tests.support.command import leave
 from tests.support.finished_runs import finished
-from tests.support.sample_report import discovery_report, point, training_report
+from tests.support.sample_report import discovery_report, point, shrunk_report, training_report
 
-REPORTS = {"discover": discovery_report(), "train": training_report()}
+REPORTS = {"discover": discovery_report(), "train": training_report(), "pruned": shrunk_report()}
 
 
 def shortened(value: Any) -> Any:

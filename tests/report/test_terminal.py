@@ -18,12 +18,28 @@ from rich.console import Console, RenderableType
 
 from pathgrow.checkpoint import RunDir
 from pathgrow.report.figure import PlotWindow
-from pathgrow.report.schema import CurveReport, PointReport, RunReport
-from pathgrow.report.terminal import ANSWER, BAND, BELOW, PROBE, REFERENCE, TARGET, curve_chart, print_run, summary
+from pathgrow.report.schema import CheckReport, CurveReport, PointReport, RunReport
+from pathgrow.report.terminal import (
+    ANSWER,
+    BAND,
+    BELOW,
+    FINISHED,
+    PROBE,
+    REFERENCE,
+    ROUND,
+    TARGET,
+    TRAINED,
+    curve_chart,
+    print_other,
+    print_run,
+    summary,
+)
+from pathgrow.report.text import closing
 from tests.support.sample_report import (
     discovery_report,
     point,
     short_probe_report,
+    shrunk_report,
     training_report,
     with_answer,
     with_curve,
@@ -51,8 +67,18 @@ def test_the_summary_has_answer_findings_explanations_and_rounds(sample_report: 
         "How the answer was found - The reported density is the 67% quantile",
     ):
         assert expected in text
-    assert text.index("worth their cost.") < text.index("Operating density: 8.5% of the prunable weights (90% interval")
-    assert text.endswith("time training 48 s, wall clock 1 min 15 s"), "the result comes last"
+    assert text.endswith(
+        "Operating density: 8.5% of the prunable weights (90% interval 6.7-10.4%). Returned model (9.5%): 96.79% "
+        "validation, 96.55% test. Cost: 0.898x dense training (15.8 GFLOPs), 1 min 15 s."
+    ), "the result comes last"
+
+
+def test_a_pruning_search_ends_with_three_lines() -> None:
+    lines = rendered(summary(shrunk_report())).rstrip().splitlines()
+    assert [line.split()[0] for line in lines[-3:]] == ["Operating", "Returned", "Cost:"]
+    text = " ".join(" ".join(lines).split())
+    assert ">finished 9.5% 13.1% 76 96.90% 0.101 > the returned model" in text
+    assert "tolerances 0.25 pp: 14.0%, 0.5 pp: 11.5%, 1 pp: 9.1%, 2 pp: 6.7%" in text
 
 
 def test_a_training_is_shown_without_curve_and_rounds() -> None:
@@ -74,7 +100,9 @@ def test_the_headline_is_green_if_the_answer_can_be_trusted() -> None:
     report = short_probe_report()
     best = max(probe.score for probe in report.curve.probes)
     too_short = with_curve(report, rounds=(*report.curve.rounds[:-1], point(13, 0.36, 36, best + 0.011)))
-    for shown, color in ((report, "32"), (too_short, "33"), (with_answer(report, status="flat"), "33")):
+    missed = with_answer(shrunk_report(), check=CheckReport(outcome="missed", shortfall=0.03, error=0.001))
+    greens, others = (report, shrunk_report()), (too_short, with_answer(report, status="flat"), missed)
+    for shown, color in [*((shown, "32") for shown in greens), *((shown, "33") for shown in others)]:
         assert f"\x1b[1;{color}m" in rendered(summary(shown), force_terminal=True, color_system="standard")
 
 
@@ -118,6 +146,18 @@ def test_an_unfinished_call_has_no_command_to_repeat(tmp_path: Path) -> None:
     text = printed(run_dir.path)
     assert "unfinished call of discover" in text
     assert "not running; repeat the call to resume." in text
+
+
+def test_the_answer_for_another_delta_is_printed_without_the_rest() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    print_other(shrunk_report(), shrunk_report(delta=0.02), console)
+    assert (
+        console.file.getvalue().splitlines()
+        == [  # type: ignore[attr-defined]
+            "Within 2 pp (the run searched for 1 pp), from the same curve and without training:",
+            *closing(shrunk_report(delta=0.02))[0][:2],
+        ]
+    )
 
 
 # The chart
@@ -181,9 +221,10 @@ def test_an_interval_from_zero_starts_at_the_edge(sample_report: RunReport) -> N
 def test_legend_entries_are_not_broken() -> None:
     lines = curve_chart(short_probe_report(), WIDTH).plain.splitlines()
     assert all(len(line) <= WIDTH for line in lines)
-    assert lines[-3:] == [
-        " ● probes (16 epochs)  · rounds  ▾ rounds below the chart  ━ fit  ░ 90% band",
-        " ─ reference  ┄ target: 1.38 pp below the reference (1 pp after full training)",
+    assert lines[-4:] == [
+        " ● probes (16 epochs)  · rounds  ▾ below the chart  ━ fit  ░ 90% band",
+        " ─ reference 97.40% (fitted)",
+        " ┄ target: 1.38 pp below the reference (1 pp after full training)",
         " ▲ operating density (67% quantile)",
     ]
 
@@ -195,6 +236,25 @@ def test_the_legend_explains_what_was_drawn_and_nothing_else(sample_report: RunR
     drawn = set(body) - {" ", "┊"} | {ANSWER}
     assert {glyph for glyph in legend if not glyph.isascii()} == drawn
     assert (REFERENCE in legend) is (delta == 0.01), "the target covers a reference in the same row"
+
+
+def test_pruned_finished_and_trained_networks_have_their_own_marks() -> None:
+    report = shrunk_report()
+    window, lines = PlotWindow.of(report), curve_chart(report, WIDTH, HEIGHT).plain.splitlines()
+    left, legend = lines[17].index("└") + 1, " ".join(lines[19:])
+    for points, mark in (
+        (report.curve.rounds[-1:], TRAINED),
+        (report.curve.finished, FINISHED),
+        ([probe for probe in report.curve.probes if probe.score > window.scores[0]], PROBE),
+    ):
+        for shown in points:
+            column = left + round(window.x(shown.density) * (WIDTH - left - 1))
+            assert lines[1 + round((1 - window.y(shown.score)) * (HEIGHT - 1))][column] == mark
+    assert sum(line.count(BELOW) for line in lines[1 : 1 + HEIGHT]) == 3, "collapsed networks do not squeeze the rest"
+    assert ROUND not in legend
+    assert "● pruned networks" in legend
+    assert "reference 97.75% (estimated)" in legend
+    assert f"{ROUND} rounds" in curve_chart(shrunk_report(grown=3)).plain
 
 
 def test_the_window_holds_the_dense_probe() -> None:

@@ -18,13 +18,22 @@ from pathgrow.density.types import Answer, Curve, Reason, Reference
 from pathgrow.report import text
 from pathgrow.report.formats import ScoreFormat, percent, percent_range, score_format
 from pathgrow.report.html import page
-from pathgrow.report.schema import AnswerReport, MatchReport, PhaseReport, ReferenceReport, RunReport, Score
+from pathgrow.report.schema import (
+    AnswerReport,
+    CheckReport,
+    MatchReport,
+    PhaseReport,
+    ReferenceReport,
+    RunReport,
+    Score,
+)
 from pathgrow.report.terminal import summary
 from pathgrow.report.text import explain, notes
 from tests.support.sample_report import (
     discovery_report,
     point,
     short_probe_report,
+    shrunk_report,
     training_report,
     with_answer,
     with_curve,
@@ -152,6 +161,7 @@ def test_a_matched_budget_and_its_error_are_named(kind: str, error: float | None
     [
         (ReferenceReport(score=0.98, kind="given"), "98.00%, given"),
         (ReferenceReport(score=0.98, kind="dense", epochs=80), "98.00%, dense baseline after 80 epochs"),
+        (ReferenceReport(score=0.98, kind="estimated"), "98.00%, estimated for a full dense training"),
         (
             ReferenceReport(score=0.974, kind="densest", epochs=16),
             "97.40% (fitted; measured 97.60%), dense probe after 16 epochs",
@@ -168,7 +178,8 @@ def test_the_reference_is_named_by_its_kind(reference: ReferenceReport, phrase: 
         without_probes = with_curve(report, probes=())
         assert finding(without_probes, "reference") == "97.40%, densest network grown"
     else:
-        assert text.reference_label(report) == "reference 98.00%"
+        kind = {"given": "given", "dense": "dense baseline", "estimated": "estimated"}[reference.kind]
+        assert text.reference_label(report) == f"reference 98.00% ({kind})"
 
 
 def test_the_returned_model_is_related_to_the_answer() -> None:
@@ -205,18 +216,52 @@ def test_an_interval_without_an_answer_is_a_finding() -> None:
     assert "90% interval" not in dict(text.findings(discovery_report())), "the headline has it"
 
 
+@pytest.mark.parametrize(
+    ("outcome", "kind", "shortfall", "phrase"),
+    [
+        ("verified", "dense", 0.0042, "verified, 0.42 ± 0.30 pp below the dense baseline"),
+        ("verified", "given", -0.001, "verified, 0.10 ± 0.30 pp above dense (given)"),
+        ("consistent", "estimated", 0.0042, "consistent, 0.42 ± 0.30 pp below dense (estimated)"),
+        ("not verified", "estimated", 0.012, "not verified, 1.20 ± 0.30 pp below dense (estimated)"),
+        ("missed", "given", 0.019, "missed by 0.90 ± 0.30 pp: 1.9 pp below dense (given)"),
+    ],
+)
+def test_the_check_says_how_the_model_compares_with_which_dense_score(
+    outcome: str, kind: str, shortfall: float, phrase: str
+) -> None:
+    check = CheckReport(outcome=outcome, shortfall=shortfall, error=0.003)
+    report = with_answer(shrunk_report(), check=check, reference=ReferenceReport(score=0.976, kind=kind))
+    assert finding(report, "check") == phrase
+    assert text.closing(report)[0][1] == f"Returned model (9.5%): {phrase}."
+    assert text.check_phrase(with_answer(report, check=None)) is None
+
+
+def test_the_answer_ends_with_density_model_and_cost() -> None:
+    lines, others = text.closing(shrunk_report())
+    assert lines == [
+        "Operating density: 9.1% of the prunable weights (90% interval 8.1-9.7%).",
+        "Returned model (9.5%): consistent, 0.84 ± 0.13 pp below dense (estimated).",
+        "Cost: 0.613x dense training (10.8 GFLOPs), 1 min 15 s.",
+    ]
+    assert {label for label, _ in text.findings(shrunk_report())} - {label for label, _ in others} == {
+        "check",
+        "training cost",
+    }
+    assert text.closing(discovery_report())[0][1] == "Returned model (9.5%): 96.79% validation, 96.55% test."
+    assert text.closing(training_report())[0] == [
+        "rigl at 12.3% density: 82.22% test accuracy.",
+        "Cost: 0.678x dense training (4.56 GFLOPs), 1 min 36 s.",
+    ]
+
+
+def test_densities_for_other_tolerances_are_one_line() -> None:
+    found = ((0.0025, 0.14, "found"), (0.005, None, "open"), (0.01, None, "unreached"), (0.02, None, "flat"))
+    report = with_answer(shrunk_report(), tolerances=found)
+    assert finding(report, "tolerances") == "0.25 pp: 14.0%, 0.5 pp: unclear, 1 pp: none, 2 pp: 1.6% or less"
+    assert "tolerances" not in dict(text.findings(discovery_report())), "a report of an earlier version"
+
+
 # How it was found
-
-
-def test_the_procedure_names_rounds_and_probes() -> None:
-    growth, probes = text.procedure(short_probe_report())
-    assert growth.startswith("Grew from 2.0% to 36.4% density in 13 rounds, with rough training after each.")
-    assert probes == (
-        "Trained 6 probes (2.5%, 4.9%, 9.5%, 14.9%, 36.4%, 100% density) for 16 epochs each; the answer is estimated "
-        "from these scores."
-    )
-    mixed = with_curve(short_probe_report(), rounds=(), probes=(point(0, 0.02, 8, 0.5), point(-1, 1.0, 16, 0.97)))
-    assert text.procedure(mixed)[0].startswith("Trained 2 probes (2.0%, 100% density) for 8 to 16 epochs each;")
 
 
 def test_explanations_give_quantile_length_of_probes_and_the_reason_to_stop() -> None:
@@ -290,27 +335,6 @@ def test_only_accuracies_are_percentages(config: dict[str, Any], scores: float, 
     assert (found.name, found(scores)) == expected
     unreached = replace(scored, answer=replace(scored.answer, status="unreached"))  # type: ignore[type-var]
     assert ("1 pp" in text.headline(unreached)) is ("%" in expected[1])
-
-
-# Rounds
-
-
-def test_each_round_has_its_probe_beside_it(sample_report: RunReport) -> None:
-    headings, rows = text.rounds(sample_report)
-    assert headings == ["round", "density", "of model", "epochs", "accuracy", "loss", "probe", "epochs"]
-    assert [row[0] for row in rows] == [str(round) for round in range(14)]
-    assert rows[7] == ["7", "9.5%", "13.1%", "24", "95.45%", "0.138", "96.79%", "80"]
-    assert [row[0] for row in rows if row[6]] == ["1", "4", "7", "9", "13"]
-    headings, rows = text.rounds(training_report())
-    assert (headings[-1], rows) == ("loss", [["0", "12.3%", "23.4%", "57", "91.11%", "0.300"]])
-
-
-def test_the_dense_network_is_the_last_row(sample_report: RunReport) -> None:
-    assert text.rounds(short_probe_report())[1][-1] == ["dense", "100%", "100%", "", "", "", "97.60%", "16"]
-    trained = with_answer(
-        sample_report, dense=Score(score=0.981), reference=ReferenceReport(score=0.981, kind="dense", epochs=80)
-    )
-    assert text.rounds(trained)[1][-1] == ["dense", "100%", "100%", "", "", "", "98.10%", "80"]
 
 
 ACCURACY = ScoreFormat(is_fraction=True)
@@ -424,6 +448,52 @@ def test_notes_on_an_answer_that_may_be_below_or_above_the_probes() -> None:
         "With probability 31% the operating density is below 10.0%, the sparsest probe.",
         "With probability 12% the operating density is above the densest probe, if it exists.",
     ]
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [
+        (0.6, "the 60% quantile of the posterior (conservative); the median is 8.0%."),
+        (0.5, "the median of the posterior."),
+        (0.25, "the 25% quantile of the posterior; the median is 8.0%."),
+    ],
+)
+def test_only_a_quantile_above_the_median_is_conservative(level: float, expected: str) -> None:
+    report = with_answer(discovery_report(), details={"quantile": level, "median_density": 0.08}, reason="")
+    assert text.explanations(report) == [f"The reported density is {expected}"]
+
+
+def test_notes_on_pruned_networks_do_not_speak_of_probes() -> None:
+    details = {"lowest": 0.025, "densest": 1.0, "share_below": 0.31, "share_above": 0.12, "rounds": 1}
+    found = with_answer(shrunk_report(), details=details)
+    none_within = "with probability 12% no pruned network, however dense, is within 1 pp of the reference."
+    assert text.explanations(found) == [
+        "With probability 31% the operating density is below 2.5%, the sparsest network compared.",
+        none_within.replace("with", "With", 1),
+        "The search ended after 1 round of pruning.",
+    ]
+    open_ = with_answer(found, status="open", operating_density=None, interval=None)
+    assert text.headline(open_) == "No operating density: the training was too short or too noisy to tell."
+    assert text.explanations(open_)[0].startswith(
+        f"The scores allow any density: with probability 31% it is below 2.5%, {none_within}"
+    )
+    few = shrunk_report(lowest=0.2)
+    assert text.headline(few) == text.headline(open_)
+    assert text.explanations(few)[0].startswith("Too few densities")
+    assert text.closing(few)[0][1] == "Returned model (9.5%): 96.90% validation, 96.55% test."
+    unreached = with_answer(
+        found, status="unreached", operating_density=None, interval=None, details={"end_score": 0.976, "rounds": 3}
+    )
+    assert text.headline(unreached) == "No operating density: pruning to any density costs more than 1 pp."
+    assert text.explanations(unreached)[0] == "The network before pruning scored 97.60%."
+    for shown in (found, open_, few, unreached):
+        assert "probe" not in terminal(shown)
+
+
+def test_a_trained_network_above_all_pruned_ones_does_not_lower_the_confidence() -> None:
+    report = shrunk_report()
+    better = tuple(replace(point, score=0.99) for point in report.curve.rounds)
+    assert not with_curve(report, rounds=better).probes_too_short
 
 
 @pytest.mark.parametrize(

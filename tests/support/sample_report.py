@@ -6,8 +6,11 @@ import dataclasses
 import math
 from typing import Any
 
+from pathgrow.density.shrink import ShrinkRule
+from pathgrow.density.types import Curve, Point, Reference
 from pathgrow.report.schema import (
     AnswerReport,
+    CheckReport,
     CurveReport,
     FitReport,
     LedgerReport,
@@ -22,6 +25,7 @@ from pathgrow.report.schema import (
     TimingReport,
     TopologyReport,
 )
+from pathgrow.runs.tolerances import read_off
 
 _WIDTHS = {"layers.0.weight": (64, 128), "layers.1.weight": (128, 128), "layers.2.weight": (128, 128)}
 _NUM = sum(a * b for a, b in _WIDTHS.values())
@@ -181,6 +185,68 @@ def short_probe_report() -> RunReport:
             allowed=0.0138,
             details={**answer.details, **details},
         ),
+    )
+
+
+def shrunk_report(
+    *,
+    delta: float = 0.01,
+    noise: float = 0.1,
+    lowest: float = 0.015,
+    reference: Reference | None = None,
+    grown: int = 0,
+) -> RunReport:
+    """A network trained for 40 epochs, pruned in rounds and finished at 9.5%; the answer is that of the rule.
+
+    `grown` rounds of growth up to 50% come before the training.
+    """
+    top = 0.5 if grown else 1.0
+    rounds = [point(k, top * 0.5 ** (grown - k), 5 + k, 0.95 + 0.005 * k) for k in range(grown)]
+    rounds += [point(grown, top, 20, 0.973), point(grown + 1, top, 40, 0.976)]
+    pruned, density = list[PointReport](), 0.4 * top
+    while density > lowest:
+        number = grown + 2 + len(pruned)
+        pruned.append(point(number, density, 44 + 4 * len(pruned), _score(density) + noise * _noise(number)))
+        density *= 0.63
+    finished = (point(grown + 2 + len(pruned), 0.02 * 1.25**7, 76, 0.969),)
+    rough, probes, final = (
+        tuple(
+            Point(round=p.round, density=p.density, epochs=p.epochs, score=p.score, loss=p.loss)
+            for p in points
+        )
+        for points in (rounds, pruned, finished)
+    )  # fmt: skip
+    curve = Curve(rough=rough, probes=probes, finished=final, reference=reference, num_val=5000, full_epochs=80)
+    rule = ShrinkRule(delta=delta)
+    answer, check, report = rule.answer(curve), rule.check(curve, final[0]), discovery_report()
+    phases = [phase("train-1", 20, top), phase("train-2", 20, top)]
+    phases += [phase(f"shrink-{number}", 4, p.density) for number, p in enumerate(pruned, 1)]
+    phases += [phase("final-1", 20, finished[0].density)]
+    return dataclasses.replace(
+        report,
+        config={**report.config, "delta": delta},
+        method=MethodReport(name="gts", cost="sparse", clock="round"),
+        network=dataclasses.replace(
+            report.network, round=None, final=None, epochs=76, val=Score(score=finished[0].score, loss=0.1)
+        ),
+        curve=CurveReport(
+            rounds=tuple(rounds), probes=tuple(reversed(pruned)), finished=finished, fit=report.curve.fit, num_val=5000
+        ),
+        ledger=ledger(phases),
+        answer=AnswerReport(
+            operating_density=answer.density,
+            interval=answer.interval,
+            delta=delta,
+            allowed=delta,
+            status=answer.status,
+            rule=answer.rule,
+            reason=answer.reason,
+            details=answer.details,
+            reference=None if answer.reference is None else ReferenceReport(**vars(answer.reference)),
+            check=None if check is None else CheckReport(**vars(check)),
+            tolerances=read_off(rule, curve, delta, is_accuracy=True),
+        ),
+        topology=(),
     )
 
 

@@ -96,26 +96,41 @@ def _run(
             with closing(shown):
                 run(config, folder, shown, comm)
         if not quiet:
-            terminal.print_run(folder)
             files = ", ".join(name for name in _FILES if (folder / name).is_file())
             where = printable(folder)
             said = f"This run was already finished; {where} holds" if was_finished else f"Wrote to {where}:"
             print(f"{said} {files} and more.")
             print(f"Show this run again: pathgrow show {where}. Compare runs: pathgrow compare {where} ...")
+            terminal.print_run(folder)  # last, since it ends with the answer
             _warn_of_damage(RunDir(folder))
 
 
-def _show(*, folder: Path) -> None:
-    """Show a run, finished or not."""
+def _show(*, folder: Path, delta: float | None) -> None:
+    """Show a run, finished or not.
+
+    With --delta, print the answer of a finished discovery for another tolerance, read off the same curve.
+    """
     from pathgrow.checkpoint import RunDir
     from pathgrow.report import terminal
 
-    terminal.print_run(folder)
+    if delta is None:
+        terminal.print_run(folder)
+    else:
+        from pathgrow.report.schema import load_finished
+        from pathgrow.runs.tolerances import within
+
+        report = load_finished(folder)
+        terminal.print_other(report, within(report, delta))
     _warn_of_damage(RunDir(folder))
 
 
-def _add_show_flags(parser: Parser) -> None:
+def _add_check_flags(parser: Parser) -> None:
     parser.add_argument("folder", type=Path, metavar="DIR", help="Run directory.")
+
+
+def _add_show_flags(parser: Parser) -> None:
+    _add_check_flags(parser)
+    parser.add_argument("--delta", type=float, metavar="NUMBER", help="Print the answer for this tolerance instead.")
 
 
 def _check(*, folder: Path) -> None:
@@ -183,6 +198,6 @@ RUN_COMMANDS = {
     ),
     "train": Subcommand(_train, _add_train_flags),
     "show": Subcommand(_show, _add_show_flags),
-    "check": Subcommand(_check, _add_show_flags),
+    "check": Subcommand(_check, _add_check_flags),
     "compare": Subcommand(_compare, _add_compare_flags),
 }

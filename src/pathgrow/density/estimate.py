@@ -217,7 +217,7 @@ def fit_band(curve: Curve, answer: Answer | None = None) -> dict[str, list[float
 
     An answer that is another posterior quantile than the median is not where the median curve crosses the target. For
     such an answer the list `cautious` is added: the score that this fraction of the curves exceeds, each relative to
-    its own target. It crosses the target at the answer.
+    its own target. It crosses the target at the answer. Not so if the answer depends on finished networks as well.
     """
     points = curve.probes if curve.can_probe else curve.rough
     estimate = estimate_from_points(points, 1.0, curve.reference, noise_hint=trajectory_noise(curve.rough))
@@ -227,7 +227,7 @@ def fit_band(curve: Curve, answer: Answer | None = None) -> dict[str, list[float
     rows = [quantiles(estimate.curves.at(float(density)), LEVEL) for density in densities]
     low, score, high = (list(column) for column in zip(*rows, strict=True))
     band = {"density": densities.tolist(), "score": score, "low": low, "high": high}
-    if answer is not None and isinstance(quantile := answer.details.get("quantile"), float):
+    if answer is not None and not curve.finished and isinstance(quantile := answer.details.get("quantile"), float):
         judged = estimate_from_probes(curve, answer.delta)
         if judged is not None:
             target = judged.reference.score - (answer.delta if answer.allowed is None else answer.allowed)

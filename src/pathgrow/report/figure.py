@@ -25,7 +25,7 @@ from pathgrow.report.formats import percent, score_format
 from pathgrow.report.schema import PointReport, RunReport
 from pathgrow.report.text import goal_label, headline, probes_label, quantile, reference_label, subject
 
-BLUE, VERMILLION, GREEN, GREY, INK = "#0072B2", "#D55E00", "#009E73", "#8A8F98", "#22262B"
+BLUE, VERMILLION, GREEN, PURPLE, GREY, INK = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#8A8F98", "#22262B"
 _WIDTH = 5.2
 _MARK: dict[str, Any] = {"markeredgecolor": "white", "linestyle": "none"}
 _SETTINGS: dict[Any, Any] = {
@@ -134,14 +134,20 @@ def _draw_reference(axes: Axes, report: RunReport, window: PlotWindow) -> None:
 
 
 def _draw_points(axes: Axes, report: RunReport, window: PlotWindow) -> None:
-    probes, rounds = report.curve.probes, report.curve.rounds
-    if probes:
-        style = {"color": BLUE, "marker": "o", "markersize": 7.5, **_MARK}
-        axes.plot(*_coordinates(probes), zorder=6, label=probes_label(report), **style)
+    curve, rounds = report.curve, report.curve.grown
+    kinds = (
+        (curve.trained[-1:], "trained network", GREEN, "s"),
+        (curve.probes, probes_label(report), BLUE, "o"),
+        (curve.finished, "finished networks", PURPLE, "^"),
+    )
+    for points, label, color, marker in kinds:
+        if points:
+            style = {"color": color, "marker": marker, "markersize": 7.5, **_MARK}
+            axes.plot(*_coordinates(points), zorder=6, label=label, **style)
     if rounds:
         style = {"color": GREY, "alpha": 0.55, "linewidth": 1.0, "marker": "o", "markersize": 3.2}
         axes.plot(*_coordinates(rounds), zorder=3, label="rounds", **style)
-    below = [point.density for point in rounds if point.score < window.scores[0]]
+    below = [point.density for point in (*rounds, *curve.probes) if point.score < window.scores[0]]
     style = {"color": GREY, "alpha": 0.7, "marker": "v", "markersize": 4, "linestyle": "none"}
     axes.plot(below, [0.012] * len(below), transform=axes.get_xaxis_transform(), zorder=3, **style)
 
@@ -222,10 +228,11 @@ class PlotWindow:
 
     @classmethod
     def of(cls, report: RunReport) -> PlotWindow:
-        """Cover all densities, and all scores except those of rounds far below the rest."""
+        """Cover all densities, and all scores except those of rounds and pruned networks far below the rest."""
         curve, answer = report.curve, report.answer
-        densities = [point.density for point in (*curve.rounds, *curve.probes)]
-        scores = [point.score for point in (curve.probes or curve.rounds)]
+        densities = [point.density for point in (*curve.rounds, *curve.probes, *curve.finished)]
+        main = (*curve.trained[-1:], *curve.finished) or curve.probes or curve.rounds
+        scores = [point.score for point in main]
         if answer is not None:
             densities += [density for density in (answer.operating_density, answer.gain_density) if density]
         if densities and answer is not None and answer.interval is not None:
@@ -237,7 +244,8 @@ class PlotWindow:
         # Equal scores still need a window: twice the tolerance, or 1% of a score for `train`.
         spread = max(high - low, 2 * answer.delta if answer is not None else 0.01 * max(abs(high), 1.0), 1e-9)
         least, most = low - _DEPTH * spread, high + (_DEPTH * spread if report.mode == "min" else math.inf)
-        above = [point.score for point in curve.rounds if least <= point.score <= most]
+        others = (*curve.grown, *curve.probes)
+        above = [point.score for point in others if least <= point.score <= most]
         low, high = min([low, *above]), max([high, *above])
         margin = 0.08 * max(high - low, spread)
         left, right = min(densities, default=0.01), max(densities, default=1.0)

@@ -120,6 +120,14 @@ class ScoreFormat:
         """
         return f"{100 * delta:.3g} pp" if self.is_fraction else f"{delta:.3g}"
 
+    def difference_with_error(self, delta: float, error: float) -> str:
+        """A difference of scores and its standard error.
+
+        >>> ScoreFormat(True).difference_with_error(0.0042, 0.003), ScoreFormat(False).difference_with_error(2.0, 0.31)
+        ('0.42 ± 0.30 pp', '2 ± 0.31')
+        """
+        return f"{100 * delta:.2f} ± {100 * error:.2f} pp" if self.is_fraction else f"{delta:.3g} ± {error:.2g}"
+
 
 def score_format(report: RunReport) -> ScoreFormat:
     """The format of a run's scores: accuracies if the built-in trainer ran, or `discover` was called with `num_val`."""
@@ -129,15 +137,16 @@ def score_format(report: RunReport) -> ScoreFormat:
 
 _STAGES = {
     "seed": "round 0", "final": "final training", "dense": "dense baseline", "probe-dense": "dense probe",
-    "level": "levels",
+    "level": "levels", "grow": "growth rounds", "train": "training", "shrink": "pruning rounds", "given": "given network",
 }  # fmt: skip
+_NUMBERED = {"grow": "growth round", "train": "training phase", "shrink": "pruning round", "final": "finished network"}
 
 
 def stage_label(name: str, density: float | None = None) -> str:
     """The name of a stage for people.
 
-    >>> stage_label("round-003"), stage_label("probe-007", 0.15), stage_label("training"), stage_label("level-2")
-    ('round 3', 'probe at 15.0%', 'training', 'level 2')
+    >>> stage_label("round-003"), stage_label("probe-007", 0.15), stage_label("training"), stage_label("shrink-2")
+    ('round 3', 'probe at 15.0%', 'training', 'pruning round 2')
     """
     kind, _, number = name.partition("-")
     if name in _STAGES:
@@ -145,7 +154,7 @@ def stage_label(name: str, density: float | None = None) -> str:
     number = number if len(number) < 10 else ""
     if kind == "probe" and number.isdecimal():
         return f"probe of round {int(number)}" if density is None else f"probe at {percent(density)}"
-    return f"{printable(kind)} {int(number)}" if number.isdecimal() else printable(name)
+    return f"{_NUMBERED.get(kind) or printable(kind)} {int(number)}" if number.isdecimal() else printable(name)
 
 
 def evaluation(stage: str, density: float, score: float) -> str:

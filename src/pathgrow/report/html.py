@@ -16,9 +16,10 @@ from markupsafe import Markup
 
 from pathgrow import atomic
 from pathgrow.errors import printable
-from pathgrow.report import text
+from pathgrow.report import networks, text
 from pathgrow.report.figure import curve_png, curve_svg, topology_svg
 from pathgrow.report.formats import duration, flops, percent, plural, ratio, score_format, stage_label
+from pathgrow.report.networks import Table
 from pathgrow.report.schema import PhaseReport, RunReport, flat_config, load_finished
 
 
@@ -33,6 +34,7 @@ def page(report: RunReport) -> str:
     return templates.get_template("report.html.j2").render(
         report=report,
         text=text,
+        networks=networks,
         score_name=score_format(report).name,
         costs=cost_by_kind(report),
         phases=cost_by_phase(report),
@@ -56,7 +58,7 @@ def write_all(path: str | os.PathLike[str]) -> list[Path]:
     return [png, html]
 
 
-def cost_by_kind(report: RunReport) -> text.Table:
+def cost_by_kind(report: RunReport) -> Table:
     """The ledger, summed over phases of one kind."""
     kinds: dict[str, list[PhaseReport]] = {}
     for phase in report.ledger.phases:
@@ -67,7 +69,7 @@ def cost_by_kind(report: RunReport) -> text.Table:
     return ["phase", "count", "epochs", "samples", "compute", "vs dense", "time"], rows
 
 
-def cost_by_phase(report: RunReport) -> text.Table:
+def cost_by_phase(report: RunReport) -> Table:
     """The ledger, phase by phase."""
     rows = [
         [stage_label(phase.phase, phase.density), percent(phase.density), *_cost(report, [phase])]

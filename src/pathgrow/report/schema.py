@@ -23,6 +23,8 @@ _MAX_FLOPS = 1e30
 
 Interval = tuple[float | None, float | None]
 """Lower and upper end; None is an open end, because JSON has no infinity."""
+Tolerance = tuple[float, float | None, str]
+"""Another delta, the operating density for it, and the status of that answer."""
 Command = Literal["discover", "train"]
 
 
@@ -131,6 +133,18 @@ class CurveReport:
     finished: tuple[PointReport, ...] = ()
     """Fully trained networks, if they are not the probes themselves."""
     fit: FitReport | None = None
+    num_val: int | None = option(None, at_least=1)
+    """Number of validation examples, if the rule used it."""
+
+    @property
+    def grown(self) -> tuple[PointReport, ...]:
+        """The rounds of growth; the last two rounds of a network that is pruned later are its training."""
+        return self.rounds[:-2] if self.finished else self.rounds
+
+    @property
+    def trained(self) -> tuple[PointReport, ...]:
+        """The network that was pruned, after each of its two phases of training."""
+        return self.rounds[-2:] if self.finished else ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,6 +250,7 @@ class AnswerReport:
     """The numbers behind `reason` and the answer."""
     reference: ReferenceReport | None = None
     check: CheckReport | None = None
+    tolerances: tuple[Tolerance, ...] = ()
     dense: Score | None = None
     """Validation score of the dense baseline, where it was trained."""
     dense_test: Score | None = None
@@ -381,7 +396,7 @@ class RunReport:
     def probes_too_short(self) -> bool:
         """Whether no probe comes within delta of the growing network, although both learned."""
         probes, rounds, answer = self.curve.probes, self.curve.rounds, self.answer
-        if answer is None or answer.status == "unlearned" or not probes or not rounds:
+        if answer is None or answer.status == "unlearned" or not probes or not rounds or self.curve.finished:
             return False
         sign = -1 if self.mode == "min" else 1
         best, growing = (max(sign * point.score for point in points) for points in (probes, rounds))

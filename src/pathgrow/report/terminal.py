@@ -10,15 +10,16 @@ from rich.table import Table
 from rich.text import Text
 
 from pathgrow.errors import printable
-from pathgrow.report import formats, text
+from pathgrow.report import formats, networks, text
 from pathgrow.report.figure import PlotWindow
 from pathgrow.report.schema import RunReport, Unfinished, load_run
 
 ROUND, PROBE, FIT, BAND, TARGET, REFERENCE, ANSWER, BELOW = "·", "●", "━", "░", "┄", "─", "▲", "▾"
+TRAINED, FINISHED = "■", "◆"
 _LINE = "┊"
 _STYLES = {
     ROUND: "bright_black", PROBE: "bold blue", FIT: "cyan", BAND: "blue", TARGET: "yellow", REFERENCE: "yellow",
-    ANSWER: "bold red", BELOW: "bright_black", _LINE: "red",
+    ANSWER: "bold red", BELOW: "bright_black", _LINE: "red", TRAINED: "bold green", FINISHED: "bold magenta",
 }  # fmt: skip
 
 
@@ -29,18 +30,31 @@ def print_run(path: str | os.PathLike[str], console: Console | None = None) -> N
     console.print(_unfinished(found, path) if isinstance(found, Unfinished) else summary(found, console.width))
 
 
+def print_other(report: RunReport, other: RunReport, console: Console | None = None) -> None:
+    """Print the answer of a discovery for another delta; `other` is the report with that answer."""
+    assert report.answer is not None
+    assert other.answer is not None
+    console, (answer, model, _), scores = console or Console(), text.closing(other)[0], formats.score_format(report)
+    asked, own = (scores.difference(value) for value in (other.answer.delta, report.answer.delta))
+    console.print(Text(f"Within {asked} (the run searched for {own}), from the same curve and without training:"))
+    console.print(Text(answer, "bold"))
+    console.print(Text(model))
+
+
 def summary(report: RunReport, width: int = 80) -> RenderableType:
     """The report as one renderable that ends with the result; strings of the report are never markup."""
     answer = report.answer
-    is_sure = answer is None or (answer.status == "found" and not report.probes_too_short)
+    has_missed = answer is not None and answer.check is not None and answer.check.outcome == "missed"
+    is_sure = answer is None or (answer.status == "found" and not report.probes_too_short and not has_missed)
     parts: list[RenderableType] = [Text("pathgrow", "bold").append(f"  {text.subject(report)}", "not bold dim"), Text()]
     if answer is not None:
         if report.curve.rounds or report.curve.probes:
             parts += [curve_chart(report, width=min(width, 100) - 2), _rounds(report), Text()]
         reasons = ((Text("-", "dim"), Text(line)) for line in text.explanations(report))
         parts += [Text("How the answer was found", "bold"), _grid(1, *reasons), Text()]
-    findings = ((Text(label, "dim"), Text(phrase)) for label, phrase in text.findings(report))
-    parts += [Text(text.headline(report), "bold green" if is_sure else "bold yellow"), Text(), _grid(2, *findings)]
+    (first, *others), findings = text.closing(report)
+    parts += [_grid(2, *((Text(label, "dim"), Text(phrase)) for label, phrase in findings)), Text()]
+    parts += [Text(first, "bold green" if is_sure else "bold yellow"), *map(Text, others)]
     return Padding(Group(*parts), (0, 1))
 
 
@@ -53,16 +67,17 @@ def _grid(gap: int, *rows: tuple[Text, Text]) -> Table:
 
 
 def _rounds(report: RunReport) -> Table:
-    """The rounds as on the page, with a mark at the returned model."""
-    headings, rows = text.rounds(report)
-    returned = report.network.round
+    """The networks as on the page, with a mark at the returned model."""
+    headings, rows = networks.table(report)
+    returned = networks.returned_row(report)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
-    for round, *cells in rows:
-        table.add_row(f"{'>' if round == str(returned) else ''}{round}", *cells)
+    for number, (first, *cells) in enumerate(rows):
+        table.add_row(f"{'>' if number == returned else ''}{first}", *cells)
     if returned is not None:
-        table.caption, table.caption_justify = "> mask of the returned model", "left"
+        name = "the returned model" if report.curve.finished else "mask of the returned model"
+        table.caption, table.caption_justify = f"> {name}", "left"
     return table
 
 
@@ -127,11 +142,12 @@ def _cells(report: RunReport, window: PlotWindow, width: int, height: int) -> li
         for y in levels:
             if y <= top + 0.5 / height:
                 put(window.x(report.answer.operating_density), y, _LINE)
-    for point in report.curve.rounds:
-        y = window.y(point.score)
-        put(window.x(point.density), max(y, 0.0), ROUND if y >= 0 else BELOW)
-    for point in report.curve.probes:
-        put(window.x(point.density), window.y(point.score), PROBE)
+    curve = report.curve
+    marks = ((ROUND, curve.grown), (PROBE, curve.probes), (TRAINED, curve.trained[-1:]), (FINISHED, curve.finished))
+    for mark, points in marks:
+        for point in points:
+            y = window.y(point.score)
+            put(window.x(point.density), max(y, 0.0), mark if y >= 0 else BELOW)
     return cells
 
 
@@ -169,9 +185,11 @@ def _tick_labels(window: PlotWindow, width: int) -> str:
 
 def _legend(report: RunReport, drawn: set[str], width: int) -> Text:
     """The glyphs that were drawn and what they mean; lines break between entries only."""
-    answer, entries = report.answer, [(PROBE, text.probes_label(report)), (ROUND, "rounds")]
-    entries += [(BELOW, "rounds below the chart"), (FIT, "fit"), (BAND, "90% band"), (REFERENCE, "reference")]
-    entries += [(TARGET, text.goal_label(report))] if report.reference is not None else []
+    answer, entries = report.answer, [(TRAINED, "trained network"), (PROBE, text.probes_label(report))]
+    entries += [(FINISHED, "finished networks"), (ROUND, "rounds"), (BELOW, "below the chart"), (FIT, "fit")]
+    entries += [(BAND, "90% band")]
+    if report.reference is not None:
+        entries += [(REFERENCE, text.reference_label(report)), (TARGET, text.goal_label(report))]
     if answer is not None and answer.operating_density is not None:
         level = text.quantile(answer)
         entries.append((ANSWER, "operating density" + ("" if level is None else f" ({level:.0%} quantile)")))

@@ -52,8 +52,7 @@ _TEMPLATES: dict[Reason, str] = {
     Reason.PAST_ESTIMATE: "Density {at_density} is at least {factor:g}x the estimate {estimate}.",
     Reason.ESTIMATE_OUT_OF_REACH: "Growth cannot continue to the estimate {estimate}.",
     Reason.NO_SATURATION: "Growth cannot continue, and the trajectory does not saturate.",
-    Reason.SHRUNK: "The trained network was pruned in {rounds} rounds, down to where its score had dropped by more than"
-    " the tolerance.",
+    Reason.SHRUNK: "The search ended after {num_rounds} of pruning.",
     # attach
     Reason.UPDATES_DURING_TRAINING: "Method {method!r} updates its masks during training.",
     Reason.SCHEDULE_CONTINUES: "The schedule of method {method!r} continues.",
@@ -89,6 +88,7 @@ def explain(reason: str, details: Mapping[str, Any], scores: ScoreFormat = _PLAI
     for key in ("before", "after"):
         ends = dict.fromkeys(scores(values.get(f"{key}_{end}")) for end in ("low", "high"))
         values[key] = " to ".join(ends)
+    values["num_rounds"] = plural(values.get("rounds") or 0, "round")
     values["and_dense"] = " and the dense network" if values.get("dense") else ""
     second = values.get("second_density")
     values["and_second"] = f" and {second}" if second else ""
@@ -105,22 +105,29 @@ def notes(answer: AnswerReport, scores: ScoreFormat = _PLAIN) -> list[str]:
 def _position(answer: AnswerReport, scores: ScoreFormat) -> list[str]:
     """Where the answer is in its posterior and relative to the networks compared."""
     details, found = answer.details, list[str]()
+    is_pruned = answer.reason == Reason.SHRUNK
+    below, above = (details.get(key) or 0.0 for key in ("share_below", "share_above"))
+    none_within = f"no pruned network, however dense, is within {scores.difference(answer.delta)} of the reference"
     if answer.operating_density is not None:
-        quantile, median = details.get("quantile"), details.get("median_density")
-        if quantile is not None:
-            beside = "" if median is None else f"; the median is {percent(median)}"
-            found.append(
-                f"The reported density is the {quantile:.0%} quantile of the posterior (conservative){beside}."
-            )
-        if (below := details.get("share_below") or 0.0) > 0.05:
-            sparsest = percent(details["lowest"])
-            found.append(f"With probability {below:.0%} the operating density is below {sparsest}, the sparsest probe.")
-        if (above := details.get("share_above") or 0.0) > 0.05:
-            found.append(
-                f"With probability {above:.0%} the operating density is above the densest probe, if it exists."
-            )
+        if (level := details.get("quantile")) is not None:
+            found.append(_quantile_sentence(level, details.get("median_density")))
+        if below > 0.05:
+            sparsest = f"{percent(details['lowest'])}, the sparsest {'network compared' if is_pruned else 'probe'}"
+            found.append(f"With probability {below:.0%} the operating density is below {sparsest}.")
+        if above > 0.05:
+            beyond = none_within if is_pruned else "the operating density is above the densest probe, if it exists"
+            found.append(f"With probability {above:.0%} {beyond}.")
     elif answer.status == "flat" and details.get("lowest") is not None:
         found.append(f"The operating density is below the sparsest network compared ({percent(details['lowest'])}).")
+    elif is_pruned and answer.status == "unreached":
+        found.append(f"The network before pruning scored {scores(details['end_score'])}.")
+    elif is_pruned and answer.status == "open" and details.get("lowest") is not None:
+        found.append(
+            f"The scores allow any density: with probability {below:.0%} it is below {percent(details['lowest'])}, with"
+            f" probability {above:.0%} {none_within}. A larger budget, more validation data or a reference narrow this."
+        )
+    elif is_pruned and answer.status == "open":
+        found.append("Too few densities were pruned to before the score had dropped far below the target.")
     elif answer.status == "unreached" and details.get("end_score") is not None:
         found.append(f"The fitted score of the densest network compared is {scores(details['end_score'])}.")
     elif answer.status == "open" and details.get("probes_needed") is not None:
@@ -128,6 +135,14 @@ def _position(answer: AnswerReport, scores: ScoreFormat) -> list[str]:
     elif answer.status == "open" and details.get("densest") is not None:
         found.append("Denser networks have not been grown.")
     return found
+
+
+def _quantile_sentence(level: float, median: float | None) -> str:
+    if level == 0.5:
+        return "The reported density is the median of the posterior."
+    side = " (conservative)" if level > 0.5 else ""
+    beside = "" if median is None else f"; the median is {percent(median)}"
+    return f"The reported density is the {level:.0%} quantile of the posterior{side}{beside}."
 
 
 def _limits(answer: AnswerReport, scores: ScoreFormat) -> list[str]:
@@ -177,24 +192,25 @@ def _gain(answer: AnswerReport, scores: ScoreFormat) -> list[str]:
     ]
 
 
-Table = tuple[list[str], list[list[str]]]
-"""Headings and rows of text."""
-
-
 def answer_sentence(answer: AnswerReport, curve: CurveReport, scores: ScoreFormat) -> str:
     """The answer of a discovery in one sentence."""
     within = f"within {scores.difference(answer.delta)} of the reference"
-    grown = [point.density for point in (curve.probes or curve.rounds) if not point.is_dense]
+    compared = (*curve.probes, *curve.finished) or curve.rounds
+    grown = [point.density for point in compared if not point.is_dense]
     if answer.status == "found" and answer.operating_density is not None:
         interval = _interval(answer.interval)
         return f"Operating density: {percent(answer.operating_density)} of the prunable weights{interval}."
     if answer.status == "flat" and grown:
         sparsest = percent(min(grown))
         return f"Operating density: {sparsest} or less; even the sparsest network is {within}."
+    if answer.status == "unreached" and curve.finished:
+        return f"No operating density: pruning to any density costs more than {scores.difference(answer.delta)}."
     if answer.status == "unreached" and grown:
         return f"No operating density: no network up to {percent(max(grown))} density is {within}."
     if answer.status == "unlearned":
         return "No operating density: training did not improve any network."
+    if curve.finished:
+        return "No operating density: the training was too short or too noisy to tell."
     return "No operating density: too few networks were evaluated."
 
 
@@ -228,12 +244,60 @@ def findings(report: RunReport) -> list[tuple[str, str]]:
         ("model", f"{size}; {percent(network.density_model)} of model"),
         *([] if answer is None or network.round is None else [("mask", _mask(report, answer))]),
         (score_format(report).name, _scores(report)),
+        *([("check", check)] if (check := check_phrase(report)) is not None else []),
         ("trained", _trained(report)),
         ("training cost", cost if ledger.relative is None else f"{ratio(ledger.relative)} dense training ({cost})"),
         ("inference", f"{ratio(network.inference_relative)} the FLOPs of the dense model"),
         *([("time", time)] if time else []),
+        *([("tolerances", densities)] if (densities := _tolerances(report)) is not None else []),
         *(("note", printable(note)) for note in report.notes),
     ]
+
+
+def _tolerances(report: RunReport) -> str | None:
+    """The densities for other tolerances."""
+    if report.answer is None or not report.answer.tolerances:
+        return None
+    scores, curve = score_format(report), report.curve
+    sparsest = min((point.density for point in (*curve.probes, *curve.finished)), default=None)
+
+    def phrase(density: float | None, status: str) -> str:
+        if density is None and status == "flat" and sparsest is not None:
+            return f"{percent(sparsest)} or less"
+        if density is None:
+            return "none" if status == "unreached" else "unclear"
+        return percent(density)
+
+    return ", ".join(
+        f"{scores.difference(delta)}: {phrase(density, status)}" for delta, density, status in report.answer.tolerances
+    )
+
+
+def closing(report: RunReport) -> tuple[list[str], list[tuple[str, str]]]:
+    """The answer in at most three lines (density, returned model beside dense, cost), and all other findings."""
+    pairs = findings(report)
+    found, lines, said = dict(pairs), [headline(report)], ["training cost"]
+    seconds = report.timing.run_seconds or report.timing.seconds
+    cost = found["training cost"] + (f", {duration(seconds)}" if seconds else "")
+    if report.answer is not None:
+        said.append("check" if "check" in found else score_format(report).name)
+        lines.append(f"Returned model ({percent(report.network.density)}): {found[said[-1]]}.")
+    return [*lines, f"Cost: {cost}."], [pair for pair in pairs if pair[0] not in said]
+
+
+def check_phrase(report: RunReport) -> str | None:
+    """How the returned model compares with dense, and with which dense score; None without a check."""
+    check, reference, scores = report.answer and report.answer.check, report.reference, score_format(report)
+    if report.answer is None or not check or reference is None:
+        return None
+    named = {"dense": "the dense baseline", "pretrained": "the given network"}
+    dense = named.get(reference.kind, f"dense ({printable(reference.kind)})")
+    side = "below" if (check.shortfall >= 0) == (report.mode == "max") else "above"
+    if check.outcome == "missed":
+        by = scores.difference_with_error(check.shortfall - report.answer.delta, check.error)
+        return f"missed by {by}: {scores.difference(check.shortfall)} {side} {dense}"
+    gap = scores.difference_with_error(abs(check.shortfall), check.error)
+    return f"{printable(check.outcome)}, {gap} {side} {dense}"
 
 
 def explanations(report: RunReport) -> list[str]:
@@ -248,51 +312,12 @@ def explanations(report: RunReport) -> list[str]:
         return [*lines, printable(answer.reason)]
 
 
-def procedure(report: RunReport) -> list[str]:
-    """What a discovery did, in order."""
-    rounds, probes, done = report.curve.rounds, report.curve.probes, list[str]()
-    if rounds:
-        done.append(
-            f"Grew from {percent(rounds[0].density)} to {percent(rounds[-1].density)} density in "
-            f"{plural(len(rounds) - 1, 'round')}, with rough training after each. These scores rise with training as "
-            "well as with density, so they only guide the growth."
-        )
-    if probes:
-        densities = ", ".join(percent(point.density) for point in probes)
-        epochs = " to ".join(map(str, sorted({min(p.epochs for p in probes), max(p.epochs for p in probes)})))
-        done.append(
-            f"Trained {plural(len(probes), 'probe')} ({densities} density) for {epochs} epochs each; the answer is "
-            "estimated from these scores."
-        )
-    return done
-
-
-def rounds(report: RunReport) -> Table:
-    """The growing network after each round beside the probe of its mask; the dense network, if any, comes last."""
-    scores = score_format(report)
-    probes = {point.round: [scores(point.score), str(point.epochs)] for point in report.curve.probes}
-    if -1 not in probes and report.answer is not None and report.answer.dense is not None:
-        epochs = None if report.reference is None else report.reference.epochs
-        probes[-1] = [scores(report.answer.dense.score), "" if epochs is None else str(epochs)]
-    rows = [
-        [
-            str(point.round), percent(point.density),
-            "-" if point.density_model is None else percent(point.density_model), str(point.epochs),
-            scores(point.score), "-" if point.loss is None else f"{point.loss:.3f}", *probes.get(point.round, ["", ""]),
-        ]
-        for point in report.curve.rounds
-    ]  # fmt: skip
-    if -1 in probes:
-        rows.append(["dense", "100%", "100%", "", "", "", *probes[-1]])
-    headings = ["round", "density", "of model", "epochs", scores.name, "loss", "probe", "epochs"]
-    return (headings, rows) if probes else (headings[:-2], [row[:-2] for row in rows])
-
-
 def reference_label(report: RunReport) -> str:
-    """The score of the reference for legends; for a network of this run it is read from the fitted curve."""
+    """The score of the reference and its origin, for legends."""
     assert report.reference is not None
-    fitted = " (fitted)" if report.reference.kind == "densest" else ""
-    return f"reference {score_format(report)(report.reference.score)}{fitted}"
+    named = {"densest": "fitted", "dense": "dense baseline", "pretrained": "given network"}
+    kind = named.get(report.reference.kind, report.reference.kind)
+    return f"reference {score_format(report)(report.reference.score)} ({printable(kind)})"
 
 
 def goal_label(report: RunReport) -> str:
@@ -307,6 +332,8 @@ def goal_label(report: RunReport) -> str:
 
 def probes_label(report: RunReport) -> str:
     """What the probes are, for legends."""
+    if report.curve.finished:
+        return "pruned networks"
     epochs = report.short_probe_epochs
     return "probes" if epochs is None else f"probes ({plural(epochs, 'epoch')})"
 
@@ -356,9 +383,17 @@ def _reference(report: RunReport, reference: ReferenceReport) -> str:
         "pretrained": "the given network",
         "dense": f"dense baseline{trained}",
         "densest": "densest network grown",
-        "estimated": "estimated for a full dense training from the first half of one",
+        "estimated": f"estimated for a full dense training{_dense_range(report)}",
     }
     return f"{scores(reference.score)}, {kinds.get(reference.kind, printable(reference.kind))}"
+
+
+def _dense_range(report: RunReport) -> str:
+    details = {} if report.answer is None else report.answer.details
+    ends = [
+        score_format(report)(end) for key in ("dense_low", "dense_high") if isinstance(end := details.get(key), float)
+    ]
+    return f" (90% interval {ends[0]} to {ends[1]})" if len(ends) == 2 else ""
 
 
 def _mask(report: RunReport, answer: AnswerReport) -> str:

@@ -21,11 +21,13 @@ from pathgrow.report.schema import (
     ReferenceReport,
     RunReport,
     Score,
+    Tolerance,
     TopologyReport,
 )
 from pathgrow.report.text import answer_sentence
 from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.records import Record, ledger_report, timing_report
+from pathgrow.runs.tolerances import read_off
 from pathgrow.runs.trunk import Trunk, score_dense
 from pathgrow.sparse.attach import Attached
 from pathgrow.sparse.tree import tensor_digest
@@ -67,10 +69,12 @@ class Discovery:
         curve = self._curve_report(fit=None)
         scores = ScoreFormat.of(curve, is_accuracy=self.options.num_val is not None, mode=self.options.mode)
         sentence = answer_sentence(self._answer_report(None), curve, scores).rstrip(".")
+        names = ("pruned", "finished") if self.finished else ("rounds", "probes")
+        numbers = (self.probes, self.finished) if self.finished else (self.rounds, self.probes)
+        counts = ", ".join(f"{len(records)} {name}" for records, name in zip(numbers, names, strict=True))
         return (
             f"Discovery({sentence};\n"
-            f"  returned model: density {percent(self.density)}, score {self.score:.4g}; "
-            f"{len(self.rounds)} rounds, {len(self.probes)} probes)"
+            f"  returned model: density {percent(self.density)}, score {self.score:.4g}; {counts})"
         )
 
     @property
@@ -189,7 +193,7 @@ class Discovery:
                 None if band is None else FitReport(**{name: tuple(column) for name, column in band.items()})
             ),
             ledger=self.ledger,
-            answer=self._answer_report(dense_test),
+            answer=replace(self._answer_report(dense_test), tolerances=self._tolerances()),
             topology=tuple(
                 TopologyReport(round=record.point.round, **record.topology)
                 for record in self.rounds
@@ -200,6 +204,13 @@ class Discovery:
             notes=self.warnings,
             timing=timing_report(self.trained),
         )
+
+    def _tolerances(self) -> tuple[Tolerance, ...]:
+        if self.answer.status == "unlearned":
+            return ()
+        curve = self._curve_report(fit=None)
+        scores = ScoreFormat.of(curve, is_accuracy=self.options.num_val is not None, mode=self.options.mode)
+        return read_off(self.rule, self.curve, self.options.delta, is_accuracy=scores.is_fraction)
 
     def _method_report(self) -> MethodReport:
         method = self.trunk.method
@@ -221,6 +232,7 @@ class Discovery:
             ),
             finished=tuple(record.point_report() for record in self.finished),
             fit=fit,
+            num_val=self.curve.num_val,
         )
 
     def _answer_report(self, dense_test: Score | None) -> AnswerReport:

@@ -10,7 +10,7 @@ network starts from a PHEW mask and grows along paths up to that density, so it 
 from dataclasses import replace
 
 from pathgrow.density.shrink import NextRound, ShrinkRule
-from pathgrow.density.types import Answer, Curve, Point, Reason, Reference
+from pathgrow.density.types import Curve, Point, Reason, Reference
 from pathgrow.graph.flops import step_flops
 from pathgrow.masks.sampling import top_k
 from pathgrow.methods.method import ByScore, Method, fixed
@@ -20,6 +20,7 @@ from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.records import Record, StageOutput
 from pathgrow.runs.result import Discovery
 from pathgrow.runs.session import Session, Trained
+from pathgrow.runs.tolerances import negated
 from pathgrow.runs.trunk import Trunk, train_dense
 from pathgrow.sparse.attach import Attached
 
@@ -27,9 +28,6 @@ USUAL_COST = 0.85
 """Cost of a whole discovery in dense trainings; a lower limit shortens all phases in proportion."""
 TOO_MUCH = 3.0
 """Loss in units of delta at which the trained network is returned instead of the pruned one."""
-_SCORES = {"end_score": "end_score"}
-for _name in ("dense", "before", "after"):
-    _SCORES |= {f"{_name}_low": f"{_name}_high", f"{_name}_high": f"{_name}_low"}
 _PRUNE = ByScore(smallness, top_k)
 
 
@@ -162,7 +160,7 @@ class ShrinkSearch:
             warnings.append(checks.nothing_learned(self._options, untrained, base))
             answer = checks.without_density(answer, [untrained], [base])
         return Discovery(
-            answer=answer if self._options.mode == "max" else _negated(answer),
+            answer=answer if self._options.mode == "max" else negated(answer),
             reason=Reason.SHRUNK,
             curve=curve,
             network=network,
@@ -239,17 +237,6 @@ class ShrinkSearch:
             scores = [session.score(attached, checks.UNTRAINED).score]
             session.store.save(checks.UNTRAINED, {"scores": scores})
         return Point(round=0, density=attached.density, epochs=0, score=self._options.sign * scores[0])
-
-
-def _negated(answer: Answer) -> Answer:
-    """The answer of a rule in the sign of scores of which the lower is better."""
-    details = dict(answer.details)
-    for name, other in _SCORES.items():
-        if isinstance(value := answer.details.get(name), float):
-            details[other] = -value
-    reference = answer.reference
-    reference = None if reference is None else replace(reference, score=-reference.score)
-    return replace(answer, details=details, reference=reference)
 
 
 def _fixed(session: Session, attached: Attached) -> Attached:

@@ -1,0 +1,99 @@
+"""The networks of a run as a table, and what a discovery did with them."""
+
+from collections.abc import Sequence
+
+from pathgrow.report.formats import ScoreFormat, percent, plural, score_format
+from pathgrow.report.schema import CurveReport, PointReport, RunReport
+
+Table = tuple[list[str], list[list[str]]]
+"""Headings and rows of text."""
+
+
+def procedure(report: RunReport) -> list[str]:
+    """What a discovery did, in order."""
+    curve, rounds, probes, done = report.curve, report.curve.grown, report.curve.probes, list[str]()
+    if rounds:
+        done.append(
+            f"Grew from {percent(rounds[0].density)} to {percent(rounds[-1].density)} density in "
+            f"{plural(len(rounds) - 1, 'round')}, with rough training after each. These scores rise with training as "
+            "well as with density, so they only guide the growth."
+        )
+    if curve.trained:
+        base, control = curve.trained[-1], sum(p.density == curve.trained[-1].density for p in curve.finished)
+        network = "the dense network" if base.density == 1 else f"the network at {percent(base.density)} density"
+        trained = f"Trained {network} for {plural(base.epochs, 'epoch')}, in two phases."
+        done.append(trained if base.epochs else "Evaluated the given network.")
+        done.append(f"Pruned it in {plural(len(probes), 'round')} ({_densities(_by_round(probes))} density).")
+        unpruned = ", one of them without pruning as a control" if control and len(curve.finished) > control else ""
+        done.append(
+            f"Finished {plural(len(curve.finished), 'network')} ({_densities(curve.finished)} density{unpruned}); the "
+            "answer is read from the scores of the pruned and the finished networks."
+        )
+    elif probes:
+        densities = _densities(probes)
+        epochs = " to ".join(map(str, sorted({min(p.epochs for p in probes), max(p.epochs for p in probes)})))
+        done.append(
+            f"Trained {plural(len(probes), 'probe')} ({densities} density) for {epochs} epochs each; the answer is "
+            "estimated from these scores."
+        )
+    return done
+
+
+def table(report: RunReport) -> Table:
+    """Every network: those of a pruning search by phase, otherwise each round beside the probe of its mask.
+
+    The dense network, if any, comes last.
+    """
+    scores = score_format(report)
+    headings = ["density", "of model", "epochs", scores.name, "loss"]
+    if report.curve.finished:
+        rows = [[phase, *_cells(point, scores)] for phase, point in _by_phase(report.curve)]
+        if report.answer is not None and (dense := report.answer.dense) is not None:
+            loss = "-" if dense.loss is None else f"{dense.loss:.3f}"
+            rows.append(["dense", "100%", "100%", str(report.epochs), scores(dense.score), loss])
+        return ["phase", *headings], rows
+    probes = {point.round: [scores(point.score), str(point.epochs)] for point in report.curve.probes}
+    if -1 not in probes and report.answer is not None and report.answer.dense is not None:
+        epochs = None if report.reference is None else report.reference.epochs
+        probes[-1] = [scores(report.answer.dense.score), "" if epochs is None else str(epochs)]
+    rows = [
+        [str(point.round), *_cells(point, scores), *probes.get(point.round, ["", ""])] for point in report.curve.rounds
+    ]
+    if -1 in probes:
+        rows.append(["dense", "100%", "100%", "", "", "", *probes[-1]])
+    headings = ["round", *headings]
+    return ([*headings, "probe", "epochs"], rows) if probes else (headings, [row[:-2] for row in rows])
+
+
+def returned_row(report: RunReport) -> int | None:
+    """The row of `table` that has the returned model, or its mask; None if it has none."""
+    network = report.network
+    if report.curve.finished:
+        key = (network.density, network.epochs, network.val.score)
+        rows = [(point.density, point.epochs, point.score) == key for _, point in _by_phase(report.curve)]
+    else:
+        rows = [row[0] == str(network.round) for row in table(report)[1]]
+    return rows.index(True) if True in rows else None
+
+
+def _by_phase(curve: CurveReport) -> list[tuple[str, PointReport]]:
+    return [
+        *((f"round {point.round}", point) for point in curve.grown),
+        *(("trained" if point.epochs else "given", point) for point in curve.trained),
+        *(("pruned", point) for point in _by_round(curve.probes)),
+        *(("finished", point) for point in curve.finished),
+    ]
+
+
+def _by_round(points: Sequence[PointReport]) -> list[PointReport]:
+    return sorted(points, key=lambda point: point.round)
+
+
+def _densities(points: Sequence[PointReport]) -> str:
+    return ", ".join(percent(point.density) for point in points)
+
+
+def _cells(point: PointReport, scores: ScoreFormat) -> list[str]:
+    of_model = "-" if point.density_model is None else percent(point.density_model)
+    loss = "-" if point.loss is None else f"{point.loss:.3f}"
+    return [percent(point.density), of_model, str(point.epochs), scores(point.score), loss]

@@ -1,0 +1,126 @@
+"""Answers of a finished discovery for other tolerances, read off the same curve without training."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pathgrow.density import rules
+from pathgrow.density.shrink import ShrinkRule
+from pathgrow.density.types import Answer, Curve, Point, Reference, Rule, check_delta
+from pathgrow.errors import UserError, printable
+from pathgrow.report.schema import AnswerReport, CheckReport, PointReport, ReferenceReport, RunReport, Tolerance
+
+_POINT = 0.01
+_FACTORS = (0.25, 0.5, 1.0, 2.0)
+_SCORES = {"end_score": "end_score"}
+for _name in ("dense", "before", "after"):
+    _SCORES |= {f"{_name}_low": f"{_name}_high", f"{_name}_high": f"{_name}_low"}
+
+
+def within(report: RunReport, delta: float) -> RunReport:
+    """Return the report with the answer for another delta; `check` compares the same returned model with it.
+
+    A curve that does not reproduce the answer of the report is a `UserError`: a rule with other options, or a report
+    without the number of validation examples.
+    """
+    check_delta(delta)
+    own = report.answer
+    if own is None:
+        raise UserError("a training has no accuracy-density curve to read for another delta")
+    if own.status == "unlearned":
+        raise UserError("training did not improve any network, so no delta has an answer")
+    curve = _curve(report)
+    if not _agree(own, _answer(report, curve, own.delta)):
+        raise UserError(
+            f"this report does not suffice to ask rule {printable(own.rule)!r} again; "
+            f"in Python, use found.within({delta:g})"
+        )
+    answer, check = _answer(report, curve, delta), None
+    assert answer is not None
+    sign = -1 if report.mode == "min" else 1
+    if report.curve.finished:
+        score = sign * report.network.val.score
+        network = Point(round=0, density=report.network.density, epochs=report.network.epochs, score=score)
+        found = ShrinkRule(delta=delta).check(curve, network)
+        check = None if found is None else CheckReport(**vars(found))
+    answer = answer if sign == 1 else negated(answer)
+    reference = answer.reference
+    changed = replace(
+        own,
+        operating_density=answer.density,
+        interval=answer.interval,
+        delta=delta,
+        allowed=delta if answer.allowed is None else answer.allowed,
+        status=answer.status,
+        reason=answer.reason,
+        details=answer.details,
+        reference=None if reference is None else ReferenceReport(**vars(reference)),
+        check=check,
+    )
+    return replace(report, answer=changed)
+
+
+def read_off(rule: Rule, curve: Curve, delta: float, *, is_accuracy: bool) -> tuple[Tolerance, ...]:
+    """The answers of a rule for a quarter of delta to twice delta; for accuracies, for 0.25 to 2 percentage points.
+
+    Empty for a rule without a field `delta`.
+    """
+    if "delta" not in getattr(rule, "__dataclass_fields__", {}):
+        return ()
+    deltas = [factor * (_POINT if is_accuracy else delta) for factor in _FACTORS]
+    answers = [replace(rule, delta=value).answer(curve) for value in deltas]  # type: ignore[type-var]
+    return tuple((answer.delta, answer.density, answer.status) for answer in answers)
+
+
+def negated(answer: Answer) -> Answer:
+    """The answer of a rule in the sign of scores of which the lower is better."""
+    details = dict(answer.details)
+    for name, other in _SCORES.items():
+        if isinstance(value := answer.details.get(name), float):
+            details[other] = -value
+    reference = answer.reference
+    reference = None if reference is None else replace(reference, score=-reference.score)
+    return replace(answer, details=details, reference=reference)
+
+
+def _answer(report: RunReport, curve: Curve, delta: float) -> Answer | None:
+    """The answer of the report's rule; None if it has another name than those that are known."""
+    assert report.answer is not None
+    name = report.answer.rule
+    if not report.curve.finished and name not in rules.names():
+        return None
+    rule: Rule = ShrinkRule(delta=delta) if report.curve.finished else rules.create(name, delta=delta)
+    return rule.answer(curve)
+
+
+def _agree(own: AnswerReport, again: Answer | None) -> bool:
+    if again is None or (own.operating_density is None) != (again.density is None):
+        return False
+    is_close = own.operating_density is None or abs(again.density / own.operating_density - 1) < 1e-6  # type: ignore[operator]
+    # Whether growth had ended makes the difference between these two, and a report does not say.
+    ends = {"open", "unreached"}
+    return is_close and (own.status == again.status or {own.status, again.status} <= ends)
+
+
+def _curve(report: RunReport) -> Curve:
+    curve, reference = report.curve, report.reference
+    sign = -1 if report.mode == "min" else 1
+    if reference is not None and reference.kind not in ("given", "pretrained", "dense"):
+        reference = None  # it was read from the curve
+    budget = report.config.get("budget")
+    return Curve(
+        rough=_points(curve.rounds, sign),
+        probes=_points(curve.probes, sign),
+        finished=_points(curve.finished, sign),
+        reference=None if reference is None else Reference(**{**vars(reference), "score": sign * reference.score}),
+        num_val=curve.num_val,
+        full_epochs=budget if isinstance(budget, int) else None,
+        can_probe=bool(curve.probes),
+        at_ceiling=report.answer is not None and report.answer.status == "unreached",
+    )
+
+
+def _points(points: Sequence[PointReport], sign: int) -> tuple[Point, ...]:
+    return tuple(
+        Point(round=point.round, density=point.density, epochs=point.epochs, score=sign * point.score, loss=point.loss)
+        for point in points
+    )

@@ -1,0 +1,87 @@
+"""The networks of a run: one row each, the returned one known, and the procedure in words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pathgrow.report import networks
+from pathgrow.report.schema import ReferenceReport, RunReport, Score
+from tests.support.sample_report import (
+    point,
+    short_probe_report,
+    shrunk_report,
+    training_report,
+    with_answer,
+    with_curve,
+)
+
+
+def test_the_procedure_names_rounds_and_probes() -> None:
+    growth, probes = networks.procedure(short_probe_report())
+    assert growth.startswith("Grew from 2.0% to 36.4% density in 13 rounds, with rough training after each.")
+    assert probes == (
+        "Trained 6 probes (2.5%, 4.9%, 9.5%, 14.9%, 36.4%, 100% density) for 16 epochs each; the answer is estimated "
+        "from these scores."
+    )
+    mixed = with_curve(short_probe_report(), rounds=(), probes=(point(0, 0.02, 8, 0.5), point(-1, 1.0, 16, 0.97)))
+    assert networks.procedure(mixed)[0].startswith("Trained 2 probes (2.0%, 100% density) for 8 to 16 epochs each;")
+
+
+def test_each_round_has_its_probe_beside_it(sample_report: RunReport) -> None:
+    headings, rows = networks.table(sample_report)
+    assert headings == ["round", "density", "of model", "epochs", "accuracy", "loss", "probe", "epochs"]
+    assert [row[0] for row in rows] == [str(round) for round in range(14)]
+    assert rows[7] == ["7", "9.5%", "13.1%", "24", "95.45%", "0.138", "96.79%", "80"]
+    assert [row[0] for row in rows if row[6]] == ["1", "4", "7", "9", "13"]
+    headings, rows = networks.table(training_report())
+    assert (headings[-1], rows) == ("loss", [["0", "12.3%", "23.4%", "57", "91.11%", "0.300"]])
+
+
+def test_the_dense_network_is_the_last_row(sample_report: RunReport) -> None:
+    assert networks.table(short_probe_report())[1][-1] == ["dense", "100%", "100%", "", "", "", "97.60%", "16"]
+    trained = with_answer(
+        sample_report, dense=Score(score=0.981), reference=ReferenceReport(score=0.981, kind="dense", epochs=80)
+    )
+    assert networks.table(trained)[1][-1] == ["dense", "100%", "100%", "", "", "", "98.10%", "80"]
+
+
+@pytest.mark.parametrize("grown", [0, 3])
+def test_the_networks_of_a_pruning_search_are_listed_by_phase(grown: int) -> None:
+    report = with_answer(shrunk_report(grown=grown), dense=Score(score=0.981, loss=0.07))
+    headings, rows = networks.table(report)
+    num_pruned = len(report.curve.probes)
+    assert headings == ["phase", "density", "of model", "epochs", "accuracy", "loss"]
+    assert [row[0] for row in rows] == [
+        *(f"round {k}" for k in range(grown)), "trained", "trained", *num_pruned * ["pruned"], "finished", "dense",
+    ]  # fmt: skip
+    densities = [float(row[1].strip("%")) for row in rows if row[0] == "pruned"]
+    assert densities == sorted(densities, reverse=True), "as they were pruned"
+    assert rows[-2] == ["finished", "9.5%", "13.1%", "76", "96.90%", "0.101"]
+    assert rows[-1] == ["dense", "100%", "100%", "80", "98.10%", "0.070"]
+    assert networks.returned_row(report) == len(rows) - 2
+    base = report.curve.rounds[-1]
+    network = replace(report.network, density=base.density, epochs=base.epochs, val=Score(score=base.score))
+    assert networks.returned_row(replace(report, network=network)) == grown + 1
+
+
+def test_the_procedure_of_a_pruning_search() -> None:
+    assert networks.procedure(shrunk_report(lowest=0.1)) == [
+        "Trained the dense network for 40 epochs, in two phases.",
+        "Pruned it in 4 rounds (40.0%, 25.2%, 15.9%, 10.0% density).",
+        "Finished 1 network (9.5% density); the answer is read from the scores of the pruned and the finished "
+        "networks.",
+    ]
+    grown = networks.procedure(shrunk_report(grown=3))
+    assert grown[0].startswith("Grew from 6.2% to 25.0% density in 2 rounds")
+    assert grown[1] == "Trained the network at 50.0% density for 40 epochs, in two phases."
+    given = replace(shrunk_report().curve.rounds[0], epochs=0)
+    pretrained = with_curve(shrunk_report(), rounds=(given,))
+    assert networks.procedure(pretrained)[0] == "Evaluated the given network."
+    assert [row[0] for row in networks.table(pretrained)[1][:2]] == ["given", "pruned"]
+    report = shrunk_report()
+    with_control = with_curve(report, finished=(point(11, 1.0, 60, 0.977), *report.curve.finished))
+    assert networks.procedure(with_control)[-1].startswith(
+        "Finished 2 networks (100%, 9.5% density, one of them without pruning as a control);"
+    )
