@@ -83,7 +83,7 @@ def test_pruned_finished_and_trained_networks_have_their_own_marks() -> None:
     assert len({lines[kind].get_marker() for kind in kinds}) == 3
     assert "rounds" not in legend(axes)
     assert "rounds" in legend(drawn(shrunk_report(grown=3)))
-    assert axes.texts[0].get_text() == "reference 97.75% (estimated)"
+    assert axes.texts[0].get_text().endswith("% (estimated)")
 
 
 def test_short_probes_are_named_by_their_length() -> None:

@@ -237,7 +237,10 @@ def test_the_check_says_how_the_model_compares_with_which_dense_score(
 
 
 def test_the_answer_ends_with_density_model_and_cost() -> None:
-    lines, others = text.closing(shrunk_report())
+    check = CheckReport(outcome="consistent", shortfall=0.0084, error=0.0013)
+    lines, others = text.closing(
+        with_answer(shrunk_report(), operating_density=0.091, interval=(0.081, 0.097), check=check)
+    )
     assert lines == [
         "Operating density: 9.1% of the prunable weights (90% interval 8.1-9.7%).",
         "Returned model (9.5%): consistent, 0.84 ± 0.13 pp below dense (estimated).",

@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
 
 from pathgrow.report.formats import percent, score_format
+from pathgrow.report.networks import grown, trained
 from pathgrow.report.schema import PointReport, RunReport
 from pathgrow.report.text import goal_label, headline, probes_label, quantile, reference_label, subject
 
@@ -134,9 +135,9 @@ def _draw_reference(axes: Axes, report: RunReport, window: PlotWindow) -> None:
 
 
 def _draw_points(axes: Axes, report: RunReport, window: PlotWindow) -> None:
-    curve, rounds = report.curve, report.curve.grown
+    curve, rounds = report.curve, grown(report.curve)
     kinds = (
-        (curve.trained[-1:], "trained network", GREEN, "s"),
+        (trained(curve)[-1:], "trained network", GREEN, "s"),
         (curve.probes, probes_label(report), BLUE, "o"),
         (curve.finished, "finished networks", PURPLE, "^"),
     )
@@ -231,7 +232,7 @@ class PlotWindow:
         """Cover all densities, and all scores except those of rounds and pruned networks far below the rest."""
         curve, answer = report.curve, report.answer
         densities = [point.density for point in (*curve.rounds, *curve.probes, *curve.finished)]
-        main = (*curve.trained[-1:], *curve.finished) or curve.probes or curve.rounds
+        main = (*trained(curve)[-1:], *curve.finished) or curve.probes or curve.rounds
         scores = [point.score for point in main]
         if answer is not None:
             densities += [density for density in (answer.operating_density, answer.gain_density) if density]
@@ -244,7 +245,7 @@ class PlotWindow:
         # Equal scores still need a window: twice the tolerance, or 1% of a score for `train`.
         spread = max(high - low, 2 * answer.delta if answer is not None else 0.01 * max(abs(high), 1.0), 1e-9)
         least, most = low - _DEPTH * spread, high + (_DEPTH * spread if report.mode == "min" else math.inf)
-        others = (*curve.grown, *curve.probes)
+        others = (*grown(curve), *curve.probes)
         above = [point.score for point in others if least <= point.score <= most]
         low, high = min([low, *above]), max([high, *above])
         margin = 0.08 * max(high - low, spread)

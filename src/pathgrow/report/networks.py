@@ -9,20 +9,32 @@ Table = tuple[list[str], list[list[str]]]
 """Headings and rows of text."""
 
 
+def trained(curve: CurveReport) -> tuple[PointReport, ...]:
+    """The network that was pruned, after each of its two phases of training: the last rounds of such a search."""
+    return curve.rounds[-2:] if curve.finished else ()
+
+
+def grown(curve: CurveReport) -> tuple[PointReport, ...]:
+    """All other rounds, which are those of growth."""
+    return curve.rounds[:-2] if curve.finished else curve.rounds
+
+
 def procedure(report: RunReport) -> list[str]:
     """What a discovery did, in order."""
-    curve, rounds, probes, done = report.curve, report.curve.grown, report.curve.probes, list[str]()
+    curve, rounds, probes, done = report.curve, grown(report.curve), report.curve.probes, list[str]()
     if rounds:
         done.append(
             f"Grew from {percent(rounds[0].density)} to {percent(rounds[-1].density)} density in "
             f"{plural(len(rounds) - 1, 'round')}, with rough training after each. These scores rise with training as "
             "well as with density, so they only guide the growth."
         )
-    if curve.trained:
-        base, control = curve.trained[-1], sum(p.density == curve.trained[-1].density for p in curve.finished)
+    if trained(curve):
+        base, control = trained(curve)[-1], sum(p.density == trained(curve)[-1].density for p in curve.finished)
         network = "the dense network" if base.density == 1 else f"the network at {percent(base.density)} density"
-        trained = f"Trained {network} for {plural(base.epochs, 'epoch')}, in two phases."
-        done.append(trained if base.epochs else "Evaluated the given network.")
+        epochs = plural(base.epochs, "epoch")
+        done.append(
+            f"Trained {network} for {epochs}, in two phases." if base.epochs else "Evaluated the given network."
+        )
         done.append(f"Pruned it in {plural(len(probes), 'round')} ({_densities(_by_round(probes))} density).")
         unpruned = ", one of them without pruning as a control" if control and len(curve.finished) > control else ""
         done.append(
@@ -78,8 +90,8 @@ def returned_row(report: RunReport) -> int | None:
 
 def _by_phase(curve: CurveReport) -> list[tuple[str, PointReport]]:
     return [
-        *((f"round {point.round}", point) for point in curve.grown),
-        *(("trained" if point.epochs else "given", point) for point in curve.trained),
+        *((f"round {point.round}", point) for point in grown(curve)),
+        *(("trained" if point.epochs else "given", point) for point in trained(curve)),
         *(("pruned", point) for point in _by_round(curve.probes)),
         *(("finished", point) for point in curve.finished),
     ]

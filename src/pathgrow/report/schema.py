@@ -136,16 +136,6 @@ class CurveReport:
     num_val: int | None = option(None, at_least=1)
     """Number of validation examples, if the rule used it."""
 
-    @property
-    def grown(self) -> tuple[PointReport, ...]:
-        """The rounds of growth; the last two rounds of a network that is pruned later are its training."""
-        return self.rounds[:-2] if self.finished else self.rounds
-
-    @property
-    def trained(self) -> tuple[PointReport, ...]:
-        """The network that was pruned, after each of its two phases of training."""
-        return self.rounds[-2:] if self.finished else ()
-
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseReport:

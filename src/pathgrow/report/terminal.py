@@ -143,7 +143,12 @@ def _cells(report: RunReport, window: PlotWindow, width: int, height: int) -> li
             if y <= top + 0.5 / height:
                 put(window.x(report.answer.operating_density), y, _LINE)
     curve = report.curve
-    marks = ((ROUND, curve.grown), (PROBE, curve.probes), (TRAINED, curve.trained[-1:]), (FINISHED, curve.finished))
+    marks = (
+        (ROUND, networks.grown(curve)),
+        (PROBE, curve.probes),
+        (TRAINED, networks.trained(curve)[-1:]),
+        (FINISHED, curve.finished),
+    )
     for mark, points in marks:
         for point in points:
             y = window.y(point.score)
