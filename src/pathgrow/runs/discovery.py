@@ -34,7 +34,8 @@ from pathgrow.runs.result import Discovery
 from pathgrow.runs.session import MAX_ADAPTIVE_EPOCHS, Session, open_session, run_in
 from pathgrow.runs.shrinking import Lengths, ShrinkingTrunk, ShrinkSearch
 from pathgrow.runs.trunk import GrowingTrunk, train_copies, train_dense
-from pathgrow.sparse.attach import check_whole, unwrapped
+from pathgrow.sparse.attach import check_whole
+from pathgrow.sparse.enforce import unwrapped
 from pathgrow.trainer.interface import Evaluate, Fit
 
 _DRAWN = ("curve.png", "report.html")

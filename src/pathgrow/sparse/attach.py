@@ -7,19 +7,15 @@ each step.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, SupportsIndex
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils.hooks import RemovableHandle
-from torch.utils.weak import WeakIdKeyDictionary
 
 from pathgrow import methods
 from pathgrow.density import rules
@@ -39,11 +35,6 @@ from pathgrow.sparse.tree import copy_method_state, decide_on_rank0, load_method
 from pathgrow.walks.phew import start_density
 
 _FORMAT = 3
-# Two sets of masks on one optimizer, or on one weight, would each undo the growth of the other.
-_IN_USE: WeakSet[Optimizer] = WeakSet()
-_MASKED: MutableMapping[Parameter, None] = WeakIdKeyDictionary()
-_ATTACHED: WeakSet[Attached] = WeakSet()
-_WATCHED: list[RemovableHandle] = []
 
 
 def attach(
@@ -114,7 +105,7 @@ def attach(
     check_whole(model)
     prunable = checked_scope(model, trained_scope(model, example_input) if scope is None else scope)
     parameters = checked_parameters(model, optimizers, prunable)
-    if taken := next((name for name, parameter in parameters.items() if parameter in _MASKED), None):
+    if taken := next((name for name, parameter in parameters.items() if parameter in enforce.MASKED), None):
         raise UserError(f"{taken!r} is already attached with another optimizer; call detach() first")
     check_needs(method, loss, batches)
     rule = checked_rule(stop)
@@ -138,29 +129,9 @@ def attach(
         scoring_cost=cost,
         on_mask_update=on_mask_update,
     )
-    if not _WATCHED:
-        _WATCHED.append(register_optimizer_step_pre_hook(_refuse_other_optimizer))
-    _ATTACHED.add(attached)
-    _IN_USE.update(optimizers)
-    _MASKED.update(dict.fromkeys(parameters.values()))
+    enforce.register(attached, parameters)
     attached._notify()
     return attached.handle()
-
-
-def _refuse_other_optimizer(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    """Before a step of any optimizer of the process: one that is not attached must not update weights that are."""
-    if unwrapped(optimizer) in _IN_USE:
-        return
-    owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    for attached in list(_ATTACHED):
-        # Wrappers such as SAM and Lookahead run a second optimizer within their own step.
-        if not attached._in_step and not owned.isdisjoint(map(id, attached.model.parameters())):
-            attached.check_parameters()
-            if name := next((name for name, p in attached._parameters.items() if id(p) in owned), None):
-                raise UserError(
-                    f"{type(optimizer).__name__} would update {name!r}, which is attached with another optimizer; "
-                    "pass both to attach() as a list (optimizer=[a, b]), or call detach() first"
-                )
 
 
 def start_masks(
@@ -288,10 +259,7 @@ class Attached(MaskedOptimizer):
         self._handles = []
         self.engine_cache.clear()
         self._optimizers = self.optimizers
-        _ATTACHED.difference_update([each for each in _ATTACHED if each.__dict__ is self.__dict__])
-        _IN_USE.difference_update(self.optimizers)
-        for parameter in self._parameters.values():
-            _MASKED.pop(parameter, None)
+        enforce.unregister(self, self._parameters)
 
     def _check_state(self, state: Any) -> None:
         keys = {"format", "method", "seed", "scope", "masks", "round", "step", "points", "stopped", "method_state"}
@@ -315,21 +283,12 @@ class Attached(MaskedOptimizer):
 # Arguments, checked before anything is written
 
 
-def unwrapped(optimizer: Any) -> Optimizer:
-    """The optimizer that actually steps: wrappers such as accelerate's contain it and run no hooks."""
-    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer) and inner is not optimizer:
-        optimizer = inner
-    if not isinstance(optimizer, Optimizer):
-        raise UserError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
-    return optimizer
-
-
 def checked_optimizers(given: Any, method: Method) -> list[Optimizer]:
     """One optimizer or several, as a list."""
-    optimizers = [unwrapped(each) for each in (given if isinstance(given, Sequence) and given else [given])]
+    optimizers = [enforce.unwrapped(each) for each in (given if isinstance(given, Sequence) and given else [given])]
     if len({id(optimizer) for optimizer in optimizers}) < len(optimizers):
         raise UserError("an optimizer is listed twice")
-    if any(optimizer in _IN_USE for optimizer in optimizers):
+    if any(optimizer in enforce.IN_USE for optimizer in optimizers):
         raise UserError("this optimizer is already attached; call detach() first")
     if len(optimizers) > 1 and method.weights is not None:
         raise UserError(f"method {method.name!r} trains latent weights and takes a single optimizer, got several")

@@ -10,13 +10,17 @@ touch active weights. Filling under a mask takes four times as long on a CPU, an
 tensors in one launch. The price is the memory of one more copy of the weights.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import WeakIdKeyDictionary
 
 from pathgrow.distributed.comm import Communicator
 from pathgrow.errors import UserError
@@ -257,3 +261,54 @@ def undo_of(optimizer: Optimizer) -> Callable[[], None]:
                 optimizer.state[parameter][key] = value.copy_(before) if isinstance(value, Tensor) else before
 
     return undo
+
+
+# Which optimizers and weights are attached
+
+# Two sets of masks on one optimizer, or on one weight, would each undo the growth of the other.
+IN_USE: WeakSet[Optimizer] = WeakSet()
+MASKED: MutableMapping[Parameter, None] = WeakIdKeyDictionary()
+_ATTACHED: WeakSet[Any] = WeakSet()
+_WATCHED: list[RemovableHandle] = []
+
+
+def register(attached: Any, parameters: Parameters) -> None:
+    """Note that an attachment masks these parameters, and refuse steps of other optimizers on them from now on."""
+    if not _WATCHED:
+        _WATCHED.append(register_optimizer_step_pre_hook(_refuse_other_optimizer))
+    _ATTACHED.add(attached)
+    IN_USE.update(attached.optimizers)
+    MASKED.update(dict.fromkeys(parameters.values()))
+
+
+def unregister(attached: Any, parameters: Parameters) -> None:
+    """Undo `register`."""
+    _ATTACHED.difference_update([each for each in _ATTACHED if each.__dict__ is attached.__dict__])
+    IN_USE.difference_update(attached.optimizers)
+    for parameter in parameters.values():
+        MASKED.pop(parameter, None)
+
+
+def unwrapped(optimizer: Any) -> Optimizer:
+    """The optimizer that actually steps: wrappers such as accelerate's contain it and run no hooks."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer) and inner is not optimizer:
+        optimizer = inner
+    if not isinstance(optimizer, Optimizer):
+        raise UserError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    return optimizer
+
+
+def _refuse_other_optimizer(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """Before a step of any optimizer of the process: one that is not attached must not update weights that are."""
+    if unwrapped(optimizer) in IN_USE:
+        return
+    owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    for attached in list(_ATTACHED):
+        # Wrappers such as SAM and Lookahead run a second optimizer within their own step.
+        if not attached._in_step and not owned.isdisjoint(map(id, attached.model.parameters())):
+            attached.check_parameters()
+            if name := next((name for name, p in attached._parameters.items() if id(p) in owned), None):
+                raise UserError(
+                    f"{type(optimizer).__name__} would update {name!r}, which is attached with another optimizer; "
+                    "pass both to attach() as a list (optimizer=[a, b]), or call detach() first"
+                )
