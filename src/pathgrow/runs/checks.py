@@ -8,12 +8,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from torch import nn
+
 from pathgrow.checkpoint import Metadata
 from pathgrow.config import Option, check_value
 from pathgrow.density.estimate import MIN_POINTS
 from pathgrow.density.types import DENSE, Answer, Curve, Point, Reason
 from pathgrow.errors import RunFailed, UserError, require
 from pathgrow.methods.method import count_at
+from pathgrow.methods.picks import at_random
 from pathgrow.runs.iso_flop import Workload, updates_within_training
 from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.session import Session
@@ -41,6 +44,16 @@ def check_signature(function: Any, name: str, *arguments: str) -> None:
         signature.bind(*arguments)
     except TypeError as error:
         raise UserError(f"{name} must accept {call}, but its signature is {signature} ({error})") from error
+
+
+def refuse_paths(model: nn.Module, options: DiscoverOptions) -> None:
+    """Refuse options that need paths, for a model that cannot be traced."""
+    method = options.growth_method()
+    if options.uses_static_masks or (options.max_density < 1 and method.grow is not at_random):
+        raise UserError(
+            f"{type(model).__name__} cannot be traced, so it cannot grow along paths; use max_density=1, which only "
+            "prunes, or method='random_growth' (both with finish='gts')"
+        )
 
 
 # Units of scores

@@ -9,7 +9,7 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from pathgrow.density.probe import select_network
 from pathgrow.density.types import DENSE, Answer, Curve, Grow, Point, Probe, Reference, Stop
 from pathgrow.distributed.comm import Communicator, held_by_rank0
 from pathgrow.errors import RunFailed, UserError
+from pathgrow.graph.calls import uncalled_layers
 from pathgrow.masks import Masks
 from pathgrow.methods.method import GrowEachRound
 from pathgrow.report.progress import ProgressBar
@@ -165,7 +166,14 @@ def discover(
             batches=chosen.batches,
             use_ema=chosen.eval_weights == "ema",
             comm=chosen.comm,
+            needs_paths=False,
         )
+        if not session.has_paths:
+            checks.refuse_paths(model, chosen)
+        if uncalled := uncalled_layers(model, example_input, session.graph):
+            session.warnings.append(
+                f"example_input does not reach {', '.join(uncalled)} of {type(model).__name__}, so they stay dense"
+            )
         if chosen.start is None and not chosen.uses_static_masks:
             checks.refuse_trained(session, chosen)
         found = search(session, chosen)
@@ -180,14 +188,13 @@ def search(session: Session, options: DiscoverOptions) -> Discovery:
         trunk = GrowingTrunk(session, options, options.growth_method())
     else:
         trunk = ShrinkingTrunk(session, options)
+    _warn(session, session.warnings)
     try:
         if isinstance(trunk, GrowingTrunk):
-            return _Search(trunk, options).run()
+            return _Search(trunk, options).run()  # warns by itself, when something is found
         found = ShrinkSearch(trunk, options).run()
-        for warning in found.warnings:
-            if session.comm.rank == 0:
-                warnings.warn(warning, stacklevel=_frames_to_the_caller())
-        return found
+        _warn(session, found.warnings)
+        return dataclasses.replace(found, warnings=(*session.warnings, *found.warnings))
     except BaseException:
         trunk.restore_()
         raise
@@ -234,6 +241,11 @@ def _write_report(found: Discovery, run_dir: RunDir | None, comm: Communicator) 
         )
 
 
+def _warn(session: Session, sentences: Sequence[str]) -> None:
+    for sentence in sentences if session.comm.rank == 0 else ():
+        warnings.warn(sentence, stacklevel=_frames_to_the_caller())
+
+
 def _frames_to_the_caller() -> int:
     """Stack level of the code that called this package, for warnings."""
     package, frame, number = f"{Path(__file__).parents[1]}{os.sep}", sys._getframe(1), 1
@@ -252,7 +264,7 @@ class _Search:
         self._rule = options.density_rule()
         self._probes: dict[int, Record] = {}
         self._dense: Record | None = None
-        self._warnings: list[str] = []
+        self._warnings = list(self._session.warnings)
 
     def run(self) -> Discovery:
         """Seed, grow and probe until the rule says stop, then train the final network."""
@@ -342,8 +354,7 @@ class _Search:
     def _warn(self, warning: str | None) -> None:
         if warning is not None:
             self._warnings.append(warning)
-            if self._session.comm.rank == 0:
-                warnings.warn(warning, stacklevel=_frames_to_the_caller())
+            _warn(self._session, [warning])
 
     def _next_size(self, up_to: float | None) -> int:
         """A full growth step, or as much of it as the rule asks for; at least one weight, so that growth ends."""

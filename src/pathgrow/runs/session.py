@@ -20,6 +20,7 @@ from pathgrow.density.types import Point
 from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator, held_by_rank0
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.graph import trace
+from pathgrow.graph.calls import called_layers, called_scope
 from pathgrow.graph.flops import step_flops
 from pathgrow.graph.sample_counter import counting
 from pathgrow.graph.scope import scope_of, trained_scope, whole_model_density
@@ -100,6 +101,8 @@ class Session(Stages):
         For methods that use gradients.
     use_ema
         Evaluate the EMA of the weights.
+    needs_paths
+        Refuse a model that cannot be traced; otherwise its layers are found by the calls of one forward pass.
     """
 
     def __init__(
@@ -118,6 +121,7 @@ class Session(Stages):
         batches: Batches | None = None,
         use_ema: bool = False,
         comm: Communicator = SINGLE_PROCESS,
+        needs_paths: bool = True,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -133,8 +137,29 @@ class Session(Stages):
         comm.broadcast_([*model.parameters(), *model.buffers()])
         # Copied before anything is trained: users may keep state of their own on the model.
         self._untrained = copy_model_and_optimizer(model, optimizer)
-        self.graph = trace(model, example_input)
-        self.scope = trained_scope(model, example_input) if scope is None else scope
+        self.warnings: list[str] = []
+        self.has_paths = True
+        try:
+            self.graph = trace(model, example_input)
+        except UserError as error:
+            if needs_paths:
+                raise
+            self._find_calls(error)
+        if scope is None:
+            scope = trained_scope(model, example_input) if self.has_paths else called_scope(model, self.graph)
+        self.scope = scope
+
+    def _find_calls(self, reason: UserError) -> None:
+        """Do without paths: layers and costs from the calls of one forward pass."""
+        try:
+            self.graph = called_layers(self.model, self.example_input)
+        except (RuntimeError, TypeError, ValueError, IndexError, StopIteration):  # example_input does not fit
+            raise reason from reason.__cause__
+        self.has_paths = False
+        self.warnings.append(
+            f"{type(self.model).__name__} cannot be traced, so all conv, linear and recurrent weights that "
+            "example_input reaches before the last layer are prunable, and FLOPs are those of these layers"
+        )
 
     @property
     def num_parameters(self) -> int:

@@ -14,7 +14,7 @@ from pathgrow.density.types import Curve, Point, Reason, Reference
 from pathgrow.graph.flops import step_flops
 from pathgrow.masks.sampling import top_k
 from pathgrow.methods.method import ByScore, Method, fixed
-from pathgrow.methods.picks import all_candidates, smallness
+from pathgrow.methods.picks import all_candidates, at_random, smallness
 from pathgrow.runs import checks
 from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.records import Record, StageOutput
@@ -28,6 +28,8 @@ USUAL_COST = 0.85
 """Cost of a whole discovery in dense trainings; a lower limit shortens all phases in proportion."""
 TOO_MUCH = 3.0
 """Loss in units of delta at which the trained network is returned instead of the pruned one."""
+_RANDOM_START = 0.1
+"""Density of a random seed network, if without paths nothing tells which units a sparser one would isolate."""
 _PRUNE = ByScore(smallness, top_k)
 
 
@@ -53,7 +55,11 @@ class ShrinkingTrunk(Trunk):
         method = Method(name="gts", start=all_candidates, start_density=1.0)
         if options.max_density < 1:
             start = None if options.start_density is None else min(options.start_density, options.max_density)
-            method = options.growth_method().growing(start_density=start, target_density=options.max_density)
+            method = options.growth_method()
+            if not session.has_paths:
+                start = min(_RANDOM_START, options.max_density) if start is None else start
+                method = replace(method, start=at_random, needs=frozenset())
+            method = method.growing(start_density=start, target_density=options.max_density)
         super().__init__(session, replace(method, drop=_PRUNE, after_update="reset_optimizer"), keep_weights=True)
         self.lengths = Lengths(options)
         self._is_pretrained = options.start == "pretrained"

@@ -1,0 +1,106 @@
+"""Which layers one forward pass calls, and how often: scope and FLOPs of models that cannot be traced."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pathgrow.errors import UserError
+from pathgrow.graph.graph import Graph, Layer, Window
+from pathgrow.graph.inputs import guess_example_input
+from pathgrow.graph.tracer import check_initialized, eager_eval, tensors_in
+from pathgrow.masks import Masks
+
+_CONV = nn.modules.conv._ConvNd
+_RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+
+
+def called_layers(model: nn.Module, example_input: Any = None) -> Graph:
+    """Return the conv, linear and recurrent weights that a forward pass uses, as a graph without links.
+
+    The MACs of a weight are what the whole batch costs divided by its leading dimension, which is how samples are
+    counted; every time step of a recurrent layer counts.
+
+    >>> graph = called_layers(nn.LSTM(3, 4, batch_first=True), torch.zeros(2, 5, 3))
+    >>> [(layer.name, layer.shape, layer.positions) for layer in graph.layers]
+    [('weight_ih_l0', (16, 3), 5), ('weight_hh_l0', (16, 4), 5)]
+    """
+    check_initialized(model)
+    example_input = guess_example_input(model) if example_input is None else example_input
+    batch = next(tensors_in(example_input)).shape[0]
+    calls: list[Layer] = []
+
+    def record(prefix: str, module: nn.Module, inputs: Any, output: Any) -> None:
+        x = next(tensors_in(inputs))
+        is_usual_conv = isinstance(module, _CONV) and not module.transposed
+        rows = output.numel() // module.out_channels if is_usual_conv else x.numel() // _width(module)
+        for name, weight in _matrices(prefix, module):
+            positions = max(1, round(rows / batch))
+            calls.append(Layer(len(calls), name, 0, 0, tuple(weight.shape), 1, Window(), positions))
+
+    hooks = [
+        module.register_forward_hook(
+            lambda module, args, kwargs, output, prefix=prefix: record(
+                prefix, module, [*args, *kwargs.values()], output
+            ),
+            with_kwargs=True,
+        )
+        for prefix, module in model.named_modules()
+        if _matrices(prefix, module)
+    ]
+    try:
+        with eager_eval(model), torch.no_grad():
+            if isinstance(example_input, dict):
+                model(**example_input)
+            else:
+                model(*(example_input if isinstance(example_input, tuple | list) else (example_input,)))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return Graph((), (), tuple(calls), (), 0, False, False, ())
+
+
+def called_scope(model: nn.Module, graph: Graph) -> Masks:
+    """Return the trained weights of `called_layers` as masks, without the layer that is called last."""
+    parameters = dict(model.named_parameters())
+    names = list(dict.fromkeys(layer.name for layer in graph.layers if layer.name is not None))
+    last = graph.layers[-1].name if graph.layers else None
+    if last is not None and not isinstance(model.get_submodule(last.rpartition(".")[0]), _RECURRENT):
+        names.remove(last)
+    trained = {name: parameters[name] for name in names if parameters[name].requires_grad}
+    full = {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in trained.items()}
+    if not full:
+        raise UserError(
+            f"nothing to sparsify in {type(model).__name__}: example_input reaches no conv, linear or recurrent layer "
+            "before the last one; pass a scope (Masks with True for each weight that may be pruned)"
+        )
+    return Masks.select(full, full)
+
+
+def uncalled_layers(model: nn.Module, example_input: Any, graph: Graph) -> list[str]:
+    """Return the weights of layers that neither a graph contains nor a forward pass calls."""
+    try:
+        called = called_layers(model, example_input)
+    except (RuntimeError, TypeError, ValueError, IndexError):  # a model that runs only as a graph
+        return []
+    used = {layer.name for layer in (*graph.layers, *called.layers)}
+    # The projection of this module is used without being called.
+    hidden = [name for name, module in model.named_modules() if isinstance(module, nn.MultiheadAttention)]
+    found = [name for prefix, module in model.named_modules() for name, _ in _matrices(prefix, module)]
+    return [name for name in found if name not in used and not any(name.startswith(f"{part}.") for part in hidden)]
+
+
+def _matrices(prefix: str, module: nn.Module) -> list[tuple[str, Tensor]]:
+    """The weights of a layer by their names in the model; none for other modules and for computed weights."""
+    if not isinstance(module, (nn.Linear, _CONV, *_RECURRENT)):
+        return []
+    weights = [(name, weight) for name, weight in module._parameters.items() if weight is not None and weight.dim() > 1]
+    return [(f"{prefix}.{name}" if prefix else name, weight) for name, weight in weights]
+
+
+def _width(module: nn.Module) -> int:
+    if isinstance(module, nn.Linear):
+        return module.in_features
+    width = module.in_channels if isinstance(module, _CONV) else module.input_size
+    assert isinstance(width, int)
+    return width

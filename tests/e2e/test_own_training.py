@@ -1,0 +1,99 @@
+"""`pathgrow.discover` in trainings of other kinds: a recurrent network, a regression."""
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pathgrow
+from pathgrow.errors import UserError
+
+
+class Classifier(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.unused, self.head = nn.LSTM(2, 16, batch_first=True), nn.Linear(3, 3), nn.Linear(16, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.cell(x)[0][:, -1])  # type: ignore[no-any-return]
+
+
+class Task:
+    """A model with data, trained by Adam."""
+
+    def __init__(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> None:
+        self.model, self.inputs, self.targets = model, inputs, targets
+        self.optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+
+    def loss(self, output: Tensor, targets: Tensor) -> Tensor:
+        is_class = targets.dtype == torch.int64
+        return nn.functional.cross_entropy(output, targets) if is_class else nn.functional.mse_loss(output, targets)
+
+    def fit(self, model: nn.Module, optimizer: torch.optim.Optimizer, epochs: int) -> None:
+        model.train()
+        for _ in range(epochs):
+            for batch in torch.randperm(256).split(64):
+                optimizer.zero_grad()
+                self.loss(model(self.inputs[batch]), self.targets[batch]).backward()
+                optimizer.step()
+
+    def evaluate(self, model: nn.Module) -> float:
+        model.eval()
+        with torch.no_grad():
+            output = model(self.inputs[256:])
+        if self.targets.dtype == torch.int64:
+            return float((output.argmax(1) == self.targets[256:]).double().mean())
+        return float(nn.functional.mse_loss(output, self.targets[256:]).sqrt())
+
+    def discover(self, **options: object) -> pathgrow.Discovery:
+        example = self.inputs[:2]
+        return pathgrow.discover(self.model, self.optimizer, self.fit, self.evaluate, example, **options)
+
+
+def sequences() -> Task:
+    torch.manual_seed(0)
+    inputs = torch.randn(512, 5, 2)
+    return Task(Classifier(), inputs, (inputs[..., 0].sum(1) > 0).long())
+
+
+def test_a_recurrent_network_is_pruned() -> None:
+    task = sequences()
+    with pytest.warns(UserWarning, match="does not reach") as caught:
+        found = task.discover(budget=24, delta=0.03, num_val=256)
+    assert found.score > 0.85
+    assert set(found.masks) == {"cell.weight_ih_l0", "cell.weight_hh_l0"}
+    assert found.density < 0.6
+    for name, mask in found.masks.items():
+        assert bool((task.model.get_parameter(name)[~mask] == 0).all())
+    dense = 6 * (5 * 64 * (2 + 16) + 2 * 16)  # FLOPs of a training sample: five time steps and the head
+    assert found.ledger.dense_training_flops == 24 * 256 * dense
+    assert found.ledger.phases[0].training_flops == 6 * 256 * dense
+    sentences = [str(warning.message) for warning in caught]
+    assert any("Classifier cannot be traced, so all conv, linear and recurrent weights" in text for text in sentences)
+    assert any("example_input does not reach unused.weight of Classifier" in text for text in sentences)
+    assert set(found.report().notes) >= set(sentences[:2])
+
+
+def test_a_recurrent_network_grows_at_random_or_says_how() -> None:
+    for options in ({"max_density": 0.5}, {"finish": "static"}):
+        with pytest.raises(UserError, match=r"cannot be traced.* max_density=1.* method='random_growth'"):
+            sequences().discover(budget=8, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = sequences().discover(budget=8, max_density=0.5, method="random_growth", delta=0.05)
+    assert found.rounds[0].point.density == pytest.approx(0.1, abs=0.01)
+    assert max(record.point.density for record in found.trained) == pytest.approx(0.5, abs=0.01)
+
+
+def test_a_regression_is_scored_by_its_error() -> None:
+    torch.manual_seed(0)
+    inputs = torch.randn(512, 6)
+    targets = torch.sin(2 * inputs[:, :1]) + inputs[:, 1:2] + 0.1 * torch.randn(512, 1)
+    model = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
+    found = Task(model, inputs, targets).discover(budget=40, mode="min", delta="10%")
+    assert 0.1 < found.score < 0.4
+    assert found.operating_density is not None
+    assert found.answer.delta == pytest.approx(0.1 * found.rounds[-1].point.score)
+    assert found.score <= found.rounds[-1].point.score + 3 * found.answer.delta
+    assert all(record.point.score > 0 for record in found.trained)
