@@ -204,8 +204,11 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, epochs: int) -> No
             optimizer.step()
 
 
+@torch.no_grad()
 def do_nothing(model: nn.Module, optimizer: torch.optim.Optimizer, epochs: int) -> None:
-    pass
+    """Change weights, as a fit has to, but not what the model computes."""
+    bias = list(model.parameters())[-1]
+    bias.copy_(torch.nextafter(bias, torch.ones_like(bias)))
 
 
 def accuracy(model: nn.Module) -> float:

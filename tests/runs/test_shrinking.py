@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pathgrow.errors import UserError
+from pathgrow.errors import RunFailed, UserError
 from pathgrow.report.text import findings, goal_label
 from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.result import Discovery
@@ -95,11 +95,43 @@ def test_a_reference_is_compared_with() -> None:
 
 def test_training_without_effect_has_no_density() -> None:
     world = World()
-    world.fit = lambda model, optimizer, epochs: None  # type: ignore[method-assign]
+    world.evaluate = lambda model: (0.5, 0.7)  # type: ignore[method-assign]
     with pytest.warns(UserWarning, match="training improved no network"):
         found = shrunk(world)
     assert found.answer.status == "unlearned"
     assert found.operating_density is None
+
+
+def replaced(model: torch.nn.Module, optimizer: torch.optim.Optimizer, epochs: int) -> None:
+    World().fit(model, torch.optim.SGD(model.parameters(), lr=0.1), epochs)
+
+
+def without_steps(model: torch.nn.Module, optimizer: torch.optim.Optimizer, epochs: int) -> None:
+    World().fit(model, torch.optim.SGD([torch.zeros(1)], lr=0.1), epochs)
+
+
+@pytest.mark.parametrize(
+    ("fit", "sentence"),
+    [
+        (lambda model, optimizer, epochs: None, "changed no weight of its model, nor did it run it"),
+        (lambda model, optimizer, epochs: (other := World()).fit(other.model, other.optimizer, epochs), "not another"),
+        (without_steps, r"changed no weight of its model, which it ran: call step\(\) of the optimizer it receives"),
+        (replaced, "SGD would update '0.weight', which is attached with another optimizer"),
+    ],
+    ids=["nothing", "another model", "no step", "another optimizer"],
+)
+@pytest.mark.parametrize("finish", ["gts", "static"])
+def test_a_fit_that_does_not_train_is_found_out_after_its_first_call(finish: str, fit: object, sentence: str) -> None:
+    world, calls = World(), []
+
+    def counted(model: torch.nn.Module, optimizer: torch.optim.Optimizer, epochs: int) -> None:
+        calls.append(epochs)
+        fit(model, optimizer, epochs)  # type: ignore[operator]
+
+    world.fit = counted  # type: ignore[method-assign]
+    with pytest.raises((RunFailed, UserError), match=sentence):
+        shrunk(world, finish=finish)
+    assert len(calls) == 1
 
 
 def test_a_failure_restores_the_model() -> None:

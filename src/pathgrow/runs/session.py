@@ -138,6 +138,7 @@ class Session(Stages):
         # Copied before anything is trained: users may keep state of their own on the model.
         self._untrained = copy_model_and_optimizer(model, optimizer)
         self.warnings: list[str] = []
+        self._is_fit_checked = False
         self.has_paths = True
         try:
             self.graph = trace(model, example_input)
@@ -324,9 +325,20 @@ class Session(Stages):
             assert phase.first_step == 0, "a function that trains whole epochs cannot start in the middle"
             self.optimizer_settings.restore_(phase.attached.optimizer)
             seeded = seeded_globals(self.seed, phase.seed_name or phase.stage, "fit", phase.part)
+            before = None if self._is_fit_checked else tensor_digest(dict(phase.attached.model.named_parameters()))
             with seeded, counting(phase.attached.model) as counter:
                 self._fit(phase.attached.model, phase.attached.optimizer, phase.epochs)
             self._end_phase(phase)
+            if before == tensor_digest(dict(phase.attached.model.named_parameters())) and before is not None:
+                raise RunFailed(
+                    "fit(model, optimizer, epochs) changed no weight of its model, "
+                    + (
+                        "which it ran: call step() of the optimizer it receives, and check the learning rate"
+                        if counter.samples
+                        else "nor did it run it: train the model it receives, which may be a copy, and not another one"
+                    )
+                )
+            self._is_fit_checked = True
             counts.append(sum(self.comm.gather(counter.samples)))
         return counts
 
