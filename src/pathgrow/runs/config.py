@@ -424,8 +424,10 @@ class DiscoverConfig(SearchOptions, RunConfig):
         from pathgrow.runs.options import DiscoverOptions
 
         options = DiscoverOptions(**self.search())
-        options.growth_method()
-        options.density_rule()
+        if options.uses_static_masks or options.method != SearchOptions.method:
+            options.growth_method()
+        if options.uses_static_masks or options.rule != SearchOptions.rule:
+            options.density_rule()
         options.check_unused()
 
     @classmethod

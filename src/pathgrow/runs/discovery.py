@@ -75,12 +75,12 @@ def discover(
     scope : Masks, optional
         True where a weight is prunable; None: `pathgrow.scope(model)` without frozen weights.
     start_density : float, optional
-        Density of the seed network; None: the smallest of 1, 2, 3, 5% that isolates few units.
+        Density of the seed network, if the network grows; None: the smallest of 1, 2, 3, 5% that isolates few units.
     delta : float or str
         How much worse than the reference the score may be; "1%": relative to it, or else to the trained network's.
     reference : float or "dense", optional
-        Score of the dense baseline, or "dense" to train it first. None: a dense probe on the same short schedule (or,
-        with `final="grown"`, the densest network grown).
+        Score of the dense baseline, or "dense" to train it. None: estimated from the first half of a dense training
+        (static masks: a dense probe on the same short schedule, or with `final="grown"` the densest network grown).
     budget : int
         Epochs of a full dense training; the lengths of all phases follow from it.
     seed : int
@@ -95,10 +95,13 @@ def discover(
         - `mode`: "min" if a lower score is better (losses, error rates).
         - `callback`: a `Callback`, called at the start and end of stages and at decisions of the density rule.
         - `num_val`: number of validation examples, if the score is an accuracy; reports then show percentages.
-        - `gamma`: fraction of the nonzero weights added per growth round.
-        - `rough`, `seed_epochs`, `probe_fraction`: lengths of a growth round, of the seed training and of a probe.
-        - `final`: train probes and the final network from a "fresh" initialization or from the "grown" weights.
-        - `method`, `rule`: growth method and density rule, by name or as a value.
+        - `finish`: "static" trains the masks of growth rounds, as in the paper, instead of pruning a trained network.
+        - `max_density`: never hold more than this fraction of the weights; below 1 the network grows up to it.
+        - `max_cost`: most to spend, in dense trainings.
+        - `method`, `gamma`: growth method, and the fraction of the nonzero weights added per growth round.
+        - `rule`, `rough`, `seed_epochs`, `probe_fraction`, `final`: with static masks only, the density rule, the
+          lengths of a growth round, of the seed training and of a probe, and the initial weights of probes ("fresh" or
+          "grown").
         - `loss`, `batches`: `loss(model, batch)` and training batches, for growth methods that use gradients.
         - `comm`: the process group of distributed training; all ranks call `discover` alike.
 
@@ -130,16 +133,16 @@ def discover(
     ...         return float((model(inputs[384:]).argmax(1) == labels[384:]).float().mean())
     >>> class Announcer(Callback):
     ...     def on_stage_end(self, record, *, resumed):
-    ...         if record.stage == "seed":
-    ...             print("seed network trained")
+    ...         if record.stage == "train-2":
+    ...             print("network trained, pruning begins")
     >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     >>> found = discover(
-    ...     model, optimizer, fit, evaluate, inputs[:1], delta=0.05, budget=16, num_val=128, callback=Announcer()
+    ...     model, optimizer, fit, evaluate, inputs[:1], delta=0.05, budget=60, num_val=128, callback=Announcer()
     ... )
-    seed network trained
+    network trained, pruning begins
     >>> found
-    Discovery(...;
-      returned model: density ..., score ...; ... rounds, ... probes)
+    Discovery(Operating density: ...;
+      returned model: density ..., score ...; ... pruned, ... finished)
     >>> bool((model[0].weight[~found.masks["0.weight"]] == 0).all())
     True
     """

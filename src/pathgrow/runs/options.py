@@ -103,7 +103,8 @@ class DiscoverOptions(SearchOptions):
         if callable(self.final_epochs):
             objects.append("final_epochs")
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in objects}
-        return {**values, "method": self.growth_method().name, "rule": self.density_rule().name}
+        named = {name: getattr(self, name) for name in ("method", "rule")}
+        return values | {name: value if isinstance(value, str) else value.name for name, value in named.items()}
 
     def growth_method(self) -> Method:
         """The growth method, with the requested gamma and start density."""
