@@ -1,4 +1,4 @@
-"""Discoveries on the bundled data, compared with brute-force ground truth.
+"""Discoveries with static masks on the bundled data, compared with brute-force ground truth.
 
     python -m benchmarks.discovery [--jobs N] [--out FILE] [--settings mlp resnet] [--folds 5] [--seeds 8] [--repeats 4]
 
@@ -103,6 +103,7 @@ def run_discovery(setting: Setting, fold: int, seed: int, evaluate_on: Sequence[
         budget=setting.budget,
         seed=seed,
         delta=DELTA,
+        finish="static",
         **options,
     )
 
