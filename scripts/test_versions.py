@@ -49,7 +49,7 @@ def lowest_wheel(python: Path, name: str, bound: str) -> str:
     listed = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)["versions"]
     releases = {tuple(map(int, version.split("."))): version for version in listed if re.fullmatch("[0-9.]+", version)}
     found = releases[min(release for release in releases if release >= tuple(map(int, bound.split("."))))]
-    if not found.startswith(bound):
+    if found not in (bound, f"{bound}.0"):
         print(f"{name} {found} instead of {bound}, which has no wheel for this Python", flush=True)
     return found
 
