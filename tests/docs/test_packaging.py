@@ -35,7 +35,7 @@ def test_every_dependency_has_a_lower_bound_that_the_pinned_version_meets() -> N
 def test_the_demo_is_one_command_which_shows_its_result_itself() -> None:
     told = subprocess.run(["make", "--dry-run", "demo"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     commands = [line.partition("bin/pathgrow ")[2] for line in told.splitlines() if "bin/pathgrow " in line]
-    assert commands == ["discover --out demo"]
+    assert commands == ["discover --delta 0.02 --out demo"]
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem)
