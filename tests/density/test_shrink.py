@@ -18,6 +18,7 @@ CURVE = Curve(
         Point(round=1, density=1.0, epochs=80, score=DENSE),
     ),
     num_val=100_000,
+    full_epochs=160,
 )
 
 

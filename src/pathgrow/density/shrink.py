@@ -3,8 +3,8 @@
 Every point of the curve is a network that exists, and the same weights continue from one to the next, so neighbours
 differ by one small step. What is not measured by the rounds is measured by the finished networks: how far the score of
 a density moves between a short round and a full training. The dense network after a full training, if it is neither
-given nor trained, is bracketed: its score is at least that of the trained network, and the second half of a training
-gains no more than the two quarters before it did from one to the other.
+given nor trained, is extrapolated from its last two scores by a power law of the epochs with an exponent between 0 and
+1, the range of published learning curves: doubling a training gains from half to all of what the doubling before it did.
 """
 
 import math
@@ -214,7 +214,7 @@ class ShrinkRule:
         if curve.reference is not None:
             return curve.reference.score + noise
         level = estimate.level if len(self._unpruned(curve)) < 3 else self._unpruned(curve)[-1].score + noise
-        return level + max(0.0, self._last_gain(curve)) * ndtr(estimate.curves.gap_z)
+        return level + max(0.0, self._last_gain(curve)) * self._gain_ratio(curve, ndtr(estimate.curves.gap_z))
 
     def _densities(self, curve: Curve, estimate: DensityEstimate) -> FloatArray:
         """The answer on each posterior curve."""
@@ -243,6 +243,15 @@ class ShrinkRule:
         """What the last phase of the network without pruning gained."""
         scores = [point.score for point in self._unpruned(curve)]
         return scores[-1] - scores[-2] if len(scores) > 1 else 0.0
+
+    def _gain_ratio(self, curve: Curve, exponent: FloatArray) -> FloatArray:
+        """What the rest of a full training gains over what the last phase did, if 1 - score falls as a power law."""
+        if len(points := self._unpruned(curve)) < 2:
+            return np.ones_like(exponent)  # no phase to compare with
+        before, last = (-np.expm1(-exponent * math.log(p.epochs)) / exponent for p in points[-2:])
+        end = -np.expm1(-exponent * math.log(max(curve.full_epochs or 0, points[-1].epochs))) / exponent
+        ratio: FloatArray = (end - last) / (last - before)
+        return ratio
 
     def _unpruned(self, curve: Curve) -> list[Point]:
         """The network without pruning after each of its trainings."""
