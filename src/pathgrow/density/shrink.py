@@ -4,7 +4,7 @@ Every point of the curve is a network that exists, and the same weights continue
 differ by one small step. What is not measured by the rounds is measured by the finished networks: how far the score of
 a density moves between a short round and a full training. The dense network after a full training, if it is neither
 given nor trained, is extrapolated from its last two scores by a power law of the epochs with an exponent between 0 and
-1, the range of published learning curves: doubling a training gains from half to all of what the doubling before it did.
+1, the range of published learning curves: doubling a training gains from half to all of what the last doubling did.
 """
 
 import math
