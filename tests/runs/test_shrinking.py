@@ -106,6 +106,12 @@ def replaced(model: torch.nn.Module, optimizer: torch.optim.Optimizer, epochs: i
     World().fit(model, torch.optim.SGD(model.parameters(), lr=0.1), epochs)
 
 
+def by_hand(model: torch.nn.Module, optimizer: torch.optim.Optimizer, epochs: int) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= 0.01
+
+
 def without_steps(model: torch.nn.Module, optimizer: torch.optim.Optimizer, epochs: int) -> None:
     World().fit(model, torch.optim.SGD([torch.zeros(1)], lr=0.1), epochs)
 
@@ -116,9 +122,10 @@ def without_steps(model: torch.nn.Module, optimizer: torch.optim.Optimizer, epoc
         (lambda model, optimizer, epochs: None, "changed no weight of its model, nor did it run it"),
         (lambda model, optimizer, epochs: (other := World()).fit(other.model, other.optimizer, epochs), "not another"),
         (without_steps, r"changed no weight of its model, which it ran: call step\(\) of the optimizer it receives"),
-        (replaced, "SGD would update '0.weight', which is attached with another optimizer"),
+        (replaced, "SGD would update '0.weight'.* in a fit function, step the optimizer that it receives"),
+        (by_hand, r"the weights of its model without its optimizer: call step\(\) of the optimizer it receives"),
     ],
-    ids=["nothing", "another model", "no step", "another optimizer"],
+    ids=["nothing", "another model", "no step", "another optimizer", "no optimizer"],
 )
 @pytest.mark.parametrize("finish", ["gts", "static"])
 def test_a_fit_that_does_not_train_is_found_out_after_its_first_call(finish: str, fit: object, sentence: str) -> None:

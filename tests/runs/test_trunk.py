@@ -42,8 +42,8 @@ def test_the_seed_is_trained_to_its_plateau(time: float, expected: int) -> None:
 
     def fit(model: nn.Module, optimizer: Optimizer, epochs: int) -> None:
         epochs_had[0] += epochs
-        with torch.no_grad():
-            next(model.parameters()).mul_(0.99)  # a fit that changes no weight is an error
+        model(INPUTS).sum().backward()
+        optimizer.step()  # a fit that changes no weight is an error
 
     def evaluate(model: nn.Module) -> float:
         return epochs_had[0] / 100 if time == 1e9 else 0.9 * (1 - math.exp(-epochs_had[0] / time))

@@ -325,19 +325,13 @@ class Session(Stages):
             assert phase.first_step == 0, "a function that trains whole epochs cannot start in the middle"
             self.optimizer_settings.restore_(phase.attached.optimizer)
             seeded = seeded_globals(self.seed, phase.seed_name or phase.stage, "fit", phase.part)
-            before = None if self._is_fit_checked else tensor_digest(dict(phase.attached.model.named_parameters()))
+            before, step = None if self._is_fit_checked else _digest(phase.attached), phase.attached.step
             with seeded, counting(phase.attached.model) as counter:
                 self._fit(phase.attached.model, phase.attached.optimizer, phase.epochs)
             self._end_phase(phase)
-            if before == tensor_digest(dict(phase.attached.model.named_parameters())) and before is not None:
-                raise RunFailed(
-                    "fit(model, optimizer, epochs) changed no weight of its model, "
-                    + (
-                        "which it ran: call step() of the optimizer it receives, and check the learning rate"
-                        if counter.samples
-                        else "nor did it run it: train the model it receives, which may be a copy, and not another one"
-                    )
-                )
+            if before is not None:
+                is_changed, has_stepped = before != _digest(phase.attached), phase.attached.step > step
+                _check_fit(is_changed=is_changed, has_stepped=has_stepped, has_run=counter.samples > 0)
             self._is_fit_checked = True
             counts.append(sum(self.comm.gather(counter.samples)))
         return counts
@@ -364,6 +358,26 @@ class Session(Stages):
                     f"{name} is not finite after stage {phase.stage}, training has diverged; lower the learning rate "
                     "(earlier stages are stored)"
                 )
+
+
+def _digest(attached: Attached) -> str:
+    return tensor_digest(dict(attached.model.named_parameters()))
+
+
+def _check_fit(*, is_changed: bool, has_stepped: bool, has_run: bool) -> None:
+    """Refuse a `fit` whose first call did not train its model with its optimizer."""
+    if is_changed and has_stepped:
+        return
+    if is_changed:
+        wrong, todo = "the weights of its model without its optimizer", "call step() of the optimizer it receives"
+        todo += ", which also keeps pruned weights at zero"
+    elif has_run:
+        wrong, todo = "no weight of its model, which it ran", "call step() of the optimizer it receives"
+        todo += ", and check the learning rate"
+    else:
+        wrong, todo = "no weight of its model, nor did it run it", "train the model it receives, which may be a copy"
+        todo += ", and not another one"
+    raise RunFailed(f"fit(model, optimizer, epochs) changed {wrong}: {todo}")
 
 
 # Sessions in run directories

@@ -309,6 +309,7 @@ def _refuse_other_optimizer(optimizer: Optimizer, args: Any, kwargs: Any) -> Non
             attached.check_parameters()
             if name := next((name for name, p in attached._parameters.items() if id(p) in owned), None):
                 raise UserError(
-                    f"{type(optimizer).__name__} would update {name!r}, which is attached with another optimizer; "
-                    "pass both to attach() as a list (optimizer=[a, b]), or call detach() first"
+                    f"{type(optimizer).__name__} would update {name!r}, which is attached with another optimizer: in a "
+                    "fit function, step the optimizer that it receives; in your own loop, pass both to attach() as a "
+                    "list (optimizer=[a, b]), or call detach() first"
                 )
