@@ -19,8 +19,8 @@ def shrunk(world: World | None = None, **options: object) -> Discovery:
 
 def test_stages_and_their_lengths_follow_from_the_budget() -> None:
     lengths = stage_lengths(shrunk())
-    assert lengths[:3] == [("train-1", 10), ("train-2", 10), ("shrink-1", 2)]
-    assert {epochs for stage, epochs in lengths if stage.startswith("shrink")} == {2}
+    assert lengths[:3] == [("train-1", 10), ("train-2", 10), ("shrink-1", 1)]
+    assert {epochs for stage, epochs in lengths if stage.startswith("shrink")} == {1}
     assert {epochs for stage, epochs in lengths if stage.startswith("final")} == {10}
 
 

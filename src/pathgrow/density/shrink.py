@@ -122,17 +122,24 @@ class ShrinkRule:
         base, estimate = curve.rough[-1], self._estimate(curve)
         if estimate is None or self._needs_control(curve):
             return None if curve.finished else NextRound(start=base.round, density=base.density)
-        finished = self._sparse(curve)
-        # The curve is not trusted far below the networks that were trained fully.
-        lowest = min((MAX_CUT * point.density for point in finished), default=estimate.lowest)
-        lowest = max([lowest, *(STEP * point.density for point in finished if self._misses(curve, point))])
-        wanted = min(max(quantiles(self._densities(curve, estimate), (_QUANTILE,))[0], lowest), base.density)
+        finished, wanted = self._sparse(curve), quantiles(self._densities(curve, estimate), (_QUANTILE,))[0]
+        if finished:
+            # The curve is not trusted far below the networks that were trained fully.
+            lowest = [STEP * point.density for point in finished if self._misses(curve, point)]
+            wanted = max(wanted, *lowest, min(MAX_CUT * point.density for point in finished))
+        else:
+            # The first one is already within delta of the full dense training after its short round, if there is one.
+            safe = quantiles(estimate.curves.reach(self._dense(curve, estimate) - self.delta), (_QUANTILE,))[0]
+            wanted = max(wanted, estimate.lowest, min(safe, estimate.densest.density))
+        wanted = min(wanted, base.density)
         is_close = any(1 / _CLOSE <= point.density / wanted <= STEP for point in curve.finished)
         if is_close or len(finished) >= MAX_FINISHED:
             return None
-        visited = (base, *curve.probes, *curve.finished)
-        start = min((point for point in visited if point.density >= wanted), key=lambda point: point.density)
-        return NextRound(start=start.round, density=wanted)
+        # What was trained longest is pruned further, if it is dense enough.
+        for visited in (finished, (base, *curve.probes)):
+            if enough := [point for point in visited if point.density >= wanted]:
+                return NextRound(start=min(enough, key=lambda point: point.density).round, density=wanted)
+        raise AssertionError("the trained network is at least as dense as any candidate")
 
     def select(self, curve: Curve) -> Point:
         """The fully trained network to return: the sparsest at the answer or not far below it that does not miss.

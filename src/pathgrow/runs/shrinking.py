@@ -42,7 +42,7 @@ class Lengths:
         """Each of the two phases before pruning."""
         self.finish = self.quarter if options.reference is None else max(1, self.budget - 2 * self.quarter)
         """The last phase of a finished network. A reference had all of its budget, so the network gets it too."""
-        self.round = max(1, round(self.budget / 20))
+        self.round = max(1, round(self.budget / 40))
         self.seed, self.growth = max(1, self.budget // 16), max(1, round(self.budget / 160))
         self.expected = 2 * self.quarter + 6 * self.round + 2 * self.finish
         """Of a usual search in all: six rounds of pruning and two finished networks."""
