@@ -3,6 +3,7 @@
 #   make demo    environment, install, discovery on embedded data, the result shown
 #   make test    lint, types, layers, tests (adds the development tools to the same environment)
 #   make test-floors    the tests with the lowest, then with the newest versions of all dependencies
+#   make torture    all faults and attacks of docs/reliability.md; ITEM=9,10 some of them, SEED=7 others
 #
 # Both may be repeated: finished steps leave a stamp in .venv, and a finished demo is shown again, not run again.
 #
@@ -22,7 +23,7 @@ PIP  := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check
 TORCH_PIP := $(PIP) --no-deps $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX) --retries 0)
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-all test-floors check format clean
+.PHONY: demo test test-all test-floors torture check format clean
 
 # Two points: one point is only 4.5 of the 450 validation images.
 demo: $(VENV)/runtime.stamp
@@ -37,6 +38,9 @@ test-all: check
 test-floors:
 	$(PYTHON) scripts/test_versions.py lowest --workers $(WORKERS)
 	$(PYTHON) scripts/test_versions.py newest --workers $(WORKERS)
+
+torture: $(VENV)/dev.stamp
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests --torture results/reliability.json --item "$(ITEM)" --attack-seed $(or $(SEED),0)
 
 check: $(VENV)/dev.stamp
 	$(BIN)/ruff check

@@ -12,6 +12,8 @@ from hypothesis import HealthCheck, settings
 from pathgrow.report.schema import RunReport
 from tests.support.sample_report import discovery_report
 
+pytest_plugins = ["tests.support.catalogue"]
+
 # The same examples on every machine and every run: a red build must be repeatable, and a slow one is not a failure.
 settings.register_profile(
     "pathgrow",

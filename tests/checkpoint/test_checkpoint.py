@@ -1,9 +1,8 @@
 """A run killed at any point leaves a store that loads: the old stage or the new one, never half of either."""
 
 import contextlib
+import errno
 import os
-import random
-import signal
 import stat
 import time
 import warnings
@@ -18,6 +17,8 @@ from hypothesis import strategies as st
 from pathgrow import atomic as atomic_module
 from pathgrow.checkpoint import MemoryStore, RunDir
 from pathgrow.errors import RunFailed
+from tests.support.catalogue import Trials
+from tests.support.faults import FileSystem, Killed, failing, in_a_child, kill_this_process, raise_killed, replaced
 
 CONFIG = {"seed": 0}
 STAGES = ("seed", "round_001", "probe_1")
@@ -29,68 +30,6 @@ def _no_fsync():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
-
-
-class Killed(BaseException):
-    """Not an `Exception`: handlers must not see it, as they do not see a SIGKILL."""
-
-
-def raise_killed():
-    raise Killed
-
-
-def disk_is_full():
-    raise OSError(28, "No space left on device")
-
-
-def kill_this_process():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-class FileSystem:
-    """Dies at the n-th file operation: before it, after it, or with part of a write done."""
-
-    def __init__(self, die_at: int, done: float, die: Callable[[], None] = raise_killed) -> None:
-        self.left = die_at
-        self.done = done
-        self.die = die
-
-    def patched(self) -> contextlib.ExitStack:
-        stack = contextlib.ExitStack()
-        for owner, name in ((os, "replace"), (os, "fsync"), (Path, "unlink")):
-            stack.enter_context(_replaced(owner, name, self._dying(getattr(owner, name))))
-        stack.enter_context(_replaced(atomic_module, "_fill", self._dying_write))
-        return stack
-
-    def _is_last(self) -> bool:
-        self.left -= 1
-        return self.left == 0
-
-    def _dying(self, operation):
-        def operate(*args, **options):
-            if self._is_last():
-                if self.done > 0.5:
-                    operation(*args, **options)
-                self.die()
-            return operation(*args, **options)
-
-        return operate
-
-    def _dying_write(self, path, data):
-        is_last = self._is_last()
-        path.write_bytes(data[: int(len(data) * self.done)] if is_last else data)
-        if is_last:
-            self.die()
-
-
-@contextlib.contextmanager
-def _replaced(owner, name, value):
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
 
 
 def value_of(stage):
@@ -171,17 +110,27 @@ SCRIPT = [
 """Every kind of step, and every change from one kind to another."""
 
 
-def test_every_kill_point_of_a_script(tmp_path):
+@pytest.mark.item(11)
+def test_every_kill_point_of_a_script(tmp_path, trials: Trials):
     for done in (0.0, 0.4, 1.0):
-        die_at = 1
-        while killed_at(tmp_path / f"{done}_{die_at}", SCRIPT, die_at, done):
-            die_at += 1
-        assert die_at > 40  # every kill point was reached
+        for die_at in range(1, 100):
+            is_killed = True
+            with trials.one(f"operation {die_at}, {done:.0%} done"):
+                is_killed = killed_at(tmp_path / f"{done}_{die_at}", SCRIPT, die_at, done)
+            if not is_killed:  # every kill point was reached
+                break
+        assert 40 < die_at < 99
 
 
-def test_a_full_disk_at_any_operation_loses_nothing(tmp_path):
-    ended = [killed_at(tmp_path / str(at), SCRIPT, at, 0.4, disk_is_full) for at in range(1, 45)]
-    assert sum(ended) > 35  # a file that cannot be removed does not end the run
+@pytest.mark.item(9)
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)
+def test_a_failed_write_at_any_operation_loses_nothing(tmp_path, error: int, trials: Trials):
+    num_ended = 0
+    for done in (0.4, 0.0, 1.0)[: trials.count(quick=1, full=3)]:
+        for at in range(1, 60):
+            with trials.one(f"operation {at}, {done:.0%} done"):
+                num_ended += killed_at(tmp_path / f"{at}_{done}", SCRIPT, at, done, failing(error))
+    assert num_ended > 35  # a file that cannot be removed does not end the run
 
 
 class Disk:
@@ -204,8 +153,8 @@ class Disk:
 
     def patched(self) -> contextlib.ExitStack:
         stack = contextlib.ExitStack()
-        stack.enter_context(_replaced(os, "fsync", self._fsync))
-        stack.enter_context(_replaced(atomic_module, "_fill", self._fill))
+        stack.enter_context(replaced(os, "fsync", self._fsync))
+        stack.enter_context(replaced(atomic_module, "_fill", self._fill))
         return stack
 
     def cut(self) -> None:
@@ -219,7 +168,7 @@ class Disk:
                 listed = self._listed(place) if is_new else self.names[place.stat().st_ino]
                 for name, number in listed.items():
                     (target / name).write_bytes(self.bytes.get(number, b""))
-            with _replaced(os, "fsync", lambda descriptor: None), _replaced(atomic_module, "_fill", Path.write_bytes):
+            with replaced(os, "fsync", lambda descriptor: None), replaced(atomic_module, "_fill", Path.write_bytes):
                 self.looks(left)
 
     def _fsync(self, descriptor: int) -> None:
@@ -241,13 +190,14 @@ class Disk:
             return {entry.name: entry.inode() for entry in entries if entry.is_file()}
 
 
-def test_a_power_cut_leaves_the_old_or_the_new_stage_and_every_saved_one(tmp_path):
+@pytest.mark.item(11)
+def test_a_power_cut_leaves_the_old_or_the_new_stage_and_every_saved_one(tmp_path, trials: Trials):
     expected = MemoryStore()
     allowed: list[dict] = []
     rows: list[str] = []
 
     def look(left: Path) -> None:
-        with warnings.catch_warnings(action="error"), RunDir.open(left, CONFIG) as resumed:
+        with trials.one(left.name), warnings.catch_warnings(action="error"), RunDir.open(left, CONFIG) as resumed:
             found = {stage: value_of(resumed.stages.load(stage)) for stage in STAGES}
             assert all(any(found[stage] == may[stage] for may in allowed) for stage in STAGES)
             assert [row["stage"] for row in resumed.metrics] == [stage for stage in rows if found[stage] is not None]
@@ -300,23 +250,20 @@ def resumable_run(path):
         folder.write_report({"value": value, "rows": rows})
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_run_killed_repeatedly_ends_like_an_uninterrupted_one(tmp_path):
+@pytest.mark.item(1)
+def test_a_run_killed_repeatedly_ends_like_an_uninterrupted_one(tmp_path, trials: Trials):
+    """With SIGKILL inside a save; the work of a stage is a few numbers, so that there can be many."""
     resumable_run(tmp_path / "uninterrupted")
     expected = (tmp_path / "uninterrupted" / "report.json").read_bytes()
-    dice = random.Random(0)
     num_killed = 0
-    for attempt in range(10):
+    for attempt in range(trials.count(quick=8, full=50)):
         path = tmp_path / f"run_{attempt}"
-        while not RunDir(path).finished:
-            die_at, done = dice.randint(12, 40), dice.random()  # a stage takes about 10 operations, so the run advances
-            child = os.fork()
-            if child == 0:
-                with FileSystem(die_at, done, kill_this_process).patched():
-                    resumable_run(path)
-                os._exit(0)
-            _, status = os.waitpid(child, 0)
-            num_killed += os.WIFSIGNALED(status)
-        resumable_run(path)
-        assert (path / "report.json").read_bytes() == expected
-    assert num_killed > 20
+        with trials.one(f"run {attempt}"):
+            while not RunDir(path).finished:
+                # A stage takes about 13 operations, so the run advances.
+                dying = FileSystem(trials.draw.randint(15, 50), trials.draw.random(), kill_this_process)
+                num_killed += in_a_child(resumable_run, path, inside=dying.patched)
+            resumable_run(path)
+            assert (path / "report.json").read_bytes() == expected
+    assert num_killed > 16
+    trials.figure(f"{num_killed} SIGKILLs inside the saves of a run that does nothing else")

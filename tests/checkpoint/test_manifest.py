@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+import itertools
 import shutil
 import subprocess
 from pathlib import Path
@@ -16,6 +16,7 @@ from pathgrow.checkpoint import RunDir
 from pathgrow.checkpoint.manifest import FILES, MANIFEST, damaged_files, read_manifest, write_manifest
 from pathgrow.errors import UserError
 from pathgrow.masks import Masks
+from tests.support.catalogue import Trials
 
 CONFIG = {"seed": 0, "data": "digits"}
 
@@ -64,19 +65,22 @@ def test_sha256sum_verifies_a_run(run: Path) -> None:
     assert done.stdout == "curve.csv: FAILED\n"
 
 
-def test_any_flipped_bit_is_noticed(run: Path) -> None:
+@pytest.mark.item(10)
+def test_any_flipped_bit_and_any_truncation_is_noticed(run: Path, trials: Trials) -> None:
     """Also in the manifest itself; the reason names the file."""
-    draw = random.Random(0)
-    files = [path for path in run.rglob("*") if path.is_file() and path.name != ".lock"]
-    for path in files * 20:
+    draw, num = trials.draw, trials.count(quick=15, full=100)
+    files = sorted(path for path in run.rglob("*") if path.is_file() and path.name != ".lock")
+    for path, part in itertools.product(files, range(num)):
         data = path.read_bytes()
         flipped = bytearray(data)
         flipped[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
-        path.write_bytes(bytes(flipped))
-        found = RunDir(run).damage()
         name = str(path.relative_to(run))
-        assert found
-        assert name == MANIFEST or list(found) == [name]
+        for damaged in (bytes(flipped), data[: len(data) * part // num]):
+            with trials.one(f"{name}, {len(damaged)} of {len(data)} bytes"):
+                path.write_bytes(damaged)
+                found = RunDir(run).damage()
+                assert found
+                assert name == MANIFEST or list(found) == [name]
         path.write_bytes(data)
     assert RunDir(run).damage() == {}
 

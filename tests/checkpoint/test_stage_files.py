@@ -13,6 +13,7 @@ import torch
 from pathgrow.checkpoint import RunDir, stage_files
 from pathgrow.checkpoint.stage_files import DamagedStageWarning
 from pathgrow.errors import RunFailed, UserError
+from tests.support.catalogue import Trials
 
 CONFIG = {"seed": 0}
 
@@ -126,41 +127,47 @@ def flip(path, position, bit=0):
     path.write_bytes(bytes(data))
 
 
+@pytest.mark.item(10)
 @pytest.mark.parametrize("file", ["seed.json", "seed.safetensors"])
-def test_a_truncated_stage_is_moved_aside_at_every_length(folder, file):
-    folder.stages.save("seed", {"score": 0.5}, {"x": torch.arange(3)})
+def test_a_truncated_stage_is_moved_aside_at_every_length(folder, file, trials: Trials):
+    folder.stages.save("seed", {"score": 0.5, "rounds": list(range(40))}, {"x": torch.arange(30)})
     path = folder.path / "stages" / file
     whole = {name: (path.parent / name).read_bytes() for name in ("seed.json", "seed.safetensors")}
     length = len(whole[file])
-    for size in sorted({0, 1, length // 2, length - 2, *range(0, length - 1, max(1, length // 40))}):
+    num = trials.count(quick=40, full=100)
+    for size in sorted({1, length - 2, *(length * part // num for part in range(num))}):
         for name, data in whole.items():
             (path.parent / name).write_bytes(data)
         path.write_bytes(whole[file][:size])
-        with pytest.warns(DamagedStageWarning, match="'seed'"):
+        with trials.one(f"{size} of {length} bytes"):
+            with pytest.warns(DamagedStageWarning, match="'seed'"):
+                assert folder.stages.load("seed") is None
+            assert (path.parent / (file + ".bad")).read_bytes() == whole[file][:size]
             assert folder.stages.load("seed") is None
-        assert (path.parent / (file + ".bad")).read_bytes() == whole[file][:size]
-        assert folder.stages.load("seed") is None
 
 
-def test_a_flipped_bit_is_detected_or_harmless(folder):
+@pytest.mark.item(10)
+def test_a_flipped_bit_is_detected_or_harmless(folder, trials: Trials):
     metadata = {"score": 0.512345, "rounds": [1, 2, 3], "name": "mlp"}
-    generator = torch.Generator().manual_seed(0)
     folder.stages.save("seed", metadata, {"x": torch.arange(100)})
     stages = folder.path / "stages"
     whole = {name: (stages / name).read_bytes() for name in ("seed.json", "seed.safetensors")}
     detected = 0
-    for _ in range(300):
+    num = trials.count(quick=200, full=1000)
+    for _ in range(num):
         for name, data in whole.items():
             (stages / name).write_bytes(data)
-        name = ("seed.json", "seed.safetensors")[int(torch.randint(2, (), generator=generator))]
-        flip(stages / name, int(torch.randint(len(whole[name]), (), generator=generator)), detected % 8)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DamagedStageWarning)
-            stage = folder.stages.load("seed")
-        detected += stage is None
-        # A flip in white space between values is harmless.
-        assert stage is None or (stage.metadata == metadata and stage.tensors["x"].equal(torch.arange(100)))
-    assert detected > 250
+        name = trials.draw.choice(("seed.json", "seed.safetensors"))
+        place, bit = trials.draw.randrange(len(whole[name])), trials.draw.randrange(8)
+        with trials.one(f"bit {bit} of byte {place} of {name}"):
+            flip(stages / name, place, bit)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DamagedStageWarning)
+                stage = folder.stages.load("seed")
+            detected += stage is None
+            # A flip in white space between values is harmless.
+            assert stage is None or (stage.metadata == metadata and stage.tensors["x"].equal(torch.arange(100)))
+    assert detected > 0.8 * num
 
 
 def test_a_missing_tensor_file_is_damage(folder):
@@ -195,8 +202,8 @@ def test_opening_never_deletes_tensors_of_a_damaged_record(folder):
         assert (folder.path / "stages" / "seed.safetensors").exists()
 
 
+@pytest.mark.item(12)
 def test_stages_of_another_format_are_refused_not_discarded(folder):
-
     folder.stages.save("seed", {})
     path = folder.path / "stages" / "seed.json"
     record = json.loads(path.read_text())
@@ -211,6 +218,7 @@ DELETED = object()
 ODD = [DELETED, None, -1, 1.5, "x", [], {}, True, "../../thesis.txt", [[]] * 3]
 
 
+@pytest.mark.item(4)
 @pytest.mark.parametrize("key", ["stage", "metadata", "tensors", "tensors.file", "tensors.sha256", "seconds", "more"])
 def test_a_record_with_an_odd_field_is_damaged_although_its_hash_is_right(folder, key):
     """Nothing but the files of this stage is read, moved or deleted."""
@@ -272,6 +280,7 @@ def test_metrics_of_a_damaged_stage_are_dropped(folder):
     assert [row["stage"] for row in folder.metrics] == ["round_001"]
 
 
+@pytest.mark.item(9)
 def test_a_full_disk_ends_the_run_and_keeps_the_last_state(folder, monkeypatch):
     folder.stages.save("seed", {"score": 1}, {"x": torch.zeros(2)})
     real_fsync = os.fsync

@@ -13,6 +13,7 @@ from torch import nn
 
 import pathgrow
 from pathgrow.checkpoint import RunDir
+from tests.support import catalogue
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/**/*.md")])
@@ -99,6 +100,14 @@ def test_commands_are_accepted(words: list[str]) -> None:
     from pathgrow.cli.main import parse
 
     parse(words)
+
+
+def test_the_reliability_page_shows_the_results() -> None:
+    rows = catalogue.read_results()
+    page = catalogue.PAGE.read_text()
+    assert page == catalogue.with_table(page, rows)
+    assert set(rows) <= set(catalogue.ITEMS)
+    assert all(0 <= row["survived"] <= row["tried"] for row in rows.values())
 
 
 def test_the_readme_fits_on_a_screen_and_names_both_commands() -> None:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.masks import Masks
+from tests.support.catalogue import Trials
 
 
 def flags(*values: int) -> Tensor:
@@ -464,25 +465,28 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Masks, bytes, Path
     return masks, path.read_bytes(), path.with_name("damaged")
 
 
-def test_a_file_cut_anywhere_is_refused(stored: tuple[Masks, bytes, Path]) -> None:
+@pytest.mark.item(10)
+def test_a_file_cut_anywhere_is_refused(stored: tuple[Masks, bytes, Path], trials: Trials) -> None:
     _, content, path = stored
     for length in range(len(content)):
         path.write_bytes(content[:length])
-        with pytest.raises(UserError):
+        with trials.one(f"{length} bytes"), pytest.raises(UserError):
             Masks.load(path)
 
 
-def test_a_flipped_bit_never_changes_the_masks(stored: tuple[Masks, bytes, Path]) -> None:
+@pytest.mark.item(10)
+def test_a_flipped_bit_never_changes_the_masks(stored: tuple[Masks, bytes, Path], trials: Trials) -> None:
     masks, content, path = stored
     num_refused = 0
     for bit in range(0, 8 * len(content), 7):
         damaged = bytearray(content)
         damaged[bit // 8] ^= 1 << bit % 8
         path.write_bytes(damaged)
-        try:
-            loaded = Masks.load(path)
-        except UserError:
-            num_refused += 1
-        else:
-            assert loaded == masks
+        with trials.one(f"bit {bit}"):
+            try:
+                loaded = Masks.load(path)
+            except UserError:
+                num_refused += 1
+            else:
+                assert loaded == masks
     assert num_refused > 0.9 * len(content) * 8 / 7

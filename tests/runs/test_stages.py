@@ -8,6 +8,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from pathgrow.checkpoint import RunDir, stage_files
 from pathgrow.checkpoint.stage_files import DamagedStageWarning
 from pathgrow.errors import UserError
+from tests.support.catalogue import Trials
 from tests.support.command import assert_same, leave
 from tests.support.toy import Script, World, without_timing
 
@@ -89,18 +91,22 @@ def result(path: Path, options: dict[str, Any]) -> dict[str, Any]:
         return without_timing(World().discover(store=run_dir.stages, **options))
 
 
+@pytest.mark.item(10)
 @pytest.mark.parametrize("call", CALLS)
-def test_a_lost_stage_runs_again_with_the_same_bits(call: str, stored: dict[str, Any], tmp_path: Path) -> None:
-    """Every stage, damaged in two of the ways."""
+def test_a_lost_stage_runs_again_with_the_same_bits(
+    call: str, stored: dict[str, Any], tmp_path: Path, trials: Trials
+) -> None:
+    """Every stage, damaged in two of the ways, or in all of them."""
     whole, expected = stored[call]
     stages = RunDir(whole).stages.names()
     assert {"start", "seed", "round-001", "probe-001", "weights-002"} < set(stages)
-    for number, stage in enumerate(stages * 2):
+    for number, stage in enumerate(stages * trials.count(quick=2, full=len(DAMAGES))):
         damage = DAMAGES[(number + list(CALLS).index(call)) % len(DAMAGES)]
         path = tmp_path / str(number)
         shutil.copytree(whole, path)
         damage(path / "stages", stage)
-        assert result(path, CALLS[call]) == expected, stage
+        with trials.one(f"{damage.__name__} {stage}"):
+            assert result(path, CALLS[call]) == expected
 
 
 def test_all_stages_but_one_are_lost(stored: dict[str, Any], tmp_path: Path) -> None:
@@ -169,22 +175,23 @@ def changed(metadata: Any, at: tuple[Any, ...], odd: Any) -> None:
         metadata[at[-1]] = odd
 
 
+@pytest.mark.item(4)
 @pytest.mark.parametrize("stage", ["start", "seed", "round-002", "probe-001", "final", "weights-002"])
-def test_an_odd_field_is_one_sentence_or_runs_again(stage: str, stored: dict[str, Any], tmp_path: Path) -> None:
+def test_an_odd_field_is_one_sentence_or_runs_again(
+    stage: str, stored: dict[str, Any], tmp_path: Path, trials: Trials
+) -> None:
     """Each field of each kind of stage deleted and replaced in turn; values that could be right are accepted."""
     whole = stored["fresh"][0]
     record = json.loads((whole / "stages" / f"{stage}.json").read_text())
-    path, num_refused = tmp_path / "run", 0
+    path, odds = tmp_path / "run", [places, *ODD]
+    num = trials.count(quick=1, full=len(odds))
     for number, at in enumerate(places(record["metadata"])):
-        shutil.copytree(whole, path)
-        odd = [places, *ODD][number % (1 + len(ODD))]
-        rewrite(path / "stages", stage, lambda record, at=at, odd=odd: changed(record["metadata"], at, odd))
-        try:
-            result(path, CALLS["fresh"])
-        except UserError:
-            num_refused += 1
-        shutil.rmtree(path)
-    assert num_refused < 60
+        for odd in (odds * 2)[number % len(odds) :][:num]:
+            shutil.copytree(whole, path)
+            rewrite(path / "stages", stage, lambda record, at=at, odd=odd: changed(record["metadata"], at, odd))
+            with trials.one(f"{stage} {at} {'deleted' if odd is places else odd}"), suppress(UserError):
+                result(path, CALLS["fresh"])
+            shutil.rmtree(path)
 
 
 # The commands

@@ -79,10 +79,7 @@ def write_manifest(root: Path) -> None:
     damaged file once more would declare it valid.
     """
     before = read_manifest(root) or {}
-    names = [name for name in FILES if (root / name).is_file()]
-    for folder in FOLDERS:
-        names += [f"{folder}/{path.name}" for path in (root / folder).glob("*.*") if _is_listed(path.name)]
-    hashes = {name: _sha256(root, name) for name in names} | {
+    hashes = {name: _sha256(root, name) for name in _present(root)} | {
         name: digest for name, digest in before.items() if not name.startswith("stages/")
     }
     atomic.write_text(root / MANIFEST, "".join(f"{digest}  {name}\n" for name, digest in sorted(hashes.items())))
@@ -110,8 +107,11 @@ def read_manifest(root: Path) -> dict[str, str] | None:
 
 def damaged_files(root: Path) -> dict[str, str]:
     """Return what is wrong with each file that does not match the manifest; without a manifest nothing is known."""
-    found = {}
-    for name, digest in (read_manifest(root) or {}).items():
+    if (listed := read_manifest(root)) is None:
+        return {}
+    # A manifest that was cut between two lines looks complete.
+    found = {name: f"is not listed in {MANIFEST}" for name in _present(root) if name not in listed}
+    for name, digest in listed.items():
         try:
             if _sha256(root, name) != digest:
                 found[name] = f"does not match its SHA-256 in {MANIFEST}"
@@ -175,8 +175,12 @@ def load_network(path: str | os.PathLike[str], model: nn.Module) -> Masks:
     return Masks.load(masks)
 
 
-def _is_listed(name: str) -> bool:
-    return name.endswith((".json", ".safetensors")) and not name.startswith(".")
+def _present(root: Path) -> list[str]:
+    """The files of a run that a manifest lists."""
+    inside = [f"{path.parent.name}/{path.name}" for folder in FOLDERS for path in (root / folder).glob("[!.]*.*")]
+    return [name for name in FILES if (root / name).is_file()] + [
+        name for name in inside if name.endswith((".json", ".safetensors"))
+    ]
 
 
 def _sha256(root: Path, name: str) -> str:
