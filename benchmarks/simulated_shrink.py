@@ -1,0 +1,252 @@
+"""Simulated discoveries of the default search (grow, train, shrink) with known answers, without any training.
+
+    python -m benchmarks.simulated [--runs 200] [--held-out]
+
+A score is a known function of density, of all epochs trained and of the length of the last phase, plus noise:
+
+    score = top - loss * (epochs / budget)^-power - restart / phase - gap(density) * (phase / last phase)^change
+
+The learning curve of the dense network is a power law with a floor; a restarted learning rate costs something that a
+longer phase makes up for; gaps to dense shrink, stay or grow with the training after pruning (a power of -0.4, 0 or
+0.4, so by a factor of up to 2.5 between a round and a finished network). For each discovery the learning curve, the
+cost of restarts and the exact power are drawn anew, and every second one knows its number of validation examples. Gaps
+are scaled so that a finished network of the known density is exactly delta below the dense one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import mean, median
+from typing import Literal
+
+import numpy as np
+
+from pathgrow.density.shrink import Check, NextRound, ShrinkRule
+from pathgrow.density.types import Answer, Curve, Point, Reference
+
+DELTA = 0.01
+BUDGET = 160
+QUARTER, ROUND = BUDGET // 4, BUDGET // 20
+TOP = 0.95
+MAX_COST = {"none": 1.0, "dense": 2.0}
+TOO_MUCH = 3.0
+"""As in `runs/shrinking.py`: a network that lost more deltas than this is not returned."""
+
+CHANGES = {"shrinking": -0.4, "constant": 0.0, "growing": 0.4}
+NOISES = (0.1, 0.25, 0.4)
+"""Noise of one score in units of delta."""
+KNOWN = (0.05, 0.2, 0.6)
+"""True answers: where the curve saturates."""
+
+SHAPES: dict[str, Callable[[float], float]] = {
+    "power law": lambda density: density**-0.5 - 1,
+    "stretched": lambda density: math.exp(-((density / 0.05) ** 0.5)),
+}
+"""Gaps to dense, up to a factor; the rule was designed on these."""
+HELD_OUT: dict[str, Callable[[float], float]] = {
+    "steep": lambda density: density**-1.2 - 1,
+    "logarithm": lambda density: -math.log(density) * (1 - 0.2 * math.log(density)),
+}
+"""Looked at only after the rule was fixed."""
+
+ReferenceKind = Literal["dense", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One cell of the table."""
+
+    shape: Callable[[float], float]
+    known: float
+    change: float
+    noise: float
+    """In units of delta."""
+    reference: ReferenceKind
+
+
+class Task:
+    """The scores of one discovery."""
+
+    def __init__(self, setting: Setting, seed: int) -> None:
+        draw = np.random.default_rng(seed)
+        self._draw, self._setting = draw, setting
+        self._change = setting.change + draw.normal(0.0, 0.1)
+        self._power = draw.uniform(0.2, 1.0)
+        second_quarter = DELTA * math.exp(draw.uniform(math.log(0.2), math.log(2.0)))
+        self._loss = second_quarter / (0.25**-self._power - 0.5**-self._power)
+        self._restart = DELTA * draw.uniform(-0.25, 0.5)
+        self.finish = QUARTER if setting.reference == "none" else BUDGET - 2 * QUARTER
+        self.dense = self.score(1.0, BUDGET, BUDGET)
+        # Rounds of the default length and depth on the way to the known density.
+        rounds = max(0.0, 1 + math.log(setting.known / 0.4) / math.log(0.63))
+        unpruned = self.score(1.0, 2 * QUARTER + rounds * ROUND + self.finish, self.finish)
+        self._scale = (unpruned - self.dense + DELTA) / (setting.shape(setting.known) - setting.shape(1.0))
+        assert self._scale > 0, "the known density is within reach"
+        self.num_val = None
+        if seed % 2:
+            # As if evaluation made up half to all of the noise, and the choice of batches the rest.
+            own = setting.noise * DELTA * draw.uniform(0.5, 1.0)
+            self.num_val = round(self.dense * (1 - self.dense) / (3 * own**2))
+
+    def score(self, density: float, epochs: float, phase: float) -> float:
+        """The true score of a network."""
+        value = TOP - self._loss * (epochs / BUDGET) ** -self._power - self._restart * ROUND / phase
+        if density < 1:
+            gap = self._scale * (self._setting.shape(density) - self._setting.shape(1.0))
+            value -= gap * (phase / self.finish) ** self._change
+        return value
+
+    def observe(self, number: int, density: float, epochs: int, phase: int) -> Point:
+        """The measured score of a network."""
+        score = self.score(density, epochs, phase) + DELTA * self._setting.noise * self._draw.standard_normal()
+        return Point(round=number, density=density, epochs=epochs, score=score)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A finished discovery."""
+
+    curve: Curve
+    answer: Answer
+    check: Check | None
+    density: float
+    """Of the returned network."""
+    lost: float
+    """How far the returned network truly is below the dense one, in units of delta."""
+    cost: float
+    """In dense trainings, without that of a reference."""
+
+
+def discover(setting: Setting, seed: int) -> Run:
+    """Follow the rule, as `ShrinkSearch` does."""
+    task, rule = Task(setting, seed), ShrinkRule(delta=DELTA)
+    points = [task.observe(0, 1.0, QUARTER, QUARTER), task.observe(1, 1.0, 2 * QUARTER, QUARTER)]
+    base, phases = points[1], [QUARTER, QUARTER]
+    reference = None
+    if setting.reference == "dense":
+        dense = task.observe(0, 1.0, BUDGET, BUDGET)
+        reference = Reference(score=dense.score, kind="dense", epochs=BUDGET)
+    curve = Curve(rough=tuple(points), reference=reference, num_val=task.num_val, full_epochs=BUDGET)
+
+    def train(due: NextRound, phase: int) -> Point:
+        points.append(task.observe(len(points), due.density, points[due.start].epochs + phase, phase))
+        phases.append(phase)
+        return points[-1]
+
+    def cost() -> float:
+        return sum(flops(point.density) * phase for point, phase in zip(points, phases, strict=True)) / BUDGET
+
+    while (due := rule.next_round(curve)) is not None:
+        curve = replace(curve, probes=(*curve.probes, train(due, ROUND)))
+    while (due := rule.candidate(curve)) is not None:
+        next_cost = flops(points[due.start].density) * task.finish / BUDGET
+        is_first = all(point.density == 1 for point in curve.finished)
+        if not is_first and cost() + next_cost > MAX_COST[setting.reference]:
+            break
+        curve = replace(curve, finished=(*curve.finished, train(due, task.finish)))
+    network = rule.select(curve)
+    if network.score < base.score - TOO_MUCH * DELTA:
+        network = base
+    return Run(
+        curve=curve,
+        answer=rule.answer(curve),
+        check=rule.check(curve, network),
+        density=network.density,
+        lost=(task.dense - task.score(network.density, network.epochs, phases[network.round])) / DELTA,
+        cost=cost(),
+    )
+
+
+def flops(density: float) -> float:
+    """FLOPs relative to the dense network: some layers stay dense."""
+    return min(1.0, density + 0.02)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Many discoveries of one cell."""
+
+    known: float
+    runs: Sequence[Run]
+
+    @staticmethod
+    def of(setting: Setting, num: int) -> Summary:
+        """Run `num` discoveries."""
+        return Summary(setting.known, [discover(setting, seed) for seed in range(num)])
+
+    @property
+    def errors(self) -> list[float]:
+        """Of the answers that name a density, relative to the known one."""
+        return [abs(run.answer.density / self.known - 1) for run in self.runs if run.answer.density is not None]
+
+    @property
+    def covered(self) -> list[bool]:
+        """Whether the interval contains the known answer; no interval if the answer is open, and then no entry."""
+        found = [run.answer for run in self.runs if run.answer.status != "open"]
+        return [a.interval is not None and a.interval[0] <= self.known <= a.interval[1] for a in found]
+
+    @property
+    def within(self) -> float:
+        """Share of the returned networks that truly are within delta."""
+        return mean(run.lost <= 1 for run in self.runs)
+
+    def false(self, *outcomes: str) -> str:
+        """Among the returned networks with these outcomes, the share that is not truly so, and their number."""
+        lost = [run.lost for run in self.runs if run.check is not None and run.check.outcome in outcomes]
+        wrong = [(value <= 1) if outcomes == ("missed",) else (value > 1) for value in lost]
+        return f"{mean(map(float, wrong)):.0%} of {len(lost)}" if lost else "-"
+
+    def row(self) -> list[str]:
+        """The columns of the table after those that name the cell."""
+        answers, runs = [run.answer for run in self.runs], self.runs
+        named = [answer.density / self.known for answer in answers if answer.density is not None]
+        widths = [
+            a.interval[1] / max(a.interval[0], 0.005) for a in answers if a.status == "found" and a.interval is not None
+        ]
+        returned = [run.density / self.known for run in runs]
+        lost = [run.lost for run in runs]
+        return [
+            f"{mean(map(float, self.covered)):.0%}" if self.covered else "-",
+            f"{median(widths):.1f}" if widths else "-",
+            f"{median(named):.2f}" if named else "-",
+            f"{median(self.errors):.0%}" if named else "-",
+            "/".join(f"{mean(a.status == status for a in answers):.0%}" for status in ("open", "flat", "unreached")),
+            f"{median(returned):.2f}",
+            f"{median(abs(ratio - 1) for ratio in returned):.0%}",
+            f"{self.within:.0%}",
+            f"{mean(lost):.2f} ({float(np.quantile(lost, 0.9)):.2f})",
+            self.false("verified"),
+            self.false("consistent"),
+            self.false("missed"),
+            f"{mean(len(run.curve.probes) for run in runs):.1f}",
+            f"{mean(len(run.curve.finished) for run in runs):.1f}",
+            f"{mean(run.cost for run in runs):.2f}",
+        ]
+
+
+COLUMNS = (
+    *("gaps", "known", "noise", "reference", "covered", "width", "answer / known", "median error"),
+    *("open/flat/unreached", "returned / known", "median error", "within delta", "lost / delta"),
+    *("false: verified", "consistent", "missed", "rounds", "finished", "cost"),
+)
+
+
+def print_table(num: int, held_out: bool = False) -> None:
+    """Print one row per cell; half of its discoveries have the one shape, half the other."""
+    shapes = HELD_OUT if held_out else SHAPES
+    references: Sequence[ReferenceKind] = ("dense", "none")
+    print("| " + " | ".join(COLUMNS) + " |")
+    print("|" + "---|" * len(COLUMNS))
+    for reference in references:
+        for gaps, change in CHANGES.items():
+            for known in KNOWN:
+                for noise in NOISES:
+                    settings = [
+                        Setting(shape=shape, known=known, change=change, noise=noise, reference=reference)
+                        for shape in shapes.values()
+                    ]
+                    runs = [run for one in settings for run in Summary.of(one, num // len(settings)).runs]
+                    head = [gaps, f"{known:.0%}", f"{noise:g}", reference]
+                    print("| " + " | ".join([*head, *Summary(known, runs).row()]) + " |", flush=True)
