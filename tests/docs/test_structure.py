@@ -14,7 +14,7 @@ TABLES = ("methods", "models", "data", "augment")
 """Rooms whose files are entries of a table: one per method, model, dataset or operation."""
 COMMON = {"create", "names", "defaults", "main", "T", "register"}
 """Names that mean the same thing in every module that defines them."""
-OTHER_TESTS = {"contract", "oracle", "e2e", "docs", "support", "recorded", "root"}
+OTHER_TESTS = {"benchmarks", "contract", "oracle", "e2e", "docs", "support", "recorded", "root"}
 
 
 def dotted(path: Path) -> str:

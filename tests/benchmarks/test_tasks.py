@@ -1,0 +1,103 @@
+"""The brute-force truth and the discoveries of `benchmarks.tasks`, on trainings of a second."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import tasks
+from benchmarks.problems import TASKS, Problem, mlp, squared_error
+from benchmarks.tasks import LADDER, Place, Pruned, lengths, table, truth
+
+
+def test_tiny_tasks_leave_their_lines_and_are_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TASKS, "digits_5", replace(TASKS["digits_5"], budget=2, delta=0.5))
+    place = Place(tmp_path / "tasks.jsonl", "abc", "cpu", None)
+    for part in ("truth", "discover"):
+        tasks.run_job(part, "digits_5", 0, place)
+    rows = [json.loads(line) for line in place.results.read_text().splitlines()]
+    assert [row["rung"] for row in rows[:-1]] == list(LADDER)
+    assert all(row["rung"] == pytest.approx(row["density"], abs=1e-3) for row in rows[:-1])
+    assert rows[-1]["kind"] == "discover"
+    assert "| digits_5 | 0 | 0.5 |" in table(rows)
+    monkeypatch.setattr(Problem, "fit", None)
+    for part in ("truth", "discover"):
+        tasks.run_job(part, "digits_5", 0, place)
+
+
+@pytest.mark.parametrize("name", ["regression", "two_inputs", "lstm"])
+def test_every_problem_can_be_discovered(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TASKS, name, replace(TASKS[name], budget=1))
+    place = Place(tmp_path / "tasks.jsonl", "abc", "cpu", None)
+    make = TASKS[name].make
+
+    def few(*given: object) -> Problem:
+        found = make(*given)
+        return replace(found, parts={part: tuple(x[:96] for x in columns) for part, columns in found.parts.items()})
+
+    monkeypatch.setitem(TASKS, name, replace(TASKS[name], make=few))
+    tasks.run_job("discover", name, 0, place)
+    [row] = place.lines().rows
+    assert row["task"] == name
+    assert row["cost"] > 0
+
+
+def test_pruned_weights_stay_zero_and_the_largest_are_kept() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(64, 6)
+    problem = Problem(mlp(6, 8, 8, 1), {"train": (x, x[:, 0]), "val": (x, x[:, 0])}, squared_error, squared_error)
+    network = Pruned(problem, 0)
+    before = torch.cat([network.model[k].weight.detach().abs().flatten() for k in (0, 2)])
+    network.prune_(0.25)
+    kept = before[torch.cat([network.model[k].weight.flatten() for k in (0, 2)]) != 0]
+    assert sorted(kept.tolist()) == sorted(before.tolist())[-len(kept) :]
+    copy = network.copy()
+    copy.fit_(2)
+    assert copy.density == network.density == 28 / 112
+    for k in (0, 2):
+        assert bool((copy.model[k].weight[network.model[k].weight == 0] == 0).all())
+    assert not torch.equal(copy.model[0].weight, network.model[0].weight)
+
+
+def test_every_network_of_the_ladder_has_the_budget() -> None:
+    for density in LADDER:
+        before, short, last = lengths(TASKS["gpt"], density)
+        rounds = sum(step >= density for step in tasks.ROUNDS)
+        assert (before, short) == (30, 3)
+        assert before + short * rounds + last == max(60, 45 + 3 * rounds)
+
+
+@pytest.mark.parametrize("exponent", [1.0, 0.5])
+def test_truth_of_a_known_curve(exponent: float) -> None:
+    """Gaps fall as a power of density with noise: the crossing is where the formula puts it."""
+    draw = torch.Generator().manual_seed(0)
+    rows = [
+        {
+            "seed": seed,
+            "rung": rung,
+            "delta": 0.01,
+            "below": 0.002 * rung**-exponent + 0.0003 * float(torch.randn((), generator=draw)),
+        }
+        for seed in range(8)
+        for rung in LADDER
+    ]
+    true, found = 5 ** (-1 / exponent), truth(rows)
+    assert math.isclose(found.density, true, rel_tol=0.15)
+    assert found.low <= found.density <= found.high
+    assert found.covered_by((true / 2, 2 * true)) == "yes"
+    assert found.covered_by((0.9, 1.0)) == "no"
+
+
+def test_the_error_of_a_difference_is_that_of_repeated_samples() -> None:
+    """Standard errors of paired RMSE differences, against the spread over 2,000 samples of 400 examples."""
+    draw = torch.Generator().manual_seed(0)
+    problem = Problem(mlp(2, 2, 1), {}, squared_error, squared_error, is_root=True)
+    noise = torch.randn(2000, 400, generator=draw)
+    a, b = (noise + 0.5 * torch.randn(2000, 400, generator=draw)) ** 2, noise**2
+    found = torch.tensor([problem.difference(*pair) for pair in zip(a.double(), b.double(), strict=True)])
+    assert float(found[:, 1].mean()) == pytest.approx(float(found[:, 0].std()), rel=0.1)
