@@ -119,6 +119,29 @@ def test_a_network_loads_with_its_masks(run: Path) -> None:
         assert tensor.equal(model.state_dict()[name])
 
 
+class Counting(nn.Linear):
+    """A module with state that is no tensor."""
+
+    calls = 0
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"calls": self.calls}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.calls = state["calls"]
+
+
+def test_state_that_is_no_tensor_is_left_as_it_is(tmp_path: Path) -> None:
+    saved, loaded = Counting(4, 2), Counting(4, 2)
+    saved.calls, loaded.calls = 3, 5
+    with RunDir.open(tmp_path / "run", {"seed": 0}) as run_dir:
+        run_dir.save_network(saved, Masks.full(saved))
+        run_dir.write_report({"score": 0.5})
+    pathgrow.load_network(tmp_path / "run", loaded)
+    assert loaded.weight.equal(saved.weight)
+    assert loaded.calls == 5
+
+
 @pytest.mark.parametrize("name", ["network.safetensors", "network_masks.safetensors"])
 @pytest.mark.parametrize("damage", ["flip", "missing"])
 def test_a_damaged_network_is_not_loaded(run: Path, name: str, damage: str) -> None:

@@ -18,9 +18,10 @@ from rich.console import Console
 from pathgrow.checkpoint import RunDir
 from pathgrow.errors import UserError
 from pathgrow.report.figure import curve_png
-from pathgrow.report.html import cost_by_kind, cost_by_phase, layer_densities, page, write_all
+from pathgrow.report.html import cost_by_kind, cost_by_phase, fragment, layer_densities, page, write_all
 from pathgrow.report.schema import LedgerReport, RunReport, Score, TimingReport, load_report
 from pathgrow.report.terminal import summary
+from pathgrow.report.text import closing
 from tests.support.sample_report import (
     discovery_report,
     short_probe_report,
@@ -159,6 +160,20 @@ def test_a_training_has_a_page() -> None:
     assert "How the answer was found" not in text
 
 
+def test_a_notebook_gets_the_answer_the_curve_and_the_findings() -> None:
+    report = shrunk_report()
+    shown = fragment(report)
+    parsed = Parsed(shown)
+    assert "script" not in parsed.elements
+    assert len(shown.encode()) < 40_000
+    assert "More about this run" in parsed.text
+    assert "tolerances 0.25 pp: " in parsed.text
+    position = -1
+    for line in closing(report)[0]:
+        assert (position := parsed.text.find(line, position + 1)) >= 0
+    assert "<svg" not in fragment(with_curve(report, rounds=(), probes=(), finished=(), fit=None))
+
+
 # Tables
 
 
@@ -212,6 +227,9 @@ def test_no_string_of_a_report_becomes_code(sample_report: RunReport, html: str,
     assert {name for _, name, _ in parsed.attributes} <= {name for _, name, _ in clean.attributes}
     assert poison in parsed.text or " ".join(poison.split()) in parsed.text
     assert "49" not in parsed.text or "49" in clean.text
+    clean, parsed = Parsed(fragment(sample_report)), Parsed(fragment(report))
+    assert set(parsed.elements) <= set(clean.elements)
+    assert set(parsed.unsafe) <= set(clean.unsafe)
     assert curve_png(report, dpi=40)
     Console(file=io.StringIO(), width=80).print(summary(report))
 

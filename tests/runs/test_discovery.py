@@ -150,7 +150,8 @@ def test_a_finished_call_writes_its_report(tmp_path: Path, capsys: pytest.Captur
     values = json.loads((tmp_path / "report.json").read_text())
     run_seconds = values["timing"]["run_seconds"]
     assert run_seconds > values["timing"]["seconds"] > 0
-    assert values == json.loads(json.dumps(found.report().as_json())) | {"timing": values["timing"]}
+    in_file = {key: values[key] for key in ("timing", "weights_sha256")}
+    assert values == json.loads(json.dumps(found.report().as_json())) | in_file
     with (tmp_path / "curve.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(row["kind"], float(row["density"])) for row in rows] == [
@@ -161,7 +162,41 @@ def test_a_finished_call_writes_its_report(tmp_path: Path, capsys: pytest.Captur
     assert leave("show", str(tmp_path)) == 0
     shown = capsys.readouterr()
     assert "of the prunable weights" in shown.out
+    assert "Sequential, seed 0" in shown.out
     assert shown.err == "", "no file is reported missing"
+
+
+@pytest.mark.parametrize("finish", ["static", "gts"])
+@pytest.mark.parametrize("is_saved", [False, True], ids=["store", "save"])
+def test_a_call_leaves_a_run_directory_like_the_command(
+    finish: str, is_saved: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place, world = tmp_path / "run", World()
+    options = {} if finish == "static" else {"rule": "probe", "start_density": None, "finish": "gts", "delta": 0.1}
+    found = found_by(world, name="toy <1>", **options, **({} if is_saved else {"store": place}))
+    if is_saved:
+        found.save(place)
+        found.save(place)  # finished: the same network once more
+    for command in ("check", "show", "compare"):
+        assert leave(command, str(place)) == 0
+    assert "toy <1>, seed 0" in capsys.readouterr().out
+    loaded = network(seed=1)
+    assert pathgrow.load_network(place, loaded) == found.masks
+    assert world.evaluate(loaded) == world.evaluate(world.model)
+    assert len(list((place / "masks").iterdir())) == len(found.trunk.records)
+    other = found_by(World(seed=1), name="toy <1>", **options)
+    with pytest.raises(UserError, match="holds another network of a run with the same options"):
+        other.save(place)
+
+
+def test_runs_of_equal_options_are_told_apart_by_their_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("first", "second"):
+        found_by(World(), name=name).save(tmp_path / name)
+    assert leave("compare", *map(str, sorted(tmp_path.iterdir())), "--format", "csv") == 0
+    assert "name first" in (table := capsys.readouterr().out)
+    assert "name second" in table
 
 
 def test_a_repeated_call_writes_only_what_is_missing(tmp_path: Path) -> None:

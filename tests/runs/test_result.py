@@ -106,6 +106,14 @@ def test_repr() -> None:
     assert repr(replace(found, answer=answer)).startswith("Discovery(No operating density: no network up to ")
 
 
+def test_a_notebook_shows_answer_and_curve() -> None:
+    found = World().discover(name="<b>toy</b>")
+    shown = found._repr_html_()
+    assert "<b>Operating density: 20.0% of the prunable weights.</b>" in shown
+    assert "&lt;b&gt;toy&lt;/b&gt;, seed 0" in shown
+    assert "<svg" in shown
+
+
 NUM = 8 * 16 + 16 * 16
 """Prunable weights of the toy network; in linear layers a weight is a multiply-add."""
 

@@ -144,7 +144,7 @@ def load_network(path: str | os.PathLike[str], model: nn.Module) -> Masks:
     Parameters
     ----------
     path
-        The run directory of `pathgrow discover` or `pathgrow train`.
+        The run directory of `pathgrow discover`, `pathgrow train` or `pathgrow.discover`.
     model
         A model of the same architecture, whose parameters and buffers are overwritten.
 
@@ -159,6 +159,7 @@ def load_network(path: str | os.PathLike[str], model: nn.Module) -> Masks:
         If the run is unfinished, a file does not match its hash in the manifest, or the model is another one.
     """
     import safetensors.torch
+    from torch import Tensor
 
     from pathgrow.masks import Masks
 
@@ -168,7 +169,8 @@ def load_network(path: str | os.PathLike[str], model: nn.Module) -> Masks:
         raise UserError(f"{root} has no {MANIFEST}, so it is not a finished run; rerun its command to finish it")
     check_hash(root, weights.name, masks.name)
     try:
-        model.load_state_dict(safetensors.torch.load_file(weights))
+        own = {name: value for name, value in model.state_dict().items() if not isinstance(value, Tensor)}
+        model.load_state_dict(safetensors.torch.load_file(weights) | own)
     except (RuntimeError, safetensors.SafetensorError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{weights} does not fit {type(model).__name__}: {reason}") from error

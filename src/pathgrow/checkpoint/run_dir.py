@@ -257,8 +257,11 @@ class RunDir:
 
     def save_network(self, model: nn.Module, masks: Masks) -> str:
         """Save the returned model, plain weights and masks; return the SHA-256 of the weights file."""
+        from torch import Tensor
+
         masks.save(self.path / "network_masks.safetensors")
-        data = serialize(model.state_dict())
+        # Modules may add state of their own that is no tensor (`get_extra_state`).
+        data = serialize({name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)})
         atomic.write_bytes(self.path / "network.safetensors", data)
         return hashlib.sha256(data).hexdigest()
 

@@ -264,7 +264,7 @@ def _settings(rows: Sequence[Row], settings: Sequence[_Settings]) -> list[str]:
     looks = [(row.method, row.match, round(row.epochs_trained, 1)) for row in rows]
     recipes = [own.get("recipe_name") for own in settings]
     alike, same_recipe = _differing_by(looks, settings), _differing_by(recipes, settings)
-    everywhere = {"scope", "recipe_name"} & _differing(settings)
+    everywhere = {"scope", "recipe_name", "name"} & _differing(settings)
     shown = []
     for look, name in zip(looks, recipes, strict=True):
         recipe = {key for key in same_recipe[name] if key.startswith("recipe.")}

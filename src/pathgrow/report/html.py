@@ -49,6 +49,21 @@ def page(report: RunReport) -> str:
     )
 
 
+def fragment(report: RunReport) -> str:
+    """The answer, the curve and all other findings as one element for a notebook."""
+    (first, *others), pairs = text.closing(report)
+    row = Markup('<tr><td style="text-align:left;opacity:.7">{}</td><td style="text-align:left">{}</td></tr>')
+    lines = Markup("<br>").join([Markup("<b>{}</b>").format(first), *others])
+    has_points = report.curve.rounds or report.curve.probes
+    # In the color and font of the notebook, which may be dark; matplotlib escapes the text of the figure.
+    figure = Markup('<div style="max-width:520px">{}</div>').format(Markup(curve_svg(report))) if has_points else ""
+    more = Markup("<details><summary>{}</summary><table>{}</table></details>")
+    table = more.format("More about this run", Markup("").join(row.format(*pair) for pair in pairs))
+    name = text.subject(report)
+    whole = Markup('<div><div style="opacity:.7">pathgrow {}</div><div>{}</div>{}{}</div>')
+    return str(whole.format(name, lines, figure, table))
+
+
 def write_all(path: str | os.PathLike[str]) -> list[Path]:
     """Write curve.png and report.html into the directory of a finished run; return their paths."""
     report = load_finished(path)

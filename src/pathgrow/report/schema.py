@@ -321,6 +321,11 @@ class RunReport:
         return self._setting("model", str)
 
     @property
+    def name(self) -> str | None:
+        """Name of a call of `discover`; None for a command, whose run has the name of its directory."""
+        return self._setting("name", str)
+
+    @property
     def seed(self) -> int | None:
         return self._setting("seed", int)
 

@@ -227,8 +227,8 @@ def headline(report: RunReport) -> str:
 
 
 def subject(report: RunReport) -> str:
-    """Model, dataset and seed, as far as the config names them."""
-    named = " on ".join(printable(name) for name in (report.model, report.dataset) if name)
+    """Model and dataset, or the name of a call of `discover`, and seed."""
+    named = " on ".join(printable(name) for name in (report.model or report.name, report.dataset) if name)
     return ", ".join(part for part in (named, f"seed {report.seed}" if report.seed is not None else "") if part)
 
 

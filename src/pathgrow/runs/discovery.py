@@ -17,7 +17,7 @@ from typing import Any, Literal
 from torch import nn
 from torch.optim import Optimizer
 
-from pathgrow.checkpoint import RunDir, Store, strict_json
+from pathgrow.checkpoint import RunDir, Store
 from pathgrow.density.probe import select_network
 from pathgrow.density.types import DENSE, Answer, Curve, Grow, Point, Probe, Reference, Stop
 from pathgrow.distributed.comm import Communicator, held_by_rank0
@@ -30,16 +30,14 @@ from pathgrow.report.schema import RunReport
 from pathgrow.runs import checks
 from pathgrow.runs.config import DiscoverConfig
 from pathgrow.runs.options import DiscoverOptions
-from pathgrow.runs.records import Record, write_results
-from pathgrow.runs.result import Discovery
+from pathgrow.runs.records import Record
+from pathgrow.runs.result import Discovery, draw_figures
 from pathgrow.runs.session import MAX_ADAPTIVE_EPOCHS, Session, open_session, run_in
 from pathgrow.runs.shrinking import Lengths, ShrinkingTrunk, ShrinkSearch
 from pathgrow.runs.trunk import GrowingTrunk, train_copies, train_dense
 from pathgrow.sparse.attach import check_whole
 from pathgrow.sparse.enforce import unwrapped
 from pathgrow.trainer.interface import Evaluate, Fit
-
-_DRAWN = ("curve.png", "report.html")
 
 
 def discover(
@@ -89,7 +87,9 @@ def discover(
         See `DiscoverOptions`. The most important ones:
 
         - `store`: run directory of finished stages; repeat the call with the same model, seed and options to resume,
-          with bit-identical results. On return it holds report.html, curve.png, curve.csv and report.json.
+          with bit-identical results. On return it holds report.html, the network and its masks, as after
+          `pathgrow discover --out`. Without it, `found.save(DIR)` writes them.
+        - `name`: name of the run in reports and tables, by default the class of the model.
         - `start`: "pretrained" keeps the weights of a trained model, prunes and fine-tunes it; its score is the
           reference.
         - `mode`: "min" if a lower score is better (losses, error rates).
@@ -149,12 +149,13 @@ def discover(
     chosen = DiscoverOptions.checked(
         {"start_density": start_density, "delta": delta, "reference": reference, "budget": budget, **options}
     ).with_comm_of(fit)
+    chosen = dataclasses.replace(chosen, name=chosen.name or type(model).__name__)
     assert chosen.comm is not None
     checks.check_functions(fit, evaluate)
     if callable(chosen.final_epochs):
         checks.check_signature(chosen.final_epochs, "final_epochs", "records")
     check_whole(model)
-    with _opened(chosen, seed) as (store, run_dir):
+    with _opened(chosen, seed, model) as (store, run_dir):
         session = Session(
             model,
             unwrapped(optimizer),
@@ -180,7 +181,7 @@ def discover(
         if chosen.start is None and not chosen.uses_static_masks:
             checks.refuse_trained(session, chosen)
         found = search(session, chosen)
-        _write_report(found, run_dir, chosen.comm)
+        _write(found, run_dir)
     return found
 
 
@@ -203,40 +204,24 @@ def search(session: Session, options: DiscoverOptions) -> Discovery:
         raise
 
 
-def draw_figures(run_dir: RunDir) -> None:
-    """Draw the figure and the page of a finished discovery, unless they exist."""
-    if not all((run_dir.path / name).exists() for name in _DRAWN):
-        from pathgrow.report.html import write_all  # matplotlib and jinja2 are needed here only
-
-        write_all(run_dir.path)
-
-
 @contextmanager
-def _opened(options: DiscoverOptions, seed: int) -> Iterator[tuple[Store | None, RunDir | None]]:
-    """Open the store of a discovery; a run directory is locked on rank 0, and refused if its options differ."""
+def _opened(options: DiscoverOptions, seed: int, model: nn.Module) -> Iterator[tuple[Store | None, RunDir | None]]:
+    """Open the store of a discovery; a run directory is locked on rank 0."""
     place = options.store
     if not isinstance(place, str | os.PathLike):
         yield place, None
         return
     assert options.comm is not None
-    # Through JSON, because numbers may be NumPy scalars.
-    config = strict_json.loads(strict_json.dumps({"seed": seed, **options.as_dict()}))
-    with held_by_rank0(options.comm, lambda: RunDir.open(place, config)) as run_dir:
+    with held_by_rank0(options.comm, lambda: options.open_run(place, seed, model)) as run_dir:
         yield None if run_dir is None else run_dir.stages, run_dir
 
 
-def _write_report(found: Discovery, run_dir: RunDir | None, comm: Communicator) -> None:
-    """Write the report of a discovery to its run directory, if it has one."""
-
-    def write() -> None:
-        if run_dir is None:
-            return
-        if not run_dir.finished:
-            write_results(run_dir, found.report(), rough=found.rounds, probe=found.probes, finished=found.finished)
-        draw_figures(run_dir)
-
+def _write(found: Discovery, run_dir: RunDir | None) -> None:
+    """Write network and report of a discovery to its run directory, if it has one."""
+    if not isinstance(found.options.store, str | os.PathLike):
+        return
     try:
-        comm.on_rank0(write)
+        found.write_to(run_dir, found.report())
     except (UserError, RunFailed, OSError) as error:
         # The result of hours of training is worth more than a page about it.
         warnings.warn(
@@ -461,14 +446,7 @@ def _discover(config: DiscoverConfig, run_dir: RunDir | None, progress: Progress
     found = search(session, options)
     # Everything is decided: only now is the test split used, once.
     test, dense_test = found.examine(trainer.evaluate(trainer.data.test))
-    masks = [found.masks_at(round) for round in range(len(found.trunk.records))]
-    if run_dir is None:
-        return
-    for round, grown in enumerate(masks):
-        run_dir.save_masks(round, grown)
-    weights_sha256 = run_dir.save_network(found.attached.model, found.masks)
     report = found.report(test=test, dense_test=dense_test)
-    report = dataclasses.replace(
-        report, config=config.as_dict(), notes=(*notes, *report.notes), weights_sha256=weights_sha256
+    found.write_to(
+        run_dir, dataclasses.replace(report, config=config.as_dict(), notes=(*notes, *report.notes)), draws=False
     )
-    write_results(run_dir, report, rough=found.rounds, probe=found.probes, finished=found.finished)

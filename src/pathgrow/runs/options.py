@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pathgrow.checkpoint import Store
+from torch import nn
+
+from pathgrow.checkpoint import RunDir, Store, strict_json
 from pathgrow.config import option
 from pathgrow.density import rules
 from pathgrow.density.types import Point, Rule
@@ -50,7 +52,10 @@ class DiscoverOptions(SearchOptions):
     scores in [0, 1] as percentages."""
     store: Store | str | os.PathLike[str] | None = None
     """Run directory or `Store` of finished stages; stages found in it are not trained again. `pathgrow.discover` also
-    writes its report to a run directory."""
+    writes its report and the network to a run directory."""
+    name: str | None = option(None, example="'wide, no dropout'")
+    """Name of the run in reports and tables, which tell runs of equal options apart by it; None: the class of the
+    model."""
     callback: Callback = dataclasses.field(default_factory=Callback)
     """Called at the start and end of stages, and after each decision of the density rule."""
     loss: Loss | None = None
@@ -105,6 +110,12 @@ class DiscoverOptions(SearchOptions):
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in objects}
         named = {name: getattr(self, name) for name in ("method", "rule")}
         return values | {name: value if isinstance(value, str) else value.name for name, value in named.items()}
+
+    def open_run(self, path: str | os.PathLike[str], seed: int, model: nn.Module) -> RunDir:
+        """Open the run directory of a discovery with these options; it is refused if it holds another one."""
+        # Through JSON, because numbers may be NumPy scalars.
+        config = strict_json.loads(strict_json.dumps({"seed": seed, **self.as_dict()}))
+        return RunDir.open(path, config, device=next((p.device.type for p in model.parameters()), "cpu"))
 
     def growth_method(self) -> Method:
         """The growth method, with the requested gamma and start density."""

@@ -1,10 +1,13 @@
 """The result of a discovery."""
 
+import os
 from dataclasses import dataclass, replace
 
+from pathgrow.checkpoint import RunDir
 from pathgrow.density.estimate import fit_band
 from pathgrow.density.shrink import Check, ShrinkRule
 from pathgrow.density.types import DENSE, Answer, Curve, Point, Reference, Rule
+from pathgrow.distributed.comm import Communicator, held_by_rank0
 from pathgrow.errors import UserError
 from pathgrow.graph.flops import step_flops
 from pathgrow.masks import Masks
@@ -23,10 +26,11 @@ from pathgrow.report.schema import (
     Score,
     Tolerance,
     TopologyReport,
+    load_report,
 )
 from pathgrow.report.text import answer_sentence
 from pathgrow.runs.options import DiscoverOptions
-from pathgrow.runs.records import Record, ledger_report, timing_report
+from pathgrow.runs.records import Record, ledger_report, timing_report, write_results
 from pathgrow.runs.tolerances import read_off
 from pathgrow.runs.trunk import Trunk, score_dense
 from pathgrow.sparse.attach import Attached
@@ -205,6 +209,48 @@ class Discovery:
             timing=timing_report(self.trained),
         )
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the network, its masks, the report and its figures to a new run directory.
+
+        `pathgrow show`, `compare` and `check` and `pathgrow.load_network` read it. A call with `store` set to a
+        directory has written all of that already. In distributed training every rank calls it.
+        """
+        session = self.trunk.session
+        with held_by_rank0(self._comm, lambda: self.options.open_run(path, session.seed, session.model)) as run_dir:
+            self.write_to(run_dir, self.report())
+
+    def write_to(self, run_dir: RunDir | None, report: RunReport, *, draws: bool = True) -> None:
+        """Write network, masks, `report` and (`draws`) its figures; all ranks call it, and rank 0 has the directory."""
+        is_finished = self._comm.broadcast_from_rank0(lambda: run_dir is not None and run_dir.finished)
+        # On all ranks: the masks of a stage that was lost are computed again.
+        masks = [] if is_finished else [self.masks_at(round) for round in range(len(self.trunk.records))]
+
+        def write() -> None:
+            if run_dir is None:
+                return
+            if is_finished:
+                _check_same(report, run_dir)
+            else:
+                for round, grown in enumerate(masks):
+                    run_dir.save_masks(round, grown)
+                weights = run_dir.save_network(self.attached.model, self.masks)
+                evaluated = {"rough": self.rounds, "probe": self.probes, "finished": self.finished}
+                write_results(run_dir, replace(report, weights_sha256=weights), **evaluated)
+            if draws:
+                draw_figures(run_dir)
+
+        self._comm.on_rank0(write)
+
+    @property
+    def _comm(self) -> Communicator:
+        return self.trunk.session.comm
+
+    def _repr_html_(self) -> str:
+        """The answer and the curve, as notebooks show them."""
+        from pathgrow.report.html import fragment  # matplotlib and jinja2 are needed here only
+
+        return fragment(self.report())
+
     def _tolerances(self) -> tuple[Tolerance, ...]:
         if self.answer.status == "unlearned":
             return ()
@@ -259,3 +305,18 @@ class Discovery:
             dense=None if self.dense is None else self.dense.score,
             dense_test=dense_test,
         )
+
+
+def draw_figures(run_dir: RunDir) -> None:
+    """Draw the figure and the page of a finished discovery, unless they exist."""
+    if not all((run_dir.path / name).exists() for name in ("curve.png", "report.html")):
+        from pathgrow.report.html import write_all  # matplotlib and jinja2 are needed here only
+
+        write_all(run_dir.path)
+
+
+def _check_same(report: RunReport, run_dir: RunDir) -> None:
+    """Refuse a directory that holds the result of another run with the same options."""
+    found = load_report(run_dir.report(), str(run_dir.path / "report.json"))
+    if (found.masks_sha256, found.network.val) != (report.masks_sha256, report.network.val):
+        raise UserError(f"{run_dir.path} holds another network of a run with the same options: choose a new directory")
