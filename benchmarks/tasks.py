@@ -18,7 +18,7 @@ the standard error beside the difference.
 
 Each finished training and discovery is one line of JSON and is not run again, unless `--again` asks for new
 discoveries, such as after a change of the search; the table shows the last one of each seed. `--jobs` runs seeds in
-parallel, each in a process with one thread. Only `gpt` and the ViTs use `--device`: the others are faster on a CPU core.
+parallel, each in a process with one thread. Only `gpt` and the ViTs use `--device`: the others are faster on a core.
 `gpt` reads tinyshakespeare.txt from `--data-root`; the ViTs need timm.
 """
 
