@@ -60,7 +60,7 @@ _FAR = 5.0
 
 def lengths(task: Task, density: float) -> tuple[int, int, int]:
     """Epochs before pruning, of a round, and of the last training, for a network of this density."""
-    before, short = 0 if task.is_pretrained else 2 * max(1, task.budget // 4), max(1, round(task.budget / 20))
+    before, short = 0 if task.is_pretrained else 2 * max(1, task.budget // 4), max(1, round(task.budget / 40))
     spent = before + short * sum(step >= density for step in ROUNDS)
     return before, short, max(max(1, task.budget // 4), task.budget - spent)
 

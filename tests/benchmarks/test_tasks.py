@@ -68,8 +68,8 @@ def test_every_network_of_the_ladder_has_the_budget() -> None:
     for density in LADDER:
         before, short, last = lengths(TASKS["gpt"], density)
         rounds = sum(step >= density for step in tasks.ROUNDS)
-        assert (before, short) == (30, 3)
-        assert before + short * rounds + last == max(60, 45 + 3 * rounds)
+        assert (before, short) == (30, 2)
+        assert before + short * rounds + last == max(60, 45 + 2 * rounds)
 
 
 @pytest.mark.parametrize("exponent", [1.0, 0.5])
