@@ -15,9 +15,9 @@ from torch import Tensor
 
 from pathgrow import methods
 from pathgrow.distributed.comm import Communicator
+from pathgrow.distributed.process_group import join_process_group
 from pathgrow.rng import derive
 from pathgrow.sparse.attach import Attached
-from pathgrow.trainer.process_group import join_process_group
 from tests.contract import contract
 from tests.contract.contract import BATCH, NUM_STEPS, OPTIMIZERS, attached, same_state, small, trained
 from tests.support.ranks import together

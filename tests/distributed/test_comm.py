@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pathgrow.checkpoint import MemoryStore, RankZeroStore
 from pathgrow.distributed.comm import Communicator, GradientBuckets, SingleProcess
+from pathgrow.distributed.process_group import join_process_group
 from pathgrow.errors import RunFailed, UserError
-from pathgrow.trainer.process_group import join_process_group
 from tests.support.ranks import together
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")

@@ -22,6 +22,7 @@ from torch.optim import SGD
 from pathgrow import attach, data, discover
 from pathgrow.augment import Augment
 from pathgrow.data.dataset import Dataset, Split
+from pathgrow.distributed.process_group import join_process_group
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.masks import Masks
 from pathgrow.masks.sampling import top_k
@@ -35,7 +36,6 @@ from pathgrow.sparse.training_state import TrainingCheckpoint
 from pathgrow.trainer import EngineOptions, Trainer
 from pathgrow.trainer.eager_step import EagerStep
 from pathgrow.trainer.interface import Job
-from pathgrow.trainer.process_group import join_process_group
 from pathgrow.trainer.recipes import Recipe
 from tests.support.ranks import Rank, together
 from tests.support.swapping import swapping

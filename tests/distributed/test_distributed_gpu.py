@@ -10,12 +10,12 @@ import torch
 import torch.distributed as dist
 
 from pathgrow import attach, models
+from pathgrow.distributed.process_group import join_process_group
 from pathgrow.masks import Masks
 from pathgrow.methods import create
 from pathgrow.sparse.training_state import pack_training, unpack_training_
 from pathgrow.trainer import EngineOptions, Trainer
 from pathgrow.trainer.interface import Job
-from pathgrow.trainer.process_group import join_process_group
 from pathgrow.trainer.recipes import recipe
 from tests.support.compared_steps import OPTIONS, made
 from tests.support.ranks import together

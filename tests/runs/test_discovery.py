@@ -21,12 +21,12 @@ import pathgrow
 from pathgrow import methods
 from pathgrow.checkpoint import MemoryStore, RunDir
 from pathgrow.density.types import Curve, Grow, Probe, Verdict
+from pathgrow.distributed.process_group import join_process_group
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.masks import Masks
 from pathgrow.report import html
 from pathgrow.report.schema import load_finished
 from pathgrow.runs.discovery import discover
-from pathgrow.trainer.process_group import join_process_group
 from tests.support.command import leave
 from tests.support.ranks import together
 from tests.support.toy import (

@@ -14,12 +14,12 @@ from torch.optim import SGD
 
 from pathgrow import attach
 from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator
+from pathgrow.distributed.process_group import join_process_group
 from pathgrow.masks import Masks
 from pathgrow.methods import create
 from pathgrow.trainer import EngineOptions, Trainer
 from pathgrow.trainer.cuda_graph_step import CudaGraphStep
 from pathgrow.trainer.interface import Job
-from pathgrow.trainer.process_group import join_process_group
 from pathgrow.trainer.recipes import recipe
 from tests.support.compared_steps import OPTIONS, made
 from tests.support.graphs_on_a_cpu import graphs_on_a_cpu

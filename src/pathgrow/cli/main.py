@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command and exit with its code; users see no traceback."""
     warnings.showwarning = _show_warning
     code = _exit_code(sys.argv[1:] if arguments is None else arguments)
-    process_group = sys.modules.get("pathgrow.trainer.process_group")
+    process_group = sys.modules.get("pathgrow.distributed.process_group")
     if code and process_group is not None and process_group.is_initialized():
         # Threads of an unfinished process group may abort this process as it exits, losing its exit code.
         sys.stdout.flush()

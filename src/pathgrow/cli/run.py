@@ -77,8 +77,8 @@ def _run(
     quiet: bool,
 ) -> None:
     from pathgrow.checkpoint import RunDir
+    from pathgrow.distributed.process_group import join_process_group
     from pathgrow.report import progress, terminal
-    from pathgrow.trainer.process_group import join_process_group
 
     with join_process_group(values.get("engine", {}).get("device", "auto")) as comm:
         quiet = quiet or comm.rank > 0

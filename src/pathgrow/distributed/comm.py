@@ -1,7 +1,7 @@
 """What the ranks of one run need from each other, independent of the backend that connects them.
 
 Everything that must be equal on all ranks (masks, scores, stored stages) is decided on rank 0 and broadcast. The code
-that decides knows only the `Communicator` protocol, which `pathgrow.trainer.process_group` implements.
+that decides knows only the `Communicator` protocol, which `pathgrow.distributed.process_group` implements.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -14,7 +14,8 @@ from pathgrow.checkpoint import RunDir, Store, strict_json
 from pathgrow.config import option
 from pathgrow.density import rules
 from pathgrow.density.types import Point, Rule
-from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator
+from pathgrow.distributed.comm import Communicator
+from pathgrow.distributed.process_group import current_communicator
 from pathgrow.errors import UserError, is_int, require, unknown_name
 from pathgrow.methods.gradients import Batches, Loss
 from pathgrow.methods.method import GrowEachRound, Method
@@ -70,7 +71,8 @@ class DiscoverOptions(SearchOptions):
     delta_is_relative: bool = option(False)
     """Whether `delta` is a fraction of the reference score, or else of the trained network's: `delta="1%"`."""
     comm: Communicator | None = None
-    """Process group, see `pathgrow.trainer.process_group`; None: that of `fit`, or a single process."""
+    """The ranks that train one network; None: those of `fit`, or of the default process group of torch.distributed, if
+    there is one."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -136,7 +138,7 @@ class DiscoverOptions(SearchOptions):
 
     def with_comm_of(self, fit: object) -> DiscoverOptions:
         """The options for one rank of the process group of `fit`; only rank 0 keeps its callback."""
-        comm = self.comm if self.comm is not None else getattr(fit, "comm", SINGLE_PROCESS)
+        comm = self.comm if self.comm is not None else getattr(fit, "comm", None) or current_communicator()
         return dataclasses.replace(self, comm=comm, callback=Callback() if comm.rank else self.callback)
 
     def check_unused(self) -> None:

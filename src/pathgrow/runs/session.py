@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from pathgrow.checkpoint import RunDir, Store
 from pathgrow.density.types import Point
 from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator, held_by_rank0
+from pathgrow.distributed.process_group import join_process_group
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.graph import trace
 from pathgrow.graph.calls import called_layers, called_scope
@@ -48,7 +49,6 @@ from pathgrow.sparse.tree import decide_on_rank0, tensor_digest
 from pathgrow.trainer import Trainer
 from pathgrow.trainer.feed import epoch_batches
 from pathgrow.trainer.interface import Evaluate, Fit, Job, JobTrainer
-from pathgrow.trainer.process_group import join_process_group
 
 _Config = TypeVar("_Config", bound=RunConfig)
 

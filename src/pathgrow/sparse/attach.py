@@ -20,7 +20,8 @@ from torch.optim import Optimizer
 from pathgrow import methods
 from pathgrow.density import rules
 from pathgrow.density.types import Point, Rule, Stop
-from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator
+from pathgrow.distributed.comm import Communicator
+from pathgrow.distributed.process_group import current_communicator
 from pathgrow.errors import UserError
 from pathgrow.graph.scope import trained_scope
 from pathgrow.masks import Masks
@@ -49,7 +50,7 @@ def attach(
     batches: Batches | None = None,
     seed: int = 0,
     ema: EMA | None = None,
-    comm: Communicator = SINGLE_PROCESS,
+    comm: Communicator | None = None,
     on_mask_update: Callable[[Attached], None] | None = None,
 ) -> Attached:
     """Make a model sparse and keep it sparse while your own loop trains it.
@@ -78,8 +79,9 @@ def attach(
     ema : EMA, optional
         Keep an exponential moving average of the weights for evaluation, see `Attached.ema_weights`.
     comm : Communicator, optional
-        For distributed training: `pathgrow.trainer.process_group.current_communicator()`. Rank 0 decides on the masks;
-        all ranks have to attach, observe and load alike.
+        The ranks that train one network; None: those of the default process group of torch.distributed, if there is
+        one. All start from the weights of rank 0, which decides on the masks, and have to attach, observe and load
+        alike. To train another network on every rank, pass `pathgrow.distributed.comm.SINGLE_PROCESS`.
     on_mask_update : callable, optional
         Called with the `Attached` once the initial masks are set and after every mask update, on all ranks. It may read
         `masks`, `step`, `round` and `last_scoring_cost`, and may store JSON values in `method_state`, which is saved
@@ -109,6 +111,9 @@ def attach(
         raise UserError(f"{taken!r} is already attached with another optimizer; call detach() first")
     check_needs(method, loss, batches)
     rule = checked_rule(stop)
+    if comm is None:
+        comm = current_communicator()
+        enforce.warn_of_other_weights(model, comm)
     masks, cost = decide_on_rank0(
         comm, prunable, lambda: start_masks(model, method, prunable, example_input, seed, loss, batches)
     )
@@ -306,8 +311,8 @@ def check_whole(model: nn.Module) -> None:
     # By attribute: torch.distributed takes time to import and is rarely needed.
     if sharded := next((name for name, p in model.named_parameters() if hasattr(p, "device_mesh")), None):
         raise UserError(
-            f"{sharded!r} is a DTensor, sharded over ranks (FSDP2, tensor parallel), which is not supported; "
-            "use DistributedDataParallel"
+            f"{sharded!r} is a DTensor, sharded over ranks (FSDP2, tensor parallel), which is not supported, before or "
+            "after attach(); use DistributedDataParallel"
         )
 
 

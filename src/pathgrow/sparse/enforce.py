@@ -10,6 +10,7 @@ touch active weights. Filling under a mask takes four times as long on a CPU, an
 tensors in one launch. The price is the memory of one more copy of the weights.
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 from weakref import WeakSet
@@ -187,12 +188,33 @@ def links(model: nn.Module, names: Iterable[str]) -> Links:
 def check_links(links: Links) -> None:
     """Raise a `UserError` if a model no longer holds the parameters that were attached."""
     for holder, key, value, name in links:
-        if holder.get(key) is not value:
+        if (now := holder.get(key)) is not value:
+            if hasattr(now, "device_mesh"):
+                raise UserError(
+                    f"{name!r} was sharded after attach() (fully_shard, tensor parallel), so its mask is no longer "
+                    "enforced; sparse training of sharded weights is not supported, use DistributedDataParallel"
+                )
             raise UserError(
-                f"{name!r} was replaced after attach() (e.g. by assignment, load_state_dict(assign=True) or "
-                "fully_shard), so its mask is no longer enforced; copy values into the parameter instead, or call "
-                "detach() and attach again, with an optimizer of the new parameters"
+                f"{name!r} was replaced after attach() (e.g. by assignment or load_state_dict(assign=True)), so its "
+                "mask is no longer enforced; copy values into the parameter instead, or call detach() and attach "
+                "again, with an optimizer of the new parameters"
             )
+
+
+def checksum(model: nn.Module) -> str:
+    """A number for each parameter, equal on ranks with equal weights; computed on the device, at each mask update."""
+    parts = [p.detach().view(_INTEGERS[p.itemsize]).sum() for p in model.parameters() if p.itemsize in _INTEGERS]
+    return str([int(part) for part in parts])
+
+
+def warn_of_other_weights(model: nn.Module, comm: Communicator) -> None:
+    """Warn, on rank 0, if the weights of other ranks differ, which they are about to lose."""
+    if comm.size > 1 and len(set(comm.gather(checksum(model)))) > 1 and comm.rank == 0:
+        warnings.warn(
+            "attach: ranks have different weights, and all continue with those of rank 0; to train another network on "
+            "every rank pass comm=pathgrow.distributed.comm.SINGLE_PROCESS",
+            stacklevel=3,
+        )
 
 
 # A hook runs before the closure of a step has computed the gradients, and before a fused optimizer has unscaled them

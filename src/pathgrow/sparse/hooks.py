@@ -421,6 +421,7 @@ class MaskedOptimizer:
         # Weights may have been loaded since the last step: pruned weights must be zero before they are grown.
         self._enforce_()
         self._check_masks()
+        self._comm.check_equal("weights", lambda: enforce.checksum(self.model))
 
         def decide() -> tuple[Masks, ScoringCost]:
             return self.method.next_masks(net, update, self._progress, draw), net.scoring_cost
@@ -457,8 +458,7 @@ class MaskedOptimizer:
 
     def _check_masks(self) -> None:
         """Compare the masks of all ranks: with different masks they would silently train different networks."""
-        if self._comm.size > 1:
-            self._comm.check_equal("masks", self._masks.digest)
+        self._comm.check_equal("masks", self._masks.digest)
 
     def _enforce_(self) -> None:
         if self.method.weights is not None:

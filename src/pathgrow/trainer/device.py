@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from pathgrow.config import check, option
@@ -14,6 +14,8 @@ from pathgrow.errors import UserError
 if TYPE_CHECKING:  # flags are generated from `EngineOptions`, and `--help` should not wait for torch
     import torch
     from torch import nn
+
+    from pathgrow.distributed.comm import Communicator
 
 Compile = Literal["auto", "on", "off"]
 
@@ -171,3 +173,19 @@ def _overruns_buffer(layer: nn.Conv2d) -> bool:
     """
     is_pointwise = all(size == 1 for size in layer.kernel_size)
     return is_pointwise and any(step > 1 for step in layer.stride) and layer.in_channels // layer.groups < VECTOR_WIDTH
+
+
+def plan_for(options: EngineOptions, comm: Communicator) -> ExecutionPlan:
+    """Resolve the options for one of several processes."""
+    plan = options.resolve()
+    if comm.size == 1:
+        return plan
+    if ":" in options.device:
+        raise UserError(
+            f"device {options.device} cannot be shared by {comm.size} processes; "
+            f"use device {options.device.partition(':')[0]}"
+        )
+    # Opt-in with several processes: over NCCL, with one GPU each, CUDA-graph steps have not been tested.
+    cuda_graphs = plan.cuda_graphs and options.step == "cuda_graph"
+    # Messages of concurrent networks would have to arrive in the same order on every rank.
+    return replace(plan, cuda_graphs=cuda_graphs, max_concurrent=1)

@@ -12,8 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from pathgrow.distributed.comm import Communicator
 from pathgrow.errors import UserError
 from pathgrow.sparse.attach import Attached
 from pathgrow.trainer.device import ExecutionPlan
@@ -144,3 +146,25 @@ def scaled_lrs(optimizer: Optimizer, base: list[float], factor: float) -> Iterat
     finally:
         for group, lr in zip(optimizer.param_groups, base, strict=True):
             group["lr"] = lr
+
+
+def wrap_in_ddp(model: nn.Module, comm: Communicator) -> nn.Module:
+    """Wrap the model so that its gradients are averaged over all ranks; a single process needs no wrapper."""
+    if comm.size == 1:
+        return model
+    return _ExplainedDDP(model, gradient_as_bucket_view=True)
+
+
+class _ExplainedDDP(DistributedDataParallel):
+    """DistributedDataParallel whose error about unused parameters says how to change the model."""
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        try:
+            return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            if "finished reduction" not in str(error):
+                raise
+            raise UserError(
+                "some parameters of this model do not contribute to its loss, but data-parallel training needs a "
+                "gradient for each: remove them, or freeze them with requires_grad_(False)"
+            ) from error

@@ -14,17 +14,17 @@ from torch.optim import SGD, AdamW, Optimizer
 from pathgrow.data.dataset import Dataset, Split, StreamedSplit, normalize
 from pathgrow.data.streaming import StreamLoader
 from pathgrow.distributed.comm import Communicator
+from pathgrow.distributed.process_group import current_communicator
 from pathgrow.graph.tracer import preserved_modes
 from pathgrow.masks import Masks
 from pathgrow.methods import fixed
 from pathgrow.sparse.attach import attach
 from pathgrow.trainer.cuda_graph_step import CudaGraphStep
-from pathgrow.trainer.device import EngineOptions
-from pathgrow.trainer.eager_step import EagerStep, explain_single_row
+from pathgrow.trainer.device import EngineOptions, plan_for
+from pathgrow.trainer.eager_step import EagerStep, explain_single_row, wrap_in_ddp
 from pathgrow.trainer.feed import DeviceSplits, Feed, ResidentFeed, StreamedFeed, epoch_batches
 from pathgrow.trainer.interface import Job
 from pathgrow.trainer.loop import OnEpoch, Training
-from pathgrow.trainer.process_group import current_communicator, plan_for, wrap_in_ddp
 from pathgrow.trainer.recipes import Recipe, check_batch_split
 
 _EVALUATION_BATCH = 2500

@@ -12,32 +12,36 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 
 from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator
-from pathgrow.errors import PeerFailed, RunFailed, UserError
-from pathgrow.trainer.device import EngineOptions, ExecutionPlan
+from pathgrow.errors import PeerFailed, RunFailed, UserError, require
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 T = TypeVar("T")
 
-_TIMEOUT = timedelta(minutes=30)
-"""How long a rank waits for the others: rank 0 may be writing, or growing a large network."""
-_START_TIMEOUT = timedelta(minutes=10)
+_TIMEOUT = "PATHGROW_TIMEOUT", 1800.0
+"""Variable and default: how many seconds a rank waits for another, which may be writing or growing a network."""
+_START_TIMEOUT = "PATHGROW_START_TIMEOUT", 50.0
+"""The same until all ranks are connected."""
 _REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _NUM_FAILED, _FAILURE = "pathgrow/num_failed", "pathgrow/failure"
 _GRACE_SECONDS = 2.0
+_MAX_SECONDS = 1e6
 _GIL_SECONDS = 0.1
 _BROKEN = "lost the connection to another rank; finished stages are kept, restart all processes to resume"
+_SILENT = (
+    "another rank did not answer within {0:g} s; finished stages are kept, restart all processes to resume, with "
+    f"{_TIMEOUT[0]} set to more seconds if it was busy"
+)
 
 
 class ProcessGroupComm:
@@ -46,10 +50,11 @@ class ProcessGroupComm:
     Creating one is collective: all ranks must do it, in the same order.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, timeout: timedelta | None = None) -> None:
+        """Connect all ranks once more, within `timeout`."""
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
-        self._group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
+        self._group = dist.new_group(backend="gloo", timeout=timeout or _seconds(*_TIMEOUT))
 
     def disconnect_(self) -> None:
         """Leave the process group; the communicator cannot be used any more.
@@ -108,7 +113,8 @@ class ProcessGroupComm:
         if differing:
             raise RunFailed(
                 f"the {what} of rank {', '.join(map(str, differing))} differ from those of rank 0; "
-                "use the same model, seed, options and kind of device on every rank"
+                "average gradients over ranks (DistributedDataParallel), and use the same model, seed, options and "
+                "kind of device on every rank"
             )
 
     def _sent_by_rank0(self, value: Any = None) -> Any:
@@ -150,21 +156,47 @@ def _contiguous(tensor: Tensor) -> Iterator[Tensor]:
 
 @contextmanager
 def _connected() -> Iterator[None]:
-    """Turn a broken connection into a `RunFailed`."""
+    """Turn a broken connection or a silent rank into a `RunFailed`."""
     try:
         yield
     except RuntimeError as error:  # includes torch's DistError
-        raise RunFailed(_BROKEN) from error
+        raise RunFailed(_lost(error)) from error
+
+
+def _lost(error: BaseException) -> str:
+    """Which of two ways a rank was lost in, as a sentence."""
+    is_silent = any(words in str(error).lower() for words in ("timed out", "timeout"))
+    return _SILENT.format(_seconds(*_TIMEOUT).total_seconds()) if is_silent else _BROKEN
+
+
+def _seconds(variable: str, default: float) -> timedelta:
+    """A duration that an environment variable may change."""
+    text = os.environ.get(variable, "")
+    try:
+        seconds = float(text or default)
+    except ValueError:
+        seconds = 0.0
+    require(
+        0 < seconds <= _MAX_SECONDS, variable, text, f"a number of seconds in (0, {_MAX_SECONDS:g}]", f"{default:g}"
+    )
+    return timedelta(seconds=seconds)
+
+
+_found: list[tuple[object, ProcessGroupComm]] = []
+"""The communicator that was made last, and its default process group."""
 
 
 def current_communicator() -> Communicator:
     """Return the communicator of the default process group, or that of a single process if there is none.
 
-    Collective if there is a process group.
+    Collective at its first call with a process group.
     """
     if not is_initialized() or dist.get_world_size() == 1:
         return SINGLE_PROCESS
-    return ProcessGroupComm()
+    if not _found or _found[0][0] is not dist.group.WORLD:
+        with _connected():
+            _found[:] = [(dist.group.WORLD, ProcessGroupComm())]
+    return _found[0][1]
 
 
 @contextmanager
@@ -186,8 +218,7 @@ def join_process_group(device: str = "auto") -> Iterator[Communicator]:
     if size == "1" or "RANK" not in os.environ:
         yield SINGLE_PROCESS
         return
-    store = _connect(_backend(device))
-    comm = ProcessGroupComm()
+    store, comm = _connect(_backend(device))
     try:
         yield comm
     except BaseException as error:
@@ -203,24 +234,29 @@ def is_initialized() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def _connect(backend: str) -> Store:
-    """Initialize the default process group from the variables of `torchrun`; return the store its ranks share."""
+def _connect(backend: str) -> tuple[Store, ProcessGroupComm]:
+    """Initialize the default process group from the variables of `torchrun`; also return the store its ranks share."""
     if missing := [name for name in _REQUIRED if not os.environ.get(name)]:
         raise UserError(f"WORLD_SIZE is set but {missing[0]} is not; start the processes with torchrun")
     from torch.distributed.rendezvous import rendezvous  # here: builds of torch without distributed lack it
 
+    timeout, start_timeout = _seconds(*_TIMEOUT), _seconds(*_START_TIMEOUT)
     store: Store
     try:
-        store, rank, size = next(rendezvous("env://", timeout=_START_TIMEOUT))
-        store.set_timeout(_START_TIMEOUT)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_TIMEOUT)
+        store, rank, size = next(rendezvous("env://", timeout=start_timeout))
+        store.set_timeout(start_timeout)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=start_timeout)
+        comm = ProcessGroupComm(start_timeout)
+        # Only now: a rank that dies before would be waited for as long as a busy one.
+        for group in (None, comm._group):
+            dist.distributed_c10d._set_pg_timeout(timeout, group)
     except (RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
         raise UserError(
-            f"the ranks of this run could not connect ({reason}): "
-            "check MASTER_ADDR and MASTER_PORT, and that all processes were started"
+            f"the ranks of this run could not connect within {start_timeout.total_seconds():g} s ({reason}): check "
+            f"MASTER_ADDR and MASTER_PORT, and that all processes were started; {_START_TIMEOUT[0]} sets the seconds"
         ) from error
-    return store
+    return store, comm
 
 
 def _backend(device: str) -> str:
@@ -241,6 +277,7 @@ def _leave_failed(store: Store, comm: ProcessGroupComm, error: BaseException) ->
 
     The groups are not destroyed: destroying an NCCL group that other ranks wait in can hang.
     """
+    store.set_timeout(timedelta(seconds=_GRACE_SECONDS))  # a rank may die between counting itself and its message
     try:
         first = _first_failure(store, _Failure.of(error, comm.rank))
         _wait_for_readers(store, comm)
@@ -251,7 +288,7 @@ def _leave_failed(store: Store, comm: ProcessGroupComm, error: BaseException) ->
     # An all-reduce failed because a peer is gone: gloo has no error class for that.
     is_broken = any(words in str(error) for words in ("gloo", "NCCL", "Connection closed"))
     if is_broken and isinstance(error, RuntimeError) and not isinstance(error, RunFailed):
-        raise RunFailed(_BROKEN) from error
+        raise RunFailed(_lost(error)) from error
 
 
 def _first_failure(store: Store, mine: _Failure) -> _Failure:
@@ -270,41 +307,3 @@ def _wait_for_readers(store: Store, comm: ProcessGroupComm) -> None:
     while store.add(_NUM_FAILED, 0) < comm.size and time.monotonic() < end:
         time.sleep(0.02)
     time.sleep(0.2)  # the last rank has counted itself and is reading now
-
-
-def wrap_in_ddp(model: nn.Module, comm: Communicator) -> nn.Module:
-    """Wrap the model so that its gradients are averaged over all ranks; a single process needs no wrapper."""
-    if comm.size == 1:
-        return model
-    return _ExplainedDDP(model, gradient_as_bucket_view=True)
-
-
-class _ExplainedDDP(DistributedDataParallel):
-    """DistributedDataParallel whose error about unused parameters says how to change the model."""
-
-    def forward(self, *inputs: Any, **named: Any) -> Any:
-        try:
-            return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
-        except RuntimeError as error:
-            if "finished reduction" not in str(error):
-                raise
-            raise UserError(
-                "some parameters of this model do not contribute to its loss, but data-parallel training needs a "
-                "gradient for each: remove them, or freeze them with requires_grad_(False)"
-            ) from error
-
-
-def plan_for(options: EngineOptions, comm: Communicator) -> ExecutionPlan:
-    """Resolve the options for one of several processes."""
-    plan = options.resolve()
-    if comm.size == 1:
-        return plan
-    if ":" in options.device:
-        raise UserError(
-            f"device {options.device} cannot be shared by {comm.size} processes; "
-            f"use device {options.device.partition(':')[0]}"
-        )
-    # Opt-in with several processes: over NCCL, with one GPU each, CUDA-graph steps have not been tested.
-    cuda_graphs = plan.cuda_graphs and options.step == "cuda_graph"
-    # Messages of concurrent networks would have to arrive in the same order on every rank.
-    return replace(plan, cuda_graphs=cuda_graphs, max_concurrent=1)

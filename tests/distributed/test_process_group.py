@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,17 +16,20 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
 from pathgrow import attach, data, discover
 from pathgrow.cli import main
 from pathgrow.distributed.comm import SINGLE_PROCESS, SingleProcess
+from pathgrow.distributed.process_group import current_communicator, join_process_group
 from pathgrow.errors import PeerFailed, RunFailed, UserError
 from pathgrow.masks import Masks
 from pathgrow.methods import create
 from pathgrow.trainer import EngineOptions
-from pathgrow.trainer.process_group import current_communicator, join_process_group, plan_for
+from pathgrow.trainer.device import plan_for
 from pathgrow.trainer.recipes import check_batch_split
 from tests.support.ranks import together
 
@@ -138,6 +143,72 @@ def test_a_rank_with_different_masks_is_detected_and_named(tmp_path: Path) -> No
         assert all("masks of rank 1 differ from those of rank 0" in error for error in rank.value), rank.value
 
 
+OWN_LOOP = {
+    "snip": {},
+    "gse": {"update_interval": 2, "density": 0.3},
+    "set": {"update_interval": 2, "density": 0.3},
+    "gradient_growth": {"start_density": 0.2},
+    "gcg": {"start_density": 0.2},
+}
+
+
+def own_loop(name: str, in_ddp: bool = True) -> list[str]:
+    """Masks after each step of a loop that knows nothing of ranks: other seeds, data and scores on each."""
+    rank = dist.get_rank()
+    torch.manual_seed(rank)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    batches = [(torch.randn(4, 6), torch.randint(3, (4,))) for _ in range(6)]
+    module = DistributedDataParallel(model) if in_ddp else model
+    optimizer = SGD(model.parameters(), lr=0.1)
+
+    def loss(module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return functional.cross_entropy(module(batch[0]), batch[1])
+
+    method = create(name, **OWN_LOOP[name])
+    sparse = attach(
+        model, optimizer, method, batches[0][0], scope=Masks.full(model), loss=loss, batches=batches, seed=rank
+    )
+    digests = [sparse.masks.digest()]
+    for batch in batches:
+        optimizer.zero_grad()
+        loss(module, batch).backward()
+        optimizer.step()
+        if "growth" in name or name == "gcg":
+            sparse.observe(0.5 + rank)
+        digests.append(sparse.masks.digest())
+    sparse.detach()
+    return digests
+
+
+def own_loops() -> dict[str, object]:
+    dist.init_process_group("gloo")
+    found: dict[str, object] = {name: own_loop(name) for name in OWN_LOOP}
+    try:
+        own_loop("set", in_ddp=False)
+    except RunFailed as error:
+        found["alone"] = str(error)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        own_loop("snip")
+        torch.manual_seed(dist.get_rank())
+        attach(model := nn.Linear(6, 8), SGD(model.parameters(), lr=0.1), "random", scope=Masks.full(model))
+    found["warned"] = [str(each.message) for each in caught]
+    dist.destroy_process_group()
+    return found
+
+
+def test_an_own_loop_in_ddp_has_equal_masks_without_naming_its_ranks(tmp_path: Path) -> None:
+    ranks = [rank.value for rank in together(tmp_path, own_loops)]
+    assert None not in ranks
+    for name in OWN_LOOP:
+        assert ranks[0][name] == ranks[1][name], name
+        assert len(set(ranks[0][name])) > (name != "snip"), "masks are updated"
+    for rank in ranks:
+        assert rank["alone"].startswith("the weights of rank 1 differ from those of rank 0; average gradients")
+    assert [len(rank["warned"]) for rank in ranks] == [1, 0]
+    assert "ranks have different weights, and all continue with those of rank 0" in ranks[0]["warned"][0]
+
+
 # Failing
 
 
@@ -180,6 +251,43 @@ def test_an_error_on_one_rank_ends_all(
     assert found.startswith(message)
     assert code == exit_code
     assert seconds < 20
+
+
+def absent(how: str) -> str:
+    """Rank 1 dies before it has connected, or stops answering."""
+    os.environ |= {"PATHGROW_START_TIMEOUT": "1.5", "PATHGROW_TIMEOUT": "1.5"}
+    if how == "killed" and os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    with join_process_group("cpu") as comm:
+        if comm.rank == 1:
+            time.sleep(3)
+        comm.gather(None)
+    return "nothing"
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        (
+            "killed",
+            r"UserError: the ranks of this run could not connect within 1\.5 s .*; PATHGROW_START_TIMEOUT",
+        ),
+        ("silent", r"RunFailed: another rank did not answer within 1\.5 s; .* PATHGROW_TIMEOUT set to more seconds"),
+    ],
+)
+def test_no_rank_waits_forever(how: str, message: str, tmp_path: Path) -> None:
+    found, _, seconds = together(tmp_path, outcome, absent, how)[0].value
+    assert re.match(message, found), found
+    assert seconds < 10
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "1e300", "soon"])
+def test_a_timeout_that_is_none(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "x"), ("MASTER_PORT", "1")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PATHGROW_START_TIMEOUT", text)
+    with pytest.raises(UserError, match=r"^PATHGROW_START_TIMEOUT must be a number of seconds"), join_process_group():
+        pass
 
 
 def fail_on_rank_0(port: int) -> str:
