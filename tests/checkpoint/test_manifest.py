@@ -120,7 +120,7 @@ def test_a_network_loads_with_its_masks(run: Path) -> None:
 
 
 class Counting(nn.Linear):
-    """A module with state that is no tensor."""
+    """A module with state that is not a tensor."""
 
     calls = 0
 

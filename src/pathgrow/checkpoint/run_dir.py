@@ -260,7 +260,7 @@ class RunDir:
         from torch import Tensor
 
         masks.save(self.path / "network_masks.safetensors")
-        # Modules may add state of their own that is no tensor (`get_extra_state`).
+        # Modules may add state of their own that is not a tensor (`get_extra_state`).
         data = serialize({name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)})
         atomic.write_bytes(self.path / "network.safetensors", data)
         return hashlib.sha256(data).hexdigest()
