@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
-from pathgrow.errors import UserError, is_int, nearest_names, short, unknown_name
+from pathgrow.errors import UserError, is_int, nearest_names, require, short, unknown_name
 
 T = TypeVar("T")
 
@@ -18,6 +18,7 @@ _KINDS: tuple[tuple[type, str], ...] = (
     (str, "a string"),
 )
 """bool first: it is a subclass of int."""
+_WORDS = {"true": True, "false": False, "none": None}
 
 
 def lookup(kind: str, name: str, table: Mapping[str, T]) -> T:
@@ -79,6 +80,32 @@ def converted_options(what: str, options: Mapping[str, Any], defaults: Mapping[s
             raise UserError(f"option {name} of {what} must be {expected}, got {short(value)} (e.g. {default})")
         converted[name] = value
     return converted
+
+
+def parse_pair(text: str, flag: str) -> tuple[str, Any]:
+    """A NAME=VALUE word; the value is a number, a comma-separated list of numbers, true, false, none, or text.
+
+    >>> [parse_pair(text, "--model-option") for text in ("width=8", "widths=8,8", "by_sign=false", "allocation=erk")]
+    [('width', 8), ('widths', [8, 8]), ('by_sign', False), ('allocation', 'erk')]
+    """
+    name, equals, value = text.partition("=")
+    require(bool(name and equals and value), flag, text, "NAME=VALUE", "width=8")
+    if value.lower() in _WORDS:
+        return name, _WORDS[value.lower()]
+    parts = [as_number(part, (int, float)) for part in value.split(",") if part]
+    if not parts or any(isinstance(part, str) for part in parts):  # a lone comma has no parts
+        return name, value
+    return name, parts if "," in value else parts[0]
+
+
+def as_number(text: str, kinds: Collection[type[int] | type[float]]) -> Any:
+    """Text as the first kind of number that it is; other text stays as it is."""
+    for kind in kinds:
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
 
 
 def import_function(kind: str, place: str) -> Callable[..., Any]:

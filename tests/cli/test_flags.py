@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from pathgrow.cli.flags import parse_pair
 from pathgrow.cli.main import COMMANDS, parse
 from pathgrow.graph.scope import PRESETS
+from pathgrow.registry import parse_pair
 from pathgrow.runs.config import EVERYTHING, DiscoverConfig, TrainConfig
 from pathgrow.trainer import EngineOptions, recipes
 

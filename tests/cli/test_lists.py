@@ -16,11 +16,11 @@ from torch import nn
 
 from pathgrow import attach, data, methods, models
 from pathgrow.cli import lists
-from pathgrow.cli.flags import parse_pair
 from pathgrow.density import rules
 from pathgrow.errors import UserError
 from pathgrow.methods.allocation import DISTRIBUTIONS
 from pathgrow.methods.method import Progress
+from pathgrow.registry import parse_pair
 from pathgrow.runs.config import TrainConfig
 from pathgrow.trainer import recipes
 from tests.support.command import leave

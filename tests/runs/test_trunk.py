@@ -574,3 +574,82 @@ def test_a_run_directory_keeps_its_final_epochs(tmp_path: Path) -> None:
 def test_a_resumed_final_training_has_the_same_length(saves_the_last: bool) -> None:
     rule = Script(probe=(1,), last=2, density=0.15)
     assert killed_at_every_save(saves_the_last, rule=rule, final_epochs=total_epochs) > 5
+
+
+# Candidates of other methods
+
+
+def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+FINISHED = {"budget": 160, "loss": loss_of, "batches": [(INPUTS[:16], TARGETS[:16])]}
+
+
+@pytest.mark.parametrize("name", ["set", "gmp", "rigl", "granet", "snip", "acdc", "topkast", "edge_popup"])
+def test_a_method_trains_the_candidates_and_the_final_network(name: str) -> None:
+    world = World()
+    found = world.discover(finish=name, **FINISHED)
+    assert [(record.point.round, record.num_on) for record in found.probes] == [
+        (round, found.rounds[round].num_on) for round in (0, 2)
+    ]
+    assert (found.network.stage, found.network.num_on) == ("final", found.rounds[3].num_on)
+    assert found.masks.num_on == found.network.num_on
+    for weight, mask in found.masks.items():
+        assert bool((world.model.get_parameter(weight)[~mask] == 0).all())
+    assert world.evaluate(world.model)[0] == found.score
+    world.fit(world.model, world.optimizer, 2)  # the masks stay
+    assert bool((world.model[0].weight[~found.masks["0.weight"]] == 0).all())
+    report = found.report()
+    assert (report.method.name, report.network.round, report.ledger.epochs_times_parameters) == (name, None, None)
+
+
+def test_the_cost_of_a_method_that_prunes_while_it_trains() -> None:
+    found = World().discover(finish="gmp:update_interval=10", **FINISHED)
+    num, num_on, last = found.masks.num, found.masks.num_on, 120  # 0.75 of 160 steps
+    active, total = num, 0
+    for step in range(160):
+        total += active + 32  # the output layer is dense; one multiply-add per weight
+        done = (step - 32) / (last - 32)
+        if (step - 32 >= 0 and (step - 32) % 10 == 0) or step >= last:
+            density = num_on / num + (1 - num_on / num) * max(0.0, 1 - done) ** 3
+            active = min(active, round(density * num))
+    assert found.network.training_flops == 6 * 16 * total
+    assert found.ledger.phases[-1].training_flops == 6 * 16 * total
+
+
+def test_masks_that_a_method_keeps_are_trained_on_and_others_start_over() -> None:
+    rule = Script(density=0.15)  # that of round 2, which is probed
+    lengths = {
+        name: dict(stage_lengths(World().discover(finish=name, rule=rule, **FINISHED))) for name in ("snip", "set")
+    }
+    assert {name: epochs["final"] for name, epochs in lengths.items()} == {"snip": 144, "set": 160}
+    kept = World().discover(finish="erk", rule=rule, probe_fraction=1.0, **FINISHED)
+    assert kept.network in kept.probes
+
+
+def test_steps_per_epoch_are_measured() -> None:
+    class Thorough(World):
+        def fit(self, model: nn.Module, optimizer: Optimizer, epochs: int) -> None:
+            super().fit(model, optimizer, 3 * epochs)
+
+    class Hasty(World):
+        def fit(self, model: nn.Module, optimizer: Optimizer, epochs: int) -> None:
+            super().fit(model, optimizer, max(1, epochs // 2) if self.fits else 3 * epochs)
+
+    found = Thorough().discover(finish="gmp", **FINISHED)
+    assert found.attached.step == 3 * 160
+    with pytest.raises(RunFailed, match=r"'gmp' ended stage probe-000 at density 1 instead of 0\.09896, after 8 opt"):
+        Hasty().discover(finish="gmp", **FINISHED)
+
+
+@pytest.mark.parametrize(("name", "density"), [("gmp", 0.2), ("snip", 0.15), ("topkast", 0.2)])
+def test_a_search_by_a_method_resumes(name: str, density: float) -> None:
+    assert killed_at_every_save(True, finish=name, rule=Script(density=density), **{**FINISHED, "budget": 16}) > 8
+
+
+def test_a_method_without_its_loss_is_refused_before_any_training() -> None:
+    world = World()
+    with pytest.raises(UserError, match="'snip' uses loss gradients; pass loss="):
+        world.discover(finish="snip")
+    assert not world.fits

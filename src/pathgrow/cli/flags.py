@@ -10,9 +10,9 @@ from functools import partial
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 from pathgrow.config import Option, option_of
-from pathgrow.errors import UserError, nearest_names, require
-
-_WORDS = {"true": True, "false": False, "none": None}
+from pathgrow.errors import UserError, nearest_names
+from pathgrow.registry import as_number, parse_pair
+from pathgrow.runs.named_method import NamedMethod
 
 
 class Parser(argparse.ArgumentParser):
@@ -76,17 +76,18 @@ class Subcommand:
         return parser
 
 
-def import_named(method: object) -> None:
-    """Import a method that the command line names as `module:function`, if need be from the working directory.
+def import_named(method: object, *finishers: str) -> None:
+    """Import methods that the command line names as `module:function`, if need be from the working directory.
 
     Nothing else is imported from there: it may hold files of somebody else.
     """
-    if isinstance(method, str) and ":" in method:
-        from pathgrow import methods
+    for name in (method, *(NamedMethod.parse(finisher).name for finisher in finishers)):
+        if isinstance(name, str) and ":" in name:
+            from pathgrow import methods
 
-        if "" not in sys.path:
-            sys.path.append("")
-        methods.entry(method)
+            if "" not in sys.path:
+                sys.path.append("")
+            methods.entry(name)
 
 
 def add_flags(group: argparse._ArgumentGroup, config: type, *, without: Collection[str] = ()) -> None:
@@ -120,6 +121,8 @@ def _add_flag(group: Any, declared: dataclasses.Field[Any], spec: Option, hint: 
         kind = {"action": "store_const", "const": not declared.default}
     elif get_origin(hint) is Mapping:
         kind = {"action": _AddPair, "metavar": spec.metavar}
+    elif tuple[str, ...] in get_args(hint):
+        kind = {"action": _AddName, "metavar": spec.metavar}
     else:
         choices = "|".join(get_args(hint)) if get_origin(hint) is Literal else None
         kind = {"type": partial(parse_value, hint=hint), "metavar": spec.metavar or choices}
@@ -134,35 +137,18 @@ def parse_value(text: str, hint: Any) -> Any:
     (3, 0.5, 'many')
     """
     members = get_args(hint) if get_args(hint) and get_origin(hint) is not Literal else (hint,)
-    return _number(text, [kind for kind in (int, float) if kind in members])
-
-
-def parse_pair(text: str, flag: str) -> tuple[str, Any]:
-    """A NAME=VALUE word; the value is a number, a comma-separated list of numbers, true, false, none, or text.
-
-    >>> [parse_pair(text, "--model-option") for text in ("width=8", "widths=8,8", "by_sign=false", "allocation=erk")]
-    [('width', 8), ('widths', [8, 8]), ('by_sign', False), ('allocation', 'erk')]
-    """
-    name, equals, value = text.partition("=")
-    require(bool(name and equals and value), flag, text, "NAME=VALUE", "width=8")
-    if value.lower() in _WORDS:
-        return name, _WORDS[value.lower()]
-    parts = [_number(part, (int, float)) for part in value.split(",") if part]
-    if not parts or any(isinstance(part, str) for part in parts):  # a lone comma has no parts
-        return name, value
-    return name, parts if "," in value else parts[0]
-
-
-def _number(text: str, kinds: Collection[type[int] | type[float]]) -> Any:
-    for kind in kinds:
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return text
+    return as_number(text, [kind for kind in (int, float) if kind in members])
 
 
 class _AddPair(argparse.Action):
     def __call__(self, parser: Any, namespace: Any, text: Any, flag: str | None = None) -> None:
         name, value = parse_pair(text, str(flag))
         setattr(namespace, self.dest, {**getattr(namespace, self.dest, {}), name: value})
+
+
+class _AddName(argparse.Action):
+    """A name, or a list of names if the flag is repeated."""
+
+    def __call__(self, parser: Any, namespace: Any, text: Any, flag: str | None = None) -> None:
+        before = getattr(namespace, self.dest, [])
+        setattr(namespace, self.dest, [*([before] if isinstance(before, str) else before), text] if before else text)

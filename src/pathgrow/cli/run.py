@@ -83,8 +83,9 @@ def _run(
     with join_process_group(values.get("engine", {}).get("device", "auto")) as comm:
         quiet = quiet or comm.rank > 0
         # On rank 0 alone, so that an error is printed once.
-        comm.on_rank0(lambda: import_named(values.get("method")))
-        import_named(values.get("method"))
+        finishers = [given] if isinstance(given := values.get("finish", []), str) else given
+        comm.on_rank0(lambda: import_named(values.get("method"), *finishers))
+        import_named(values.get("method"), *finishers)
         config = comm.broadcast_from_rank0(lambda: kind.from_dict({"ranks": comm.size, **values}))
         folder = out if out is not None else Path("runs") / config.name
         was_finished = RunDir(folder).finished

@@ -49,7 +49,7 @@ def check_signature(function: Any, name: str, *arguments: str) -> None:
 def refuse_paths(model: nn.Module, options: DiscoverOptions) -> None:
     """Refuse options that need paths, for a model that cannot be traced."""
     method = options.growth_method()
-    if options.uses_static_masks or (options.max_density < 1 and method.grow is not at_random):
+    if options.probes or (options.max_density < 1 and method.grow is not at_random):
         raise UserError(
             f"{type(model).__name__} cannot be traced, so it cannot grow along paths; use max_density=1, which only "
             "prunes, or method='random_growth' (both with finish='gts')"

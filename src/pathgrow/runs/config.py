@@ -20,6 +20,7 @@ from pathgrow.density.types import DEFAULT_DELTA, SelectBy
 from pathgrow.distributed.cpus import available_cpus
 from pathgrow.errors import UserError, is_int, require, unknown_name
 from pathgrow.registry import check_option_names, require_imported
+from pathgrow.runs.named_method import DENSITY_OPTIONS, NUM_STEPS, NamedMethod
 from pathgrow.trainer import EngineOptions, recipes
 from pathgrow.trainer.recipes import Recipe, check_batch_split
 
@@ -34,9 +35,6 @@ Match = Literal["none", "parameters", "prunable", "flops"]
 EVERYTHING = "all"
 """The scope of every convolutional and linear weight."""
 
-_DENSITY_OPTIONS = ("density", "target_density")
-"""Names that methods use for their final density."""
-_NUM_STEPS = "num_steps"
 _THREADING_MACS = 20_000_000
 """Multiply-adds per batch above which a second CPU thread pays off."""
 
@@ -227,13 +225,13 @@ class TrainConfig(RunConfig):
         require_imported("method", self.method)
         if self.match == "none" and (self.match_budget is not None or self.match_run is not None):
             raise UserError("a budget to match requires --match flops or --match parameters")
-        if self.density is not None and self.density_option is None:
+        if self.density is not None and self.named_method.density_option is None:
             raise UserError(f"method {self.method!r} takes no density; see `pathgrow methods` for those that do")
-        if self.density is None and self.density_option == "target_density":
+        if self.density is None and self.named_method.density_option == "target_density":
             raise UserError(
                 f"method {self.method!r} requires --density; use `pathgrow discover` to search for a density"
             )
-        if self.final == "grown" and self.density_option != "target_density":
+        if self.final == "grown" and self.named_method.density_option != "target_density":
             raise UserError(
                 f"final must be 'fresh' for method {self.method!r}, which does not grow between trainings, got 'grown'"
             )
@@ -246,12 +244,12 @@ class TrainConfig(RunConfig):
             raise UserError("a method is required: pass --method NAME, see `pathgrow methods`")
         known = pathgrow.methods.defaults(method)
         if isinstance(given, Mapping):
-            if own := next((name for name in _DENSITY_OPTIONS if name in given), None):
+            if own := next((name for name in DENSITY_OPTIONS if name in given), None):
                 raise UserError(f"{own} is not a method option here; use --density {given[own]}")
             options = {
                 name: default
                 for name, default in known.items()
-                if name not in (*_DENSITY_OPTIONS, _NUM_STEPS) and default is not inspect.Parameter.empty
+                if name not in (*DENSITY_OPTIONS, NUM_STEPS) and default is not inspect.Parameter.empty
             }
             values["method_options"] = {**options, **given}
         if isinstance(known.get("density"), int | float):
@@ -280,22 +278,13 @@ class TrainConfig(RunConfig):
         return f"{self.data}-{self.model}-{self.method.rpartition(':')[2]}{density}"
 
     @property
-    def density_option(self) -> str | None:
-        """The method's own name for its final density."""
-        known = pathgrow.methods.defaults(self.method)
-        return next((name for name in _DENSITY_OPTIONS if name in known), None)
+    def named_method(self) -> NamedMethod:
+        """The method with its options, without its density."""
+        return NamedMethod(self.method, self.method_options)
 
     def make_method(self, num_steps: int) -> Method:
         """Create the method for a training of `num_steps` optimizer steps."""
-        options = dict(self.method_options)
-        if (name := self.density_option) is not None and self.density is not None:
-            options[name] = self.density
-        if _NUM_STEPS in pathgrow.methods.defaults(self.method):
-            options.setdefault(_NUM_STEPS, num_steps)
-        return pathgrow.methods.create(self.method, **options)
-
-
-FINISHES = ("auto", "gts", "static")
+        return self.named_method.create(self.density, num_steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,12 +310,14 @@ class SearchOptions:
         example="160",
     )
     rule: str = option("probe", "Density rule, see `pathgrow rules`.", metavar="NAME")
-    finish: str = option(
+    finish: str | tuple[str, ...] = option(
         "auto",
-        "How candidates are trained: gts (grow, train, shrink; what auto means) or static (masks of growth rounds).",
-        metavar="|".join(FINISHES),
-        valid=lambda name: name in FINISHES,
-        expected=f"one of {', '.join(FINISHES)}",
+        "How candidates are trained: gts (grow, train, shrink; what auto means), static (masks of growth rounds), or a "
+        "method that takes a density, such as set:drop_fraction=0.2. Repeatable: the sparsest that does not miss is "
+        "returned.",
+        metavar="NAME[:OPTION=VALUE,...]",
+        expected="a name or a list of names",
+        example="'set:drop_fraction=0.2'",
     )
     max_density: float = option(
         1.0,
@@ -424,9 +415,9 @@ class DiscoverConfig(SearchOptions, RunConfig):
         from pathgrow.runs.options import DiscoverOptions
 
         options = DiscoverOptions(**self.search())
-        if options.uses_static_masks or options.method != SearchOptions.method:
+        if options.probes or options.method != SearchOptions.method:
             options.growth_method()
-        if options.uses_static_masks or options.rule != SearchOptions.rule:
+        if options.probes or options.rule != SearchOptions.rule:
             options.density_rule()
         options.check_unused()
 

@@ -24,7 +24,7 @@ from pathgrow.distributed.comm import Communicator, held_by_rank0
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.graph.calls import uncalled_layers
 from pathgrow.masks import Masks
-from pathgrow.methods.method import GrowEachRound
+from pathgrow.methods.method import GrowEachRound, never
 from pathgrow.report.progress import ProgressBar
 from pathgrow.report.schema import RunReport
 from pathgrow.runs import checks
@@ -178,7 +178,7 @@ def discover(
             session.warnings.append(
                 f"example_input does not reach {', '.join(uncalled)} of {type(model).__name__}, so they stay dense"
             )
-        if chosen.start is None and not chosen.uses_static_masks:
+        if chosen.start is None and chosen.prunes:
             checks.refuse_trained(session, chosen)
         found = search(session, chosen)
         _write(found, run_dir)
@@ -188,10 +188,12 @@ def discover(
 def search(session: Session, options: DiscoverOptions) -> Discovery:
     """Run the search of a session; a failure restores its model and optimizer."""
     trunk: GrowingTrunk | ShrinkingTrunk
-    if options.uses_static_masks:
-        trunk = GrowingTrunk(session, options, options.growth_method())
-    else:
+    if (finisher := options.finishing_method) is not None:
+        session.check_needs(finisher.at(1.0, num_steps=1))
+    if options.prunes:
         trunk = ShrinkingTrunk(session, options)
+    else:
+        trunk = GrowingTrunk(session, options, options.growth_method())
     _warn(session, session.warnings)
     try:
         if isinstance(trunk, GrowingTrunk):
@@ -370,12 +372,21 @@ class _Search:
         record = probe = self._probes.get(round)
         is_new = record is None or record.point.epochs < epochs
         if record is None or is_new:
-            warm = probe if self._options.warm_start and self._options.final == "fresh" else None
+            warm = probe if self._options.warm_start and self._options.final == "fresh" and self._keeps_masks else None
             [record] = train_copies(self._trunk, self._options, {"final": round}, epochs, probe=warm)
             for other in self._probes.values():
                 self._session.store.delete_tensors(other.stage)
-        self._trunk.finish_(self._trunk.masks(round), *self._session.tensors(record.stage))
+        self._trunk.finish_(*self._session.tensors(record.stage))
         return record, is_new
+
+    @property
+    def _keeps_masks(self) -> bool:
+        """Whether candidates are trained with constant masks, so that a probe is the first part of a full training."""
+        finisher = self._options.finishing_method
+        if finisher is None:
+            return True
+        method = finisher.at(self._trunk.records[-1].point.density, num_steps=1)
+        return method.schedule is never and method.weights is None
 
     @property
     def _trained(self) -> list[Record]:
@@ -403,7 +414,7 @@ def run_discovery(
 def expected_epochs(config: DiscoverConfig, out: str | os.PathLike[str]) -> int:
     """Estimate how many epochs are left to train; the number of probes is up to the rule."""
     options = DiscoverOptions(**config.search())
-    if not options.uses_static_masks:
+    if options.prunes:
         expected = Lengths(options).expected
     else:
         schedule = options.growth_method().schedule
@@ -440,7 +451,7 @@ def _discover(config: DiscoverConfig, run_dir: RunDir | None, progress: Progress
         )
         if run_dir is not None:
             warnings.warn(notes[0], stacklevel=2)
-    if not options.uses_static_masks:
+    if options.prunes:
         # Static masks: without it, since their rule was tuned without it, see docs/design/train_and_compare.md.
         options = dataclasses.replace(options, num_val=num_val)
     found = search(session, options)

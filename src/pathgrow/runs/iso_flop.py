@@ -7,7 +7,9 @@ be. The plan is made once, before training; the report says what was spent.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
 from functools import cache
+from typing import Self
 
 from pathgrow.config import from_json, to_json
 from pathgrow.errors import UserError
@@ -73,16 +75,28 @@ class CostMeter:
 
     cost: Cost
     dense_macs: int
-    batch_size: int
+    batch_size: int | Fraction
+    """Samples per step; the mean, if it was measured."""
     num: int
     """Prunable weights."""
     per_sample: int | None = None
     """FLOPs of a sample, if they do not depend on the masks."""
 
+    @classmethod
+    def of(cls, session: Session, method: Method, batch_size: int | Fraction) -> Self:
+        """The meter of a method on the model of a session."""
+        return cls(
+            cost=method.cost,
+            dense_macs=forward_macs(session.graph),
+            batch_size=batch_size,
+            num=session.scope.num,
+            per_sample=None if method.sample_flops is None else method.sample_flops(session.graph, session.scope),
+        )
+
     def training_flops(self, state: MethodState, first_step: int, last_step: int) -> int:
         """FLOPs of the steps from `first_step` up to, but not including, `last_step`."""
         if self.per_sample is not None:
-            return (last_step - first_step) * self.batch_size * self.per_sample
+            return round((last_step - first_step) * self.batch_size * self.per_sample)
         log = self._log(state)
         total = scoring = 0
         for number, num_steps in enumerate(_spans(log["since"], first_step, last_step)):
@@ -92,7 +106,7 @@ class CostMeter:
             scoring += log["scoring"][number]
             if self.cost == "dense_gradient_at_updates":
                 total += _dense_gradient_extra(log["macs"][number - 1], self.dense_macs)
-        return total * self.batch_size + scoring
+        return round(total * self.batch_size) + scoring
 
     def weight_steps(self, state: MethodState, last_step: int) -> int:
         """Active prunable weights, summed over all steps."""

@@ -20,10 +20,11 @@ from pathgrow.errors import UserError, is_int, require, unknown_name
 from pathgrow.methods.gradients import Batches, Loss
 from pathgrow.methods.method import GrowEachRound, Method
 from pathgrow.runs.config import SearchOptions
+from pathgrow.runs.named_method import PRUNING, STATIC, NamedMethod
 from pathgrow.runs.records import Callback, Record
 from pathgrow.sparse.attach import checked_method
 
-_STATIC_ONLY = (
+_PROBES_ONLY = (
     "rule", "select_by", "final", "probe_fraction", "warm_start", "seed_epochs", "rough", "final_epochs",
 )  # fmt: skip
 _GROWTH_ONLY = ("method", "gamma", "start_density")
@@ -79,6 +80,10 @@ class DiscoverOptions(SearchOptions):
         is_store = self.store is None or _has(self.store, "load", "save", "delete_tensors")
         is_directory = isinstance(self.store, str | os.PathLike)
         require(is_store or is_directory, "store", self.store, "a directory or a Store", "'runs/first'")
+        require(0 < len(set(self.finishers)) == len(self.finishers), "finish", self.finish, "names without repetition")
+        for finisher in self.finishers:
+            if finisher not in (*PRUNING, STATIC):
+                NamedMethod.parse(finisher).check_as_finisher()
         is_callback = _has(self.callback, "on_stage_start", "on_stage_end", "on_decision")
         require(is_callback, "callback", self.callback, "an instance of pathgrow.Callback")
 
@@ -143,18 +148,23 @@ class DiscoverOptions(SearchOptions):
 
     def check_unused(self) -> None:
         """Refuse options that would have no effect."""
-        unused = () if self.uses_static_masks else (*_STATIC_ONLY, *(_GROWTH_ONLY if self.max_density == 1 else ()))
+        probing = next((name for name in self.finishers if name not in PRUNING), None)
+        unused = () if probing else (*_PROBES_ONLY, *(_GROWTH_ONLY if self.max_density == 1 else ()))
         for name in unused:
             if getattr(self, name) != getattr(DiscoverOptions, name):
                 grown = " or max_density below 1" if name in _GROWTH_ONLY else ""
                 raise UserError(f"{name} has no effect on a network that is pruned: it needs finish='static'{grown}")
-        if self.uses_static_masks and self.max_density < 1:
-            raise UserError("max_density has no effect with finish='static', which grows as far as its rule asks for")
-        if self.uses_static_masks and (self.mode == "min" or self.delta_is_relative):
-            raise UserError("finish='static' needs scores of which the higher is better and delta as a number")
-        if self.start == "pretrained" and (self.uses_static_masks or self.max_density < 1):
-            unfit = "finish='static'" if self.uses_static_masks else "max_density below 1"
+        if probing and self.max_density < 1:
+            raise UserError(
+                f"max_density has no effect with finish={probing!r}, which grows as far as its rule asks for"
+            )
+        if probing and (self.mode == "min" or self.delta_is_relative):
+            raise UserError(f"finish={probing!r} needs scores of which the higher is better and delta as a number")
+        if self.start == "pretrained" and (probing or self.max_density < 1):
+            unfit = f"finish={probing!r}" if probing else "max_density below 1"
             raise UserError(f"start='pretrained' prunes the given weights, but {unfit} starts from a sparse network")
+        if self.final == "grown" and (named := [name for name in self.finishers if name not in (*PRUNING, STATIC)]):
+            raise UserError(f"final must be 'fresh' with finish={named[0]!r}, which starts from its own masks")
 
     @property
     def sign(self) -> int:
@@ -177,9 +187,25 @@ class DiscoverOptions(SearchOptions):
         return self.max_cost if self.max_cost is not None else 1.0 if self.reference is None else 2.0
 
     @property
-    def uses_static_masks(self) -> bool:
-        """Whether candidates are trained with the masks of growth rounds, as in the paper."""
-        return self.finish == "static"
+    def finishers(self) -> tuple[str, ...]:
+        """How candidates are trained, one name or several."""
+        return (self.finish,) if isinstance(self.finish, str) else tuple(self.finish)
+
+    @property
+    def prunes(self) -> bool:
+        """Whether a network is trained and pruned."""
+        return any(name in PRUNING for name in self.finishers)
+
+    @property
+    def probes(self) -> bool:
+        """Whether networks are probed at the densities of growth rounds."""
+        return any(name not in PRUNING for name in self.finishers)
+
+    @property
+    def finishing_method(self) -> NamedMethod | None:
+        """The method that trains probes and the final network; None: they have the masks of growth rounds."""
+        [finisher] = self.finishers
+        return None if finisher in (*PRUNING, STATIC) else NamedMethod.parse(finisher)
 
     @property
     def num_seed_epochs(self) -> int:

@@ -83,7 +83,7 @@ class Discovery:
 
     @property
     def rule(self) -> Rule:
-        return self.options.density_rule() if self.options.uses_static_masks else ShrinkRule(delta=self.options.delta)
+        return ShrinkRule(delta=self.options.delta) if self.options.prunes else self.options.density_rule()
 
     @property
     def attached(self) -> Attached:
@@ -170,7 +170,10 @@ class Discovery:
             num_parameters=session.num_parameters,
             dense_training_flops=dense,
         )
-        return replace(ledger, start_flops=self.trunk.start_flops)
+        ledger = replace(ledger, start_flops=self.trunk.start_flops)
+        if self.options.finishing_method is not None:  # the number of weights may change within a training
+            ledger = replace(ledger, epochs_times_parameters=None, epochs_times_prunable=None)
+        return ledger
 
     def report(self, *, test: Score | None = None, dense_test: Score | None = None) -> RunReport:
         """Return the report; all but `timing` is identical if the discovery is repeated.
@@ -190,8 +193,8 @@ class Discovery:
             network=self.trunk.network_report(
                 self.network,
                 test,
-                round=self.network.point.round if self.options.uses_static_masks else None,
-                final=self.options.final if self.options.uses_static_masks else None,
+                round=self.network.point.round if self._has_grown_masks else None,
+                final=self.options.final if self._has_grown_masks else None,
             ),
             curve=self._curve_report(
                 None if band is None else FitReport(**{name: tuple(column) for name, column in band.items()})
@@ -258,12 +261,19 @@ class Discovery:
         scores = ScoreFormat.of(curve, is_accuracy=self.options.num_val is not None, mode=self.options.mode)
         return read_off(self.rule, self.curve, self.options.delta, is_accuracy=scores.is_fraction)
 
+    @property
+    def _has_grown_masks(self) -> bool:
+        return not self.options.prunes and self.options.finishing_method is None
+
     def _method_report(self) -> MethodReport:
-        method = self.trunk.method
+        method, finisher = self.trunk.method, self.options.finishing_method
         gamma = method.schedule.gamma if isinstance(method.schedule, GrowEachRound) else None
+        options = {"gamma": gamma, "start_density": method.start_density}
+        if finisher is not None:
+            method, options = finisher.at(self.density, num_steps=1), dict(finisher.options)
         return MethodReport(
             name=method.name,
-            options={"gamma": gamma, "start_density": method.start_density},
+            options=options,
             needs=tuple(sorted(method.needs)),
             cost=method.cost,
             clock=method.clock,

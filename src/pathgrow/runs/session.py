@@ -34,7 +34,7 @@ from pathgrow.rng import derive, seeded_globals
 from pathgrow.runs.config import EVERYTHING, RunConfig
 from pathgrow.runs.records import Callback, MetricsLogger, Record
 from pathgrow.runs.stages import Stages
-from pathgrow.sparse.attach import Attached, attach, start_masks
+from pathgrow.sparse.attach import Attached, attach, check_needs, start_masks
 from pathgrow.sparse.ema import EMA
 from pathgrow.sparse.hooks import parse_evaluation
 from pathgrow.sparse.training_state import (
@@ -197,6 +197,10 @@ class Session(Stages):
             comm=self.comm,
             on_mask_update=on_mask_update,
         )
+
+    def check_needs(self, method: Method) -> None:
+        """Raise a `UserError` for a method that needs gradients of a loss that this session does not have."""
+        check_needs(method, self._loss, self._batches)
 
     def start_masks(self, method: Method) -> tuple[Masks, ScoringCost]:
         """Return the initial masks of a method and what choosing them costs, without attaching it."""

@@ -72,7 +72,7 @@ def _grow(workload: Workload, plan: Plan) -> _Outcome:
         trunk.advance_()
     last = len(trunk.records) - 1
     [final] = train_copies(trunk, options, {"final": last}, plan.length(-1))
-    trunk.finish_(trunk.masks(last), *workload.session.tensors(final.stage))
+    trunk.finish_(*workload.session.tensors(final.stage))
     return _Outcome(trunk=trunk, records=[*trunk.records, final])
 
 
@@ -85,13 +85,7 @@ def _train_levels(workload: Workload, plan: Plan) -> _Outcome:
             f"rewind_step must be < {num_steps} (steps per level), got {method.rewind_step} "
             f"(e.g. {num_steps // 10}); or train longer"
         )
-    meter = CostMeter(
-        cost=method.cost,
-        dense_macs=workload.dense_macs,
-        batch_size=workload.batch_size,
-        num=session.scope.num,
-        per_sample=workload.per_sample(plan.epochs),
-    )
+    meter = CostMeter.of(session, method, workload.batch_size)
     trunk = Trunk(session, method, on_mask_update=cost_logger(session.graph))
     if method.clock == "step" or method.schedule is never:
         _train_level(trunk, meter, plan, 0, "training")

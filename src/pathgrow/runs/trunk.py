@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from pathgrow.checkpoint import Stage
 from pathgrow.config import from_json, option, to_json
 from pathgrow.density.probe import ProbeRule
 from pathgrow.density.types import DENSE
-from pathgrow.errors import UserError
+from pathgrow.errors import RunFailed, UserError
 from pathgrow.graph.flops import inference_flops, scoring_flops
 from pathgrow.graph.topology import GLOBAL_LIMIT, Topology, measure
 from pathgrow.masks import Masks
@@ -26,6 +27,7 @@ from pathgrow.methods import fixed
 from pathgrow.methods.method import Method, Progress
 from pathgrow.report.schema import NetworkReport, Score
 from pathgrow.rng import derive
+from pathgrow.runs.iso_flop import CostMeter, cost_logger
 from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.records import Record, StageOutput
 from pathgrow.runs.session import Session, Trained
@@ -43,6 +45,8 @@ from pathgrow.sparse.tree import tensor_digest
 from pathgrow.trainer.interface import Evaluate
 
 _START = "start"
+_MAX_OFF = 0.02
+"""How far from its planned density a candidate may end; published methods end on it exactly."""
 _ROUNDS_BETWEEN_CORES = 3
 """The global tau-core takes half as long as a short round of training. Measured at each doubling of density, it shows
 as much as if it were measured every round."""
@@ -157,13 +161,12 @@ class Trunk:
         """Delete the stored weights of a stage; if they are needed after all, it is trained again."""
         self.session.store.delete_tensors(_weights(number))
 
-    def finish_(self, masks: Masks, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> Attached:
+    def finish_(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> Attached:
         """Load a finished network into the user's model, with its masks enforced."""
         model, optimizer = self.attached.model, self.attached.optimizer
         self.attached.detach()
         self._position = None
-        self.attached = self.session.attach(model, optimizer, fixed(masks))
-        unpack_training_(self.attached, tensors, metadata)  # including the settings of the optimizer
+        self.attached = attached_as_stored(self.session, model, optimizer, tensors, metadata)
         self._is_finished = True
         return self.attached
 
@@ -173,14 +176,14 @@ class Trunk:
         if not self._is_finished:
             yield
             return
-        masks, (tensors, metadata) = self.attached.masks.clone(), pack_training(self.attached)
+        tensors, metadata = pack_training(self.attached)
         tensors = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         self._is_finished = False
         self.go_to_(-1)
         try:
             yield
         finally:
-            self.finish_(masks, tensors, metadata)
+            self.finish_(tensors, metadata)
 
     def restore_(self) -> None:
         """Restore the user's untrained model and optimizer, after a run that failed or was interrupted."""
@@ -294,6 +297,12 @@ class GrowingTrunk(Trunk):
 
         return self.visit_(stage, train_, finish)
 
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps of an epoch, as measured so far."""
+        self.go_to_(len(self.records) - 1)
+        return max(1, round(self.attached.step / self.records[-1].point.epochs))
+
     def copy_at(self, round: int) -> tuple[nn.Module, Optimizer]:
         """Return a copy of the model and optimizer as a visited round left them."""
         self.go_to_(round)
@@ -367,7 +376,7 @@ def train_copies(
 
     Grown weights come with the epochs of the trunk, and a warm start with those of the probe. If too few epochs are
     left, a network still gets as many as the seed had, because its learning rate has to be annealed; its point says how
-    many it had in all.
+    many it had in all. If a method finishes the search, it is trained with that method at the density of the round.
 
     Parameters
     ----------
@@ -380,20 +389,47 @@ def train_copies(
 
     def work(missing: Sequence[str]) -> list[StageOutput]:
         began = time.perf_counter()
-        copies = [_copy(trunk, options, stages[stage], probe) for stage in missing]
+        copies = [_copy(trunk, options, stages[stage], total_epochs, probe) for stage in missing]
         least = min(total_epochs, options.num_seed_epochs)
-        epochs = [max(total_epochs - had, least) for _, had in copies]
-        networks = [(attached, stage) for (attached, _), stage in zip(copies, missing, strict=True)]
+        epochs = [max(total_epochs - copy.epochs, least) for copy in copies]
+        networks = [(copy.attached, stage) for copy, stage in zip(copies, missing, strict=True)]
         trained = session.train_together_(networks, epochs)
         seconds = (time.perf_counter() - began) / len(missing)
         results = []
-        for stage, (attached, had), phase in zip(missing, copies, trained, strict=True):
-            record = session.record(stage, attached, phase, round=stages[stage], epochs_before=had, seconds=seconds)
+        for stage, copy, phase in zip(missing, copies, trained, strict=True):
+            attached, flops = copy.attached, None
+            if copy.num_on is not None:
+                _check_density(stage, attached, copy.num_on)
+                meter = CostMeter.of(session, attached.method, Fraction(phase.num_samples, max(1, attached.step)))
+                flops = meter.training_flops(attached.method_state, 0, attached.step)
+            record = session.record(
+                stage,
+                attached,
+                phase,
+                round=stages[stage],
+                epochs_before=copy.epochs,
+                training_flops=flops,
+                update_flops=copy.start_flops,
+                seconds=seconds,
+            )
             attached.detach()
+            # From here on it is a network with masks: neither latent weights nor a schedule are needed any more.
+            attached.method, attached.method_state = fixed(attached.masks), {}
             results.append(StageOutput(record, *pack_training(attached)))
         return results
 
     return session.all_once(list(stages), work)
+
+
+def _check_density(stage: str, attached: Attached, planned: int) -> None:
+    """Raise if a method did not reach its density, since `fit` made fewer steps than in the growth rounds."""
+    num_on, num = attached.masks.num_on, attached.masks.num
+    if abs(num_on - planned) > _MAX_OFF * planned:
+        raise RunFailed(
+            f"method {attached.method.name!r} ended stage {stage} at density {num_on / num:.4g} instead of "
+            f"{planned / num:.4g}, after {attached.step} optimizer steps: fit must make as many steps per epoch in "
+            "every call"
+        )
 
 
 def initialized_copy(session: Session, round: int, masks: Masks | None = None) -> Attached:
@@ -410,13 +446,45 @@ def attach_dense(session: Session) -> Attached:
     return session.attach(model, optimizer, fixed(Masks.full(model, session.scope)))
 
 
-def _copy(trunk: GrowingTrunk, options: DiscoverOptions, round: int, probe: Record | None) -> tuple[Attached, int]:
-    """The network of a round, ready to be trained, and the epochs it has had."""
+def attached_as_stored(
+    session: Session,
+    model: nn.Module,
+    optimizer: Optimizer,
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, Any],
+) -> Attached:
+    """Load a stored network, with its masks and the settings of its optimizer, and enforce its masks."""
+    attached = session.attach(model, optimizer, fixed(Masks.full(model, session.scope)))
+    unpack_training_(attached, tensors, metadata)
+    return attached
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """A network that is ready to be trained."""
+
+    attached: Attached
+    epochs: int = 0
+    """Epochs that it has had."""
+    num_on: int | None = None
+    """Active weights to end with; None: its masks are fixed."""
+    start_flops: int = 0
+    """Cost of choosing its first masks."""
+
+
+def _copy(trunk: GrowingTrunk, options: DiscoverOptions, round: int, epochs: int, probe: Record | None) -> _Copy:
+    """The network of a round, to be trained until it has had this many epochs."""
+    session, finisher = trunk.session, options.finishing_method
     if options.final == "grown":
         model, optimizer = trunk.copy_at(round)
-        return trunk.session.attach(model, optimizer, fixed(trunk.masks(round))), trunk.records[round].point.epochs
-    attached = initialized_copy(trunk.session, round, None if round == DENSE else trunk.masks(round))
-    if probe is None:
-        return attached, 0
-    unpack_training_(attached, *trunk.session.tensors(probe.stage))
-    return attached, probe.point.epochs
+        return _Copy(session.attach(model, optimizer, fixed(trunk.masks(round))), trunk.records[round].point.epochs)
+    if probe is not None:
+        attached = attached_as_stored(session, *session.untrained_copy(), *session.tensors(probe.stage))
+        return _Copy(attached, probe.point.epochs)
+    if finisher is None or round == DENSE:
+        return _Copy(initialized_copy(session, round, None if round == DENSE else trunk.masks(round)))
+    grown = trunk.records[round]
+    method = finisher.at(grown.point.density, epochs * trunk.steps_per_epoch)
+    attached = session.attach(*session.untrained_copy(), method, on_mask_update=cost_logger(session.graph))
+    start_flops = scoring_flops(session.graph, **asdict(attached.last_scoring_cost))
+    return _Copy(attached, num_on=grown.num_on, start_flops=start_flops)
