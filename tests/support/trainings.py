@@ -13,9 +13,9 @@ import pytest
 from pathgrow import methods
 from pathgrow.distributed.comm import SINGLE_PROCESS
 from pathgrow.report.progress import ProgressBar
+from pathgrow.runs.command import open_session
 from pathgrow.runs.config import TrainConfig
 from pathgrow.runs.iso_flop import Workload
-from pathgrow.runs.session import open_session
 from pathgrow.runs.training import train
 
 

@@ -28,11 +28,12 @@ from pathgrow.methods.method import GrowEachRound, never
 from pathgrow.report.progress import ProgressBar
 from pathgrow.report.schema import RunReport
 from pathgrow.runs import checks
+from pathgrow.runs.command import open_session, run_in
 from pathgrow.runs.config import DiscoverConfig
 from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.records import Record
 from pathgrow.runs.result import Discovery, draw_figures
-from pathgrow.runs.session import MAX_ADAPTIVE_EPOCHS, Session, open_session, run_in
+from pathgrow.runs.session import MAX_ADAPTIVE_EPOCHS, Session
 from pathgrow.runs.shrinking import Lengths, ShrinkingTrunk, ShrinkSearch
 from pathgrow.runs.trunk import GrowingTrunk, train_copies, train_dense
 from pathgrow.sparse.attach import check_whole

@@ -5,34 +5,30 @@ name, on earlier stages and on the seed, never on the process that runs it.
 """
 
 import math
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pathgrow.checkpoint import RunDir, Store
+from pathgrow.checkpoint import Store
 from pathgrow.density.types import Point
-from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator, held_by_rank0
-from pathgrow.distributed.process_group import join_process_group
+from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.graph import trace
 from pathgrow.graph.calls import called_layers, called_scope
 from pathgrow.graph.flops import step_flops
 from pathgrow.graph.sample_counter import counting
-from pathgrow.graph.scope import scope_of, trained_scope, whole_model_density
+from pathgrow.graph.scope import trained_scope, whole_model_density
 from pathgrow.masks import Masks
 from pathgrow.methods.gradients import Batches, Loss
 from pathgrow.methods.method import Method, ScoringCost
-from pathgrow.report.progress import ProgressBar
-from pathgrow.report.schema import RunReport, Score, load_report, unfinished
+from pathgrow.report.schema import Score
 from pathgrow.rng import derive, seeded_globals
-from pathgrow.runs.config import EVERYTHING, RunConfig
-from pathgrow.runs.records import Callback, MetricsLogger, Record
+from pathgrow.runs.records import Callback, Record
 from pathgrow.runs.stages import Stages
 from pathgrow.sparse.attach import Attached, attach, check_needs, start_masks
 from pathgrow.sparse.ema import EMA
@@ -42,15 +38,10 @@ from pathgrow.sparse.training_state import (
     OptimizerSettings,
     TrainingCheckpoint,
     copy_model_and_optimizer,
-    unfinished_steps,
     weights_and_buffers,
 )
 from pathgrow.sparse.tree import decide_on_rank0, tensor_digest
-from pathgrow.trainer import Trainer
-from pathgrow.trainer.feed import epoch_batches
 from pathgrow.trainer.interface import Evaluate, Fit, Job, JobTrainer
-
-_Config = TypeVar("_Config", bound=RunConfig)
 
 PATIENCE = 3
 """Epochs without a better validation loss after which an adaptive phase stops early."""
@@ -382,118 +373,3 @@ def _check_fit(*, is_changed: bool, has_stepped: bool, has_run: bool) -> None:
         wrong, todo = "no weight of its model, nor did it run it", "train the model it receives, which may be a copy"
         todo += ", and not another one"
     raise RunFailed(f"fit(model, optimizer, epochs) changed {wrong}: {todo}")
-
-
-# Sessions in run directories
-
-
-def run_in(
-    config: _Config,
-    out: str | os.PathLike[str],
-    work: Callable[[_Config, RunDir | None, ProgressBar, Communicator], None],
-    progress: ProgressBar | None = None,
-    comm: Communicator | None = None,
-    on_finished: Callable[[RunDir], None] = lambda run_dir: None,
-) -> RunReport:
-    """Do `work` in a run directory and return its report.
-
-    A finished run is only read; an interrupted one resumes and ends with the same bits.
-
-    Parameters
-    ----------
-    out
-        The run directory. In distributed training only rank 0 writes to it.
-    work
-        Called with the resolved config; only rank 0 has a run directory.
-    progress
-        Progress display, used by rank 0.
-    comm
-        The ranks of the run; None: those that `torchrun` started, or a single process.
-    on_finished
-        Called on rank 0 with the run directory when the report is written, before the manifest is.
-    """
-    if comm is None:
-        with join_process_group(config.engine.device) as comm:
-            return run_in(config, out, work, progress, comm, on_finished)
-    if config.ranks != comm.size:
-        raise UserError(
-            f"this config is for {config.ranks} processes, but {comm.size} were started: "
-            f"use torchrun --nproc-per-node {config.ranks}, or set `ranks` to {comm.size}"
-        )
-
-    plan = config.engine.resolve()
-    config = comm.broadcast_from_rank0(lambda: config.resolved(RunDir(out).config))
-    assert config.threads is not None
-    with (
-        _num_threads(config.threads),
-        plan.flags_between_trainings(),
-        held_by_rank0(comm, lambda: RunDir.open(out, config.as_dict(), device=plan.device.type)) as run_dir,
-    ):
-        if not comm.broadcast_from_rank0(lambda: RunDir(out).finished):
-            work(config, run_dir, progress or ProgressBar(), comm)
-
-        def report() -> RunReport:
-            assert run_dir is not None, "on rank 0"
-            if run_dir.is_owner:
-                on_finished(run_dir)
-            return load_report(run_dir.report(), str(run_dir.path / "report.json"))
-
-        return comm.broadcast_from_rank0(report)
-
-
-def open_session(
-    config: RunConfig,
-    run_dir: RunDir | None,
-    progress: ProgressBar,
-    comm: Communicator,
-    *,
-    num_epochs: int | None,
-    scope: str | None = None,
-    use_ema: bool = False,
-) -> tuple[Session, Trainer]:
-    """Load the data, build model and trainer, and say where an interrupted run resumes.
-
-    `num_epochs` is the expected length of the run, `scope` the name of a preset.
-    """
-    dataset = config.load_data()
-    if run_dir is not None:
-        _, steps_per_epoch = epoch_batches(len(dataset.train), config.recipe, config.ranks)
-        num_stages = len(unfinished(run_dir).results)
-        epochs = {stage: steps / steps_per_epoch for stage, steps in unfinished_steps(run_dir).items()}
-        if num_stages or epochs:
-            progress.resumes(num_stages, epochs)
-    trainer = Trainer(dataset, config.recipe, config.engine, num_epochs=num_epochs, on_epoch=progress.epoch, comm=comm)
-    device = trainer.plan.device
-    model, optimizer = trainer.place(config.new_model(dataset.classes))
-    example_input = dataset.example_input().to(device)
-    masks = None
-    if scope is not None:
-        full = scope == EVERYTHING
-        masks = (Masks.full(model) if full else scope_of(model, trace(model, example_input), scope)).to(device)
-    session = Session(
-        model,
-        optimizer,
-        trainer,
-        trainer.evaluate(dataset.val),
-        example_input,
-        scope=masks,
-        seed=config.seed,
-        store=None if run_dir is None else run_dir.stages,
-        callback=MetricsLogger(run_dir, progress) if run_dir is not None else Callback(),
-        loss=trainer.loss,
-        batches=trainer.batches,
-        use_ema=use_ema,
-        comm=comm,
-    )
-    return session, trainer
-
-
-@contextmanager
-def _num_threads(num_threads: int) -> Iterator[None]:
-    """Run with this many CPU threads; their number decides how sums are split, so it is part of a config."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -15,11 +15,12 @@ from pathgrow.methods.method import Progress, never
 from pathgrow.report.progress import ProgressBar
 from pathgrow.report.schema import CurveReport, LedgerReport, MethodReport, RunReport, Score
 from pathgrow.runs.checks import training_warnings
+from pathgrow.runs.command import open_session, run_in
 from pathgrow.runs.config import TrainConfig
 from pathgrow.runs.iso_flop import CostMeter, Plan, Workload, cost_logger, grows, make_plan
 from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.records import Record, StageOutput, ledger_report, timing_report, write_results
-from pathgrow.runs.session import Trained, open_session, run_in
+from pathgrow.runs.session import Trained
 from pathgrow.runs.trunk import GrowingTrunk, Trunk, train_copies
 from pathgrow.version import __version__
 
