@@ -158,8 +158,8 @@ def test_a_failure_restores_the_model() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in world.model.state_dict().items())
 
 
-def pretrained(epochs: int = 300) -> World:
-    world = World()
+def pretrained(epochs: int = 300, world: World | None = None) -> World:
+    world = world or World()
     with torch.random.fork_rng():
         torch.manual_seed(1)
         world.fit(world.model, world.optimizer, epochs)
@@ -193,6 +193,25 @@ def test_a_trained_model_is_not_trained_from_scratch_unasked() -> None:
     assert stage_lengths(shrunk(world, delta=0.01, start="scratch", budget=4))[0] == ("train-1", 1)
 
 
+def with_new_head() -> World:
+    world = pretrained()
+    with torch.no_grad():
+        for parameter in world.model[-1].parameters():
+            parameter.zero_()
+    return world
+
+
+def test_a_pretrained_model_with_a_new_head_is_trained_before_it_is_pruned() -> None:
+    """Any density is within delta of a network that cannot do its task yet."""
+    world = with_new_head()
+    with pytest.warns(
+        UserWarning, match=r"not clearly better than fresh initializations .* trained from"
+    ):
+        found = shrunk(world, start="pretrained", delta=0.04, budget=20)
+    assert stage_lengths(found)[:2] == [("train-1", 5), ("train-2", 5)]
+    assert found.reference.kind == "estimated"
+
+
 class Loss(World):
     """Scored by its validation loss."""
 
@@ -203,6 +222,11 @@ class Loss(World):
 class NegativeLoss(Loss):
     def evaluate(self, model: torch.nn.Module) -> float:  # type: ignore[override]
         return -super().evaluate(model)
+
+
+def test_a_pretrained_model_that_still_improves_is_pointed_out() -> None:
+    with pytest.warns(UserWarning, match=r"better than the given one \(.*reference='dense'"):
+        shrunk(pretrained(60, Loss()), start="pretrained", mode="min", delta=0.01, budget=40)
 
 
 def test_a_loss_is_minimized_and_shown_with_its_own_sign() -> None:

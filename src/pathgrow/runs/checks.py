@@ -4,7 +4,7 @@ import inspect
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -224,18 +224,59 @@ _FAR = 4.0
 
 def refuse_trained(session: Session, options: DiscoverOptions) -> None:
     """Refuse a model that scores far above fresh initializations of itself, since nobody said what to do with it."""
-    given, fresh = session.score(attach_dense(session), UNTRAINED).score, list[float]()
+    given, fresh = _given_score(session), list[float]()
     delta = options.relative_to(given).delta
-    for k in range(_NUM_FRESH):
-        fresh.append(session.score(initialized_copy(session, DENSE - k), UNTRAINED, part=DENSE - k).score)
-        if options.sign * (given - fresh[-1]) <= max(5 * delta, 0.15 * max(abs(given), abs(fresh[-1]))):
+    for score in _fresh_scores(session):
+        fresh.append(score)
+        if options.sign * (given - score) <= max(5 * delta, 0.15 * max(abs(given), abs(score))):
             return  # most fresh models end here, after one evaluation
-    if options.sign * (given - statistics.mean(fresh)) <= _FAR * statistics.stdev(fresh):
-        return
-    raise UserError(
-        f"the model seems to be trained: it scores {given:.4g}, a fresh initialization of it {fresh[0]:.4g}; pass "
-        "start='pretrained' to keep its weights and prune them, or start='scratch' to train it for the whole budget"
+    if _is_far_above(given, fresh, options.sign):
+        raise UserError(
+            f"the model seems to be trained: it scores {given:.4g}, a fresh initialization of it {fresh[0]:.4g}; pass "
+            "start='pretrained' to keep its weights and prune them, or start='scratch' to train it for the whole budget"
+        )
+
+
+def start_of(session: Session, options: DiscoverOptions) -> DiscoverOptions:
+    """The options for a pretrained model: one that scores like a fresh one, as with a new head, has to be trained.
+
+    Otherwise every density would be within delta of its score.
+    """
+    given, fresh = _given_score(session), list(_fresh_scores(session))
+    if _is_far_above(given, fresh, options.sign):
+        return options
+    session.warnings.append(
+        f"the given model scores {given:.4g}, not clearly better than fresh initializations of it ({min(fresh):.4g} to "
+        f"{max(fresh):.4g}), perhaps because its last layer is new: it is trained from the given weights before it is "
+        "pruned, and compared with a dense training from them for the whole budget"
     )
+    return replace(options, start="scratch")
+
+
+def improved_warnings(options: DiscoverOptions, curve: Curve) -> list[str]:
+    """A warning if pruned networks end above the pretrained one by more than delta: training on improves it too."""
+    if curve.reference is None or curve.reference.kind != "pretrained":
+        return []
+    given, best = curve.reference.score, max(point.score for point in curve.finished)
+    if best <= given + options.relative_to(given).delta:
+        return []
+    return [
+        f"a pruned network scores {options.sign * best:.4g}, better than the given one ({options.sign * given:.4g}), "
+        "which more training would improve too; reference='dense' trains it on and compares with that"
+    ]
+
+
+def _given_score(session: Session) -> float:
+    return session.score(attach_dense(session), UNTRAINED).score
+
+
+def _fresh_scores(session: Session) -> Iterator[float]:
+    for part in range(DENSE, DENSE - _NUM_FRESH, -1):
+        yield session.score(initialized_copy(session, part), UNTRAINED, part=part).score
+
+
+def _is_far_above(given: float, fresh: Sequence[float], sign: int) -> bool:
+    return sign * (given - statistics.mean(fresh)) > _FAR * statistics.stdev(fresh)
 
 
 # Trainings that are too short for their method

@@ -181,6 +181,8 @@ def discover(
             )
         if chosen.start is None and chosen.prunes:
             checks.refuse_trained(session, chosen)
+        if chosen.start == "pretrained":
+            chosen = checks.start_of(session, chosen)
         found = search(session, chosen)
         _write(found, run_dir)
     return found
@@ -200,8 +202,9 @@ def search(session: Session, options: DiscoverOptions) -> Discovery:
         if isinstance(trunk, GrowingTrunk):
             return _Search(trunk, options).run()  # warns by itself, when something is found
         found = ShrinkSearch(trunk, options).run()
-        _warn(session, found.warnings)
-        return dataclasses.replace(found, warnings=(*session.warnings, *found.warnings))
+        later = (*found.warnings, *checks.improved_warnings(found.options, found.curve))
+        _warn(session, later)
+        return dataclasses.replace(found, warnings=(*session.warnings, *later))
     except BaseException:
         trunk.restore_()
         raise
