@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 import shutil
 import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -37,6 +38,10 @@ from pathgrow.runs.training import train
 from pathgrow.sparse.training_state import TrainingCheckpoint, pack_training, unpack_training_
 from pathgrow.trainer import Trainer, recipes
 from pathgrow.trainer.interface import Job
+from tests.support.catalogue import Trials
+from tests.support.command import assert_same
+from tests.support.faults import Kill, kill_and_resume, replaced
+from tests.support.graphs_on_a_cpu import graphs_on_a_cpu
 from tests.support.trainings import report, trained_once
 
 DENSITY = 0.25
@@ -265,22 +270,63 @@ def dying(monkeypatch: pytest.MonkeyPatch, after: int) -> Counter[str]:
     return saved
 
 
+@pytest.mark.item(3)
 @pytest.mark.parametrize("method", methods.names())
 def test_every_method_resumes_with_identical_results(
     method: str, trained: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     several = len(report(trained(method))["ledger"]["phases"]) > 1
-    for after in (19, 45 if several else 7):  # numbers of saves: where there are several trainings, in a later one
+    for after in (2, 19, 45 if several else 7):  # numbers of saves: where there are several trainings, in a later one
         with monkeypatch.context() as patched:
             saved = dying(patched, after)
             with pytest.raises(Killed):
                 train(config(method), tmp_path)
-        assert any(name.startswith("partial-") for name in saved), "killed inside a training"
+        if after == 2:
+            assert list(saved) == ["plan", "start"], "killed when the initial masks were chosen"
+        else:
+            assert any(name.startswith("partial-") for name in saved), "killed inside a training"
         assert not RunDir(tmp_path).finished
     train(config(method), tmp_path)
     assert without_clock(tmp_path) == without_clock(trained(method))
     assert (tmp_path / "network.safetensors").read_bytes() == (trained(method) / "network.safetensors").read_bytes()
     assert list((tmp_path / "stages").glob("partial-*.safetensors")) == []
+
+
+@pytest.fixture(scope="module")
+def _no_fsync() -> Iterator[None]:
+    """A kill loses nothing that the kernel has."""
+    with replaced(os, "fsync", lambda descriptor: None):
+        yield
+
+
+def captured(out: Path, method: str) -> None:
+    """Train with CUDA-graph steps."""
+    with graphs_on_a_cpu():
+        train(config(method, engine={"step": "cuda_graph"}), out)
+
+
+def eager(out: Path, method: str) -> None:
+    train(config(method), out)
+
+
+@pytest.mark.item(3)
+@pytest.mark.usefixtures("_no_fsync")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("steps", [eager, captured], ids=lambda steps: steps.__name__)
+def test_methods_killed_at_random_points_end_with_identical_bits(
+    steps: Callable[[Path, str], None], tmp_path: Path, trials: Trials
+) -> None:
+    """SIGKILL in a step, in the middle of a change of masks, or within a save."""
+    names = methods.names()
+    for method in trials.draw.sample(names, trials.count(quick=4, full=len(names))):
+        counting, undisturbed, path = Kill(), tmp_path / method, tmp_path / "killed"
+        with counting.patched():
+            steps(undisturbed, method)
+        for number in range(trials.count(quick=1, full=17)):
+            with trials.one(f"{method} {number}"):
+                kill_and_resume(functools.partial(steps, method=method), path, counting.num_events, trials, num_kills=3)
+                assert_same(path, undisturbed)
+            shutil.rmtree(path)
 
 
 def test_lost_levels_are_trained_again(trained: Callable[[str], Path], tmp_path: Path) -> None:

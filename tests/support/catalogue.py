@@ -11,7 +11,7 @@ import random
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,8 @@ class Trials:
         self.draw = random.Random(f"{seed} {name}")
         self.full = full
         self.tried = 0
-        self.figures: list[str] = []
+        self.totals: dict[str, int] = {}
+        self.peaks: dict[str, float] = {}
         self.failures: list[str] = []
 
     def count(self, *, quick: int, full: int) -> int:
@@ -80,9 +81,13 @@ class Trials:
         except (Exception, pytest.fail.Exception) as error:
             self.failures.append(f"{what}: {type(error).__name__}: {error}".partition("\n")[0][:300])
 
-    def figure(self, text: str) -> None:
-        """Add a measured number to the table."""
-        self.figures.append(text)
+    def add(self, what: str, num: int = 1) -> None:
+        """Add to a number of the table, which is summed over the tests of an item ("SIGKILLs in a save")."""
+        self.totals[what] = self.totals.get(what, 0) + num
+
+    def peak(self, what: str, value: float) -> None:
+        """Report a measured value, of which the table shows the largest ("seconds at most")."""
+        self.peaks[what] = max(value, self.peaks.get(what, value))
 
 
 @pytest.fixture
@@ -95,13 +100,13 @@ def trials(request: pytest.FixtureRequest) -> Trials:
     return made
 
 
-@pytest.hookimpl(hookwrapper=True)
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    outcome: Any = yield
+    yield
     made = item.stash.get(_TRIALS, None)
-    if outcome.excinfo is None and made is not None and (made.failures or not made.tried):
-        listed = "\n".join(made.failures[:20])
-        outcome.force_exception(AssertionError(f"{len(made.failures)} of {made.tried} attempts failed\n{listed}"))
+    if made is not None and (made.failures or not made.tried):
+        text = "\n".join([f"{len(made.failures)} of {made.tried} attempts failed", *made.failures[:20]])
+        pytest.fail(text, pytrace=False)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -132,49 +137,60 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.stash[_LEFT][_number(item) or 0] += 1
 
 
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     start = time.monotonic()
-    yield
+    result = yield
     path, number = item.config.getoption("--torture"), _number(item)
     if path is None or number is None or _LEFT not in item.config.stash:
-        return
+        return result
     done = item.config.stash[_KEY][number]
     done[-1]["seconds"] = time.monotonic() - start
     item.config.stash[_LEFT][number] -= 1
     if item.config.stash[_LEFT][number] == 0:
         _store(path, number, _summary(done), item.config.getoption("--attack-seed"))
+    return result
 
 
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    outcome = yield
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
     number = _number(item)
     if number is None or _KEY not in item.config.stash:
-        return
-    report: pytest.TestReport = outcome.get_result()  # type: ignore[attr-defined]
+        return report
     done = item.config.stash[_KEY][number]
     if report.when == "setup":
-        done.append({"tried": 1, "failures": [], "figures": [], "skipped": ""})
+        done.append({"tried": 1, "failures": [], "totals": {}, "peaks": {}, "skipped": ""})
     row = done[-1]
     found = item.stash.get(_TRIALS, None)
     if found is not None:
-        row.update(tried=max(found.tried, 1), failures=list(found.failures), figures=found.figures)
+        row.update(tried=max(found.tried, 1), failures=list(found.failures), totals=found.totals, peaks=found.peaks)
     if report.skipped:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         row.update(tried=0, skipped=reason.removeprefix("Skipped: "))
     elif report.failed and not row["failures"]:
         row["failures"] = [f"{item.name}: {call.excinfo and call.excinfo.exconly()}".partition("\n")[0][:300]]
+    return report
 
 
 def _summary(tests: list[dict[str, Any]]) -> dict[str, Any]:
     tried = sum(test["tried"] for test in tests)
     failures = [failure for test in tests for failure in test["failures"]]
     skipped = list(dict.fromkeys(test["skipped"] for test in tests if test["skipped"]))
+    figures: dict[str, float] = {}
+    for test in tests:
+        for what, num in test["totals"].items():
+            figures[what] = figures.get(what, 0) + num
+        for what, value in test["peaks"].items():
+            figures[what] = max(value, figures.get(what, value))
     return {
         "tried": tried,
         "survived": tried - len(failures),
-        "figure": "; ".join(dict.fromkeys(figure for test in tests for figure in test["figures"])),
+        "figure": ", ".join(
+            f"{num:,} {what}" if isinstance(num, int) else f"{num:.2g} {what}" for what, num in figures.items()
+        ),
         "skipped": "; ".join(skipped),
         "failures": failures[:_MOST_FAILURES],
         "seconds": round(sum(test.get("seconds", 0.0) for test in tests), 1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import warnings
@@ -11,6 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from pathgrow import atomic
+from pathgrow.runs import session
+from pathgrow.sparse import enforce
+from pathgrow.trainer.cuda_graph_step import CudaGraphStep
+from pathgrow.trainer.eager_step import EagerStep
+from tests.support.catalogue import Trials
 
 
 class Killed(BaseException):
@@ -87,6 +93,57 @@ class FileSystem:
             return descriptor
 
         return opened
+
+
+class Kill:
+    """SIGKILL at the n-th event of a kind in a training: a step, a change of masks, half done, or a file operation."""
+
+    KINDS = ("step", "mask update", "save")
+
+    def __init__(self, kind: str = "", at: int = 0, done: float = 0.0, *, saves_often: bool = True) -> None:
+        self.kind, self.at = kind, at
+        self.counts = dict.fromkeys(self.KINDS[:2], 0)
+        self.files = FileSystem(at if kind == "save" else None, done, kill_this_process)
+        self.saves_often = saves_often
+
+    def patched(self) -> ExitStack:
+        stack = self.files.patched()
+        counted = ((EagerStep, "__call__", "step"), (CudaGraphStep, "__call__", "step"))
+        for owner, name, kind in (*counted, (enforce, "set_keep_", "mask update")):
+            stack.enter_context(replaced(owner, name, self._counted(getattr(owner, name), kind)))
+        if self.saves_often:
+            often = functools.partial(session.TrainingCheckpoint, seconds=0.0)
+            stack.enter_context(replaced(session, "TrainingCheckpoint", often))
+        return stack
+
+    @property
+    def num_events(self) -> dict[str, int]:
+        """How often each kind of event has happened."""
+        return {**self.counts, "save": self.files.num}
+
+    def _counted(self, operation: Callable[..., Any], kind: str) -> Callable[..., Any]:
+        def operate(*args: Any, **options: Any) -> Any:
+            self.counts[kind] += 1
+            if self.kind == kind and self.counts[kind] == self.at:
+                kill_this_process()
+            return operation(*args, **options)
+
+        return operate
+
+
+def kill_and_resume(
+    run: Callable[[Path], object], path: Path, events: dict[str, int], trials: Trials, num_kills: int
+) -> None:
+    """Kill a run up to `num_kills` times at random events, each time in a new process, and finish it."""
+    for _ in range(num_kills):
+        kind = trials.draw.choice([kind for kind, num in events.items() if num])
+        at, often = trials.draw.randint(1, events[kind]), trials.draw.random() < 0.7
+        kill = Kill(kind, at, trials.draw.random(), saves_often=often)
+        if in_a_child(run, path, inside=kill.patched):
+            trials.add(f"SIGKILLs in a {kind}")
+        else:
+            break  # less was left to do
+    assert not in_a_child(run, path)
 
 
 @contextmanager

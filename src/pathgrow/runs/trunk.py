@@ -237,9 +237,10 @@ class Trunk:
                     f"the stored stages were trained with another optimizer ({change}): "
                     "use the same one, or another run directory"
                 )
-            start = fixed(masks)
-            # The target is the schedule's business: masks of a whole number of weights may exceed it slightly.
-            method = replace(method, start=start.start, start_density=start.start_density, target_density=None)
+            if method.weights is None:  # the masks of latent weights follow from weights that masks must not zero
+                start = fixed(masks)
+                # The target is the schedule's business: masks of a whole number of weights may exceed it slightly.
+                method = replace(method, start=start.start, start_density=start.start_density, target_density=None)
         began = time.perf_counter()
         attached = session.attach(model, optimizer, method, on_mask_update=self._on_mask_update)
         if found is not None:
