@@ -63,6 +63,10 @@ class EnvironmentChangedWarning(UserWarning):
     """A run resumes under other versions or on another device than it started with."""
 
 
+class RunInUse(UserError):
+    """Another process works in the run directory."""
+
+
 class RunDir:
     """The files of one run.
 
@@ -284,7 +288,7 @@ class RunDir:
             check_entries(self.path)
             self._lock_directory()
         except Timeout as error:
-            raise UserError(
+            raise RunInUse(
                 f"{self.path} is in use by {self._lock_holder()}: wait for it, or choose another directory"
             ) from error
         except OSError as error:

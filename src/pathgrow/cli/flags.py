@@ -64,6 +64,8 @@ class Subcommand:
     flags: Callable[[Parser], None] = lambda parser: None
     """Adds the flags to a parser; called only when the command is used."""
     removed: Mapping[str, str] = field(default_factory=dict)
+    takes_name: bool = False
+    """Whether a word after it that is not one of its subcommands is an argument."""
 
     @property
     def summary(self) -> str:

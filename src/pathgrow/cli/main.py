@@ -13,10 +13,11 @@ from typing import Any, NoReturn
 from pathgrow.cli.flags import Parser, Subcommand
 from pathgrow.cli.lists import LIST_COMMANDS
 from pathgrow.cli.run import RUN_COMMANDS
+from pathgrow.cli.study import STUDY_COMMANDS
 from pathgrow.errors import PeerFailed, RunFailed, UserError, printable, unknown_name
 from pathgrow.version import __version__
 
-COMMANDS = {**RUN_COMMANDS, **LIST_COMMANDS}
+COMMANDS = {**RUN_COMMANDS, **STUDY_COMMANDS, **LIST_COMMANDS}
 _OUT_OF_MEMORY = re.compile("out of memory|can't allocate memory")
 """What torch says on a GPU and on a CPU."""
 _INTERRUPTED = 130
@@ -43,7 +44,7 @@ def parse(arguments: list[str]) -> tuple[Subcommand, dict[str, Any]]:
         if len(arguments) >= length and name in COMMANDS:
             command, rest = COMMANDS[name], arguments[length:]
             inner = [other.removeprefix(f"{name} ") for other in COMMANDS if other.startswith(f"{name} ")]
-            if inner and rest and not rest[0].startswith("-"):
+            if inner and rest and not rest[0].startswith("-") and not command.takes_name:
                 raise unknown_name(f"`pathgrow {name}` command", rest[0], inner)
             return command, command.parser(f"pathgrow {name}").values(rest, command.removed)
     if arguments and not arguments[0].startswith("-"):
@@ -59,7 +60,7 @@ def _top_level() -> Parser:
     parser.usage = "pathgrow COMMAND [OPTIONS]"
     parser.formatter_class = RawDescriptionHelpFormatter
     parser.add_argument("--version", action="version", version=f"pathgrow {__version__}", help="Show the version.")
-    listed = "\n".join(f"  {name:<12}{command.summary}" for name, command in COMMANDS.items() if name != "data")
+    listed = "\n".join(f"  {name:<14}{command.summary}" for name, command in COMMANDS.items() if name != "data")
     parser.epilog = f"commands:\n{listed}\n\nSee `pathgrow COMMAND --help` for the options of a command."
     return parser
 

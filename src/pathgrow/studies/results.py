@@ -1,0 +1,273 @@
+"""What the finished cells of a study say so far: points, means over seeds, a table and a figure."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from pathgrow.checkpoint import RunDir, strict_json
+from pathgrow.errors import UserError, printable, unknown_name
+from pathgrow.report.compare import mean_interval
+from pathgrow.report.formats import ScoreFormat, duration, percent, plural, ratio, score_format
+from pathgrow.report.schema import RunReport, load_finished
+from pathgrow.studies.definition import Cell, Study
+from pathgrow.studies.worker import failure
+
+_SCORES = ("val", "test", "val_rough")
+_DENSITIES = ("density", "answer", "low", "high")
+_Point = Mapping[str, Any]
+METRICS = {
+    "val": "validation accuracy", "test": "test accuracy", "val_rough": "validation accuracy after rough training",
+    "val_loss": "validation loss", "test_loss": "test loss", "density": "density", "epochs": "epochs trained",
+    "flops": "training FLOPs / dense", "seconds": "training time", "answer": "operating density",
+    "low": "lower end of its interval", "high": "upper end of its interval", "log10_total": "total path weight (log10)",
+    "tau_core_size": "tau-core (units)", "mean_tau_core_ratio": "mean tau-core ratio",
+}  # fmt: skip
+"""What a point may have, beside its place in the grid."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mean:
+    """Mean over seeds; the interval is that of 90% and None for a single seed."""
+
+    mean: float
+    interval: tuple[float, float] | None
+    num: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultRow:
+    """Points of equal series and x."""
+
+    panel: str
+    series: str
+    x: float | str | None
+    values: Mapping[str, Mean]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """What a study says so far."""
+
+    study: Study
+    rows: tuple[ResultRow, ...]
+    is_fraction: bool
+    """Whether scores are accuracies in [0, 1]."""
+    caption: str
+    """Question, cells that are finished, and what has to be said about the scale."""
+
+
+def load_results(study: Study, scale: str | None, out: Path) -> Results:
+    """Read the finished cells of a study in a directory."""
+    cells = study.cells(scale)
+    finished = [(cell, load_finished(out / cell.name)) for cell in cells if RunDir(out / cell.name).finished]
+    if not finished:
+        raise UserError(f"{out} has no finished cell of study {study.name!r}; run `pathgrow study {study.name}` first")
+    num_failed = sum(failure(out, cell) is not None for cell in cells)
+    failed = f", {num_failed} failed" if num_failed else ""
+    note = study.scaled(scale).note
+    named = f"{study.name} ({scale or next(iter(study.scale), 'user-defined')})"
+    caption = f"{named}: {study.asks} {len(finished)} of {plural(len(cells), 'cell')} finished{failed}."
+    points = [point for cell, report in finished for point in points_of(cell, report)]
+    return Results(
+        study=study,
+        rows=tuple(_means(study, points)),
+        is_fraction=all(score_format(report).is_fraction for _, report in finished),
+        caption=" ".join(filter(None, (caption, note))),
+    )
+
+
+def points_of(cell: Cell, report: RunReport) -> list[_Point]:
+    """The points that a finished cell contributes: its place in the grid with metrics."""
+    place = {"method": report.method.name, "data": report.dataset, "model": report.model, **cell.axes}
+    network, ledger = report.network, report.ledger
+    test = {} if network.test is None else {"test": network.test.score, "test_loss": network.test.loss}
+    whole = {
+        "density": network.density, "val": network.val.score, "val_loss": network.val.loss, **test,
+        "epochs": ledger.total_epochs, "flops": ledger.relative, "seconds": report.timing.seconds,
+    }  # fmt: skip
+    if cell.points == "rounds":
+        return [{**place, **point} for point in _rounds(report)]
+    if cell.points == "topology":
+        return [{**place, **vars(row)} for row in report.topology]
+    if cell.points == "answer" and report.answer is not None:
+        low, high = report.answer.interval or (None, None)
+        return [{**place, **whole, "answer": report.answer.operating_density, "low": low, "high": high}]
+    grown = [point.score for point in report.curve.rounds[:-1] if point.density == network.density]
+    return [{**whole, **({"val_rough": grown[-1]} if grown else {}), **place}]
+
+
+def _rounds(report: RunReport) -> Iterator[_Point]:
+    """The network after each level or round, with the cost of everything up to it; only the last one was tested."""
+    spent, seconds, epochs = 0, 0.0, 0.0
+    dense = report.ledger.dense_training_flops
+    times = {phase.phase: phase.seconds for phase in report.timing.phases}
+    for point, phase in zip(report.curve.rounds, report.ledger.phases, strict=False):
+        spent, seconds = spent + phase.training_flops, seconds + times.get(phase.phase, 0.0)
+        epochs += phase.epochs if phase.epochs_trained is None else phase.epochs_trained
+        cost = {"flops": spent / dense if dense else None, "seconds": seconds, "epochs": epochs}
+        yield {"density": point.density, "val": point.score, "val_loss": point.loss, **cost}
+
+
+def _means(study: Study, points: Sequence[_Point]) -> Iterator[ResultRow]:
+    view = study.view
+
+    def place(point: _Point) -> tuple[str, str, float | str | None]:
+        x = point.get(view.x)
+        x = float(f"{x:.3g}") if isinstance(x, float) else x  # counts of weights are rounded differently
+        series = ", ".join(_named(name, point[name]) for name in view.series if point.get(name) is not None)
+        return str(point.get(view.panel, "")) if view.panel else "", series, x
+
+    order = {at: number for number, at in enumerate(dict.fromkeys(place(point)[:2] for point in points))}
+    keyed = sorted(points, key=lambda point: (order[place(point)[:2]], _sortable(place(point)[2])))
+    for (panel, series, x), equal in itertools.groupby(keyed, place):
+        group = list(equal)
+        values = {}
+        for name in view.y:
+            if found := [float(point[name]) for point in group if point.get(name) is not None]:
+                values[name] = Mean(mean=fmean(found), interval=mean_interval(found), num=len(found))
+        yield ResultRow(panel=panel, series=series, x=x, values=values)
+
+
+def _named(name: str, value: Any) -> str:
+    return str(value) if isinstance(value, str) else f"{name} {value}"
+
+
+def _sortable(x: object) -> tuple[bool, float, str]:
+    return (isinstance(x, int | float), float(x) if isinstance(x, int | float) else 0.0, str(x))
+
+
+# Table
+
+
+def render_results(results: Results, format: str) -> str:
+    """The results in one of `RESULT_FORMATS`."""
+    if format not in RESULT_FORMATS:
+        raise unknown_name("format", format, RESULT_FORMATS)
+    return RESULT_FORMATS[format](results)
+
+
+def _cells(results: Results) -> list[list[str]]:
+    view = results.study.view
+    heading = [*([view.panel] if view.panel else []), ", ".join(view.series), view.x, *view.y, "seeds"]
+    lines = [heading]
+    for row in results.rows:
+        shown = [_shown(results, name, row.values.get(name)) for name in view.y]
+        x = _written(results, view.x, row.x)
+        num = max((value.num for value in row.values.values()), default=0)
+        lines.append([*([row.panel] if view.panel else []), row.series, x, *shown, str(num)])
+    return [[printable(cell) for cell in line] for line in lines]
+
+
+def _shown(results: Results, name: str, value: Mean | None) -> str:
+    if value is None:
+        return "-"
+    text = _written(results, name, value.mean)
+    if value.interval is None:
+        return text
+    half = (value.interval[1] - value.interval[0]) / 2
+    in_percent = name in _DENSITIES or (name in _SCORES and results.is_fraction)
+    return f"{text} ±{100 * half:.2f}" if in_percent else f"{text} ±{half:.2g}"
+
+
+def _written(results: Results, name: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if not isinstance(value, int | float):
+        return str(value)
+    if name in _DENSITIES:
+        return percent(value)
+    if name in _SCORES:
+        return ScoreFormat(results.is_fraction)(value)
+    if name == "flops":
+        return ratio(value)
+    return duration(value) if name == "seconds" else f"{value:.4g}"
+
+
+def _terminal(results: Results) -> str:
+    lines = _cells(results)
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    table = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    return "\n".join([results.caption, "", *table, "", "±: half the 90% interval of the mean over seeds", ""])
+
+
+def _markdown(results: Results) -> str:
+    heading, *lines = [[cell.replace("|", "\\|") for cell in line] for line in _cells(results)]
+    rule = [":--" if name not in results.study.view.y else "--:" for name in heading]
+    table = [f"| {' | '.join(line)} |" for line in (heading, rule, *lines)]
+    return "\n".join([results.caption, "", *table, ""])
+
+
+def _json(results: Results) -> str:
+    rows = [
+        {"panel": row.panel, "series": row.series, results.study.view.x: row.x}
+        | {name: vars(value) for name, value in row.values.items()}
+        for row in results.rows
+    ]
+    return strict_json.dumps({"caption": results.caption, "rows": strict_json.nulled(rows)}, indent=1) + "\n"
+
+
+RESULT_FORMATS: dict[str, Callable[[Results], str]] = {
+    "table": _terminal, "markdown": _markdown, "json": _json,
+}  # fmt: skip
+
+
+# Figure
+
+
+def results_png(results: Results, *, dpi: int = 160) -> bytes:
+    """The results as a PNG file: a panel for each metric and value of the panel axis, a line for each series.
+
+    A series without a value on the x axis, and a dense network on an axis of densities, is a horizontal line.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    from pathgrow.report.figure import BLUE, GREEN, GREY, INK, PURPLE, VERMILLION, PlotWindow
+
+    colors = (BLUE, VERMILLION, GREEN, PURPLE, "#E69F00", "#56B4E9", INK, GREY)
+    view, panels = results.study.view, list(dict.fromkeys(row.panel for row in results.rows))
+    all_series = list(dict.fromkeys(row.series for row in results.rows))
+    size = (4.6 * len(panels), 3.4 * len(view.y) + 0.9)
+    figure = Figure(figsize=size, dpi=dpi, layout="constrained", facecolor="white")
+    grid = figure.subplots(len(view.y), len(panels), squeeze=False)
+    for (down, name), (right, panel) in itertools.product(enumerate(view.y), enumerate(panels)):
+        axes = grid[down][right]
+        for number, series in enumerate(all_series):
+            own = [row for row in results.rows if (row.series, row.panel) == (series, panel) and name in row.values]
+            color, marker = colors[number % len(colors)], "os^Dv<>P"[number // len(colors) % 8]
+            at = [row for row in own if not (row.x is None or (series == "dense" and view.x == "density"))]
+            for row in own:
+                if row not in at:
+                    axes.axhline(row.values[name].mean, color=color, linestyle="--", linewidth=1.2, label=series)
+            if at:
+                means = [row.values[name] for row in at]
+                error = [0.0 if m.interval is None else (m.interval[1] - m.interval[0]) / 2 for m in means]
+                axes.errorbar(
+                    [row.x for row in at], [m.mean for m in means], error,
+                    color=color, marker=marker, markersize=4, linewidth=1.4, capsize=2, label=series,
+                )  # fmt: skip
+        xs = [row.x for row in results.rows if isinstance(row.x, float) and row.x < 1]
+        if view.x == "density" and xs:
+            ticks = PlotWindow((min(xs), max(xs)), (0, 1)).density_ticks()
+            axes.set_xscale("log")
+            axes.set_xticks(ticks, [f"{100 * tick:g}%" for tick in ticks])
+            axes.set_xticks([], minor=True)
+        axes.set_xlabel(METRICS.get(view.x, view.x))
+        axes.set_ylabel(METRICS.get(name, name))
+        axes.set_title(panel, fontsize=9)
+        axes.grid(color=GREY, alpha=0.2)
+    drawn = dict(pair for axes in grid.flat for pair in zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    handles = {series: drawn[series] for series in all_series if series in drawn}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    figure.suptitle(textwrap.fill(results.caption, int(16 * size[0])), fontsize=9, x=0.01, ha="left")
+    FigureCanvasAgg(figure)
+    png = io.BytesIO()
+    figure.savefig(png, format="png", metadata={"Software": None})
+    return png.getvalue()

@@ -1,0 +1,125 @@
+"""Study definitions: what a TOML file expands to, and what it refuses."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from pathgrow.errors import UserError
+from pathgrow.runs.config import DiscoverConfig, TrainConfig
+from pathgrow.studies.definition import load_study, parse_study, study_names
+
+CURVES = """
+asks = "Which method?"
+set.epochs = 2
+[grid]
+density = [0.1, 0.2]
+seed = [0, 1]
+[[part]]
+grid.method = ["set", "random"]
+[[part]]
+set.method = "dense"
+grid.density = []
+"""
+
+
+def test_the_cells_are_the_product_of_the_axes_with_the_first_seed_of_everything_first() -> None:
+    cells = parse_study("mine", CURVES).cells()
+    found = [tuple(cell.values.get(key) for key in ("seed", "method", "density")) for cell in cells]
+    product = [
+        (seed, method, density) for seed, density, method in itertools.product((0, 1), (0.1, 0.2), ("set", "random"))
+    ]
+    assert sorted(found, key=str) == sorted([*product, (0, "dense", None), (1, "dense", None)], key=str)
+    assert [seed for seed, *_ in found] == [0] * 5 + [1] * 5
+
+
+def test_a_cell_is_named_like_the_run_directory_of_its_command() -> None:
+    cell = parse_study("mine", CURVES).cells()[0]
+    config = TrainConfig.from_dict({"method": "set", "density": 0.1, "epochs": 2, "seed": 0})
+    assert (cell.name, cell.config()) == (config.name, config)
+
+
+def test_an_axis_value_may_set_several_fields_and_names_are_as_on_the_command_line() -> None:
+    text = 'asks = "?"\n[[part]]\ncommand = "discover"\nset.epochs = 8\ngrid.lr = [0.1]\n'
+    text += 'grid.task = [{label = "wide", model = "mlp", model_options = {widths = [32]}}]\n'
+    text += 'grid."recipe.batch_size" = [16]'
+    [cell] = parse_study("mine", text).cells()
+    config = cell.config()
+    assert isinstance(config, DiscoverConfig)
+    assert (config.budget, config.recipe.lr, config.recipe.batch_size, config.model_options) == (
+        8,
+        0.1,
+        16,
+        {"widths": [32]},
+    )
+    assert cell.axes == {"lr": 0.1, "task": "wide", "recipe.batch_size": 16}
+
+
+def test_later_layers_win_and_a_scale_changes_values_and_axes() -> None:
+    text = (
+        'asks = "?"\nset = {epochs = 9, method = "set", fold = 1}\ngrid.density = [0.1, 0.2]\n[[part]]\nset.fold = 2\n'
+    )
+    study = parse_study("mine", text + "[scale.smoke]\nset = {epochs = 3, fold = 3}\ngrid.density = [0.5]")
+    [cell] = study.cells("smoke")
+    assert cell.values == {"epochs": 3, "method": "set", "fold": 2, "density": 0.5}
+    assert study.cells() == study.cells("smoke")
+
+
+def test_a_matched_cell_refers_to_the_cell_with_otherwise_equal_axes(tmp_path: Path) -> None:
+    text = CURVES + '[[part]]\nset = {method = "phew", match = "flops", match_run = {method = "set"}}\n'
+    cells = {cell.name: cell for cell in parse_study("mine", text).cells()}
+    matched = [cell for cell in cells.values() if cell.values["method"] == "phew"]
+    assert len(matched) == 4
+    for cell in matched:
+        assert cell.needs is not None
+        other = cells[cell.needs].values
+        assert (other["method"], other["density"], other["seed"]) == (
+            "set",
+            cell.values["density"],
+            cell.values["seed"],
+        )
+        config = cell.config(tmp_path)
+        assert isinstance(config, TrainConfig)
+        assert config.match_run == str(tmp_path / cell.needs)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("asks = ", "study 'mine': "),
+        ("", "asks is missing"),
+        ('asks = "?"\ngird = {}', "unknown key 'gird': did you mean grid"),
+        ('asks = "?"\nset.method = "set"\ngrid.density = [2]', "cell density 2: density must be in (0, 1], got 2"),
+        ('asks = "?"\nset = {method = "set", densty = 0.1}', "unknown key 'densty': did you mean density"),
+        ('asks = "?"\nset.method = "set"\ngrid.density = [0.1, 0.1]', "twice"),
+        ('asks = "?"\nset = {method = "set", match = "flops", match_run = {method = "gcg"}}', "one cell, got 0"),
+        ('asks = "?"\nset.method = "os:system"', "is a function outside pathgrow"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named(text: str, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        parse_study("mine", text).cells()
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "scale", "message"),
+    [
+        ("growth-rule", None, "did you mean growth-rules"),
+        ("none.toml", None, "cannot read none.toml"),
+        ("growth-rules", "smok", "did you mean smoke"),
+    ],
+)
+def test_unknown_studies_and_scales_are_named(name: str, scale: str | None, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load_study(name).cells(scale)
+
+
+@pytest.mark.parametrize("name", study_names())
+def test_built_in_studies_have_valid_cells_at_three_scales(name: str) -> None:
+    study = load_study(name)
+    assert list(study.scale) == ["smoke", "short", "full"]
+    sizes = [len(study.cells(scale)) for scale in study.scale]
+    assert 0 < sizes[0] <= sizes[2]

@@ -1,0 +1,67 @@
+"""Prices: epochs by hand, and speeds that are the measured ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pathgrow import models
+from pathgrow.graph import trace
+from pathgrow.graph.flops import forward_macs
+from pathgrow.studies import price
+from pathgrow.studies.definition import Cell, Study
+from pathgrow.studies.price import MEASURED_SPEEDS, num_epochs, price_of
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+
+
+def one_cell(**values: object) -> Cell:
+    [cell] = Study(name="mine", asks="?", set=values).cells()
+    return cell
+
+
+@pytest.mark.parametrize(
+    ("values", "epochs"),
+    [
+        ({"method": "dense"}, 160),
+        ({"method": "rigl", "density": 0.1}, 160),
+        ({"method": "imp_c", "density": 0.64}, 3 * 160),  # 100%, 80%, 64%
+        ({"method": "gcg", "density": 0.0312, "method_options": {"start_density": 0.02}}, 160 + 20 + 2),  # 2.5%, 3.1%
+    ],
+)  # fmt: skip
+def test_epochs_of_a_run(values: dict[str, object], epochs: int) -> None:
+    cell = one_cell(data="cifar10", model="resnet32", **values)
+    assert num_epochs(cell.config()) == epochs
+
+
+def test_the_time_of_a_measured_model_is_that_of_its_samples() -> None:
+    found = price_of(one_cell(data="cifar10", model="resnet32", method="dense", epochs=80))
+    assert found.seconds == pytest.approx(5 + 80 * 45_000 / 50_126)
+    assert (found.device, found.based_on) == ("GPU", "ResNet-32")
+
+
+def test_a_larger_model_takes_longer_in_proportion_to_its_arithmetic() -> None:
+    small, large = (
+        price_of(one_cell(data="cifar10", model=model, method="dense", epochs=80)).seconds - 5
+        for model in ("resnet32", "resnet56")
+    )
+    assert large / small == pytest.approx(126 / 69.1, rel=0.01)
+
+
+def test_speeds_are_those_of_the_benchmarks() -> None:
+    measured = {key: value for path in RESULTS.glob("*.json") for key, value in _pairs(path)}
+    for speed in (speed for speeds in MEASURED_SPEEDS.values() for speed in speeds):
+        assert speed.samples_per_second == pytest.approx(measured[speed.source], rel=0.3), speed.source
+
+
+def _pairs(path: Path) -> list[tuple[str, object]]:
+    content = json.loads(path.read_text())
+    return [item for item in content.items() if "images/s" in item[0]] if isinstance(content, dict) else []
+
+
+@pytest.mark.parametrize(("name", "size"), [("resnet20", 32), ("resnet32", 32), ("resnet56", 32)])
+def test_recorded_sizes_are_those_of_the_models(name: str, size: int) -> None:
+    model = models.create(name, 10, seed=0, image_size=size).eval()
+    assert price._MACS[name, size] == pytest.approx(forward_macs(trace(model, model.example_input())), rel=0.01)

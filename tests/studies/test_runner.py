@@ -1,0 +1,110 @@
+"""The runner: real worker processes, killed ones included, and progress."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from pathgrow.checkpoint import RunDir
+from pathgrow.errors import RunFailed
+from pathgrow.studies.definition import Cell, parse_study
+from pathgrow.studies.pools import LocalPool, WorkerPool
+from pathgrow.studies.runner import StudyProgress, run_study
+from pathgrow.studies.worker import Ending, work
+
+TEXT = """
+asks = "?"
+set = {method = "set", epochs = 1, density = 0.3, model_options = {widths = [16]}}
+grid.seed = [0, 1, 2, 3, 4, 5]
+"""
+
+
+class Scripted(WorkerPool):
+    """Workers of this process, which end as a script says; "done" really works."""
+
+    def __init__(self, num: int, script: Sequence[Ending | None]) -> None:
+        self.num, self.script, self.started = num, iter(script), list[bool]()
+
+    def start(self, out: Path, cells: Sequence[Cell], *, is_alone: bool) -> Any:
+        self.started.append(is_alone)
+        ending = next(self.script)
+        return (len(self.started), work(out, cells, is_alone=is_alone) if ending == "done" else ending)
+
+    def ended(self, workers: Sequence[Any], timeout: float) -> dict[Any, Ending | None]:
+        return {workers[0]: workers[0][1]}
+
+    def stop(self, workers: Sequence[Any]) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("num", "script", "alone", "num_lost"),
+    [
+        (1, ["done"], [True], 0),
+        (2, [None, "out of memory", "done"], [False, False, False], 1),
+        (2, ["out of memory", "done"], [False, False], 0),
+        (2, ["out of memory", "out of memory", "done"], [False, False, True], 0),
+    ],
+)  # fmt: skip
+def test_dead_workers_are_replaced_and_memory_is_left_to_others(
+    num: int, script: list[Ending | None], alone: list[bool], num_lost: int, tmp_path: Path
+) -> None:
+    cells = parse_study("mine", TEXT).cells()[:2]
+    pool = Scripted(num, script)
+    outcome = run_study(cells, tmp_path, pool)
+    assert (outcome.num_finished, outcome.failed, outcome.num_lost) == (2, {}, num_lost)
+    assert pool.started[: len(alone)] == alone
+    assert run_study(cells, tmp_path, Scripted(num, [])).num_finished == 2  # nothing is left to start
+
+
+def test_workers_that_die_before_they_take_a_cell_are_not_replaced_forever(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match="workers died"):
+        run_study(parse_study("mine", TEXT).cells()[:1], tmp_path, Scripted(1, [None] * 100))
+
+
+def test_killed_processes_lose_nothing(tmp_path: Path) -> None:
+    """Workers are killed while they hold cells; every cell ends with one result, that of an undisturbed run."""
+    cells = parse_study("mine", TEXT).cells()
+    pool, killed = LocalPool(2), list[int]()
+
+    def kill() -> None:
+        while len(killed) < 2:
+            for cell in cells:
+                holder = RunDir(tmp_path / cell.name).worker or ""
+                if (pid := "".join(filter(str.isdigit, holder.partition("pid")[2]))) and int(pid) not in killed:
+                    killed.append(int(pid))
+                    os.kill(int(pid), signal.SIGKILL)
+            time.sleep(0.02)
+
+    thread = threading.Thread(target=kill, daemon=True)
+    thread.start()
+    outcome = run_study(cells, tmp_path, pool)
+    thread.join(1)
+    assert (outcome.num_finished, outcome.failed, outcome.num_lost) == (6, {}, len(killed))
+    assert len(killed) == 2
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != ".study") == sorted(c.name for c in cells)
+    assert all(RunDir(tmp_path / cell.name).damage() == {} for cell in cells)
+
+
+def test_time_left_follows_from_the_prices_of_the_cells() -> None:
+    cells = parse_study("mine", TEXT).cells()
+    now, text = [0.0], io.StringIO()
+    progress = StudyProgress(Console(file=text, width=200), lambda: now[0])
+    progress.begin(cells, cells[2:])
+    assert progress.seconds_left is None
+    now[0] = 20.0
+    progress.settle({cells[2].name: None, cells[3].name: "diverged"}, 2)
+    assert text.getvalue().splitlines() == [
+        "2 cells of 6 finished before.",
+        f"[3/6, 1 min 00 s left] {cells[2].name}",
+        f"[4/6, 1 failed, 20 s left] {cells[3].name} failed: diverged",
+    ]

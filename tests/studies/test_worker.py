@@ -1,0 +1,117 @@
+"""Workers: every cell is run once, a failed one stops no other, and locked ones are left to their owners."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pathgrow.errors import RunFailed
+from pathgrow.studies import worker
+from pathgrow.studies.definition import Cell, parse_study
+from pathgrow.studies.worker import MAX_ATTEMPTS, failure, forget_failures, state, work
+
+THREE = 'asks = "?"\nset = {method = "set", epochs = 1}\ngrid.density = [0.1, 0.2, 0.3]'
+MATCHED = """
+asks = "?"
+set.epochs = 1
+[[part]]
+set = {method = "phew", density = 0.3, match = "parameters", match_run = {method = "set"}}
+[[part]]
+set = {method = "set", density = 0.3}
+"""
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The cells that were run, in order; a run is just a report."""
+    names: list[str] = []
+
+    def train(config: Any, out: Path) -> None:
+        names.append(Path(out).name)
+        if config.density == 0.2:
+            raise RunFailed("the loss is not finite")
+        Path(out).mkdir()
+        (Path(out) / "report.json").write_text(json.dumps({"match": config.match_run}))
+
+    monkeypatch.setattr(worker, "train", train)
+    return names
+
+
+def cells_of(text: str, out: Path) -> list[Cell]:
+    cells = parse_study("mine", text).cells()
+    forget_failures(out, cells)
+    return cells
+
+
+def test_each_cell_runs_once_and_a_failed_one_stops_no_other(tmp_path: Path, ran: list[str]) -> None:
+    cells = cells_of(THREE, tmp_path)
+    assert work(tmp_path, cells) == "done"
+    assert work(tmp_path, cells) == "done"  # finished and failed cells are not run again
+    assert ran == [cell.name for cell in cells]
+    assert [state(tmp_path, cell) for cell in cells] == ["finished", "failed", "finished"]
+    assert failure(tmp_path, cells[1]) == "the loss is not finite"
+    forget_failures(tmp_path, cells)
+    assert state(tmp_path, cells[1]) == "free"
+
+
+def test_a_matched_cell_waits_for_the_run_it_matches_and_gets_its_path(tmp_path: Path, ran: list[str]) -> None:
+    matched, other = cells_of(MATCHED, tmp_path)
+    assert state(tmp_path, matched) == "blocked"
+    work(tmp_path, [matched, other])
+    assert ran == [other.name, matched.name]
+    assert json.loads((tmp_path / matched.name / "report.json").read_text())["match"] == str(tmp_path / other.name)
+
+
+def test_a_matched_cell_fails_with_the_run_it_matches(tmp_path: Path, ran: list[str]) -> None:
+    matched, other = cells_of(MATCHED.replace("0.3", "0.2"), tmp_path)
+    work(tmp_path, [matched, other])
+    assert ran == [other.name]
+    assert failure(tmp_path, matched) == f"it needs {other.name}, which failed"
+
+
+def test_a_cell_that_keeps_killing_its_worker_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Killed(BaseException):
+        pass
+
+    def train(config: Any, out: Path) -> None:
+        raise Killed
+
+    monkeypatch.setattr(worker, "train", train)
+    cells = cells_of(THREE, tmp_path)[:1]
+    for _ in range(MAX_ATTEMPTS):
+        with pytest.raises(Killed):
+            work(tmp_path, cells)
+    assert work(tmp_path, cells) == "done"
+    assert failure(tmp_path, cells[0]) == f"its worker died {MAX_ATTEMPTS} times"
+
+
+def test_out_of_memory_ends_a_worker_unless_it_is_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(config: Any, out: Path) -> None:
+        raise RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    monkeypatch.setattr(worker, "train", train)
+    cells = cells_of(THREE, tmp_path)[:1]
+    assert work(tmp_path, cells) == "out of memory"
+    assert state(tmp_path, cells[0]) == "free"
+    assert work(tmp_path, cells, is_alone=True) == "done"
+    assert "out of memory" in str(failure(tmp_path, cells[0]))
+
+
+def test_a_locked_cell_is_busy_and_does_not_count_as_an_attempt(tmp_path: Path) -> None:
+    [cell, *_] = cells_of(THREE, tmp_path)
+    folder = tmp_path / cell.name
+    folder.mkdir()
+    with open(folder / ".lock", "wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert state(tmp_path, cell) == "busy"
+        worker._run(tmp_path, cell, is_alone=False)  # as if it had been free a moment ago
+        assert (state(tmp_path, cell), failure(tmp_path, cell), worker._num_attempts(tmp_path, cell)) == (
+            "busy",
+            None,
+            0,
+        )
+    assert state(tmp_path, cell) == "free"
