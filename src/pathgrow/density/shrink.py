@@ -36,7 +36,7 @@ as noisy as a third of delta (tests/density/test_shrink.py)."""
 MAX_ROUNDS = 14
 OPEN = 0.1
 """Probability of an answer below the sparsest network at which pruning goes on."""
-NARROW = 1.6
+NARROW = 2.0
 """Ratio of the densities around the crossing at which they are close enough."""
 STEP = 1.2
 """A fully trained network up to this factor denser than the answer is close enough to it."""
@@ -83,9 +83,9 @@ class ShrinkRule:
     """
 
     delta: float = DEFAULT_DELTA
-    first_prune_fraction: float = 0.6
+    first_prune_fraction: float = 0.7
     """Fraction of the weights that the first round prunes: that much is rarely needed."""
-    prune_fraction: float = 0.37
+    prune_fraction: float = 0.45
     """The same for later rounds."""
     min_density: float = 0.005
     name: str = field(default="shrink", init=False)
@@ -104,7 +104,7 @@ class ShrinkRule:
         last, estimate = visited[-1], self._estimate(curve)
         is_far_below = last.score < target - 2 * self.delta
         num_below = sum(point.score < target for point in curve.probes)
-        if estimate is None or num_below < 2 or estimate.share_below > OPEN:
+        if estimate is None or num_below == 0 or estimate.share_below > OPEN:
             fraction = self.prune_fraction if curve.probes else self.first_prune_fraction
             density = last.density * (1 - fraction)
             if not is_far_below and density >= self.min_density:
@@ -128,9 +128,11 @@ class ShrinkRule:
             lowest = [STEP * point.density for point in finished if self._misses(curve, point)]
             wanted = max(wanted, *lowest, min(MAX_CUT * point.density for point in finished))
         else:
-            # The first one is already within delta of the full dense training after its short round, if there is one.
+            # Between the density that is within delta of the trained network and the one that is, after its short
+            # round, already within delta of dense: full training makes up for some of the difference.
             safe = quantiles(estimate.curves.reach(self._dense(curve, estimate) - self.delta), (_QUANTILE,))[0]
-            wanted = max(wanted, estimate.lowest, min(safe, estimate.densest.density))
+            wanted, safe = np.clip((wanted, safe), estimate.lowest, estimate.densest.density)
+            wanted = math.sqrt(wanted * safe)
         wanted = min(wanted, base.density)
         is_close = any(1 / _CLOSE <= point.density / wanted <= STEP for point in curve.finished)
         if is_close or len(finished) >= MAX_FINISHED:

@@ -24,7 +24,7 @@ from pathgrow.runs.tolerances import negated
 from pathgrow.runs.trunk import Trunk, train_dense
 from pathgrow.sparse.attach import Attached
 
-USUAL_COST = 0.85
+USUAL_COST = 0.9
 """Cost of a whole discovery in dense trainings; a lower limit shortens all phases in proportion."""
 TOO_MUCH = 3.0
 """Loss in units of delta at which the trained network is returned instead of the pruned one."""
@@ -42,10 +42,10 @@ class Lengths:
         """Each of the two phases before pruning."""
         self.finish = self.quarter if options.reference is None else max(1, self.budget - 2 * self.quarter)
         """The last phase of a finished network. A reference had all of its budget, so the network gets it too."""
-        self.round = max(1, round(self.budget / 40))
+        self.round = max(1, round(self.budget / 10))
         self.seed, self.growth = max(1, self.budget // 16), max(1, round(self.budget / 160))
-        self.expected = 2 * self.quarter + 6 * self.round + 2 * self.finish
-        """Of a usual search in all: six rounds of pruning and two finished networks."""
+        self.expected = 2 * self.quarter + 5 * self.round + 2 * self.finish
+        """Of a usual search in all: five rounds of pruning and two finished networks."""
 
 
 class ShrinkingTrunk(Trunk):
