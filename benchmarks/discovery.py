@@ -31,7 +31,7 @@ import pathgrow
 from pathgrow import data, models
 from pathgrow.data import Dataset, Split
 from pathgrow.density.types import Answer, Curve, Grow, Probe, Stop, Verdict
-from pathgrow.runs.discovery import discover
+from pathgrow.runs.api import discover
 from pathgrow.runs.result import Discovery
 from pathgrow.trainer import EngineOptions, Trainer, recipes
 

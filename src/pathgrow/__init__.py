@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pathgrow.masks import Masks
     from pathgrow.masks.sampling import sample_proportional
     from pathgrow.methods.method import Method
-    from pathgrow.runs.discovery import discover
-    from pathgrow.runs.records import Callback
+    from pathgrow.runs.api import discover
+    from pathgrow.runs.records import Callback, LoggingCallback
     from pathgrow.runs.result import Discovery
     from pathgrow.sparse.attach import Attached, attach
     from pathgrow.walks.phew import phew
@@ -34,6 +34,7 @@ __all__ = [
     "Attached",
     "Callback",
     "Discovery",
+    "LoggingCallback",
     "Masks",
     "Method",
     "RunFailed",
@@ -60,11 +61,12 @@ __getattr__ = lazy_attributes(
         "Attached": "sparse.attach",
         "Callback": "runs.records",
         "Discovery": "runs.result",
+        "LoggingCallback": "runs.records",
         "Masks": "masks",
         "Method": "methods.method",
         "attach": "sparse.attach",
         "data": "",
-        "discover": "runs.discovery",
+        "discover": "runs.api",
         "fit_saturation": "density.saturation",
         "load_network": "checkpoint.manifest",
         "methods": "",

@@ -20,7 +20,7 @@ from pathgrow.masks import Masks
 from pathgrow.methods.picks import at_random
 from pathgrow.report.schema import TimingReport
 from pathgrow.runs import session
-from pathgrow.runs.discovery import discover
+from pathgrow.runs.api import discover
 from pathgrow.runs.records import Callback
 from pathgrow.sparse.attach import Attached, attach
 from pathgrow.sparse.ema import EMA

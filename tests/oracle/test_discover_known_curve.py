@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pathgrow.density.probe import CLOSE
-from pathgrow.runs.discovery import discover
+from pathgrow.runs.api import discover
 from pathgrow.runs.result import Discovery
 
 CHANCE = 0.1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import sys
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -25,7 +27,7 @@ def clock() -> Clock:
 
 def log(clock: Clock) -> tuple[progress.LogProgress, Console]:
     console = Console(file=io.StringIO(), width=40)
-    return progress.LogProgress(console, clock), console
+    return progress.LogProgress(lambda line: console.print(line, soft_wrap=True, markup=False), clock), console
 
 
 def written(console: Console) -> list[str]:
@@ -39,8 +41,10 @@ def rendered(bars: progress.TerminalProgress, width: int = 100) -> list[str]:
 
 
 def terminal(clock: Clock, total_epochs: int | None = None, width: int = 100) -> progress.TerminalProgress:
-    bars = progress.TerminalProgress(Console(file=io.StringIO(), force_terminal=True, width=width), total_epochs, clock)
+    bars = progress.TerminalProgress(Console(file=io.StringIO(), force_terminal=True, width=width), clock)
     bars.close()  # nothing is drawn in the background; `render` still works
+    if total_epochs is not None:
+        bars.expects(5, total_epochs)
     return bars
 
 
@@ -52,7 +56,7 @@ def run(bar: progress.ProgressBar, clock: Clock) -> None:
         for epoch in range(1, 11):
             clock.now += 1
             bar.epoch(epoch, 10, 1 / epoch)
-        bar.observed(number, density, 0.9 + number / 100, name)
+        bar.observed(name, density, 0.9 + number / 100, epochs=10, cost=0.125)
         bar.estimate(None if number == 0 else 0.05, (0.04, 0.06) if number == 2 else None)
     bar.close()
 
@@ -70,13 +74,67 @@ def test_logs_get_a_line_per_event_without_control_codes(clock: Clock) -> None:
     ]
 
 
+def test_logs_say_where_the_run_is(clock: Clock) -> None:
+    bar, console = log(clock)
+    bar.expects(3, 60)
+    run(bar, clock)
+    lines = [line for line in written(console) if "estimate" not in line]
+    assert lines == [
+        "[     0.0 s] round 0 starts: density 2.0%, 10 epochs (stage 1 of about 3)",
+        "[      10 s] round 0: density 2.0%, score 0.9 (stage 1 of about 3, cost so far 0.12 dense trainings, about"
+        " 50 s left)",
+        "[      20 s] round 1: density 4.0%, score 0.91 (stage 2 of about 3, cost so far 0.25 dense trainings, about"
+        " 40 s left)",
+        "[      30 s] probe at 6.0%: score 0.92 (stage 3 of about 3, cost so far 0.38 dense trainings, about"
+        " 30 s left)",
+    ]
+
+
+def test_the_time_left_needs_no_reports_of_epochs(clock: Clock) -> None:
+    """Stored stages are done, but took no time here; more stages than expected do not look wrong."""
+    bar, console = log(clock)
+    bar.expects(2, 40)
+    bar.stored(10, 0.25)
+    bar.stage("probe-002", 0.5, 10)
+    clock.now += 20
+    bar.observed("probe-002", 0.5, 0.9, epochs=10, cost=0.25)
+    bar.stage("probe-003", 0.5, 10)
+    clock.now += 20
+    bar.observed("probe-003", 0.5, 0.9, epochs=10, cost=None)
+    assert [line.partition("(")[2] for line in written(console)[1:]] == [
+        "stage 2 of about 2, cost so far 0.50 dense trainings, about 40 s left)",
+        "stage 3 of about 3, cost so far 0.50 dense trainings, about 20 s left)",
+    ]
+
+
+def test_a_notebook_shows_one_element_that_is_replaced(clock: Clock) -> None:
+    shown: list[str] = []
+    bar = progress.NotebookProgress(shown.append, clock)
+    bar.expects(3, 60)
+    run(bar, clock)
+    assert shown[0] == '<progress value="0" max="60"></progress> stage 1 of about 3, round 0: 0/10 epochs'
+    assert shown[15] == (
+        '<progress value="14" max="60"></progress> stage 2 of about 3, round 1: 4/10 epochs<br>'
+        "cost so far 0.12 dense trainings, about 46 s left<br>round 0: density 2.0%, score 0.9"
+    )
+    assert shown[-1] == "3 stages, 0.38 dense trainings, 30 s"
+    clock.now += 1
+    bar.stage("<b>", 0.1, 1000)
+    before = len(shown)
+    for epoch in range(1, 101):
+        clock.now += 0.01
+        bar.epoch(epoch, 1000)
+    assert len(shown) - before <= 4, "not one message per epoch"
+    assert "<b>" not in shown[-1]
+
+
 def test_logs_report_long_stages_once_a_minute(clock: Clock) -> None:
     bar, console = log(clock)
     bar.stage("seed", 0.02, 8)
     for epoch in range(1, 9):
         clock.now += 25
         bar.epoch(epoch, 8, 1 / epoch)
-    bar.observed(0, 0.02, 0.9, "seed")
+    bar.observed("seed", 0.02, 0.9)
     assert written(console) == [
         "[     0.0 s] round 0 starts: density 2.0%, 8 epochs",
         "[1 min 15 s] round 0: 3/8 epochs, loss 0.3333",
@@ -102,7 +160,7 @@ def test_resumption_is_announced(clock: Clock) -> None:
         "after 1 epochs."
     ]
     shown = Console(file=io.StringIO(), force_terminal=True, width=200)
-    bars = progress.TerminalProgress(shown, 30, clock)
+    bars = progress.TerminalProgress(shown, clock)
     bars.resumes(2, {})
     bars.close()
     assert written(shown)[0].endswith("Resuming: 2 stages done.")
@@ -113,6 +171,20 @@ def test_the_display_follows_the_console() -> None:
     bars = progress.create(Console(file=io.StringIO(), force_terminal=True))
     assert isinstance(bars, progress.TerminalProgress)
     bars.close()
+    lines = progress.create(Console(file=io.StringIO(), force_terminal=True), bars=False)
+    assert isinstance(lines, progress.LogProgress)
+
+
+def test_the_display_of_a_notebook_needs_no_widgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An imitation of IPython.display: a handle that updates what it displayed."""
+    shown: list[str] = []
+    handle = SimpleNamespace(update=shown.append)
+    fake = SimpleNamespace(HTML=str, display=lambda html, *, display_id: handle)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(display=fake))
+    monkeypatch.setitem(sys.modules, "IPython.display", fake)
+    bar = progress.create(Console(file=io.StringIO(), force_jupyter=True))
+    bar.stage("seed", 0.1, 10)
+    assert shown == ['<progress value="0" max="10"></progress> stage 1, round 0: 0/10 epochs']
 
 
 def test_bars_show_stage_evaluation_estimate_and_time_left(clock: Clock) -> None:
@@ -121,14 +193,18 @@ def test_bars_show_stage_evaluation_estimate_and_time_left(clock: Clock) -> None
     for epoch in range(1, 6):
         clock.now += 4
         bars.epoch(epoch, 10, 0.25)
-    bars.observed(0, 0.02, 0.9123, "seed")
+    bars.observed("seed", 0.02, 0.9123, cost=0.25)
     bars.estimate(0.05, (0.04, 0.06))
     whole, stage, *lines = rendered(bars)
-    assert whole.startswith("run ")
-    assert whole.endswith("5/30 epochs 0:00:20 01:40"), "25 epochs at 4 s"
+    assert whole.startswith("stage 1 of about 5 ")
+    assert whole.endswith("5/30 epochs 0:00:20 about 1 min 40 s left"), "25 epochs at 4 s"
     assert stage.startswith("round 3 ")
-    assert stage.endswith("5/10 epochs 0:00:20 00:20 loss 0.25")
-    assert lines == ["round 0: density 2.0%, score 0.9123", "current estimate 5.0% (90% interval 4.0-6.0%)"]
+    assert stage.endswith("5/10 epochs 0:00:20 about 20 s left loss 0.25")
+    assert lines == [
+        "round 0: density 2.0%, score 0.9123",
+        "current estimate 5.0% (90% interval 4.0-6.0%)",
+        "cost so far 0.25 dense trainings",
+    ]
 
 
 def test_concurrent_stages_share_a_bar(clock: Clock) -> None:
@@ -140,7 +216,7 @@ def test_concurrent_stages_share_a_bar(clock: Clock) -> None:
         clock.now += 1
         bars.epoch(epoch, 10, 0.5)
     whole, stage = rendered(bars)
-    assert "4/50 epochs 0:00:04 00:46" in whole
+    assert "4/50 epochs 0:00:04 about 46 s left" in whole
     assert stage.startswith("probe at 10.0% +2 ")
     assert "4/30 epochs" in stage
 
@@ -154,7 +230,7 @@ def test_resumed_epochs_are_done_but_say_nothing_about_speed(clock: Clock) -> No
         clock.now += 3.0
         bars.epoch(epoch, 10, 0.5)
     whole, stage = rendered(bars)
-    assert "3/20 epochs 0:00:09 00:51" in whole, "25 - 5 were left, and 17 are"
+    assert "8/25 epochs 0:00:09 about 51 s left" in whole, "17 at 3 s"
     assert "8/20 epochs" in stage
 
 
@@ -176,7 +252,7 @@ def test_bars_keep_to_one_line_each(clock: Clock, width: int) -> None:
     for epoch in range(1, 701):
         clock.now += 1
         bars.epoch(epoch, 800, 0.012345)
-    bars.observed(11, 0.5817, 0.95556, "round-011")
+    bars.observed("round-011", 0.5817, 0.95556)
     lines = rendered(bars, width)
     assert len(lines) == 3
     assert "700/1600" in lines[1]

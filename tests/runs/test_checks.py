@@ -24,8 +24,8 @@ from pathgrow.density.types import Curve, Point, Reason, Reference
 from pathgrow.errors import RunFailed
 from pathgrow.methods.method import Progress
 from pathgrow.report.html import page
+from pathgrow.runs.api import discover
 from pathgrow.runs.checks import check_reference, has_learned, has_risen, reference_warning, training_warnings
-from pathgrow.runs.discovery import discover
 from pathgrow.runs.iso_flop import Workload
 from pathgrow.runs.result import Discovery
 from tests.support.toy import INPUTS, Script, World

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import csv
 import json
+import logging
 import math
 import warnings
 from collections.abc import Callable
@@ -26,7 +27,10 @@ from pathgrow.errors import RunFailed, UserError
 from pathgrow.masks import Masks
 from pathgrow.report import html
 from pathgrow.report.schema import load_finished
-from pathgrow.runs.discovery import discover
+from pathgrow.runs.api import discover
+from pathgrow.runs.records import SearchForecast
+from pathgrow.trainer import Trainer
+from pathgrow.trainer.recipes import recipe
 from tests.support.command import leave
 from tests.support.ranks import together
 from tests.support.toy import (
@@ -272,6 +276,76 @@ def test_without_a_run_directory_nothing_is_written(tmp_path: Path, monkeypatch:
     assert list(tmp_path.iterdir()) == []
 
 
+class Watcher(pathgrow.Callback):
+    """Notes the stages and their epochs."""
+
+    def __init__(self) -> None:
+        self.forecasts: list[SearchForecast] = []
+        self.epochs: dict[str, list[tuple[int, int]]] = {}
+
+    def on_run_start(self, forecast: SearchForecast) -> None:
+        self.forecasts.append(forecast)
+
+    def on_stage_start(self, stage: str, *, epochs: int | None, density: float) -> None:
+        self.epochs[stage] = []
+
+    def on_epoch(self, stage: str, done: int, epochs: int, loss: float | None = None) -> None:
+        self.epochs[stage].append((done, epochs))
+
+
+@pytest.mark.parametrize("trainer", [False, True], ids=["fit", "Trainer"])
+def test_epochs_of_every_training_are_reported(trainer: bool) -> None:
+    """Of a user's fit from the second stage on: the samples of the first tell how long an epoch is."""
+    first, second, world = Watcher(), Watcher(), World()
+    if trainer:
+        digits = pathgrow.data.load("digits")
+        engine = Trainer(digits, recipe("digits"))
+        model, optimizer = engine.place(pathgrow.models.create("mlp", digits.classes, seed=0, inputs=64, widths=[8]))
+        fit, evaluate, example = engine, engine.evaluate(digits.val), digits.example_input()
+    else:
+        model, optimizer, fit, evaluate, example = (
+            world.model, world.optimizer, world.fit, world.evaluate, INPUTS[:1],
+        )  # fmt: skip
+    found = discover(model, optimizer, fit, evaluate, example, budget=8, delta=0.1, callback=[first, second])  # type: ignore[arg-type]
+    assert first.epochs == second.epochs
+    lengths = {record.stage: record.num_epochs for record in found.trained}
+    for number, (stage, epochs) in enumerate(first.epochs.items()):
+        expected = 0 if number == 0 and not trainer else lengths[stage]
+        assert epochs == [(k + 1, lengths[stage]) for k in range(expected)]
+    [forecast] = first.forecasts
+    assert forecast.budget == 8
+    costs = [forecast.cost_of_record(record) for record in found.trained]
+    assert sum(cost for cost in costs if cost) == pytest.approx(found.ledger.relative, rel=1e-6)
+
+
+def test_progress_is_shown_unless_it_is_silenced(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    found = found_by(World(), callback=pathgrow.LoggingCallback("mine", logging.DEBUG), progress=False)
+    assert capsys.readouterr() == ("", "")
+    with caplog.at_level(logging.DEBUG, "mine"):
+        found_by(World(), callback=pathgrow.LoggingCallback("mine", logging.DEBUG))
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    lines = shown.err.splitlines()
+    assert len(lines) == 2 + len(found.trained), "one when it starts, one estimate"
+    assert "round 0 starts: density 9.9%, 1 epoch (stage 1 of about" in lines[0]
+    assert f"cost so far {found.ledger.relative:.2f} dense trainings" in lines[-1]
+    assert [line.partition("] ")[2].split(" (")[0] for line in lines] == [
+        message.split(" (")[0] for message in caplog.messages
+    ]
+
+
+def test_a_stored_call_says_where_it_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found_by(World(), store=tmp_path)
+    first = capsys.readouterr().err
+    assert "Resuming" not in first
+    found_by(World(), store=tmp_path)
+    assert capsys.readouterr().err.splitlines()[0].endswith("stages done.")
+    rows = RunDir(tmp_path).metrics
+    assert [row["event"] for row in rows if row["stage"] == "round-001"] == ["begin", "end"]
+
+
 def test_warnings_point_at_the_caller() -> None:
     with warnings.catch_warnings(record=True) as expected:
         warnings.simplefilter("always")
@@ -313,6 +387,7 @@ def test_warnings_point_at_the_caller() -> None:
         ({"store": 3}, "a directory or a Store"),
         ({"store": MemoryStore}, "a directory or a Store"),
         ({"callback": print}, "callback must be an instance of pathgrow.Callback"),
+        ({"callback": [pathgrow.Callback(), print]}, "callback must be an instance of pathgrow.Callback, or several"),
     ],
 )
 def test_invalid_options_are_refused_before_training(options: dict, sentence: str) -> None:

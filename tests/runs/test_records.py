@@ -1,9 +1,11 @@
-"""Ledgers and timings add up."""
+"""Ledgers, timings and forecasts add up."""
 
 from __future__ import annotations
 
+import pytest
+
 from pathgrow.density.types import Point
-from pathgrow.runs.records import Record, ledger_report, timing_report
+from pathgrow.runs.records import PlannedStage, Record, SearchForecast, ledger_report, timing_report
 
 
 def record(stage: str, *, num_epochs: int, num_samples: int, num_on: int, **costs: float) -> Record:
@@ -45,3 +47,46 @@ def test_epochs_trained_follow_from_the_samples() -> None:
     )
     assert (ledger.epochs_trained, ledger.phases[0].epochs_trained, ledger.phases[0].epochs) == (3, 3, 4)
     assert ledger.relative is None
+
+
+def planned(kind: str, count: int, epochs: int, density: float = 1.0) -> PlannedStage:
+    return PlannedStage(kind=kind, count=count, epochs=epochs, density=density)
+
+
+PRUNING = SearchForecast(
+    stages=(
+        planned("train", 1, 8),
+        planned("train", 1, 10),
+        planned("shrink", 3, 1, 0.5),
+        planned("final", 2, 10, 0.2),
+    ),
+    budget=40,
+    dense_flops=600,
+    fixed_flops=120,
+)
+
+
+def test_a_forecast_is_relative_to_one_dense_training() -> None:
+    assert (PRUNING.num_stages, PRUNING.num_epochs) == (7, 41)
+    cost = (18 * 600 + 3 * (120 + 0.5 * 480) + 20 * (120 + 0.2 * 480)) / (40 * 600)
+    assert PRUNING.cost == pytest.approx(cost)
+    done = record("train-1", num_epochs=8, num_samples=800, num_on=100, training_flops=800 * 600, update_flops=2400)
+    assert PRUNING.cost_of_record(done) == pytest.approx((8 + 2400 / (100 * 600)) / 40)
+    assert PRUNING.cost_of_record(record("given", num_epochs=0, num_samples=0, num_on=100)) == 0
+    assert PRUNING.cost_of_record(record("train-1", num_epochs=8, num_samples=0, num_on=100)) is None
+
+
+@pytest.mark.parametrize(
+    ("stages", "left"),
+    [
+        ([], (7, 41)),
+        (["train-1"], (6, 33)),
+        (["train-1", "train-2", "shrink-1"], (4, 22)),
+        (["train-1", "train-2", *(f"shrink-{k}" for k in range(1, 7))], (2, 20)),
+        (["train-1", "train-2", "shrink-1", "final-1"], (1, 10)),
+        (["train-1", "train-2", "shrink-1", "shrink-2", "shrink-3", "final-1", "final-2", "final-3"], (0, 0)),
+    ],
+)
+def test_what_is_left_counts_each_kind_of_stage(stages: list[str], left: tuple[int, int]) -> None:
+    """A search with more rounds than usual still has all its final trainings to come."""
+    assert PRUNING.left(stages) == left

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from pathgrow.checkpoint import MemoryStore
 from pathgrow.density.types import Answer, Curve, Grow, Probe, Stop, Verdict
 from pathgrow.errors import RunFailed, UserError
-from pathgrow.runs.discovery import discover
+from pathgrow.runs.api import discover
 from pathgrow.runs.records import Callback, Record
 from pathgrow.runs.result import Discovery
 from pathgrow.sparse.training_state import OptimizerSettings

@@ -19,7 +19,7 @@ from pathgrow.checkpoint import MemoryStore
 from pathgrow.density.types import DENSE, Answer, Curve, Grow, Probe, Stop, Verdict
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.masks import Masks
-from pathgrow.runs.discovery import discover
+from pathgrow.runs.api import discover
 from pathgrow.runs.records import Record
 from pathgrow.runs.result import Discovery
 from tests.support.toy import (

@@ -12,7 +12,7 @@ from torch.optim import SGD, Optimizer
 
 from pathgrow.checkpoint.store import MemoryStore
 from pathgrow.density.types import Answer, Curve, Grow, Probe, Stop, Verdict
-from pathgrow.runs.discovery import discover
+from pathgrow.runs.api import discover
 from pathgrow.runs.result import Discovery
 
 INPUTS = torch.randn(32, 8, generator=torch.Generator().manual_seed(0))

@@ -53,7 +53,7 @@ def _discover(*, out: Path | None, quiet: bool, **values: Any) -> None:
     from pathgrow.runs import discovery
     from pathgrow.runs.config import DiscoverConfig
 
-    _run(DiscoverConfig, discovery.run_discovery, discovery.expected_epochs, values, out, quiet)
+    _run(DiscoverConfig, discovery.run_discovery, values, out, quiet)
 
 
 def _train(*, out: Path | None, quiet: bool, **values: Any) -> None:
@@ -65,13 +65,12 @@ def _train(*, out: Path | None, quiet: bool, **values: Any) -> None:
     from pathgrow.runs import training
     from pathgrow.runs.config import TrainConfig
 
-    _run(TrainConfig, training.train, None, values, out, quiet)
+    _run(TrainConfig, training.train, values, out, quiet)
 
 
 def _run(
     kind: type[RunConfig],
     run: Callable[..., object],
-    expected_epochs: Callable[..., int] | None,
     values: dict[str, Any],
     out: Path | None,
     quiet: bool,
@@ -92,8 +91,7 @@ def _run(
         with warnings.catch_warnings():
             if quiet:
                 warnings.simplefilter("ignore")  # the report keeps them
-            total = expected_epochs(config, folder) if expected_epochs is not None and not quiet else None
-            shown = progress.ProgressBar() if quiet else progress.create(total_epochs=total)
+            shown = progress.ProgressBar() if quiet else progress.create()
             with closing(shown):
                 run(config, folder, shown, comm)
         if not quiet:

@@ -1,11 +1,14 @@
-"""Progress of a run: bars that are updated in place on a terminal, one line per event in logs and pipes."""
+"""Progress of a run: bars on a terminal, an element in a notebook, one line per event in logs and pipes."""
 
+import importlib
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
+from markupsafe import Markup
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
@@ -13,154 +16,249 @@ from pathgrow.report.formats import duration, evaluation, percent, percent_range
 
 _LOG_INTERVAL = 60.0
 """Seconds between log lines about the epochs of one stage."""
-_SPEED_PERIOD = 24 * 3600.0
-"""Seconds that the estimate of the time left averages over; an epoch may take longer than the 30 s of `rich`."""
+_NOTEBOOK_INTERVAL = 0.3
+"""Seconds between two updates of a notebook, each of which is a message to the browser."""
 
 
 class ProgressBar:
-    """Receives the events of a run; this base class shows nothing."""
+    """Receives the events of a run and counts; this base class shows nothing."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._start = clock, clock()
+        self._num_stages = self._num_epochs = 0
+        """Expected in all; 0: unknown."""
+        self._stage, self._stage_epochs = "starting", 0
+        self._number = self._finished = self._ticks = self._num_concurrent = 0
+        """Number of the current stage; epochs of finished stages; those of the current ones; how many these are."""
+        self._here = 0.0
+        """Epochs that this process has trained, which tell its speed."""
+        self._began: float | None = None
+        """When it began to."""
+        self._resumed: Mapping[str, float] = {}
+        self._cost: float | None = None
+        self._evaluation = self._estimate = ""
+
+    def expects(self, num_stages: int, num_epochs: int) -> None:
+        """The run will probably have this many stages and epochs, including those before."""
+        self._num_stages, self._num_epochs = num_stages, num_epochs
 
     def resumes(self, num_stages: int, epochs: Mapping[str, float]) -> None:
         """The run resumes with `num_stages` finished stages; `epochs` are those done of partly trained stages."""
+        self._resumed = epochs
 
     def stage(self, name: str, density: float, epochs: int | None) -> None:
         """A stage starts; `epochs` is None if its length is unknown."""
+        self._stage, self._stage_epochs = stage_label(name, density), epochs or 0
+        self._number, self._num_concurrent = self._number + 1, 1
+        self._began = self._clock() if self._began is None else self._began
 
     def beside(self, name: str, density: float, epochs: int | None) -> None:
         """Another stage starts and trains concurrently; from here on `epoch` refers to any of them."""
+        self._stage_epochs += epochs or 0
+        self._number, self._num_concurrent = self._number + 1, self._num_concurrent + 1
 
     def epoch(self, done: int, of: int, loss: float | None = None) -> None:
         """`done` epochs of the stage are finished."""
+        self._ticks, self._here = self._ticks + 1, self._here + 1
 
-    def observed(self, round: int, density: float, score: float, stage: str = "") -> None:
-        """The network of a stage was evaluated."""
+    def observed(self, stage: str, density: float, score: float, *, epochs: int = 0, cost: float | None = None) -> None:
+        """The network of a stage was evaluated, after `epochs` at a `cost` in dense trainings."""
+        ticks = min(self._ticks, epochs)
+        self._here += max(0.0, epochs - ticks - self._resumed.get(stage, 0.0))  # a user's fit may tell nothing
+        self._ticks -= ticks
+        self._evaluation = evaluation(stage, density, score)
+        self._count(epochs, cost)
+
+    def stored(self, epochs: int, cost: float | None) -> None:
+        """A stage was found in the store."""
+        self._number += 1
+        self._count(epochs, cost)
 
     def estimate(self, density: float | None, interval: tuple[float, float] | None = None) -> None:
         """The density rule has a new estimate of the operating density."""
+        between = f" (90% interval {percent_range(interval)})" if interval else ""
+        self._estimate = "" if density is None else f"current estimate {percent(density)}{between}"
 
     def close(self) -> None:
         """No more events follow; release the terminal."""
 
+    def _count(self, epochs: int, cost: float | None) -> None:
+        self._finished += epochs
+        self._cost = self._cost if cost is None else (self._cost or 0.0) + cost
 
-def create(console: Console | None = None, *, total_epochs: int | None = None) -> ProgressBar:
-    """Return the progress display for a console: bars on a terminal, log lines otherwise.
+    def _time_for(self, epochs: float) -> str:
+        """How long so many more epochs will take, at the speed so far."""
+        if self._began is None or not self._here or epochs <= 0:
+            return ""
+        return f"about {duration(epochs * (self._clock() - self._began) / self._here)} left"
 
-    `total_epochs` is the expected length of the whole run; without it the time left is that of the current stage.
-    """
+    def _position(self) -> str:
+        of = f" of about {max(self._number, self._num_stages)}" if self._num_stages else ""
+        return f"stage {self._number}{of}"
+
+    def _spent(self) -> str:
+        """Cost so far, and time left of the whole run."""
+        cost = "" if self._cost is None else f"cost so far {self._cost:.2f} dense trainings"
+        left = self._time_for(self._num_epochs - self._finished - self._ticks) if self._num_epochs else ""
+        return ", ".join(part for part in (cost, left) if part)
+
+
+def create(console: Console | None = None, *, bars: bool = True) -> ProgressBar:
+    """Return the progress display for a console: bars (unless excluded), an element of a notebook, or log lines."""
     console = console or Console(stderr=True)
-    return TerminalProgress(console, total_epochs) if console.is_terminal else LogProgress(console)
+    if console.is_jupyter:
+        ipython = importlib.import_module("IPython.display")
+        shown = ipython.display(ipython.HTML(""), display_id=True)
+        return NotebookProgress(lambda html: shown.update(ipython.HTML(html)))
+    if console.is_terminal and bars:
+        return TerminalProgress(console)
+    return LogProgress(lambda line: console.print(Text(line), soft_wrap=True))
 
 
 class LogProgress(ProgressBar):
     """One line per evaluation, and one per minute during long stages."""
 
-    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        self._console, self._clock, self._start = console, clock, clock()
+    def __init__(
+        self, write: Callable[[str], Any], clock: Callable[[], float] = time.monotonic, *, is_stamped: bool = True
+    ) -> None:
+        super().__init__(clock)
+        self._write, self._is_stamped = write, is_stamped
         self._last = self._start
-        self._stage = ""
-        self._estimate = ""
         self._announced = False
+        self._told = ""
 
     def resumes(self, num_stages: int, epochs: Mapping[str, float]) -> None:
+        super().resumes(num_stages, epochs)
         self._log(_resumption(num_stages, epochs))
         self._announced = bool(epochs)
 
     def stage(self, name: str, density: float, epochs: int | None) -> None:
-        self._stage = stage_label(name, density)
+        super().stage(name, density, epochs)
         if not self._announced:  # the first evaluation may be many minutes away
             length = f", {plural(epochs, 'epoch')}" if epochs else ""
-            self._log(f"{self._stage} starts: density {percent(density)}{length}")
+            where = f" ({self._position()})" if self._num_stages else ""
+            self._log(f"{self._stage} starts: density {percent(density)}{length}{where}")
         self._announced = True
 
     def epoch(self, done: int, of: int, loss: float | None = None) -> None:
+        super().epoch(done, of, loss)
         if self._clock() - self._last >= _LOG_INTERVAL and done < of:
-            self._log(f"{self._stage}: {done}/{plural(of, 'epoch')}" + ("" if loss is None else f", loss {loss:.4g}"))
+            told = (f"{self._stage}: {done}/{plural(of, 'epoch')}", "" if loss is None else f"loss {loss:.4g}")
+            self._log(", ".join(part for part in (*told, self._spent()) if part))
 
-    def observed(self, round: int, density: float, score: float, stage: str = "") -> None:
-        self._log(evaluation(stage, density, score))
+    def observed(self, stage: str, density: float, score: float, *, epochs: int = 0, cost: float | None = None) -> None:
+        super().observed(stage, density, score, epochs=epochs, cost=cost)
+        more = [part for part in (self._position(), self._spent()) if part] if self._num_stages else []
+        self._log(self._evaluation + (f" ({', '.join(more)})" if more else ""))
 
     def estimate(self, density: float | None, interval: tuple[float, float] | None = None) -> None:
-        if density is not None and (text := _estimate(density, interval)) != self._estimate:
-            self._estimate = text
-            self._log(text)
+        super().estimate(density, interval)
+        if self._estimate and self._estimate != self._told:
+            self._told = self._estimate
+            self._log(self._told)
 
     def _log(self, text: str) -> None:
         self._last = self._clock()
-        self._console.print(Text(f"[{duration(self._last - self._start):>10}] {text}"), soft_wrap=True)
+        self._write(f"[{duration(self._last - self._start):>10}] {text}" if self._is_stamped else text)
+
+
+class NotebookProgress(ProgressBar):
+    """An HTML element that is replaced; the last one remains."""
+
+    def __init__(self, show: Callable[[str], Any], clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(clock)
+        self._show, self._shown_at = show, -_NOTEBOOK_INTERVAL
+
+    def stage(self, name: str, density: float, epochs: int | None) -> None:
+        super().stage(name, density, epochs)
+        self._update(is_due=True)
+
+    def beside(self, name: str, density: float, epochs: int | None) -> None:
+        super().beside(name, density, epochs)
+        self._update()
+
+    def epoch(self, done: int, of: int, loss: float | None = None) -> None:
+        super().epoch(done, of, loss)
+        self._update()
+
+    def close(self) -> None:
+        cost = "" if self._cost is None else f", {self._cost:.2f} dense trainings"
+        self._show(f"{plural(self._number, 'stage')}{cost}, {duration(self._clock() - self._start)}")
+
+    def _update(self, *, is_due: bool = False) -> None:
+        if not is_due and self._clock() - self._shown_at < _NOTEBOOK_INTERVAL:
+            return
+        self._shown_at = self._clock()
+        total = max(self._num_epochs, self._finished + self._stage_epochs)
+        bar = Markup('<progress value="{}" max="{}"></progress> ').format(self._finished + self._ticks, total)
+        of = f": {self._ticks}/{plural(self._stage_epochs, 'epoch')}" if self._stage_epochs else ""
+        lines = (f"{self._position()}, {self._stage}{of}", self._spent(), self._evaluation, self._estimate)
+        self._show(str(bar + Markup("<br>").join(line for line in lines if line)))
 
 
 class TerminalProgress(ProgressBar):
     """Bars for the stage and, if its length is known, the run; erased at the end to make room for the report."""
 
-    def __init__(
-        self, console: Console, total_epochs: int | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(clock)
         is_narrow = console.width < 90
         columns = (
             TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(8 if is_narrow else 24, complete_style="blue"),
             MofNCompleteColumn(),
-            TextColumn("epochs"),
-            *(() if is_narrow else (TimeElapsedColumn(),)),
-            TimeRemainingColumn(compact=True),
+            *(() if is_narrow else (TextColumn("epochs"), TimeElapsedColumn())),
+            TextColumn("{task.fields[left]}", style="cyan", markup=False),
             *(() if is_narrow else (TextColumn("{task.fields[loss]}", style="dim", markup=False),)),
         )
-        self._bars = RichProgress(*columns, console=console, get_time=clock, speed_estimate_period=_SPEED_PERIOD)
-        self._run = None if total_epochs is None else self._bars.add_task("run", total=total_epochs, loss="")
-        self._stage = self._bars.add_task("starting", total=None, loss="")
-        self._num_concurrent = 1
-        self._resumed: Mapping[str, float] = {}
-        self._evaluation = self._estimate = ""
+        self._bars = RichProgress(*columns, console=console, get_time=clock)
+        self._whole = self._bars.add_task("run", total=None, visible=False, loss="", left="")
+        self._part = self._bars.add_task("starting", total=None, loss="", left="")
+        self._done_before = 0
+        """Epochs of the current stages that were trained before the run was resumed."""
         self._live = Live(get_renderable=self.render, console=console, refresh_per_second=5, transient=True)
         self._live.start()
 
     def resumes(self, num_stages: int, epochs: Mapping[str, float]) -> None:
-        self._resumed = epochs
-        if self._run is not None and (total := self._bars.tasks[0].total) is not None:
-            self._bars.update(self._run, total=max(1.0, total - sum(map(int, epochs.values()))))
+        super().resumes(num_stages, epochs)
         self._live.console.print(Text(_resumption(num_stages, epochs)))
 
     def stage(self, name: str, density: float, epochs: int | None) -> None:
-        self._bars.remove_task(self._stage)
-        done = int(self._resumed.get(name, 0))
-        self._stage = self._bars.add_task(stage_label(name, density), total=epochs, completed=done, loss="")
-        self._num_concurrent = 1
+        super().stage(name, density, epochs)
+        self._done_before = int(self._resumed.get(name, 0))
+        self._bars.remove_task(self._part)
+        self._part = self._bars.add_task(self._stage, total=epochs, loss="", left="")
 
     def beside(self, name: str, density: float, epochs: int | None) -> None:
-        task = self._bars.tasks[-1]
-        task.completed += int(self._resumed.get(name, 0))
-        total = None if task.total is None or epochs is None else task.total + epochs
-        first = task.description.split(" +")[0]
-        self._bars.update(self._stage, total=total, description=f"{first} +{self._num_concurrent}")
-        self._num_concurrent += 1
+        super().beside(name, density, epochs)
+        self._done_before += int(self._resumed.get(name, 0))
 
     def epoch(self, done: int, of: int, loss: float | None = None) -> None:
-        task = self._bars.tasks[-1]
-        one_by_one = self._num_concurrent > 1 or task.total is None
-        advance = 1 if one_by_one else max(0, done - task.completed)
-        self._bars.update(self._stage, advance=advance, loss="" if loss is None else f"loss {loss:.4g}")
-        if self._run is not None:
-            self._bars.advance(self._run, advance)
-
-    def observed(self, round: int, density: float, score: float, stage: str = "") -> None:
-        self._evaluation = evaluation(stage, density, score)
-
-    def estimate(self, density: float | None, interval: tuple[float, float] | None = None) -> None:
-        self._estimate = "" if density is None else _estimate(density, interval)
+        super().epoch(done, of, loss)
+        self._bars.update(self._part, loss="" if loss is None else f"loss {loss:.4g}")
 
     def close(self) -> None:
         self._live.stop()
 
     def render(self) -> Group:
         """What the terminal shows now."""
-        return Group(self._bars, *(Text(line, "dim") for line in (self._evaluation, self._estimate) if line))
+        done, total = self._ticks + self._done_before, self._stage_epochs
+        more = f" +{self._num_concurrent - 1}" if self._num_concurrent > 1 else ""
+        left = self._time_for(total - done) if total else ""
+        self._bars.update(
+            self._part, completed=done, total=total or None, left=left, description=f"{self._stage}{more}"
+        )
+        done += self._finished
+        if self._num_epochs:
+            total = max(self._num_epochs, done)
+            left = self._time_for(total - done)
+            self._bars.update(
+                self._whole, completed=done, total=total, left=left, description=self._position(), visible=True
+            )
+        cost = "" if self._cost is None else f"cost so far {self._cost:.2f} dense trainings"
+        return Group(self._bars, *(Text(line, "dim") for line in (self._evaluation, self._estimate, cost) if line))
 
 
 def _resumption(num_stages: int, epochs: Mapping[str, float]) -> str:
     done = [f"{plural(num_stages, 'stage')} done"] if num_stages else []
     partly = [f"{stage_label(name)} continues after {number:.3g} epochs" for name, number in epochs.items()]
     return f"Resuming: {', '.join([*done, *partly])}."
-
-
-def _estimate(density: float, interval: tuple[float, float] | None) -> str:
-    return f"current estimate {percent(density)}" + (f" (90% interval {percent_range(interval)})" if interval else "")

@@ -17,7 +17,7 @@ from pathgrow.masks import Masks
 from pathgrow.report.progress import ProgressBar
 from pathgrow.report.schema import RunReport, load_report, unfinished
 from pathgrow.runs.config import EVERYTHING, RunConfig
-from pathgrow.runs.records import Callback, MetricsLogger
+from pathgrow.runs.records import Callback, CallbackList, MetricsLogger, ProgressCallback
 from pathgrow.runs.session import Session
 from pathgrow.sparse.training_state import unfinished_steps
 from pathgrow.trainer import Trainer
@@ -94,14 +94,15 @@ def open_session(
 
     `num_epochs` is the expected length of the run, `scope` the name of a preset.
     """
-    dataset = config.load_data()
+    dataset, callback = config.load_data(), Callback()
     if run_dir is not None:
+        callback = CallbackList([MetricsLogger(run_dir), ProgressCallback(progress)])
         _, steps_per_epoch = epoch_batches(len(dataset.train), config.recipe, config.ranks)
         num_stages = len(unfinished(run_dir).results)
         epochs = {stage: steps / steps_per_epoch for stage, steps in unfinished_steps(run_dir).items()}
         if num_stages or epochs:
             progress.resumes(num_stages, epochs)
-    trainer = Trainer(dataset, config.recipe, config.engine, num_epochs=num_epochs, on_epoch=progress.epoch, comm=comm)
+    trainer = Trainer(dataset, config.recipe, config.engine, num_epochs=num_epochs, comm=comm)
     device = trainer.plan.device
     model, optimizer = trainer.place(config.new_model(dataset.classes))
     example_input = dataset.example_input().to(device)
@@ -118,7 +119,7 @@ def open_session(
         scope=masks,
         seed=config.seed,
         store=None if run_dir is None else run_dir.stages,
-        callback=MetricsLogger(run_dir, progress) if run_dir is not None else Callback(),
+        callback=callback,
         loss=trainer.loss,
         batches=trainer.batches,
         use_ema=use_ema,

@@ -7,22 +7,19 @@ resuming: it goes through all stages, and a stored stage is not run again.
 import dataclasses
 import math
 import os
+import statistics
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
 
-from torch import nn
-from torch.optim import Optimizer
-
-from pathgrow.checkpoint import RunDir, Store
+from pathgrow.checkpoint import RunDir
 from pathgrow.density.probe import select_network
+from pathgrow.density.shrink import ShrinkRule
 from pathgrow.density.types import DENSE, Answer, Curve, Grow, Point, Probe, Reference, Stop
-from pathgrow.distributed.comm import Communicator, held_by_rank0
-from pathgrow.errors import RunFailed, UserError
-from pathgrow.graph.calls import uncalled_layers
+from pathgrow.distributed.comm import Communicator
+from pathgrow.errors import RunFailed
+from pathgrow.graph.flops import step_flops
 from pathgrow.masks import Masks
 from pathgrow.methods.method import GrowEachRound, never
 from pathgrow.report.progress import ProgressBar
@@ -31,161 +28,11 @@ from pathgrow.runs import checks
 from pathgrow.runs.command import open_session, run_in
 from pathgrow.runs.config import DiscoverConfig
 from pathgrow.runs.options import DiscoverOptions
-from pathgrow.runs.records import Record
+from pathgrow.runs.records import PlannedStage, Record, SearchForecast
 from pathgrow.runs.result import Discovery, draw_figures
 from pathgrow.runs.session import MAX_ADAPTIVE_EPOCHS, Session
 from pathgrow.runs.shrinking import Lengths, ShrinkingTrunk, ShrinkSearch
 from pathgrow.runs.trunk import GrowingTrunk, train_copies, train_dense
-from pathgrow.sparse.attach import check_whole
-from pathgrow.sparse.enforce import unwrapped
-from pathgrow.trainer.interface import Evaluate, Fit
-
-
-def discover(
-    model: nn.Module,
-    optimizer: Optimizer,
-    fit: Fit,
-    evaluate: Evaluate,
-    example_input: Any = None,
-    *,
-    scope: Masks | None = None,
-    start_density: float | None = None,
-    delta: float | str = DiscoverOptions.delta,
-    reference: float | Literal["dense"] | None = None,
-    budget: int = DiscoverOptions.budget,
-    seed: int = 0,
-    **options: Any,
-) -> Discovery:
-    """Find the smallest density that keeps the score, and the network of that density.
-
-    Parameters
-    ----------
-    model, optimizer
-        The dense network with its initial weights, and its optimizer. On return `model` holds the found network; if
-        the call fails or is interrupted, both are restored.
-    fit : callable
-        `fit(model, optimizer, epochs)` trains for that many epochs, including learning-rate annealing. Each call starts
-        with the current learning rates of the optimizer.
-    evaluate : callable
-        `evaluate(model)` returns a validation score, or a pair (score, loss). Both functions may be
-        called with copies of the model and its optimizer.
-    example_input : optional
-        One batch as the model accepts it; None: the one that the model declares, or one that fits its first layer.
-    scope : Masks, optional
-        True where a weight is prunable; None: `pathgrow.scope(model)` without frozen weights.
-    start_density : float, optional
-        Density of the seed network, if the network grows; None: the smallest of 1, 2, 3, 5% that isolates few units.
-    delta : float or str
-        How much worse than the reference the score may be; "1%": relative to it, or else to the trained network's.
-    reference : float or "dense", optional
-        Score of the dense baseline, or "dense" to train it. None: estimated from the first half of a dense training
-        (static masks: a dense probe on the same short schedule, or with `final="grown"` the densest network grown).
-    budget : int
-        Epochs of a full dense training; the lengths of all phases follow from it.
-    seed : int
-        Determines all random choices.
-    **options
-        See `DiscoverOptions`. The most important ones:
-
-        - `store`: run directory of finished stages; repeat the call with the same model, seed and options to resume,
-          with bit-identical results. On return it holds report.html, the network and its masks, as after
-          `pathgrow discover --out`. Without it, `found.save(DIR)` writes them.
-        - `name`: name of the run in reports and tables, by default the class of the model.
-        - `start`: "pretrained" keeps the weights of a trained model, prunes and fine-tunes it; its score is the
-          reference.
-        - `mode`: "min" if a lower score is better (losses, error rates).
-        - `callback`: a `Callback`, called at the start and end of stages and at decisions of the density rule.
-        - `num_val`: number of validation examples, if the score is an accuracy; reports then show percentages.
-        - `finish`: "static" trains the masks of growth rounds, as in the paper, instead of pruning a trained network.
-        - `max_density`: never hold more than this fraction of the weights; below 1 the network grows up to it.
-        - `max_cost`: most to spend, in dense trainings.
-        - `method`, `gamma`: growth method, and the fraction of the nonzero weights added per growth round.
-        - `rule`, `rough`, `seed_epochs`, `probe_fraction`, `final`: with static masks only, the density rule, the
-          lengths of a growth round, of the seed training and of a probe, and the initial weights of probes ("fresh" or
-          "grown").
-        - `loss`, `batches`: `loss(model, batch)` and training batches, for growth methods that use gradients.
-        - `comm`: the process group of distributed training; all ranks call `discover` alike.
-
-    Returns
-    -------
-    Discovery
-        `.operating_density` with its `.interval`, `.gain_density`, the `.density` of the returned network, and more.
-
-    Examples
-    --------
-    How dense must a small network be to tell whether two numbers have the same sign?
-
-    >>> import torch
-    >>> from pathgrow.runs.records import Callback
-    >>> _ = torch.manual_seed(0)
-    >>> inputs = torch.randn(512, 8)
-    >>> labels = (inputs[:, 0] * inputs[:, 1] > 0).long()
-    >>> model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
-    >>> def fit(model, optimizer, epochs):
-    ...     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
-    ...     for _ in range(epochs):
-    ...         for batch in torch.randperm(384).split(64):
-    ...             optimizer.zero_grad()
-    ...             nn.functional.cross_entropy(model(inputs[batch]), labels[batch]).backward()
-    ...             optimizer.step()
-    ...         schedule.step()
-    >>> def evaluate(model):
-    ...     with torch.no_grad():
-    ...         return float((model(inputs[384:]).argmax(1) == labels[384:]).float().mean())
-    >>> class Announcer(Callback):
-    ...     def on_stage_end(self, record, *, resumed):
-    ...         if record.stage == "train-2":
-    ...             print("network trained, pruning begins")
-    >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    >>> found = discover(
-    ...     model, optimizer, fit, evaluate, inputs[:1], delta=0.05, budget=60, num_val=128, callback=Announcer()
-    ... )
-    network trained, pruning begins
-    >>> found
-    Discovery(Operating density: ...;
-      returned model: density ..., score ...; ... pruned, ... finished)
-    >>> bool((model[0].weight[~found.masks["0.weight"]] == 0).all())
-    True
-    """
-    chosen = DiscoverOptions.checked(
-        {"start_density": start_density, "delta": delta, "reference": reference, "budget": budget, **options}
-    ).with_comm_of(fit)
-    chosen = dataclasses.replace(chosen, name=chosen.name or type(model).__name__)
-    assert chosen.comm is not None
-    checks.check_functions(fit, evaluate)
-    if callable(chosen.final_epochs):
-        checks.check_signature(chosen.final_epochs, "final_epochs", "records")
-    check_whole(model)
-    with _opened(chosen, seed, model) as (store, run_dir):
-        session = Session(
-            model,
-            unwrapped(optimizer),
-            fit,
-            evaluate,
-            example_input,
-            scope=scope,
-            seed=seed,
-            store=store,
-            callback=chosen.callback,
-            loss=chosen.loss,
-            batches=chosen.batches,
-            use_ema=chosen.eval_weights == "ema",
-            comm=chosen.comm,
-            needs_paths=False,
-        )
-        if not session.has_paths:
-            checks.refuse_paths(model, chosen)
-        if uncalled := uncalled_layers(model, example_input, session.graph):
-            session.warnings.append(
-                f"example_input does not reach {', '.join(uncalled)} of {type(model).__name__}, so they stay dense"
-            )
-        if chosen.start is None and chosen.prunes:
-            checks.refuse_trained(session, chosen)
-        if chosen.start == "pretrained":
-            chosen = checks.start_of(session, chosen)
-        found = search(session, chosen)
-        _write(found, run_dir)
-    return found
 
 
 def search(session: Session, options: DiscoverOptions) -> Discovery:
@@ -197,50 +44,27 @@ def search(session: Session, options: DiscoverOptions) -> Discovery:
         trunk = ShrinkingTrunk(session, options)
     else:
         trunk = GrowingTrunk(session, options, options.growth_method())
-    _warn(session, session.warnings)
+    warn_caller(session, session.warnings)
+    session.callback.on_run_start(forecast(session, options))
     try:
         if isinstance(trunk, GrowingTrunk):
             return _Search(trunk, options).run()  # warns by itself, when something is found
         found = ShrinkSearch(trunk, options).run()
         later = (*found.warnings, *checks.improved_warnings(found.options, found.curve))
-        _warn(session, later)
+        warn_caller(session, later)
         return dataclasses.replace(found, warnings=(*session.warnings, *later))
     except BaseException:
         trunk.restore_()
         raise
 
 
-@contextmanager
-def _opened(options: DiscoverOptions, seed: int, model: nn.Module) -> Iterator[tuple[Store | None, RunDir | None]]:
-    """Open the store of a discovery; a run directory is locked on rank 0."""
-    place = options.store
-    if not isinstance(place, str | os.PathLike):
-        yield place, None
-        return
-    assert options.comm is not None
-    with held_by_rank0(options.comm, lambda: options.open_run(place, seed, model)) as run_dir:
-        yield None if run_dir is None else run_dir.stages, run_dir
-
-
-def _write(found: Discovery, run_dir: RunDir | None) -> None:
-    """Write network and report of a discovery to its run directory, if it has one."""
-    if not isinstance(found.options.store, str | os.PathLike):
-        return
-    try:
-        found.write_to(run_dir, found.report())
-    except (UserError, RunFailed, OSError) as error:
-        # The result of hours of training is worth more than a page about it.
-        warnings.warn(
-            f"the discovery finished, but writing its report failed: {error}", stacklevel=_frames_to_the_caller()
-        )
-
-
-def _warn(session: Session, sentences: Sequence[str]) -> None:
+def warn_caller(session: Session, sentences: Sequence[str]) -> None:
+    """Issue warnings that point at the code that called this package; on rank 0 only."""
     for sentence in sentences if session.comm.rank == 0 else ():
-        warnings.warn(sentence, stacklevel=_frames_to_the_caller())
+        warnings.warn(sentence, stacklevel=frames_to_the_caller())
 
 
-def _frames_to_the_caller() -> int:
+def frames_to_the_caller() -> int:
     """Stack level of the code that called this package, for warnings."""
     package, frame, number = f"{Path(__file__).parents[1]}{os.sep}", sys._getframe(1), 1
     while frame.f_code.co_filename.startswith(package) and frame.f_back is not None:
@@ -348,7 +172,7 @@ class _Search:
     def _warn(self, warning: str | None) -> None:
         if warning is not None:
             self._warnings.append(warning)
-            _warn(self._session, [warning])
+            warn_caller(self._session, [warning])
 
     def _next_size(self, up_to: float | None) -> int:
         """A full growth step, or as much of it as the rule asks for; at least one weight, so that growth ends."""
@@ -400,9 +224,63 @@ class _Search:
         return [*rounds[:1], *dense, *rounds[1:], *probes]
 
 
-# The command `pathgrow discover`
+# What to expect
 
 _USUAL_PROBES = {"reference": 8, "no reference": 5}
+_USUAL_START = 0.05
+
+
+def usual_stages(options: DiscoverOptions) -> tuple[PlannedStage, ...]:
+    """The stages of a usual search; how many rounds, probes and finished networks there are is up to the rule."""
+    found, budget, start = list[PlannedStage](), options.budget, options.start_density or _USUAL_START
+
+    def add(kind: str, count: int, epochs: int, density: float) -> None:
+        found.append(PlannedStage(kind=kind, count=count, epochs=epochs, density=density))
+
+    def grow(kind: str, up_to: float, epochs: int) -> int:
+        schedule = options.growth_method().schedule
+        gamma = schedule.gamma if isinstance(schedule, GrowEachRound) else GrowEachRound.gamma
+        num_rounds = max(0, math.ceil(math.log(up_to / start) / math.log1p(gamma)))
+        add(kind, num_rounds, epochs, (up_to - start) / math.log(up_to / start) if num_rounds else up_to)
+        return num_rounds * epochs
+
+    if options.prunes:
+        lengths, most = Lengths(options), options.max_density
+        grown = 0
+        if most < 1:
+            add("grow", 1, lengths.seed, start)
+            grown = lengths.seed + grow("grow", most, lengths.growth)
+        if options.start == "pretrained":
+            add("given", 1, 0, 1.0)
+        else:
+            add("train", 1, max(1, lengths.quarter - grown), most)
+            add("train", 1, lengths.quarter, most)
+        rounds = [most * (1 - ShrinkRule.first_prune_fraction) * (1 - ShrinkRule.prune_fraction) ** k for k in range(6)]
+        add("shrink", len(rounds), lengths.round, statistics.fmean(rounds))
+        add("final", 2, lengths.finish, rounds[2])
+    else:
+        add("seed", 1, options.num_seed_epochs, start)
+        grow("round", 1.0, options.num_rough_epochs or MAX_ADAPTIVE_EPOCHS)
+        epochs = options.num_probe_epochs
+        add("probe", _USUAL_PROBES["no reference" if options.reference is None else "reference"], epochs, 0.3)
+        if epochs < budget:
+            add("final", 1, budget - (epochs if options.warm_start else 0), 0.3)
+    if options.reference == "dense":
+        add("dense", 1, budget, 1.0)
+    return tuple(found)
+
+
+def forecast(session: Session, options: DiscoverOptions) -> SearchForecast:
+    """What a search will probably train, and what that costs."""
+    return SearchForecast(
+        stages=usual_stages(options),
+        budget=options.budget,
+        dense_flops=step_flops(session.graph),
+        fixed_flops=step_flops(session.graph, Masks.empty(session.scope)),
+    )
+
+
+# The command `pathgrow discover`
 
 
 def run_discovery(
@@ -416,21 +294,8 @@ def run_discovery(
 
 
 def expected_epochs(config: DiscoverConfig, out: str | os.PathLike[str]) -> int:
-    """Estimate how many epochs are left to train; the number of probes is up to the rule."""
-    options = DiscoverOptions(**config.search())
-    if options.prunes:
-        expected = Lengths(options).expected
-    else:
-        schedule = options.growth_method().schedule
-        gamma = schedule.gamma if isinstance(schedule, GrowEachRound) else GrowEachRound.gamma
-        num_rounds = math.ceil(-math.log(config.start_density or 0.05) / math.log1p(gamma))
-        expected = options.num_seed_epochs + num_rounds * (options.num_rough_epochs or MAX_ADAPTIVE_EPOCHS)
-        num_probes = _USUAL_PROBES["no reference" if config.reference is None else "reference"]
-        expected += num_probes * options.num_probe_epochs
-        if options.num_probe_epochs < config.budget:
-            expected += config.budget
-    if config.reference == "dense":
-        expected += config.budget
+    """Estimate how many epochs are left to train."""
+    expected = sum(stage.count * stage.epochs for stage in usual_stages(DiscoverOptions(**config.search())))
     stages = RunDir(out).stages
     done = [stages.number(stage, "num_epochs") for stage in stages.names()]
     return max(0, expected - sum(done))

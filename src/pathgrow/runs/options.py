@@ -58,8 +58,8 @@ class DiscoverOptions(SearchOptions):
     name: str | None = option(None, example="'wide, no dropout'")
     """Name of the run in reports and tables, which tell runs of equal options apart by it; None: the class of the
     model."""
-    callback: Callback = dataclasses.field(default_factory=Callback)
-    """Called at the start and end of stages, and after each decision of the density rule."""
+    callback: Callback | Sequence[Callback] = ()
+    """One or several; called at the start and end of stages, after epochs and each decision of the density rule."""
     loss: Loss | None = None
     """`loss(model, batch)`; required, with `batches`, by growth methods that use gradients."""
     batches: Batches | None = None
@@ -84,8 +84,8 @@ class DiscoverOptions(SearchOptions):
         for finisher in self.finishers:
             if finisher not in (*PRUNING, STATIC):
                 NamedMethod.parse(finisher).check_as_finisher()
-        is_callback = _has(self.callback, "on_stage_start", "on_stage_end", "on_decision")
-        require(is_callback, "callback", self.callback, "an instance of pathgrow.Callback")
+        are_callbacks = all(isinstance(callback, Callback) for callback in self.callbacks)
+        require(are_callbacks, "callback", self.callback, "an instance of pathgrow.Callback, or several")
 
     @classmethod
     def checked(cls, given: Mapping[str, Any]) -> DiscoverOptions:
@@ -142,9 +142,9 @@ class DiscoverOptions(SearchOptions):
         return rules.create(self.rule, delta=self.delta) if isinstance(self.rule, str) else self.rule
 
     def with_comm_of(self, fit: object) -> DiscoverOptions:
-        """The options for one rank of the process group of `fit`; only rank 0 keeps its callback."""
+        """The options for one rank of the process group of `fit`; only rank 0 keeps its callbacks."""
         comm = self.comm if self.comm is not None else getattr(fit, "comm", None) or current_communicator()
-        return dataclasses.replace(self, comm=comm, callback=Callback() if comm.rank else self.callback)
+        return dataclasses.replace(self, comm=comm, callback=() if comm.rank else self.callback)
 
     def check_unused(self) -> None:
         """Refuse options that would have no effect."""
@@ -165,6 +165,10 @@ class DiscoverOptions(SearchOptions):
             raise UserError(f"start='pretrained' prunes the given weights, but {unfit} starts from a sparse network")
         if self.final == "grown" and (named := [name for name in self.finishers if name not in (*PRUNING, STATIC)]):
             raise UserError(f"final must be 'fresh' with finish={named[0]!r}, which starts from its own masks")
+
+    @property
+    def callbacks(self) -> tuple[Callback, ...]:
+        return tuple(self.callback) if isinstance(self.callback, Sequence) else (self.callback,)
 
     @property
     def sign(self) -> int:

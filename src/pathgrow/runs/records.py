@@ -1,7 +1,9 @@
 """Records of finished stages, the callbacks that are notified of them, and the cost ledger of a run."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -11,7 +13,7 @@ from pathgrow.checkpoint import RunDir
 from pathgrow.config import from_json, option, to_json
 from pathgrow.density.types import Answer, Point, Verdict
 from pathgrow.errors import UserError, require
-from pathgrow.report.progress import ProgressBar
+from pathgrow.report.progress import LogProgress, ProgressBar
 from pathgrow.report.schema import (
     LedgerReport,
     PhaseReport,
@@ -159,11 +161,83 @@ def write_results(run_dir: RunDir, report: RunReport, **evaluated: Sequence[Reco
     run_dir.write_report(dataclasses.replace(report, timing=timing).as_json())
 
 
+_LAST = "final"
+"""The kind of stages that no others follow."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedStage:
+    """Stages of one kind that a search will probably have."""
+
+    kind: str
+    """Name of these stages without their number."""
+    count: int
+    epochs: int
+    """Of each of them."""
+    density: float
+    """The mean of their networks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchForecast:
+    """What a search will probably train: the rule decides on the way, so that it may be more or less."""
+
+    stages: tuple[PlannedStage, ...]
+    budget: int
+    """Epochs of one dense training."""
+    dense_flops: int
+    """FLOPs of a training sample of the dense network."""
+    fixed_flops: int
+    """Those of the weights that are always dense."""
+
+    @property
+    def num_stages(self) -> int:
+        return sum(stage.count for stage in self.stages)
+
+    @property
+    def num_epochs(self) -> int:
+        return sum(stage.count * stage.epochs for stage in self.stages)
+
+    @property
+    def cost(self) -> float:
+        """Training FLOPs, in dense trainings."""
+        return sum(map(self.cost_of, self.stages))
+
+    def cost_of(self, stage: PlannedStage) -> float:
+        """The same for one kind of stages, as if pruning took the same fraction of every layer."""
+        flops = self.fixed_flops + stage.density * (self.dense_flops - self.fixed_flops)
+        return stage.count * stage.epochs * flops / (self.budget * self.dense_flops)
+
+    def left(self, stages: Iterable[str]) -> tuple[int, int]:
+        """How many stages and epochs will probably follow, given the names of those that were started."""
+        done, num_stages, num_epochs = Counter(name.partition("-")[0] for name in stages), 0, 0
+        for stage in [stage for stage in self.stages if not done[_LAST] or stage.kind == _LAST]:
+            count = max(0, stage.count - done[stage.kind])
+            done[stage.kind] -= stage.count - count
+            num_stages, num_epochs = num_stages + count, num_epochs + count * stage.epochs
+        return num_stages, num_epochs
+
+    def cost_of_record(self, record: Record) -> float | None:
+        """What a stage cost, in dense trainings; None if `fit` did not run the model that it got."""
+        if not record.num_samples:
+            return None if record.num_epochs else 0.0
+        return record.flops * record.num_epochs / (record.num_samples * self.budget * self.dense_flops)
+
+
 class Callback:
     """Base class of callbacks; override the methods of interest."""
 
+    def on_run_start(self, forecast: SearchForecast) -> None:
+        """Called before the first stage of a discovery."""
+
     def on_stage_start(self, stage: str, *, epochs: int | None, density: float) -> None:
         """Called before a stage trains; `epochs` is None if its length is adaptive. Not called for resumed stages."""
+
+    def on_epoch(self, stage: str, done: int, epochs: int, loss: float | None = None) -> None:
+        """Called when `done` of the `epochs` of a stage are trained.
+
+        For a `fit` of your own from the second stage on: the first one tells how many samples an epoch has.
+        """
 
     def on_stage_end(self, record: Record, *, resumed: bool) -> None:
         """Called when a stage was trained and evaluated, before it is stored, or found in the store (`resumed`)."""
@@ -172,27 +246,101 @@ class Callback:
         """Called with each verdict of the density rule and its estimate so far."""
 
 
-class MetricsLogger(Callback):
-    """Writes every new stage to the metrics of a run directory and to the progress display."""
+class CallbackList(Callback):
+    """Calls several callbacks, in order."""
 
-    def __init__(self, run_dir: RunDir, progress: ProgressBar) -> None:
+    def __init__(self, callbacks: Iterable[Callback]) -> None:
+        self._callbacks = tuple(callbacks)
+
+    def on_run_start(self, forecast: SearchForecast) -> None:
+        for callback in self._callbacks:
+            callback.on_run_start(forecast)
+
+    def on_stage_start(self, stage: str, *, epochs: int | None, density: float) -> None:
+        for callback in self._callbacks:
+            callback.on_stage_start(stage, epochs=epochs, density=density)
+
+    def on_epoch(self, stage: str, done: int, epochs: int, loss: float | None = None) -> None:
+        for callback in self._callbacks:
+            callback.on_epoch(stage, done, epochs, loss)
+
+    def on_stage_end(self, record: Record, *, resumed: bool) -> None:
+        for callback in self._callbacks:
+            callback.on_stage_end(record, resumed=resumed)
+
+    def on_decision(self, verdict: Verdict, answer: Answer) -> None:
+        for callback in self._callbacks:
+            callback.on_decision(verdict, answer)
+
+
+class MetricsLogger(Callback):
+    """Writes every new stage to the metrics of a run directory."""
+
+    def __init__(self, run_dir: RunDir) -> None:
         self._run_dir = run_dir
-        self._progress = progress
-        self._num_open = 0
-        """Stages that were started and have not ended; several if they train concurrently."""
 
     def on_stage_start(self, stage: str, *, epochs: int | None, density: float) -> None:
         self._run_dir.drop_rows(stage)  # of a damaged stage, which runs again
         self._run_dir.log(stage, event="begin", epochs=epochs, density=density)
-        show = self._progress.beside if self._num_open else self._progress.stage
-        show(stage, density, epochs)
-        self._num_open += 1
 
     def on_stage_end(self, record: Record, *, resumed: bool) -> None:
         if not resumed:
-            self._num_open -= 1
             self._run_dir.log(record.stage, event="end", **record.row(), time={"seconds": record.seconds})
-            self._progress.observed(record.point.round, record.point.density, record.point.score, record.stage)
+
+
+class ProgressCallback(Callback):
+    """Shows the stages of a run on a progress display."""
+
+    def __init__(self, progress: ProgressBar) -> None:
+        self._progress = progress
+        self._forecast: SearchForecast | None = None
+        self._lengths: dict[str, int] = {}
+        """Epochs of all stages so far."""
+        self._open: set[str] = set()
+        """Stages that were started and have not ended; several if they train concurrently."""
+
+    def on_run_start(self, forecast: SearchForecast) -> None:
+        self._forecast = forecast
+
+    def on_stage_start(self, stage: str, *, epochs: int | None, density: float) -> None:
+        self._expect(stage, epochs or 0)
+        show = self._progress.beside if self._open else self._progress.stage
+        show(stage, density, epochs)
+        self._open.add(stage)
+
+    def on_epoch(self, stage: str, done: int, epochs: int, loss: float | None = None) -> None:
+        self._progress.epoch(done, epochs, loss)
+
+    def on_stage_end(self, record: Record, *, resumed: bool) -> None:
+        cost = None if self._forecast is None else self._forecast.cost_of_record(record)
+        self._open.discard(record.stage)
+        self._expect(record.stage, record.num_epochs)
+        if resumed:
+            self._progress.stored(record.num_epochs, cost)
+        else:
+            point = record.point
+            self._progress.observed(record.stage, point.density, point.score, epochs=record.num_epochs, cost=cost)
 
     def on_decision(self, verdict: Verdict, answer: Answer) -> None:
         self._progress.estimate(answer.density, answer.interval)
+
+    def _expect(self, stage: str, epochs: int) -> None:
+        self._lengths[stage] = epochs
+        if self._forecast is not None:
+            num_stages, num_epochs = self._forecast.left(self._lengths)
+            self._progress.expects(num_stages + len(self._lengths), num_epochs + sum(self._lengths.values()))
+
+
+class LoggingCallback(ProgressCallback):
+    """Writes a line about every stage, and one per minute of a long one, to a logger of the `logging` module.
+
+    >>> import sys
+    >>> logger = logging.Logger("mine")
+    >>> logger.addHandler(logging.StreamHandler(sys.stdout))
+    >>> LoggingCallback(logger).on_stage_start("train-1", epochs=40, density=1.0)
+    training phase 1 starts: density 100%, 40 epochs
+    """
+
+    def __init__(self, logger: logging.Logger | str = "pathgrow", level: int = logging.INFO) -> None:
+        logger = logging.getLogger(logger) if isinstance(logger, str) else logger
+        super().__init__(LogProgress(lambda line: logger.log(level, line), is_stamped=False))

@@ -4,9 +4,10 @@ A stage that is stored is not run again, so resuming needs no code of its own. W
 name, on earlier stages and on the seed, never on the process that runs it.
 """
 
+import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ from pathgrow.errors import RunFailed, UserError
 from pathgrow.graph import trace
 from pathgrow.graph.calls import called_layers, called_scope
 from pathgrow.graph.flops import step_flops
-from pathgrow.graph.sample_counter import counting
+from pathgrow.graph.sample_counter import SampleCounter, counting
 from pathgrow.graph.scope import trained_scope, whole_model_density
 from pathgrow.masks import Masks
 from pathgrow.methods.gradients import Batches, Loss
@@ -130,6 +131,8 @@ class Session(Stages):
         self._untrained = copy_model_and_optimizer(model, optimizer)
         self.warnings: list[str] = []
         self._is_fit_checked = False
+        self._samples_per_epoch = 0.0
+        """Of a user's `fit`, on this rank; 0: not known yet."""
         self.has_paths = True
         try:
             self.graph = trace(model, example_input)
@@ -321,15 +324,36 @@ class Session(Stages):
             self.optimizer_settings.restore_(phase.attached.optimizer)
             seeded = seeded_globals(self.seed, phase.seed_name or phase.stage, "fit", phase.part)
             before, step = None if self._is_fit_checked else _digest(phase.attached), phase.attached.step
-            with seeded, counting(phase.attached.model) as counter:
+            with seeded, counting(phase.attached.model) as counter, self._epochs_told(phase, counter):
                 self._fit(phase.attached.model, phase.attached.optimizer, phase.epochs)
             self._end_phase(phase)
             if before is not None:
                 is_changed, has_stepped = before != _digest(phase.attached), phase.attached.step > step
                 _check_fit(is_changed=is_changed, has_stepped=has_stepped, has_run=counter.samples > 0)
             self._is_fit_checked = True
+            self._samples_per_epoch = counter.samples / phase.epochs
             counts.append(sum(self.comm.gather(counter.samples)))
         return counts
+
+    @contextmanager
+    def _epochs_told(self, phase: Phase, counter: SampleCounter) -> Iterator[None]:
+        """Report the epochs of a user's `fit` by the samples of an earlier one.
+
+        At the steps of the optimizer, since the forward pass may be compiled.
+        """
+        done, per_epoch = 0, self._samples_per_epoch
+
+        def after_step(*_: object) -> None:
+            nonlocal done
+            while done < phase.epochs and per_epoch and counter.samples >= (done + 1) * per_epoch:
+                done += 1
+                self.callback.on_epoch(phase.stage, done, phase.epochs)
+
+        handle = phase.attached.optimizer.register_step_post_hook(after_step)
+        try:
+            yield
+        finally:
+            handle.remove()
 
     def _job(self, phase: Phase) -> Job:
         self.optimizer_settings.restore_(phase.attached.optimizer)
@@ -337,7 +361,12 @@ class Session(Stages):
         self.partials.setdefault(phase.stage, []).append(partial)
         seed = derive(self.seed, phase.seed_name or phase.stage, "fit", phase.part)
         return Job(
-            attached=phase.attached, epochs=phase.epochs, seed=seed, first_step=phase.first_step, progress=partial
+            attached=phase.attached,
+            epochs=phase.epochs,
+            seed=seed,
+            first_step=phase.first_step,
+            progress=partial,
+            on_epoch=functools.partial(self.callback.on_epoch, phase.stage),
         )
 
     def _end_phase(self, phase: Phase) -> None:

@@ -29,6 +29,8 @@ class Job:
     """Number of steps to skip, for a network that was rewound to the middle of its training."""
     progress: TrainingCheckpoint | None = None
     """Mid-training checkpoint of a long training, loaded after a kill."""
+    on_epoch: Callable[[int, int, float], None] | None = None
+    """Called after every epoch with its number, the total number and its loss; None: the callback of the trainer."""
 
 
 @runtime_checkable

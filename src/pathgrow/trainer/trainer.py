@@ -197,7 +197,8 @@ class Trainer:
             prepared.step = self._step(job, prepared.feed)
         assert prepared.step is not None
         attached.engine_cache[_KEY] = prepared
-        return Training(job, prepared.feed, self.plan, prepared.step, self._on_epoch, resume_from, self.comm)
+        on_epoch = job.on_epoch or self._on_epoch
+        return Training(job, prepared.feed, self.plan, prepared.step, on_epoch, resume_from, self.comm)
 
     def _step(self, job: Job, feed: Feed) -> EagerStep | CudaGraphStep:
         attached = job.attached

@@ -1,0 +1,230 @@
+"""The Python function `pathgrow.discover`: a discovery with a user's own training and evaluation functions."""
+
+import dataclasses
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import Any, Literal
+
+from torch import nn
+from torch.optim import Optimizer
+
+from pathgrow.checkpoint import RunDir, Store
+from pathgrow.distributed.comm import held_by_rank0
+from pathgrow.errors import RunFailed, UserError
+from pathgrow.graph.calls import uncalled_layers
+from pathgrow.masks import Masks
+from pathgrow.report import progress as displays
+from pathgrow.report.schema import unfinished
+from pathgrow.runs import checks
+from pathgrow.runs.discovery import frames_to_the_caller, search
+from pathgrow.runs.options import DiscoverOptions
+from pathgrow.runs.records import Callback, CallbackList, MetricsLogger, ProgressCallback
+from pathgrow.runs.result import Discovery
+from pathgrow.runs.session import Session
+from pathgrow.sparse.attach import check_whole
+from pathgrow.sparse.enforce import unwrapped
+from pathgrow.trainer.interface import Evaluate, Fit, JobTrainer
+
+
+def discover(
+    model: nn.Module,
+    optimizer: Optimizer,
+    fit: Fit,
+    evaluate: Evaluate,
+    example_input: Any = None,
+    *,
+    scope: Masks | None = None,
+    start_density: float | None = None,
+    delta: float | str = DiscoverOptions.delta,
+    reference: float | Literal["dense"] | None = None,
+    budget: int = DiscoverOptions.budget,
+    seed: int = 0,
+    progress: bool = True,
+    **options: Any,
+) -> Discovery:
+    """Find the smallest density that keeps the score, and the network of that density.
+
+    Parameters
+    ----------
+    model, optimizer
+        The dense network with its initial weights, and its optimizer. On return `model` holds the found network; if
+        the call fails or is interrupted, both are restored.
+    fit : callable
+        `fit(model, optimizer, epochs)` trains for that many epochs, including learning-rate annealing. Each call starts
+        with the current learning rates of the optimizer.
+    evaluate : callable
+        `evaluate(model)` returns a validation score, or a pair (score, loss). Both functions may be
+        called with copies of the model and its optimizer.
+    example_input : optional
+        One batch as the model accepts it; None: the one that the model declares, or one that fits its first layer.
+    scope : Masks, optional
+        True where a weight is prunable; None: `pathgrow.scope(model)` without frozen weights.
+    start_density : float, optional
+        Density of the seed network, if the network grows; None: the smallest of 1, 2, 3, 5% that isolates few units.
+    delta : float or str
+        How much worse than the reference the score may be; "1%": relative to it, or else to the trained network's.
+    reference : float or "dense", optional
+        Score of the dense baseline, or "dense" to train it. None: estimated from the first half of a dense training
+        (static masks: a dense probe on the same short schedule, or with `final="grown"` the densest network grown).
+    budget : int
+        Epochs of a full dense training; the lengths of all phases follow from it.
+    seed : int
+        Determines all random choices.
+    progress : bool
+        Show stages, cost so far and time left, on stderr or in the notebook.
+    **options
+        See `DiscoverOptions`. The most important ones:
+
+        - `store`: run directory of finished stages; repeat the call with the same model, seed and options to resume,
+          with bit-identical results. On return it holds report.html, the network and its masks, as after
+          `pathgrow discover --out`. Without it, `found.save(DIR)` writes them.
+        - `name`: name of the run in reports and tables, by default the class of the model.
+        - `start`: "pretrained" keeps the weights of a trained model, prunes and fine-tunes it; its score is the
+          reference.
+        - `mode`: "min" if a lower score is better (losses, error rates).
+        - `callback`: a `Callback` or several, called when a stage starts or ends, after its epochs and at decisions of
+          the density rule; `pathgrow.LoggingCallback()` writes to a logger.
+        - `num_val`: number of validation examples, if the score is an accuracy; reports then show percentages.
+        - `finish`: "static" trains the masks of growth rounds, as in the paper, instead of pruning a trained network.
+        - `max_density`: never hold more than this fraction of the weights; below 1 the network grows up to it.
+        - `max_cost`: most to spend, in dense trainings.
+        - `method`, `gamma`: growth method, and the fraction of the nonzero weights added per growth round.
+        - `rule`, `rough`, `seed_epochs`, `probe_fraction`, `final`: with static masks only, the density rule, the
+          lengths of a growth round, of the seed training and of a probe, and the initial weights of probes ("fresh" or
+          "grown").
+        - `loss`, `batches`: `loss(model, batch)` and training batches, for growth methods that use gradients.
+        - `comm`: the process group of distributed training; all ranks call `discover` alike.
+
+    Returns
+    -------
+    Discovery
+        `.operating_density` with its `.interval`, `.gain_density`, the `.density` of the returned network, and more.
+
+    Examples
+    --------
+    How dense must a small network be to tell whether two numbers have the same sign?
+
+    >>> import torch
+    >>> from pathgrow.runs.records import Callback
+    >>> _ = torch.manual_seed(0)
+    >>> inputs = torch.randn(512, 8)
+    >>> labels = (inputs[:, 0] * inputs[:, 1] > 0).long()
+    >>> model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
+    >>> def fit(model, optimizer, epochs):
+    ...     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
+    ...     for _ in range(epochs):
+    ...         for batch in torch.randperm(384).split(64):
+    ...             optimizer.zero_grad()
+    ...             nn.functional.cross_entropy(model(inputs[batch]), labels[batch]).backward()
+    ...             optimizer.step()
+    ...         schedule.step()
+    >>> def evaluate(model):
+    ...     with torch.no_grad():
+    ...         return float((model(inputs[384:]).argmax(1) == labels[384:]).float().mean())
+    >>> class Announcer(Callback):
+    ...     def on_stage_end(self, record, *, resumed):
+    ...         if record.stage == "train-2":
+    ...             print("network trained, pruning begins")
+    >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    >>> found = discover(
+    ...     model, optimizer, fit, evaluate, inputs[:1], delta=0.05, budget=60, num_val=128, callback=Announcer(),
+    ...     progress=False,
+    ... )
+    network trained, pruning begins
+    >>> found
+    Discovery(Operating density: ...;
+      returned model: density ..., score ...; ... pruned, ... finished)
+    >>> bool((model[0].weight[~found.masks["0.weight"]] == 0).all())
+    True
+    """
+    chosen = DiscoverOptions.checked(
+        {"start_density": start_density, "delta": delta, "reference": reference, "budget": budget, **options}
+    ).with_comm_of(fit)
+    chosen = dataclasses.replace(chosen, name=chosen.name or type(model).__name__)
+    assert chosen.comm is not None
+    is_shown = progress and chosen.comm.rank == 0
+    # Bars would be torn by what a function of the user prints.
+    shown = displays.create(bars=isinstance(fit, JobTrainer)) if is_shown else displays.ProgressBar()
+    with closing(shown), _opened(chosen, seed, model) as (store, run_dir):
+        callbacks: list[Callback] = [] if run_dir is None else [MetricsLogger(run_dir)]
+        callbacks += [ProgressCallback(shown), *chosen.callbacks]
+        if run_dir is not None and (num_stages := len(unfinished(run_dir).results)):
+            shown.resumes(num_stages, {})
+        session = _session(model, optimizer, fit, evaluate, example_input, scope, seed, store, callbacks, chosen)
+        if chosen.start is None and chosen.prunes:
+            checks.refuse_trained(session, chosen)
+        if chosen.start == "pretrained":
+            chosen = checks.start_of(session, chosen)
+        found = search(session, chosen)
+        _write(found, run_dir)
+    return found
+
+
+def _session(
+    model: nn.Module,
+    optimizer: Optimizer,
+    fit: Fit,
+    evaluate: Evaluate,
+    example_input: Any,
+    scope: Masks | None,
+    seed: int,
+    store: Store | None,
+    callbacks: Sequence[Callback],
+    options: DiscoverOptions,
+) -> Session:
+    """The session of a call, checked."""
+    assert options.comm is not None
+    checks.check_functions(fit, evaluate)
+    if callable(options.final_epochs):
+        checks.check_signature(options.final_epochs, "final_epochs", "records")
+    check_whole(model)
+    session = Session(
+        model,
+        unwrapped(optimizer),
+        fit,
+        evaluate,
+        example_input,
+        scope=scope,
+        seed=seed,
+        store=store,
+        callback=CallbackList(callbacks),
+        loss=options.loss,
+        batches=options.batches,
+        use_ema=options.eval_weights == "ema",
+        comm=options.comm,
+        needs_paths=False,
+    )
+    if not session.has_paths:
+        checks.refuse_paths(model, options)
+    if uncalled := uncalled_layers(model, example_input, session.graph):
+        session.warnings.append(
+            f"example_input does not reach {', '.join(uncalled)} of {type(model).__name__}, so they stay dense"
+        )
+    return session
+
+
+@contextmanager
+def _opened(options: DiscoverOptions, seed: int, model: nn.Module) -> Iterator[tuple[Store | None, RunDir | None]]:
+    """Open the store of a discovery; a run directory is locked on rank 0."""
+    place = options.store
+    if not isinstance(place, str | os.PathLike):
+        yield place, None
+        return
+    assert options.comm is not None
+    with held_by_rank0(options.comm, lambda: options.open_run(place, seed, model)) as run_dir:
+        yield None if run_dir is None else run_dir.stages, run_dir
+
+
+def _write(found: Discovery, run_dir: RunDir | None) -> None:
+    """Write network and report of a discovery to its run directory, if it has one."""
+    if not isinstance(found.options.store, str | os.PathLike):
+        return
+    try:
+        found.write_to(run_dir, found.report())
+    except (UserError, RunFailed, OSError) as error:
+        # The result of hours of training is worth more than a page about it.
+        warnings.warn(
+            f"the discovery finished, but writing its report failed: {error}", stacklevel=frames_to_the_caller()
+        )
