@@ -40,6 +40,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn.isotonic import IsotonicRegression
 from torch import nn
 
 import pathgrow
@@ -220,37 +221,39 @@ def percent(density: float) -> str:
     return "none" if math.isinf(density) else f"{100 * density:.3g}%"
 
 
-def truth(rows: Sequence[dict[str, Any]], num_draws: int = 400) -> Truth:
-    """The true density of a task, from the lines of its ladders."""
-    seeds = defaultdict(list)
+def truth(rows: Sequence[dict[str, Any]], num_draws: int = 400) -> Truth | None:
+    """The true density of a task, from the lines of its complete ladders; None if there is none."""
+    seeds: dict[int, dict[float, dict[str, Any]]] = defaultdict(dict)
     for row in rows:
-        seeds[row["seed"]].append(row)
-    delta = float(np.mean([row["delta"] for row in rows]))
+        seeds[row["seed"]][row["rung"]] = row
+    ladders = [
+        rungs for rungs in seeds.values() if len(rungs) == len(LADDER) or any(r["is_last"] for r in rungs.values())
+    ]
+    if not ladders:
+        return None
+    delta = float(np.mean([row["delta"] for ladder in ladders for row in ladder.values()]))
     rungs, gap = smoothed(
         [
-            {"dense": 0.0, "density": [row["rung"] for row in ladder], "score": [-row["below"] for row in ladder]}
-            for ladder in seeds.values()
+            {"dense": 0.0, "density": list(ladder), "score": [-row["below"] for row in ladder.values()]}
+            for ladder in ladders
         ]
     )
     low = high = math.nan
-    if len(seeds) > 1:
+    if len(ladders) > 1:
         # A seed shifts all of its gaps (its dense network is lucky or not), and each network has noise of its own.
-        near = [rung for rung, mean in zip(rungs, gap, strict=True) if mean > -3 * delta] or [max(rungs)]
-        table = np.array(
-            [[row["below"] for rung in near for row in ladder if math.isclose(row["rung"], rung, rel_tol=1e-4)]
-             for ladder in seeds.values()]
-        )  # fmt: skip
-        spread = table - table.mean(axis=0)
+        shared = [rung for rung in LADDER if all(rung in ladder for ladder in ladders)]
+        below = np.array([[ladder[rung]["below"] for rung in shared] for ladder in ladders])
+        below = below[:, below.mean(axis=0) <= max(3 * delta, below.mean(axis=0).min())]  # sparser ones are noisier
+        spread = below - below.mean(axis=0)
         common = spread.mean(axis=1, keepdims=True)
-        own = math.sqrt(((spread - common) ** 2).sum() / max(1, (len(seeds) - 1) * (len(near) - 1)))
-        draw = np.random.default_rng(0)
-        scale = 1 / math.sqrt(len(seeds))
-        drawn = []
+        own = math.sqrt(((spread - common) ** 2).sum() / max(1, (len(ladders) - 1) * (below.shape[1] - 1)))
+        draw, drawn = np.random.default_rng(0), []
         for _ in range(num_draws):
             noise = common.std(ddof=1) * draw.standard_normal() + own * draw.standard_normal(len(rungs))
-            drawn.append(crossing(rungs, np.maximum.accumulate(gap + scale * noise), delta))
+            noisy = IsotonicRegression().fit_transform(np.log(rungs), gap + noise / math.sqrt(len(ladders)))
+            drawn.append(crossing(rungs, noisy, delta))
         low, high = (float(q) for q in np.quantile(drawn, (0.05, 0.95), method="nearest"))
-    return Truth(crossing(rungs, gap, delta), low, high, len(seeds))
+    return Truth(crossing(rungs, gap, delta), low, high, len(ladders))
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -262,7 +265,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     found = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for name, task in TASKS.items():
         ladder = [row for row in rows if row["task"] == name and row["kind"] == "truth"]
-        true = truth(ladder) if ladder else None
+        true = truth(ladder)
         last = {row["seed"]: row for row in rows if row["task"] == name and row["kind"] == "discover"}
         for _, row in sorted(last.items()):
             interval, check = row["interval"], row["check"]

@@ -81,12 +81,14 @@ def test_truth_of_a_known_curve(exponent: float) -> None:
             "seed": seed,
             "rung": rung,
             "delta": 0.01,
+            "is_last": False,
             "below": 0.002 * rung**-exponent + 0.0003 * float(torch.randn((), generator=draw)),
         }
         for seed in range(8)
         for rung in LADDER
     ]
     true, found = 5 ** (-1 / exponent), truth(rows)
+    assert found is not None
     assert math.isclose(found.density, true, rel_tol=0.15)
     assert found.low <= found.density <= found.high
     assert found.covered_by((true / 2, 2 * true)) == "yes"

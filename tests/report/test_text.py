@@ -487,8 +487,12 @@ def test_notes_on_pruned_networks_do_not_speak_of_probes() -> None:
     unreached = with_answer(
         found, status="unreached", operating_density=None, interval=None, details={"end_score": 0.976, "rounds": 3}
     )
-    assert text.headline(unreached) == "No operating density: pruning to any density costs more than 1 pp."
+    assert text.headline(unreached) == (
+        "No operating density: no pruned network, however dense, is expected to be within 1 pp of the reference."
+    )
     assert text.explanations(unreached)[0] == "The network before pruning scored 97.60%."
+    flat = with_answer(found, status="flat", operating_density=None)
+    assert text.headline(flat).endswith("even the sparsest network is expected to be within 1 pp of the reference.")
     for shown in (found, open_, few, unreached):
         assert "probe" not in terminal(shown)
 

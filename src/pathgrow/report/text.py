@@ -202,9 +202,10 @@ def answer_sentence(answer: AnswerReport, curve: CurveReport, scores: ScoreForma
         return f"Operating density: {percent(answer.operating_density)} of the prunable weights{interval}."
     if answer.status == "flat" and grown:
         sparsest = percent(min(grown))
-        return f"Operating density: {sparsest} or less; even the sparsest network is {within}."
+        expected = "expected to be " if curve.finished else ""  # after more training than it has had
+        return f"Operating density: {sparsest} or less; even the sparsest network is {expected}{within}."
     if answer.status == "unreached" and curve.finished:
-        return f"No operating density: pruning to any density costs more than {scores.difference(answer.delta)}."
+        return f"No operating density: no pruned network, however dense, is expected to be {within}."
     if answer.status == "unreached" and grown:
         return f"No operating density: no network up to {percent(max(grown))} density is {within}."
     if answer.status == "unlearned":
