@@ -92,3 +92,28 @@ def test_a_diverging_training_fails_in_one_sentence(tmp_path: Path) -> None:
     assert failed.stderr.count("\n") == 1
     assert (tmp_path / "run" / "config.json").exists()
     assert not (tmp_path / "run" / "report.json").exists()
+
+
+def test_several_methods_finish_one_search(tmp_path: Path) -> None:
+    """On the built-in trainer: every kind of method, with the cost that `train` reports for the same training."""
+    names = ["set", "gmp:start_fraction=0.1", "rigl", "granet", "snip", "acdc"]
+    flags = [word for name in names for word in ("--finish", name)]
+    small = ["--quiet", "--model-option", "widths=16,16", "--threads", "1"]
+    done = pathgrow("discover", *flags, "--budget", "4", "--start-density", "0.2", "--delta", "0.2", *small,
+                    "--out", tmp_path / "found")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "found" / "report.json").read_text())
+    assert [each["name"] for each in report["finishers"]] == names == report["config"]["finish"]
+    assert len({each["score"] for each in report["finishers"]}) > 1
+    finals = {phase["phase"]: phase for phase in report["ledger"]["phases"] if phase["phase"].startswith("final")}
+    gmp = finals["final--gmp_start_fraction_0_1"]
+    trained = pathgrow("train", "--method", "gmp", "--method-option", "start_fraction=0.1", "--density", gmp["density"],
+                       "--epochs", "4", *small, "--out", tmp_path / "gmp")  # fmt: skip
+    assert trained.returncode == 0, trained.stderr
+    # Weights of linear layers cost the same in every layer, so it does not matter which ones were pruned.
+    alone = json.loads((tmp_path / "gmp" / "report.json").read_text())
+    assert alone["network"]["density"] == gmp["density"]
+    assert alone["ledger"]["training_flops"] == gmp["training_flops"]
+    shown = pathgrow("show", tmp_path / "found").stdout
+    assert "networks of other finishers" in shown
+    assert all(name in shown for name in names)

@@ -21,7 +21,8 @@ from pathgrow.errors import UserError
 from pathgrow.report.compare import compare_runs
 from pathgrow.report.compare_table import TABLE_FORMATS, render_comparison
 from pathgrow.report.html import page
-from pathgrow.report.schema import RunReport, StageResult, Unfinished, load_finished, load_report, load_run
+from pathgrow.report.loading import StageResult, Unfinished, load_finished, load_run
+from pathgrow.report.schema import RunReport, load_report
 from pathgrow.report.terminal import summary
 from tests.support.command import leave
 from tests.support.finished_runs import finished

@@ -122,6 +122,7 @@ OTHER: dict[str, Any] = {
     "budget": 7, "delta": 0.03, "reference": 0.5, "rule": "exponential", "method": "gradient_growth", "gamma": 0.7,
     "start_density": 0.11, "seed_epochs": 2, "rough": 3, "final": "grown", "probe_fraction": 0.4, "warm_start": False,
     "select_by": "gain", "eval_weights": "ema", "max_density": 0.4, "max_cost": 0.7,
+    "preset": "paper", "final_epochs": 9,
 }  # fmt: skip
 """A value other than the default for every option of a search."""
 

@@ -26,7 +26,7 @@ from pathgrow.distributed.process_group import join_process_group
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.masks import Masks
 from pathgrow.report import html
-from pathgrow.report.schema import load_finished
+from pathgrow.report.loading import load_finished
 from pathgrow.runs.api import discover
 from pathgrow.runs.records import SearchForecast
 from pathgrow.trainer import Trainer

@@ -15,7 +15,7 @@ from pathgrow import methods
 from pathgrow.checkpoint import StageFiles
 from pathgrow.errors import UserError
 from pathgrow.methods.method import Method, Progress
-from pathgrow.report.schema import load_finished
+from pathgrow.report.loading import load_finished
 from pathgrow.runs import iso_flop
 from pathgrow.runs.config import TrainConfig
 from pathgrow.runs.iso_flop import CostMeter, Forecast, Workload, make_plan

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from pathgrow import methods
 from pathgrow.density.probe import ProbeRule
+from pathgrow.errors import UserError
 from pathgrow.methods.method import GrowEachRound
+from pathgrow.runs.config import DiscoverConfig
 from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.records import Record
 
@@ -50,3 +53,42 @@ def test_numbers_are_written_and_functions_are_not() -> None:
     assert number == {**default, "final_epochs": 30}
     assert function == {name: value for name, value in default.items() if name != "final_epochs"}
     json.dumps([default, number, function])
+
+
+def test_a_preset_replaces_defaults_only() -> None:
+    paper = DiscoverOptions.checked({"preset": "paper", "budget": 40})
+    assert (paper.finish, paper.rule, paper.select_by, paper.final) == ("static", "exponential", "gain", "grown")
+    assert (paper.num_seed_epochs, paper.num_rough_epochs, paper.growth_method().schedule.gamma) == (5, 5, 0.25)  # type: ignore[attr-defined]
+    assert paper.num_final_epochs([], grown_epochs=70) == 40 + 70
+    longer = DiscoverOptions.checked({"preset": "paper", "rough": 10, "final_epochs": 30})
+    assert (longer.num_rough_epochs, longer.num_final_epochs([], 70), longer.rule) == (10, 30, "exponential")
+    with pytest.raises(UserError, match="preset must be 'paper', got 'article'"):
+        DiscoverOptions.checked({"preset": "article"})
+    config = DiscoverConfig.from_dict({"preset": "paper", "gamma": 0.5})
+    assert (config.finish, config.gamma, config.rough) == ("static", 0.5, 5)
+    assert DiscoverConfig.from_dict(config.as_dict()) == config
+
+
+def test_an_extensive_training_of_fresh_weights_has_the_budget() -> None:
+    assert DiscoverOptions(finish="static", final_epochs="extensive", budget=30).num_final_epochs([], 70) == 30
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"finish": "set", "final": "grown"}, "final must be 'fresh' with finish='set'"),
+        ({"finish": ["gts", "set"], "max_density": 0.5}, "max_density has no effect with finish='set'"),
+        ({"finish": "set", "mode": "min"}, "finish='set' needs scores of which the higher is better"),
+        ({"finish": ["gts", "set"], "start": "pretrained"}, "but finish='set' starts from a sparse network"),
+        ({"finish": "gts", "rule": "probe", "rough": 3}, "rough has no effect on a network that is pruned"),
+        ({"finish": 3}, "finish must be a name or a list of names, got 3"),
+    ],
+)
+def test_options_that_do_not_fit_the_finisher(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        DiscoverOptions.checked(options)
+
+
+def test_several_finishers_use_the_options_of_each() -> None:
+    options = DiscoverOptions.checked({"finish": ["gts", "set"], "rough": 3, "max_cost": 0.5})
+    assert (options.prunes, options.probes, options.finishers) == (True, True, ("gts", "set"))

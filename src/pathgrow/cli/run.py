@@ -115,7 +115,7 @@ def _show(*, folder: Path, delta: float | None) -> None:
     if delta is None:
         terminal.print_run(folder)
     else:
-        from pathgrow.report.schema import load_finished
+        from pathgrow.report.loading import load_finished
         from pathgrow.runs.tolerances import within
 
         report = load_finished(folder)
@@ -140,7 +140,7 @@ def _check(*, folder: Path) -> None:
     """
     from pathgrow.checkpoint import RunDir
     from pathgrow.errors import RunFailed
-    from pathgrow.report.schema import load_run
+    from pathgrow.report.loading import load_run
 
     run_dir = RunDir(folder)
     if not run_dir.finished and not os.path.lexists(folder / "config.json"):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
-from pathgrow.cli.flags import Parser, Subcommand, parse_pair
+from pathgrow.cli.flags import Parser, Subcommand
 from pathgrow.errors import RunFailed, printable, require
+from pathgrow.registry import parse_pair
 
 _OUT = Path("runs") / "studies"
 

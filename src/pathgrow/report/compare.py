@@ -15,7 +15,8 @@ from statistics import fmean
 from pathgrow.checkpoint import RunDir
 from pathgrow.errors import UserError
 from pathgrow.report.formats import plural, score_format
-from pathgrow.report.schema import RunReport, load_finished
+from pathgrow.report.loading import load_finished
+from pathgrow.report.schema import RunReport
 from pathgrow.report.text import match_unit
 
 _MATCHED_WITHIN = 0.01

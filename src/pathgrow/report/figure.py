@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import io
+import itertools
 import math
 import re
 import textwrap
@@ -21,12 +22,15 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
 
+from pathgrow.errors import printable
 from pathgrow.report.formats import percent, score_format
-from pathgrow.report.networks import grown, trained
+from pathgrow.report.networks import grown, other_finishers, trained
 from pathgrow.report.schema import PointReport, RunReport
 from pathgrow.report.text import goal_label, headline, probes_label, quantile, reference_label, subject
 
 BLUE, VERMILLION, GREEN, PURPLE, GREY, INK = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#8A8F98", "#22262B"
+_OTHERS = (("#E69F00", "P"), ("#56B4E9", "X"), (PURPLE, "*"), (GREY, "h"))
+"""Colors and marks of other finishers."""
 _WIDTH = 5.2
 _MARK: dict[str, Any] = {"markeredgecolor": "white", "linestyle": "none"}
 _SETTINGS: dict[Any, Any] = {
@@ -110,6 +114,7 @@ def draw_curve(axes: Axes, report: RunReport) -> None:
     axes.set_axisbelow(True)
     _draw_reference(axes, report, window)
     _draw_points(axes, report, window)
+    _draw_finishers(axes, report)
     _draw_fit(axes, report)
     _draw_answer(axes, report, window)
     if axes.get_legend_handles_labels()[0]:
@@ -151,6 +156,17 @@ def _draw_points(axes: Axes, report: RunReport, window: PlotWindow) -> None:
     below = [point.density for point in (*rounds, *curve.probes) if point.score < window.scores[0]]
     style = {"color": GREY, "alpha": 0.7, "marker": "v", "markersize": 4, "linestyle": "none"}
     axes.plot(below, [0.012] * len(below), transform=axes.get_xaxis_transform(), zorder=3, **style)
+
+
+def _draw_finishers(axes: Axes, report: RunReport) -> None:
+    """The networks of other finishers: small marks for those compared, a large one for the one trained fully."""
+    scores = score_format(report)
+    for found, (color, marker) in zip(other_finishers(report), itertools.cycle(_OTHERS), strict=False):
+        points = sorted(found.points, key=lambda point: point.density)
+        axes.plot(*_coordinates(points), color=color, alpha=0.6, linewidth=0.9, marker=marker, markersize=4, zorder=5)
+        label = f"{printable(found.name)}: {percent(found.density)}, {scores(found.score)}"
+        style = {"color": color, "marker": marker, "markersize": 9, **_MARK}
+        axes.plot(found.density, found.score, zorder=6, label=label, **style)
 
 
 def _coordinates(points: Sequence[PointReport]) -> tuple[list[float], list[float]]:
@@ -234,6 +250,9 @@ class PlotWindow:
         densities = [point.density for point in (*curve.rounds, *curve.probes, *curve.finished)]
         main = (*trained(curve)[-1:], *curve.finished) or curve.probes or curve.rounds
         scores = [point.score for point in main]
+        for found in report.finishers:
+            densities += [found.density, *(point.density for point in found.points)]
+            scores.append(found.score)
         if answer is not None:
             densities += [density for density in (answer.operating_density, answer.gain_density) if density]
         if densities and answer is not None and answer.interval is not None:

@@ -148,7 +148,12 @@ def stage_label(name: str, density: float | None = None) -> str:
 
     >>> stage_label("round-003"), stage_label("probe-007", 0.15), stage_label("training"), stage_label("shrink-2")
     ('round 3', 'probe at 15.0%', 'training', 'pruning round 2')
+    >>> stage_label("probe-003--set")
+    'probe of round 3 (set)'
     """
+    name, several, finisher = name.partition("--")
+    if several:
+        return f"{stage_label(name, density)} ({printable(finisher)})"
     kind, _, number = name.partition("-")
     if name in _STAGES:
         return _STAGES[name]

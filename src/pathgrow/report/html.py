@@ -19,8 +19,9 @@ from pathgrow.errors import printable
 from pathgrow.report import networks, text
 from pathgrow.report.figure import curve_png, curve_svg, topology_svg
 from pathgrow.report.formats import duration, flops, percent, plural, ratio, score_format, stage_label
+from pathgrow.report.loading import load_finished
 from pathgrow.report.networks import Table
-from pathgrow.report.schema import PhaseReport, RunReport, flat_config, load_finished
+from pathgrow.report.schema import PhaseReport, RunReport, flat_config
 
 
 def page(report: RunReport) -> str:
@@ -77,7 +78,7 @@ def cost_by_kind(report: RunReport) -> Table:
     """The ledger, summed over phases of one kind."""
     kinds: dict[str, list[PhaseReport]] = {}
     for phase in report.ledger.phases:
-        kind = "round" if phase.phase == "seed" else re.sub(r"[-_ ]*\d+$", "", phase.phase)
+        kind = re.sub(r"[-_ ]*\d+(?=$|--)", "", re.sub(r"^seed(?=$|--)", "round", phase.phase))
         kinds.setdefault(kind, []).append(phase)
     kinds["total"] = list(report.ledger.phases)
     rows = [[stage_label(kind), str(len(phases)), *_cost(report, phases)] for kind, phases in kinds.items()]

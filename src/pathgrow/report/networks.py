@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from pathgrow.report.formats import ScoreFormat, percent, plural, score_format
-from pathgrow.report.schema import CurveReport, PointReport, RunReport
+from pathgrow.errors import printable
+from pathgrow.report.formats import ScoreFormat, percent, percent_range, plural, ratio, score_format
+from pathgrow.report.schema import CurveReport, FinisherReport, PointReport, RunReport
 
 Table = tuple[list[str], list[list[str]]]
 """Headings and rows of text."""
@@ -42,13 +43,48 @@ def procedure(report: RunReport) -> list[str]:
             "answer is read from the scores of the pruned and the finished networks."
         )
     elif probes:
-        densities = _densities(probes)
+        densities, by = _densities(probes), f" by {name}" if (name := finishing_method(report)) else ""
         epochs = " to ".join(map(str, sorted({min(p.epochs for p in probes), max(p.epochs for p in probes)})))
         done.append(
-            f"Trained {plural(len(probes), 'probe')} ({densities} density) for {epochs} epochs each; the answer is "
+            f"Trained {plural(len(probes), 'probe')}{by} ({densities} density) for {epochs} epochs each; the answer is "
             "estimated from these scores."
         )
     return done
+
+
+def finishing_method(report: RunReport) -> str | None:
+    """The method that trained the probes and the returned model; None if they have grown masks or were pruned."""
+    is_named = report.answer is not None and not report.curve.finished and report.network.round is None
+    return printable(report.method.name) if is_named else None
+
+
+def finishers(report: RunReport) -> Table:
+    """What each of several finishers found."""
+    scores = score_format(report)
+    rows = [
+        [
+            f"{'>' if found == returned_finisher(report) else ''}{printable(found.name)}",
+            "-" if found.operating_density is None else percent(found.operating_density),
+            "-" if found.interval is None else percent_range(found.interval),
+            percent(found.density),
+            scores(found.score),
+            printable(found.check or "-"),
+            ratio(found.cost),
+        ]
+        for found in report.finishers
+    ]
+    return ["finisher", "answer", "90% interval", "network", scores.name, "check", "cost"], rows
+
+
+def returned_finisher(report: RunReport) -> FinisherReport | None:
+    """The finisher that trained the returned model."""
+    key = (report.network.density, report.network.val.score)
+    return next((found for found in report.finishers if (found.density, found.score) == key), None)
+
+
+def other_finishers(report: RunReport) -> list[FinisherReport]:
+    """All finishers but that of the returned model, to be drawn beside it."""
+    return [found for found in report.finishers if found != returned_finisher(report)]
 
 
 def table(report: RunReport) -> Table:
@@ -83,6 +119,8 @@ def returned_row(report: RunReport) -> int | None:
     if report.curve.finished:
         key = (network.density, network.epochs, network.val.score)
         rows = [(point.density, point.epochs, point.score) == key for _, point in _by_phase(report.curve)]
+    elif finishing_method(report) is not None:
+        rows = [point.density == network.density for point in report.curve.rounds]
     else:
         rows = [row[0] == str(network.round) for row in table(report)[1]]
     return rows.index(True) if True in rows else None

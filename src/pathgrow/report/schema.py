@@ -1,19 +1,15 @@
 """The report of a run (`report.json`, format 2): the only place where its JSON keys are written.
 
 `pathgrow train` and `pathgrow discover` write the same `RunReport`; a discovery adds an `answer`, a reference and a
-fitted curve. Everything but `timing` is identical when a run is repeated. `load_run` reads it back from a run
-directory.
+fitted curve. Everything but `timing` is identical when a run is repeated. `pathgrow.report.loading` reads it
+back from a run directory.
 """
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
-from pathgrow.checkpoint import RunDir
-from pathgrow.checkpoint.manifest import check_hash
 from pathgrow.config import T, from_json, option, to_json
 from pathgrow.errors import UserError
 
@@ -247,6 +243,26 @@ class AnswerReport:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FinisherReport:
+    """What one of several finishers found, and its cost."""
+
+    name: str
+    operating_density: float | None = option(None, above=0, at_most=1)
+    interval: Interval | None = None
+    status: str
+    density: float = option(above=0, at_most=1)
+    """Density of the network that it trained fully."""
+    score: float
+    """Validation score of that network."""
+    check: str | None = None
+    """Outcome of the comparison of that network with dense, if there was one."""
+    cost: float | None = option(None, at_least=0)
+    """Training FLOPs of its search, in dense trainings and without a dense baseline."""
+    points: tuple[PointReport, ...] = ()
+    """The networks that its answer was read from."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TopologyReport:
     """Path measures of the growing network after one round."""
 
@@ -299,6 +315,8 @@ class RunReport:
     ledger: LedgerReport
     answer: AnswerReport | None = None
     """None for `train`."""
+    finishers: tuple[FinisherReport, ...] = ()
+    """If there were several finishers, what each found; the rest of the report is about the one that was best."""
     topology: tuple[TopologyReport, ...] = ()
     masks_sha256: str
     weights_sha256: str
@@ -429,71 +447,3 @@ def load_report(values: Mapping[str, Any], path: str) -> RunReport:
         return from_json(RunReport, values)
     except UserError as error:
         raise UserError(f"{path} is damaged: {error}; restore it or run again") from error
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageResult:
-    """The network that a finished stage evaluated."""
-
-    stage: str
-    density: float
-    score: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Unfinished:
-    """A run without a report."""
-
-    current: str | None
-    """The stage that was started last and has not finished."""
-    worker: str | None
-    """The process that works on it now."""
-    results: tuple[StageResult, ...]
-    """Networks evaluated so far, oldest first."""
-    is_store: bool = False
-    """Whether it belongs to a call of `discover` rather than to a command."""
-
-
-def load_run(path: str | os.PathLike[str], *, is_brief: bool = False) -> RunReport | Unfinished:
-    """Return the report of a run, or its progress if it is unfinished; any other directory is a `UserError`."""
-    run_dir = RunDir(path)
-    if run_dir.finished:
-        values = run_dir.report()
-        if is_brief and isinstance(values.get("curve"), dict):
-            values |= {"topology": [], "curve": values["curve"] | {"fit": None}}
-        return load_report(values, str(run_dir.path / "report.json"))
-    if run_dir.config is None:
-        if not run_dir.path.is_dir():
-            raise UserError(f"{run_dir.path} is not a directory (expected a run directory, see --out)")
-        raise UserError(f"{run_dir.path} is not a run directory: it has no config.json")
-    return unfinished(run_dir)
-
-
-def load_finished(path: str | os.PathLike[str], *, is_brief: bool = False) -> RunReport:
-    """Return the report of a finished run; an unfinished one, or one that does not match its hash, is a `UserError`.
-
-    A brief report lacks the topology and the fitted curve, and loads in a third of the time.
-    """
-    found = load_run(path, is_brief=is_brief)
-    if isinstance(found, Unfinished):
-        raise UserError(f"{os.fspath(path)} is unfinished (stages done: {len(found.results)}); rerun it to resume")
-    check_hash(Path(path), "report.json")
-    return found
-
-
-def unfinished(run_dir: RunDir) -> Unfinished:
-    """Return the progress of a run directory."""
-    stages = run_dir.stages.names()
-    started = [str(row["stage"]) for row in run_dir.metrics]
-    results = []
-    for stage in stages:
-        metadata = run_dir.stages.metadata(stage) or {}
-        density, score = metadata.get("density"), metadata.get("score")
-        if isinstance(density, float) and isinstance(score, float):
-            results.append(StageResult(stage=stage, density=density, score=score))
-    return Unfinished(
-        current=started[-1] if started and started[-1] not in stages else None,
-        worker=run_dir.worker,
-        results=tuple(results),
-        is_store=run_dir.is_store,
-    )

@@ -1,6 +1,7 @@
 """A run on the terminal: a chart of the curve, rounds and result, or the progress of an unfinished run."""
 
 import os
+from collections.abc import Sequence
 
 import numpy as np
 from rich import box
@@ -12,14 +13,16 @@ from rich.text import Text
 from pathgrow.errors import printable
 from pathgrow.report import formats, networks, text
 from pathgrow.report.figure import PlotWindow
-from pathgrow.report.schema import RunReport, Unfinished, load_run
+from pathgrow.report.loading import Unfinished, load_run
+from pathgrow.report.schema import FinisherReport, PointReport, RunReport
 
 ROUND, PROBE, FIT, BAND, TARGET, REFERENCE, ANSWER, BELOW = "·", "●", "━", "░", "┄", "─", "▲", "▾"
-TRAINED, FINISHED = "■", "◆"
+TRAINED, FINISHED, OTHER = "■", "◆", "○"
 _LINE = "┊"
 _STYLES = {
     ROUND: "bright_black", PROBE: "bold blue", FIT: "cyan", BAND: "blue", TARGET: "yellow", REFERENCE: "yellow",
     ANSWER: "bold red", BELOW: "bright_black", _LINE: "red", TRAINED: "bold green", FINISHED: "bold magenta",
+    OTHER: "bold yellow",
 }  # fmt: skip
 
 
@@ -50,6 +53,8 @@ def summary(report: RunReport, width: int = 80) -> RenderableType:
     if answer is not None:
         if report.curve.rounds or report.curve.probes:
             parts += [curve_chart(report, width=min(width, 100) - 2), _rounds(report), Text()]
+        if report.finishers:
+            parts += [_table(*networks.finishers(report)), Text()]
         reasons = ((Text("-", "dim"), Text(line)) for line in text.explanations(report))
         parts += [Text("How the answer was found", "bold"), _grid(1, *reasons), Text()]
     (first, *others), findings = text.closing(report)
@@ -70,14 +75,21 @@ def _rounds(report: RunReport) -> Table:
     """The networks as on the page, with a mark at the returned model."""
     headings, rows = networks.table(report)
     returned = networks.returned_row(report)
+    marked = [[f"{'>' if k == returned else ''}{first}", *cells] for k, (first, *cells) in enumerate(rows)]
+    table = _table(headings, marked)
+    if returned is not None:
+        kind = "density" if networks.finishing_method(report) else "mask"
+        name = "the returned model" if report.curve.finished else f"{kind} of the returned model"
+        table.caption, table.caption_justify = f"> {name}", "left"
+    return table
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
-    for number, (first, *cells) in enumerate(rows):
-        table.add_row(f"{'>' if number == returned else ''}{first}", *cells)
-    if returned is not None:
-        name = "the returned model" if report.curve.finished else "mask of the returned model"
-        table.caption, table.caption_justify = f"> {name}", "left"
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
@@ -143,11 +155,12 @@ def _cells(report: RunReport, window: PlotWindow, width: int, height: int) -> li
             if y <= top + 0.5 / height:
                 put(window.x(report.answer.operating_density), y, _LINE)
     curve = report.curve
-    marks = (
+    marks: tuple[tuple[str, Sequence[PointReport | FinisherReport]], ...] = (
         (ROUND, networks.grown(curve)),
         (PROBE, curve.probes),
         (TRAINED, networks.trained(curve)[-1:]),
         (FINISHED, curve.finished),
+        *((OTHER, (found,)) for found in networks.other_finishers(report)),
     )
     for mark, points in marks:
         for point in points:
@@ -191,7 +204,13 @@ def _tick_labels(window: PlotWindow, width: int) -> str:
 def _legend(report: RunReport, drawn: set[str], width: int) -> Text:
     """The glyphs that were drawn and what they mean; lines break between entries only."""
     answer, entries = report.answer, [(TRAINED, "trained network"), (PROBE, text.probes_label(report))]
-    entries += [(FINISHED, "finished networks"), (ROUND, "rounds"), (BELOW, "below the chart"), (FIT, "fit")]
+    entries += [
+        (FINISHED, "finished networks"),
+        (OTHER, "networks of other finishers"),
+        (ROUND, "rounds"),
+        (BELOW, "below the chart"),
+        (FIT, "fit"),
+    ]
     entries += [(BAND, "90% band")]
     if report.reference is not None:
         entries += [(REFERENCE, text.reference_label(report)), (TARGET, text.goal_label(report))]

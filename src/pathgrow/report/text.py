@@ -15,6 +15,7 @@ from pathgrow.report.formats import (
     ratio,
     score_format,
 )
+from pathgrow.report.networks import finishing_method
 from pathgrow.report.schema import AnswerReport, CurveReport, Interval, ReferenceReport, RunReport, Score
 
 _PLAIN = ScoreFormat(is_fraction=False)
@@ -242,6 +243,7 @@ def findings(report: RunReport) -> list[tuple[str, str]]:
     time = ", ".join(f"{name} {duration(seconds)}" for name, seconds in times if seconds)
     return [
         *([("method", printable(report.method.name))] if answer is None else _answer_findings(report, answer)),
+        *([("trained by", method)] if (method := finishing_method(report)) else []),
         ("model", f"{size}; {percent(network.density_model)} of model"),
         *([] if answer is None or network.round is None else [("mask", _mask(report, answer))]),
         (score_format(report).name, _scores(report)),

@@ -16,7 +16,7 @@ from pathgrow.errors import RunFailed, UserError
 from pathgrow.graph.calls import uncalled_layers
 from pathgrow.masks import Masks
 from pathgrow.report import progress as displays
-from pathgrow.report.schema import unfinished
+from pathgrow.report.loading import unfinished
 from pathgrow.runs import checks
 from pathgrow.runs.discovery import frames_to_the_caller, search
 from pathgrow.runs.options import DiscoverOptions
@@ -87,14 +87,17 @@ def discover(
         - `callback`: a `Callback` or several, called when a stage starts or ends, after its epochs and at decisions of
           the density rule; `pathgrow.LoggingCallback()` writes to a logger.
         - `num_val`: number of validation examples, if the score is an accuracy; reports then show percentages.
-        - `finish`: "static" trains the masks of growth rounds, as in the paper, instead of pruning a trained network.
+        - `finish`: instead of pruning a trained network, "static" trains the masks of growth rounds, as in the paper,
+          and a method such as "set" or "gmp:score=lamp" trains networks at their densities. With a list of these, each
+          searches in turn, the sparsest network that does not miss is returned, and `.by_finisher` compares them.
+        - `preset`: "paper" for the procedure of the paper as written; options passed beside it count.
         - `max_density`: never hold more than this fraction of the weights; below 1 the network grows up to it.
         - `max_cost`: most to spend, in dense trainings.
         - `method`, `gamma`: growth method, and the fraction of the nonzero weights added per growth round.
         - `rule`, `rough`, `seed_epochs`, `probe_fraction`, `final`: with static masks only, the density rule, the
           lengths of a growth round, of the seed training and of a probe, and the initial weights of probes ("fresh" or
           "grown").
-        - `loss`, `batches`: `loss(model, batch)` and training batches, for growth methods that use gradients.
+        - `loss`, `batches`: `loss(model, batch)` and training batches, for methods that use gradients.
         - `comm`: the process group of distributed training; all ranks call `discover` alike.
 
     Returns

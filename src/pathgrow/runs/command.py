@@ -14,8 +14,9 @@ from pathgrow.errors import UserError
 from pathgrow.graph import trace
 from pathgrow.graph.scope import scope_of
 from pathgrow.masks import Masks
+from pathgrow.report.loading import unfinished
 from pathgrow.report.progress import ProgressBar
-from pathgrow.report.schema import RunReport, load_report, unfinished
+from pathgrow.report.schema import RunReport, load_report
 from pathgrow.runs.config import EVERYTHING, RunConfig
 from pathgrow.runs.records import Callback, CallbackList, MetricsLogger, ProgressCallback
 from pathgrow.runs.session import Session

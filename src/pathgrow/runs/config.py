@@ -261,7 +261,7 @@ class TrainConfig(RunConfig):
         config = super().resolved(stored)
         if self.match_run is None:
             return config
-        from pathgrow.report.schema import load_finished
+        from pathgrow.report.loading import load_finished
 
         run = load_finished(self.match_run)
         budget = _matched_budget(run, self.match, config)
@@ -287,10 +287,32 @@ class TrainConfig(RunConfig):
         return self.named_method.create(self.density, num_steps)
 
 
+PRESETS: dict[object, dict[str, Any]] = {
+    "paper": {
+        "finish": "static",
+        "rule": "exponential",
+        "select_by": "gain",
+        "seed_epochs": 5,
+        "rough": 5,
+        "gamma": 0.25,
+        "final": "grown",
+        "final_epochs": "extensive",
+    }
+}
+"""Defaults by the name of a preset."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
     """Options of a density search that `pathgrow discover` and `pathgrow.discover` share."""
 
+    preset: Literal["paper"] | None = option(
+        None,
+        "Other defaults; paper: growth with 5 epochs per round, the exponential fit and its 95% rule, and the whole "
+        "budget from the grown weights.",
+        metavar="paper",
+        example="'paper'",
+    )
     delta: float = option(
         DEFAULT_DELTA, "Tolerated drop below the reference score.", above=0, metavar="D", example="0.01"
     )
@@ -371,6 +393,13 @@ class SearchOptions:
     final: Literal["fresh", "grown"] = option(
         "fresh", "Initial weights of probes and of the final network: a fresh initialization, or the grown weights."
     )
+    final_epochs: int | Literal["extensive"] | None = option(
+        None,
+        "Epochs of the returned network in all, or extensive: the whole budget after growth (default: the budget).",
+        at_least=1,
+        metavar="EPOCHS|extensive",
+        example="160",
+    )
     probe_fraction: float | None = option(
         None,
         "Length of a probe as a fraction of the budget, without a reference (default: a tenth, but at least 16 epochs "
@@ -423,7 +452,7 @@ class DiscoverConfig(SearchOptions, RunConfig):
 
     @classmethod
     def _with_defaults(cls, values: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
-        return {"budget": recipe.epochs, **values}
+        return {"budget": recipe.epochs, **PRESETS.get(values.get("preset"), {}), **values}
 
     def search(self) -> dict[str, Any]:
         """The options to pass to `discover`."""

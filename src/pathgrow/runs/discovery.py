@@ -11,6 +11,7 @@ import statistics
 import sys
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from pathgrow.checkpoint import RunDir
@@ -27,6 +28,7 @@ from pathgrow.report.schema import RunReport
 from pathgrow.runs import checks
 from pathgrow.runs.command import open_session, run_in
 from pathgrow.runs.config import DiscoverConfig
+from pathgrow.runs.finishers import search_by_each
 from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.records import PlannedStage, Record, SearchForecast
 from pathgrow.runs.result import Discovery, draw_figures
@@ -36,23 +38,31 @@ from pathgrow.runs.trunk import GrowingTrunk, train_copies, train_dense
 
 
 def search(session: Session, options: DiscoverOptions) -> Discovery:
-    """Run the search of a session; a failure restores its model and optimizer."""
+    """Run the search of a session, with each of its finishers; a failure restores its model and optimizer."""
+    for name in options.finishers:
+        if (method := dataclasses.replace(options, finish=name).finishing_method) is not None:
+            session.check_needs(method.at(1.0, num_steps=1))
+    warn_caller(session, session.warnings)
+    session.callback.on_run_start(forecast(session, options))
+    by_each = _search if len(options.finishers) == 1 else partial(search_by_each, search=_search)
+    found = by_each(session, options)
+    return dataclasses.replace(found, warnings=(*session.warnings, *found.warnings))
+
+
+def _search(session: Session, options: DiscoverOptions) -> Discovery:
+    """Search with a single finisher."""
     trunk: GrowingTrunk | ShrinkingTrunk
-    if (finisher := options.finishing_method) is not None:
-        session.check_needs(finisher.at(1.0, num_steps=1))
     if options.prunes:
         trunk = ShrinkingTrunk(session, options)
     else:
         trunk = GrowingTrunk(session, options, options.growth_method())
-    warn_caller(session, session.warnings)
-    session.callback.on_run_start(forecast(session, options))
     try:
         if isinstance(trunk, GrowingTrunk):
             return _Search(trunk, options).run()  # warns by itself, when something is found
         found = ShrinkSearch(trunk, options).run()
         later = (*found.warnings, *checks.improved_warnings(found.options, found.curve))
         warn_caller(session, later)
-        return dataclasses.replace(found, warnings=(*session.warnings, *later))
+        return dataclasses.replace(found, warnings=later)
     except BaseException:
         trunk.restore_()
         raise
@@ -82,7 +92,7 @@ class _Search:
         self._rule = options.density_rule()
         self._probes: dict[int, Record] = {}
         self._dense: Record | None = None
-        self._warnings = list(self._session.warnings)
+        self._warnings: list[str] = []
 
     def run(self) -> Discovery:
         """Seed, grow and probe until the rule says stop, then train the final network."""
@@ -196,7 +206,8 @@ class _Search:
     def _finish(self, round: int) -> tuple[Record, bool]:
         """Load the fully trained network of a round into the user's model; returns its record and whether it is new."""
         # On rank 0: records hold seconds, which differ between ranks.
-        epochs = self._session.comm.broadcast_from_rank0(lambda: self._options.num_final_epochs(self._trained))
+        grown = self._trunk.records[round].point.epochs
+        epochs = self._session.comm.broadcast_from_rank0(lambda: self._options.num_final_epochs(self._trained, grown))
         record = probe = self._probes.get(round)
         is_new = record is None or record.point.epochs < epochs
         if record is None or is_new:
@@ -232,6 +243,9 @@ _USUAL_START = 0.05
 
 def usual_stages(options: DiscoverOptions) -> tuple[PlannedStage, ...]:
     """The stages of a usual search; how many rounds, probes and finished networks there are is up to the rule."""
+    if len(options.finishers) > 1:
+        each = [usual_stages(dataclasses.replace(options, finish=name)) for name in options.finishers]
+        return tuple(stage for number, own in enumerate(each) for stage in own if not number or stage.kind != "dense")
     found, budget, start = list[PlannedStage](), options.budget, options.start_density or _USUAL_START
 
     def add(kind: str, count: int, epochs: int, density: float) -> None:
@@ -264,7 +278,7 @@ def usual_stages(options: DiscoverOptions) -> tuple[PlannedStage, ...]:
         epochs = options.num_probe_epochs
         add("probe", _USUAL_PROBES["no reference" if options.reference is None else "reference"], epochs, 0.3)
         if epochs < budget:
-            add("final", 1, budget - (epochs if options.warm_start else 0), 0.3)
+            add("final", 1, budget - (epochs if options.warm_start and options.finishing_method is None else 0), 0.3)
     if options.reference == "dense":
         add("dense", 1, budget, 1.0)
     return tuple(found)

@@ -19,7 +19,7 @@ from pathgrow.distributed.process_group import current_communicator
 from pathgrow.errors import UserError, is_int, require, unknown_name
 from pathgrow.methods.gradients import Batches, Loss
 from pathgrow.methods.method import GrowEachRound, Method
-from pathgrow.runs.config import SearchOptions
+from pathgrow.runs.config import PRESETS, SearchOptions
 from pathgrow.runs.named_method import PRUNING, STATIC, NamedMethod
 from pathgrow.runs.records import Callback, Record
 from pathgrow.sparse.attach import checked_method
@@ -44,11 +44,12 @@ class DiscoverOptions(SearchOptions):
 
     rule: str | Rule = option(SearchOptions.rule, expected="a name or a density rule")  # type: ignore[assignment]
     method: str | Method = option(SearchOptions.method, expected="a name or a pathgrow.Method")  # type: ignore[assignment]
-    final_epochs: int | Callable[[Sequence[Record]], int] | None = option(
-        None, at_least=1, expected="an integer >= 1 or a function that returns one", example="160"
+    final_epochs: int | Literal["extensive"] | Callable[[Sequence[Record]], int] | None = option(  # type: ignore[assignment]
+        None, at_least=1, expected="an integer >= 1, 'extensive' or a function that returns an integer", example="160"
     )
-    """Epochs of the returned network; None: the budget. A function receives the records of all earlier stages. A probe
-    that was trained for as many epochs is returned as it is."""
+    """Epochs of the returned network; None: the budget; "extensive": the budget, beside those of grown weights. A
+    function receives the records of all earlier stages. A probe that was trained for as many epochs is returned as it
+    is."""
     num_val: int | None = option(None, at_least=1, example="5000")
     """Number of validation examples, if the score is an accuracy; the fewer, the wider the interval. Reports then show
     scores in [0, 1] as percentages."""
@@ -105,7 +106,7 @@ class DiscoverOptions(SearchOptions):
             except ValueError:
                 delta = ""
             require(delta.endswith("%"), "delta", given["delta"], "a number or a percentage of the score", "0.01, '1%'")
-        options = cls(**given)
+        options = cls(**{**PRESETS.get(given.get("preset"), {}), **given})
         options.check_unused()
         return options
 
@@ -222,8 +223,10 @@ class DiscoverOptions(SearchOptions):
             return None
         return self.rough if isinstance(self.rough, int) else max(1, round(self.rough * self.budget))
 
-    def num_final_epochs(self, before: Sequence[Record]) -> int:
-        """Epochs of the returned network, given the records of all earlier stages."""
+    def num_final_epochs(self, before: Sequence[Record], grown_epochs: int = 0) -> int:
+        """Epochs of the returned network, given the records of all earlier stages and the epochs of its growth."""
+        if self.final_epochs == "extensive":
+            return self.budget + (grown_epochs if self.final == "grown" else 0)
         if self.final_epochs is None:
             return self.budget
         if not callable(self.final_epochs):

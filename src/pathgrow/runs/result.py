@@ -17,6 +17,7 @@ from pathgrow.report.schema import (
     AnswerReport,
     CheckReport,
     CurveReport,
+    FinisherReport,
     FitReport,
     LedgerReport,
     MethodReport,
@@ -32,7 +33,7 @@ from pathgrow.report.text import answer_sentence
 from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.records import Record, ledger_report, timing_report, write_results
 from pathgrow.runs.tolerances import read_off
-from pathgrow.runs.trunk import Trunk, score_dense
+from pathgrow.runs.trunk import DENSE_STAGE, Trunk, score_dense
 from pathgrow.sparse.attach import Attached
 from pathgrow.sparse.tree import tensor_digest
 from pathgrow.trainer.interface import Evaluate
@@ -65,6 +66,8 @@ class Discovery:
     """The returned network beside the dense one, if they can be compared."""
     trained: tuple[Record, ...]
     """Every stage that was trained, in order."""
+    finishers: tuple[FinisherReport, ...] = ()
+    """If there were several finishers, what each found."""
     warnings: tuple[str, ...] = ()
     options: DiscoverOptions
     trunk: Trunk
@@ -79,6 +82,29 @@ class Discovery:
         return (
             f"Discovery({sentence};\n"
             f"  returned model: density {percent(self.density)}, score {self.score:.4g}; {counts})"
+        )
+
+    @property
+    def by_finisher(self) -> dict[str, FinisherReport]:
+        """Density, interval, score and cost of every finisher that was run."""
+        return {found.name: found for found in self.finishers or (self.own_finisher,)}
+
+    @property
+    def own_finisher(self) -> FinisherReport:
+        """What the finisher of this search found."""
+        [name] = self.options.finishers
+        spent = sum(record.flops for record in self.trained if record.stage != DENSE_STAGE)
+        dense = self.ledger.dense_training_flops
+        return FinisherReport(
+            name=name,
+            operating_density=self.answer.density,
+            interval=self.answer.interval,
+            status=self.answer.status,
+            density=self.density,
+            score=self.score,
+            check=None if self.check is None else self.check.outcome,
+            cost=spent / dense if dense else None,
+            points=tuple(r.point_report() for r in (*self.probes, *self.finished) if r.point.round != DENSE),
         )
 
     @property
@@ -171,7 +197,9 @@ class Discovery:
             dense_training_flops=dense,
         )
         ledger = replace(ledger, start_flops=self.trunk.start_flops)
-        if self.options.finishing_method is not None:  # the number of weights may change within a training
+        if (
+            self.finishers or self.options.finishing_method is not None
+        ):  # the number of weights may change within a training
             ledger = replace(ledger, epochs_times_parameters=None, epochs_times_prunable=None)
         return ledger
 
@@ -185,10 +213,11 @@ class Discovery:
         if band is not None and self.options.mode == "min":
             band = {name: values if name == "density" else [-v for v in values] for name, values in band.items()}
             band["low"], band["high"] = band["high"], band["low"]
+        several = {"finish": list(self.by_finisher)} if self.finishers else {}
         return RunReport(
             command="discover",
             version=__version__,
-            config={"seed": self.trunk.session.seed, **self.options.as_dict()},
+            config={"seed": self.trunk.session.seed, **self.options.as_dict(), **several},
             method=self._method_report(),
             network=self.trunk.network_report(
                 self.network,
@@ -201,6 +230,7 @@ class Discovery:
             ),
             ledger=self.ledger,
             answer=replace(self._answer_report(dense_test), tolerances=self._tolerances()),
+            finishers=self.finishers,
             topology=tuple(
                 TopologyReport(round=record.point.round, **record.topology)
                 for record in self.rounds

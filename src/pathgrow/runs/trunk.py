@@ -340,7 +340,7 @@ def _weights(number: int) -> str:
     return f"weights-{number:03d}"
 
 
-_DENSE = "dense"
+DENSE_STAGE = "dense"
 
 
 def train_dense(session: Session, epochs: int) -> Record:
@@ -349,20 +349,20 @@ def train_dense(session: Session, epochs: int) -> Record:
     def work() -> StageOutput:
         began = time.perf_counter()
         attached = attach_dense(session)
-        trained = session.train_(attached, _DENSE, epochs)
+        trained = session.train_(attached, DENSE_STAGE, epochs)
         attached.detach()
         seconds = time.perf_counter() - began
-        record = session.record(_DENSE, attached, trained, round=0, epochs_before=0, seconds=seconds)
+        record = session.record(DENSE_STAGE, attached, trained, round=0, epochs_before=0, seconds=seconds)
         return StageOutput(record, *pack_training(attached))
 
-    return session.once(_DENSE, work)
+    return session.once(DENSE_STAGE, work)
 
 
 def score_dense(session: Session, evaluate: Evaluate) -> Score:
     """Evaluate the stored dense baseline by another function."""
     attached = attach_dense(session)
-    unpack_training_(attached, *session.tensors(_DENSE))
-    return session.score(attached, _DENSE, evaluate=evaluate)
+    unpack_training_(attached, *session.tensors(DENSE_STAGE))
+    return session.score(attached, DENSE_STAGE, evaluate=evaluate)
 
 
 def train_copies(

@@ -15,7 +15,8 @@ from pathgrow.checkpoint import RunDir, strict_json
 from pathgrow.errors import UserError, printable, unknown_name
 from pathgrow.report.compare import mean_interval
 from pathgrow.report.formats import ScoreFormat, duration, percent, plural, ratio, score_format
-from pathgrow.report.schema import RunReport, load_finished
+from pathgrow.report.loading import load_finished
+from pathgrow.report.schema import RunReport
 from pathgrow.studies.definition import Cell, Study
 from pathgrow.studies.worker import failure
 
