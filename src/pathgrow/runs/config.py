@@ -287,7 +287,7 @@ class TrainConfig(RunConfig):
         return self.named_method.create(self.density, num_steps)
 
 
-PRESETS: dict[object, dict[str, Any]] = {
+SEARCH_PRESETS: dict[object, dict[str, Any]] = {
     "paper": {
         "finish": "static",
         "rule": "exponential",
@@ -452,7 +452,7 @@ class DiscoverConfig(SearchOptions, RunConfig):
 
     @classmethod
     def _with_defaults(cls, values: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
-        return {"budget": recipe.epochs, **PRESETS.get(values.get("preset"), {}), **values}
+        return {"budget": recipe.epochs, **SEARCH_PRESETS.get(values.get("preset"), {}), **values}
 
     def search(self) -> dict[str, Any]:
         """The options to pass to `discover`."""

@@ -19,7 +19,7 @@ from pathgrow.distributed.process_group import current_communicator
 from pathgrow.errors import UserError, is_int, require, unknown_name
 from pathgrow.methods.gradients import Batches, Loss
 from pathgrow.methods.method import GrowEachRound, Method
-from pathgrow.runs.config import PRESETS, SearchOptions
+from pathgrow.runs.config import SEARCH_PRESETS, SearchOptions
 from pathgrow.runs.named_method import PRUNING, STATIC, NamedMethod
 from pathgrow.runs.records import Callback, Record
 from pathgrow.sparse.attach import checked_method
@@ -106,7 +106,7 @@ class DiscoverOptions(SearchOptions):
             except ValueError:
                 delta = ""
             require(delta.endswith("%"), "delta", given["delta"], "a number or a percentage of the score", "0.01, '1%'")
-        options = cls(**{**PRESETS.get(given.get("preset"), {}), **given})
+        options = cls(**{**SEARCH_PRESETS.get(given.get("preset"), {}), **given})
         options.check_unused()
         return options
 
