@@ -67,7 +67,7 @@ def unknown_name(kind: str, got: str, known: Iterable[str]) -> UserError:
     names = sorted(known)
     near = nearest_names(got, names, most=3)
     hint = f": did you mean {', '.join(near)}?" if near else ""
-    return UserError(f"unknown {kind} {got!r}{hint} (known: {', '.join(names)})")
+    return UserError(f"unknown {kind} {short(got)}{hint} (known: {', '.join(names)})")
 
 
 def torchvision_mismatch(torch_version: str, reason: object) -> UserError:
@@ -99,7 +99,10 @@ def require(ok: bool, name: str, value: object, expected: str, example: object =
 
 def short(value: object) -> str:
     """The repr of a value, cut to a length that fits into a message."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # nested too deeply, or an integer of thousands of digits
+        text = f"a value of type {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

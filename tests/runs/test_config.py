@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
+import random
 import sys
+import time
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -19,7 +22,7 @@ from torch import Tensor, nn
 from pathgrow import attach, data, methods, models
 from pathgrow.augment import Augment
 from pathgrow.checkpoint import RunDir
-from pathgrow.errors import UserError
+from pathgrow.errors import UserError, short
 from pathgrow.masks import Masks
 from pathgrow.report.schema import Score
 from pathgrow.rng import derive
@@ -29,7 +32,9 @@ from pathgrow.runs.training import train
 from pathgrow.trainer import Trainer, recipes
 from pathgrow.trainer.interface import Job
 from pathgrow.trainer.recipes import Recipe
+from tests.support.catalogue import Trials
 from tests.support.finished_runs import finished
+from tests.support.hostile import TEXTS, traversals
 
 SHARED: dict[str, Any] = {"model_options": {"widths": [16]}, "threads": 1, "seed": 5, "fold": 3}
 
@@ -279,6 +284,93 @@ def test_reading_a_config_imports_and_calls_nothing_that_it_names(
             kind.from_dict({"method": "gcg", **({"density": 0.5} if kind is TrainConfig else {})}), method=name
         )
     assert "canary" not in sys.modules
+
+
+def nested(depth: int, kind: type) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value] if kind is list else {"x": value}
+    return value
+
+
+CODE = [
+    "canary:method",
+    "canary",
+    "os:system",
+    "builtins:eval",
+    "__import__('os').mkdir('canary')",
+    "!!python/object:x",
+]
+VALUES: list[Callable[[random.Random], Any]] = [
+    lambda draw: draw.choice([math.nan, math.inf, -math.inf, 1e308, -1e308, 5e-324, 0.0, -0.0, 1.5]),
+    lambda draw: draw.choice([0, -1, 1, 2**31, 2**63, -(2**63), 2**64, 10**400, 10**5000, True, False, None]),
+    lambda draw: draw.choice(["", "x", "1", "nan", "\x00", "\x1b[31m", "\ud800", "x" * 100_000, "auto", "none"]),
+    lambda draw: draw.choice([*CODE, *TEXTS, *traversals("canary")]),
+    lambda draw: nested(draw.choice([1, 3, 60, 500, 5000]), draw.choice([list, dict])),
+    lambda draw: draw.choice([[], {}, [[]], [None], [1e309], {"": 1}, {"x": math.nan}, {1: 2}, [1] * 10_000, ["a", 1]]),
+]
+"""Values that no option takes, or only a few."""
+
+
+def mutated(draw: random.Random, config: Any) -> Any:
+    """A copy of a config with a value replaced, deleted or added somewhere."""
+    if not isinstance(config, dict) or not config or draw.random() < 0.1:
+        return draw.choice(VALUES)(draw)
+    key = draw.choice([*config, draw.choice(["more", *CODE])])
+    if draw.random() < 0.1:
+        return {name: value for name, value in config.items() if name != key}
+    inner = config.get(key)
+    deeper = mutated(draw, inner) if isinstance(inner, dict) and inner else draw.choice(VALUES)(draw)
+    return {**config, key: deeper}
+
+
+@pytest.mark.item(19)
+@pytest.mark.parametrize("kind", [TrainConfig, DiscoverConfig])
+def test_fuzzed_configs_are_refused_or_survive_json_and_run_nothing(
+    kind: type[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trials: Trials
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "canary.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    starts = [{"method": name, "density": 0.3} for name in methods.names() if "density" in methods.defaults(name)]
+    valid = [kind.from_dict(start if kind is TrainConfig else {}).as_dict() for start in starts]
+    modules, num_accepted = set(sys.modules), 0
+    forbidden = ("os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "os.mkdir", "os.remove", "exec")
+    seen: list[str] = []
+    events[:] = [lambda event, args: seen.append(event) if event in forbidden else None]
+    num = trials.count(quick=300, full=5000)
+    for _ in range(num):
+        before = trials.draw.choice(valid)
+        values: Any = before
+        for _ in range(trials.draw.randint(1, 3)):
+            values = mutated(trials.draw, values) if isinstance(values, dict) else values
+        if not isinstance(values, dict):
+            values = {"method": values}
+        start = time.process_time()
+        with trials.one({key: short(value) for key, value in values.items() if value is not before.get(key)}):
+            try:
+                made = kind.from_dict(values)
+                num_accepted += 1
+                assert kind.from_dict(json.loads(json.dumps(made.as_dict(), allow_nan=False))) == made
+            except UserError as error:
+                refused = str(error)
+                is_sentence = refused.isprintable() and len(refused) < 5000
+                assert is_sentence, refused[:200]
+            seconds = time.process_time() - start
+            trials.peak("seconds at most", seconds)
+            assert seconds < 1
+    events.clear()
+    assert seen == []
+    assert "canary" not in sys.modules
+    assert {name for name in set(sys.modules) - modules if not name.startswith("pathgrow.")} == set()
+    assert [path.name for path in tmp_path.iterdir()] == ["canary.py"]
+    assert num_accepted < num / 2
+    trials.add("accepted", num_accepted)
+
+
+events: list[Callable[[str, Any], None]] = []
+"""Called for every audit event; a hook of the interpreter cannot be removed."""
+sys.addaudithook(lambda event, args: [hook(event, args) for hook in events] and None)
 
 
 def test_a_config_may_name_a_function_that_the_program_has_imported() -> None:

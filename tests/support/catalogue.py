@@ -39,7 +39,7 @@ ITEMS = {
     17: ("stale lock, clock off by a day", "recovered"),
     18: ("8 processes preparing one dataset", "one valid copy"),
     19: ("fuzzed configs", "typed error within 1 s; nothing imported or executed"),
-    20: ("fuzzed checkpoints and datasets", "typed error; memory below twice the file"),
+    20: ("fuzzed checkpoints and datasets", "typed error; memory of about twice the file at most"),
     21: ("pickles that run code", "nothing is executed"),
     22: ("hostile archives", "nothing is written outside the root"),
     23: ("1,000 run directories, 50 of them corrupt", "compared within 3 s, corrupt ones named"),
@@ -165,7 +165,7 @@ def pytest_runtest_makereport(
         done.append({"tried": 1, "failures": [], "totals": {}, "peaks": {}, "skipped": ""})
     row = done[-1]
     found = item.stash.get(_TRIALS, None)
-    if found is not None:
+    if found is not None and report.when == "call":
         row.update(tried=max(found.tried, 1), failures=list(found.failures), totals=found.totals, peaks=found.peaks)
     if report.skipped:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)

@@ -18,7 +18,7 @@ import pathgrow  # for its data, methods and models, which import torch on first
 from pathgrow.config import check, from_json, option, override, to_json
 from pathgrow.density.types import DEFAULT_DELTA, SelectBy
 from pathgrow.distributed.cpus import available_cpus
-from pathgrow.errors import UserError, is_int, require, unknown_name
+from pathgrow.errors import UserError, is_int, require, short, unknown_name
 from pathgrow.registry import check_option_names, require_imported
 from pathgrow.runs.named_method import DENSITY_OPTIONS, NUM_STEPS, NamedMethod
 from pathgrow.trainer import EngineOptions, recipes
@@ -84,9 +84,12 @@ class RunConfig:
         """Build a config from JSON values; what is missing gets its default, unknown keys are refused."""
         require_imported("method", values.get("method"))
         data, model = values.get("data", cls.data), values.get("model", cls.model)
-        name = values.get("recipe_name") or recipes.default_name(str(data), str(model))
-        recipe = recipes.recipe(str(name)).override(values.get("recipe") or {})
-        return from_json(cls, cls._with_defaults({**values, "recipe_name": name, "recipe": recipe}, recipe))
+        try:
+            name = values.get("recipe_name") or recipes.default_name(_name(data), _name(model))
+            recipe = recipes.recipe(_name(name)).override(values.get("recipe") or {})
+            return from_json(cls, cls._with_defaults({**values, "recipe_name": name, "recipe": recipe}, recipe))
+        except RecursionError as error:
+            raise UserError("a config must not be nested more than a few levels deep") from error
 
     @classmethod
     def _with_defaults(cls, values: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
@@ -245,7 +248,7 @@ class TrainConfig(RunConfig):
         known = pathgrow.methods.defaults(method)
         if isinstance(given, Mapping):
             if own := next((name for name in DENSITY_OPTIONS if name in given), None):
-                raise UserError(f"{own} is not a method option here; use --density {given[own]}")
+                raise UserError(f"{own} is not a method option here; use --density {short(given[own])}")
             options = {
                 name: default
                 for name, default in known.items()
@@ -452,7 +455,7 @@ class DiscoverConfig(SearchOptions, RunConfig):
 
     @classmethod
     def _with_defaults(cls, values: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
-        return {"budget": recipe.epochs, **SEARCH_PRESETS.get(values.get("preset"), {}), **values}
+        return {"budget": recipe.epochs, **SEARCH_PRESETS.get(_name(values.get("preset")), {}), **values}
 
     def search(self) -> dict[str, Any]:
         """The options to pass to `discover`."""
@@ -472,6 +475,11 @@ def _matched_budget(run: RunReport, match: str, config: RunConfig) -> float:
     if budget is None:
         raise UserError(f"the run to match does not report epochs x {match}; use --match flops")
     return budget
+
+
+def _name(value: object) -> str:
+    """A name from JSON; a value of another type becomes one that is unknown."""
+    return value if isinstance(value, str) else short(value)
 
 
 def _seedless_hash(config: Mapping[str, Any]) -> str:
