@@ -31,7 +31,7 @@ import multiprocessing
 import time
 import traceback
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -205,7 +205,7 @@ class Truth:
 
     def __str__(self) -> str:
         error = "" if math.isnan(self.low) else f" ({percent(self.low)} - {percent(self.high)})"
-        return f"{percent(self.density)}{error}"
+        return f"{percent(self.density)}{' or less' if self.density < 1.001 * min(LADDER) else error}"
 
     def covered_by(self, interval: Sequence[float] | None) -> str:
         """Whether an interval contains the density; "nearly" if only the uncertainty of the truth allows it."""
@@ -280,6 +280,33 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
                 f"{row['cost']:.2f}", f"{row['seconds']:.0f}",
             )  # fmt: skip
             found.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(found)
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> str:
+    """One line of Markdown per task, over its seeds."""
+    head = ("task", "delta", "true density", "answers", "covered", "returned", "below dense / delta", "within", "check",
+            "cost / dense")  # fmt: skip
+    found = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    for name, task in TASKS.items():
+        last = list({row["seed"]: row for row in rows if row["task"] == name and row["kind"] == "discover"}.values())
+        if not last:
+            continue
+        true = truth([row for row in rows if row["task"] == name and row["kind"] == "truth"])
+        named = [row["status"] if row["answer"] is None else percent(row["answer"]) for row in last]
+        covered = [true.covered_by(row["interval"]) for row in last if row["interval"] is not None and true]
+        below = np.array([row["below"] / row["delta"] for row in last])
+        error = below.std(ddof=1) / math.sqrt(len(below)) if len(below) > 1 else math.nan
+        within = sum(row["below"] <= row["delta"] + 2 * row["error"] for row in last)
+        outcomes = Counter("none" if row["check"] is None else row["check"]["outcome"] for row in last)
+        cells = (
+            name, task.delta, true or "-", ", ".join(named), f"{covered.count('yes')} of {len(covered)}",
+            f"{percent(min(row['density'] for row in last))} - {percent(max(row['density'] for row in last))}",
+            f"{below.mean():.2f} ± {error:.2f}", f"{within} of {len(last)}",
+            ", ".join(f"{num} {outcome}" for outcome, num in outcomes.items()),
+            f"{np.mean([row['cost'] for row in last]):.2f}",
+        )  # fmt: skip
+        found.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(found)
 
 
@@ -361,7 +388,7 @@ def main() -> None:
                 print("failed:", *jobs[job], flush=True)
                 traceback.print_exception(error)
     if "table" in chosen.tasks:
-        print(table(place.lines().rows))
+        print(table(place.lines().rows), summary(place.lines().rows), sep="\n\n")
     if failed:
         raise SystemExit(f"{failed} of {len(jobs)} jobs failed")
 

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks import tasks
 from benchmarks.problems import TASKS, Problem, mlp, squared_error
-from benchmarks.tasks import LADDER, Place, Pruned, lengths, table, truth
+from benchmarks.tasks import LADDER, Place, Pruned, lengths, summary, table, truth
 
 
 def test_tiny_tasks_leave_their_lines_and_are_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,6 +25,7 @@ def test_tiny_tasks_leave_their_lines_and_are_not_run_again(tmp_path: Path, monk
     assert all(row["rung"] == pytest.approx(row["density"], abs=1e-3) for row in rows[:-1])
     assert rows[-1]["kind"] == "discover"
     assert "| digits_5 | 0 | 0.5 |" in table(rows)
+    assert "| digits_5 | 0.5 | " in summary(rows)
     monkeypatch.setattr(Problem, "fit", None)
     for part in ("truth", "discover"):
         tasks.run_job(part, "digits_5", 0, place)
@@ -93,6 +94,8 @@ def test_truth_of_a_known_curve(exponent: float) -> None:
     assert found.low <= found.density <= found.high
     assert found.covered_by((true / 2, 2 * true)) == "yes"
     assert found.covered_by((0.9, 1.0)) == "no"
+    flat = truth([row | {"below": 0.0} for row in rows])
+    assert str(flat) == "1.58% or less"
 
 
 def test_the_error_of_a_difference_is_that_of_repeated_samples() -> None:

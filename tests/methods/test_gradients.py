@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from pathgrow import methods
 from pathgrow.errors import RunFailed, UserError
+from pathgrow.masks import Masks
 from pathgrow.methods.gradients import loss_gradients
+from pathgrow.methods.method import Method, never
+from pathgrow.sparse.attach import attach
 
 
 class Normed(nn.Module):
@@ -75,3 +81,62 @@ def test_bad_losses_and_empty_data() -> None:
             loss_gradients(model, ["weight"], wrong, [torch.ones(2, 2)], seed=0)
     with pytest.raises(RunFailed, match="diverged"):
         loss_gradients(model, ["weight"], squares, [[torch.full((2, 2), float("nan"))]], seed=0)
+
+
+# Half precision
+
+
+def masks_of(method: Method, dtype: torch.dtype | None) -> tuple[Masks, dict[str, Tensor]]:
+    """The masks after one update, and SNIP's scores of the dense network, with the loss in this precision."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+    inputs, labels = torch.randn(256, 32), torch.randint(4, (256,))
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        with torch.autocast("cpu", dtype, enabled=dtype is not None):
+            return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    scope, batch = Masks.full(model), (inputs, labels)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)  # the weights stay the same but for the masks
+    gradients, _ = loss_gradients(model, list(scope), loss, [batch], seed=0)
+    scores = {name: (model.get_parameter(name).detach() * g).abs() for name, g in gradients.items()}
+    sparse = attach(model, optimizer, method, inputs[:1], scope=scope, loss=loss, batches=[batch])
+    if method.clock == "step":
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss(model, batch).backward()
+            optimizer.step()
+    elif method.grow is not None:
+        sparse.grow_(500)
+    assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+    return sparse.masks, scores
+
+
+@pytest.mark.parametrize("name", ["snip", "grasp", "rigl", "granet", "itop", "snfs", "gradient_growth"])
+def test_masks_under_autocast_are_those_in_full_precision_up_to_ties(name: str) -> None:
+    known = methods.defaults(name)
+    wanted = {"density": 0.2, "update_interval": 1, "num_steps": 100, "start_density": 0.3}
+    options = {key: value for key, value in wanted.items() if key in known}
+    method = methods.create(name, **options)
+    full, exact = masks_of(method, None)
+    mixed, rounded = masks_of(method, torch.bfloat16)
+    assert mixed.num_on == full.num_on
+    start, _ = masks_of(replace(method, schedule=never, grow=None, update=None), None)
+    changed = max(1, (full - start).num_on) if (full - start).num_on else full.num_on
+    assert (mixed - full).num_on <= 0.03 * changed
+    if name == "snip":
+        # The weights in which they differ have scores as close to the threshold as those in bfloat16 are wrong.
+        threshold = torch.cat([score.flatten() for score in exact.values()]).topk(full.num_on).values[-1]
+        error = max(float((exact[key] - rounded[key]).abs().max()) for key in exact)
+        for key in exact:
+            swapped = exact[key][full[key] != mixed[key]]
+            assert bool(((swapped - threshold).abs() <= 2 * error).all())
+        assert 0 < error < 0.1 * max(float(score.max()) for score in exact.values())
+
+
+def test_weights_in_half_precision_raise_a_warning() -> None:
+    for dtype, name in ((torch.bfloat16, "bfloat16"), (torch.float16, "float16")):
+        model = nn.Linear(8, 8).to(dtype)
+        with pytest.warns(UserWarning, match=f"'weight' is {name}: .* keep the weights in float32") as caught:
+            attach(model, torch.optim.SGD(model.parameters(), lr=0.1), "random", scope=Masks.full(model))
+        assert caught[0].filename == __file__

@@ -109,6 +109,7 @@ def attach(
     parameters = checked_parameters(model, optimizers, prunable)
     if taken := next((name for name, parameter in parameters.items() if parameter in enforce.MASKED), None):
         raise UserError(f"{taken!r} is already attached with another optimizer; call detach() first")
+    enforce.warn_of_half_precision(parameters)
     check_needs(method, loss, batches)
     rule = checked_rule(stop)
     if comm is None:

@@ -217,6 +217,18 @@ def warn_of_other_weights(model: nn.Module, comm: Communicator) -> None:
         )
 
 
+def warn_of_half_precision(parameters: Mapping[str, Parameter]) -> None:
+    """Warn if trained weights are in half precision: they lose small updates, and their gradients have many ties."""
+    half = (torch.bfloat16, torch.float16)
+    if name := next((name for name, p in parameters.items() if p.requires_grad and p.dtype in half), None):
+        warnings.warn(
+            f"{name!r} is {str(parameters[name].dtype).removeprefix('torch.')}: updates smaller than its precision are "
+            "lost, most of all those of weights that were just grown; keep the weights in float32 and use "
+            "torch.autocast",
+            stacklevel=3,
+        )
+
+
 # A hook runs before the closure of a step has computed the gradients, and before a fused optimizer has unscaled them
 # and skipped the step if they overflowed. A method that uses gradients there has to do both first.
 
