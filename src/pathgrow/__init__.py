@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathgrow.masks import Masks
     from pathgrow.masks.sampling import sample_proportional
     from pathgrow.methods.method import Method
-    from pathgrow.runs.api import discover
+    from pathgrow.runs.api import discover, plan
     from pathgrow.runs.records import Callback, LoggingCallback
     from pathgrow.runs.result import Discovery
     from pathgrow.sparse.attach import Attached, attach
@@ -49,6 +49,7 @@ __all__ = [
     "models",
     "path_scores",
     "phew",
+    "plan",
     "sample_proportional",
     "scope",
     "tau_core",
@@ -73,6 +74,7 @@ __getattr__ = lazy_attributes(
         "models": "",
         "path_scores": "graph.paths",
         "phew": "walks.phew",
+        "plan": "runs.api",
         "sample_proportional": "masks.sampling",
         "scope": "graph.scope",
         "tau_core": "graph.topology",

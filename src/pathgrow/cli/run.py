@@ -33,6 +33,9 @@ def _add_discover_flags(parser: Parser) -> None:
     add_flags(parser.add_argument_group("search"), SearchOptions)
     add_flags(parser.add_argument_group("data, model and training"), RunConfig)
     _add_run_flags(parser)
+    parser.add_argument(
+        "--plan", action="store_true", help="Print layers, trainings, cost, time and memory, and train nothing."
+    )
 
 
 def _add_train_flags(parser: Parser) -> None:
@@ -43,7 +46,7 @@ def _add_train_flags(parser: Parser) -> None:
     _add_run_flags(parser)
 
 
-def _discover(*, out: Path | None, quiet: bool, **values: Any) -> None:
+def _discover(*, out: Path | None, quiet: bool, plan: bool, **values: Any) -> None:
     """Find the smallest density that keeps the accuracy, and train a network of that density.
 
     Without options this is a demo on a bundled dataset that takes half a minute. Rerun the command to resume an
@@ -53,6 +56,12 @@ def _discover(*, out: Path | None, quiet: bool, **values: Any) -> None:
     from pathgrow.runs import discovery
     from pathgrow.runs.config import DiscoverConfig
 
+    if plan:
+        from pathgrow.runs.plan import plan_command
+
+        import_named(values.get("method"))
+        print(plan_command(DiscoverConfig.from_dict(values)))
+        return
     _run(DiscoverConfig, discovery.run_discovery, values, out, quiet)
 
 

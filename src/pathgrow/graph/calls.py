@@ -1,5 +1,6 @@
 """Which layers one forward pass calls, and how often: scope and FLOPs of models that cannot be traced."""
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 from pathgrow.errors import UserError
 from pathgrow.graph.graph import Graph, Layer, Window
 from pathgrow.graph.inputs import guess_example_input
+from pathgrow.graph.scope import input_layers, output_layers, projection_shortcuts
 from pathgrow.graph.tracer import check_initialized, eager_eval, tensors_in
 from pathgrow.masks import Masks
 
@@ -50,14 +52,58 @@ def called_layers(model: nn.Module, example_input: Any = None) -> Graph:
     ]
     try:
         with eager_eval(model), torch.no_grad():
-            if isinstance(example_input, dict):
-                model(**example_input)
-            else:
-                model(*(example_input if isinstance(example_input, tuple | list) else (example_input,)))
+            run_on(model, example_input)
     finally:
         for hook in hooks:
             hook.remove()
     return Graph((), (), tuple(calls), (), 0, False, False, ())
+
+
+def run_on(model: nn.Module, example_input: Any) -> Any:
+    """Call a model with one batch: a dict of keywords, a sequence of arguments, or one argument."""
+    if isinstance(example_input, dict):
+        return model(**example_input)
+    return model(*(example_input if isinstance(example_input, tuple | list) else (example_input,)))
+
+
+def left_out(
+    model: nn.Module, graph: Graph, scope: Masks, *, uncalled: Collection[str] = (), is_given: bool = False
+) -> dict[str, tuple[int, str]]:
+    """Return the weights of conv, linear and recurrent layers outside a scope: how many, and why.
+
+    `uncalled` are those of `uncalled_layers`, `is_given` means that the user passed the scope.
+
+    >>> from pathgrow.graph.scope import scope_of, trace
+    >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> graph = trace(net, torch.zeros(1, 4))
+    >>> left_out(net, graph, scope_of(net, graph))
+    {'2.weight': (16, 'output layer')}
+    """
+    named, parameters = [layer.name for layer in graph.layers], dict(model.named_parameters())
+    outputs = output_layers(graph) if graph.channels else [len(named) - 1]  # without links: the last one called
+    kinds = {
+        "output layer": outputs,
+        "projection shortcut": projection_shortcuts(graph),
+        "reads the raw input": input_layers(graph) if graph.channels else [],
+    }
+    reasons = {named[index]: reason for reason, indices in reversed(kinds.items()) for index in indices}
+    modules = [name for prefix, module in model.named_modules() for name, _ in _matrices(prefix, module)]
+    found = {}
+    for name in dict.fromkeys([*modules, *(name for name in named if name is not None)]):
+        weight = parameters.get(name)
+        inside = int(scope[name].count_nonzero()) if name in scope else 0
+        if weight is None or inside == weight.numel():
+            continue
+        if not weight.requires_grad:
+            reason = "frozen"
+        elif name in uncalled:
+            reason = "not reached by example_input"
+        elif is_given:
+            reason = "outside the scope that was passed"
+        else:
+            reason = reasons.get(name, "on no path from input to output (query, key or gate)")
+        found[name] = (weight.numel() - inside, reason)
+    return found
 
 
 def called_scope(model: nn.Module, graph: Graph) -> Masks:

@@ -45,6 +45,15 @@ def flops(number: float) -> str:
     return f"{number:.3g} FLOPs"
 
 
+def size(number: float) -> str:
+    """A number of bytes, in powers of 1000.
+
+    >>> size(950), size(48_200), size(1.25e9)
+    ('950 B', '48.2 kB', '1.25 GB')
+    """
+    return flops(number).replace("FLOPs", "B")
+
+
 def ratio(value: float | None) -> str:
     """A cost relative to another, three significant digits; `-` if it is unknown.
 

@@ -1,4 +1,4 @@
-"""The Python function `pathgrow.discover`: a discovery with a user's own training and evaluation functions."""
+"""The functions `pathgrow.discover` and `pathgrow.plan`: a discovery with a user's own training and evaluation."""
 
 import dataclasses
 import os
@@ -20,11 +20,13 @@ from pathgrow.report.loading import unfinished
 from pathgrow.runs import checks
 from pathgrow.runs.discovery import frames_to_the_caller, search
 from pathgrow.runs.options import DiscoverOptions
+from pathgrow.runs.plan import DiscoveryPlan, make_discovery_plan
 from pathgrow.runs.records import Callback, CallbackList, MetricsLogger, ProgressCallback
 from pathgrow.runs.result import Discovery
 from pathgrow.runs.session import Session
 from pathgrow.sparse.attach import check_whole
 from pathgrow.sparse.enforce import unwrapped
+from pathgrow.trainer import Trainer
 from pathgrow.trainer.interface import Evaluate, Fit, JobTrainer
 
 
@@ -163,6 +165,41 @@ def discover(
         found = search(session, chosen)
         _write(found, run_dir)
     return found
+
+
+def plan(
+    model: nn.Module,
+    optimizer: Optimizer,
+    fit: Fit,
+    evaluate: Evaluate,
+    example_input: Any = None,
+    *,
+    scope: Masks | None = None,
+    seed: int = 0,
+    progress: bool = False,
+    **options: Any,
+) -> DiscoveryPlan:
+    """Return what `discover` will do with the same arguments: layers, trainings, cost, time and memory.
+
+    Nothing is trained or written, and `fit` and `evaluate` are not called, unless `fit` is a `Trainer`: then a few
+    steps and an evaluation of a copy tell the time.
+
+    >>> import torch
+    >>> model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
+    >>> optimizer = torch.optim.Adam(model.parameters())
+    >>> def fit(model, optimizer, epochs): ...
+    >>> planned = plan(model, optimizer, fit, lambda model: 0.5, torch.zeros(1, 8), budget=40)
+    >>> planned.scope, planned.left_out
+    ({'0.weight': 256, '2.weight': 1024}, {'4.weight': (64, 'output layer')})
+    >>> print(planned)
+    Plan: Sequential
+    Prunable: 1,280 of 1,410 parameters, in 2 layers
+    ...
+    """
+    chosen = DiscoverOptions.checked(options).with_comm_of(fit)
+    session = _session(model, optimizer, fit, evaluate, example_input, scope, seed, None, [], chosen)
+    trainer = fit if isinstance(fit, Trainer) else None
+    return make_discovery_plan(session, chosen, trainer=trainer, is_scope_given=scope is not None)
 
 
 def _session(

@@ -65,7 +65,7 @@ def run_in(
     config = comm.broadcast_from_rank0(lambda: config.resolved(RunDir(out).config))
     assert config.threads is not None
     with (
-        _num_threads(config.threads),
+        using_threads(config.threads),
         plan.flags_between_trainings(),
         held_by_rank0(comm, lambda: RunDir.open(out, config.as_dict(), device=plan.device.type)) as run_dir,
     ):
@@ -130,7 +130,7 @@ def open_session(
 
 
 @contextmanager
-def _num_threads(num_threads: int) -> Iterator[None]:
+def using_threads(num_threads: int) -> Iterator[None]:
     """Run with this many CPU threads; their number decides how sums are split, so it is part of a config."""
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)

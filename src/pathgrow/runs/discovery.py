@@ -267,9 +267,10 @@ def usual_stages(options: DiscoverOptions) -> tuple[PlannedStage, ...]:
         if options.start == "pretrained":
             add("given", 1, 0, 1.0)
         else:
-            add("train", 1, max(1, lengths.quarter - grown), most)
-            add("train", 1, lengths.quarter, most)
-        rounds = [most * (1 - ShrinkRule.first_prune_fraction) * (1 - ShrinkRule.prune_fraction) ** k for k in range(6)]
+            first = max(1, lengths.quarter - grown)
+            for count, epochs in ((2, first),) if first == lengths.quarter else ((1, first), (1, lengths.quarter)):
+                add("train", count, epochs, most)
+        rounds = [most * (1 - ShrinkRule.first_prune_fraction) * (1 - ShrinkRule.prune_fraction) ** k for k in range(5)]
         add("shrink", len(rounds), lengths.round, statistics.fmean(rounds))
         add("final", 2, lengths.finish, rounds[2])
     else:

@@ -1,0 +1,237 @@
+"""What a discovery will do: layers, trainings, cost, time and memory, before anything is trained."""
+
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from pathgrow.distributed.comm import SINGLE_PROCESS
+from pathgrow.errors import printable
+from pathgrow.graph.calls import left_out, run_on, uncalled_layers
+from pathgrow.graph.inputs import guess_example_input
+from pathgrow.graph.tracer import eager_eval
+from pathgrow.masks import Masks
+from pathgrow.methods.method import fixed
+from pathgrow.report.formats import duration, flops, percent, plural, size, stage_label
+from pathgrow.report.progress import ProgressBar
+from pathgrow.rng import seeded_globals
+from pathgrow.runs.command import open_session, using_threads
+from pathgrow.runs.config import DiscoverConfig
+from pathgrow.runs.discovery import forecast
+from pathgrow.runs.options import DiscoverOptions
+from pathgrow.runs.records import SearchForecast
+from pathgrow.runs.session import Session
+from pathgrow.trainer import Trainer
+from pathgrow.trainer.feed import epoch_batches
+from pathgrow.trainer.interface import Job
+
+_MOST_LAYERS = 8
+"""Layers that the text of a plan lists one by one."""
+_MEASURED_STEPS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiscoveryPlan:
+    """What a discovery will probably do; `print` it, or read its fields."""
+
+    name: str
+    scope: Mapping[str, int]
+    """Prunable weights of each layer."""
+    left_out: Mapping[str, tuple[int, str]]
+    """Weights of layers that stay dense, and the reason."""
+    num_parameters: int
+    """All parameters of the model."""
+    forecast: SearchForecast
+    """The trainings to come."""
+    max_cost: float
+    """The most it may cost, in dense trainings, beside a dense baseline."""
+    num_samples: int | None
+    """Training samples per epoch; None: only the user's `fit` knows."""
+    batch_size: int | None
+    seconds: float | None
+    """How long all trainings and evaluations will take, from measured steps; None: unknown for a user's `fit`."""
+    state_bytes: int | None
+    """Memory of weights, gradients and optimizer state; None: unknown for this optimizer."""
+    sample_bytes: int | None
+    """Memory of what the backward pass of one sample keeps; None: unknown for this model."""
+    kept_bytes: int | None
+    """Size of the stages that are kept until the end."""
+    is_on_disk: bool
+    """Whether they are kept in a run directory."""
+
+    @property
+    def cost(self) -> float:
+        """Training FLOPs, in dense trainings."""
+        return self.forecast.cost
+
+    @property
+    def training_flops(self) -> float | None:
+        """Training FLOPs; None without the number of samples."""
+        if self.num_samples is None:
+            return None
+        return self.cost * self.forecast.budget * self.num_samples * self.forecast.dense_flops
+
+    def __str__(self) -> str:
+        prunable = f"{sum(self.scope.values()):,} of {self.num_parameters:,} parameters"
+        lines = [f"Plan: {printable(self.name)}", f"Prunable: {prunable}, in {plural(len(self.scope), 'layer')}"]
+        lines += _listed([f"  {printable(name)}: {number:,}" for name, number in self.scope.items()])
+        lines.append("Left out:")
+        lines += _listed(
+            [f"  {printable(name)}: {number:,} ({reason})" for name, (number, reason) in self.left_out.items()]
+        )
+        others = self.num_parameters - sum(self.scope.values()) - sum(number for number, _ in self.left_out.values())
+        lines.append(f"  other parameters: {others:,} (biases, norms, embeddings and the like are never pruned)")
+        whole = self.forecast
+        lines.append(f"Trainings: about {whole.num_stages}, {plural(whole.num_epochs, 'epoch')} in all")
+        for stage in whole.stages:
+            length = f"{stage.count} x {plural(stage.epochs, 'epoch')} at {percent(stage.density)} density"
+            lines.append(f"  {stage_label(stage.kind)}: {length}, {whole.cost_of(stage):.2f} dense trainings")
+        total = "" if self.training_flops is None else f", {flops(self.training_flops)}"
+        sample = f"one dense training sample is {flops(whole.dense_flops)}"
+        lines.append(f"Cost: about {self.cost:.2f} dense trainings (at most {self.max_cost:g}){total}; {sample}")
+        unknown = "unknown before the first training, since only your fit knows the number of steps of an epoch"
+        lines.append(f"Time: {unknown if self.seconds is None else f'about {duration(self.seconds)}'}")
+        return "\n".join([*lines, f"Memory: {self._memory()}"])
+
+    def _memory(self) -> str:
+        parts = [f"{_known(self.state_bytes)} for weights, gradients and optimizer"]
+        batch = ""
+        if self.sample_bytes is not None and self.batch_size is not None:
+            batch = f" ({size(self.sample_bytes * self.batch_size)} for a batch of {self.batch_size})"
+        parts.append(f"{_known(self.sample_bytes)} of activations per sample{batch}")
+        where = "in the run directory" if self.is_on_disk else "in memory; store=DIR keeps them on disk"
+        parts.append(f"up to {_known(self.kept_bytes)} of finished stages {where}")
+        return ", ".join(parts)
+
+
+def make_discovery_plan(
+    session: Session, options: DiscoverOptions, *, trainer: Trainer | None = None, is_scope_given: bool = False
+) -> DiscoveryPlan:
+    """Return the plan of a discovery; with `trainer`, which will train it, its time is measured."""
+    whole, model = forecast(session, options), session.model
+    outside = left_out(
+        model,
+        session.graph,
+        session.scope,
+        uncalled=uncalled_layers(model, session.example_input, session.graph),
+        is_given=is_scope_given,
+    )
+    batch_size = num_samples = seconds = None
+    if trainer is not None:
+        batch_size, num_steps = epoch_batches(len(trainer.data.train), trainer.recipe, trainer.comm.size)
+        num_samples, seconds = batch_size * num_steps, _seconds(session, trainer, num_steps, whole)
+    weights = _bytes(dict(model.named_parameters()))
+    slots = _optimizer_bytes(*session.untrained_copy())
+    # Rounds may start again from any pruned network, so all of them are kept; growth needs the latest only.
+    num_kept = whole.num_stages if options.prunes else 2
+    return DiscoveryPlan(
+        name=options.name or type(model).__name__,
+        scope={name: int(inside.count_nonzero()) for name, inside in session.scope.items()},
+        left_out=outside,
+        num_parameters=session.num_parameters,
+        forecast=whole,
+        max_cost=options.cost_limit,
+        num_samples=num_samples,
+        batch_size=batch_size,
+        seconds=seconds,
+        state_bytes=None if slots is None else 2 * weights + slots,
+        sample_bytes=_activation_bytes(session),
+        kept_bytes=None if slots is None else num_kept * (weights + slots) + whole.num_stages * session.scope.num,
+        is_on_disk=options.store is not None,
+    )
+
+
+def plan_command(config: DiscoverConfig) -> DiscoveryPlan:
+    """Return the plan of `pathgrow discover` with this config; loads the data and writes nothing."""
+    config = config.resolved()
+    assert config.threads is not None
+    options = DiscoverOptions(**config.search(), comm=SINGLE_PROCESS, store="run directory", name=config.title)
+    with using_threads(config.threads), config.engine.resolve().flags_between_trainings():
+        session, trainer = open_session(config, None, ProgressBar(), SINGLE_PROCESS, num_epochs=None)
+        return make_discovery_plan(session, options, trainer=trainer)
+
+
+def _seconds(session: Session, trainer: Trainer, num_steps: int, whole: SearchForecast) -> float:
+    """Time of all trainings: of the last steps of an epoch, on a copy, and of an evaluation after each stage.
+
+    Masks are enforced at any density by steps of the same size, so the density does not matter.
+    """
+    model, optimizer = session.untrained_copy()
+    attached = session.attach(model, optimizer, fixed(Masks.full(model, session.scope)))
+
+    def measured(steps: int) -> float:
+        began = time.perf_counter()
+        trainer.train([Job(attached=attached, epochs=1, seed=0, first_step=num_steps - steps)])
+        return time.perf_counter() - began
+
+    try:
+        more = min(_MEASURED_STEPS, num_steps - 1)
+        measured(1)  # allocates, compiles and captures
+        once = measured(1)
+        step = max(0.0, measured(1 + more) - once) / more if more else once
+        began = time.perf_counter()
+        session.score(attached, "plan")
+        evaluation = time.perf_counter() - began
+    finally:
+        attached.detach()
+    return whole.num_epochs * num_steps * step + whole.num_stages * evaluation
+
+
+def _bytes(tensors: Mapping[Any, Any]) -> int:
+    return sum(value.nbytes for value in tensors.values() if isinstance(value, Tensor))
+
+
+def _optimizer_bytes(model: nn.Module, optimizer: Optimizer) -> int | None:
+    """State of an optimizer after its first step; changes the model."""
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+    with suppress(RuntimeError, TypeError, ValueError):
+        try:
+            optimizer.step()
+        except TypeError:  # LBFGS and others evaluate the loss themselves
+            optimizer.step(lambda: torch.zeros(()))  # type: ignore[arg-type, return-value]
+        return sum(_bytes(slots) for slots in optimizer.state.values() if isinstance(slots, Mapping))
+    return None
+
+
+def _activation_bytes(session: Session) -> int | None:
+    """What autograd keeps of one sample, each storage once and weights not at all."""
+    model, _ = session.untrained_copy()
+    example = session.example_input if session.example_input is not None else guess_example_input(model)
+    weights = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if (place := storage.data_ptr()) not in weights:
+            kept[place] = max(kept.get(place, 0), min(tensor.nbytes, storage.nbytes()))  # it may be a view
+        return tensor
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+    with suppress(RuntimeError, TypeError, ValueError), eager_eval(model), seeded_globals(session.seed, "plan"), hooks:
+        output = run_on(model, example)  # while it lives, no address is used twice
+        found, _ = round(sum(kept.values()) / _leading(example)), output
+        return found
+    return None
+
+
+def _leading(example: Any) -> int:
+    """Samples in a batch: the leading dimension of its first tensor."""
+    if isinstance(example, Tensor):
+        return example.shape[0] if example.dim() else 1
+    values = example.values() if isinstance(example, Mapping) else example
+    return next((_leading(value) for value in values if isinstance(value, Tensor)), 1)
+
+
+def _known(number: int | None) -> str:
+    return "an unknown number of bytes" if number is None else size(number)
+
+
+def _listed(lines: list[str]) -> list[str]:
+    more = len(lines) - _MOST_LAYERS
+    return lines if more <= 1 else [*lines[:_MOST_LAYERS], f"  and {more} more"]

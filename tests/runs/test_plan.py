@@ -1,0 +1,166 @@
+"""Plans: nothing is trained or written, and what they say agrees with the discovery that follows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pathgrow
+from pathgrow.errors import UserError
+from pathgrow.masks import Masks
+from pathgrow.runs.plan import DiscoveryPlan
+from pathgrow.trainer import Trainer
+from pathgrow.trainer.recipes import recipe
+from tests.support.command import leave
+from tests.support.toy import INPUTS, World
+
+
+def planned(world: World, **options: Any) -> DiscoveryPlan:
+    return pathgrow.plan(world.model, world.optimizer, world.fit, world.evaluate, INPUTS[:1], **options)
+
+
+def test_a_plan_trains_and_writes_nothing(tmp_path: Path) -> None:
+    world = World()
+    before = {name: tensor.clone() for name, tensor in world.model.state_dict().items()}
+    state = torch.get_rng_state()
+    found = planned(world, budget=40, store=tmp_path / "run")
+    assert world.fits == []
+    assert not (tmp_path / "run").exists()
+    assert all(tensor.equal(before[name]) for name, tensor in world.model.state_dict().items())
+    assert torch.get_rng_state().equal(state)
+    assert not world.optimizer.state
+    assert world.model.training
+    assert "only your fit knows" in str(found)
+    assert "in the run directory" in str(found)
+    assert "in memory; store=DIR" in str(planned(world, budget=40))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"reference": "dense"}, {"max_density": 0.5}, {"finish": "static"}, {"max_cost": 0.5}, {"reference": 0.5}],
+    ids=["default", "dense", "max_density", "static", "max_cost", "reference"],
+)
+def test_a_plan_agrees_with_the_discovery_that_follows(options: dict[str, Any]) -> None:
+    """Lengths exactly, numbers of stages and cost roughly: the rule decides on the way."""
+    options = {"budget": 40, "delta": 0.1, **options}
+    found, world = planned(World(), **options), World()
+    result = pathgrow.discover(
+        world.model, world.optimizer, world.fit, world.evaluate, INPUTS[:1], start="scratch", progress=False, **options
+    )
+    lengths: dict[str, set[int]] = {}
+    for stage in found.forecast.stages:
+        lengths.setdefault(stage.kind, set()).add(stage.epochs)
+    for record in result.trained:
+        assert record.num_epochs in lengths[record.stage.partition("-")[0]], record.stage
+    assert result.ledger.relative is not None
+    assert found.cost == pytest.approx(result.ledger.relative, rel=0.6)
+    assert sum(found.scope.values()) == result.masks.num == 8 * 16 + 16 * 16
+    assert found.forecast.dense_flops == 6 * (8 * 16 + 16 * 16 + 16 * 2)
+    assert found.forecast.fixed_flops == 6 * 16 * 2
+    assert found.training_flops is None
+
+
+def test_memory_is_counted() -> None:
+    """By hand: float32 weights and gradients, one momentum buffer, and what the backward pass reads."""
+    found, num = planned(World(), budget=40), sum(p.numel() for p in World().model.parameters())
+    assert found.state_bytes == 4 * 3 * num
+    adam = planned(World(make_optimizer=lambda model: torch.optim.Adam(model.parameters())), budget=40)
+    assert adam.state_bytes is not None
+    assert adam.state_bytes == pytest.approx(4 * 4 * num, rel=0.05)  # and a counter of steps per parameter
+    assert found.sample_bytes == 4 * (8 + 3 * 16)  # the input, the input of the batch norm, both activations
+
+
+def test_every_layer_left_out_has_its_reason() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.body = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 16, 3, padding=1)
+            self.inner, self.shortcut = nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(8, 16, 1)
+            self.frozen, self.unused, self.head = nn.Linear(16, 16), nn.Linear(3, 3), nn.Linear(16, 2)
+            self.frozen.weight.requires_grad_(False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.stem(x).relu()
+            x = (self.shortcut(x) + self.inner(self.body(x).relu())).relu().mean((2, 3))
+            return self.head(self.frozen(x).relu())  # type: ignore[no-any-return]
+
+    def make(**options: Any) -> DiscoveryPlan:
+        net = Net()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        world = World()
+        return pathgrow.plan(net, optimizer, world.fit, world.evaluate, torch.zeros(1, 3, 8, 8), **options)
+
+    found = make()
+    assert list(found.scope) == ["stem.weight", "body.weight", "inner.weight"]
+    assert found.left_out == {
+        "shortcut.weight": (128, "projection shortcut"),
+        "frozen.weight": (256, "frozen"),
+        "unused.weight": (9, "not reached by example_input"),
+        "head.weight": (32, "output layer"),
+    }
+    assert "other parameters: 77 (biases" in str(found)
+    net = Net()
+    body = {"body.weight": torch.ones_like(net.body.weight, dtype=torch.bool)}
+    given = make(scope=Masks.select(body, body))
+    assert given.left_out["stem.weight"] == (216, "outside the scope that was passed")
+    assert given.left_out["frozen.weight"] == (256, "frozen")
+
+
+def test_an_attention_layer_keeps_its_queries_and_keys() -> None:
+    model = pathgrow.models.create("vit", 10, image_size=8, in_channels=1, seed=0)
+    optimizer, world = torch.optim.SGD(model.parameters(), lr=0.1), World()
+    found = pathgrow.plan(model, optimizer, world.fit, world.evaluate, torch.zeros(1, 1, 8, 8))
+    reasons = {reason.split(" (")[0] for _, reason in found.left_out.values()}
+    assert reasons == {"output layer", "reads the raw input", "on no path from input to output"}
+    assert sum(found.scope.values()) == pathgrow.scope(model, example_input=torch.zeros(1, 1, 8, 8)).num
+
+
+def test_a_recurrent_network_has_a_plan() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell, self.head = nn.LSTM(2, 16, batch_first=True), nn.Linear(16, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.cell(x)[0][:, -1])  # type: ignore[no-any-return]
+
+    net, world = Net(), World()
+    optimizer = torch.optim.Adam(net.parameters())
+    found = pathgrow.plan(net, optimizer, world.fit, world.evaluate, torch.zeros(1, 5, 2))
+    assert found.scope == {"cell.weight_ih_l0": 128, "cell.weight_hh_l0": 1024}
+    assert found.left_out == {"head.weight": (32, "output layer")}
+
+
+def test_the_time_of_a_trainer_is_measured() -> None:
+    digits = pathgrow.data.load("digits")
+    trainer = Trainer(digits, recipe("digits"))
+    model, optimizer = trainer.place(pathgrow.models.create("mlp", digits.classes, seed=0, inputs=64))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    found = pathgrow.plan(model, optimizer, trainer, trainer.evaluate(digits.val), digits.example_input(), budget=10)
+    assert found.seconds is not None
+    assert 0.01 < found.seconds < 60
+    assert found.num_samples == 28 * 32
+    assert found.training_flops == pytest.approx(found.cost * 10 * 28 * 32 * found.forecast.dense_flops)
+    assert all(tensor.equal(before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_the_command_prints_a_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert leave("discover", "--plan", "--budget", "40") == 0
+    shown = capsys.readouterr().out
+    for expected in ("Plan: digits-mlp", "(output layer)", "Trainings: about 9, 60 epochs in all", "Time: about "):
+        assert expected in shown
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wrong_arguments_are_refused_as_discover_refuses_them() -> None:
+    with pytest.raises(UserError, match="did you mean gamma"):
+        planned(World(), gama=0.5)
+    with pytest.raises(UserError, match="budget"):
+        planned(World(), budget=0)
