@@ -22,6 +22,7 @@ from pathgrow.masks import Masks
 from pathgrow.methods.method import Method
 from pathgrow.methods.picks import at_random
 from pathgrow.rng import generator
+from pathgrow.runs.session import Session
 from pathgrow.sparse.attach import Attached, attach
 from pathgrow.sparse.ema import EMA
 from pathgrow.trainer import EngineOptions, Trainer, eager_step, feed, trainer
@@ -691,3 +692,69 @@ def test_batch_norm_over_one_value_is_refused(batch_size: int, accumulate: int) 
     for way in ways:
         with pytest.raises(UserError, match=r"one sample at a time .*; use a larger batch size"):
             way()
+
+
+# Scaling with density
+
+SUPAR = Recipe(batch_size=8, optimizer="adamw", lr=0.01, weight_decay=0.1, warmup=0.0, density_scaling="supar")
+
+
+class Wide(nn.Module):
+    """One prunable layer, whose outputs are seen, and a dense one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.last = nn.Linear(32, 400, bias=False), nn.Linear(400, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.hidden(x.flatten(1)).relu())  # type: ignore[no-any-return]
+
+
+def first_step(recipe: Recipe, density: float) -> tuple[float, float, list[float]]:
+    """Size of pre-activations, their change in one step, and the learning rates in between."""
+    data = made(num=8)
+    train = Trainer(data, recipe, CPU)
+    model, optimizer = train.place(seeded(Wide))
+    everything = {"hidden.weight": torch.ones(400, 32, dtype=torch.bool)}
+    scope = Masks.select(everything, everything)
+    session = Session(model, optimizer, train, train.evaluate(data.val), data.example_input(), scope=scope)
+    sparse = session.attach(model, optimizer, methods.create("random", density=density, allocation="uniform"))
+    inputs = data.train.images.float().flatten(1) / 255
+    before = model.hidden(inputs).detach()
+    if recipe.density_scaling == "supar":
+        trainer.scale_by_density_(sparse, recipe)
+    rates = [group["lr"] for group in optimizer.param_groups]
+    train.train([Job(attached=sparse, epochs=1, seed=0)])
+    return float(before.std()), float((model.hidden(inputs).detach() - before).abs().mean()), rates
+
+
+def test_supar_keeps_the_size_of_activations_and_of_their_first_change() -> None:
+    """The property that the rule is derived from: without it both shrink with density, as sqrt and linearly."""
+    dense, sparse = first_step(SUPAR, 1.0), first_step(SUPAR, 0.1)
+    plain = first_step(dataclasses.replace(SUPAR, density_scaling="none"), 0.1)
+    assert sparse[0] == pytest.approx(dense[0], rel=0.1)
+    assert sparse[1] == pytest.approx(dense[1], rel=0.3)
+    assert plain[0] < 0.6 * dense[0]
+    assert plain[1] < 0.2 * dense[1]
+    assert dense[2] == [0.01, 0.01, 0.01]
+    assert sparse[2] == pytest.approx([0.1, 0.01, 0.01])  # the prunable weight alone
+
+
+def test_supar_scales_once_and_keeps_the_decay_per_step() -> None:
+    data = made(num=8)
+    train = Trainer(data, SUPAR, CPU)
+    model, optimizer = train.place(seeded(mlp))
+    sparse = attach(model, optimizer, methods.create("random", density=0.25), scope=Masks.full(model))
+    for _ in range(2):  # as in a training that is resumed
+        trainer.scale_by_density_(sparse, SUPAR)
+    for name, group in zip(("1.weight", "3.weight"), optimizer.param_groups, strict=False):
+        density = float(sparse.masks[name].float().mean())
+        assert group["lr"] == pytest.approx(0.01 / density)
+        assert group["lr"] * group["weight_decay"] == pytest.approx(0.01 * 0.1)
+    assert [group["lr"] for group in optimizer.param_groups[2:]] == [0.01]
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(model.parameters()))
+
+
+def test_supar_needs_adamw() -> None:
+    with pytest.raises(UserError, match="density_scaling='supar' is a rule for AdamW, got optimizer='sgd'"):
+        Recipe(density_scaling="supar")

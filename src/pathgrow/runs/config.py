@@ -64,7 +64,7 @@ class RunConfig:
         flags=("--recipe",),
         metavar="NAME",
     )
-    recipe: Recipe = option(flag_fields=("lr", "batch_size", "weight_decay"))
+    recipe: Recipe = option(flag_fields=("lr", "batch_size", "weight_decay", "density_scaling"))
     """The recipe of that name with the requested changes."""
     engine: EngineOptions = option(factory=EngineOptions)
     threads: int | None = option(None, "CPU threads per process (default: by model size).", at_least=1, metavar="N")

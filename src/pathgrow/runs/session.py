@@ -39,11 +39,14 @@ from pathgrow.sparse.training_state import (
     OptimizerSettings,
     TrainingCheckpoint,
     copy_model_and_optimizer,
+    scale_to_fan_in_,
     weights_and_buffers,
 )
 from pathgrow.sparse.tree import decide_on_rank0, tensor_digest
 from pathgrow.trainer.interface import Evaluate, Fit, Job, JobTrainer
 
+_FIXED = "fixed"
+"""Name of the method of given masks, whose weights are scaled already or trained."""
 PATIENCE = 3
 """Epochs without a better validation loss after which an adaptive phase stops early."""
 MAX_ADAPTIVE_EPOCHS = 40
@@ -131,6 +134,8 @@ class Session(Stages):
         self._untrained = copy_model_and_optimizer(model, optimizer)
         self.warnings: list[str] = []
         self._is_fit_checked = False
+        self._scales_weights = getattr(getattr(fit, "recipe", None), "density_scaling", "none") == "supar"
+        """Whether a network that starts sparse keeps the variance of a dense one; the trainer scales learning rates."""
         self._samples_per_epoch = 0.0
         """Of a user's `fit`, on this rank; 0: not known yet."""
         self.has_paths = True
@@ -178,7 +183,7 @@ class Session(Stages):
         on_mask_update: Callable[[Attached], None] | None = None,
     ) -> Attached:
         """Attach a method to a model with the scope, seed and data of this session."""
-        return attach(
+        attached = attach(
             model,
             optimizer,
             method,
@@ -191,6 +196,9 @@ class Session(Stages):
             comm=self.comm,
             on_mask_update=on_mask_update,
         )
+        if self._scales_weights and method.name != _FIXED and method.weights is None:
+            scale_to_fan_in_(model, attached.masks, self.graph)
+        return attached
 
     def check_needs(self, method: Method) -> None:
         """Raise a `UserError` for a method that needs gradients of a loss that this session does not have."""

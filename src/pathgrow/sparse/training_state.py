@@ -202,6 +202,14 @@ def reinitialize_(
     clear_optimizer_state_(optimizer)
 
 
+@torch.no_grad()
+def scale_to_fan_in_(model: nn.Module, masks: Masks, graph: Graph) -> None:
+    """Scale the active weights of each output unit by sqrt(dense fan-in / active fan-in), as `reinitialize_` does."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for name, scale in _fan_in_scales(masks, graph).items():
+        parameters[name].mul_(scale.to(parameters[name]))
+
+
 def pack_model_and_optimizer(model: nn.Module, optimizer: Optimizer, masks: Masks | None = None) -> FlatState:
     """Everything that training changes, as flat tensors and JSON metadata."""
     stored: dict[str, Any] = {

@@ -59,6 +59,12 @@ class Recipe:
     clip_norm: float | None = option(
         None, "Maximum norm of the gradient of the active weights.", above=0, example="1.0", is_flag=False
     )
+    density_scaling: Literal["none", "supar"] = option(
+        "none",
+        "Whether learning rate and initialization depend on density; supar: both grow as it falls (AdamW only).",
+    )
+    """With "supar", each prunable weight tensor has the learning rate divided by its density at the start of a
+    training, and initial weights of a sparse network keep the variance of pre-activations."""
     label_smoothing: float = option(0.0, "Label smoothing.", at_least=0, below=1, example="0.0", is_flag=False)
     augment: Augment = dataclasses.field(default_factory=Augment)
 
@@ -66,6 +72,8 @@ class Recipe:
         config.check(self)
         if list(self.milestones) != sorted(set(self.milestones)):
             raise UserError(f"milestones must be increasing, got {self.milestones} (e.g. (0.5, 0.75))")
+        if self.density_scaling == "supar" and self.optimizer != "adamw":
+            raise UserError(f"density_scaling='supar' is a rule for AdamW, got optimizer={self.optimizer!r}")
         if self.batch_size % self.accumulate:
             raise UserError(f"accumulate must divide batch_size {self.batch_size}, got {self.accumulate}")
 

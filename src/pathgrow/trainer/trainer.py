@@ -18,7 +18,7 @@ from pathgrow.distributed.process_group import current_communicator
 from pathgrow.graph.tracer import preserved_modes
 from pathgrow.masks import Masks
 from pathgrow.methods import fixed
-from pathgrow.sparse.attach import attach
+from pathgrow.sparse.attach import Attached, attach
 from pathgrow.trainer.cuda_graph_step import CudaGraphStep
 from pathgrow.trainer.device import EngineOptions, plan_for
 from pathgrow.trainer.eager_step import EagerStep, explain_single_row, wrap_in_ddp
@@ -29,6 +29,8 @@ from pathgrow.trainer.recipes import Recipe, check_batch_split
 
 _EVALUATION_BATCH = 2500
 _STREAMED_BATCH = 256
+_MIN_DENSITY = 1e-3
+"""Below this density of a tensor its learning rate rises no further."""
 _POLL_SECONDS = 1e-4
 """Pause between two checks of a device that has enough work queued."""
 
@@ -187,6 +189,8 @@ class Trainer:
     def _training(self, job: Job) -> Training:
         attached = job.attached
         resume_from = job.progress.load(attached) if job.progress is not None else None
+        if self.recipe.density_scaling == "supar":
+            scale_by_density_(attached, self.recipe)
         prepared: Prepared | None = attached.engine_cache.get(_KEY)
         if prepared is None or prepared.trainer is not self:
             check_batch_split(self.recipe.batch_size, self.recipe.accumulate, self.comm.size)
@@ -253,6 +257,8 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
         decayed = [p for _, p in parameters if p.dim() > 1 and p.shape[0] > 1]
         others = [p for _, p in parameters if not (p.dim() > 1 and p.shape[0] > 1)]
         groups = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
+    if recipe.density_scaling == "supar":  # a learning rate for each weight tensor
+        groups = [{**group, "params": part} for group in groups for part in _by_tensor(group["params"])]
     if recipe.optimizer == "adamw":
         return AdamW(
             groups,
@@ -270,3 +276,23 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
         weight_decay=recipe.weight_decay,
         fused=on_gpu or None,
     )
+
+
+def _by_tensor(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Each weight tensor by itself, and all other parameters."""
+    others = [parameter for parameter in parameters if parameter.dim() < 2]
+    return [*([parameter] for parameter in parameters if parameter.dim() > 1), *([others] if others else [])]
+
+
+def scale_by_density_(attached: Attached, recipe: Recipe) -> None:
+    """Divide the learning rate of each prunable weight tensor by its density; its decay per step stays the same.
+
+    From the recipe and not from the current values, since a resumed training has scaled ones.
+    """
+    names = {id(parameter): name for name, parameter in attached.model.named_parameters()}
+    masks = attached.masks
+    for group in attached.optimizer.param_groups:
+        name = names[id(group["params"][0])]
+        if name in masks and len(group["params"]) == 1:
+            density = max(float(masks[name].sum() / masks.scope[name].sum()), _MIN_DENSITY)
+            group["lr"], group["weight_decay"] = recipe.lr / density, recipe.weight_decay * density
