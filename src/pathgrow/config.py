@@ -22,6 +22,9 @@ _KEY = "pathgrow.option"
 _TOO_LARGE = 2**128
 """No count or seed of a run is this large; beyond the range of floats, arithmetic would fail."""
 
+MAX_EPOCHS = 100_000
+"""Longest training that a config accepts: years, for any network that needs a density."""
+
 T = TypeVar("T")
 
 _hints = functools.cache(get_type_hints)

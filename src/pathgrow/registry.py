@@ -19,6 +19,7 @@ _KINDS: tuple[tuple[type, str], ...] = (
 )
 """bool first: it is a subclass of int."""
 _WORDS = {"true": True, "false": False, "none": None}
+_MAX_NUMBER = 1e9
 
 
 def lookup(kind: str, name: str, table: Mapping[str, T]) -> T:
@@ -78,6 +79,9 @@ def converted_options(what: str, options: Mapping[str, Any], defaults: Mapping[s
         expected = next((words for kind, words in _KINDS if isinstance(default, kind)), None)
         if expected is not None and not _same_type(value, default):
             raise UserError(f"option {name} of {what} must be {expected}, got {short(value)} (e.g. {default})")
+        if is_int(value) or isinstance(value, float):  # a step, a count or a fraction is never this large
+            at_most = abs(value) <= _MAX_NUMBER
+            require(at_most, f"option {name} of {what}", value, f"in [-{_MAX_NUMBER:g}, {_MAX_NUMBER:g}]", default)
         converted[name] = value
     return converted
 

@@ -60,7 +60,7 @@ def dpai(
     """
     for name, value in (("alpha", alpha), ("beta", beta)):
         require(0 <= value <= 1, name, value, "in [0, 1]", 0.5)
-    require(num_search_steps >= 0, "num_search_steps", num_search_steps, ">= 0", 300)
+    require(0 <= num_search_steps <= 10_000, "num_search_steps", num_search_steps, "in [0, 10000]", 300)
     require(0 < search_lr < float("inf"), "search_lr", search_lr, "> 0", 0.05)
     start = ByNodePathBalance(alpha, beta, num_search_steps, search_lr)
     return Method(name="dpai", start=start, start_density=density, needs=frozenset({"paths"}))

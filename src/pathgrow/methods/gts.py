@@ -88,7 +88,7 @@ class GrowThenPrune:
 
     def __post_init__(self) -> None:
         whole = is_number(self.num_growths) and self.num_growths >= 1 and self.num_growths == int(self.num_growths)
-        require(whole, "num_growths", self.num_growths, "an integer >= 1", 8)
+        require(whole and self.num_growths <= 1000, "num_growths", self.num_growths, "an integer in [1, 1000]", 8)
         if not 0 < self.grow_fraction <= self.prune.start_fraction:
             raise UserError(
                 "grow_fraction must be > 0 and <= start_fraction, "

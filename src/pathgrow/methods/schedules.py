@@ -19,7 +19,7 @@ class PruneEachRound:
 
     def __post_init__(self) -> None:
         require_density("density", self.density)
-        require(0 < self.prune_fraction < 1, "prune_fraction", self.prune_fraction, "in (0, 1)", 0.2)
+        require(0.001 <= self.prune_fraction < 1, "prune_fraction", self.prune_fraction, "in [0.001, 1)", 0.2)
 
     def __call__(self, progress: Progress) -> MaskUpdate | None:
         # From the round number, so that rounding errors do not accumulate; at least one weight, so that it ends.

@@ -30,7 +30,7 @@ def synflow(*, density: float = 0.1, num_iterations: int = 100) -> Method:
     num_iterations : int
         Number of pruning iterations.
     """
-    require(num_iterations >= 1, "num_iterations", num_iterations, ">= 1", 100)
+    require(1 <= num_iterations <= 10_000, "num_iterations", num_iterations, "in [1, 10000]", 100)
     start = BySynapticFlow(num_iterations)
     return Method(name="synflow", start=start, start_density=density, needs=frozenset({"paths"}))
 

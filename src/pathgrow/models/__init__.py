@@ -40,6 +40,9 @@ _MODELS: dict[str, Callable[..., ReferenceModel]] = {
     "wrn28_2": partial(WideResNet, 28, dropout=0.3),
 }
 _TIMM = "timm:"
+_MAX_DEPTH, _MAX_SIZE, _MAX_RATIO = 1000, 2**20, 100
+_MAX_PARAMETERS = 10**10
+"""More would take minutes to initialize, if they fit at all."""
 
 
 def names() -> list[str]:
@@ -97,6 +100,11 @@ def create(name: str, classes: int, *, seed: int | None = None, **options: Any) 
     else:
         build = partial(_MODELS[name], **options)
     try:
+        if not name.startswith(_TIMM):  # some models of timm cannot be built without memory
+            with torch.random.fork_rng(devices=[]), torch.device("meta"):
+                num = sum(parameter.numel() for parameter in build(classes).parameters())
+            if num > _MAX_PARAMETERS:
+                raise RuntimeError(f"{num:.3g} parameters")
         if seed is None:
             return build(classes)
         # The constructors of torch modules draw from the global generator before the weights are replaced.
@@ -109,10 +117,12 @@ def create(name: str, classes: int, *, seed: int | None = None, **options: Any) 
 
 
 def _check_option(key: str, value: object, default: object) -> None:
-    """Refuse a value that is not of the type of the default; integers are sizes, so they must be >= 1."""
+    """Refuse a value that is not of the type of the default; integers are sizes or depths, floats are ratios."""
     kind: Any = tuple[int, ...] if isinstance(default, tuple) else type(default)
     example = ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
-    check_value(value, kind, Option(at_least=1 if kind in (int, tuple[int, ...]) else None, example=example), key)
+    is_size = kind in (int, tuple[int, ...])
+    at_most = _MAX_DEPTH if key.startswith("depth") else _MAX_SIZE if is_size else _MAX_RATIO
+    check_value(value, kind, Option(at_least=1 if is_size else None, at_most=at_most, example=example), key)
 
 
 __all__ = ["ReferenceModel", "create", "defaults", "names"]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import pathgrow  # for its data, methods and models, which import torch on first use
-from pathgrow.config import check, from_json, option, override, to_json
+from pathgrow.config import MAX_EPOCHS, check, from_json, option, override, to_json
 from pathgrow.density.types import DEFAULT_DELTA, SelectBy
 from pathgrow.distributed.cpus import available_cpus
 from pathgrow.errors import UserError, is_int, require, short, unknown_name
@@ -51,7 +51,7 @@ class RunConfig:
     data_root: str | None = option(
         None, "Directory of downloaded datasets (default: $PATHGROW_DATA, or ./data).", metavar="DIR"
     )
-    fold: int = option(0, "Cross-validation fold for the val/test split.", at_least=0, metavar="N")
+    fold: int = option(0, "Cross-validation fold for the val/test split.", at_least=0, at_most=100, metavar="N")
     model: str = option("mlp", "Model, see `pathgrow models`.", metavar="NAME")
     model_options: Mapping[str, Any] = option(
         factory=dict,
@@ -67,10 +67,12 @@ class RunConfig:
     recipe: Recipe = option(flag_fields=("lr", "batch_size", "weight_decay", "density_scaling"))
     """The recipe of that name with the requested changes."""
     engine: EngineOptions = option(factory=EngineOptions)
-    threads: int | None = option(None, "CPU threads per process (default: by model size).", at_least=1, metavar="N")
-    ranks: int = option(1, at_least=1, is_flag=False)
+    threads: int | None = option(
+        None, "CPU threads per process (default: by model size).", at_least=1, at_most=256, metavar="N"
+    )
+    ranks: int = option(1, at_least=1, at_most=2**16, is_flag=False)
     """World size: processes that split every batch."""
-    seed: int = option(0, "Random seed for initialization, masks and data order.", at_least=0, metavar="N")
+    seed: int = option(0, "Random seed for initialization, masks and data order.", at_least=0, below=2**63, metavar="N")
 
     def __post_init__(self) -> None:
         check(self)
@@ -204,6 +206,7 @@ class TrainConfig(RunConfig):
         help="Epochs of a full dense training (default: the recipe's). Iterative pruning trains as many per level.",
         flags=("--epochs", "--budget"),
         at_least=1,
+        at_most=MAX_EPOCHS,
         metavar="EPOCHS",
         example="80",
     )
@@ -331,6 +334,7 @@ class SearchOptions:
         "Epochs of a full dense training (default: the recipe's); the length of every phase follows from it.",
         flags=("--budget", "--epochs"),
         at_least=1,
+        at_most=MAX_EPOCHS,
         metavar="EPOCHS",
         example="160",
     )
@@ -356,7 +360,8 @@ class SearchOptions:
         None,
         "Most to spend, in dense trainings, beside a dense baseline (default: 1, or 2 with a reference); a low limit "
         "shortens all phases.",
-        above=0,
+        at_least=0.01,
+        at_most=1000,
         metavar="C",
         example="0.8",
     )
@@ -380,6 +385,7 @@ class SearchOptions:
         None,
         "Epochs of the seed network (default: an eighth of the budget).",
         at_least=1,
+        at_most=MAX_EPOCHS,
         metavar="EPOCHS",
         example="20",
     )
@@ -389,7 +395,7 @@ class SearchOptions:
         "Rough-training length per growth round: epochs (integer), fraction of the budget (float, default: 1/160), or "
         "adaptive (early stopping on the validation loss, patience 3).",
         metavar="N|F|adaptive",
-        valid=lambda length: length == "adaptive" or (length >= 1 if is_int(length) else 0 < length <= 1),
+        valid=lambda length: length == "adaptive" or (1 <= length <= MAX_EPOCHS if is_int(length) else 0 < length <= 1),
         expected='epochs (an integer >= 1), a fraction of the budget in (0, 1] (a float) or "adaptive"',
         example="4",
     )
@@ -447,7 +453,7 @@ class DiscoverConfig(SearchOptions, RunConfig):
         from pathgrow.runs.options import DiscoverOptions
 
         options = DiscoverOptions(**self.search())
-        if options.probes or options.method != SearchOptions.method:
+        if options.probes or options.method != SearchOptions.method or options.gamma is not None:
             options.growth_method()
         if options.probes or options.rule != SearchOptions.rule:
             options.density_rule()

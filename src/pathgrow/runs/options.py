@@ -11,7 +11,7 @@ from typing import Any, Literal
 from torch import nn
 
 from pathgrow.checkpoint import RunDir, Store, strict_json
-from pathgrow.config import option
+from pathgrow.config import MAX_EPOCHS, option
 from pathgrow.density import rules
 from pathgrow.density.types import Point, Rule
 from pathgrow.distributed.comm import Communicator
@@ -45,7 +45,11 @@ class DiscoverOptions(SearchOptions):
     rule: str | Rule = option(SearchOptions.rule, expected="a name or a density rule")  # type: ignore[assignment]
     method: str | Method = option(SearchOptions.method, expected="a name or a pathgrow.Method")  # type: ignore[assignment]
     final_epochs: int | Literal["extensive"] | Callable[[Sequence[Record]], int] | None = option(  # type: ignore[assignment]
-        None, at_least=1, expected="an integer >= 1, 'extensive' or a function that returns an integer", example="160"
+        None,
+        at_least=1,
+        limit=MAX_EPOCHS,
+        expected="an integer >= 1, 'extensive' or a function that returns an integer",
+        example="160",
     )
     """Epochs of the returned network; None: the budget; "extensive": the budget, beside those of grown weights. A
     function receives the records of all earlier stages. A probe that was trained for as many epochs is returned as it
@@ -232,10 +236,10 @@ class DiscoverOptions(SearchOptions):
         if not callable(self.final_epochs):
             return self.final_epochs
         found = self.final_epochs(before)
-        if not is_int(found) or found < 1:
+        if not is_int(found) or not 1 <= found <= MAX_EPOCHS:
             raise UserError(
-                f"final_epochs must return an integer >= 1, got {found!r} for {len(before)} records; fix the function "
-                "and rerun, finished stages are kept if there is a store"
+                f"final_epochs must return an integer in [1, {MAX_EPOCHS}], got {found!r} for {len(before)} records; "
+                "fix the function and rerun, finished stages are kept if there is a store"
             )
         return found
 
