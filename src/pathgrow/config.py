@@ -47,6 +47,8 @@ class Option:
     """The value must be <= this."""
     below: float | None = None
     """The value must be < this."""
+    limit: float | None = None
+    """Like `at_most`, but mentioned only to those who exceed it: a number that can only be a mistake."""
     valid: Callable[[Any], bool] | None = None
     """A further check of a value that has the right type."""
     expected: str = ""
@@ -84,6 +86,7 @@ class Option:
             and (self.at_least is None or value >= self.at_least)
             and (self.at_most is None or value <= self.at_most)
             and (self.below is None or value < self.below)
+            and (self.limit is None or value <= self.limit)
         )
 
 
@@ -267,7 +270,13 @@ def _as_member(value: Any, member: Any, spec: Option, at: str) -> Any:
 
 def _are_floats(values: Collection[Any], spec: Option) -> bool:
     """Whether all values are valid as they are; a report has columns of hundreds."""
-    return set(map(type, values)) == {float} and not spec.bounds and not spec.valid and all(map(math.isfinite, values))
+    return (
+        set(map(type, values)) == {float}
+        and not spec.bounds
+        and spec.limit is None
+        and not spec.valid
+        and all(map(math.isfinite, values))
+    )
 
 
 def _plain(value: Any, at: str) -> Any:
@@ -283,6 +292,8 @@ def _plain(value: Any, at: str) -> Any:
 
 def _expected(members: tuple[Any, ...], spec: Option, value: Any) -> str:
     """What the value must be, in words; for a number out of bounds, just the bounds."""
+    if spec.limit is not None and is_number(value) and value > spec.limit:
+        return f"<= {int(spec.limit)}"
     if spec.bounds and is_number(value) and (float in members or (int in members and is_int(value))):
         return spec.bounds
     said = [text for member in members if (text := _kind(member, spec))]

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
-from pathgrow.errors import UserError, is_int, nearest_names, require, short, unknown_name
+from pathgrow.errors import UserError, is_int, is_number, nearest_names, require, short, unknown_name
 
 T = TypeVar("T")
 
@@ -79,9 +79,9 @@ def converted_options(what: str, options: Mapping[str, Any], defaults: Mapping[s
         expected = next((words for kind, words in _KINDS if isinstance(default, kind)), None)
         if expected is not None and not _same_type(value, default):
             raise UserError(f"option {name} of {what} must be {expected}, got {short(value)} (e.g. {default})")
-        if is_int(value) or isinstance(value, float):  # a step, a count or a fraction is never this large
-            at_most = abs(value) <= _MAX_NUMBER
-            require(at_most, f"option {name} of {what}", value, f"in [-{_MAX_NUMBER:g}, {_MAX_NUMBER:g}]", default)
+        if is_number(value):  # a step, a count or a fraction is never this large
+            fits = abs(value) <= _MAX_NUMBER
+            require(fits, f"option {name} of {what}", value, f"in [-{_MAX_NUMBER:g}, {_MAX_NUMBER:g}]", default)
         converted[name] = value
     return converted
 

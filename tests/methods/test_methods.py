@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import sys
 from pathlib import Path
@@ -157,3 +158,23 @@ def test_a_custom_method() -> None:
 def test_fixed_masks_must_be_masks() -> None:
     with pytest.raises(UserError, match=r"masks must be a pathgrow.Masks, got None"):
         methods.fixed(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("gts", {"num_growths": 2**31}),
+        ("acdc", {"phase_fraction": math.inf}),
+        ("st3", {"num_steps": 1e30}),
+        ("grasp", {"temperature": 2**64}),
+        ("synflow", {"num_iterations": 10**6}),
+        ("dpai", {"num_search_steps": 10**6}),
+        ("str", {"s_init": 1e308}),
+        ("imp", {"prune_fraction": 1e-9}),
+        ("gcg", {"gamma": 1e308}),
+        ("gcg", {"gamma": 1e-9}),
+    ],
+)
+def test_options_that_would_overflow_or_never_end_are_refused(name: str, options: dict[str, float]) -> None:
+    with pytest.raises(UserError, match=f"{next(iter(options))}.* must "):
+        methods.create(name, **options)

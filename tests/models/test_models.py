@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -153,7 +156,7 @@ def test_resnet_weights_are_he_normal_by_fan_in():
         ("pit", {"depths": [2, 6]}, "one entry per stage, got 3, 2 and 3 entries"),
         ("pit", {"dims": [96, 144, 288]}, "multiple of the previous one, got 144 after 96"),
         ("pit", {"heads": [2, 5, 8]}, r"heads must divide dim \(192\), got 5"),
-        ("resnet20", {"width": 10**9}, "cannot create resnet20 with .*width=1000000000 .*: choose smaller sizes"),
+        ("resnet20", {"width": 10**5}, "cannot create resnet20 with .*width=100000 .*: choose smaller sizes"),
         ("wrn22_2", {"dropout": 1}, r"dropout must be in \[0, 1\), got 1"),
         ("wrn_22_2", {}, "unknown model 'wrn_22_2': did you mean wrn22_2"),
     ],
@@ -223,3 +226,21 @@ def test_phew_seeds_whole_paths(name, options):
     # With the pruned weights removed, every active weight is still on a path from input to output.
     scores = path_scores(model, masks=masks)
     assert all(bool((scores[key][kept & inside[key]] > 0).all()) for key, kept in masks.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("mlp", {"inputs": 2**64}),
+        ("mlp", {"widths": (10**9,)}),
+        ("vit", {"depth": 5000}),
+        ("vit", {"mlp_ratio": 1e308}),
+        ("pit", {"depths": (2, 10**6, 4)}),
+        ("resnet20", {"width": 5000}),
+    ],
+)
+def test_sizes_that_no_machine_can_hold_are_refused_at_once(name: str, options: dict[str, Any]) -> None:
+    start = time.monotonic()
+    with pytest.raises(UserError, match=r"must be|parameters.*: choose smaller sizes"):
+        models.create(name, 10, seed=0, **options)
+    assert time.monotonic() - start < 5

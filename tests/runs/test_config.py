@@ -23,6 +23,8 @@ from pathgrow import attach, data, methods, models
 from pathgrow.augment import Augment
 from pathgrow.checkpoint import RunDir
 from pathgrow.errors import UserError, short
+from pathgrow.cli import main
+from pathgrow.errors import UserError
 from pathgrow.masks import Masks
 from pathgrow.report.schema import Score
 from pathgrow.rng import derive
@@ -495,3 +497,47 @@ def test_a_budget_besides_a_run_must_agree_with_it(tmp_path: Path) -> None:
         matched(run, match_budget=3.0).resolved()
     resolved = matched(run).resolved()
     assert TrainConfig.from_dict(resolved.as_dict()).resolved() == resolved
+
+
+EDGES = ["0", "-1", "1e-9", "1e30", "1e308", "1e309", "nan", "-inf", str(2**63), "1" + "0" * 40, "1" * 5000, "", "x"]
+NEVER = {"1e30", "1e308", "1e309", "nan", "-inf", "1" + "0" * 40, "1" * 5000, "x"}
+"""No number is one of these."""
+
+
+@pytest.mark.parametrize(
+    ("command", "kind", "given"),
+    [("train", TrainConfig, ["--method=gcg", "--density=0.2"]), ("discover", DiscoverConfig, ["--finish=static"])],
+)
+def test_numbers_at_the_edge_are_refused_in_one_short_sentence(command: str, kind: type, given: list[str]) -> None:
+    parser = main.COMMANDS[command].parser("pathgrow")
+    text = {"--data", "--data-root", "--model", "--recipe", "--device", "--match-run", "--out", "--method", "--rule"}
+    for action in parser._actions:
+        for value in EDGES if action.nargs != 0 and (flag := action.option_strings[0]) not in text else ():
+            try:
+                values = main.parse([command, *given, f"{flag}={value}"])[1]
+                kind.from_dict({name: each for name, each in values.items() if name not in ("out", "quiet")})
+                accepted, said = True, ""
+            except UserError as error:
+                accepted, said = False, str(error)
+            assert len(said) < 600
+            assert not (accepted and value in NEVER), (flag, value)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"budget": 10**6},
+        {"seed_epochs": 2**63 - 1},
+        {"threads": 100_000},
+        {"recipe": {"weight_decay": 1e308}},
+        {"recipe": {"lr": 1e9}},
+        {"gamma": 1e308},
+        {"gamma": 1e-9},
+        {"gamma": 1e-9, "finish": "auto", "max_density": 0.5},
+        {"max_cost": 1e-9},
+        {"seed": 2**63},
+    ],
+)
+def test_ranges(values: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"must be (<= |>= 0|in \[0\.001)"):
+        DiscoverConfig.from_dict({"finish": "static", **values})

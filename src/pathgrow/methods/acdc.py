@@ -1,5 +1,6 @@
 """AC/DC: training alternates between all weights and the largest ones, and ends with the largest."""
 
+import math
 from dataclasses import dataclass
 
 from pathgrow.errors import UserError
@@ -68,7 +69,7 @@ class Alternate:
     def __post_init__(self) -> None:
         require_density("density", self.density)
         require_steps(1, self.num_steps)
-        if not (self.warmup >= 0 and self.phase > 0 and self.final > 0 and self.warmup + self.final <= 1):
+        if not (self.warmup >= 0 and 0 < self.phase < math.inf and self.final > 0 and self.warmup + self.final <= 1):
             raise UserError(
                 "phase_fraction and final_fraction must be > 0, warmup_fraction >= 0, and warmup_fraction + "
                 f"final_fraction <= 1, got {self.phase}, {self.final} and {self.warmup} (e.g. 0.05, 0.15 and 0.1)"

@@ -83,6 +83,7 @@ class GrowEachRound:
     target_density: float | None = None
 
     def __post_init__(self) -> None:
+        require(0 < self.gamma < math.inf, "gamma", self.gamma, "> 0", 0.25)
         require(0.001 <= self.gamma <= 1000, "gamma", self.gamma, "in [0.001, 1000]", 0.25)
         if self.target_density is not None:
             require_density("target_density", self.target_density)

@@ -121,8 +121,8 @@ def _check_option(key: str, value: object, default: object) -> None:
     kind: Any = tuple[int, ...] if isinstance(default, tuple) else type(default)
     example = ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
     is_size = kind in (int, tuple[int, ...])
-    at_most = _MAX_DEPTH if key.startswith("depth") else _MAX_SIZE if is_size else _MAX_RATIO
-    check_value(value, kind, Option(at_least=1 if is_size else None, at_most=at_most, example=example), key)
+    limit = _MAX_DEPTH if key.startswith("depth") else _MAX_SIZE if is_size else _MAX_RATIO
+    check_value(value, kind, Option(at_least=1 if is_size else None, limit=limit, example=example), key)
 
 
 __all__ = ["ReferenceModel", "create", "defaults", "names"]

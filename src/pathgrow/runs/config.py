@@ -51,7 +51,7 @@ class RunConfig:
     data_root: str | None = option(
         None, "Directory of downloaded datasets (default: $PATHGROW_DATA, or ./data).", metavar="DIR"
     )
-    fold: int = option(0, "Cross-validation fold for the val/test split.", at_least=0, at_most=100, metavar="N")
+    fold: int = option(0, "Cross-validation fold for the val/test split.", at_least=0, limit=100, metavar="N")
     model: str = option("mlp", "Model, see `pathgrow models`.", metavar="NAME")
     model_options: Mapping[str, Any] = option(
         factory=dict,
@@ -68,11 +68,13 @@ class RunConfig:
     """The recipe of that name with the requested changes."""
     engine: EngineOptions = option(factory=EngineOptions)
     threads: int | None = option(
-        None, "CPU threads per process (default: by model size).", at_least=1, at_most=256, metavar="N"
+        None, "CPU threads per process (default: by model size).", at_least=1, limit=256, metavar="N"
     )
-    ranks: int = option(1, at_least=1, at_most=2**16, is_flag=False)
+    ranks: int = option(1, at_least=1, limit=2**16, is_flag=False)
     """World size: processes that split every batch."""
-    seed: int = option(0, "Random seed for initialization, masks and data order.", at_least=0, below=2**63, metavar="N")
+    seed: int = option(
+        0, "Random seed for initialization, masks and data order.", at_least=0, limit=2**63 - 1, metavar="N"
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -206,7 +208,7 @@ class TrainConfig(RunConfig):
         help="Epochs of a full dense training (default: the recipe's). Iterative pruning trains as many per level.",
         flags=("--epochs", "--budget"),
         at_least=1,
-        at_most=MAX_EPOCHS,
+        limit=MAX_EPOCHS,
         metavar="EPOCHS",
         example="80",
     )
@@ -334,7 +336,7 @@ class SearchOptions:
         "Epochs of a full dense training (default: the recipe's); the length of every phase follows from it.",
         flags=("--budget", "--epochs"),
         at_least=1,
-        at_most=MAX_EPOCHS,
+        limit=MAX_EPOCHS,
         metavar="EPOCHS",
         example="160",
     )
@@ -361,7 +363,7 @@ class SearchOptions:
         "Most to spend, in dense trainings, beside a dense baseline (default: 1, or 2 with a reference); a low limit "
         "shortens all phases.",
         at_least=0.01,
-        at_most=1000,
+        limit=1000,
         metavar="C",
         example="0.8",
     )
@@ -385,7 +387,7 @@ class SearchOptions:
         None,
         "Epochs of the seed network (default: an eighth of the budget).",
         at_least=1,
-        at_most=MAX_EPOCHS,
+        limit=MAX_EPOCHS,
         metavar="EPOCHS",
         example="20",
     )

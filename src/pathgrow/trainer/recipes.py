@@ -22,17 +22,15 @@ class Recipe:
     [1.0, 1.0, 1.0, 1.0, 0.1, 0.1, 0.01, 0.01]
     """
 
-    epochs: int = option(160, "Epochs of a dense training.", at_least=1, at_most=MAX_EPOCHS, is_flag=False)
+    epochs: int = option(160, "Epochs of a dense training.", at_least=1, limit=MAX_EPOCHS, is_flag=False)
     optimizer: Literal["sgd", "adamw"] = option("sgd", "Optimizer.", is_flag=False)
-    lr: float = option(
-        0.1, "Learning rate (default: the recipe's).", above=0, at_most=1000, example="0.1", metavar="LR"
-    )
+    lr: float = option(0.1, "Learning rate (default: the recipe's).", above=0, limit=1000, example="0.1", metavar="LR")
     momentum: float = option(
         0.9, "Nesterov momentum of SGD, or the first beta of AdamW.", at_least=0, below=1, example="0.9", is_flag=False
     )
     second_beta: float = option(0.999, "Second beta of AdamW.", at_least=0, below=1, example="0.999", is_flag=False)
     weight_decay: float = option(
-        5e-4, "Weight decay (default: the recipe's).", at_least=0, at_most=1000, example="5e-4", metavar="WD"
+        5e-4, "Weight decay (default: the recipe's).", at_least=0, limit=1000, example="5e-4", metavar="WD"
     )
     decay_all: bool = option(True, "Whether biases, norms and tokens decay as well.", is_flag=False)
     """Common with SGD, uncommon with AdamW."""
@@ -52,7 +50,7 @@ class Recipe:
     )
     """Less than one step means no warmup."""
     batch_size: int = option(
-        128, "Batch size (default: the recipe's).", at_least=1, at_most=2**20, example="128", metavar="N"
+        128, "Batch size (default: the recipe's).", at_least=1, limit=2**20, example="128", metavar="N"
     )
     accumulate: int = option(
         1,
