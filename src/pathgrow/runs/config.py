@@ -408,6 +408,7 @@ class SearchOptions:
         None,
         "Epochs of the returned network in all, or extensive: the whole budget after growth (default: the budget).",
         at_least=1,
+        limit=MAX_EPOCHS,
         metavar="EPOCHS|extensive",
         example="160",
     )
