@@ -22,9 +22,8 @@ from torch import Tensor, nn
 from pathgrow import attach, data, methods, models
 from pathgrow.augment import Augment
 from pathgrow.checkpoint import RunDir
-from pathgrow.errors import UserError, short
 from pathgrow.cli import main
-from pathgrow.errors import UserError
+from pathgrow.errors import UserError, short
 from pathgrow.masks import Masks
 from pathgrow.report.schema import Score
 from pathgrow.rng import derive
