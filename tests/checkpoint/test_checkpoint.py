@@ -250,6 +250,25 @@ def resumable_run(path):
         folder.write_report({"value": value, "rows": rows})
 
 
+@pytest.mark.item(17)
+@pytest.mark.parametrize("days", [-1, 1])
+def test_a_clock_that_is_a_day_off_changes_nothing(tmp_path, days: int, monkeypatch, trials: Trials):
+    """Between any two processes of a run, with file times of the future or of the past."""
+    resumable_run(tmp_path / "uninterrupted")
+    expected = (tmp_path / "uninterrupted" / "report.json").read_bytes()
+    now = time.time
+    for at in range(10, 80, trials.count(quick=15, full=2)):
+        path = tmp_path / str(at)
+        with trials.one(f"killed at operation {at}"):
+            with contextlib.suppress(Killed), FileSystem(at, 0.4).patched():
+                resumable_run(path)
+            for file in path.rglob("*"):
+                os.utime(file, (now() + 86400 * days,) * 2)
+            monkeypatch.setattr(time, "time", lambda: now() + 86400 * days)
+            resumable_run(path)
+            assert (path / "report.json").read_bytes() == expected
+
+
 @pytest.mark.item(1)
 def test_a_run_killed_repeatedly_ends_like_an_uninterrupted_one(tmp_path, trials: Trials):
     """With SIGKILL inside a save; the work of a stage is a few numbers, so that there can be many."""

@@ -1,5 +1,6 @@
 """Run directories: locking, configs, environments, and the files that a run writes."""
 
+import hashlib
 import json
 import math
 import os
@@ -21,13 +22,15 @@ import torch
 from torch import nn, optim
 
 from pathgrow import discover
-from pathgrow.checkpoint import RunDir, run_dir, strict_json
-from pathgrow.checkpoint.manifest import MANIFEST
+from pathgrow.checkpoint import RunDir, run_dir, stage_files, strict_json
+from pathgrow.checkpoint.manifest import MANIFEST, read_manifest
 from pathgrow.checkpoint.run_dir import EnvironmentChangedWarning
 from pathgrow.checkpoint.stage_files import DamagedStageWarning
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.masks import Masks
+from tests.support.catalogue import Trials
 from tests.support.command import leave, unprivileged
+from tests.support.hostile import traversals
 
 CONFIG = {"seed": 0, "delta": 0.01, "model": {"name": "mlp", "widths": [64, 10]}}
 
@@ -344,6 +347,7 @@ def test_a_reader_does_not_keep_a_run_from_opening(folder, monkeypatch):
     timer.join()
 
 
+@pytest.mark.item(17)
 def test_a_killed_process_leaves_no_stale_lock(tmp_path):
     code = f"""
 import filelock, time
@@ -613,6 +617,7 @@ def run_everything(path: Path) -> None:
 
 
 @posix
+@pytest.mark.item(25)
 @pytest.mark.parametrize("is_finished", [False, True])
 @pytest.mark.parametrize("kind", ["link", "dangling link", "pipe"])
 @pytest.mark.parametrize("name", [*NAMES, "stages/seed.json", "stages/seed.safetensors", "masks/round_000.safetensors"])
@@ -645,6 +650,7 @@ def test_links_and_pipes_are_refused(folder, outside, name, kind, is_finished):
 
 
 @posix
+@pytest.mark.item(25)
 @pytest.mark.parametrize("name", ["stages", "masks"])
 def test_a_folder_that_leads_outside_is_refused(folder, outside, name):
     folder.stages.save("seed", {"score": 1})
@@ -669,6 +675,7 @@ def test_a_folder_replaced_by_a_link_during_a_run_ends_it(folder, outside, name)
 
 
 @posix
+@pytest.mark.item(25)
 @pytest.mark.parametrize("name", [".lock", "metrics.jsonl"])
 def test_a_second_hard_link_keeps_its_content(folder, outside, name):
     folder.log("seed", loss=1.0)
@@ -684,6 +691,36 @@ def test_a_second_hard_link_keeps_its_content(folder, outside, name):
     if name == "metrics.jsonl":
         assert (folder.path.parent / "backup").read_text().count("\n") == 1
         assert len(RunDir(folder.path).metrics) == 2
+
+
+@posix
+@pytest.mark.item(25)
+def test_names_that_lead_outside_are_refused(folder, outside, trials: Trials):
+    """As the name of a stage, of a tensor file with its own valid hash, and of a file in the manifest."""
+    target = outside / "thesis.txt"
+    folder.stages.save("seed", {"score": 1}, {"x": torch.zeros(2)})
+    path = folder.path / "stages" / "seed.json"
+    whole = {file: file.read_bytes() for file in path.parent.iterdir()}
+    record = json.loads(path.read_text())
+    del record["sha256"]
+    digest = hashlib.sha256(target.read_bytes()).hexdigest()
+    for name in traversals(f"{outside.name}/{target.name}"):
+        with trials.one(f"stage {name!r}"):
+            for use in (folder.stages.load, folder.stages.delete_tensors, lambda name: folder.stages.save(name, {})):
+                with pytest.raises(UserError, match="a stage name must"):
+                    use(name)
+        with trials.one(f"tensors {name!r}"):
+            changed = {**record, "tensors": {"file": name, "sha256": digest}}
+            path.write_text(json.dumps({**changed, "sha256": stage_files._digest(changed)}))
+            with pytest.warns(DamagedStageWarning, match=r"tensors\.file must be 'seed\.safetensors'"):
+                assert folder.stages.load("seed") is None
+            for file, content in whole.items():
+                file.write_bytes(content)
+        with trials.one(f"manifest {name!r}"):
+            (folder.path / MANIFEST).write_text(f"{digest}  {name}\n")
+            with pytest.raises(UserError, match="is damaged"):
+                read_manifest(folder.path)
+            (folder.path / MANIFEST).unlink()
 
 
 @pytest.mark.parametrize("removed", ["", "stages"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import errno
 import hashlib
@@ -12,7 +13,9 @@ import os
 import shutil
 import tarfile
 import threading
+import zipfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -172,10 +175,83 @@ def test_a_hostile_archive_is_never_unpacked(server: Server, tmp_path: Path, mon
         download("cifar10", root, quiet)
     sha256 = hashlib.sha256(packed.getvalue()).hexdigest()
     monkeypatch.setitem(OFFICIAL, "cifar10", dataclasses.replace(OFFICIAL["cifar10"], sha256=sha256))
-    with pytest.raises(tarfile.FilterError):
+    with pytest.raises(UserError, match="cannot unpack"):
         download("cifar10", root, quiet)
     assert names(root) == [".pathgrow-get.lock", "cifar-10-python.tar.gz"]
     assert names(tmp_path) == ["root"]
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", mode: int = 0o644) -> tarfile.TarInfo:
+    made = tarfile.TarInfo(name)
+    made.type, made.linkname, made.mode = kind, link, mode
+    made.size = 4 if kind == tarfile.REGTYPE else 0
+    return made
+
+
+BATCHES = "cifar-10-batches-py"
+ARCHIVES: dict[str, list[tarfile.TarInfo]] = {
+    "parent": [member("../evil")],
+    "parent inside": [member(f"{BATCHES}/../../evil")],
+    "absolute": [member("{outside}/evil")],
+    "backslashes": [member("..\\evil")],
+    "symbolic link": [member(f"{BATCHES}/x", tarfile.SYMTYPE, "{outside}"), member(f"{BATCHES}/x/evil")],
+    "relative link": [member(f"{BATCHES}/x", tarfile.SYMTYPE, "../../../outside"), member(f"{BATCHES}/x/evil")],
+    "chain of links": [
+        member(f"{BATCHES}/a", tarfile.SYMTYPE, ".."), member(f"{BATCHES}/b", tarfile.SYMTYPE, "a/../../outside"),
+        member(f"{BATCHES}/b/evil"),
+    ],
+    "hard link": [member(f"{BATCHES}/x", tarfile.LNKTYPE, "{outside}/thesis.txt"), member(f"{BATCHES}/x")],
+    "relative hard link": [member(f"{BATCHES}/x", tarfile.LNKTYPE, "../../outside/thesis.txt")],
+    "device": [member(f"{BATCHES}/x", tarfile.CHRTYPE)],
+    "block device": [member(f"{BATCHES}/x", tarfile.BLKTYPE)],
+    "pipe": [member(f"{BATCHES}/data_batch_1", tarfile.FIFOTYPE)],
+    "duplicate": [member(f"{BATCHES}/x", tarfile.SYMTYPE, "{outside}/thesis.txt"), member(f"{BATCHES}/x")],
+    "set user id": [member(f"{BATCHES}/x", mode=0o4777)],
+    "link as the folder": [member(BATCHES, tarfile.SYMTYPE, "{outside}")],
+}  # fmt: skip
+
+
+@pytest.mark.item(22)
+@pytest.mark.parametrize("kind", [*ARCHIVES, "zip parent", "zip absolute", "bomb", "truncated"])
+def test_hostile_archives_write_nothing_outside(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if their checksum were the official one; a bomb, which has another, is not unpacked at all."""
+    outside, root = tmp_path / "outside", tmp_path / "root"
+    outside.mkdir()
+    root.mkdir()
+    (outside / "thesis.txt").write_text("the only copy")
+    archive = root / "cifar-10-python.tar.gz"
+    if kind.startswith("zip"):
+        archive = root / "cifar-10-python.zip"
+        with zipfile.ZipFile(archive, "w") as zipped:
+            zipped.writestr("../evil" if kind == "zip parent" else f"{outside}/evil", "evil")
+            zipped.writestr(f"{BATCHES}/x", "")
+    else:
+        with tarfile.open(archive, "w:gz") as packed:
+            if kind != "link as the folder":
+                packed.addfile(member(BATCHES, tarfile.DIRTYPE, mode=0o755))
+            for info in ARCHIVES.get(kind, []):
+                entry = copy.copy(info)
+                entry.name, entry.linkname = (text.format(outside=outside) for text in (info.name, info.linkname))
+                packed.addfile(entry, io.BytesIO(b"evil"))
+            if kind == "bomb":
+                zeros = member(f"{BATCHES}/x")
+                zeros.size = 2**26
+                packed.addfile(zeros, io.BytesIO(bytes(zeros.size)))
+    if kind == "truncated":
+        archive.write_bytes(archive.read_bytes()[:-30])
+    official = dataclasses.replace(OFFICIAL["cifar10"], url=f"https://127.0.0.1/{archive.name}")
+    if kind != "bomb":
+        official = dataclasses.replace(official, sha256=hashlib.sha256(archive.read_bytes()).hexdigest())
+    monkeypatch.setitem(OFFICIAL, "cifar10", official)
+    with suppress(UserError):
+        download("cifar10", root, quiet)
+        inside = list((root / BATCHES).rglob("*"))
+        assert all(path.is_file() and not path.is_symlink() for path in inside)
+        assert all(not path.stat().st_mode & 0o6000 for path in inside)
+    assert names(tmp_path) == ["outside", "root"]
+    assert {path.name: path.read_text() for path in outside.iterdir()} == {"thesis.txt": "the only copy"}
+    assert set(names(root)) <= {".pathgrow-get.lock", archive.name, BATCHES}
+    assert kind != "bomb" or not (root / BATCHES).exists()
 
 
 def test_zip_archives_are_unpacked(layouts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,9 +274,10 @@ def test_a_folder_with_other_content_is_not_a_copy(server: Server, tmp_path: Pat
     assert download("cifar10", tmp_path, print) == folder
 
 
+@pytest.mark.item(18)
 def test_concurrent_downloads_wait_for_each_other(server: Server, tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
-    workers = [context.Process(target=download, args=("cifar10", tmp_path, quiet)) for _ in range(4)]
+    workers = [context.Process(target=download, args=("cifar10", tmp_path, quiet)) for _ in range(8)]
     for worker in workers:
         worker.start()
     for worker in workers:

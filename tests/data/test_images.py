@@ -139,6 +139,7 @@ def test_a_full_disk_only_costs_the_copy(layouts: Any, decodes: Any, monkeypatch
     assert [path.name for path in folder.glob(".pathgrow*")] == [".pathgrow-images.lock"]
 
 
+@pytest.mark.item(18)
 def test_concurrent_processes_write_one_copy(layouts: Any, decodes: Any) -> None:
     folder = layouts.tiny_imagenet()
     (folder / f"{images.CACHE_FILE}.killed.tmp").write_bytes(b"half")

@@ -7,6 +7,7 @@ import os
 import statistics
 import sys
 import time
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from pathgrow.errors import UserError
 from pathgrow.report.compare import Comparison, Row, compare_runs
 from pathgrow.report.schema import RunReport
 from pathgrow.report.terminal import print_run
+from tests.support.catalogue import Trials
 from tests.support.command import leave, unprivileged
 from tests.support.finished_runs import finished
 
@@ -372,6 +374,31 @@ def test_directories_that_cannot_be_read_are_left_out_by_name(
             with unprivileged(tmp_path):
                 assert leave(command, str(path)) in (0, 1, 2)
             assert capsys.readouterr().err.count("\n") <= 1
+
+
+@pytest.mark.item(23)
+@pytest.mark.skipif(sys.platform == "win32", reason="links and pipes")
+def test_many_directories_some_of_them_corrupt_are_compared_in_seconds(tmp_path: Path, trials: Trials) -> None:
+    num = trials.count(quick=200, full=1000)
+    paths = [finished(tmp_path / str(n), seed=n % 2, method_options={"every": n // 2}) for n in range(num)]
+    corrupt = trials.draw.sample(paths, num // 20)
+    for path in corrupt:
+        trials.draw.choice([damage for damage in DAMAGES if damage is not unreadable])(path, "report.json")
+    tracemalloc.start()
+    compare_runs(paths)
+    memory = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    start = time.process_time()
+    found = compare_runs(paths)
+    seconds = time.process_time() - start
+    trials.peak("seconds of CPU time", seconds)
+    trials.peak("MB", memory / 2**20)
+    assert memory < 2**30
+    assert seconds < 3 * num / 1000 + 0.5
+    notes = {note.partition(" skipped: ")[0] for note in found.notes}
+    for path in paths:
+        with trials.one(path.name):
+            assert (str(path) in notes) == (path in corrupt)
 
 
 def test_hundreds_of_configurations_are_compared_in_a_second(tmp_path: Path) -> None:

@@ -130,5 +130,5 @@ def traversals(target: str) -> list[str]:
     names += [up * 6 + "etc/passwd" for up in ups[:8]]
     return [
         *names, "/etc/passwd", "//etc/passwd", "~/.ssh/id_rsa", "C:\\Windows\\win.ini", "\\\\host\\share", "file:///etc/passwd",
-        "/proc/self/environ", "/dev/stdin", ".", "..", "", "nul", "con.json", target + "/.",
+        "/proc/self/environ", "/dev/stdin", ".", "..", "", target + "/.",
     ]  # fmt: skip

@@ -11,6 +11,8 @@ import shutil
 import tarfile
 import tempfile
 import urllib.request
+import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -113,7 +115,12 @@ def _unpack(official: Official, archive: Path, folder: Path) -> None:
     with atomic.writing(folder):
         temporary = Path(tempfile.mkdtemp(prefix=_UNPACKING, dir=folder.parent))
         try:
-            shutil.unpack_archive(archive, temporary, **options)
+            try:
+                shutil.unpack_archive(archive, temporary, **options)
+            except (tarfile.TarError, zipfile.BadZipFile, shutil.ReadError, EOFError, zlib.error) as error:
+                raise UserError(f"cannot unpack {archive} ({error}): delete it and download {official.url}") from error
+            if not (temporary / official.folder).is_dir():
+                raise UserError(f"{archive} has no directory {official.folder}: download {official.url}")
             os.replace(temporary / official.folder, folder)
             atomic.sync_folder(folder.parent)
         finally:
