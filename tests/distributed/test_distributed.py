@@ -28,11 +28,10 @@ from pathgrow.masks import Masks
 from pathgrow.masks.sampling import top_k
 from pathgrow.methods import create
 from pathgrow.methods.method import Method, NetworkView
-from pathgrow.runs import session
+from pathgrow.runs import stages
 from pathgrow.runs.records import Callback, Record
 from pathgrow.sparse import training_state
 from pathgrow.sparse.attach import Attached
-from pathgrow.sparse.training_state import TrainingCheckpoint
 from pathgrow.trainer import EngineOptions, Trainer
 from pathgrow.trainer.eager_step import EagerStep
 from pathgrow.trainer.interface import Job
@@ -318,13 +317,9 @@ def outcome(work: Callable[..., Any], *arguments: Any) -> Any:
         return str(error)
 
 
-def save_always(stage: Any, name: str, **options: Any) -> TrainingCheckpoint:
-    return TrainingCheckpoint(stage, name, seconds=0.0, **options)
-
-
 def discovered_in(folder: Path, die_at: int | None, dying: tuple[str, ...] = ("0", "1")) -> dict[str, Any]:
     """Run a discovery in a directory of this rank; ranks in `dying` are killed after `die_at` steps."""
-    session.TrainingCheckpoint = save_always  # type: ignore[assignment, misc]
+    stages.SECONDS_BETWEEN_SAVES = 0.0
     training_state._STEPS_BETWEEN_CHECKS = 8
     step, num_steps = EagerStep.__call__, 0
 

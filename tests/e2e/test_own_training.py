@@ -1,13 +1,19 @@
-"""`pathgrow.discover` in trainings of other kinds: a recurrent network, a regression."""
+"""`pathgrow.discover` in trainings of other kinds: a recurrent network, a regression, one killed again and again."""
 
+import os
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import pathgrow
+from pathgrow.checkpoint import RunDir
 from pathgrow.errors import UserError
+from tests.support.toy import World, without_timing
 
 
 class Classifier(nn.Module):
@@ -97,3 +103,47 @@ def test_a_regression_is_scored_by_its_error() -> None:
     assert found.answer.delta == pytest.approx(0.1 * found.rounds[-1].point.score)
     assert found.score <= found.rounds[-1].point.score + 3 * found.answer.delta
     assert all(record.point.score > 0 for record in found.trained)
+
+
+BUDGET = {"finish": "gts", "rule": "probe", "start_density": None, "seed_epochs": None, "budget": 4, "delta": 0.05}
+PROCESSES = """
+import os, sys
+from tests.e2e.test_own_training import BUDGET
+from pathgrow.checkpoint import RunDir
+from tests.support.toy import World
+
+class Exiting(World):
+    def evaluate(self, model):
+        if self.fits:
+            os._exit(9)
+        return super().evaluate(model)
+
+World().discover(**BUDGET)  # loads modules, once for all processes
+code, number = 9, 0
+while code == 9:
+    if (child := os.fork()) == 0:
+        with RunDir.open(sys.argv[1], {}) as run_dir:
+            Exiting().discover(store=run_dir.stages, **BUDGET)
+        os._exit(0)
+    code, number = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), number + 1
+print(code, number)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="fork")
+@pytest.mark.filterwarnings("ignore:training improved no network")
+def test_processes_that_exit_after_one_training_each_finish_the_run(tmp_path: Path) -> None:
+    """One more than there are trainings: the last one finds all of them."""
+    process = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PROCESSES, str(tmp_path / "run")],
+        capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(["src", "."])},
+    )  # fmt: skip
+    world = World()
+    expected = world.discover(**BUDGET)
+    assert process.stdout.split() == ["0", str(len(world.fits) + 1)], process.stderr
+    again = World()
+    with RunDir.open(tmp_path / "run", {}) as run_dir:
+        found = again.discover(store=run_dir.stages, **BUDGET)
+    assert again.fits == []
+    assert without_timing(found) == without_timing(expected)

@@ -260,6 +260,20 @@ def test_calls_of_discover_are_grouped_by_the_sizes_of_their_network(tmp_path: P
     ]
 
 
+def test_losses_and_accuracies_are_not_in_one_table(tmp_path: Path, sample_report: RunReport) -> None:
+    """Nor do seeds differ in a tolerance that is relative to their scores."""
+    for seed, mode in ((0, "max"), (0, "min"), (1, "min")):
+        config = {"seed": seed, "budget": 80, "mode": mode, "delta": 0.01, "delta_is_relative": True}
+        answer = replace(sample_report.answer, delta=0.01 + 0.001 * seed)
+        with RunDir.open(tmp_path / f"{mode}-{seed}", config) as run_dir:
+            run_dir.write_report(replace(sample_report, config=config, answer=answer).as_json())
+    comparison = compare_runs(sorted(tmp_path.iterdir()))
+    assert [(row.num_seeds, row.mode, row.subject) for row in comparison.rows] == [
+        (1, "max", "calls of discover, mode max"),
+        (2, "min", "calls of discover, mode min"),
+    ]
+
+
 # Notes
 
 

@@ -99,6 +99,7 @@ def test_tables_have_a_legend_each() -> None:
         (other, "- train FLOPs: absolute"),
         (third, "- 1x: dense training of 20 epochs, 1.00 kFLOPs (computed: no dense run)"),
         (third, "- time: absolute, no dense run"),
+        (replace(ROW, mode="min"), "- val, test: lower is better"),
     ):  # fmt: skip
         assert line in markdown(row)
     text = render_comparison(Comparison((ROW, other, third), ()), "table")

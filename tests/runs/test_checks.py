@@ -115,6 +115,11 @@ def test_a_reference_that_looks_like_an_error_or_a_loss_is_a_warning(
     assert reference_warning(curve(reference, rough, probes, kind="dense")) is None
 
 
+def test_a_negated_reference_is_shown_as_it_was_given() -> None:
+    said = reference_warning(curve(1.2, [-6.0, -3.0], [-1.4]), sign=-1)
+    assert said == "reference is -1.2, but the best score so far is 1.4; pass the reference in the sign of the scores"
+
+
 @pytest.mark.parametrize(
     ("reference", "probes"),
     [

@@ -21,14 +21,15 @@ from torch.optim import Optimizer
 import pathgrow
 from pathgrow import methods
 from pathgrow.checkpoint import MemoryStore, RunDir
-from pathgrow.density.types import Curve, Grow, Probe, Verdict
+from pathgrow.density.types import Answer, Curve, Grow, Probe, Verdict
 from pathgrow.distributed.process_group import join_process_group
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.masks import Masks
 from pathgrow.report import html
 from pathgrow.report.loading import load_finished
 from pathgrow.runs.api import discover
-from pathgrow.runs.records import SearchForecast
+from pathgrow.runs.records import Callback, SearchForecast
+from pathgrow.runs.tolerances import within
 from pathgrow.trainer import Trainer
 from pathgrow.trainer.recipes import recipe
 from tests.support.command import leave
@@ -36,7 +37,9 @@ from tests.support.ranks import together
 from tests.support.toy import (
     INPUTS,
     Killed,
+    Loss,
     MortalStore,
+    NegativeLoss,
     Script,
     World,
     killed_at_every_save,
@@ -92,8 +95,8 @@ def test_repeating_gives_the_same_bits_another_seed_different_ones() -> None:
 @pytest.mark.parametrize("saves_the_last", [True, False])
 def test_killed_at_any_save_and_resumed_ends_with_the_same_bits(final: str, saves_the_last: bool) -> None:
     rule = Script(probe=(0, 1), last=2)
-    # start, seed with its weights, dense, two rounds with theirs, two probes, and the final network
-    assert killed_at_every_save(saves_the_last, final=final, reference="dense", rule=rule) == 11
+    # start, seed with its weights, dense, two rounds with theirs, two probes, the final network, and seven trainings
+    assert killed_at_every_save(saves_the_last, final=final, reference="dense", rule=rule) == 11 + 7
 
 
 @pytest.mark.parametrize("kind", [str, Path])
@@ -501,3 +504,63 @@ def test_a_method_without_growth_is_refused() -> None:
 
     with pytest.raises(UserError, match="does not grow"):
         World().discover(method=fixed(Masks.full(network())))
+
+
+# Scores of which the lower is better, and relative tolerances
+
+STATIC = {"rule": "probe", "start_density": 0.2, "gamma": 0.6, "budget": 10, "delta": 0.1}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"rule": "trajectory", "seed_epochs": None}, {"rule": "exponential"}, {"rough": "adaptive"}, {"delta": "20%"}],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore")
+def test_a_loss_is_minimized_with_static_masks_too(options: dict[str, Any]) -> None:
+    """Equal to the search with negated scores, but for the sign of everything that is shown."""
+    said: list[list[Answer]] = [[], []]
+
+    class Noting(Callback):
+        def __init__(self, answers: list[Answer]) -> None:
+            self.answers = answers
+
+        def on_decision(self, verdict: Verdict, answer: Answer) -> None:
+            self.answers.append(answer)
+
+    settings = {**STATIC, **options}
+    found = Loss().discover(mode="min", callback=Noting(said[0]), **settings)
+    other = NegativeLoss().discover(callback=Noting(said[1]), **settings)
+    assert found.masks == other.masks
+    assert (found.answer.status, found.answer.density, found.answer.interval, found.answer.delta) == (
+        other.answer.status, other.answer.density, other.answer.interval, other.answer.delta,
+    )  # fmt: skip
+    assert found.score == -other.score > 0
+    assert [record.point.score for record in found.trained] == [-record.point.score for record in other.trained]
+    for here, there in zip(said[0], said[1], strict=True):
+        assert (here.density, here.reference is None) == (there.density, there.reference is None)
+        if here.reference is not None and there.reference is not None:
+            assert here.reference.score == -there.reference.score > 0
+    report = found.report()
+    assert report.config["delta"] == (0.2 if "delta" in options else 0.1)
+    if report.reference is not None:
+        assert report.target_score == pytest.approx(report.reference.score + (report.answer.allowed or 0))
+    assert within(report, found.answer.delta).answer.operating_density == found.operating_density
+
+
+@pytest.mark.parametrize(("reference", "of"), [(None, "densest probe"), (0.4, "given"), ("dense", "dense")])
+@pytest.mark.filterwarnings("ignore")
+def test_a_relative_delta_with_static_masks(reference: float | str | None, of: str) -> None:
+    found = Loss().discover(mode="min", **{**STATIC, "delta": "20%", "reference": reference})
+    densest = max(found.probes, key=lambda record: record.point.density)
+    score = {"densest probe": densest.point.score, "given": 0.4, "dense": found.dense and found.dense.point.score}[of]
+    assert found.answer.delta == pytest.approx(0.2 * score)
+    assert found.within(found.answer.delta) == found.operating_density
+
+
+@pytest.mark.parametrize(("world", "mode", "asked"), [(Loss, "max", "lower .* mode='min'"), (World, "min", "higher")])
+def test_scores_that_get_worse_with_static_masks_raise_the_question(world: type[World], mode: str, asked: str) -> None:
+    with pytest.warns(UserWarning, match=rf"scores went from 0\.\d+ to 0?\.?\d+ in training: {asked}"):
+        found = world().discover(mode=mode, **{**STATIC, "budget": 60})
+    assert found.answer.status == "unlearned"
+    assert all(point.score > 0 for point in found.untrained)

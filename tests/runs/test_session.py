@@ -30,6 +30,7 @@ from tests.support.toy import (
     MortalStore,
     Script,
     World,
+    killed_after_every_training,
     without_timing,
 )
 
@@ -377,3 +378,35 @@ def test_an_invalid_score_is_refused(bad: object) -> None:
             start_density=0.1,
             finish="static",
         )
+
+
+# Nothing finished is trained twice
+
+PRUNED = {"finish": "gts", "rule": "probe", "start_density": None, "seed_epochs": None, "budget": 4, "delta": 0.05}
+GROWN = {"rule": "probe", "start_density": 0.2, "gamma": 0.6, "budget": 10}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        PRUNED,
+        {**PRUNED, "max_density": 0.5, "start_density": 0.3},
+        {**PRUNED, "reference": "dense"},
+        {**PRUNED, "start": "pretrained"},
+        {**PRUNED, "eval_weights": "ema"},
+        GROWN,
+        {**GROWN, "reference": "dense", "budget": 3},
+        {**GROWN, "final": "grown", "budget": 3},
+        {**GROWN, "rule": "trajectory", "seed_epochs": None, "budget": 32},
+        {**GROWN, "rough": "adaptive", "rule": Script(probe=(1,), last=1)},
+    ],
+    ids=["pruned", "limited", "reference", "pretrained", "ema", "probed", "dense", "grown", "plateau", "adaptive"],
+)
+@pytest.mark.filterwarnings("ignore:training improved no network")
+@pytest.mark.filterwarnings("error::pathgrow.checkpoint.stage_files.DamagedStageWarning")
+def test_a_run_killed_after_every_training_trains_nothing_twice(options: dict[str, Any]) -> None:
+    world, store = World(), MemoryStore()
+    expected = without_timing(world.discover(**options))
+    assert len(world.fits) > 4
+    assert without_timing(killed_after_every_training(store, len(world.fits), **options)) == expected
+    assert not [name for name, stage in store._stages.items() if name.startswith("partial-") and stage.tensors]

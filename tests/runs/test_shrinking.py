@@ -8,7 +8,7 @@ from pathgrow.report.text import findings, goal_label
 from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.result import Discovery
 from pathgrow.runs.shrinking import Lengths
-from tests.support.toy import World, killed_at_every_save, stage_lengths, without_timing
+from tests.support.toy import Loss, NegativeLoss, Script, World, killed_at_every_save, stage_lengths, without_timing
 
 SHRINK = {"finish": "gts", "rule": "probe", "start_density": None, "seed_epochs": None, "budget": 40, "delta": 0.05}
 
@@ -210,18 +210,6 @@ def test_a_pretrained_model_with_a_new_head_is_trained_before_it_is_pruned() -> 
     assert found.reference.kind == "estimated"
 
 
-class Loss(World):
-    """Scored by its validation loss."""
-
-    def evaluate(self, model: torch.nn.Module) -> float:  # type: ignore[override]
-        return super().evaluate(model)[1]
-
-
-class NegativeLoss(Loss):
-    def evaluate(self, model: torch.nn.Module) -> float:  # type: ignore[override]
-        return -super().evaluate(model)
-
-
 def test_a_pretrained_model_that_still_improves_is_pointed_out() -> None:
     with pytest.warns(UserWarning, match=r"better than the given one \(.*reference='dense'"):
         shrunk(pretrained(60, Loss()), start="pretrained", mode="min", delta=0.01, budget=40)
@@ -281,8 +269,10 @@ def test_a_fresh_model_is_not_taken_for_a_trained_one(seed: int) -> None:
             "start='pretrained' .* but finish='static' starts",
         ),
         ({"start": "pretrained", "max_density": 0.5}, "start='pretrained' .* but max_density below 1 starts"),
-        ({"mode": "min", "finish": "static"}, "finish='static' needs scores of which the higher is better"),
-        ({"delta": "1%", "finish": "static"}, "finish='static' needs .* delta as a number"),
+        (
+            {"delta": "1%", "finish": "static", "rule": Script()},
+            "a relative delta needs a rule by name",
+        ),
         ({"delta": "a bit"}, "delta must be a number or a percentage of the score, got 'a bit'"),
         ({"delta": "0.01"}, "delta must be a number or a percentage"),
         ({"delta": "-1%"}, "delta must be > 0, got -0.01"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import signal
@@ -16,7 +15,7 @@ import pytest
 import torch
 
 from pathgrow.cli import main
-from pathgrow.runs import session
+from pathgrow.runs import stages
 from tests.support.ranks import CONTEXT
 
 
@@ -37,8 +36,7 @@ def start(out: Path, command: str, *, saves_often: bool = False) -> BaseProcess:
 def _run(arguments: list[str], saves_often: bool) -> None:
     torch.set_num_threads(1)
     if saves_often:
-        checkpoint = functools.partial(session.TrainingCheckpoint, seconds=0.0)
-        session.TrainingCheckpoint = checkpoint  # type: ignore[misc, assignment]
+        stages.SECONDS_BETWEEN_SAVES = 0.0
     main.main(arguments)
 
 

@@ -104,6 +104,18 @@ class World:
         return discover(self.model, self.optimizer, self.fit, self.evaluate, INPUTS[:1], **settings)
 
 
+class Loss(World):
+    """Scored by its validation loss."""
+
+    def evaluate(self, model: nn.Module) -> float:  # type: ignore[override]
+        return super().evaluate(model)[1]
+
+
+class NegativeLoss(Loss):
+    def evaluate(self, model: nn.Module) -> float:  # type: ignore[override]
+        return -super().evaluate(model)
+
+
 def without_timing(found: Discovery) -> dict:
     return {key: value for key, value in found.report().as_json().items() if key != "timing"}
 
@@ -144,3 +156,28 @@ def killed_at_every_save(saves_the_last: bool, **options: Any) -> int:
         else:
             return num_saves - 1
     raise AssertionError("a discovery of a hundred saves")
+
+
+class Mortal(World):
+    """Dies in the first evaluation after a training."""
+
+    def evaluate(self, model: nn.Module) -> tuple[float, float]:
+        if self.fits:
+            raise Killed
+        return super().evaluate(model)
+
+
+def killed_after_every_training(store: Any, num_trainings: int, **options: Any) -> Discovery:
+    """Interrupt a discovery after each of its trainings, which are all kept, and return what it ends with."""
+    for number in range(num_trainings):
+        world = Mortal()
+        try:
+            world.discover(store=store, **options)
+        except Killed:
+            assert len(world.fits) == 1, f"training {number} ran {len(world.fits)} times"
+        else:
+            raise AssertionError(f"only {number} of {num_trainings} trainings ran")
+    world = World()
+    found = world.discover(store=store, **options)
+    assert world.fits == []
+    return found

@@ -48,6 +48,8 @@ class Row:
     method: str
     is_accuracy: bool = True
     """Whether `val` and `test` are accuracies in [0, 1], which tables show as percentages."""
+    mode: str = "max"
+    """Whether a higher ("max") or a lower ("min") score is better."""
     subject: str
     """Dataset and model, and what else distinguishes this table from others."""
     match: str
@@ -180,6 +182,7 @@ def _row(subject: str, group: _Group) -> Row:
     return Row(
         method=report.method.name + (" (discover)" if report.command == "discover" else ""),
         is_accuracy=all(score_format(each).is_fraction for each in reports),
+        mode=report.mode,
         subject=subject,
         match=group[0].match,
         epochs=report.epochs,

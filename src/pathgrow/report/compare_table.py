@@ -112,6 +112,8 @@ def _legend(rows: Sequence[Row]) -> list[str]:
         why = f"hardware differs or is unknown ({', '.join(hardware)})" if has_dense else "no dense run"
         lines.append(f"time: absolute, {why}")
     lines.append("infer FLOPs: relative to the dense network")
+    if rows[0].mode == "min":
+        lines.append("val, test: lower is better")
     if any(row.num_seeds > 1 for row in rows):
         lines.append("±: half the 90% interval of the mean over seeds")
     return lines

@@ -358,7 +358,8 @@ class RunReport:
         """What the run was trained on; runs of equal tasks have the same dense network."""
         if self.dataset is not None:
             return flat_config({key: self.config.get(key) for key in ("data", "fold", "model", "model_options")})
-        return flat_config({"prunable": self.network.num, "dense_inference_flops": self.network.dense_inference_flops})
+        flops = self.network.dense_inference_flops
+        return flat_config({"prunable": self.network.num, "dense_inference_flops": flops, "mode": self.mode})
 
     @property
     def settings(self) -> dict[str, str]:

@@ -60,6 +60,8 @@ def refuse_paths(model: nn.Module, options: DiscoverOptions) -> None:
 
 _MAX_FRACTION = 1.5
 """Scores above this are not fractions of one, allowing for noise."""
+_MAX_LOSS = 5.0
+"""Scores above this, of which the lower is better, are not losses of a trained network: perplexities, percentages."""
 _APART = 20.0
 """Percentages are 100 times fractions; sparsity alone does not put a trained network this far below dense."""
 _MIN_ROUNDS = 5
@@ -85,37 +87,42 @@ def check_reference(curve: Curve) -> None:
     )
 
 
-def reference_warning(curve: Curve) -> str | None:
+def reference_warning(curve: Curve, sign: int = 1) -> str | None:
     """A warning if a given reference looks like an error or a loss beside the scores of probes.
 
-    A reward of 15 beside networks that reach 0.9 looks the same, so this does not end a run.
+    A reward of 15 beside networks that reach 0.9 looks the same, so this does not end a run. `sign` is what the scores
+    of the curve were multiplied by.
     """
     if curve.reference is None or curve.reference.kind != "given" or not curve.probes:
         return None
     best, reference = _best_score(curve), curve.reference.score
-    found = f"reference is {reference:g}, but the best score so far is {best:.4g}"
+    found = f"reference is {sign * reference:g}, but the best score so far is {sign * best:.4g}"
     if 0 < best <= 1 and reference > _MAX_FRACTION:
         return f"{found}; if scores are accuracies in [0, 1], pass the accuracy of the dense network, not its error"
     if reference > 0 and best < -_CLOSE[0] * reference:
-        return f"{found}; if scores are negative losses, negate the reference too"
+        negated = "if scores are negative losses, negate the reference too"
+        return f"{found}; {negated if sign > 0 else 'pass the reference in the sign of the scores'}"
     return None
 
 
-def delta_warning(score: float, delta: float, default: float) -> str | None:
+def delta_warning(score: float, options: DiscoverOptions) -> str | None:
     """A warning if delta has its default, which suits fractions of one, and the first score is larger.
 
-    For scores below zero, such as negative losses, a delta of 0.01 may be intended.
+    For losses and their negatives a delta of 0.01 may be intended.
 
-    >>> delta_warning(87.5, delta=0.01, default=0.01)
-    'the first score is 87.5 and delta is 0.01, the default for scores in [0, 1]; ...'
-    >>> delta_warning(87.5, delta=1.0, default=0.01), delta_warning(-2.3, delta=0.01, default=0.01)
+    >>> delta_warning(87.5, DiscoverOptions())
+    "the first score is 87.5 and delta is 0.01, the default for scores in [0, 1]; ... or delta='1%' of the score"
+    >>> delta_warning(87.5, DiscoverOptions(delta=1.0)), delta_warning(-2.3, DiscoverOptions())
     (None, None)
+    >>> [delta_warning(score, DiscoverOptions(mode="min")) is None for score in (2.3, 31.0)]
+    [True, False]
     """
-    if score <= _MAX_FRACTION or delta != default:
+    least = _MAX_FRACTION if options.mode == "max" else _MAX_LOSS
+    if score <= least or options.delta_is_relative or options.delta != DiscoverOptions.delta:
         return None
     return (
-        f"the first score is {score:.4g} and delta is {delta:g}, the default for scores in [0, 1]; "
-        "if scores are percentages, pass delta=1 for one percentage point"
+        f"the first score is {score:.4g} and delta is {options.delta:g}, the default for scores in [0, 1]; "
+        "if scores are percentages, pass delta=1 for one percentage point, or delta='1%' of the score"
     )
 
 
@@ -134,12 +141,13 @@ NOTHING_LEARNED = (
 )
 
 
-def nothing_learned(options: DiscoverOptions, before: Point, after: Point) -> str:
+def nothing_learned(options: DiscoverOptions, before: Sequence[Point], after: Sequence[Point]) -> str:
     """The warning about a training without effect; scores that got worse may have the other sign."""
-    if after.score >= before.score:
+    first, last = (statistics.median(point.score for point in points) for points in (before, after))
+    if last >= first:
         return NOTHING_LEARNED
     asked = "higher is better? mode='max'" if options.mode == "min" else "lower is better? mode='min'"
-    change = f"from {options.sign * before.score:.4g} to {options.sign * after.score:.4g}"
+    change = f"from {options.sign * first:.4g} to {options.sign * last:.4g}"
     return f"{NOTHING_LEARNED} (scores went {change} in training: {asked})"
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from pathgrow.checkpoint import RunDir
 from pathgrow.density.probe import select_network
 from pathgrow.density.shrink import ShrinkRule
-from pathgrow.density.types import DENSE, Answer, Curve, Grow, Point, Probe, Reference, Stop
+from pathgrow.density.types import DENSE, Answer, Curve, Grow, Point, Probe, Reference, Rule, Stop
 from pathgrow.distributed.comm import Communicator
 from pathgrow.errors import RunFailed
 from pathgrow.graph.flops import step_flops
@@ -34,6 +34,7 @@ from pathgrow.runs.records import PlannedStage, Record, SearchForecast
 from pathgrow.runs.result import Discovery, draw_figures
 from pathgrow.runs.session import MAX_ADAPTIVE_EPOCHS, Session
 from pathgrow.runs.shrinking import Lengths, ShrinkingTrunk, ShrinkSearch
+from pathgrow.runs.tolerances import negated
 from pathgrow.runs.trunk import GrowingTrunk, train_copies, train_dense
 
 
@@ -89,7 +90,7 @@ class _Search:
         self._trunk = trunk
         self._session = trunk.session
         self._options = options
-        self._rule = options.density_rule()
+        options.density_rule()  # refuses an unknown name before anything is trained
         self._probes: dict[int, Record] = {}
         self._dense: Record | None = None
         self._warnings: list[str] = []
@@ -105,7 +106,7 @@ class _Search:
         checked, untrained = self._check_learning(curve, answer)
         network, is_new = self._finish(select_network(curve, answer, by=self._options.select_by).round)
         return Discovery(
-            answer=checked,
+            answer=self._shown(checked),
             reason=reason,
             curve=curve,
             network=network,
@@ -118,10 +119,20 @@ class _Search:
             trunk=self._trunk,
         )
 
+    @property
+    def _rule(self) -> Rule:
+        """The density rule; a relative delta is a fraction of the reference, or else of the densest network's score."""
+        curve = self._curve()
+        densest = max(curve.probes or curve.rough, key=lambda point: point.density)
+        return self._options.relative_to((curve.reference or densest).score).density_rule()
+
+    def _shown(self, answer: Answer) -> Answer:
+        return answer if self._options.mode == "max" else negated(answer)
+
     def _curve(self) -> Curve:
         return Curve(
-            rough=tuple(record.point for record in self._trunk.records),
-            probes=tuple(record.point for record in self._probes.values()),
+            rough=tuple(map(self._options.ranked, self._trunk.records)),
+            probes=tuple(map(self._options.ranked, self._probes.values())),
             reference=self._reference(),
             num_val=self._options.num_val,
             full_epochs=self._options.budget,
@@ -137,25 +148,27 @@ class _Search:
 
     def _reference(self) -> Reference | None:
         if self._dense is not None:
-            return Reference(score=self._dense.point.score, kind="dense", epochs=self._dense.point.epochs)
+            return Reference(
+                score=self._options.ranked(self._dense).score, kind="dense", epochs=self._dense.point.epochs
+            )
         if self._options.reference is None:
             return None
-        return Reference(score=float(self._options.reference), kind="given", epochs=self._options.budget)
+        score = self._options.sign * float(self._options.reference)
+        return Reference(score=score, kind="given", epochs=self._options.budget)
 
     def _follow_rule(self) -> str:
         """Do what the rule says until it says stop; returns its reason."""
         if isinstance(self._options.rule, str):  # a rule by name is created with this delta
-            first = self._trunk.records[0].point.score
-            self._warn(checks.delta_warning(first, self._options.delta, DiscoverOptions.delta))
+            self._warn(checks.delta_warning(self._trunk.records[0].point.score, self._options))
         has_probed = False
         while True:
             curve = self._curve()
             checks.check_reference(curve)
             if not has_probed:  # warns once, after the first probes
-                self._warn(checks.reference_warning(curve))
+                self._warn(checks.reference_warning(curve, self._options.sign))
             has_probed = bool(curve.probes)
             verdict = self._rule.decide(curve)
-            self._session.callback.on_decision(verdict, self._rule.answer(curve))
+            self._session.callback.on_decision(verdict, self._shown(self._rule.answer(curve)))
             match verdict:
                 case Stop():
                     return verdict.reason
@@ -173,11 +186,12 @@ class _Search:
         """The answer, unless nothing was learned; and the scores before training, if they were needed to tell."""
         if not checks.may_not_have_learned(curve):
             return answer, ()
-        before, after = checks.scores_before_training(self._trunk, curve), checks.compared(curve)
+        measured, after = checks.scores_before_training(self._trunk, curve), checks.compared(curve)
+        before = [dataclasses.replace(point, score=self._options.sign * point.score) for point in measured]
         if checks.has_learned(before, after):
-            return answer, before
-        self._warn(checks.NOTHING_LEARNED)
-        return checks.without_density(answer, before, after), before
+            return answer, measured
+        self._warn(checks.nothing_learned(self._options, before, after))
+        return checks.without_density(answer, before, after), measured
 
     def _warn(self, warning: str | None) -> None:
         if warning is not None:

@@ -146,6 +146,10 @@ class DiscoverOptions(SearchOptions):
         """The density rule."""
         return rules.create(self.rule, delta=self.delta) if isinstance(self.rule, str) else self.rule
 
+    def gains(self, before: float, after: float) -> bool:
+        """Whether a longer training of one network improved its score by more than half of delta."""
+        return self.sign * (after - before) > self.relative_to(before).delta / 2
+
     def with_comm_of(self, fit: object) -> DiscoverOptions:
         """The options for one rank of the process group of `fit`; only rank 0 keeps its callbacks."""
         comm = self.comm if self.comm is not None else getattr(fit, "comm", None) or current_communicator()
@@ -163,8 +167,8 @@ class DiscoverOptions(SearchOptions):
             raise UserError(
                 f"max_density has no effect with finish={probing!r}, which grows as far as its rule asks for"
             )
-        if probing and (self.mode == "min" or self.delta_is_relative):
-            raise UserError(f"finish={probing!r} needs scores of which the higher is better and delta as a number")
+        if self.delta_is_relative and not isinstance(self.rule, str):
+            raise UserError(f"a relative delta needs a rule by name, but rule {self.rule.name!r} has its own delta")
         if self.start == "pretrained" and (probing or self.max_density < 1):
             unfit = f"finish={probing!r}" if probing else "max_density below 1"
             raise UserError(f"start='pretrained' prunes the given weights, but {unfit} starts from a sparse network")

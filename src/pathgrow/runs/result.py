@@ -109,7 +109,8 @@ class Discovery:
 
     @property
     def rule(self) -> Rule:
-        return ShrinkRule(delta=self.options.delta) if self.options.prunes else self.options.density_rule()
+        options = replace(self.options, delta=self.answer.delta)
+        return ShrinkRule(delta=options.delta) if options.prunes else options.density_rule()
 
     @property
     def attached(self) -> Attached:
@@ -289,7 +290,7 @@ class Discovery:
             return ()
         curve = self._curve_report(fit=None)
         scores = ScoreFormat.of(curve, is_accuracy=self.options.num_val is not None, mode=self.options.mode)
-        return read_off(self.rule, self.curve, self.options.delta, is_accuracy=scores.is_fraction)
+        return read_off(self.rule, self.curve, self.answer.delta, is_accuracy=scores.is_fraction)
 
     @property
     def _has_grown_masks(self) -> bool:

@@ -35,9 +35,7 @@ from pathgrow.sparse.attach import Attached, attach, check_needs, start_masks
 from pathgrow.sparse.ema import EMA
 from pathgrow.sparse.hooks import parse_evaluation
 from pathgrow.sparse.training_state import (
-    CHECKPOINT_PREFIX,
     OptimizerSettings,
-    TrainingCheckpoint,
     copy_model_and_optimizer,
     scale_to_fan_in_,
     weights_and_buffers,
@@ -124,6 +122,7 @@ class Session(Stages):
         self.seed = seed
         super().__init__(store, callback, comm)
         self._fit = fit
+        self.trains_together = isinstance(fit, JobTrainer) and getattr(fit, "is_concurrent", True)
         self._evaluate = evaluate
         self._loss = loss
         self._batches = batches
@@ -231,13 +230,8 @@ class Session(Stages):
         masks = attached.masks
         if training_flops is None:
             training_flops = trained.num_samples * step_flops(self.graph, masks)
-        point = Point(
-            round=round,
-            density=masks.density,
-            epochs=epochs_before + trained.num_epochs,
-            score=trained.score.score,
-            loss=trained.score.loss,
-        )
+        epochs = epochs_before + trained.num_epochs
+        point = Point(round=round, density=masks.density, epochs=epochs, **vars(trained.score))
         return Record(
             stage=stage,
             point=point,
@@ -261,11 +255,12 @@ class Session(Stages):
         *,
         first_step: int = 0,
         seed_name: str | None = None,
+        sign: int = 1,
     ) -> Trained:
-        """Train for a number of epochs (None: early stopping on the validation loss) and evaluate."""
+        """Train for a number of epochs (None: early stopping on the loss, or on `sign * score`) and evaluate."""
         self.announce(stage, epochs, attached.density)
         if epochs is None:
-            return self._train_adaptively_(attached, stage)
+            return self._train_adaptively_(attached, stage, sign)
         phase = Phase(attached=attached, stage=stage, epochs=epochs, first_step=first_step, seed_name=seed_name)
         [num_samples] = self._fit_([phase])
         return Trained(num_epochs=epochs, num_samples=num_samples, score=self._score(phase))
@@ -281,19 +276,21 @@ class Session(Stages):
             for phase, count in zip(phases, counts, strict=True)
         ]
 
-    def train_to_plateau_(self, attached: Attached, stage: str, epochs: int, min_gain: float) -> Trained:
-        """Train for `epochs`, then half as long at a time while that gains more than `min_gain`, twice at most."""
+    def train_to_plateau_(
+        self, attached: Attached, stage: str, epochs: int, gains: Callable[[float, float], bool]
+    ) -> Trained:
+        """Train for `epochs`, then half as long at a time while `gains(score before, after)`, twice at most."""
         self.announce(stage, epochs, attached.density)
         num_samples = num_epochs = 0
-        score, more = Score(score=-math.inf), max(1, epochs // 2)
+        scores, more = list[Score](), max(1, epochs // 2)
         for part, length in enumerate([epochs] + [more] * (epochs // more)):
             phase = Phase(attached=attached, stage=stage, epochs=length, part=part)
             num_samples += sum(self._fit_([phase]))
             num_epochs += length
-            before, score = score.score, self._score(phase)
-            if score.score - before <= min_gain:
+            scores.append(self._score(phase))
+            if part > 0 and not gains(scores[-2].score, scores[-1].score):
                 break
-        return Trained(num_epochs=num_epochs, num_samples=num_samples, score=score)
+        return Trained(num_epochs=num_epochs, num_samples=num_samples, score=scores[-1])
 
     def score(self, attached: Attached, stage: str, *, part: int = 0, evaluate: Evaluate | None = None) -> Score:
         """Evaluate a network, on the validation split unless another evaluation is given."""
@@ -306,13 +303,13 @@ class Session(Stages):
     def _score(self, phase: Phase) -> Score:
         return self.score(phase.attached, phase.seed_name or phase.stage, part=phase.part)
 
-    def _train_adaptively_(self, attached: Attached, stage: str) -> Trained:
+    def _train_adaptively_(self, attached: Attached, stage: str, sign: int) -> Trained:
         best, num_since, num_samples = math.inf, 0, 0
         for epoch in range(1, MAX_ADAPTIVE_EPOCHS + 1):
             phase = Phase(attached=attached, stage=stage, epochs=1, part=epoch)
             num_samples += sum(self._fit_([phase]))
             score = self._score(phase)
-            loss = score.loss if score.loss is not None else -score.score
+            loss = score.loss if score.loss is not None else -sign * score.score
             num_since = 0 if loss < best else num_since + 1
             best = min(best, loss)
             if num_since == PATIENCE:
@@ -322,7 +319,7 @@ class Session(Stages):
     def _fit_(self, phases: Sequence[Phase]) -> list[int]:
         """Train every phase; returns the number of samples of each."""
         if isinstance(self._fit, JobTrainer):
-            counts = self._fit.train([self._job(phase) for phase in phases])
+            counts = self._fit.train([self._job(phase, len(phases)) for phase in phases])
             for phase in phases:
                 self._end_phase(phase)
             return counts
@@ -330,6 +327,10 @@ class Session(Stages):
         for phase in phases:
             assert phase.first_step == 0, "a function that trains whole epochs cannot start in the middle"
             self.optimizer_settings.restore_(phase.attached.optimizer)
+            checkpoint = self.checkpoint(phase.stage, phase.part)
+            if (saved := checkpoint.load(phase.attached) if self.is_kept else None) is not None:
+                counts.append(saved[0])  # trained by a run that ended before it was evaluated
+                continue
             seeded = seeded_globals(self.seed, phase.seed_name or phase.stage, "fit", phase.part)
             before, step = None if self._is_fit_checked else _digest(phase.attached), phase.attached.step
             with seeded, counting(phase.attached.model) as counter, self._epochs_told(phase, counter):
@@ -341,6 +342,8 @@ class Session(Stages):
             self._is_fit_checked = True
             self._samples_per_epoch = counter.samples / phase.epochs
             counts.append(sum(self.comm.gather(counter.samples)))
+            if self.is_kept:
+                checkpoint.save(phase.attached, counts[-1], torch.get_rng_state())
         return counts
 
     @contextmanager
@@ -363,10 +366,9 @@ class Session(Stages):
         finally:
             handle.remove()
 
-    def _job(self, phase: Phase) -> Job:
+    def _job(self, phase: Phase, num: int) -> Job:
         self.optimizer_settings.restore_(phase.attached.optimizer)
-        partial = TrainingCheckpoint(self.store, f"{CHECKPOINT_PREFIX}{phase.stage}-{phase.part}", comm=self.comm)
-        self.partials.setdefault(phase.stage, []).append(partial)
+        partial = self.checkpoint(phase.stage, phase.part, num)
         seed = derive(self.seed, phase.seed_name or phase.stage, "fit", phase.part)
         return Job(
             attached=phase.attached,

@@ -145,7 +145,7 @@ class ShrinkSearch:
 
     def run(self) -> Discovery:
         """Train, prune round by round, finish; returns the sparsest finished network that does not miss."""
-        untrained = self._score_untrained()
+        untrained, given = self._score_untrained(), self._options
         self._trunk.train_()
         if self._options.reference == "dense":
             self._dense = train_dense(self._session, self._options.budget)
@@ -153,17 +153,17 @@ class ShrinkSearch:
         reference = self._curve().reference or base
         self._options = self._options.relative_to(reference.score)
         self._rule = ShrinkRule(delta=self._options.delta)
-        warnings = [checks.delta_warning(base.score, self._options.delta, DiscoverOptions.delta)]
+        warnings = [checks.delta_warning(self._options.sign * base.score, given)]
         while (due := self._rule.next_round(self._curve())) is not None:
             self._trunk.shrink_(due)
             checks.check_reference(self._curve())
-        warnings.append(checks.reference_warning(self._curve()))
+        warnings.append(checks.reference_warning(self._curve(), self._options.sign))
         while (due := self._rule.candidate(self._curve())) is not None and self._may_finish(due):
             self._finished.append(self._trunk.train_candidate_(due))
         curve, network = self._curve(), self._returned()
         answer = self._rule.answer(curve)
         if self._options.start != "pretrained" and base.score <= untrained.score:
-            warnings.append(checks.nothing_learned(self._options, untrained, base))
+            warnings.append(checks.nothing_learned(self._options, [untrained], [base]))
             answer = checks.without_density(answer, [untrained], [base])
         return Discovery(
             answer=answer if self._options.mode == "max" else negated(answer),
@@ -176,7 +176,7 @@ class ShrinkSearch:
             check=self._rule.check(curve, self._options.ranked(network)),
             trained=(*self._trunk.records, *([self._dense] if self._dense is not None else [])),
             warnings=tuple(warning for warning in warnings if warning is not None),
-            options=self._options,
+            options=given,
             trunk=self._load(network),
         )
 

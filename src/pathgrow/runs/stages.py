@@ -14,11 +14,14 @@ from pathgrow.checkpoint.stage_files import DamagedStageWarning
 from pathgrow.distributed.comm import Communicator
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.runs.records import Callback, Record, StageOutput
-from pathgrow.sparse.training_state import TrainingCheckpoint, check_training
+from pathgrow.sparse.training_state import CHECKPOINT_PREFIX, TrainingCheckpoint, check_training
 
 _Result = TypeVar("_Result")
 Work = Callable[[Sequence[str]], Sequence[StageOutput]]
 """Runs the stages of these names together."""
+
+SECONDS_BETWEEN_SAVES = 60.0
+"""What a kill may cost, of all trainings that run at the same time."""
 
 
 class Stages:
@@ -35,6 +38,10 @@ class Stages:
     """
 
     def __init__(self, store: Store | None, callback: Callback | None, comm: Communicator) -> None:
+        self.is_kept = store is not None
+        """Whether finished stages outlive this run."""
+        self.trains_together = True
+        """Whether stages that are asked for together train concurrently; otherwise each is stored when it ends."""
         store = MemoryStore() if store is None else store
         self.store: Store = store if comm.size == 1 else RankZeroStore(comm, store)
         self.callback = callback or Callback()
@@ -49,18 +56,19 @@ class Stages:
         return self.all_once([stage], lambda missing: [work()])[0]
 
     def all_once(self, stages: Sequence[str], work: Work) -> list[Record]:
-        """Return the records of several stages; those that are not stored are run together."""
+        """Return the records of several stages; those that are not stored are run, together if they can be."""
         records: dict[str, Record] = {}
         for stage in stages:
             if (record := self._record(stage)) is not None:
                 records[stage] = record
                 self.callback.on_stage_end(record, resumed=True)
         missing = [stage for stage in stages if stage not in records]
-        for stage, done in zip(missing, work(missing) if missing else (), strict=True):
-            # The callback first: what it writes about a stage must exist whenever the stage is stored.
-            self.callback.on_stage_end(done.record, resumed=False)
-            self._save(stage, done)
-            records[stage] = done.record
+        for batch in [missing] if missing and self.trains_together else [[stage] for stage in missing]:
+            for stage, done in zip(batch, work(batch), strict=True):
+                # The callback first: what it writes about a stage must exist whenever the stage is stored.
+                self.callback.on_stage_end(done.record, resumed=False)
+                self._save(stage, done)
+                records[stage] = done.record
         self._works |= dict.fromkeys(stages, work)
         return [records[stage] for stage in stages]
 
@@ -83,6 +91,15 @@ class Stages:
         except UserError as error:
             self._warn(f"stage {stage!r} is damaged ({error}); it runs again")
             return None
+
+    def checkpoint(self, stage: str, part: int, num: int = 1) -> TrainingCheckpoint:
+        """Where a training, one of `num` at the same time, keeps its state until its stage is stored."""
+        name = f"{CHECKPOINT_PREFIX}{stage}-{part}"
+        seconds = SECONDS_BETWEEN_SAVES / num
+        self.partials.setdefault(stage, []).append(
+            TrainingCheckpoint(self.store, name, seconds=seconds, comm=self.comm)
+        )
+        return self.partials[stage][-1]
 
     def announce(self, stage: str, epochs: int | None, density: float) -> None:
         """Notify the callback that a stage starts, unless it has ended before."""

@@ -11,7 +11,7 @@ from pathgrow.report.schema import AnswerReport, CheckReport, PointReport, Refer
 
 _POINT = 0.01
 _FACTORS = (0.25, 0.5, 1.0, 2.0)
-_SCORES = {"end_score": "end_score"}
+_SCORES = {"end_score": "end_score", "unmatched_reference": "unmatched_reference"}
 for _name in ("dense", "before", "after"):
     _SCORES |= {f"{_name}_low": f"{_name}_high", f"{_name}_high": f"{_name}_low"}
 

@@ -280,7 +280,8 @@ class GrowingTrunk(Trunk):
                 return self._train_seed_(stage)
             assert num_on is not None
             self._grow_(num_on)
-            return self.session.train_(self.attached, stage, self._options.num_rough_epochs)
+            options = self._options
+            return self.session.train_(self.attached, stage, options.num_rough_epochs, sign=options.sign)
 
         def finish(trained: Trained, seconds: float) -> StageOutput:
             topology = self.session.comm.broadcast_from_rank0(lambda: self._topology(round).as_dict())
@@ -318,7 +319,7 @@ class GrowingTrunk(Trunk):
         options, epochs = self._options, self._options.num_seed_epochs
         if options.seed_epochs is not None or isinstance(options.density_rule(), ProbeRule):
             return self.session.train_(self.attached, stage, epochs)
-        return self.session.train_to_plateau_(self.attached, stage, epochs, options.delta / 2)
+        return self.session.train_to_plateau_(self.attached, stage, epochs, options.gains)
 
     def _grow_(self, num_on: int) -> None:
         before = self.attached.masks.clone()

@@ -92,6 +92,11 @@ class Trainer:
         finally:
             attached.detach()
 
+    @property
+    def is_concurrent(self) -> bool:
+        """Whether several jobs run at the same time."""
+        return self.plan.cuda_graphs
+
     def train(self, jobs: Sequence[Job], on_done: Callable[[int], None] | None = None) -> list[int]:
         """Train every job to its end and return the number of samples each was trained on.
 
@@ -102,7 +107,7 @@ class Trainer:
         samples = [0] * len(jobs)
         waiting = iter(enumerate(jobs))
         running: _Running = {}
-        max_running = self.plan.max_concurrent if self.plan.cuda_graphs else 1
+        max_running = self.plan.max_concurrent if self.is_concurrent else 1
         on_gpu = self.plan.device.type == "cuda"
         # The global generators are restored: trainings seed them for dropout.
         with self.plan.training_flags(), torch.random.fork_rng(devices=[self.plan.device] if on_gpu else []):
