@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 from pathgrow import methods
 from pathgrow.checkpoint import MemoryStore, RunDir, Store
 from pathgrow.data.dataset import Dataset, Split
+from pathgrow.errors import RunFailed
 from pathgrow.masks import Masks
 from pathgrow.methods.picks import at_random
 from pathgrow.report.schema import TimingReport
@@ -27,8 +30,10 @@ from pathgrow.sparse.ema import EMA
 from pathgrow.sparse.training_state import TrainingCheckpoint
 from pathgrow.trainer import EngineOptions, Trainer
 from pathgrow.trainer.eager_step import EagerStep
+from pathgrow.trainer.feed import ResidentFeed
 from pathgrow.trainer.interface import Job
 from pathgrow.trainer.recipes import Recipe
+from tests.support.catalogue import Trials
 from tests.support.swapping import swapping
 
 EPOCHS, STEPS_PER_EPOCH = 3, 5
@@ -77,18 +82,29 @@ class Killed(BaseException):
 class Mortal(TrainingCheckpoint):
     """Saves after some steps; the process dies after one of them."""
 
-    def __init__(self, store: Store, saves: set[int], dies: int | None) -> None:
+    def __init__(self, store: Store, saves: set[int], dies: int | None, kept: list[Attached] | None = None) -> None:
         super().__init__(store, "partial-test-0", seconds=-1.0)
         object.__setattr__(self, "saves", saves)
         object.__setattr__(self, "dies", dies)
         object.__setattr__(self, "asked", [])
+        object.__setattr__(self, "kept", kept)
 
     def save(self, attached: Attached, step: int, noise: Tensor) -> None:
         self.asked.append(step)
         if step in self.saves:
             super().save(attached, step, noise)
         if step == self.dies:
+            if self.kept is not None:
+                self.kept.append(attached)
             raise Killed
+
+
+def begun(recipe: str, method: str, on_epoch: Callable[..., None] = print) -> tuple[Trainer, Attached]:
+    trainer = Trainer(data(), CASES[recipe], EngineOptions(device="cpu"), on_epoch=on_epoch)
+    model, optimizer = trainer.place(network())
+    return trainer, attach(
+        model, optimizer, METHODS[method], scope=Masks.full(model), seed=1, ema=EMA(decay=0.8, update_interval=2)
+    )
 
 
 def train(
@@ -96,11 +112,7 @@ def train(
 ) -> tuple[Attached, list[tuple[int, int, float]]]:
     """Like a process of its own, which shares only the store with others."""
     epochs: list[tuple[int, int, float]] = []
-    trainer = Trainer(data(), CASES[recipe], EngineOptions(device="cpu"), on_epoch=lambda *epoch: epochs.append(epoch))
-    model, optimizer = trainer.place(network())
-    attached = attach(
-        model, optimizer, METHODS[method], scope=Masks.full(model), seed=1, ema=EMA(decay=0.8, update_interval=2)
-    )
+    trainer, attached = begun(recipe, method, lambda *epoch: epochs.append(epoch))
     trainer.train([Job(attached=attached, epochs=EPOCHS, seed=5, progress=progress)])
     return attached, epochs
 
@@ -156,6 +168,111 @@ def test_interrupted_after_any_step_and_resumed(
     assert epochs == uninterrupted(recipe, method)[1][begun // STEPS_PER_EPOCH :]
 
 
+@pytest.mark.item(2)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("recipe", CASES)
+def test_samples_come_in_the_same_order_if_killed_five_times_an_epoch(
+    recipe: str, method: str, monkeypatch: pytest.MonkeyPatch, trials: Trials
+) -> None:
+    """After every one of the five steps of an epoch, or after random ones of them."""
+    fed: dict[tuple[int, int], list[int]] = {}
+    order = ResidentFeed._order
+
+    def noted(self: ResidentFeed, epoch: int, draw: torch.Generator) -> dict[str, Tensor]:
+        tables = order(self, epoch, draw)
+        for step, rows in enumerate(tables["order"].tolist()):
+            assert fed.setdefault((epoch, step), rows) == rows, "another order than before the kill"
+        return tables
+
+    monkeypatch.setattr(ResidentFeed, "_order", noted)
+    for number in range(trials.count(quick=1, full=20)):
+        kills = list(range(1, NUM_STEPS + 1)) if number == 0 else sorted(trials.draw.choices(range(1, NUM_STEPS), k=5))
+        store = MemoryStore()
+        with trials.one(f"killed after steps {kills}"):
+            for dies in kills:
+                with pytest.raises(Killed):
+                    train(recipe, method, Mortal(store, {dies}, dies))
+            attached, _ = train(recipe, method, TrainingCheckpoint(store, "partial-test-0"))
+            assert_same(attached, recipe, method)
+            trials.add("kills", len(kills))
+    assert len(fed) == NUM_STEPS
+
+
+def changed_(attached: Attached) -> None:
+    """Other weights, statistics of batch norm, averages, momentum, learning rates and random numbers."""
+    with torch.no_grad():
+        for tensor in [*attached.model.parameters(), *attached.model.buffers()]:
+            tensor.add_(1) if tensor.is_floating_point() else tensor.add_(3)
+        for group in attached.optimizer.param_groups:
+            group["lr"] *= 7
+        for parameter in attached.model.parameters():
+            attached.optimizer.state[parameter] = {"momentum_buffer": torch.full_like(parameter, 9.0)}
+        assert attached._ema is not None
+        for average in attached._ema._means.values():
+            average.add_(5)
+    torch.manual_seed(999)
+
+
+@pytest.mark.item(8)
+@pytest.mark.parametrize("is_changed", [False, pytest.param(True, marks=pytest.mark.item(5))])
+def test_a_loaded_state_is_exact_whatever_was_there_before(is_changed: bool, trials: Trials) -> None:
+    """And sparse: pruned weights and their optimizer state are zero, the number of active weights is that saved."""
+    for _ in range(trials.count(quick=6, full=60)):
+        recipe, method = trials.draw.choice(list(CASES)), trials.draw.choice(list(METHODS))
+        last, store, kept = trials.draw.randint(1, NUM_STEPS), MemoryStore(), list[Attached]()
+        with trials.one(f"{recipe} {method} killed after step {last}"):
+            with pytest.raises(Killed):
+                train(recipe, method, Mortal(store, {last}, last, kept))
+            saved, checkpoint = everything(kept[0]), TrainingCheckpoint(store, "partial-test-0")
+            attached = begun(recipe, method)[1]
+            if is_changed:
+                changed_(attached)
+            assert checkpoint.load(attached) is not None
+            loaded = everything(attached)
+            assert [name for name in saved if not torch.equal(saved[name], loaded[name])] == []
+            assert attached.masks.num_on == kept[0].masks.num_on
+            parameters = dict(attached.model.named_parameters())
+            for name, mask in attached.masks.items():
+                state = attached.optimizer.state[parameters[name]].values()
+                for tensor in (parameters[name], *(value for value in state if value.shape == mask.shape)):
+                    assert not tensor[~mask].any()
+            assert_same(train(recipe, method, checkpoint)[0], recipe, method)
+
+
+@pytest.mark.item(14)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_an_injected_nan_ends_the_training_and_no_finished_stage_holds_it(
+    value: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trials: Trials
+) -> None:
+    """In the weights, at any step of any stage of a discovery; saved before it, the run goes on afterwards."""
+    step, num_steps, fails_at = EagerStep.__call__, 0, 0
+
+    def injected(self: EagerStep, number: int) -> None:
+        nonlocal num_steps
+        num_steps += 1
+        if num_steps == fails_at:
+            with torch.no_grad():
+                next(self.attached.model.parameters()).fill_(value)
+        step(self, number)
+
+    monkeypatch.setattr(EagerStep, "__call__", injected)
+    with RunDir.open(tmp_path / "whole", {}) as folder:
+        expected = discovered(folder.stages, monkeypatch, often=False)
+    total = num_steps
+    for number in range(trials.count(quick=2, full=20)):
+        num_steps, fails_at = 0, trials.draw.randint(1, total)
+        with trials.one(f"{value} at step {fails_at} of {total}"):
+            with RunDir.open(tmp_path / str(number), {}) as folder:
+                with pytest.raises(RunFailed, match="became"):
+                    discovered(folder.stages, monkeypatch, often=False)
+                for stage in folder.stages.names():
+                    tensors = folder.stages.load(stage).tensors.values()
+                    assert all(bool(tensor.isfinite().all()) for tensor in tensors if tensor.is_floating_point())
+                fails_at = 0
+                again = discovered(folder.stages, monkeypatch, often=False)
+            assert again["report"] == expected["report"]
+
+
 def test_saves_are_spaced_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock that ticks once per step; the time since the last save counts, not since the start."""
     saved: list[int] = []
@@ -207,8 +324,10 @@ def test_a_run_directory_stores_the_state_exactly(tmp_path: Path, last: int) -> 
     assert_same(attached, "adamw", "swapping")
 
 
-def discovered(store: Store, monkeypatch: pytest.MonkeyPatch, dies: tuple[str, int] | None = None) -> dict:
-    """A discovery that saves after every step, and dies at one of them."""
+def discovered(
+    store: Store, monkeypatch: pytest.MonkeyPatch, dies: tuple[str, int] | None = None, *, often: bool = True
+) -> dict:
+    """A discovery that saves after every step if `often`, and dies at one of them."""
 
     class Often(TrainingCheckpoint):
         def __init__(self, store: Store, name: str, **others: object) -> None:
@@ -219,7 +338,8 @@ def discovered(store: Store, monkeypatch: pytest.MonkeyPatch, dies: tuple[str, i
             if dies == (self.name, step):
                 raise Killed
 
-    monkeypatch.setattr(session, "TrainingCheckpoint", Often)
+    if often:
+        monkeypatch.setattr(session, "TrainingCheckpoint", Often)
     began: list[str] = []
 
     class StageLog(Callback):

@@ -5,14 +5,21 @@ Tests in the process (`tests/runs`) break off at every single save; these prove 
 
 from __future__ import annotations
 
+import functools
 import json
+import os
 import random
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pathgrow.runs.config import DiscoverConfig
+from pathgrow.runs.discovery import run_discovery
+from tests.support.catalogue import Trials
 from tests.support.command import assert_same, finish, kill_when, start
+from tests.support.faults import Kill, kill_and_resume
 
 SMALL = "--quiet --model-option widths=16,16 --seed 1 --threads 1"
 DISCOVER = f"discover --finish static --budget 8 --start-density 0.05 --delta 0.03 {SMALL}"
@@ -37,6 +44,30 @@ def test_a_discovery_killed_in_growth_and_among_its_probes(tmp_path: Path) -> No
         assert not (killed / "report.json").exists()
     finish(start(killed, DISCOVER))
     assert_same(killed, whole)
+
+
+@pytest.mark.item(1)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "options",
+    [{}, pytest.param({"finish": "static", "start_density": 0.05, "delta": 0.03}, marks=pytest.mark.slow)],
+    ids=["gts", "static"],
+)
+def test_a_discovery_killed_at_random_points(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trials: Trials
+) -> None:
+    """In steps, inside changes of masks and inside saves; no finished stage runs again."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # a kill loses nothing that the kernel has
+    values = {"budget": 6, "model_options": {"widths": [12]}, "threads": 1, "seed": 1, **options}
+    config = DiscoverConfig.from_dict(values)
+    run, counting = functools.partial(run_discovery, config), Kill()
+    with counting.patched():
+        run(tmp_path / "undisturbed")
+    for number in range(trials.count(quick=1, full=15)):
+        path = tmp_path / str(number)
+        with trials.one(f"discovery {number}"):
+            kill_and_resume(run, path, counting.num_events, trials, num_kills=3)
+            assert_same(path, tmp_path / "undisturbed")
 
 
 def num_steps(out: Path, stage: str) -> int:
