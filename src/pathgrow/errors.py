@@ -75,15 +75,32 @@ def torchvision_mismatch(torch_version: str, reason: object) -> UserError:
 
     >>> print(torchvision_mismatch("2.9.0", "operator torchvision::nms does not exist"))
     torchvision does not work with torch 2.9.0 (operator torchvision::nms does not exist):
-    run `pip uninstall -y torchvision && pip install torch==2.9.0 torchvision`
+    run `pip uninstall -y torchvision && pip install torchvision torch==2.9.0`
     """
-    build = torch_version.partition("+")[2]
-    todo = f"run `pip uninstall -y torchvision && pip install torch=={torch_version} torchvision"
-    if re.fullmatch(r"cpu|xpu|cu\d+|rocm[\d.]+", build):  # builds with an index of their own
-        todo += f" --index-url https://download.pytorch.org/whl/{build}`"
-    else:
-        todo = "install the torchvision that was built with it" if build else f"{todo}`"
+    todo = "install the torchvision that was built with it"
+    if install := _pip_install(torch_version, "torchvision"):
+        todo = f"run `pip uninstall -y torchvision && {install}`"
     return UserError(f"torchvision does not work with torch {torch_version} ({reason}): {todo}")
+
+
+def timm_missing(torch_version: str) -> UserError:
+    """Return the error for a missing timm, with the command that installs it and leaves torch as it is.
+
+    >>> print(timm_missing("2.9.0+cpu"))
+    timm:NAME requires the timm library:
+    run `pip install timm torchvision torch==2.9.0+cpu --extra-index-url https://download.pytorch.org/whl/cpu`
+    """
+    # Without the version of torch, pip would replace it by the one that the newest torchvision was built for.
+    install = _pip_install(torch_version, "timm torchvision") or "pip install timm"
+    return UserError(f"timm:NAME requires the timm library: run `{install}`")
+
+
+def _pip_install(torch_version: str, packages: str) -> str | None:
+    """The command that installs packages for the installed torch; None for a build without an index of its own."""
+    build, command = torch_version.partition("+")[2], f"pip install {packages} torch=={torch_version}"
+    if re.fullmatch(r"cpu|xpu|cu\d+|rocm[\d.]+", build):
+        return f"{command} --extra-index-url https://download.pytorch.org/whl/{build}"
+    return None if build else command
 
 
 def require(ok: bool, name: str, value: object, expected: str, example: object = None) -> None:

@@ -87,20 +87,43 @@ def test_what_cannot_be_built_is_refused_in_one_sentence(name, options, sentence
         models.create(name, 10, **options)
 
 
-def test_without_timm_the_extra_is_named(monkeypatch):
+@pytest.mark.parametrize(
+    ("version", "command"),
+    [
+        ("2.13.0", "pip install timm torchvision torch==2.13.0"),
+        (
+            "2.13.0+cpu",
+            "pip install timm torchvision torch==2.13.0+cpu --extra-index-url https://download.pytorch.org/whl/cpu",
+        ),
+        ("2.13.0+mine", "pip install timm"),
+    ],
+)
+def test_without_timm_the_command_that_installs_it_is_named(monkeypatch, version, command):
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(UserError, match=r"requires the timm library: pip install 'pathgrow\[timm\]'"):
+    monkeypatch.setattr(torch, "__version__", version)
+    with pytest.raises(UserError) as caught:
         models.defaults("timm:resnet18")
+    assert str(caught.value) == f"timm:NAME requires the timm library: run `{command}`"
 
 
-def test_a_torchvision_for_another_torch_is_explained_with_the_command_that_replaces_it(monkeypatch, tmp_path):
-    (tmp_path / "timm.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("RuntimeError", "operator torchvision::nms does not exist"),
+        ("ImportError", "torchvision/_C.so: undefined symbol"),
+        ("OSError", "libcudart.so.12: cannot open shared object file"),
+    ],
+)
+def test_a_torchvision_for_another_torch_is_explained_with_the_command_that_replaces_it(
+    monkeypatch, tmp_path, kind, reason
+):
+    (tmp_path / "timm.py").write_text(f"raise {kind}('{reason}')")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "timm")
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
     monkeypatch.setattr(torch, "__version__", "2.13.0+cpu")
     with pytest.raises(UserError) as caught:
         models.defaults("timm:resnet18")
     assert str(caught.value) == (
-        "torchvision does not work with torch 2.13.0+cpu (operator torchvision::nms does not exist): run `pip "
-        "uninstall -y torchvision && pip install torch==2.13.0+cpu torchvision --index-url https://download.pytorch.org/whl/cpu`"
+        f"torchvision does not work with torch 2.13.0+cpu ({reason}): run `pip uninstall -y torchvision && pip install "
+        "torchvision torch==2.13.0+cpu --extra-index-url https://download.pytorch.org/whl/cpu`"
     )

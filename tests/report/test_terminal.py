@@ -18,7 +18,7 @@ from rich.console import Console, RenderableType
 
 from pathgrow.checkpoint import RunDir
 from pathgrow.report.figure import PlotWindow
-from pathgrow.report.schema import CheckReport, CurveReport, PointReport, RunReport
+from pathgrow.report.schema import CheckReport, CurveReport, PointReport, ReferenceReport, RunReport
 from pathgrow.report.terminal import (
     ANSWER,
     BAND,
@@ -79,6 +79,34 @@ def test_a_pruning_search_ends_with_three_lines() -> None:
     text = " ".join(" ".join(lines).split())
     assert ">finished 9.5% 13.1% 76 96.90% 0.101 > the returned model" in text
     assert "tolerances 0.25 pp: " in text
+
+
+CHECKS = {
+    "verified": CheckReport(outcome="verified", shortfall=0.0042, error=0.003),
+    "missed": CheckReport(outcome="missed", shortfall=0.019, error=0.003),
+    "not verified": CheckReport(outcome="not verified", shortfall=0.012, error=0.003),
+    "none": None,
+}
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("kind", ["given", "dense", "pretrained", "estimated"])
+@pytest.mark.parametrize("status", ["found", "open", "flat", "unlearned"])
+def test_every_search_ends_with_density_returned_model_and_cost(status: str, kind: str, check: str) -> None:
+    """Three lines, with one density in the first; the others are in the tables above."""
+    report = shrunk_report()
+    assert report.answer is not None
+    density = {} if status == "found" else {"operating_density": None, "interval": None}
+    reference = ReferenceReport(score=0.976, kind=kind)
+    report = with_answer(report, status=status, check=CHECKS[check], reference=reference, **density)
+    lines = [line.strip() for line in rendered(summary(report, 120), 120).rstrip().splitlines()]
+    assert lines[-4:] == ["", *closing(report)[0]]
+    first, second, third = lines[-3:]
+    assert len(re.findall(r"[\d.]+%", first.partition(" (90%")[0])) == (1 if status in ("found", "flat") else 0)
+    assert first.startswith("Operating density: " if status in ("found", "flat") else "No operating density: ")
+    judged = check != "none" and status != "unlearned"
+    assert second.startswith(f"Returned model (9.5%): {check if judged else '96.90% validation'}")
+    assert re.fullmatch(r"Cost: [\d.]+x dense training \([\d.]+ GFLOPs\), 1 min 15 s\.", third)
 
 
 def test_a_training_is_shown_without_curve_and_rounds() -> None:

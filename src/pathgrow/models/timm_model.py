@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathgrow.errors import UserError, nearest_names, require, torchvision_mismatch
+from pathgrow.errors import UserError, nearest_names, require, timm_missing, torchvision_mismatch
 from pathgrow.models.blocks import ReferenceModel
 
 
@@ -84,7 +84,7 @@ def _build(name: str, arguments: dict[str, Any]) -> nn.Module:
 def _timm() -> Any:
     try:
         return importlib.import_module("timm")
-    except ImportError as error:
-        raise UserError("timm:NAME requires the timm library: pip install 'pathgrow[timm]'") from error
-    except RuntimeError as error:  # timm imports torchvision
+    except ModuleNotFoundError as error:
+        raise timm_missing(torch.__version__) from error
+    except (ImportError, RuntimeError, OSError) as error:  # timm imports torchvision, which loads its own library
         raise torchvision_mismatch(torch.__version__, error) from error

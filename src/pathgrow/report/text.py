@@ -289,9 +289,9 @@ def closing(report: RunReport) -> tuple[list[str], list[tuple[str, str]]]:
 
 
 def check_phrase(report: RunReport) -> str | None:
-    """How the returned model compares with dense, and with which dense score; None without a check."""
+    """How the returned model compares with dense, and with which dense score; None without a check, or learning."""
     check, reference, scores = report.answer and report.answer.check, report.reference, score_format(report)
-    if report.answer is None or not check or reference is None:
+    if report.answer is None or not check or reference is None or report.answer.status == "unlearned":
         return None
     named = {"dense": "the dense baseline", "pretrained": "the given network"}
     dense = named.get(reference.kind, f"dense ({printable(reference.kind)})")
