@@ -453,6 +453,28 @@ def test_growth_that_ends_with_the_grown_weights_is_matched_to_a_budget(tmp_path
         TrainConfig.from_dict({"method": "rigl", "final": "grown"})
 
 
+@pytest.mark.parametrize(("rough", "lengths"), [(1, {1}), (2, {2}), (0.2, {3}), ("adaptive", set(range(4, 41)))])
+def test_growth_rounds_have_the_requested_length_and_report_their_topology(
+    rough: Any, lengths: set[int], tmp_path: Path
+) -> None:
+    """Early stopping takes four epochs at least: the first one is the best, and three do not improve on it."""
+    values = trained_in(tmp_path, "gcg", epochs=16, rough=rough)
+    seed, *rounds, final = values["ledger"]["phases"]
+    assert len(rounds) > 1
+    assert {phase["epochs"] for phase in rounds} <= lengths
+    assert (seed["epochs"], final["epochs"]) == (2, 16)
+    assert [row["density"] for row in values["topology"]] == [phase["density"] for phase in (seed, *rounds)]
+
+
+def test_rough_training_needs_growth_and_a_known_length_for_a_matched_budget(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="rough has no effect on method 'rigl'"):
+        TrainConfig.from_dict({"method": "rigl", "rough": 2})
+    with pytest.raises(UserError, match="rough must be a number if a budget is matched"):
+        TrainConfig.from_dict({"method": "gcg", "density": 0.2, "rough": "adaptive", "match": "flops"})
+    match = trained_in(tmp_path, "gcg", epochs=12, match="flops", rough=2)["ledger"]["match"]
+    assert abs(match["relative_error"]) < 0.02
+
+
 @pytest.mark.parametrize("method", ["random", "edge_popup"])
 def test_trained_parameters_are_counted_not_remaining_ones(method: str, tmp_path: Path) -> None:
     """Latent weights are trained whether or not their mask is on."""

@@ -173,6 +173,19 @@ def _num_threads(batch_macs: int) -> int:
     return 1 if batch_macs < _THREADING_MACS else min(4, available_cpus())
 
 
+def _rough() -> Any:
+    """The field `rough`, which searches and trainings by growth share."""
+    return option(
+        1 / 160,
+        "Rough-training length per growth round: epochs (integer), fraction of the budget (float, default: 1/160), or "
+        "adaptive (early stopping on the validation loss, patience 3).",
+        metavar="N|F|adaptive",
+        valid=lambda length: length == "adaptive" or (1 <= length <= MAX_EPOCHS if is_int(length) else 0 < length <= 1),
+        expected='epochs (an integer >= 1), a fraction of the budget in (0, 1] (a float) or "adaptive"',
+        example="4",
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(RunConfig):
     """Config of `pathgrow train`: one method, one density.
@@ -217,6 +230,7 @@ class TrainConfig(RunConfig):
         "Growth methods: train the final mask from a fresh initialization for all epochs, or from the grown weights "
         "for those that are left.",
     )
+    rough: int | float | Literal["adaptive"] = _rough()
     match: Match = option(
         "none",
         "Choose the number of epochs to match a budget: epochs x parameters, epochs x prunable weights, or FLOPs.",
@@ -239,6 +253,10 @@ class TrainConfig(RunConfig):
             raise UserError(
                 f"method {self.method!r} requires --density; use `pathgrow discover` to search for a density"
             )
+        if self.rough != TrainConfig.rough and self.named_method.density_option != "target_density":
+            raise UserError(f"rough has no effect on method {self.method!r}, which does not grow between trainings")
+        if self.rough == "adaptive" and self.match != "none":
+            raise UserError("rough must be a number if a budget is matched, since its epochs are counted in advance")
         if self.final == "grown" and self.named_method.density_option != "target_density":
             raise UserError(
                 f"final must be 'fresh' for method {self.method!r}, which does not grow between trainings, got 'grown'"
@@ -392,15 +410,7 @@ class SearchOptions:
         example="20",
     )
     """Rules without probes train the seed network to its plateau by default."""
-    rough: int | float | Literal["adaptive"] = option(
-        1 / 160,
-        "Rough-training length per growth round: epochs (integer), fraction of the budget (float, default: 1/160), or "
-        "adaptive (early stopping on the validation loss, patience 3).",
-        metavar="N|F|adaptive",
-        valid=lambda length: length == "adaptive" or (1 <= length <= MAX_EPOCHS if is_int(length) else 0 < length <= 1),
-        expected='epochs (an integer >= 1), a fraction of the budget in (0, 1] (a float) or "adaptive"',
-        example="4",
-    )
+    rough: int | float | Literal["adaptive"] = _rough()
     final: Literal["fresh", "grown"] = option(
         "fresh", "Initial weights of probes and of the final network: a fresh initialization, or the grown weights."
     )

@@ -178,7 +178,7 @@ class Workload:
         """Play the schedule of a run through, from `num_on` active weights; one span per training or more."""
         method, num, per_epoch = self.method(epochs), self.session.scope.num, self.steps_per_epoch
         if grows(method):
-            options = DiscoverOptions(budget=epochs, final=self.config.final)
+            options = DiscoverOptions(budget=epochs, final=self.config.final, rough=self.config.rough)
             num_target, num_steps = count_at(self.config.density or 1.0, num), options.num_seed_epochs * per_epoch
             num_grown = num_steps
             while num_on < num_target and (update := _due(method, num_on, num)) is not None:

@@ -153,6 +153,11 @@ def timing_report(records: Sequence[Record]) -> TimingReport:
     return TimingReport(seconds=sum(phase.seconds for phase in phases), phases=phases)
 
 
+def topology_reports(records: Sequence[Record]) -> tuple[TopologyReport, ...]:
+    """Return the path measures of the stages that recorded them."""
+    return tuple(TopologyReport(round=r.point.round, **r.topology) for r in records if r.topology is not None)
+
+
 def write_results(run_dir: RunDir, report: RunReport, **evaluated: Sequence[Record]) -> None:
     """Write curve.csv, with the kind of its rows, and last of all report.json: with a report, a run is finished."""
     delete_training_checkpoints(run_dir)

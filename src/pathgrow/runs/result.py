@@ -26,12 +26,11 @@ from pathgrow.report.schema import (
     RunReport,
     Score,
     Tolerance,
-    TopologyReport,
     load_report,
 )
 from pathgrow.report.text import answer_sentence
 from pathgrow.runs.options import DiscoverOptions
-from pathgrow.runs.records import Record, ledger_report, timing_report, write_results
+from pathgrow.runs.records import Record, ledger_report, timing_report, topology_reports, write_results
 from pathgrow.runs.tolerances import read_off
 from pathgrow.runs.trunk import DENSE_STAGE, Trunk, score_dense
 from pathgrow.sparse.attach import Attached
@@ -232,11 +231,7 @@ class Discovery:
             ledger=self.ledger,
             answer=replace(self._answer_report(dense_test), tolerances=self._tolerances()),
             finishers=self.finishers,
-            topology=tuple(
-                TopologyReport(round=record.point.round, **record.topology)
-                for record in self.rounds
-                if record.topology is not None
-            ),
+            topology=topology_reports(self.rounds),
             masks_sha256=self.masks.digest(),
             weights_sha256=tensor_digest(self.attached.model.state_dict()),
             notes=self.warnings,

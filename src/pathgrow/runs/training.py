@@ -19,7 +19,7 @@ from pathgrow.runs.command import open_session, run_in
 from pathgrow.runs.config import TrainConfig
 from pathgrow.runs.iso_flop import CostMeter, Plan, Workload, cost_logger, grows, make_plan
 from pathgrow.runs.options import DiscoverOptions
-from pathgrow.runs.records import Record, StageOutput, ledger_report, timing_report, write_results
+from pathgrow.runs.records import Record, StageOutput, ledger_report, timing_report, topology_reports, write_results
 from pathgrow.runs.session import Trained
 from pathgrow.runs.trunk import GrowingTrunk, Trunk, train_copies
 from pathgrow.version import __version__
@@ -66,7 +66,7 @@ class _Outcome:
 
 def _grow(workload: Workload, plan: Plan) -> _Outcome:
     """Grow to the target density, then train the final masks from a fresh initialization or from the grown weights."""
-    options = DiscoverOptions(budget=plan.epochs, final=workload.config.final)
+    options = DiscoverOptions(budget=plan.epochs, final=workload.config.final, rough=workload.config.rough)
     trunk = GrowingTrunk(workload.session, options, workload.method(plan.epochs))
     trunk.advance_()
     while not trunk.is_full:
@@ -162,6 +162,7 @@ def _report(workload: Workload, plan: Plan, outcome: _Outcome, test: Score, weig
         network=network,
         curve=CurveReport(rounds=tuple(record.point_report() for record in outcome.records)),
         ledger=ledger,
+        topology=topology_reports(outcome.records),
         masks_sha256=outcome.trunk.attached.masks.digest(),
         weights_sha256=weights_sha256,
         timing=timing_report(outcome.records),
