@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 
 from pathgrow.checkpoint import RunDir
-from pathgrow.report.schema import load_finished
+from pathgrow.report.loading import load_finished
 from pathgrow.studies.definition import Cell, load_study
 from pathgrow.studies.pools import LocalPool
 from pathgrow.studies.runner import run_study

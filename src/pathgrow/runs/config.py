@@ -29,7 +29,6 @@ if TYPE_CHECKING:  # flags are generated from these configs, and `--help` should
 
     from pathgrow.data.dataset import Dataset
     from pathgrow.methods.method import Method
-    from pathgrow.report.schema import RunReport
 
 Match = Literal["none", "parameters", "prunable", "flops"]
 EVERYTHING = "all"
@@ -288,9 +287,10 @@ class TrainConfig(RunConfig):
         if self.match_run is None:
             return config
         from pathgrow.report.loading import load_finished
+        from pathgrow.runs.iso_flop import matched_budget
 
         run = load_finished(self.match_run)
-        budget = _matched_budget(run, self.match, config)
+        budget = matched_budget(run, self.match, config)
         if self.match_budget not in (None, budget):  # a resolved config holds both, and they agree
             raise UserError(
                 f"match_budget is {self.match_budget:g}, but {self.match_run} spent {budget:.6g}: "
@@ -479,21 +479,6 @@ class DiscoverConfig(SearchOptions, RunConfig):
     def search(self) -> dict[str, Any]:
         """The options to pass to `discover`."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(SearchOptions)}
-
-
-def _matched_budget(run: RunReport, match: str, config: RunConfig) -> float:
-    """What a finished run spent in the unit of `match`; it must have the data and model of `config`."""
-    values = config.as_dict()
-    for name in ("data", "fold", "model", "model_options"):
-        if run.config.get(name) != values[name]:
-            raise UserError(
-                f"the run to match has {name} {run.config.get(name)!r}, this one {values[name]!r}; "
-                "budgets are comparable for the same data and model only"
-            )
-    budget = run.ledger.spent(match)
-    if budget is None:
-        raise UserError(f"the run to match does not report epochs x {match}; use --match flops")
-    return budget
 
 
 def _name(value: object) -> str:

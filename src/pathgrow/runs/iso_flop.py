@@ -17,8 +17,8 @@ from pathgrow.graph import Graph
 from pathgrow.graph.flops import forward_macs, sample_flops, scoring_flops
 from pathgrow.masks import Masks
 from pathgrow.methods.method import Cost, MaskUpdate, Method, MethodState, Progress, count_at, never
-from pathgrow.report.schema import LedgerReport, MatchReport
-from pathgrow.runs.config import TrainConfig
+from pathgrow.report.schema import LedgerReport, MatchReport, RunReport
+from pathgrow.runs.config import RunConfig, TrainConfig
 from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.session import Session
 from pathgrow.sparse.attach import Attached
@@ -374,3 +374,18 @@ def _check_budget(forecast: Forecast, budget: float, least: int) -> None:
             f"{shortest} of method {config.method!r}{density} would cost {cost:.3g} ({config.match}), more than the "
             f"budget of {budget:.3g}; use a larger budget"
         )
+
+
+def matched_budget(run: RunReport, match: str, config: RunConfig) -> float:
+    """What a finished run spent in the unit of `match`; it must have the data and model of `config`."""
+    values = config.as_dict()
+    for name in ("data", "fold", "model", "model_options"):
+        if run.config.get(name) != values[name]:
+            raise UserError(
+                f"the run to match has {name} {run.config.get(name)!r}, this one {values[name]!r}; "
+                "budgets are comparable for the same data and model only"
+            )
+    budget = run.ledger.spent(match)
+    if budget is None:
+        raise UserError(f"the run to match does not report epochs x {match}; use --match flops")
+    return budget
