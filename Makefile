@@ -3,6 +3,8 @@
 #   make demo    environment, install, discovery on embedded data, the result shown
 #   make test    lint, types, layers, tests (adds the development tools to the same environment)
 #   make test-floors    the tests with the lowest, then with the newest versions of all dependencies
+#   make locked    the environment, with only the files whose SHA-256 is in requirements.lock (make lock writes it)
+#   make audit, make sbom    known vulnerabilities of the pinned versions; a CycloneDX bill of materials, sbom.json
 #   make torture    all faults and attacks of docs/reliability.md; ITEM=9,10 some of them, SEED=7 others
 #
 # Both may be repeated: finished steps leave a stamp in .venv, and a finished demo is shown again, not run again.
@@ -17,13 +19,14 @@ WORKERS     ?= 2
 
 VENV := .venv
 BIN  := $(VENV)/bin
+AUDIT := .venv-audit
 # Pinned versions, and silence unless something goes wrong.
 PIP  := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 # Where that index cannot be reached pip goes on, without retries, with the indexes that are configured.
 TORCH_PIP := $(PIP) --no-deps $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX) --retries 0)
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-all test-floors torture check format clean
+.PHONY: demo test test-all test-floors torture lock locked audit sbom check format clean
 
 # Two points: one point is only 4.5 of the 450 validation images.
 demo: $(VENV)/runtime.stamp
@@ -42,6 +45,29 @@ test-floors:
 torture: $(VENV)/dev.stamp
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests --torture results/reliability.json --item "$(ITEM)" --attack-seed $(or $(SEED),0)
 
+# torch comes from an index of its own (see below), whose files PyPI does not list.
+lock: $(AUDIT)/stamp
+	grep -v -i '^torch\|^#' constraints.txt > $(AUDIT)/pins.txt
+	$(AUDIT)/bin/uv pip compile --quiet --no-deps --generate-hashes --no-annotate --no-header --universal --python-version 3.11 $(AUDIT)/pins.txt -o $(AUDIT)/lock.txt
+	{ head -1 requirements.lock; cat $(AUDIT)/lock.txt; } > $(AUDIT)/whole.txt && mv $(AUDIT)/whole.txt requirements.lock
+
+locked: $(VENV)/torch.stamp
+	$(BIN)/python -m pip install --quiet --require-hashes --no-deps -r requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps --editable .
+
+audit: $(AUDIT)/stamp
+	@$(AUDIT)/bin/python -c 'import urllib.request as u; u.urlopen("https://pypi.org/pypi/pip/json", timeout=20)' 2>/dev/null || \
+	  { echo "nothing was audited: the database of known vulnerabilities (https://pypi.org) cannot be reached from here"; exit 1; }
+	$(AUDIT)/bin/pip-audit --disable-pip --no-deps --requirement constraints.txt
+
+sbom: $(AUDIT)/stamp
+	$(AUDIT)/bin/cyclonedx-py requirements constraints.txt --pyproject pyproject.toml --output-reproducible --of JSON -o sbom.json
+
+$(AUDIT)/stamp:
+	@$(PYTHON) -m venv --clear $(AUDIT)
+	@$(AUDIT)/bin/python -m pip install --quiet --disable-pip-version-check pip-audit cyclonedx-bom uv
+	@touch $@
+
 check: $(VENV)/dev.stamp
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -53,7 +79,7 @@ format: $(VENV)/dev.stamp
 	$(BIN)/ruff format
 
 clean:
-	rm -rf $(VENV) .venv-versions demo .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(AUDIT) .venv-versions demo .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
 $(VENV)/created.stamp:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

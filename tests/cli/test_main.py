@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,9 @@ from pathgrow.errors import RunFailed
 from pathgrow.report.compare_table import TABLE_FORMATS
 from pathgrow.report.schema import RunReport
 from pathgrow.version import __version__
+from tests.support.catalogue import Trials
 from tests.support.command import leave
+from tests.support.faults import in_a_child
 from tests.support.sample_report import discovery_report, training_report
 
 DISCOVER = [
@@ -351,3 +354,36 @@ def test_a_closed_pipe_ends_without_a_traceback() -> None:
     done = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, check=False)
     assert done.stdout
     assert done.stderr == ""
+
+
+def _run_out_of_memory(out: Path) -> None:
+    """A run that is too large for the address space, then ten that are not, in one process."""
+    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + 600 * 2**20, resource.RLIM_INFINITY))
+    common = ("--density", "0.5", "--epochs", "1", "--quiet", "--threads", "1", "--out")
+    large = leave("train", "--method", "set", "--model-option", "widths=30000,30000", *common, str(out / "large"))
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    small = ("train", "--method", "set", "--model-option", "widths=16,16")
+    codes = [leave(*small, "--seed", str(seed), *common, str(out / str(seed))) for seed in range(10)]
+    after = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    (out / "codes.json").write_text(json.dumps([large, codes, after - resident]))
+
+
+@pytest.mark.item(15)
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc")
+def test_after_a_run_out_of_memory_others_pass(tmp_path: Path, trials: Trials) -> None:
+    for number in range(trials.count(quick=1, full=5)):
+        out = tmp_path / str(number)
+        out.mkdir()
+        with trials.one(f"attempt {number}"):
+            assert not in_a_child(_run_out_of_memory, out)
+            large, codes, growth = json.loads((out / "codes.json").read_text())
+            assert large in (1, 2)
+            assert codes == [0] * 10
+            trials.peak("MB more after ten further runs", growth / 2**20)
+            assert growth < 200 * 2**20
+
+
+@pytest.mark.item(13)
+def test_signals_save_the_state() -> None:
+    pytest.skip("signals are not handled in this version")

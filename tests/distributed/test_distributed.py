@@ -293,6 +293,7 @@ def test_rank_0_decides_the_length_of_the_final_training(
         torch.testing.assert_close(tensor, wanted, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.item(7)
 @pytest.mark.parametrize(
     ("method", "options"),
     [
@@ -337,6 +338,7 @@ def discovered_in(folder: Path, die_at: int | None, dying: tuple[str, ...] = ("0
     return {**found, "num_steps": num_steps}
 
 
+@pytest.mark.item(7)
 def test_killed_ranks_resume_with_the_same_bits_and_only_rank_0_writes(tmp_path: Path) -> None:
     undisturbed = agreeing(together(tmp_path / "said", discovered_in, tmp_path / "undisturbed", None))
     killed = together(tmp_path / "said", discovered_in, tmp_path / "killed", 16 + 12)  # in the first round of growth

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import runpy
 import shutil
 import subprocess
@@ -29,6 +30,17 @@ def test_every_dependency_has_a_lower_bound_that_the_pinned_version_meets() -> N
     pinned = dict(line.split("==") for line in lines if "==" in line)
     assert {"torch", "numpy", "timm", "transformers", "pytest"} <= {name for name, bound in bounds.items() if bound}
     assert [name for name, bound in bounds.items() if Version(pinned[name]) < Version(bound or "0")] == []
+
+
+def test_the_lock_has_the_pinned_versions_and_a_hash_of_each() -> None:
+    pins = set(re.findall(r"^([\w.-]+==[\w.]+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    locked = re.findall(
+        r"^([\w.-]+==[\w.]+)[^\n]*\\\n +--hash=sha256:[0-9a-f]{64}",
+        (ROOT / "requirements.lock").read_text(),
+        re.MULTILINE,
+    )
+    without_torch = {pin for pin in pins if not pin.startswith("torch")}
+    assert {pin.lower().replace("_", "-") for pin in locked} == {pin.lower().replace("_", "-") for pin in without_torch}
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="no make")

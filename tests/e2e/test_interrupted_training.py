@@ -186,7 +186,7 @@ def test_samples_come_in_the_same_order_if_killed_five_times_an_epoch(
 
     monkeypatch.setattr(ResidentFeed, "_order", noted)
     for number in range(trials.count(quick=1, full=20)):
-        kills = list(range(1, NUM_STEPS + 1)) if number == 0 else sorted(trials.draw.choices(range(1, NUM_STEPS), k=5))
+        kills = list(range(1, NUM_STEPS + 1)) if number == 0 else sorted(trials.draw.sample(range(1, NUM_STEPS), 5))
         store = MemoryStore()
         with trials.one(f"killed after steps {kills}"):
             for dies in kills:

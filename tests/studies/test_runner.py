@@ -20,6 +20,7 @@ from pathgrow.studies.definition import Cell, parse_study
 from pathgrow.studies.pools import LocalPool, WorkerPool
 from pathgrow.studies.runner import StudyProgress, run_study
 from pathgrow.studies.worker import Ending, work
+from tests.support.catalogue import Trials
 
 TEXT = """
 asks = "?"
@@ -71,13 +72,15 @@ def test_workers_that_die_before_they_take_a_cell_are_not_replaced_forever(tmp_p
         run_study(parse_study("mine", TEXT).cells()[:1], tmp_path, Scripted(1, [None] * 100))
 
 
-def test_killed_processes_lose_nothing(tmp_path: Path) -> None:
+@pytest.mark.item(16)
+def test_killed_processes_lose_nothing(tmp_path: Path, trials: Trials) -> None:
     """Workers are killed while they hold cells; every cell ends with one result, that of an undisturbed run."""
-    cells = parse_study("mine", TEXT).cells()
-    pool, killed = LocalPool(2), list[int]()
+    num = trials.count(quick=6, full=500)
+    cells = parse_study("mine", TEXT.replace("[0, 1, 2, 3, 4, 5]", str(list(range(num))))).cells()
+    pool, killed, num_kills = LocalPool(2), list[int](), trials.count(quick=2, full=100)
 
     def kill() -> None:
-        while len(killed) < 2:
+        while len(killed) < num_kills:
             for cell in cells:
                 holder = RunDir(tmp_path / cell.name).worker or ""
                 if (pid := "".join(filter(str.isdigit, holder.partition("pid")[2]))) and int(pid) not in killed:
@@ -89,10 +92,13 @@ def test_killed_processes_lose_nothing(tmp_path: Path) -> None:
     thread.start()
     outcome = run_study(cells, tmp_path, pool)
     thread.join(1)
-    assert (outcome.num_finished, outcome.failed, outcome.num_lost) == (6, {}, len(killed))
-    assert len(killed) == 2
+    assert (outcome.num_finished, outcome.failed, outcome.num_lost) == (num, {}, len(killed))
+    assert len(killed) == num_kills
+    trials.add("workers killed", len(killed))
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != ".study") == sorted(c.name for c in cells)
-    assert all(RunDir(tmp_path / cell.name).damage() == {} for cell in cells)
+    for cell in cells:
+        with trials.one(cell.name):
+            assert RunDir(tmp_path / cell.name).damage() == {}
 
 
 def test_time_left_follows_from_the_prices_of_the_cells() -> None:

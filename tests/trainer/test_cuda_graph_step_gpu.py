@@ -80,6 +80,7 @@ def test_a_compiled_step_is_close_to_an_eager_one(data: Dataset, monkeypatch: py
     assert_close(trained(few, epochs=1, compile="on"), trained(few, epochs=1, step="eager"), 1e-3)
 
 
+@pytest.mark.item(6)
 def test_training_is_reproducible(data: Dataset) -> None:
     assert_equal(trained(data), trained(data))
     assert_equal(trained(data, precision="bf16"), trained(data, precision="bf16"))
@@ -169,6 +170,7 @@ class OftenSaved(TrainingCheckpoint):
             raise Stopping
 
 
+@pytest.mark.item(6)
 @pytest.mark.parametrize("last", [3, 10, 14])
 @pytest.mark.parametrize("step", ["cuda_graph", "eager"])
 def test_a_killed_training_resumes_with_the_same_bits(data: Dataset, last: int, step: str) -> None:

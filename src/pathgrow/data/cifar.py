@@ -169,13 +169,13 @@ def _bound_memory(content: bytes) -> None:
     """Refuse pickles whose objects would take much more memory than the file.
 
     The scan itself refuses strings that are longer than the file. The index of a memo entry must be bounded as well:
-    the unpickler allocates all entries below it.
+    the unpickler allocates 16 bytes for each entry below it.
     """
-    num_tuples = 0
+    num_tuples, max_index = 0, 1000 + len(content) // 16
     for number, (opcode, argument, _) in enumerate(pickletools.genops(content)):
         num_tuples += opcode.name.startswith("TUPLE")
         memo_index = argument if opcode.name.endswith("PUT") and isinstance(argument, int) else 0
-        if max(number, memo_index) > _MAX_OPCODES or num_tuples > _MAX_TUPLES:
+        if number > _MAX_OPCODES or memo_index > max_index or num_tuples > _MAX_TUPLES:
             raise InvalidBatch("more instructions than any official file has")
 
 

@@ -91,8 +91,12 @@ class RunConfig:
             name = values.get("recipe_name") or recipes.default_name(_name(data), _name(model))
             recipe = recipes.recipe(_name(name)).override(values.get("recipe") or {})
             return from_json(cls, cls._with_defaults({**values, "recipe_name": name, "recipe": recipe}, recipe))
-        except RecursionError as error:
-            raise UserError("a config must not be nested more than a few levels deep") from error
+        except UserError:
+            raise
+        except (RecursionError, ValueError) as error:
+            if isinstance(error, ValueError) and "integer string conversion" not in str(error):
+                raise
+            raise UserError("a config must not be nested deeply or hold integers of thousands of digits") from error
 
     @classmethod
     def _with_defaults(cls, values: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
