@@ -12,7 +12,7 @@ from pathgrow.density.probe import select_network
 from pathgrow.density.saturation import fit_saturation
 from pathgrow.density.trajectory import ExponentialRule, TrajectoryRule
 from pathgrow.density.types import Curve, Point, Reason, Reference
-from tests.support.searching import ladder, points, saturating, search
+from tests.support.searching import ladder, points, saturating, search, search_scores
 
 RULE = TrajectoryRule(delta=0.01)
 PUBLISHED = ExponentialRule(delta=0.01)
@@ -188,3 +188,29 @@ def test_an_estimate_above_the_ceiling_is_out_of_reach() -> None:
     assert (verdict.stop, verdict.reason) == (True, Reason.ESTIMATE_OUT_OF_REACH)
     assert verdict.details["estimate"] == pytest.approx(math.log(20) / 10, rel=1e-3)
     assert PUBLISHED.answer(capped).status == "unreached"
+
+
+@pytest.mark.parametrize("noise", [5e-4, 2e-3, 5e-3])
+@pytest.mark.parametrize("rate", [5.0, 15.0, 40.0])
+def test_the_statement_of_attach_covers(rate: float, noise: float) -> None:
+    """The interval holds the density within delta of the densest network grown, in at least 85% of twenty runs.
+
+    Relative to dense it is a lower bound: its lower end never exceeds the density that dense asks for.
+    """
+    delta, shape, num_covered = 0.01, saturating(rate), 0
+
+    def within_delta_of(density: float) -> float:
+        return -math.log(1 - (shape(density) - delta - 0.5) / 0.4) / rate
+
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+
+        def score(round: int, density: float, rng: np.random.Generator = rng) -> float:
+            return shape(density) + noise * rng.standard_normal()
+
+        found = search_scores(RULE, score, score, can_probe=False)
+        truth = within_delta_of(found.curve.rough[-1].density)
+        low, high = found.answer.interval or (0.0, 0.0)
+        num_covered += found.answer.status == "found" and low <= truth <= high
+        assert low <= within_delta_of(1.0)
+    assert num_covered >= 17

@@ -143,7 +143,7 @@ def test_multihead_attention_module_matches_its_parts() -> None:
         assert bool((scores["attention.in_proj_weight"][:8] == 0).all())
         expected = torch.outer((parameters["head.weight"] @ out).sum(0), torch.ones(4, dtype=torch.float64))
         torch.testing.assert_close(scores["attention.in_proj_weight"][8:] * total, expected)
-        assert scope(model, "default", example)["attention.in_proj_weight"].sum() == 16
+        assert scope(model, example, "default")["attention.in_proj_weight"].sum() == 16
 
 
 def test_transposed_convolution_and_matmul_layouts() -> None:

@@ -49,13 +49,15 @@ def test_fused_query_and_key_rows_stay_dense() -> None:
 
 def test_presets_and_filters() -> None:
     model = models.create("resnet20", 10)
-    default, resnet = scope(model, "default"), scope(model, "resnet")
+    default, resnet = scope(model, preset="default"), scope(model, preset="resnet")
     assert default.num - resnet.num == 2_560, "the default prunes projections too"
     only = scope(model, only="*layer*") if any("layer" in n for n in resnet) else scope(model, only=["*.0.*", "*.1.*"])
     assert 0 < only.num < resnet.num
     assert scope(model, only=lambda name: name in only) == only
     with pytest.raises(UserError, match="did you mean resnet"):
-        scope(model, "resnets")
+        scope(model, preset="resnets")
+    with pytest.raises(UserError, match="example_input must be a batch, got 'vit'"):
+        scope(model, "vit")
     with pytest.raises(UserError, match="nothing to sparsify"):
         scope(model, only="no such name")
     with pytest.raises(UserError, match="nothing to sparsify"):

@@ -556,3 +556,12 @@ def test_notes_on_rules_without_probes() -> None:
     (fitted, _) = notes(report(rules.create("exponential").answer(curve)), ACCURACY)
     asymptote = percent(math.log(40) / 12)
     assert fitted.startswith(f"The fit comes within 1 pp of its own asymptote, an extrapolation, at {asymptote[:2]}")
+
+
+def test_a_trajectory_does_not_claim_to_know_dense() -> None:
+    found = search(rules.create("trajectory"), saturating(12.0), can_probe=False).answer
+    report = with_answer(
+        discovery_report(), details=found.details, reference=ReferenceReport(score=0.9, kind="densest"), status="found"
+    )
+    [said] = [line for line in notes(report.answer) if "lower bound" in line]
+    assert said.startswith(f"It is relative to the densest network grown ({percent(found.details['densest'])}), not to")

@@ -27,16 +27,16 @@ NameFilter = Callable[[str], bool] | str | Iterable[str]
 
 
 def scope(
-    model: nn.Module, preset: str = "auto", example_input: Any = None, *, only: NameFilter | None = None
+    model: nn.Module, example_input: Any = None, preset: str = "auto", *, only: NameFilter | None = None
 ) -> Masks:
     """Return the prunable weights of a model as masks.
 
     Parameters
     ----------
-    preset
-        One of `auto`, `default`, `resnet`, `vit`.
     example_input
         One batch as the model accepts it; None: guessed.
+    preset
+        One of `auto`, `default`, `resnet`, `vit`.
     only
         A filter on parameter names within the preset: a function, a glob pattern, or several patterns.
 
@@ -46,6 +46,8 @@ def scope(
     >>> sorted(scope(net)), scope(net).num
     (['0.weight', '2.weight'], 96)
     """
+    if isinstance(example_input, str):
+        raise UserError(f"example_input must be a batch, got {example_input!r} (a preset is a keyword: preset='vit')")
     if preset not in PRESETS:
         raise unknown_name("scope preset", preset, PRESETS)
     return scope_of(model, trace(model, example_input), preset, only=only)
@@ -54,7 +56,7 @@ def scope(
 def trained_scope(model: nn.Module, example_input: Any = None) -> Masks:
     """Return `scope(model)` without frozen weights, which could be pruned but would never be regrown."""
     parameters = dict(model.named_parameters())
-    whole = scope(model, "auto", example_input)
+    whole = scope(model, example_input)
     trained = {name: inside for name, inside in whole.items() if parameters[name].requires_grad}
     if not trained:
         raise UserError(

@@ -167,6 +167,12 @@ def _limits(answer: AnswerReport, scores: ScoreFormat) -> list[str]:
             "Networks were evaluated while still in training, so the answer may be off by a factor of"
             f" {details['widened']:g} either way; the interval includes that."
         )
+        is_relative = answer.reference is not None and answer.reference.kind == "densest"
+        if is_relative and details.get("densest") is not None:
+            found.append(
+                f"It is relative to the densest network grown ({percent(details['densest'])}), not to a dense training,"
+                " which was not seen: relative to that, it is a lower bound. pathgrow.discover compares with dense."
+            )
     if details.get("fit_within_delta") is not None:
         found.append(
             f"The fit comes within {scores.difference(answer.delta)} of its own asymptote, an extrapolation, at"

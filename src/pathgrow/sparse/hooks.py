@@ -179,7 +179,7 @@ class MaskedOptimizer:
         return verdict
 
     def rule_answer(self) -> Answer:
-        """The density rule's answer for the observations so far."""
+        """The rule's answer so far, relative to the densest network grown: a lower bound, since dense was not seen."""
         return self._rule.answer(self.curve)
 
     def advance_(self) -> bool:
