@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from pathgrow.errors import RunFailed
 from pathgrow.studies import worker
-from pathgrow.studies.definition import Cell, parse_study
+from pathgrow.studies.definition import Cell, load_study, parse_study
+from pathgrow.studies.results import load_results
 from pathgrow.studies.worker import MAX_ATTEMPTS, failure, forget_failures, state, work
 
 THREE = 'asks = "?"\nset = {method = "set", epochs = 1}\ngrid.density = [0.1, 0.2, 0.3]'
@@ -115,3 +119,27 @@ def test_a_locked_cell_is_busy_and_does_not_count_as_an_attempt(tmp_path: Path) 
             0,
         )
     assert state(tmp_path, cell) == "free"
+
+
+def test_the_imagenet_study_runs_on_a_small_folder_of_its_layout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From image files to the table, which says that it is not ImageNet."""
+    draw = np.random.default_rng(0)
+    for part, label in itertools.product(("train", "val"), range(2)):
+        folder = tmp_path / "data" / part / f"n{label}"
+        folder.mkdir(parents=True)
+        for number in range(40):
+            pixels = draw.integers(0, 128, (16, 16, 3)) + 100 * label
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{number}.png")
+    monkeypatch.setenv("PATHGROW_DATA", str(tmp_path / "data"))
+    study = load_study("imagenet")
+    cells = study.cells("smoke")
+    forget_failures(tmp_path, cells)
+    assert work(tmp_path, cells) == "done"
+    assert [(state(tmp_path, cell), failure(tmp_path, cell)) for cell in cells] == [("finished", None)] * 4
+    results = load_results(study, "smoke", tmp_path)
+    assert "4 of 4 cells finished. NOT ImageNet" in results.caption
+    assert [(row.series, row.x) for row in results.rows] == [
+        ("gcg", 0.1), ("gcg", 0.2), ("rigl", 0.1), ("rigl", 0.2),
+    ]  # fmt: skip
