@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 import warnings
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pathgrow import atomic
-from pathgrow.runs import session
+from pathgrow.runs import stages
 from pathgrow.sparse import enforce
 from pathgrow.trainer.cuda_graph_step import CudaGraphStep
 from pathgrow.trainer.eager_step import EagerStep
@@ -112,8 +111,7 @@ class Kill:
         for owner, name, kind in (*counted, (enforce, "set_keep_", "mask update")):
             stack.enter_context(replaced(owner, name, self._counted(getattr(owner, name), kind)))
         if self.saves_often:
-            often = functools.partial(session.TrainingCheckpoint, seconds=0.0)
-            stack.enter_context(replaced(session, "TrainingCheckpoint", often))
+            stack.enter_context(replaced(stages, "SECONDS_BETWEEN_SAVES", 0.0))
         return stack
 
     @property
