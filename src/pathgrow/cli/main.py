@@ -1,6 +1,6 @@
 """The command `pathgrow`: dispatch to a subcommand, and turn errors into messages and exit codes.
 
-0: success. 1: a run that could not continue. 2: an error in the command. 130: interrupted.
+0: success. 1: a run that could not continue. 2: an error in the command. 128 + n: stopped by signal n.
 """
 
 import os
@@ -15,6 +15,7 @@ from pathgrow.cli.lists import LIST_COMMANDS
 from pathgrow.cli.run import RUN_COMMANDS
 from pathgrow.cli.study import STUDY_COMMANDS
 from pathgrow.errors import PeerFailed, RunFailed, UserError, printable, unknown_name
+from pathgrow.interrupts import Interrupted, handled
 from pathgrow.version import __version__
 
 COMMANDS = {**RUN_COMMANDS, **STUDY_COMMANDS, **LIST_COMMANDS}
@@ -27,7 +28,8 @@ _INTERRUPTED = 130
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command and exit with its code; users see no traceback."""
     warnings.showwarning = _show_warning
-    code = _exit_code(sys.argv[1:] if arguments is None else arguments)
+    with handled():
+        code = _exit_code(sys.argv[1:] if arguments is None else arguments)
     process_group = sys.modules.get("pathgrow.distributed.process_group")
     if code and process_group is not None and process_group.is_initialized():
         # Threads of an unfinished process group may abort this process as it exits, losing its exit code.
@@ -93,6 +95,10 @@ def _exit_code(arguments: list[str]) -> int:
             f"out of memory ({text or 'MemoryError'}); finished stages are kept: rerun the command with "
             "--max-concurrent 1, or start another run with a smaller model or --batch-size",
             1,
+        )
+    except Interrupted as error:
+        return _fail(
+            f"stopped by {error}; what is trained so far is kept, rerun the command to resume", error.exit_code
         )
     except KeyboardInterrupt:
         return _fail("interrupted; finished stages are kept, rerun the command to resume", _INTERRUPTED)

@@ -140,7 +140,7 @@ class _Failure:
         if isinstance(error, RunFailed):
             return cls(rank, 1, str(error))
         if isinstance(error, KeyboardInterrupt):
-            return cls(rank, 130, "interrupted")
+            return cls(rank, getattr(error, "exit_code", 130), "interrupted")
         return cls(rank, 1, f"{type(error).__name__}: {error}")
 
 

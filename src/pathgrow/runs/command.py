@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import torch
 
+from pathgrow import interrupts
 from pathgrow.checkpoint import RunDir
 from pathgrow.distributed.comm import Communicator, held_by_rank0
 from pathgrow.distributed.process_group import join_process_group
@@ -70,7 +71,8 @@ def run_in(
         held_by_rank0(comm, lambda: RunDir.open(out, config.as_dict(), device=plan.device.type)) as run_dir,
     ):
         if not comm.broadcast_from_rank0(lambda: RunDir(out).finished):
-            work(config, run_dir, progress or ProgressBar(), comm)
+            with interrupts.saving():
+                work(config, run_dir, progress or ProgressBar(), comm)
 
         def report() -> RunReport:
             assert run_dir is not None, "on rank 0"

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import SGD, Adagrad, Adam, Optimizer
 
+from pathgrow import interrupts
 from pathgrow.checkpoint import RunDir, Store
 from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator
 from pathgrow.errors import UserError, is_int
@@ -403,6 +404,7 @@ class TrainingCheckpoint:
 
     def delete(self) -> None:
         """Delete the saved state once its stage is stored."""
+        interrupts.forget(self.name)
         self.store.delete_tensors(self.name)
 
 

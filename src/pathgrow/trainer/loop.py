@@ -5,10 +5,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from pathgrow import interrupts
 from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator
 from pathgrow.errors import RunFailed
 from pathgrow.rng import derive
@@ -108,6 +110,8 @@ class Training:
         self.wait()
         if self._job.progress is not None and self._job.progress.is_worth_saving(time.monotonic() - self._started_at):
             self._save()  # what follows the training (evaluation, other parts) may be killed too
+        elif self._job.progress is not None and self._comm.size == 1:
+            interrupts.save_later(self._job.progress.name, partial(self._save_unchanged, self._job.attached.step))
         for group, lr in zip(self._job.attached.optimizer.param_groups, base, strict=True):
             group["lr"] = lr
 
@@ -136,6 +140,15 @@ class Training:
             return self._graph_step.dropout_rng
         device = self._plan.device
         return torch.cuda.default_generators[device.index] if device.type == "cuda" else torch.default_generator
+
+    def save_on_signal(self) -> None:
+        """Save between two steps, unless there is nothing to save."""
+        if self._job.progress is not None and self._done > self._job.first_step:
+            self._save()
+
+    def _save_unchanged(self, step: int) -> None:
+        if self._job.attached.step == step:  # otherwise another part of its stage has trained it on
+            self._save()
 
     def _save(self) -> None:
         assert self._job.progress is not None

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, AdamW, Optimizer
 
+from pathgrow import interrupts
 from pathgrow.data.dataset import Dataset, Split, StreamedSplit, normalize
 from pathgrow.data.streaming import StreamLoader
 from pathgrow.distributed.comm import Communicator
@@ -110,8 +112,17 @@ class Trainer:
         max_running = self.plan.max_concurrent if self.is_concurrent else 1
         on_gpu = self.plan.device.type == "cuda"
         # The global generators are restored: trainings seed them for dropout.
-        with self.plan.training_flags(), torch.random.fork_rng(devices=[self.plan.device] if on_gpu else []):
+        with (
+            self.plan.training_flags(),
+            torch.random.fork_rng(devices=[self.plan.device] if on_gpu else []),
+            # Several ranks cannot save when one of them is asked to.
+            interrupts.deferred() if self.comm.size == 1 else nullcontext(lambda: False) as is_interrupted,
+        ):
             while True:
+                if is_interrupted():
+                    for training, _ in running.values():
+                        training.save_on_signal()
+                    return samples  # raises `Interrupted`
                 for number, job in islice(waiting, max_running - len(running)):
                     training = self._training(job)
                     running[number] = (training, training.steps())
