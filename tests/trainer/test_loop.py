@@ -142,6 +142,7 @@ def test_a_save_waits_as_a_mask_update_does() -> None:
     attached = attach(model, optimizer, fixed(Masks.full(model)), scope=Masks.full(model))
     saves = list[int]()
     progress: Any = SimpleNamespace(
+        name="made",
         load=lambda attached: None,
         is_due=lambda step, seconds: step == 3,
         is_worth_saving=lambda seconds: False,

@@ -14,8 +14,8 @@ from pathgrow.cli.flags import Parser, Subcommand
 from pathgrow.cli.lists import LIST_COMMANDS
 from pathgrow.cli.run import RUN_COMMANDS
 from pathgrow.cli.study import STUDY_COMMANDS
+from pathgrow.distributed.interrupts import Interrupted, handled
 from pathgrow.errors import PeerFailed, RunFailed, UserError, printable, unknown_name
-from pathgrow.interrupts import Interrupted, handled
 from pathgrow.version import __version__
 
 COMMANDS = {**RUN_COMMANDS, **STUDY_COMMANDS, **LIST_COMMANDS}

@@ -7,8 +7,8 @@ from typing import TypeVar
 
 import torch
 
-from pathgrow import interrupts
 from pathgrow.checkpoint import RunDir
+from pathgrow.distributed import interrupts
 from pathgrow.distributed.comm import Communicator, held_by_rank0
 from pathgrow.distributed.process_group import join_process_group
 from pathgrow.errors import UserError

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import SGD, Adagrad, Adam, Optimizer
 
-from pathgrow import interrupts
 from pathgrow.checkpoint import RunDir, Store
+from pathgrow.distributed import interrupts
 from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator
 from pathgrow.errors import UserError, is_int
 from pathgrow.graph import Graph

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from pathgrow import interrupts
+from pathgrow.distributed import interrupts
 from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator
 from pathgrow.errors import RunFailed
 from pathgrow.rng import derive

@@ -25,6 +25,7 @@ class Interrupted(KeyboardInterrupt):
 
 @dataclass
 class _State:
+    is_active: bool = False
     received: int | None = None
     is_deferred: bool = False
     unsaved: dict[str, Callable[[], None]] = field(default_factory=dict)
@@ -55,6 +56,7 @@ def handled() -> Iterator[None]:
     for signum in _SIGNALS:
         if signal.getsignal(signum) is not signal.SIG_IGN:
             before[signum] = signal.signal(signum, handle)
+    _state.is_active = True
     try:
         yield
     finally:
@@ -77,7 +79,8 @@ def deferred() -> Iterator[Callable[[], bool]]:
 
 def save_later(name: str, save: Callable[[], None]) -> None:
     """Note an ended training that is saved only if a signal comes before its stage is stored."""
-    _state.unsaved[name] = save
+    if _state.is_active:  # it holds the network
+        _state.unsaved[name] = save
 
 
 def forget(name: str) -> None:
