@@ -1,9 +1,8 @@
-"""Accuracy and coverage of both searches on simulated discoveries with known answers.
+"""Accuracy and coverage of the static search on simulated discoveries with known answers.
 
-    python -m benchmarks.simulated [--runs 200] [--held-out]
-    python -m benchmarks.simulated --search static [--runs 200] [--shapes fast medium ...] [--noises 0.001 0.004]
+    python -m benchmarks.simulated [--runs 200] [--shapes fast medium ...] [--noises 0.001 0.004]
 
-The default search is described in `benchmarks/simulated_shrink.py`; what follows is about the static one.
+The default search has its own simulation, `python -m benchmarks.simulated_shrink`.
 
 A score is a known function of density, of the epochs trained and of a lag after each growth step, plus noise; gaps
 between networks are larger after short training, by a power of its length that is drawn for each discovery. Printed for
@@ -25,7 +24,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from scipy.optimize import brentq
 
-from benchmarks import simulated_shrink
 from pathgrow.density.probe import ProbeRule, select_network
 from pathgrow.density.types import DENSE, Answer, Curve, Grow, Point, Probe, Reference, Rule, Stop
 
@@ -346,9 +344,7 @@ def _summary(middle: float, values: Sequence[float]) -> str:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--search", choices=["shrink", "static"], default="shrink")
     parser.add_argument("--runs", type=int, default=200)
-    parser.add_argument("--held-out", action="store_true", help="shapes that the default search was not designed on")
     parser.add_argument("--shapes", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
     parser.add_argument("--noises", nargs="+", type=float, default=[0.001, 0.004])
     parser.add_argument("--references", nargs="+", choices=["exact", "dense", "none"], default=["dense", "none"])
@@ -363,9 +359,6 @@ def main() -> None:
         "--concurrency", type=float, default=CostModel.concurrency, help="speed-up of a batch of probes"
     )
     chosen = parser.parse_args()
-    if chosen.search == "shrink":
-        simulated_shrink.print_table(chosen.runs, chosen.held_out)
-        return
     cost = CostModel(
         seed=chosen.seed,
         rough=chosen.rough,

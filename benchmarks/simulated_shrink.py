@@ -1,20 +1,22 @@
 """Simulated discoveries of the default search (grow, train, shrink) with known answers, without any training.
 
-    python -m benchmarks.simulated [--runs 200] [--held-out]
+    python -m benchmarks.simulated_shrink [--runs 200] [--held-out]
 
 A score is a known function of density, of all epochs trained and of the length of the last phase, plus noise:
 
-    score = top - loss * (epochs / budget)^-power - restart / phase - gap(density) * (phase / last phase)^change
+    score = top - loss * (epochs / budget)^-power - restart(phase) - gap(density) * (phase / last phase)^change
 
-The learning curve of the dense network is a power law with a floor; a restarted learning rate costs something that a
-longer phase makes up for; gaps to dense shrink, stay or grow with the training after pruning (a power of -0.4, 0 or
-0.4, so by a factor of up to 2.5 between a round and a finished network). For each discovery the learning curve, the
-cost of restarts and the exact power are drawn anew, and every second one knows its number of validation examples. Gaps
-are scaled so that a finished network of the known density is exactly delta below the dense one.
+The learning curve of the dense network is a power law with a floor; a restarted learning rate costs something, in part
+made up for by a longer phase; gaps to dense shrink, stay or grow with the training after pruning (by a power of -0.4, 0
+or 0.4). For each discovery the learning curve, the cost of restarts and the exact power are drawn anew, and every
+second one knows its number of validation examples. Gaps are scaled so that a network of the density in the table,
+finished once, is exactly delta below the dense one; one that was finished twice may be sparser, and each answer is
+compared with the truth for networks trained as long as the returned one.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,17 +24,17 @@ from statistics import mean, median
 from typing import Literal
 
 import numpy as np
+from scipy.optimize import brentq
 
 from pathgrow.density.shrink import Check, NextRound, ShrinkRule
 from pathgrow.density.types import Answer, Curve, Point, Reference
+from pathgrow.runs.options import DiscoverOptions
+from pathgrow.runs.shrinking import TOO_MUCH, Lengths
 
 DELTA = 0.01
 BUDGET = 160
-QUARTER, ROUND = BUDGET // 4, BUDGET // 20
 TOP = 0.95
-MAX_COST = {"none": 1.0, "dense": 2.0}
-TOO_MUCH = 3.0
-"""As in `runs/shrinking.py`: a network that lost more deltas than this is not returned."""
+RULE = ShrinkRule(delta=DELTA)
 
 CHANGES = {"shrinking": -0.4, "constant": 0.0, "growing": 0.4}
 NOISES = (0.1, 0.25, 0.4)
@@ -65,25 +67,29 @@ class Setting:
     """In units of delta."""
     reference: ReferenceKind
 
+    @property
+    def options(self) -> DiscoverOptions:
+        """Those of the search."""
+        return DiscoverOptions(budget=BUDGET, delta=DELTA, reference=None if self.reference == "none" else "dense")
+
 
 class Task:
     """The scores of one discovery."""
 
     def __init__(self, setting: Setting, seed: int) -> None:
         draw = np.random.default_rng(seed)
+        self.lengths = Lengths(setting.options)
         self._draw, self._setting = draw, setting
         self._change = setting.change + draw.normal(0.0, 0.1)
         self._power = draw.uniform(0.2, 1.0)
-        second_quarter = DELTA * math.exp(draw.uniform(math.log(0.2), math.log(2.0)))
+        second_quarter = DELTA * math.exp(draw.uniform(math.log(0.2), math.log(1.5)))
         self._loss = second_quarter / (0.25**-self._power - 0.5**-self._power)
-        self._restart = DELTA * draw.uniform(-0.25, 0.5)
-        self.finish = QUARTER if setting.reference == "none" else BUDGET - 2 * QUARTER
+        self._restart, self._recovered = DELTA * draw.uniform(0.0, 0.3), DELTA * draw.uniform(-0.25, 0.5)
         self.dense = self.score(1.0, BUDGET, BUDGET)
-        # Rounds of the default length and depth on the way to the known density.
-        rounds = max(0.0, 1 + math.log(setting.known / 0.4) / math.log(0.63))
-        unpruned = self.score(1.0, 2 * QUARTER + rounds * ROUND + self.finish, self.finish)
-        self._scale = (unpruned - self.dense + DELTA) / (setting.shape(setting.known) - setting.shape(1.0))
-        assert self._scale > 0, "the known density is within reach"
+        # Rounds of the default depth on the way to the density that is to be known.
+        rounds = 1 + math.log(setting.known / (1 - RULE.first_prune_fraction)) / math.log(1 - RULE.prune_fraction)
+        epochs = 2 * self.lengths.quarter + max(0.0, rounds) * self.lengths.round + self.lengths.finish
+        self._scale = self._allowed(epochs) / (setting.shape(setting.known) - setting.shape(1.0))
         self.num_val = None
         if seed % 2:
             # As if evaluation made up half to all of the noise, and the choice of batches the rest.
@@ -92,11 +98,24 @@ class Task:
 
     def score(self, density: float, epochs: float, phase: float) -> float:
         """The true score of a network."""
-        value = TOP - self._loss * (epochs / BUDGET) ** -self._power - self._restart * ROUND / phase
+        value = TOP - self._loss * (epochs / BUDGET) ** -self._power
+        if epochs > phase:
+            value -= self._restart + self._recovered * BUDGET / 20 / phase
         if density < 1:
             gap = self._scale * (self._setting.shape(density) - self._setting.shape(1.0))
-            value -= gap * (phase / self.finish) ** self._change
+            value -= gap * (phase / self.lengths.finish) ** self._change
         return value
+
+    def known(self, epochs: float) -> float:
+        """The smallest density that is within delta of dense if a finished network has had so many epochs in all."""
+        allowed = self._allowed(epochs) / self._scale + self._setting.shape(1.0)
+        return math.exp(brentq(lambda log: self._setting.shape(math.exp(log)) - allowed, math.log(1e-6), 0.0))
+
+    def _allowed(self, epochs: float) -> float:
+        """How much a finished network may lose by pruning."""
+        allowed = self.score(1.0, epochs, self.lengths.finish) - self.dense + DELTA
+        assert allowed > 0, "the answer is within reach"
+        return allowed
 
     def observe(self, number: int, density: float, epochs: int, phase: int) -> Point:
         """The measured score of a network."""
@@ -111,6 +130,8 @@ class Run:
     curve: Curve
     answer: Answer
     check: Check | None
+    known: float
+    """The true answer for networks that are trained as long as the returned one."""
     density: float
     """Of the returned network."""
     lost: float
@@ -121,9 +142,10 @@ class Run:
 
 def discover(setting: Setting, seed: int) -> Run:
     """Follow the rule, as `ShrinkSearch` does."""
-    task, rule = Task(setting, seed), ShrinkRule(delta=DELTA)
-    points = [task.observe(0, 1.0, QUARTER, QUARTER), task.observe(1, 1.0, 2 * QUARTER, QUARTER)]
-    base, phases = points[1], [QUARTER, QUARTER]
+    task, rule, cost_limit = Task(setting, seed), RULE, setting.options.cost_limit
+    lengths = task.lengths
+    points = [task.observe(k, 1.0, (k + 1) * lengths.quarter, lengths.quarter) for k in range(2)]
+    base, phases = points[1], [lengths.quarter, lengths.quarter]
     reference = None
     if setting.reference == "dense":
         dense = task.observe(0, 1.0, BUDGET, BUDGET)
@@ -139,13 +161,13 @@ def discover(setting: Setting, seed: int) -> Run:
         return sum(flops(point.density) * phase for point, phase in zip(points, phases, strict=True)) / BUDGET
 
     while (due := rule.next_round(curve)) is not None:
-        curve = replace(curve, probes=(*curve.probes, train(due, ROUND)))
+        curve = replace(curve, probes=(*curve.probes, train(due, lengths.round)))
     while (due := rule.candidate(curve)) is not None:
-        next_cost = flops(points[due.start].density) * task.finish / BUDGET
+        next_cost = flops(points[due.start].density) * lengths.finish / BUDGET
         is_first = all(point.density == 1 for point in curve.finished)
-        if not is_first and cost() + next_cost > MAX_COST[setting.reference]:
+        if not is_first and cost() + next_cost > cost_limit:
             break
-        curve = replace(curve, finished=(*curve.finished, train(due, task.finish)))
+        curve = replace(curve, finished=(*curve.finished, train(due, lengths.finish)))
     network = rule.select(curve)
     if network.score < base.score - TOO_MUCH * DELTA:
         network = base
@@ -153,6 +175,7 @@ def discover(setting: Setting, seed: int) -> Run:
         curve=curve,
         answer=rule.answer(curve),
         check=rule.check(curve, network),
+        known=task.known(network.epochs),
         density=network.density,
         lost=(task.dense - task.score(network.density, network.epochs, phases[network.round])) / DELTA,
         cost=cost(),
@@ -168,24 +191,23 @@ def flops(density: float) -> float:
 class Summary:
     """Many discoveries of one cell."""
 
-    known: float
     runs: Sequence[Run]
 
     @staticmethod
     def of(setting: Setting, num: int) -> Summary:
         """Run `num` discoveries."""
-        return Summary(setting.known, [discover(setting, seed) for seed in range(num)])
+        return Summary([discover(setting, seed) for seed in range(num)])
 
     @property
     def errors(self) -> list[float]:
         """Of the answers that name a density, relative to the known one."""
-        return [abs(run.answer.density / self.known - 1) for run in self.runs if run.answer.density is not None]
+        return [abs(run.answer.density / run.known - 1) for run in self.runs if run.answer.density is not None]
 
     @property
     def covered(self) -> list[bool]:
         """Whether the interval contains the known answer; no interval if the answer is open, and then no entry."""
-        found = [run.answer for run in self.runs if run.answer.status != "open"]
-        return [a.interval is not None and a.interval[0] <= self.known <= a.interval[1] for a in found]
+        found = [(run.known, run.answer.interval) for run in self.runs if run.answer.status != "open"]
+        return [interval is not None and interval[0] <= known <= interval[1] for known, interval in found]
 
     @property
     def within(self) -> float:
@@ -201,11 +223,11 @@ class Summary:
     def row(self) -> list[str]:
         """The columns of the table after those that name the cell."""
         answers, runs = [run.answer for run in self.runs], self.runs
-        named = [answer.density / self.known for answer in answers if answer.density is not None]
+        named = [run.answer.density / run.known for run in runs if run.answer.density is not None]
         widths = [
             a.interval[1] / max(a.interval[0], 0.005) for a in answers if a.status == "found" and a.interval is not None
         ]
-        returned = [run.density / self.known for run in runs]
+        returned = [run.density / run.known for run in runs]
         lost = [run.lost for run in runs]
         return [
             f"{mean(map(float, self.covered)):.0%}" if self.covered else "-",
@@ -233,9 +255,13 @@ COLUMNS = (
 )
 
 
-def print_table(num: int, held_out: bool = False) -> None:
+def main() -> None:
     """Print one row per cell; half of its discoveries have the one shape, half the other."""
-    shapes = HELD_OUT if held_out else SHAPES
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--held-out", action="store_true", help="shapes that the rule was not designed on")
+    chosen = parser.parse_args()
+    num, shapes = chosen.runs, HELD_OUT if chosen.held_out else SHAPES
     references: Sequence[ReferenceKind] = ("dense", "none")
     print("| " + " | ".join(COLUMNS) + " |")
     print("|" + "---|" * len(COLUMNS))
@@ -249,4 +275,8 @@ def print_table(num: int, held_out: bool = False) -> None:
                     ]
                     runs = [run for one in settings for run in Summary.of(one, num // len(settings)).runs]
                     head = [gaps, f"{known:.0%}", f"{noise:g}", reference]
-                    print("| " + " | ".join([*head, *Summary(known, runs).row()]) + " |", flush=True)
+                    print("| " + " | ".join([*head, *Summary(runs).row()]) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -23,6 +23,11 @@ SHRINKING = (0.2, 0.1)
 LEVEL = (0.05, 0.5, 0.95)
 """Quantiles of a 90% interval and its median."""
 NUM_BAND_DENSITIES = 61
+USUAL_POWER = 0.5
+"""Exponent of a learning curve, for what the rounds of pruned networks learn."""
+USUAL_NOISE = 0.2
+"""Noise of one score in units of delta, if the number of validation examples is not known. Only the centre of a prior:
+whoever chooses a tolerance can usually resolve it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,6 +214,42 @@ def trajectory_noise(rough: Sequence[Point]) -> float | None:
     return float(np.median(np.abs(differences))) / (0.6745 * math.sqrt(20.0))
 
 
+@lru_cache(maxsize=8)  # each decision reads the same curve several times
+def curve_of_rounds(curve: Curve, delta: float) -> DensityEstimate | None:
+    """The curve through the pruned networks, as if all had been trained as long as the network before pruning.
+
+    It may or may not end at the score of that network. Sparser networks have been through more rounds; what the
+    unpruned network would have learned in the meantime is subtracted.
+    """
+    base, noise = curve.rough[-1], USUAL_NOISE * delta
+    rate = abs(base.score)  # an error rate comes with a minus sign
+    if curve.num_val is not None and 0 < rate < 1:
+        # Two networks that make as many mistakes make about two thirds of them on the same examples.
+        noise = math.sqrt(rate * (1 - rate) / (3 * curve.num_val))
+    learned = [learned_until(curve, point.epochs) for point in curve.probes]
+    points = [replace(p, score=p.score - more) for p, more in zip(curve.probes, learned, strict=True)]
+    end = Reference(score=base.score, kind="densest")
+    return estimate_from_points(points, delta, end, noise_hint=noise, num_val=curve.num_val)
+
+
+def learned_until(curve: Curve, epochs: int) -> float:
+    """What the network before pruning would have gained by training on until then, by the usual power law."""
+    known = [(point.epochs, point.score) for point in unpruned(curve)[:2]]
+    if curve.reference is not None and curve.reference.epochs is not None and curve.rough[-1].density == 1:
+        known.append((curve.reference.epochs, curve.reference.score))
+    if len(known) < 2 or known[0][0] == 0:
+        return 0.0
+    left = np.array([point[0] for point in known]) ** -USUAL_POWER
+    slope = np.polyfit(left, [point[1] for point in known], 1)[0]
+    return max(0.0, -float(slope)) * float(curve.rough[-1].epochs ** -USUAL_POWER - epochs**-USUAL_POWER)
+
+
+def unpruned(curve: Curve) -> list[Point]:
+    """The network without pruning after each of its trainings."""
+    base = curve.rough[-1]
+    return [point for point in (*curve.rough[-2:], *curve.finished) if point.density == base.density]
+
+
 def fit_band(curve: Curve, answer: Answer | None = None) -> dict[str, list[float]] | None:
     """Return the fitted curve with its 90% band, from the lowest to the densest probe.
 
@@ -220,11 +261,18 @@ def fit_band(curve: Curve, answer: Answer | None = None) -> dict[str, list[float
     its own target. It crosses the target at the answer. Not so if the answer depends on finished networks as well.
     """
     points = curve.probes if curve.can_probe else curve.rough
-    estimate = estimate_from_points(points, 1.0, curve.reference, noise_hint=trajectory_noise(curve.rough))
+    if curve.finished and answer is not None:
+        estimate = curve_of_rounds(curve, answer.delta)
+    else:
+        estimate = estimate_from_points(points, 1.0, curve.reference, noise_hint=trajectory_noise(curve.rough))
     if estimate is None:
         return None
     densities = np.geomspace(estimate.lowest, estimate.densest.density, NUM_BAND_DENSITIES)
-    rows = [quantiles(estimate.curves.at(float(density)), LEVEL) for density in densities]
+    learned = np.zeros(NUM_BAND_DENSITIES)
+    if curve.finished and answer is not None:
+        known = np.array(sorted((math.log(point.density), learned_until(curve, point.epochs)) for point in points))
+        learned = np.interp(np.log(densities), known[:, 0], known[:, 1])
+    rows = [quantiles(estimate.curves.at(float(x)) + more, LEVEL) for x, more in zip(densities, learned, strict=True)]
     low, score, high = (list(column) for column in zip(*rows, strict=True))
     band = {"density": densities.tolist(), "score": score, "low": low, "high": high}
     if answer is not None and not curve.finished and isinstance(quantile := answer.details.get("quantile"), float):

@@ -1,21 +1,19 @@
 """The rule of grow-train-shrink: prune a trained network in rounds, and read where its score has dropped by delta.
 
 Every point of the curve is a network that exists, and the same weights continue from one to the next, so neighbours
-differ by one small step. What is not measured by the rounds is measured by the finished networks: how far the score of
-a density moves between a short round and a full training. The dense network after a full training, if it is neither
-given nor trained, is extrapolated from its last two scores by a power law of the epochs with an exponent between 0 and
-1, the range of published learning curves: doubling a training gains from half to all of what the last doubling did.
+differ by one small step. What the rounds do not measure is inferred (`full_training.py`): from the finished networks,
+how far the score of a density moves between a short round and a full training; from its learning curve, the score of
+the dense network after a full training, if it is neither given nor trained.
 """
 
 import math
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Literal
 
 import numpy as np
-from scipy.special import expit, ndtr
 
-from pathgrow.density.estimate import LEVEL, DensityEstimate, estimate_from_points, quantiles
+from pathgrow.density.estimate import LEVEL, DensityEstimate, curve_of_rounds, quantiles, unpruned
+from pathgrow.density.full_training import FullTraining, infer
 from pathgrow.density.types import (
     DEFAULT_DELTA,
     Answer,
@@ -31,8 +29,8 @@ from pathgrow.density.types import (
 from pathgrow.errors import require
 
 _QUANTILE = 0.6
-"""Posterior quantile of the density that is finished and reported. The median is about a fifth too low if one score is
-as noisy as a third of delta (tests/density/test_shrink.py)."""
+"""Posterior quantile of the density that is finished and reported: too sparse a network breaks the promise, too dense a
+one costs a few weights."""
 MAX_ROUNDS = 14
 OPEN = 0.1
 """Probability of an answer below the sparsest network at which pruning goes on."""
@@ -45,8 +43,7 @@ _CLOSE = 1.1
 MAX_CUT = 0.5
 """How far below the sparsest of them the next one may be, as a ratio."""
 MAX_FINISHED = 4
-MAX_FACTOR = 10.0
-"""Largest factor by which a full training can change the gaps between networks."""
+
 
 Outcome = Literal["verified", "consistent", "missed", "not verified"]
 """How the returned network compares with dense. Against a given or trained score: verified if it is within
@@ -122,17 +119,16 @@ class ShrinkRule:
         base, estimate = curve.rough[-1], self._estimate(curve)
         if estimate is None or self._needs_control(curve):
             return None if curve.finished else NextRound(start=base.round, density=base.density)
-        finished, wanted = self._sparse(curve), quantiles(self._densities(curve, estimate), (_QUANTILE,))[0]
+        finished, wanted = self._sparse(curve), self._wanted(curve)
         if finished:
-            # The curve is not trusted far below the networks that were trained fully.
-            lowest = [STEP * point.density for point in finished if self._misses(curve, point)]
+            # The curve is not trusted far from the networks that were trained fully.
+            missed = [point.density for point in finished if self._misses(curve, point)]
+            lowest = [STEP * density for density in missed]
             wanted = max(wanted, *lowest, min(MAX_CUT * point.density for point in finished))
+            if len(missed) == len(finished):
+                wanted = min(wanted, max(missed) / MAX_CUT**2)
         else:
-            # Between the density that is within delta of the trained network and the one that is, after its short
-            # round, already within delta of dense: full training makes up for some of the difference.
-            safe = quantiles(estimate.curves.reach(self._dense(curve, estimate) - self.delta), (_QUANTILE,))[0]
-            wanted, safe = np.clip((wanted, safe), estimate.lowest, estimate.densest.density)
-            wanted = math.sqrt(wanted * safe)
+            wanted = float(np.clip(wanted, estimate.lowest, estimate.densest.density))
         wanted = min(wanted, base.density)
         is_close = any(1 / _CLOSE <= point.density / wanted <= STEP for point in curve.finished)
         if is_close or len(finished) >= MAX_FINISHED:
@@ -149,7 +145,7 @@ class ShrinkRule:
         If there is none, it is the densest one that was pruned.
         """
         estimate, pruned = self._estimate(curve), self._sparse(curve)
-        wanted = 1.0 if estimate is None else quantiles(self._densities(curve, estimate), (_QUANTILE,))[0]
+        wanted = 1.0 if estimate is None else self._wanted(curve)
         enough = [p for p in pruned if p.density * _CLOSE >= wanted and not self._misses(curve, p)]
         if enough:
             return min(enough, key=lambda point: point.density)
@@ -157,9 +153,9 @@ class ShrinkRule:
 
     def check(self, curve: Curve, network: Point) -> Check | None:
         """How a fully trained network compares with dense; None if too little is known."""
-        if (estimate := self._estimate(curve)) is None:
+        if self._estimate(curve) is None:
             return None
-        gap = self._shortfall(curve, estimate, network)
+        gap = self._shortfall(curve, network)
         shortfall, error = float(np.mean(gap)), float(np.std(gap))
         if curve.reference is not None:
             within = shortfall <= self.delta
@@ -180,11 +176,11 @@ class ShrinkRule:
         answer = open_answer(self.name, self.delta, curve, self.decide(curve))
         if not curve.rough or (estimate := self._estimate(curve)) is None:
             return answer
-        base, densities = curve.rough[-1], self._densities(curve, estimate)
+        base, densities = curve.rough[-1], self._outcomes(curve).density
         lowest = min(estimate.lowest, *(point.density for point in (base, *curve.finished)))
         low, median, high = quantiles(densities, LEVEL)
         density = quantiles(densities, (_QUANTILE,))[0]
-        dense = self._dense(curve, estimate)
+        dense = self._dense(curve)
         answer = replace(
             answer,
             reference=curve.reference or Reference(score=float(np.median(dense)), kind="estimated"),
@@ -207,7 +203,7 @@ class ShrinkRule:
         if density * _CLOSE <= lowest:
             return replace(answer, status="flat", interval=(0.0, max(interval[1], lowest)))
         if density > base.density:
-            return replace(answer, status="unreached")
+            return replace(answer, status="unreached") if low > base.density else answer
         return replace(answer, status="found", density=density, interval=interval)
 
     def _misses(self, curve: Curve, network: Point) -> bool:
@@ -215,75 +211,43 @@ class ShrinkRule:
         return check is not None and check.outcome == "missed"
 
     def _estimate(self, curve: Curve) -> DensityEstimate | None:
-        return _through(curve.probes, curve.rough[-1].score, self.delta, curve.num_val)
+        return curve_of_rounds(curve, self.delta) if curve.rough else None
 
-    def _dense(self, curve: Curve, estimate: DensityEstimate) -> FloatArray:
-        """Score of the dense network after full training, one entry per posterior curve."""
-        noise = estimate.curves.noise * estimate.curves.reference_z
-        if curve.reference is not None:
-            return curve.reference.score + noise
-        level = estimate.level if len(self._unpruned(curve)) < 3 else self._unpruned(curve)[-1].score + noise
-        return level + max(0.0, self._last_gain(curve)) * self._gain_ratio(curve, ndtr(estimate.curves.gap_z))
+    def _outcomes(self, curve: Curve) -> FullTraining:
+        outcomes = infer(curve, self.delta)
+        assert outcomes is not None, "there is a curve through the rounds"
+        return outcomes
 
-    def _densities(self, curve: Curve, estimate: DensityEstimate) -> FloatArray:
-        """The answer on each posterior curve."""
-        finished, curves = self._sparse(curve), estimate.curves
-        if not finished:
-            return estimate.delta_density  # relative to the trained network: nothing is known about full training yet
-        # Further training may scale the gaps to dense, or shift all of them (such as what restarts of the learning rate
-        # cost). With one finished network both explain it; with more, the more likely one is drawn more often.
-        after = np.stack([self._shortfall(curve, estimate, point) for point in curve.finished])
-        before = np.stack([estimate.level - curves.at(point.density) for point in curve.finished])
-        shift = np.mean(after - before, axis=0)
-        largest = np.maximum(np.sum(before**2, axis=0), curves.noise**2)
-        factor = np.clip(np.sum(before * after, axis=0) / largest, 1 / MAX_FACTOR, MAX_FACTOR)
-        misfit = [np.sum((after - m) ** 2, axis=0) / (4 * curves.noise**2) for m in (factor * before, before + shift)]
-        is_scaled = np.random.default_rng(1).random(len(factor)) < expit(misfit[1] - misfit[0])
-        return curves.reach(estimate.level - np.where(is_scaled, self.delta / factor, self.delta - shift))
+    def _dense(self, curve: Curve) -> FloatArray:
+        """Score of the dense network after full training, one entry per outcome."""
+        outcomes = self._outcomes(curve)
+        if curve.reference is None:
+            return outcomes.dense
+        return curve.reference.score + outcomes.noise * np.random.default_rng(0).standard_normal(len(outcomes.noise))
+
+    def _wanted(self, curve: Curve) -> float:
+        return quantiles(self._outcomes(curve).density, (_QUANTILE,))[0]
 
     def _needs_control(self, curve: Curve) -> bool:
         """Whether the network without pruning has to be trained fully too, since it still improves by more than delta.
 
         Otherwise what a full training gains would be a guess that is larger than the tolerance.
         """
-        return curve.reference is None and len(self._unpruned(curve)) == 2 and self._last_gain(curve) > self.delta
+        return curve.reference is None and len(unpruned(curve)) == 2 and self._last_gain(curve) > self.delta
 
     def _last_gain(self, curve: Curve) -> float:
         """What the last phase of the network without pruning gained."""
-        scores = [point.score for point in self._unpruned(curve)]
+        scores = [point.score for point in unpruned(curve)]
         return scores[-1] - scores[-2] if len(scores) > 1 else 0.0
-
-    def _gain_ratio(self, curve: Curve, exponent: FloatArray) -> FloatArray:
-        """What the rest of a full training gains over what the last phase did, if 1 - score falls as a power law."""
-        if len(points := self._unpruned(curve)) < 2:
-            return np.ones_like(exponent)  # no phase to compare with
-        before, last = (-np.expm1(-exponent * math.log(p.epochs)) / exponent for p in points[-2:])
-        end = -np.expm1(-exponent * math.log(max(curve.full_epochs or 0, points[-1].epochs))) / exponent
-        ratio: FloatArray = (end - last) / (last - before)
-        return ratio
-
-    def _unpruned(self, curve: Curve) -> list[Point]:
-        """The network without pruning after each of its trainings."""
-        base = curve.rough[-1]
-        return [point for point in (*curve.rough[-2:], *curve.finished) if point.density == base.density]
 
     def _sparse(self, curve: Curve) -> list[Point]:
         return [point for point in curve.finished if point.density < curve.rough[-1].density]
 
-    def _shortfall(self, curve: Curve, estimate: DensityEstimate, network: Point) -> FloatArray:
-        """How far a fully trained network is below dense, one entry per posterior curve."""
-        noise = np.random.default_rng(round(1e6 * network.density)).standard_normal(len(estimate.level))
-        shortfall: FloatArray = self._dense(curve, estimate) - network.score + estimate.curves.noise * noise
+    def _shortfall(self, curve: Curve, network: Point) -> FloatArray:
+        """How far a fully trained network is below dense, one entry per outcome."""
+        noise = self._outcomes(curve).noise
+        seed = round(1e6 * network.density)
+        shortfall: FloatArray = (
+            self._dense(curve) - network.score + noise * np.random.default_rng(seed).standard_normal(len(noise))
+        )
         return shortfall
-
-
-@lru_cache(maxsize=8)  # each decision reads the same curve several times
-def _through(points: tuple[Point, ...], end: float, delta: float, num_val: int | None) -> DensityEstimate | None:
-    """The curve through the pruned networks; it may or may not end at the score of the trained one."""
-    noise = None
-    rate = abs(end)  # an error rate comes with a minus sign
-    if num_val is not None and 0 < rate < 1:
-        # Two networks that make as many mistakes make about two thirds of them on the same examples.
-        noise = math.sqrt(rate * (1 - rate) / (3 * num_val))
-    base = Reference(score=end, kind="densest")
-    return estimate_from_points(points, delta, base, noise_hint=noise, num_val=num_val)

@@ -1,0 +1,151 @@
+"""What a full training leads to, inferred from short rounds of pruned networks and a few that were finished.
+
+Given the curve through the pruned networks, all other scores are linear in four unknown numbers:
+
+    first phase         dense - slope * left(epochs)
+    trained network     dense - slope * left(epochs) - restart
+    reference           dense
+    finished network    dense - slope * left(epochs) - restart - factor * gap(density)
+
+The learning curve is a power law, `left(epochs) = ((epochs / full)^-power - 1) / power` with an exponent between 0 and
+1, the range of published ones. `restart` is what a network whose learning rate was restarted lacks beside one that was
+trained in one phase; `factor` is how further training changes the gaps to dense. All scores are equally noisy. So for
+each curve and exponent the four numbers have a normal distribution, and the likelihood of the scores says how much that
+curve counts.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import log_ndtr, ndtr, ndtri
+
+from pathgrow.density.estimate import curve_of_rounds, unpruned
+from pathgrow.density.types import Curve, FloatArray
+
+DENSE, SLOPE, RESTART, FACTOR = range(4)
+FACTOR_SPREAD = 0.75
+"""Prior standard deviation of the factor, around 1: gaps may halve or double."""
+RESTART_SPREAD = 0.3
+"""The same for the cost of restarts, above 0, in units of delta."""
+WIDE = 10.0
+"""The same for the others, in units of delta and of the observed differences: nothing is assumed."""
+MIN_FACTOR = 0.1
+MIN_NOISE, MAX_GAP = 0.01, 50.0
+"""In units of delta; they keep the arithmetic well-conditioned."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullTraining:
+    """Equally likely outcomes."""
+
+    dense: FloatArray
+    """Score of the dense network after full training."""
+    density: FloatArray
+    """The smallest one that is within delta of it; 0: any, infinity: none."""
+    noise: FloatArray
+    """Standard deviation of one score."""
+
+
+@lru_cache(maxsize=8)  # each decision reads the same curve several times
+def infer(curve: Curve, delta: float) -> FullTraining | None:
+    """Return what a full training leads to; None if there are too few pruned networks."""
+    if (estimate := curve_of_rounds(curve, delta)) is None:
+        return None
+    curves, base = estimate.curves, curve.rough[-1]
+    power, noise = ndtr(curves.gap_z), np.maximum(curves.noise, MIN_NOISE * delta)
+    full = curve.full_epochs or 2 * base.epochs
+    finished = [point for point in curve.finished if point.density < base.density]
+    # A sparser network that is better shows that the one before pruning is too.
+    level = np.maximum(estimate.level, curves.at(estimate.densest.density))
+
+    def left(epochs: int) -> FloatArray:
+        if base.epochs == 0:  # a pretrained network has no learning curve
+            return np.zeros_like(power)
+        value: FloatArray = np.expm1(-power * math.log(epochs / full)) / power
+        return value
+
+    scores = [point.score for point in unpruned(curve)]
+    spread = WIDE * (delta + float(np.ptp(scores)))
+    unknown = _Unknown(
+        mean=(base.score, 0.0, 0.0, 1.0),
+        spread=(spread, spread, RESTART_SPREAD * delta, FACTOR_SPREAD),
+        size=len(power),
+    )
+    if curve.reference is not None:
+        unknown.observe(curve.reference.score, noise, dense=1.0)
+    if curve.reference is None or base.density == 1:
+        for point in unpruned(curve):
+            if point is base:
+                unknown.observe(level, MIN_NOISE * delta, dense=1.0, slope=-left(point.epochs), restart=-1.0)
+            else:
+                is_first = point.epochs < base.epochs
+                unknown.observe(
+                    point.score, noise, dense=1.0, slope=-left(point.epochs), restart=0.0 if is_first else -1.0
+                )
+    else:
+        level = curves.at(1.0)  # the network before pruning is sparser than the reference
+    for point in finished:
+        gap = np.clip(level - curves.at(point.density), 0.0, MAX_GAP * delta)
+        unknown.observe(point.score, noise, dense=1.0, slope=-left(point.epochs), restart=-1.0, factor=-gap)
+    slope, factor = unknown.draw(SLOPE, 0.0), unknown.draw(FACTOR, MIN_FACTOR)
+    restart, dense = unknown.draw(RESTART, 0.0), unknown.draw(DENSE)
+    allowed = delta - restart - (slope * left(finished[-1].epochs) if finished else 0.0)
+    density = curves.reach(level - allowed / factor)
+    kept = unknown.resampled()
+    return FullTraining(dense=dense[kept], density=density[kept], noise=noise[kept])
+
+
+class _Unknown:
+    """Normal distributions of the four numbers, one per curve, updated score by score."""
+
+    def __init__(self, mean: tuple[float, ...], spread: tuple[float, ...], size: int) -> None:
+        self._mean = np.tile(np.array(mean), (size, 1))
+        self._covariance = np.tile(np.diag(np.square(spread)), (size, 1, 1))
+        self._log_weight = np.zeros(size)
+        self._random = np.random.default_rng(1)
+
+    def observe(
+        self,
+        score: FloatArray | float,
+        noise: FloatArray | float,
+        *,
+        dense: float,
+        slope: FloatArray | float = 0.0,
+        restart: float = 0.0,
+        factor: FloatArray | float = 0.0,
+    ) -> None:
+        """Take a noisy score into account: a linear combination of the numbers."""
+        row = np.stack(np.broadcast_arrays(dense, slope, restart, factor, self._log_weight)[:4], axis=1)
+        error, variance = self._update(row, score, np.square(noise))
+        self._log_weight -= (error**2 / variance + np.log(variance)) / 2
+
+    def draw(self, which: int, lowest: float = -math.inf) -> FloatArray:
+        """Draw one of the numbers, no lower than given; those drawn later fit it."""
+        mean, spread = self._mean[:, which], np.sqrt(self._covariance[:, which, which])
+        above = (mean - lowest) / spread
+        self._log_weight += log_ndtr(above)
+        tail = np.maximum((1 - self._random.random(len(mean))) * ndtr(above), 1e-300)
+        value: FloatArray = np.maximum(mean - spread * ndtri(tail), lowest)
+        self._update(np.tile(np.eye(4)[which], (len(mean), 1)), value, 0.0)
+        return value
+
+    def resampled(self) -> NDArray[np.intp]:
+        """Curves in proportion to their weights, by systematic resampling."""
+        cumulative = np.cumsum(np.exp(self._log_weight - self._log_weight.max()))
+        num = len(cumulative)
+        kept: NDArray[np.intp] = np.searchsorted(cumulative, (np.arange(num) + 0.5) / num * cumulative[-1])
+        return kept
+
+    def _update(
+        self, row: FloatArray, value: FloatArray | float, noise: FloatArray | float
+    ) -> tuple[FloatArray, FloatArray]:
+        along = np.einsum("nij,nj->ni", self._covariance, row)
+        variance = np.sum(row * along, axis=1) + noise
+        error = value - np.sum(row * self._mean, axis=1)
+        gain = along / variance[:, None]
+        self._mean += gain * error[:, None]
+        self._covariance -= gain[:, :, None] * along[:, None, :]
+        return error, variance
