@@ -5,6 +5,7 @@ numbers as an undisturbed one. Generators are always on the CPU, so that masks a
 """
 
 import hashlib
+import operator
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,10 +13,13 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from pathgrow.errors import require
+
 
 def derive(seed: int, *name: str | int) -> int:
     """A 63-bit seed for this use, stable over processes, platforms and Python versions."""
-    text = "/".join([str(int(seed)), *map(str, name)])
+    require(hasattr(seed, "__index__"), "seed", seed, "an integer")
+    text = "/".join([str(operator.index(seed)), *map(str, name)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -137,3 +139,20 @@ def test_masks_of_another_model_are_refused() -> None:
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
     with pytest.raises(UserError, match=r"'0.weight' has shape \(2, 2\)"):
         path_scores(model, torch.ones(1, 4), {"0.weight": torch.ones(2, 2, dtype=torch.bool)})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"model": 3}, "^model must be a torch.nn.Module, got 3"),
+        ({"batch_norm": "x"}, "^batch_norm must be 'identity' or 'scale', got 'x'"),
+        ({"masks": 3}, "^masks must be Masks or a mapping"),
+        (
+            {"masks": {"weigth": torch.ones(2, 2, dtype=torch.bool)}},
+            "^unknown parameter in masks 'weigth': did you mean",
+        ),
+    ],
+)
+def test_wrong_arguments_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        path_scores(**{"model": nn.Linear(2, 2), "example_input": torch.ones(1, 2), **given})

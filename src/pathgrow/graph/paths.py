@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathgrow.errors import UserError
+from pathgrow.errors import UserError, require, unknown_name
 from pathgrow.graph.graph import Floats, Graph
 from pathgrow.graph.inputs import guess_example_input
 from pathgrow.graph.tracer import BatchNorm, Tracer, Use
@@ -158,6 +158,13 @@ def path_scores(
     >>> scores["2.weight"] * 6  # the total over all paths is 6
     tensor([[3., 3.]], dtype=torch.float64)
     """
+    require(isinstance(model, nn.Module), "model", model, "a torch.nn.Module")
+    require(batch_norm in ("identity", "scale"), "batch_norm", batch_norm, "'identity' or 'scale'")
+    require(masks is None or isinstance(masks, Mapping), "masks", masks, "Masks or a mapping of name to bool tensor")
+    known = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    for name in masks or ():
+        if name not in known:
+            raise unknown_name("parameter in masks", str(name), known)
     return dict(signals(model, example_input, masks, batch_norm=batch_norm).scores())
 
 
