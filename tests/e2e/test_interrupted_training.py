@@ -213,8 +213,9 @@ def changed_(attached: Attached) -> None:
     torch.manual_seed(999)
 
 
-@pytest.mark.item(8)
-@pytest.mark.parametrize("is_changed", [False, pytest.param(True, marks=pytest.mark.item(5))])
+@pytest.mark.parametrize(
+    "is_changed", [pytest.param(False, marks=pytest.mark.item(8)), pytest.param(True, marks=pytest.mark.item(5))]
+)
 def test_a_loaded_state_is_exact_whatever_was_there_before(is_changed: bool, trials: Trials) -> None:
     """And sparse: pruned weights and their optimizer state are zero, the number of active weights is that saved."""
     for _ in range(trials.count(quick=6, full=60)):
