@@ -22,7 +22,7 @@ from pathgrow.errors import RunFailed
 from pathgrow.masks import Masks
 from pathgrow.methods.picks import at_random
 from pathgrow.report.schema import TimingReport
-from pathgrow.runs import session
+from pathgrow.runs import stages
 from pathgrow.runs.api import discover
 from pathgrow.runs.records import Callback
 from pathgrow.sparse.attach import Attached, attach
@@ -340,7 +340,7 @@ def discovered(
                 raise Killed
 
     if often:
-        monkeypatch.setattr(session, "TrainingCheckpoint", Often)
+        monkeypatch.setattr(stages, "TrainingCheckpoint", Often)
     began: list[str] = []
 
     class StageLog(Callback):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import re
 import warnings
@@ -17,11 +16,11 @@ import torch
 from pathgrow.checkpoint import RunDir, StageFiles
 from pathgrow.errors import UserError
 from pathgrow.report.formats import stage_label
-from pathgrow.runs import session
+from pathgrow.runs import stages
 from pathgrow.runs.config import DiscoverConfig, RunConfig, TrainConfig
 from pathgrow.runs.discovery import expected_epochs, run_discovery
 from pathgrow.runs.training import train
-from pathgrow.sparse.training_state import TrainingCheckpoint, unfinished_steps
+from pathgrow.sparse.training_state import unfinished_steps
 from pathgrow.trainer import EngineOptions
 from tests.support.command import leave
 
@@ -46,7 +45,7 @@ def die_in(monkeypatch: pytest.MonkeyPatch, stage: str, step: int) -> None:
             raise Killed
 
     monkeypatch.setattr(StageFiles, "save", dying)
-    monkeypatch.setattr(session, "TrainingCheckpoint", functools.partial(TrainingCheckpoint, seconds=0.0))
+    monkeypatch.setattr(stages, "SECONDS_BETWEEN_SAVES", 0.0)
 
 
 @pytest.mark.parametrize(

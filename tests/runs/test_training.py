@@ -32,10 +32,10 @@ from pathgrow.methods.picks import all_candidates, at_random
 from pathgrow.report.html import cost_by_kind
 from pathgrow.report.schema import load_report
 from pathgrow.report.text import findings
-from pathgrow.runs import session
+from pathgrow.runs import stages
 from pathgrow.runs.config import TrainConfig
 from pathgrow.runs.training import train
-from pathgrow.sparse.training_state import TrainingCheckpoint, pack_training, unpack_training_
+from pathgrow.sparse.training_state import pack_training, unpack_training_
 from pathgrow.trainer import Trainer, recipes
 from pathgrow.trainer.interface import Job
 from tests.support.catalogue import Trials
@@ -266,7 +266,7 @@ def dying(monkeypatch: pytest.MonkeyPatch, after: int) -> Counter[str]:
             raise Killed
 
     monkeypatch.setattr(StageFiles, "save", counted)
-    monkeypatch.setattr(session, "TrainingCheckpoint", functools.partial(TrainingCheckpoint, seconds=0.0))
+    monkeypatch.setattr(stages, "SECONDS_BETWEEN_SAVES", 0.0)
     return saved
 
 
