@@ -402,3 +402,13 @@ def test_masks_are_those_of_the_cpu(name: str) -> None:
         return sparse.masks.to("cpu")
 
     assert visited("cuda") == visited("cpu")
+
+
+@pytest.mark.parametrize(("key", "value"), [("round", -1), ("step", -3), ("step", 1.5), ("round", "2"), ("seed", None)])
+def test_a_state_with_an_impossible_clock_is_refused(key: str, value: object) -> None:
+    model = nn.Linear(4, 3)
+    sparse = attach(model, torch.optim.SGD(model.parameters(), lr=0.1), "random", scope=Masks.full(model))
+    before = sparse.state_dict()
+    with pytest.raises(UserError, match=f"^{key} must be an integer >= 0"):
+        sparse.load_state_dict({**before, key: value})
+    assert (sparse.round, sparse.step) == (before["round"], before["step"])

@@ -22,7 +22,7 @@ from pathgrow.density import rules
 from pathgrow.density.types import Point, Rule, Stop
 from pathgrow.distributed.comm import Communicator
 from pathgrow.distributed.process_group import current_communicator
-from pathgrow.errors import UserError
+from pathgrow.errors import UserError, is_int, require
 from pathgrow.graph.scope import trained_scope
 from pathgrow.masks import Masks
 from pathgrow.methods.gradients import Batches, Loss, loss_gradients
@@ -115,6 +115,7 @@ def attach(
     if comm is None:
         comm = current_communicator()
         enforce.warn_of_other_weights(model, comm)
+    require(hasattr(comm, "broadcast_from_rank0"), "comm", comm, "a Communicator or None")
     masks, cost = decide_on_rank0(
         comm, prunable, lambda: start_masks(model, method, prunable, example_input, seed, loss, batches)
     )
@@ -272,6 +273,8 @@ class Attached(MaskedOptimizer):
         stored = state.keys() - {"stepped"} if isinstance(state, Mapping) else set()
         if stored != keys | {"ema"} or state["format"] != _FORMAT:
             raise UserError("not a pathgrow state dict (expected the output of Attached.state_dict())")
+        for key in ("seed", "round", "step"):
+            require(is_int(state[key]) and (state[key] >= 0 or key == "seed"), key, state[key], "an integer >= 0")
         if state["method"] != self.method.name:
             raise UserError(
                 f"the state dict is of method {state['method']!r}, but method {self.method.name!r} is attached"
