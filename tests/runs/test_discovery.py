@@ -166,6 +166,7 @@ def test_a_finished_call_writes_its_report(tmp_path: Path, capsys: pytest.Captur
         *(("probe", record.point.density) for record in found.probes),
     ]
     assert html.page(load_finished(tmp_path)) == (tmp_path / "report.html").read_text()
+    capsys.readouterr()  # the progress
     assert leave("show", str(tmp_path)) == 0
     shown = capsys.readouterr()
     assert "of the prunable weights" in shown.out
