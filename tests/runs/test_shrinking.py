@@ -27,7 +27,7 @@ def test_stages_and_their_lengths_follow_from_the_budget() -> None:
 @pytest.mark.parametrize("budget", [1, 2, 3, 7, 160])
 def test_every_phase_has_an_epoch(budget: int) -> None:
     lengths = Lengths(DiscoverOptions(budget=budget))
-    assert min(lengths.quarter, lengths.round, lengths.seed, lengths.growth) >= 1
+    assert min(*lengths.phases, lengths.finish, lengths.round, lengths.seed, lengths.growth) >= 1
 
 
 def test_the_model_holds_the_returned_network() -> None:
@@ -190,7 +190,7 @@ def test_a_trained_model_is_not_trained_from_scratch_unasked() -> None:
         shrunk(world, delta=0.01)
     assert world.fits == []
     assert all(torch.equal(*pair) for pair in zip(world.model.state_dict().values(), before, strict=True))
-    assert stage_lengths(shrunk(world, delta=0.01, start="scratch", budget=4))[0] == ("train-1", 1)
+    assert stage_lengths(shrunk(world, delta=0.01, start="scratch", budget=4))[0] == ("train-1", 2)
 
 
 def with_new_head() -> World:

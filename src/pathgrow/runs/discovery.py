@@ -10,6 +10,7 @@ import os
 import statistics
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -281,8 +282,8 @@ def usual_stages(options: DiscoverOptions) -> tuple[PlannedStage, ...]:
         if options.start == "pretrained":
             add("given", 1, 0, 1.0)
         else:
-            first = max(1, lengths.quarter - grown)
-            for count, epochs in ((2, first),) if first == lengths.quarter else ((1, first), (1, lengths.quarter)):
+            phases = Counter([max(1, lengths.phases[0] - grown), *lengths.phases[1:]])
+            for epochs, count in phases.items():
                 add("train", count, epochs, most)
         rounds = [most * (1 - ShrinkRule.first_prune_fraction) * (1 - ShrinkRule.prune_fraction) ** k for k in range(5)]
         add("shrink", len(rounds), lengths.round, statistics.fmean(rounds))

@@ -28,6 +28,8 @@ USUAL_COST = 0.9
 """Cost of a whole discovery in dense trainings; a lower limit shortens all phases in proportion."""
 TOO_MUCH = 3.0
 """Loss in units of delta at which the network without pruning is returned instead of a pruned one."""
+MIN_PHASE = 4
+"""Epochs of a phase below which the phases before pruning become one: each warms up and anneals its learning rate."""
 _RANDOM_START = 0.1
 """Density of a random seed network, if without paths nothing tells which units a sparser one would isolate."""
 _PRUNE = ByScore(smallness, top_k)
@@ -38,13 +40,16 @@ class Lengths:
 
     def __init__(self, options: DiscoverOptions) -> None:
         self.budget = max(1, round(options.budget * min(1.0, options.cost_limit / USUAL_COST)))
-        self.quarter = max(1, self.budget // 4)
-        """Each of the two phases before pruning."""
-        self.finish = self.quarter if options.reference is None else max(1, self.budget - 2 * self.quarter)
+        quarter = self.budget // 4
+        is_short = quarter < MIN_PHASE
+        self.phases = (self.budget - self.budget // 2,) if is_short else (quarter, quarter)
+        """Those before pruning. A short training is not divided, although its learning curve is then unknown."""
+        rest = max(1, self.budget - sum(self.phases))
+        self.finish = quarter if options.reference is None and not is_short else rest
         """The last phase of a finished network. A reference had all of its budget, so the network gets it too."""
         self.round = max(1, round(self.budget / 10))
         self.seed, self.growth = max(1, self.budget // 16), max(1, round(self.budget / 160))
-        self.expected = 2 * self.quarter + 5 * self.round + 2 * self.finish
+        self.expected = sum(self.phases) + 5 * self.round + 2 * self.finish
         """Of a usual search in all: five rounds of pruning and two finished networks."""
 
 
@@ -67,7 +72,7 @@ class ShrinkingTrunk(Trunk):
         """Stages before the first pruning round."""
 
     def train_(self) -> None:
-        """Grow to the highest density allowed, if it is not there yet, and train in two annealed phases.
+        """Grow to the highest density allowed, if it is not there yet, and train in annealed phases.
 
         A pretrained network is only evaluated.
         """
@@ -81,8 +86,8 @@ class ShrinkingTrunk(Trunk):
             while (update := self._next_growth()) > 0:
                 self._visit(f"grow-{len(self.records)}", lengths.growth, grow=update)
             grown = self.records[-1].point.epochs
-        self._visit("train-1", max(1, lengths.quarter - grown))
-        self._visit("train-2", lengths.quarter)
+        for number, epochs in enumerate(lengths.phases, start=1):
+            self._visit(f"train-{number}", max(1, epochs - grown) if number == 1 else epochs)
         self.num_trained = len(self.records)
 
     def shrink_(self, round: NextRound) -> Record:
