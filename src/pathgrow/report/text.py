@@ -133,7 +133,7 @@ def _position(answer: AnswerReport, scores: ScoreFormat) -> list[str]:
         found.append(f"The fitted score of the densest network compared is {scores(details['end_score'])}.")
     elif answer.status == "open" and details.get("probes_needed") is not None:
         found.append(f"An answer needs at least {details['probes_needed']} probes, got {details['probes']}.")
-    elif answer.status == "open" and details.get("densest") is not None:
+    elif answer.status == "open" and details.get("densest") is not None and not details.get("too_short"):
         found.append("Denser networks have not been grown.")
     return found
 
@@ -217,7 +217,7 @@ def answer_sentence(answer: AnswerReport, curve: CurveReport, scores: ScoreForma
         return f"No operating density: no network up to {percent(max(grown))} density is {within}."
     if answer.status == "unlearned":
         return "No operating density: training did not improve any network."
-    if curve.finished:
+    if curve.finished or answer.details.get("too_short"):
         return "No operating density: the training was too short or too noisy to tell."
     return "No operating density: too few networks were evaluated."
 

@@ -202,6 +202,14 @@ def has_learned(before: Sequence[Point], after: Sequence[Point]) -> bool:
     return min(scores) > best or max(scores) > best + (best - worst)
 
 
+def unless_too_short(curve: Curve, answer: Answer) -> Answer:
+    """The answer, but without a density if no probe comes within delta of the growing network."""
+    if not curve.probes or _best_score(replace(curve, rough=())) + answer.delta >= max(p.score for p in curve.rough):
+        return answer
+    details = {**answer.details, "too_short": 1}
+    return replace(answer, status="open", density=None, interval=None, gain_density=None, details=details)
+
+
 def without_density(answer: Answer, before: Sequence[Point], after: Sequence[Point]) -> Answer:
     """The answer if nothing was learned: no density, and an interval over all of them.
 

@@ -34,7 +34,7 @@ from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.records import PlannedStage, Record, SearchForecast
 from pathgrow.runs.result import Discovery, draw_figures
 from pathgrow.runs.session import MAX_ADAPTIVE_EPOCHS, Session
-from pathgrow.runs.shrinking import Lengths, ShrinkingTrunk, ShrinkSearch
+from pathgrow.runs.shrinking import Lengths, ShrinkingTrunk, ShrinkSearch, fixed_network
 from pathgrow.runs.tolerances import negated
 from pathgrow.runs.trunk import GrowingTrunk, train_copies, train_dense
 
@@ -104,8 +104,8 @@ class _Search:
         reason = self._follow_rule()
         curve = self._curve()
         answer = self._rule.answer(curve)
-        checked, untrained = self._check_learning(curve, answer)
-        network, is_new = self._finish(select_network(curve, answer, by=self._options.select_by).round)
+        checked, untrained = self._check_learning(curve, checks.unless_too_short(curve, answer))
+        network, new = self._finish(select_network(curve, answer, by=self._options.select_by).round)
         return Discovery(
             answer=self._shown(checked),
             reason=reason,
@@ -114,7 +114,7 @@ class _Search:
             probes=tuple(sorted(self._probes.values(), key=lambda record: record.point.density)),
             dense=self._dense,
             untrained=untrained,
-            trained=(*self._trained, *([network] if is_new else [])),
+            trained=(*self._trained, *new),
             warnings=tuple(self._warnings),
             options=self._options,
             trunk=self._trunk,
@@ -218,8 +218,8 @@ class _Search:
                 "that have not been probed"
             )
 
-    def _finish(self, round: int) -> tuple[Record, bool]:
-        """Load the fully trained network of a round into the user's model; returns its record and whether it is new."""
+    def _finish(self, round: int) -> tuple[Record, list[Record]]:
+        """Load the fully trained network of a round into the user's model; returns it and what was trained for it."""
         # On rank 0: records hold seconds, which differ between ranks.
         grown = self._trunk.records[round].point.epochs
         epochs = self._session.comm.broadcast_from_rank0(lambda: self._options.num_final_epochs(self._trained, grown))
@@ -230,8 +230,14 @@ class _Search:
             [record] = train_copies(self._trunk, self._options, {"final": round}, epochs, probe=warm)
             for other in self._probes.values():
                 self._session.store.delete_tensors(other.stage)
+        last, ranked = self._trunk.records[-1], self._options.ranked
+        if self._keeps_masks and ranked(last).score > ranked(record).score + self._rule.answer(self._curve()).delta:
+            # After a very short training the network that grew is the better one.
+            self._trunk.go_to_(last.point.round)
+            self._trunk.attached = fixed_network(self._session, self._trunk.attached)
+            return last, [record] if is_new else []
         self._trunk.finish_(*self._session.tensors(record.stage))
-        return record, is_new
+        return record, [record] if is_new else []
 
     @property
     def _keeps_masks(self) -> bool:

@@ -178,7 +178,7 @@ class Discovery:
         """Return the operating density for another tolerance, from the same curve and without more training."""
         if "delta" not in getattr(self.rule, "__dataclass_fields__", {}):
             raise UserError(f"rule {self.rule.name!r} must be a dataclass with a field delta to answer for another one")
-        if self.answer.status == "unlearned":
+        if self.answer.status == "unlearned" or self.answer.details.get("too_short"):
             return None
         rule: Rule = replace(self.rule, delta=delta)  # type: ignore[type-var]
         return rule.answer(self.curve).density
@@ -281,7 +281,7 @@ class Discovery:
         return fragment(self.report())
 
     def _tolerances(self) -> tuple[Tolerance, ...]:
-        if self.answer.status == "unlearned":
+        if self.answer.status == "unlearned" or self.answer.details.get("too_short"):
             return ()
         curve = self._curve_report(fit=None)
         scores = ScoreFormat.of(curve, is_accuracy=self.options.num_val is not None, mode=self.options.mode)

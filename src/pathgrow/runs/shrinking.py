@@ -237,7 +237,7 @@ class ShrinkSearch:
         """Load the returned network into the user's model; other weights are no longer needed."""
         trunk = self._trunk
         trunk.go_to_(network.point.round)
-        trunk.attached = _fixed(self._session, trunk.attached)
+        trunk.attached = fixed_network(self._session, trunk.attached)
         for number in range(len(trunk.records)):
             if number != network.point.round:
                 trunk.forget_weights(number)
@@ -253,7 +253,7 @@ class ShrinkSearch:
         return Point(round=0, density=attached.density, epochs=0, score=self._options.sign * scores[0])
 
 
-def _fixed(session: Session, attached: Attached) -> Attached:
+def fixed_network(session: Session, attached: Attached) -> Attached:
     """Enforce the current masks of a network from now on."""
     masks = attached.masks.clone()
     attached.detach()
