@@ -38,7 +38,9 @@ class Stages:
     """
 
     def __init__(self, store: Store | None, callback: Callback | None, comm: Communicator) -> None:
-        self.is_kept = store is not None
+        is_given = store is not None
+        # Only rank 0 may have been given a store, and all ranks load together.
+        self.is_kept: bool = comm.broadcast_from_rank0(lambda: is_given)
         """Whether finished stages outlive this run."""
         self.trains_together = True
         """Whether stages that are asked for together train concurrently; otherwise each is stored when it ends."""
