@@ -75,12 +75,12 @@ def _check_entry(path: Path) -> None:
 def write_manifest(root: Path) -> None:
     """Write the hash of every file of a finished run.
 
-    If there is a manifest, it stays in force for all files but those of stages, which may be trained again: hashing a
-    damaged file once more would declare it valid.
+    If there is a manifest, it stays in force for all files but those of stages, which may be trained again, and their
+    metrics: hashing a damaged file once more would declare it valid.
     """
     before = read_manifest(root) or {}
     hashes = {name: _sha256(root, name) for name in _present(root)} | {
-        name: digest for name, digest in before.items() if not name.startswith("stages/")
+        name: digest for name, digest in before.items() if not name.startswith(("stages/", "metrics.jsonl"))
     }
     atomic.write_text(root / MANIFEST, "".join(f"{digest}  {name}\n" for name, digest in sorted(hashes.items())))
 
