@@ -77,7 +77,11 @@ class Pruned:
         except pathgrow.UserError:  # recurrent
             scope = called_scope(self.model, called_layers(self.model, problem.example))
         weights = dict(self.model.named_parameters())
-        self._weights = {name: (weights[name], inside.clone(), inside.clone()) for name, inside in scope.items()}
+        devices = {name: weight.device for name, weight in weights.items()}
+        self._weights = {
+            name: (weights[name], inside.to(devices[name]), inside.to(devices[name], copy=True))
+            for name, inside in scope.items()
+        }
         """Each prunable tensor with its scope and its mask."""
 
     def copy(self) -> Pruned:
