@@ -88,7 +88,7 @@ class Task:
         self.dense = self.score(1.0, BUDGET, BUDGET)
         # Rounds of the default depth on the way to the density that is to be known.
         rounds = 1 + math.log(setting.known / (1 - RULE.first_prune_fraction)) / math.log(1 - RULE.prune_fraction)
-        epochs = 2 * self.lengths.quarter + max(0.0, rounds) * self.lengths.round + self.lengths.finish
+        epochs = 2 * self.lengths.phases[0] + max(0.0, rounds) * self.lengths.round + self.lengths.finish
         self._scale = self._allowed(epochs) / (setting.shape(setting.known) - setting.shape(1.0))
         self.num_val = None
         if seed % 2:
@@ -144,8 +144,8 @@ def discover(setting: Setting, seed: int) -> Run:
     """Follow the rule, as `ShrinkSearch` does."""
     task, rule, cost_limit = Task(setting, seed), RULE, setting.options.cost_limit
     lengths = task.lengths
-    points = [task.observe(k, 1.0, (k + 1) * lengths.quarter, lengths.quarter) for k in range(2)]
-    base, phases = points[1], [lengths.quarter, lengths.quarter]
+    points = [task.observe(k, 1.0, (k + 1) * lengths.phases[0], lengths.phases[0]) for k in range(2)]
+    base, phases = points[1], [lengths.phases[0], lengths.phases[0]]
     reference = None
     if setting.reference == "dense":
         dense = task.observe(0, 1.0, BUDGET, BUDGET)

@@ -86,7 +86,7 @@ def test_a_finished_run_is_shown_not_repeated(finished: tuple[Path, subprocess.C
 
 
 def test_a_diverging_training_fails_in_one_sentence(tmp_path: Path) -> None:
-    failed = pathgrow("discover", *QUICK, "--lr", "1e9", "--quiet", "--out", tmp_path / "run")
+    failed = pathgrow("discover", *QUICK, "--lr", "1000", "--quiet", "--out", tmp_path / "run")
     assert failed.returncode == 1
     assert "lower the learning rate" in failed.stderr
     assert failed.stderr.count("\n") == 1

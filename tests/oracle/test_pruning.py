@@ -400,7 +400,7 @@ class TestGradual:
         ("acdc", {"warmup_fraction": 0.9}, "final_fraction <= 1"),
         ("mest", {"extra_density": -0.1}, "extra_density must be in .* got -0.1"),
         ("mest", {"gradient_weight": math.nan}, "gradient_weight must be >= 0, got nan"),
-        ("gts", {"num_growths": 0}, "num_growths must be an integer >= 1, got 0"),
+        ("gts", {"num_growths": 0}, "num_growths must be an integer .*, got 0"),
         ("granet", {"density": 0.6, "start_density": 0.5}, "density must be <= start_density"),
         ("rigl", {"drop_fraction": 1.0}, "drop"),
         ("rigl", {"num_steps": 0}, "num_steps"),

@@ -202,7 +202,7 @@ def test_settings_leave_out_what_repetitions_may_differ_in() -> None:
 def test_a_call_of_discover_is_identified_by_the_sizes_of_its_network() -> None:
     report = replace(training_report(), config={"seed": 1})
     assert (report.dataset, report.model, report.seed) == (None, None, 1)
-    assert report.task == {"prunable": "10000", "dense_inference_flops": "1000"}
+    assert report.task == {"prunable": "10000", "dense_inference_flops": "1000", "mode": "max"}
 
 
 @pytest.mark.parametrize(

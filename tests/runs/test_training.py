@@ -180,6 +180,7 @@ def test_a_training_that_starts_at_a_step_ends_like_the_whole() -> None:
         return attach(model, optimizer, "random", scope=Masks.full(model))
 
     class Kept:
+        name = "kept"
         state: Any = None
 
         def is_due(self, step: int, seconds: float) -> bool:
