@@ -176,3 +176,13 @@ def test_wrong_settings_are_refused() -> None:
             ShrinkRule(**{name: 1.0})
     with pytest.raises(UserError, match="delta must be > 0"):
         ShrinkRule(delta=0.0)
+
+
+@pytest.mark.parametrize(("shift", "best"), [(0.066, 1.0), (-0.934, 0.0)], ids=["accuracy", "error rate"])
+def test_the_dense_network_makes_no_fewer_than_no_mistakes(shift: float, best: float) -> None:
+    def moved(points: tuple[Point, ...]) -> tuple[Point, ...]:
+        return tuple(replace(point, score=point.score + shift) for point in points)
+
+    curve = shrunk(CURVE)
+    details = RULE.answer(replace(curve, rough=moved(curve.rough), probes=moved(curve.probes), num_val=450)).details
+    assert details["dense_low"] < details["dense_high"] == best

@@ -222,7 +222,9 @@ class ShrinkRule:
         """Score of the dense network after full training, one entry per outcome."""
         outcomes = self._outcomes(curve)
         if curve.reference is None:
-            return outcomes.dense
+            # No accuracy exceeds 1, and no error rate (which comes with a minus sign) 0.
+            best = math.inf if curve.num_val is None else float(curve.rough[-1].score > 0)
+            return np.minimum(outcomes.dense, best)
         return curve.reference.score + outcomes.noise * np.random.default_rng(0).standard_normal(len(outcomes.noise))
 
     def _wanted(self, curve: Curve) -> float:
