@@ -118,8 +118,24 @@ def test_unknown_studies_and_scales_are_named(name: str, scale: str | None, mess
 
 
 @pytest.mark.parametrize("name", study_names())
-def test_built_in_studies_have_valid_cells_at_three_scales(name: str) -> None:
+def test_built_in_studies_have_valid_cells_at_all_scales(name: str) -> None:
     study = load_study(name)
-    assert list(study.scale) == ["smoke", "short", "full"]
-    sizes = [len(study.cells(scale)) for scale in study.scale]
-    assert 0 < sizes[0] <= sizes[2]
+    assert [scale for scale in study.scale if scale != "digits"] == ["smoke", "short", "full"]
+    sizes = {scale: len(study.cells(scale)) for scale in study.scale}
+    assert 0 < sizes["smoke"] <= sizes["full"]
+
+
+def test_a_scale_replaces_the_axes_of_a_part_but_not_those_that_it_drops() -> None:
+    text = """
+        asks = "?"
+        grid = { density = [0.1, 0.2], seed = [0, 1] }
+        [[part]]
+        set.method = "dense"
+        grid = { density = [], seed = [0] }
+        [scale.small]
+        [scale.large]
+        grid = { density = [0.3], seed = [0, 1, 2] }
+    """
+    study = parse_study("mine", text)
+    assert [cell.axes for cell in study.cells("small")] == [{"seed": 0}]
+    assert [cell.axes for cell in study.cells("large")] == [{"seed": 0}, {"seed": 1}, {"seed": 2}]

@@ -86,7 +86,9 @@ class Study:
         """All cells, in the order in which they are run; every config is checked."""
         chosen, cells = self.scaled(scale), []
         for part in self.part:
-            grid = {**self.grid, **chosen.grid, **part.grid}
+            # A scale may replace any axis but those that a part drops.
+            scaled = {name: values for name, values in chosen.grid.items() if part.grid.get(name) != []}
+            grid = {**self.grid, **part.grid, **scaled}
             axes = {name: values for name, values in grid.items() if values}
             for values in itertools.product(*axes.values()):
                 cells.append(self._cell(part, chosen.set, dict(zip(axes, values, strict=True))))
