@@ -18,7 +18,8 @@ from pathgrow.errors import require
 
 def derive(seed: int, *name: str | int) -> int:
     """A 63-bit seed for this use, stable over processes, platforms and Python versions."""
-    require(hasattr(seed, "__index__"), "seed", seed, "an integer")
+    if not hasattr(seed, "__index__"):
+        require(False, "seed", seed, "an integer")
     text = "/".join([str(operator.index(seed)), *map(str, name)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pathgrow import models
-from pathgrow.graph.paths import path_scores, signals, trace_gains
+from pathgrow.graph.paths import path_scores, signals
 
 Edge = tuple[str, int] | None
 """A weight by (parameter name, flat index); None: an edge without a weight, such as a shortcut."""
@@ -47,11 +47,11 @@ def brute_force(model: nn.Module, graph: Graph, starts: list[tuple], power: int 
 
 
 def check(model: nn.Module, example: Tensor, graph: Graph, starts: list[tuple]) -> None:
-    for power, compute in ((1, path_scores), (2, trace_gains)):
+    for power in (1, 2):
         total, expected = brute_force(model, graph, starts, power)
-        found = compute(model, example)
-        assert signals(model, example, squared=power == 2).total == pytest.approx(total, rel=1e-9)
-        for name, score in found.items():
+        found = signals(model, example, squared=power == 2)
+        assert found.total == pytest.approx(total, rel=1e-9)
+        for name, score in found.scores():
             torch.testing.assert_close(score * total, expected[name], rtol=1e-9, atol=0.0)
     check_centralities(model, example, graph, starts)
 

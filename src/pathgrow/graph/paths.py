@@ -166,10 +166,3 @@ def path_scores(
         if name not in known:
             raise unknown_name("parameter in masks", str(name), known)
     return dict(signals(model, example_input, masks, batch_norm=batch_norm).scores())
-
-
-def trace_gains(
-    model: nn.Module, example_input: Any = None, masks: Mapping[str, Tensor] | None = None
-) -> dict[str, Tensor]:
-    """Return the gain in path-kernel trace from adding a zero weight at each position, up to a common factor."""
-    return dict(signals(model, example_input, masks, squared=True).scores())

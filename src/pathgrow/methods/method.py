@@ -320,11 +320,11 @@ class NetworkView:
 
     def path_scores(self) -> Mapping[str, Tensor]:
         """For every position, active or not: the total weight of the paths that run, or would run, through it."""
-        return self._once("path_scores", lambda: self._path_pass(paths.path_scores))
+        return self._once("path_scores", self._path_pass)
 
     def trace_gains(self) -> Mapping[str, Tensor]:
         """The same for squared weights: how much a new position adds to the trace of the path kernel."""
-        return self._once("trace_gains", lambda: self._path_pass(paths.trace_gains))
+        return self._once("trace_gains", lambda: self._path_pass(squared=True))
 
     def gradients(self) -> Mapping[str, Tensor]:
         """Magnitude of the loss gradient at every position, active or not."""
@@ -351,9 +351,9 @@ class NetworkView:
         result: T = self._cache[name]
         return result
 
-    def _path_pass(self, scores: Callable[[nn.Module, Any, Masks], Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
+    def _path_pass(self, *, squared: bool = False) -> Mapping[str, Tensor]:
         self.charge(path_passes=1)
-        return scores(self.model, self.example_input, self.masks)
+        return dict(paths.signals(self.model, self.example_input, self.masks, squared=squared).scores())
 
     def _gradient_pass(self) -> Mapping[str, Tensor]:
         if self.compute_gradients is None:

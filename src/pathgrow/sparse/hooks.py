@@ -119,8 +119,7 @@ class MaskedOptimizer:
     @property
     def optimizers(self) -> tuple[Optimizer, ...]:
         """All optimizers that were attached."""
-        found: list[Any] = [each() if isinstance(each, weakref.ref) else each for each in self._optimizers]
-        return tuple(found)
+        return tuple(each if isinstance(each, Optimizer) else each() for each in self._optimizers)
 
     @property
     def optimizer(self) -> Optimizer:
@@ -420,8 +419,6 @@ class MaskedOptimizer:
         self.check_parameters()
         # Weights may have been loaded since the last step: pruned weights must be zero before they are grown.
         self._enforce_()
-        self._check_masks()
-        self._comm.check_equal("weights", lambda: enforce.checksum(self.model))
 
         def decide() -> tuple[Masks, ScoringCost]:
             return self.method.next_masks(net, update, self._progress, draw), net.scoring_cost
@@ -429,6 +426,8 @@ class MaskedOptimizer:
         if self._comm.size == 1:
             masks, self.last_scoring_cost = decide()
         else:
+            self._check_masks()
+            self._comm.check_equal("weights", lambda: enforce.checksum(self.model))
             if "gradients" in self.method.needs:
                 net.signed_gradients()  # all ranks take part in the sum, although rank 0 alone decides
             with shared_(self.method_state, self._comm):
@@ -458,7 +457,8 @@ class MaskedOptimizer:
 
     def _check_masks(self) -> None:
         """Compare the masks of all ranks: with different masks they would silently train different networks."""
-        self._comm.check_equal("masks", self._masks.digest)
+        if self._comm.size > 1:
+            self._comm.check_equal("masks", self._masks.digest)
 
     def _enforce_(self) -> None:
         if self.method.weights is not None:

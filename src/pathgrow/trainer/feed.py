@@ -17,7 +17,7 @@ from pathgrow.data.dataset import Split, StreamedSplit, normalize
 from pathgrow.data.streaming import StreamLoader
 from pathgrow.errors import UserError
 from pathgrow.rng import generator
-from pathgrow.trainer.recipes import Recipe
+from pathgrow.trainer.recipes import UNAUGMENTED, Recipe
 
 _MAX_NORMALIZED_BYTES = 256 * 2**20
 """Largest split of which a normalized copy is cached."""
@@ -160,7 +160,9 @@ class Feed(ABC):
         """Draw an epoch into the buffers, on the current stream."""
         draw = generator(self._seed, "epoch", epoch)
         order = self._order(epoch, draw)
-        drawn = augmentation.draw(self._recipe.augment, self.num_steps, self.batch_size, self._shape, draw)
+        drawn = {}
+        if self._recipe.augment != UNAUGMENTED:
+            drawn = augmentation.draw(self._recipe.augment, self.num_steps, self.batch_size, self._shape, draw)
         total = self.num_epochs * self.num_steps
         factors = [self._recipe.lr_factor(epoch * self.num_steps + step, total) for step in range(self.num_steps)]
         tables = {**order, **{f"draw/{name}": values for name, values in drawn.items()}}
@@ -207,9 +209,8 @@ class ResidentFeed(Feed):
     def __init__(self, resident: DeviceSplit, recipe: Recipe, classes: int, **training: Any) -> None:
         super().__init__(resident, resident.device, recipe, classes, **training)
         self._resident = resident
-        plain = recipe.augment == type(recipe.augment)()
         # Computed here, once: a step that filled the cache itself would be compiled twice.
-        self._normalized = resident.all_normalized() if plain else None
+        self._normalized = resident.all_normalized() if recipe.augment == UNAUGMENTED else None
 
     def load_(self, step: int) -> None:
         pass  # the data are on the device already

@@ -12,6 +12,8 @@ from pathgrow.config import MAX_EPOCHS, option
 from pathgrow.errors import UserError
 from pathgrow.registry import lookup
 
+UNAUGMENTED = Augment()
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
@@ -68,7 +70,7 @@ class Recipe:
     """With "supar", each prunable weight tensor has the learning rate divided by its density at the start of a
     training, and initial weights of a sparse network keep the variance of pre-activations."""
     label_smoothing: float = option(0.0, "Label smoothing.", at_least=0, below=1, example="0.0", is_flag=False)
-    augment: Augment = dataclasses.field(default_factory=Augment)
+    augment: Augment = UNAUGMENTED
 
     def __post_init__(self) -> None:
         config.check(self)
