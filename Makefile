@@ -5,6 +5,7 @@
 #   make test-floors    the tests with the lowest, then with the newest versions of all dependencies
 #   make locked    the environment, with only the files whose SHA-256 is in requirements.lock (make lock writes it)
 #   make audit, make sbom    known vulnerabilities of the pinned versions; a CycloneDX bill of materials, sbom.json
+#   make results    tables and figures of docs/results.md from results/; ADD="runs/studies more.jsonl" first adds cells of studies
 #   make torture    all faults and attacks of docs/reliability.md; ITEM=9,10 some of them, SEED=7 others
 #
 # Both may be repeated: finished steps leave a stamp in .venv, and a finished demo is shown again, not run again.
@@ -26,7 +27,7 @@ PIP  := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check
 TORCH_PIP := $(PIP) --no-deps $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX) --retries 0)
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-all test-floors torture lock locked audit sbom check format clean
+.PHONY: demo test test-all test-floors torture results lock locked audit sbom check format clean
 
 # Two points: one point is only 4.5 of the 450 validation images.
 demo: $(VENV)/runtime.stamp
@@ -44,6 +45,9 @@ test-floors:
 
 torture: $(VENV)/dev.stamp
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests --torture results/reliability.json --item "$(ITEM)" --attack-seed $(or $(SEED),0)
+
+results: $(VENV)/dev.stamp
+	$(BIN)/python -m benchmarks.results_page $(ADD)
 
 # torch comes from an index of its own (see below), whose files PyPI does not list.
 lock: $(AUDIT)/stamp

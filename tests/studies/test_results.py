@@ -11,7 +11,15 @@ import pytest
 from pathgrow.errors import UserError
 from pathgrow.report.schema import Score
 from pathgrow.studies.definition import Cell, Study, parse_study
-from pathgrow.studies.results import METRICS, load_results, points_of, render_results, results_png
+from pathgrow.studies.results import (
+    METRICS,
+    load_lines,
+    load_results,
+    points_of,
+    render_results,
+    results_of,
+    results_png,
+)
 from tests.support.sample_report import discovery_report, training_report
 
 TEXT = """
@@ -63,6 +71,18 @@ def test_formats(format: str, tmp_path: Path) -> None:
     else:
         line = next(line for line in text.splitlines() if "10.0%" in line)
         assert [word for word in line.replace("|", " ").split()] == ["set", "10.0%", "91.00%", "±6.31", "2"]
+
+
+def test_lines_of_cells_give_the_same_results_elsewhere(tmp_path: Path) -> None:
+    study = parse_study("mine", TEXT)
+    finish(study, tmp_path, [0.9, 0.95, 0.97, 0.92])
+    results = load_results(study, None, tmp_path)
+    lines = [json.loads(line) for line in render_results(results, "jsonl").splitlines()]
+    assert lines == load_lines(study, None, tmp_path)
+    assert [line["cell"] for line in lines] == [cell.name for cell in study.cells()[:4]]
+    assert [line["points"][0]["test"] for line in lines] == [0.9, 0.95, 0.97, 0.92]
+    again = results_of(study, None, lines)
+    assert (again.rows, again.caption) == (results.rows, results.caption)
 
 
 def test_a_figure_shows_what_is_there(tmp_path: Path) -> None:

@@ -110,7 +110,10 @@ def _add_run_flags(parser: Parser) -> None:
 def _add_table_flags(parser: Parser) -> None:
     _add_study_flags(parser)
     parser.add_argument(
-        "--format", default="table", metavar="table|markdown|json", help="Output format (default: table)."
+        "--format",
+        default="table",
+        metavar="table|markdown|json|jsonl",
+        help="Output format; jsonl: a line for each finished cell, not averaged (default: table).",
     )
 
 

@@ -62,25 +62,45 @@ class Results:
     """Whether scores are accuracies in [0, 1]."""
     caption: str
     """Question, cells that are finished, and what has to be said about the scale."""
+    lines: tuple[Mapping[str, Any], ...]
+    """The finished cells, see `load_lines`."""
 
 
 def load_results(study: Study, scale: str | None, out: Path) -> Results:
     """Read the finished cells of a study in a directory."""
-    cells = study.cells(scale)
-    finished = [(cell, load_finished(out / cell.name)) for cell in cells if RunDir(out / cell.name).finished]
-    if not finished:
+    if not (lines := load_lines(study, scale, out)):
         raise UserError(f"{out} has no finished cell of study {study.name!r}; run `pathgrow study {study.name}` first")
-    num_failed = sum(failure(out, cell) is not None for cell in cells)
+    return results_of(study, scale, lines, sum(failure(out, cell) is not None for cell in study.cells(scale)))
+
+
+def load_lines(study: Study, scale: str | None, out: Path) -> list[dict[str, Any]]:
+    """Return what a finished cell says as JSON values, for each: the study, the name of the cell, and its points."""
+    lines = []
+    for cell in study.cells(scale):
+        if (run_dir := RunDir(out / cell.name)).finished:
+            report, environment = load_finished(run_dir.path), run_dir.environment
+            line = {
+                "study": study.name, "scale": scale or next(iter(study.scale), None), "cell": cell.name,
+                "epochs": report.epochs, "is_fraction": score_format(report).is_fraction,
+                "points": points_of(cell, report), "version": report.version, "commit": environment.get("commit"),
+                "hardware": report.hardware(environment), "torch": environment.get("torch"),
+            }  # fmt: skip
+            lines.append(strict_json.nulled(line))
+    return lines
+
+
+def results_of(study: Study, scale: str | None, lines: Sequence[Mapping[str, Any]], num_failed: int = 0) -> Results:
+    """Average the lines of finished cells over seeds."""
     failed = f", {num_failed} failed" if num_failed else ""
     note = study.scaled(scale).note
     named = f"{study.name} ({scale or next(iter(study.scale), 'user-defined')})"
-    caption = f"{named}: {study.asks} {len(finished)} of {plural(len(cells), 'cell')} finished{failed}."
-    points = [point for cell, report in finished for point in points_of(cell, report)]
+    caption = f"{named}: {study.asks} {len(lines)} of {plural(len(study.cells(scale)), 'cell')} finished{failed}."
     return Results(
         study=study,
-        rows=tuple(_means(study, points)),
-        is_fraction=all(score_format(report).is_fraction for _, report in finished),
+        rows=tuple(_means(study, [point for line in lines for point in line["points"]])),
+        is_fraction=all(line["is_fraction"] for line in lines),
         caption=" ".join(filter(None, (caption, note))),
+        lines=tuple(lines),
     )
 
 
@@ -214,8 +234,12 @@ def _json(results: Results) -> str:
     return strict_json.dumps({"caption": results.caption, "rows": strict_json.nulled(rows)}, indent=1) + "\n"
 
 
+def _jsonl(results: Results) -> str:
+    return "".join(strict_json.dumps(line) + "\n" for line in results.lines)
+
+
 RESULT_FORMATS: dict[str, Callable[[Results], str]] = {
-    "table": _terminal, "markdown": _markdown, "json": _json,
+    "table": _terminal, "markdown": _markdown, "json": _json, "jsonl": _jsonl,
 }  # fmt: skip
 
 

@@ -1,0 +1,152 @@
+"""Rewrite the generated blocks of docs/results.md from the committed JSON: `make results`.
+
+    python -m benchmarks.results_page                          # the blocks and figures
+    python -m benchmarks.results_page runs/studies new.jsonl   # first merge cells of studies into results/studies
+
+A directory holds the cells of any built-in studies; a file holds lines of `pathgrow study table --format jsonl`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from benchmarks import networks
+from benchmarks.result_tables import ROOT, TABLES, Line, read_lines, table
+from benchmarks.verdicts import CLAIMS, NOT_OF_THE_PAPER, Finding, findings
+from pathgrow import atomic
+from pathgrow.checkpoint import strict_json
+from pathgrow.errors import UserError
+from pathgrow.studies.definition import load_study, study_names
+from pathgrow.studies.results import load_lines, render_results, results_of, results_png
+
+PAGE = ROOT / "docs" / "results.md"
+STUDIES = ROOT / "results" / "studies"
+FIGURES = ROOT / "docs" / "images"
+_BLOCK = re.compile(r"(<!-- begin ([\w-]+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
+
+
+# Cells of studies
+
+
+def add(source: Path) -> list[Path]:
+    """Merge the cells of a directory, or the lines of a file, into the files of their studies; return these."""
+    if source.is_dir():
+        studies = {name: load_study(name) for name in study_names()}
+        lines: list[Line] = [
+            line for study in studies.values() for scale in study.scale if scale != "smoke"
+            for line in load_lines(study, scale, source)
+        ]  # fmt: skip
+    else:
+        lines = read_lines(source)
+    if not lines:
+        raise UserError(f"{source} has no finished cells of built-in studies")
+    changed = []
+    for name in sorted({line["study"] for line in lines}):
+        path = STUDIES / f"{name}.jsonl"
+        kept = {_key(line): line for line in (read_lines(path) if path.exists() else [])}
+        kept |= {_key(line): line for line in lines if line["study"] == name}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic.write_text(path, "".join(f"{strict_json.dumps(kept[key])}\n" for key in sorted(kept)))
+        changed.append(path)
+    return changed
+
+
+def _key(line: Line) -> tuple[str, str]:
+    return line["scale"], line["cell"]
+
+
+def cells() -> list[Line]:
+    """All published cells."""
+    return [line for path in sorted(STUDIES.glob("*.jsonl")) for line in read_lines(path)]
+
+
+def by_study(lines: Iterable[Line]) -> dict[tuple[str, str], list[Line]]:
+    """Published cells by study and scale."""
+    found: dict[tuple[str, str], list[Line]] = {}
+    for line in lines:
+        found.setdefault((line["study"], line["scale"]), []).append(line)
+    return dict(sorted(found.items()))
+
+
+# Blocks
+
+
+def verdicts() -> str:
+    """One line for each claim of the paper."""
+    found, rows = findings(cells()), []
+    for number, claim in enumerate(CLAIMS, 1):
+        own = [finding for finding in found if finding.claim == claim.text]
+        of_paper = [pair for pair in claim.pairs if pair not in NOT_OF_THE_PAPER]
+        digits = [pair for pair in claim.pairs if pair in NOT_OF_THE_PAPER]
+        rows.append([number, claim.text, claim.paper, _verdicts(of_paper, own, True), _verdicts(digits, own, False)])
+    return table(
+        ["", "claim", "figure of the paper", "the paper's pairs", "digits/MLP (small, not in the paper)"], rows
+    )
+
+
+def _verdicts(pairs: Sequence[str], found: Sequence[Finding], named: bool) -> str:
+    shown = {pair: next((finding for finding in found if finding.pair == pair), None) for pair in pairs}
+    if not any(shown.values()):
+        return "not shown (no run)" if pairs else "does not apply"
+    said = [
+        (f"{pair}: " if named else "") + ("not shown (no run)" if finding is None else f"**{finding.verdict}**")
+        for pair, finding in shown.items()
+    ]
+    return "; ".join(said)
+
+
+def evidence() -> str:
+    """The numbers behind each verdict."""
+    numbers = {claim.text: number for number, claim in enumerate(CLAIMS, 1)}
+    rows = [
+        [
+            numbers[finding.claim], finding.pair, f"{finding.scale}, {finding.epochs} epochs", measured,
+            measured.num_seeds, measured.verdict,
+        ]
+        for finding in findings(cells()) for measured in finding.measured
+    ]  # fmt: skip
+    return table(["claim", "pair", "scale", "measured: mean over seeds (90% interval)", "seeds", "verdict"], rows)
+
+
+def studies() -> str:
+    """Table and figure of every study and scale with published cells."""
+    parts = []
+    for (name, scale), lines in by_study(cells()).items():
+        text = render_results(results_of(load_study(name), scale, lines), "markdown")
+        caption, _, rows = text.partition("\n\n")
+        figure = f"![{name}, {scale}](images/results-{name}-{scale}.png)"
+        source = f"[lines](../results/studies/{name}.jsonl), `pathgrow study {name} --scale {scale}`"
+        parts.append(f"### {name}, {scale}\n\n{caption} ({source})\n\n{figure}\n\n{rows.strip()}")
+    return "\n\n".join(parts)
+
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    "verdicts": verdicts, "evidence": evidence, "studies": studies, "networks": networks.overview, **TABLES,
+}  # fmt: skip
+
+
+# Pages
+
+
+def rendered(page: str) -> str:
+    """The page with all of its blocks generated again."""
+    return _BLOCK.sub(lambda found: f"{found[1]}{BLOCKS[found[2]]()}\n{found[3]}", page)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sources", nargs="*", type=Path, help="directories of cells, or files of lines, to be added")
+    for source in parser.parse_args().sources:
+        print("merged into", *add(source))
+    for path in (PAGE, networks.PAGE):
+        atomic.write_text(path, rendered(path.read_text(encoding="utf-8")))
+    for (name, scale), lines in by_study(cells()).items():
+        picture = results_png(results_of(load_study(name), scale, lines), dpi=90)
+        atomic.write_bytes(FIGURES / f"results-{name}-{scale}.png", picture)
+
+
+if __name__ == "__main__":
+    main()

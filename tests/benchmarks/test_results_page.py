@@ -1,0 +1,52 @@
+"""The results page: its numbers are those of the committed JSON, and cells are added once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import networks, results_page
+from pathgrow.errors import UserError
+
+
+@pytest.mark.parametrize("path", [results_page.PAGE, networks.PAGE], ids=lambda path: path.name)
+def test_a_page_shows_the_numbers_of_the_json(path: Path) -> None:
+    page = path.read_text(encoding="utf-8")
+    assert page == results_page.rendered(page), "run `make results`"
+    assert page.count("<!-- begin ") == len(results_page._BLOCK.findall(page))
+
+
+def test_every_block_is_on_a_page() -> None:
+    pages = results_page.PAGE.read_text(encoding="utf-8") + networks.PAGE.read_text(encoding="utf-8")
+    assert sorted(found[1] for found in results_page._BLOCK.findall(pages)) == sorted(results_page.BLOCKS)
+
+
+def test_a_changed_number_changes_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results_page, "STUDIES", tmp_path)
+    page = "text 1\n<!-- begin evidence -->\n| 99.99 |\n<!-- end evidence -->\ntext 2\n"
+    assert "99.99" not in results_page.rendered(page)
+    assert results_page.rendered(page).startswith("text 1\n<!-- begin evidence -->\n| claim |")
+    assert results_page.rendered(page).endswith("|\n<!-- end evidence -->\ntext 2\n")
+
+
+def test_cells_are_merged_by_scale_and_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results_page, "STUDIES", tmp_path / "studies")
+    source = tmp_path / "new.jsonl"
+
+    def write(*cells: tuple[str, str, int]) -> None:
+        lines = [{"study": "cost", "scale": scale, "cell": cell, "points": [value]} for scale, cell, value in cells]
+        source.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+    write(("short", "b", 1), ("short", "a", 2))
+    [path] = results_page.add(source)
+    write(("short", "b", 3), ("full", "b", 4))
+    results_page.add(source)
+    found = [(line["scale"], line["cell"], line["points"]) for line in results_page.read_lines(path)]
+    assert found == [("full", "b", [4]), ("short", "a", [2]), ("short", "b", [3])]
+
+
+def test_a_directory_without_cells_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no finished cells"):
+        results_page.add(tmp_path)

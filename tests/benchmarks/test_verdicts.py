@@ -1,0 +1,129 @@
+"""Verdicts on claims: rules at their borders, and differences computed by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.verdicts import CLAIMS, Finding, above, at_least, at_most, curves, differences, findings
+
+
+@pytest.mark.parametrize(
+    ("by_seed", "is_above", "is_at_least"),
+    [
+        ([0.010, 0.012, 0.011], "holds", "holds"),
+        ([-0.010, -0.012, -0.011], "does not hold", "does not hold"),
+        ([-0.002, -0.001, -0.0015], "does not hold", "holds"),  # below, but by less than half a point
+        ([0.02, -0.02, 0.001], "not shown", "not shown"),
+        ([0.02], "not shown", "not shown"),  # one seed has no interval
+    ],
+)
+def test_a_statement_is_decided_by_its_interval(by_seed: list[float], is_above: str, is_at_least: str) -> None:
+    assert above("A - B", by_seed).verdict == is_above
+    assert at_least("A - B", by_seed).verdict == is_at_least
+
+
+@pytest.mark.parametrize(
+    ("costs", "verdict"), [([1, 1.1], "holds"), ([2, 2.01], "does not hold"), ([1, 2], "not shown")]
+)
+def test_a_cost_is_compared_with_its_limit(costs: list[float], verdict: str) -> None:
+    assert at_most("cost", costs, 1.75).verdict == verdict
+
+
+def test_an_interval_is_that_of_student() -> None:
+    found = above("A - B", [0.01, 0.03])
+    assert found.mean == pytest.approx(0.02)
+    assert found.interval == pytest.approx((0.02 - 6.3138 * 0.01, 0.02 + 6.3138 * 0.01), abs=1e-5)
+    assert str(found) == "A - B: +2.00 (-4.31 to +8.31)"
+
+
+def test_differences_are_paired_by_seed_and_density() -> None:
+    points = [
+        {"method": name, "seed": seed, "density": density, "test": test}
+        for name, seed, density, test in [
+            ("a", 0, 0.1, 0.5), ("a", 0, 0.2, 0.7), ("a", 0, 0.4, 0.9), ("a", 1, 0.1, 0.6),
+            ("b", 0, 0.1001, 0.4), ("b", 0, 0.2, 0.5), ("b", 2, 0.1, 0.1),
+        ]
+    ]  # fmt: skip
+    # 0.4 has no partner, 0.1001 is rounded to 0.1, and seeds 1 and 2 have no partner.
+    found = differences(curves(points, "test", method="a"), curves(points, "test", method="b"))
+    assert found == pytest.approx([(0.1 + 0.2) / 2])
+
+
+def test_one_run_of_imp_is_interpolated_for_all_seeds() -> None:
+    grown = {"0": {0.2: 0.9}, "1": {0.2: 0.8}}
+    pruned = {"0": {0.1: 0.6, 0.4: 0.8}}  # 0.2 is halfway between them on a log axis
+    assert differences(grown, pruned, known=True) == pytest.approx([0.2, 0.1])
+
+
+def lines(study: str, points: list[dict[str, Any]], scale: str = "short", **place: Any) -> list[dict[str, Any]]:
+    place = {"data": "cifar10", "model": "resnet32", **place}
+    return [{"study": study, "scale": scale, "epochs": 80, "points": [{**place, **point}]} for point in points]
+
+
+def found_for(number: int, cells: list[dict[str, Any]]) -> list[Finding]:
+    return findings(cells, [CLAIMS[number - 1]])
+
+
+def scores(method: str, test: float, seeds: int = 3, **more: Any) -> list[dict[str, Any]]:
+    return [
+        {"method": method, "seed": seed, "density": density, "test": test + 0.0001 * seed * (method == "gcg"), **more}
+        for seed in range(seeds) for density in (0.1, 0.3)
+    ]  # fmt: skip
+
+
+def test_growth_rules_need_all_three_comparisons() -> None:
+    best = scores("gcg", 0.9) + scores("gradient_growth", 0.9) + scores("random_growth", 0.89)
+    assert found_for(5, lines("growth-rules", best)) == []
+    [finding] = found_for(5, lines("growth-rules", best + scores("pathgrow_d", 0.88)))
+    assert (finding.pair, finding.verdict) == ("CIFAR-10/ResNet-32", "holds")
+    [finding] = found_for(5, lines("growth-rules", best + scores("pathgrow_d", 0.92)))
+    assert finding.verdict == "does not hold"
+    assert [each.verdict for each in finding.measured] == ["holds", "holds", "does not hold"]
+
+
+def test_the_largest_scale_comes_first_and_pairs_are_separate() -> None:
+    cells = lines("density-curves", scores("gcg", 0.9) + scores("phew", 0.8))
+    cells += lines("density-curves", scores("gcg", 0.9) + scores("phew", 0.95), "full")
+    cells += lines("density-curves", scores("gcg", 0.9) + scores("phew", 0.95), "digits", data="digits", model="mlp")
+    assert [(finding.scale, finding.verdict) for finding in found_for(6, cells)] == [
+        ("full", "does not hold"), ("short", "holds"), ("digits", "does not hold"),
+    ]  # fmt: skip
+
+
+def levels(val: dict[float, float], seed: int = 0) -> list[dict[str, Any]]:
+    return [{"method": "imp_c", "seed": seed, "density": density, "val": score} for density, score in val.items()]
+
+
+@pytest.mark.parametrize(("at_low", "verdict"), [(0.93, "holds"), (0.90, "does not hold"), (0.9275, "not shown")])
+def test_near_optimal_with_one_seed_uses_the_scatter_of_levels(at_low: float, verdict: str) -> None:
+    # Around a mean of 0.93 with a standard deviation of 0.001: half the interval is 2.353 * 0.001 * sqrt(1.25).
+    deviation = 0.001 * (3 / 4) ** 0.5
+    upper = {1.0: 0.93 + deviation, 0.8: 0.93 - deviation, 0.64: 0.93 + deviation, 0.5: 0.93 - deviation}
+    [finding] = found_for(2, lines("density-curves", levels({**upper, 0.15: at_low})))
+    [measured] = finding.measured
+    assert measured.interval is not None
+    assert measured.interval[1] - measured.mean == pytest.approx(2.3534 * 0.001 * 1.25**0.5, abs=1e-6)
+    assert measured.verdict == verdict
+
+
+def test_cost_is_relative_to_pruning_to_the_same_density() -> None:
+    pruned = [{"search": "IMP-C", "seed": 0, "density": d, "flops": f} for d, f in ((1.0, 1.0), (0.4, 3.0), (0.1, 4.0))]
+    grown = [{"search": "GCG (paper)", "seed": seed, "density": 0.4, "flops": 1.2} for seed in (0, 1)]
+    [finding] = found_for(4, lines("cost", pruned + grown))
+    assert [each.mean for each in finding.measured] == pytest.approx([1.2, 0.4])
+    assert finding.verdict == "holds"
+
+
+def test_topology_compares_at_equal_density() -> None:
+    metrics = {"gcg": (3.0, 0.8), "random_growth": (1.0, 0.9), "gradient_growth": (3.0, 0.5), "pathgrow_d": (4.0, 0.4)}
+    points = [
+        {"method": name, "seed": seed, "density": density}
+        | {"log10_total": total + noise, "mean_tau_core_ratio": ratio + noise}
+        for name, (total, ratio) in metrics.items() for density in (0.05, 0.1, 0.4)
+        for seed, noise in enumerate((0.0, 0.01 * (name == "gcg")))
+    ]  # fmt: skip
+    [finding] = found_for(9, lines("topology", points))
+    assert [each.mean for each in finding.measured] == pytest.approx([2.005, 0.305, 0.405])
+    assert finding.verdict == "holds"
