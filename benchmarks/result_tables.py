@@ -15,7 +15,7 @@ from benchmarks import cifar, shrink, tasks
 from pathgrow.checkpoint import strict_json
 
 ROOT = Path(__file__).parents[1]
-Line = Mapping[str, Any]
+Line = dict[str, Any]
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from statistics import fmean
 
 from benchmarks import networks
 from benchmarks.result_tables import ROOT, TABLES, Line, read_lines, table
-from benchmarks.verdicts import CLAIMS, NOT_OF_THE_PAPER, Finding, findings
+from benchmarks.verdicts import CLAIMS, NOT_OF_THE_PAPER, Finding, costs_beside_imp, findings
 from pathgrow import atomic
 from pathgrow.checkpoint import strict_json
 from pathgrow.errors import UserError
@@ -31,16 +32,13 @@ _BLOCK = re.compile(r"(<!-- begin ([\w-]+) -->\n).*?(<!-- end \2 -->)", re.DOTAL
 # Cells of studies
 
 
-def add(source: Path) -> list[Path]:
-    """Merge the cells of a directory, or the lines of a file, into the files of their studies; return these."""
-    if source.is_dir():
-        studies = {name: load_study(name) for name in study_names()}
-        lines: list[Line] = [
-            line for study in studies.values() for scale in study.scale if scale != "smoke"
-            for line in load_lines(study, scale, source)
-        ]  # fmt: skip
-    else:
-        lines = read_lines(source)
+def add(source: Path, only: Sequence[str] = ()) -> list[Path]:
+    """Merge the cells of a directory, or the lines of a file, into the files of their studies; return these.
+
+    Studies share cells. Of a directory, those with less than a tenth of their cells are left out unless `only` names
+    them: they were not run, another study has some of their cells.
+    """
+    lines = read_lines(source) if source.is_file() else list(_found(source, only))
     if not lines:
         raise UserError(f"{source} has no finished cells of built-in studies")
     changed = []
@@ -54,6 +52,18 @@ def add(source: Path) -> list[Path]:
     return changed
 
 
+def _found(folder: Path, only: Sequence[str]) -> Iterator[Line]:
+    for name in only or study_names():
+        study = load_study(name)
+        for scale in study.scale:
+            found = load_lines(study, scale, folder) if scale != "smoke" else []
+            num = len(study.cells(scale))
+            if only or len(found) >= num / 10:
+                yield from found
+            elif found:
+                print(f"left out: {len(found)} of {num} cells of {name} ({scale}); --only {name} adds them")
+
+
 def _key(line: Line) -> tuple[str, str]:
     return line["scale"], line["cell"]
 
@@ -64,10 +74,13 @@ def cells() -> list[Line]:
 
 
 def by_study(lines: Iterable[Line]) -> dict[tuple[str, str], list[Line]]:
-    """Published cells by study and scale."""
+    """Published cells by study and scale, in the order in which the study runs them."""
     found: dict[tuple[str, str], list[Line]] = {}
     for line in lines:
         found.setdefault((line["study"], line["scale"]), []).append(line)
+    for (name, scale), own in found.items():
+        order = {cell.name: number for number, cell in enumerate(load_study(name).cells(scale))}
+        own.sort(key=lambda line: order.get(line["cell"], len(order)))
     return dict(sorted(found.items()))
 
 
@@ -92,7 +105,8 @@ def _verdicts(pairs: Sequence[str], found: Sequence[Finding], named: bool) -> st
     if not any(shown.values()):
         return "not shown (no run)" if pairs else "does not apply"
     said = [
-        (f"{pair}: " if named else "") + ("not shown (no run)" if finding is None else f"**{finding.verdict}**")
+        (f"{pair}: " if named else "")
+        + ("not shown (no run)" if finding is None else f"**{finding.verdict}**, n = {finding.num_seeds}")
         for pair, finding in shown.items()
     ]
     return "; ".join(said)
@@ -111,6 +125,27 @@ def evidence() -> str:
     return table(["claim", "pair", "scale", "measured: mean over seeds (90% interval)", "seeds", "verdict"], rows)
 
 
+def discovery_costs() -> str:
+    """What each search costs beside IMP-C."""
+    rows = []
+    for (name, scale), lines in by_study(cells()).items():
+        points = [point for line in lines for point in line["points"]] if name == "cost" else []
+        for pair, search in dict.fromkeys((point["pair"], point["search"]) for point in points):
+            if search in ("IMP-C", "dense"):
+                continue
+            found = costs_beside_imp([point for point in points if point["pair"] == pair], search)
+            mean = {key: [own[key] for own in found if key in own] for key in found[0]} if found else {}
+            shown = [_of(mean.get(key), form) for key, form in (("density", ".1%"), ("val", ".2%"), ("flops", ".2f"))]
+            shown += [_of(mean.get(key), ".2f") for key in ("to_density", "to_accuracy")]
+            rows.append([pair, scale, search, *shown, len(found)])
+    headings = ["pair", "scale", "search", "returned", "val", "FLOPs / dense", "/ IMP-C to that density"]
+    return table([*headings, "/ IMP-C to that accuracy", "seeds"], rows)
+
+
+def _of(values: Sequence[float] | None, form: str) -> str:
+    return f"{fmean(values):{form}}" if values else "-"
+
+
 def studies() -> str:
     """Table and figure of every study and scale with published cells."""
     parts = []
@@ -124,7 +159,8 @@ def studies() -> str:
 
 
 BLOCKS: dict[str, Callable[[], str]] = {
-    "verdicts": verdicts, "evidence": evidence, "studies": studies, "networks": networks.overview, **TABLES,
+    "verdicts": verdicts, "evidence": evidence, "discovery-costs": discovery_costs, "studies": studies,
+    "networks": networks.overview, **TABLES,
 }  # fmt: skip
 
 
@@ -139,8 +175,10 @@ def rendered(page: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sources", nargs="*", type=Path, help="directories of cells, or files of lines, to be added")
-    for source in parser.parse_args().sources:
-        print("merged into", *add(source))
+    parser.add_argument("--only", nargs="+", default=[], metavar="STUDY", help="studies to be added (default: all)")
+    chosen = parser.parse_args()
+    for source in chosen.sources:
+        print("merged into", *(path.relative_to(ROOT) for path in add(source, chosen.only)))
     for path in (PAGE, networks.PAGE):
         atomic.write_text(path, rendered(path.read_text(encoding="utf-8")))
     for (name, scale), lines in by_study(cells()).items():

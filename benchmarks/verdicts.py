@@ -53,7 +53,7 @@ class Measured:
     note: str = ""
 
     def __str__(self) -> str:
-        factor, digits = (100, 2) if self.unit == "points" else (1, 2)
+        factor, digits = (100, 2) if self.unit == "points" else (1, 3 if self.unit == "" else 2)
         sign = "" if self.unit == "x" else "+"
         shown = f"{self.what}: {factor * self.mean:{sign}.{digits}f}{'x' if self.unit == 'x' else ''}"
         if self.interval is not None:
@@ -72,13 +72,13 @@ class Finding:
     measured: tuple[Measured, ...]
 
     @property
+    def num_seeds(self) -> int:
+        return min(each.num_seeds for each in self.measured)
+
+    @property
     def verdict(self) -> Verdict:
         found = {each.verdict for each in self.measured}
-        return next((v for v in ("does not hold", "not shown") if v in found), "holds")  # type: ignore[return-value]
-
-
-Cells = Mapping[str, Sequence[Point]]
-"""The points of one pair and scale by study."""
+        return next((v for v in ("does not hold", "not shown") if v in found), "holds")
 
 
 @dataclass(frozen=True)
@@ -211,19 +211,33 @@ def _near_optimal(densities: Mapping[str, float]) -> Callable[[str, Sequence[Poi
     return measure
 
 
+def costs_beside_imp(points: Sequence[Point], search: str) -> list[dict[str, float]]:
+    """For each seed of a search: its network, its cost, and that relative to two networks of IMP-C.
+
+    `to_density` is relative to the cost of pruning to the same density, `to_accuracy` to that of the sparsest level
+    whose validation accuracy is at least that of the search.
+    """
+    spent, pruned = (curves(points, metric, search="IMP-C") for metric in ("flops", "val"))
+    found = []
+    for point in points:
+        if point.get("search") == search and spent:
+            seed = str(point["seed"]) if str(point["seed"]) in spent else next(iter(spent))
+            own = {name: float(point[name]) for name in ("density", "val", "flops")}
+            own["to_density"] = own["flops"] / _interpolated(spent[seed], own["density"])
+            as_good = [density for density, score in pruned[seed].items() if score >= own["val"]]
+            if as_good:
+                own["to_accuracy"] = own["flops"] / spent[seed][min(as_good)]
+            found.append(own)
+    return found
+
+
 def _cost(pair: str, points: Sequence[Point]) -> tuple[Measured, ...]:
-    spent = curves(points, "flops", search="IMP-C")
-    found = curves(points, "flops", search="GCG (paper)")
-    if not spent or not found:
+    found = costs_beside_imp(points, "GCG (paper)")
+    if not found:
         return ()
-    ratios, own = [], []
-    for seed, by_density in found.items():
-        density, cost = next(iter(by_density.items()))
-        own.append(cost)
-        ratios.append(cost / _interpolated(spent.get(seed) or next(iter(spent.values())), density))
     return (
-        at_most("GCG / dense training (limit 1.75)", own, 1.75),
-        at_most("GCG / IMP-C at the density of GCG (limit 0.5)", ratios, 0.5),
+        at_most("GCG / dense training (limit 1.75)", [own["flops"] for own in found], 1.75),
+        at_most("GCG / IMP-C at the density of GCG (limit 0.5)", [own["to_density"] for own in found], 0.5),
     )
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import networks, results_page
 from pathgrow.errors import UserError
+from pathgrow.studies.definition import Study
 
 
 @pytest.mark.parametrize("path", [results_page.PAGE, networks.PAGE], ids=lambda path: path.name)
@@ -45,6 +46,22 @@ def test_cells_are_merged_by_scale_and_name(tmp_path: Path, monkeypatch: pytest.
     results_page.add(source)
     found = [(line["scale"], line["cell"], line["points"]) for line in results_page.read_lines(path)]
     assert found == [("full", "b", [4]), ("short", "a", [2]), ("short", "b", [3])]
+
+
+def test_cells_that_another_study_shares_are_left_out_unless_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def load_lines(study: Study, scale: str, folder: Path) -> list[dict[str, object]]:
+        num = {("topology", "digits"): 1, ("price", "digits"): 4, ("price", "smoke"): 14}.get((study.name, scale), 0)
+        return [{"study": study.name, "scale": scale, "cell": str(number)} for number in range(num)]
+
+    monkeypatch.setattr(results_page, "STUDIES", tmp_path / "studies")
+    monkeypatch.setattr(results_page, "load_lines", load_lines)
+    [path] = results_page.add(tmp_path)
+    assert (path.stem, len(results_page.read_lines(path))) == ("price", 4)  # of 35; none of the scale smoke
+    assert "1 of 20 cells of topology (digits)" in capsys.readouterr().out
+    [path] = results_page.add(tmp_path, ["topology"])
+    assert (path.stem, len(results_page.read_lines(path))) == ("topology", 1)
 
 
 def test_a_directory_without_cells_is_refused(tmp_path: Path) -> None:

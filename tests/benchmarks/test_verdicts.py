@@ -6,7 +6,17 @@ from typing import Any
 
 import pytest
 
-from benchmarks.verdicts import CLAIMS, Finding, above, at_least, at_most, curves, differences, findings
+from benchmarks.verdicts import (
+    CLAIMS,
+    Finding,
+    above,
+    at_least,
+    at_most,
+    costs_beside_imp,
+    curves,
+    differences,
+    findings,
+)
 
 
 @pytest.mark.parametrize(
@@ -109,11 +119,23 @@ def test_near_optimal_with_one_seed_uses_the_scatter_of_levels(at_low: float, ve
 
 
 def test_cost_is_relative_to_pruning_to_the_same_density() -> None:
-    pruned = [{"search": "IMP-C", "seed": 0, "density": d, "flops": f} for d, f in ((1.0, 1.0), (0.4, 3.0), (0.1, 4.0))]
-    grown = [{"search": "GCG (paper)", "seed": seed, "density": 0.4, "flops": 1.2} for seed in (0, 1)]
+    pruned = [{"search": "IMP-C", "seed": 0, "density": d, "val": 0.9, "flops": f} for d, f in ((1.0, 1.0), (0.4, 3.0))]
+    grown = [{"search": "GCG (paper)", "seed": seed, "density": 0.4, "val": 0.9, "flops": 1.2} for seed in (0, 1)]
     [finding] = found_for(4, lines("cost", pruned + grown))
     assert [each.mean for each in finding.measured] == pytest.approx([1.2, 0.4])
     assert finding.verdict == "holds"
+
+
+def test_cost_to_the_same_accuracy_is_that_of_the_sparsest_level_that_has_it() -> None:
+    levels = ((1.0, 0.93, 1.0), (0.5, 0.94, 2.0), (0.2, 0.93, 3.0), (0.1, 0.90, 3.5))
+    points = [{"search": "IMP-C", "seed": 0, "density": d, "val": val, "flops": cost} for d, val, cost in levels]
+    points += [
+        {"search": "discover", "seed": seed, "density": 0.2, "val": val, "flops": 0.6}
+        for seed, val in ((0, 0.925), (1, 0.95))
+    ]
+    first, second = costs_beside_imp(points, "discover")
+    assert (first["to_density"], first["to_accuracy"]) == pytest.approx((0.2, 0.2))
+    assert "to_accuracy" not in second  # no level is that good
 
 
 def test_topology_compares_at_equal_density() -> None:
