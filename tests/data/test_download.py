@@ -291,7 +291,7 @@ def test_official_checksums_are_well_formed() -> None:
     for official in OFFICIAL.values():
         assert official.url.startswith("https://")
         assert len(official.sha256) == 64
-        assert official.archive.endswith((".tar.gz", ".zip"))
+        assert official.archive.endswith((".tar.gz", ".zip", ".txt"))
         assert all(len(md5) == 32 for md5 in official.md5.values())
 
 
@@ -363,8 +363,8 @@ def test_check_compares_with_the_official_files(
     assert "use it with --data cifar10 --data-root" in capsys.readouterr().out
     assert leave("check", "cifar10", "--data-root", root) == 0
     said = capsys.readouterr().out
-    assert "not the official dataset: 100 training and 20 test images instead of 50,000 and 10,000" in said
-    assert "train         90 images" in said
+    assert "not the official dataset: 100 training and 20 test samples instead of 50,000 and 10,000" in said
+    assert "train         90 samples" in said
     assert said.count("differs from the official file") == 6
 
     folder = tmp_path / "data" / "cifar-10-batches-py"
@@ -377,7 +377,7 @@ def test_check_compares_with_the_official_files(
     assert "test_batch    official" in said
     monkeypatch.setitem(OFFICIAL, "cifar10", dataclasses.replace(official, md5=md5 | {"test_batch": "0" * 32}))
     assert leave("check", "cifar10", "--data-root", root) == 0
-    assert "official number of images, but the files differ" in capsys.readouterr().out
+    assert "official number of samples, but the files differ" in capsys.readouterr().out
 
     (folder / "test_batch").write_bytes(b"")
     assert leave("check", "cifar10", "--data-root", root) == 2

@@ -27,6 +27,7 @@ _DATASETS = {
     "tiny-imagenet": "64 x 64 RGB, 200 classes; `pathgrow data get tiny-imagenet` (248 MB)",
     "imagenet": "224 x 224 RGB, 1,000 classes, streamed; DIR/train/<class>, DIR/val/<class>",
     "folder": "your own images; DIR/<class>, or DIR/train/<class> and optionally DIR/val, DIR/test",
+    "text": "Tiny Shakespeare, 65 characters, scored by its loss; `pathgrow data get text` (1 MB)",
 }
 _LEGEND = """
 cost/step: per training sample, in forward passes of the sparse or the dense network.

@@ -1,8 +1,8 @@
-"""Classification datasets by name: one is bundled, the others are read from disk.
+"""Datasets by name: one is bundled, the others are read from disk.
 
 >>> from pathgrow import data
 >>> data.names()
-('digits', 'cifar10', 'cifar100', 'tiny-imagenet', 'imagenet', 'folder')
+('digits', 'cifar10', 'cifar100', 'tiny-imagenet', 'imagenet', 'folder', 'text')
 >>> data.load("digits").train.shape
 (1, 8, 8)
 """
@@ -13,9 +13,9 @@ from functools import lru_cache
 from importlib import import_module
 from operator import index
 from pathlib import Path
-from typing import SupportsIndex
+from typing import Literal, SupportsIndex
 
-from pathgrow.data.dataset import Dataset, Paths, Split, StreamedSplit
+from pathgrow.data.dataset import Dataset, Paths, Split, StreamedSplit, TextSplit
 from pathgrow.data.digits import digits
 from pathgrow.data.official import OFFICIAL, ROOT_VARIABLE, resolve_root
 from pathgrow.errors import UserError, unknown_name
@@ -27,6 +27,7 @@ _ON_DISK: dict[str, tuple[str, str]] = {
     "tiny-imagenet": ("tiny_imagenet", "tiny_imagenet"),
     "imagenet": ("image_folder", "imagenet"),
     "folder": ("image_folder", "image_folder"),
+    "text": ("text", "tiny_shakespeare"),
 }
 
 
@@ -35,7 +36,18 @@ def names() -> tuple[str, ...]:
     return ("digits", *_ON_DISK)
 
 
-def load(name: str, root: str | os.PathLike[str] | None = None, seed: int = 0, fold: int = 0) -> Dataset:
+def mode(name: str) -> Literal["max", "min"]:
+    """Return whether a higher score is better: images are scored by accuracy, text by its loss."""
+    return "min" if name == "text" else "max"
+
+
+def load(
+    name: str,
+    root: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    fold: int = 0,
+    context: int | None = None,
+) -> Dataset:
     """Load a dataset, split into train, val and test. The split depends only on `seed` and `fold`.
 
     Parameters
@@ -46,6 +58,8 @@ def load(name: str, root: str | os.PathLike[str] | None = None, seed: int = 0, f
         Seed of the shuffle before splitting.
     fold
         Cross-validation fold: which samples are held out. 0-9 (digits 0-7, imagenet 0-24).
+    context
+        Length of the windows of a text, by default 256.
     """
     if name not in names():
         raise unknown_name("dataset", str(name), names())
@@ -59,7 +73,8 @@ def load(name: str, root: str | os.PathLike[str] | None = None, seed: int = 0, f
         what = "is not a directory" if os.path.exists(place) else "does not exist or is not accessible"
         download = f"; download the dataset with `pathgrow data get {name} --data-root {place}`"
         raise UserError(f"data root {place} {what} (set it with --data-root){download if name in OFFICIAL else ''}")
-    return _load_from_disk(name, place, seed, fold)
+    dataset = _load_from_disk(name, place, seed, fold)
+    return dataset if context is None else dataset.with_context(context)
 
 
 def _integer(name: str, number: object) -> int:
@@ -79,4 +94,4 @@ def _load_from_disk(name: str, root: Path, seed: int, fold: int) -> Dataset:
     return loader(root, seed, fold)
 
 
-__all__ = ["Dataset", "Paths", "Split", "StreamedSplit", "load", "names"]
+__all__ = ["Dataset", "Paths", "Split", "StreamedSplit", "TextSplit", "load", "mode", "names"]

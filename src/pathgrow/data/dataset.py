@@ -1,13 +1,13 @@
-"""The structure of a dataset: three splits of images and labels, in memory or streamed from files."""
+"""The structure of a dataset: three splits of images and labels, in memory or streamed from files, or of a text."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -101,26 +101,77 @@ class StreamedSplit:
 
 
 @dataclass(frozen=True, eq=False)
+class TextSplit:
+    """A text whose samples are windows of `context` characters; the target of a character is the next one.
+
+    >>> split = TextSplit(torch.tensor([3, 1, 4, 1, 5, 9], dtype=torch.uint8), 2)
+    >>> len(split), split.windows(torch.tensor([0, 3]))
+    (2, (tensor([[3, 1],
+            [1, 5]]), tensor([[1, 4],
+            [5, 9]])))
+    """
+
+    codes: Tensor
+    """Number of each character, uint8 (N,)."""
+    context: int
+
+    def __post_init__(self) -> None:
+        assert self.codes.dtype == torch.uint8
+        if len(self) < 1:
+            raise UserError(
+                f"context must be at most half of a text of {len(self.codes):,} characters, got {self.context}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.codes) // self.context - 1  # so many fit at any offset below `context`
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Length of one sample."""
+        return (self.context,)
+
+    def windows(self, starts: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the windows that start at these positions, and their targets, both int64 (B, context)."""
+        positions = starts.unsqueeze(1) + torch.arange(self.context + 1, device=starts.device)
+        codes = self.codes[positions].long()
+        return codes[:, :-1], codes[:, 1:]
+
+
+AnySplit = Split | StreamedSplit | TextSplit
+
+
+@dataclass(frozen=True, eq=False)
 class Dataset:
     """A task: train fits the weights, val drives every decision, test is evaluated once.
 
-    The splits are either all in memory or all streamed.
+    All splits are of the same kind.
     """
 
     name: str
     classes: int
-    train: Split | StreamedSplit
-    val: Split | StreamedSplit
-    test: Split | StreamedSplit
+    """Number of classes, or of different characters."""
+    train: AnySplit
+    val: AnySplit
+    test: AnySplit
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Channels, height and width of one sample."""
+        """Channels, height and width of one sample; of a text, its length."""
         return self.train.shape
 
+    def with_context(self, context: int) -> Dataset:
+        """Return a text with windows of another length; images are returned as they are."""
+        parts = {part: getattr(self, part) for part in ("train", "val", "test")}
+        texts: dict[str, Any] = {
+            part: replace(split, context=context) for part, split in parts.items() if isinstance(split, TextSplit)
+        }
+        return replace(self, **texts)
+
     def example_input(self) -> Tensor:
-        """Return a batch of one normalized training image."""
+        """Return a batch of one training sample; images are normalized."""
         train = self.train
+        if isinstance(train, TextSplit):
+            return train.windows(torch.zeros(1, dtype=torch.int64))[0]
         if isinstance(train, Split):
             images = train.images[:1]
         else:

@@ -116,7 +116,11 @@ def _unpack(official: Official, archive: Path, folder: Path) -> None:
         temporary = Path(tempfile.mkdtemp(prefix=_UNPACKING, dir=folder.parent))
         try:
             try:
-                shutil.unpack_archive(archive, temporary, **options)
+                if archive.suffix == ".txt":
+                    (temporary / official.folder).mkdir()
+                    shutil.copyfile(archive, temporary / official.folder / official.marker)
+                else:
+                    shutil.unpack_archive(archive, temporary, **options)
             except (tarfile.TarError, zipfile.BadZipFile, shutil.ReadError, EOFError, zlib.error) as error:
                 raise UserError(f"cannot unpack {archive} ({error}): delete it and download {official.url}") from error
             if not (temporary / official.folder).is_dir():
@@ -150,7 +154,7 @@ def check_dataset(name: str, root: str | None) -> list[str]:
         *([f"  directory     {folder}"] if name != "digits" else []),
         f"  classes       {dataset.classes:,}",
         f"  sample shape  {' x '.join(map(str, dataset.shape))}",
-        *(f"  {part:<14}{len(getattr(dataset, part)):,} images" for part in ("train", "val", "test")),
+        *(f"  {part:<14}{len(getattr(dataset, part)):,} samples" for part in ("train", "val", "test")),
         *(f"  {file:<14}{'official' if same[file] else 'differs from the official file'}" for file in same),
     ]
 
@@ -159,12 +163,12 @@ def _verdict(dataset: Dataset, official: Official, files_match: bool) -> str:
     num_train, num_test = len(dataset.train) + len(dataset.val), len(dataset.test)
     if (num_train, num_test) != (official.num_train, official.num_test):
         return (
-            f"readable, but not the official dataset: {num_train:,} training and {num_test:,} test images instead of "
+            f"readable, but not the official dataset: {num_train:,} training and {num_test:,} test samples instead of "
             f"{official.num_train:,} and {official.num_test:,}"
         )
     if not files_match:
-        return "readable, with the official number of images, but the files differ from the official ones"
-    return "the official dataset" if official.md5 else "readable, with the official number of images"
+        return "readable, with the official number of samples, but the files differ from the official ones"
+    return "the official dataset" if official.md5 else "readable, with the official number of samples"
 
 
 def _storage(dataset: Dataset) -> str:

@@ -75,6 +75,17 @@ OFFICIAL: dict[str, Official] = {
         num_train=100_000,
         num_test=10_000,
     ),
+    # One file, which is its own archive; samples are windows of 256 characters.
+    "text": Official(
+        folder="tinyshakespeare",
+        marker="tinyshakespeare.txt",
+        url="https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
+        sha256="86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+        num_bytes=1_115_394,
+        num_train=4_136,
+        num_test=216,
+        md5={"tinyshakespeare.txt": "6fb458f1232090904fb40fe944165e91"},
+    ),
 }
 
 

@@ -1,4 +1,4 @@
-"""Reference models by name: the networks of the paper, one short file per family.
+"""Reference models by name: the networks of the paper and a GPT, one short file per family.
 
 A model is a line in the table below.
 """
@@ -12,6 +12,7 @@ import torch
 from pathgrow.config import Option, check_value
 from pathgrow.errors import UserError, unknown_name
 from pathgrow.models.blocks import ReferenceModel
+from pathgrow.models.gpt import GPT
 from pathgrow.models.mlp import MLP
 from pathgrow.models.pit import PiT
 from pathgrow.models.resnet import ResNet, ResNetCifar
@@ -22,6 +23,7 @@ from pathgrow.registry import check_option_names, option_defaults
 from pathgrow.rng import generator
 
 _MODELS: dict[str, Callable[..., ReferenceModel]] = {
+    "gpt": GPT,
     "mlp": MLP,
     "pit": PiT,
     "resnet18": partial(ResNet, 18),

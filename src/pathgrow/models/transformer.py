@@ -1,4 +1,4 @@
-"""Transformer layers shared by ViT and PiT, including the locality self-attention of Lee et al. (2021)."""
+"""Transformer layers shared by ViT, PiT and GPT, including the locality self-attention of Lee et al. (2021)."""
 
 import torch
 import torch.nn.functional as F
@@ -89,14 +89,21 @@ class LocalityAttention(Attention):
 
 
 class Block(nn.Module):
-    """Pre-norm transformer block with stochastic depth: training drops each branch of a sample with `drop_path`."""
+    """Pre-norm transformer block.
 
-    def __init__(self, attention: Attention, dim: int, mlp_ratio: float, drop_path: float) -> None:
+    Training drops each value of a branch with probability `dropout`, and the whole branch of a sample with `drop_path`
+    (stochastic depth).
+    """
+
+    def __init__(
+        self, attention: Attention, dim: int, mlp_ratio: float, drop_path: float = 0.0, dropout: float = 0.0
+    ) -> None:
         super().__init__()
         hidden = round(mlp_ratio * dim)
         if hidden < 1:
             raise UserError(f"mlp_ratio must leave at least one hidden unit, got {mlp_ratio} (dim {dim})")
         self.drop_path = drop_path
+        self.dropout = dropout
         self.norm1 = nn.LayerNorm(dim)
         self.attn = attention
         self.norm2 = nn.LayerNorm(dim)
@@ -108,6 +115,8 @@ class Block(nn.Module):
         return x + self._kept(self.fc2(F.gelu(self.fc1(self.norm2(x)))))
 
     def _kept(self, branch: Tensor) -> Tensor:
+        if self.dropout > 0:
+            branch = F.dropout(branch, self.dropout, self.training)
         if not self.training or self.drop_path == 0:
             return branch
         # Dropout of one value per sample gives 0 or 1/(1 - p), which is scaled stochastic depth.

@@ -139,7 +139,9 @@ class ScoreFormat:
 
 
 def score_format(report: RunReport) -> ScoreFormat:
-    """The format of a run's scores: accuracies if the built-in trainer ran, or `discover` was called with `num_val`."""
+    """The format of a run's scores: losses of a text, accuracies of the built-in trainer or with `num_val`."""
+    if report.dataset and report.mode == "min":
+        return ScoreFormat(False, "loss")
     is_accuracy = bool(report.dataset or report.config.get("num_val"))
     return ScoreFormat.of(report.curve, is_accuracy=is_accuracy, mode=report.mode)
 

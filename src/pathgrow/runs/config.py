@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import inspect
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -74,11 +75,14 @@ class RunConfig:
     seed: int = option(
         0, "Random seed for initialization, masks and data order.", at_least=0, limit=2**63 - 1, metavar="N"
     )
+    mode: Literal["max", "min"] = option("max", is_flag=False)
+    """Whether a higher score is better; the dataset decides it: accuracies, or losses of a text."""
 
     def __post_init__(self) -> None:
         check(self)
         if self.data not in pathgrow.data.names():
             raise unknown_name("dataset", self.data, pathgrow.data.names())
+        require(self.mode == (mode := pathgrow.data.mode(self.data)), "mode", self.mode, f"{mode!r} for {self.data}")
         check_option_names(f"model {self.model!r}", self.model_options, pathgrow.models.defaults(self.model))
         check_batch_split(self.recipe.batch_size, self.recipe.accumulate, self.ranks)
 
@@ -90,7 +94,8 @@ class RunConfig:
         try:
             name = values.get("recipe_name") or recipes.default_name(_name(data), _name(model))
             recipe = recipes.recipe(_name(name)).override(values.get("recipe") or {})
-            return from_json(cls, cls._with_defaults({**values, "recipe_name": name, "recipe": recipe}, recipe))
+            filled = {"mode": pathgrow.data.mode(_name(data)), **values, "recipe_name": name, "recipe": recipe}
+            return from_json(cls, cls._with_defaults(filled, recipe))
         except UserError:
             raise
         except (RecursionError, ValueError) as error:
@@ -110,12 +115,13 @@ class RunConfig:
         `stored` is the config of the run to be resumed, which keeps the number of threads it started with.
         """
         dataset = self.load_data()
-        channels, height, width = dataset.shape
-        needed = {"inputs": channels * height * width, "in_channels": channels, "image_size": height}
+        names = ("context",) if len(dataset.shape) == 1 else ("in_channels", "image_size")
+        needed = {"inputs": math.prod(dataset.shape), **dict(zip(names, dataset.shape, strict=False))}
         defaults = {name: needed.get(name, default) for name, default in pathgrow.models.defaults(self.model).items()}
         config = override(self, {"model_options": {**defaults, **self.model_options}})
         macs = config._macs(dataset)
-        threads = self.threads or (stored or {}).get("threads") or _num_threads(macs * self.recipe.batch_size)
+        num_needed = 1 if macs * self.recipe.batch_size < _THREADING_MACS else min(4, available_cpus())
+        threads = self.threads or (stored or {}).get("threads") or num_needed
         return dataclasses.replace(config, threads=threads)
 
     def _macs(self, dataset: Dataset) -> int:
@@ -131,13 +137,11 @@ class RunConfig:
                 model(sample)
         except (RuntimeError, AssertionError) as error:  # timm models assert the size of their input
             options = ", ".join(f"{name}={value}" for name, value in self.model_options.items())
-            _, height, width = dataset.shape
-            needs_squares = height != width and self.model_options.get("image_size") == height
-            advice = (
-                "it takes square images; crop them or choose another model"
-                if needs_squares
-                else "omit the model options that set the input size"
-            )
+            advice = "omit the model options that set the input size"
+            if ("context" in self.model_options) != (len(dataset.shape) == 1):
+                advice = "only model gpt reads text, and only text is read by it"
+            elif len(set(dataset.shape[1:])) > 1 and self.model_options.get("image_size") == dataset.shape[1]:
+                advice = "it takes square images; crop them or choose another model"
             shape, reason = "x".join(map(str, dataset.shape)), str(error).partition("\n")[0]
             raise UserError(
                 f"{self.model} with {options} cannot process the {shape} samples of {self.data} ({reason}): {advice}"
@@ -149,11 +153,13 @@ class RunConfig:
         values: dict[str, Any] = to_json(self)
         # Does not affect results: a run that ran out of memory may resume with fewer concurrent networks.
         del values["engine"]["max_concurrent"]
+        if self.mode == "max":
+            del values["mode"]  # keeps the hashes of runs from before there were losses
         return values
 
     def load_data(self) -> Dataset:
-        """Load the dataset; its splits depend on `fold` only."""
-        return pathgrow.data.load(self.data, self.data_root, 0, self.fold)
+        """Load the dataset; its splits depend on `fold` only, and windows of a text on the `context` of the model."""
+        return pathgrow.data.load(self.data, self.data_root, 0, self.fold, self.model_options.get("context"))
 
     def new_model(self, num_classes: int) -> nn.Module:
         """Create the model, initialized from `seed`."""
@@ -170,10 +176,6 @@ class RunConfig:
         values = {name: value for name, value in self.as_dict().items() if name != "seed"}
         digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
         return f"{self.title}-{digest}-seed{self.seed}"
-
-
-def _num_threads(batch_macs: int) -> int:
-    return 1 if batch_macs < _THREADING_MACS else min(4, available_cpus())
 
 
 def _rough() -> Any:
@@ -462,8 +464,9 @@ class DiscoverConfig(SearchOptions, RunConfig):
         require_imported("method", self.method)
         RunConfig.__post_init__(self)
         SearchOptions.__post_init__(self)
-        require(self.delta < 1, "delta", self.delta, "a drop in accuracy < 1", "0.01")
-        if isinstance(self.reference, float):
+        if self.mode == "max":
+            require(self.delta < 1, "delta", self.delta, "a drop in accuracy < 1", "0.01")
+        if self.mode == "max" and isinstance(self.reference, float):
             in_percent = 10 <= self.reference <= 100
             example = f"{self.reference / 100 if in_percent else 0.93:g}"
             require(0 <= self.reference <= 1, "reference", self.reference, "an accuracy in [0, 1]", example)
@@ -482,7 +485,7 @@ class DiscoverConfig(SearchOptions, RunConfig):
 
     def search(self) -> dict[str, Any]:
         """The options to pass to `discover`."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(SearchOptions)}
+        return {name: getattr(self, name) for name in (*(f.name for f in dataclasses.fields(SearchOptions)), "mode")}
 
 
 def _name(value: object) -> str:

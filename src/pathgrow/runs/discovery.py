@@ -349,14 +349,15 @@ def _discover(config: DiscoverConfig, run_dir: RunDir | None, progress: Progress
         use_ema=options.eval_weights == "ema",
     )
     notes, num_val = [], len(trainer.data.val)
-    if config.delta * num_val < 1.0:
+    is_accuracy = config.mode == "max"
+    if is_accuracy and config.delta * num_val < 1.0:
         notes.append(
             f"delta ({config.delta:g}) is less than one of the {num_val} validation examples "
             f"({1 / num_val:.2g}), so the answer will be noise; use a larger --delta or more data"
         )
         if run_dir is not None:
             warnings.warn(notes[0], stacklevel=2)
-    if options.prunes:
+    if is_accuracy and options.prunes:
         # Static masks: without it, since their rule was tuned without it, see docs/design/train_and_compare.md.
         options = dataclasses.replace(options, num_val=num_val)
     found = search(session, options)

@@ -74,14 +74,21 @@ def forward_loss(
     if recipe.accumulate > 1:
         images, targets = images.chunk(recipe.accumulate)[part], targets.chunk(recipe.accumulate)[part]
     # On a CPU the layout of the weights decides (`ExecutionPlan.place`): the first convolution converts its input.
-    if images.is_cuda and images.shape[1] > 1:
+    if images.is_cuda and images.dim() == 4 and images.shape[1] > 1:
         images = images.contiguous(memory_format=torch.channels_last)
     kind, lower = images.device.type, autocast or torch.bfloat16
     # No cache: a CUDA graph would keep using the cast copy of a weight that has changed since.
     with torch.autocast(kind, lower, enabled=autocast is not None, cache_enabled=False):
         logits = model(images)
-    loss = functional.cross_entropy(logits.float(), targets, label_smoothing=recipe.label_smoothing)
+    loss = cross_entropy(logits.float(), targets, label_smoothing=recipe.label_smoothing)
     return loss / recipe.accumulate
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, **options: Any) -> Tensor:
+    """Return the cross-entropy of logits (samples, classes), or (samples, positions, classes) of sequences."""
+    if logits.dim() > 2:
+        logits, targets = logits.flatten(0, -2), targets.flatten()
+    return functional.cross_entropy(logits, targets, **options)
 
 
 @cache

@@ -6,6 +6,7 @@ with fixed addresses. A step then needs nothing but its number, which a CUDA gra
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -13,12 +14,15 @@ import torch
 from torch import Tensor
 
 from pathgrow import augment as augmentation
-from pathgrow.data.dataset import Split, StreamedSplit, normalize
+from pathgrow.data.dataset import Split, StreamedSplit, TextSplit, normalize
 from pathgrow.data.streaming import StreamLoader
 from pathgrow.errors import UserError
 from pathgrow.rng import generator
 from pathgrow.trainer.recipes import UNAUGMENTED, Recipe
 
+_EVALUATION_BATCH = 2500
+_EVALUATION_CHARACTERS = 2**15
+"""Characters of a batch in evaluation."""
 _MAX_NORMALIZED_BYTES = 256 * 2**20
 """Largest split of which a normalized copy is cached."""
 
@@ -39,6 +43,16 @@ class DeviceSplit:
     def device(self) -> torch.device:
         return self.images.device
 
+    def evaluation_batches(self, start: int, end: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield normalized images and labels of a range, in order."""
+        for first in range(start, end, _EVALUATION_BATCH):
+            last = min(first + _EVALUATION_BATCH, end)
+            yield self.normalized(first, last), self.labels[first:last]
+
+    def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return these normalized images and their labels."""
+        return normalize(self.images[rows], self.mean, self.std), self.labels[rows]
+
     def normalized(self, first: int, last: int) -> Tensor:
         """Return the normalized images of a range; those of a small split are cached."""
         if 4 * self.images.numel() > _MAX_NORMALIZED_BYTES:
@@ -52,16 +66,40 @@ class DeviceSplit:
         return self.normalized(0, len(self)) if 4 * self.images.numel() <= _MAX_NORMALIZED_BYTES else None
 
 
+class DeviceText:
+    """A text on a device."""
+
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+    def __init__(self, split: TextSplit, device: torch.device) -> None:
+        self.split = replace(split, codes=split.codes.to(device))
+        self.shape, self.device = split.shape, device
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def evaluation_batches(self, start: int, end: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield windows and targets of a range, in order."""
+        for rows in torch.arange(start, end).split(max(1, _EVALUATION_CHARACTERS // self.split.context)):
+            yield self.batch(rows.to(self.device))
+
+    def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return these windows and their targets."""
+        return self.split.windows(rows * self.split.context)
+
+
 class DeviceSplits:
     """Moves each split to the device once."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._known: WeakKeyDictionary[Split, DeviceSplit] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[Split | TextSplit, DeviceSplit | DeviceText] = WeakKeyDictionary()
 
-    def of(self, split: Split) -> DeviceSplit:
+    def of(self, split: Split | TextSplit) -> DeviceSplit | DeviceText:
         if split not in self._known:
-            self._known[split] = DeviceSplit(split, self._device)
+            kept = DeviceText(split, self._device) if isinstance(split, TextSplit) else DeviceSplit(split, self._device)
+            self._known[split] = kept
         return self._known[split]
 
 
@@ -101,7 +139,7 @@ class Feed(ABC):
 
     def __init__(
         self,
-        split: DeviceSplit | StreamedSplit,
+        split: DeviceSplit | DeviceText | StreamedSplit,
         device: torch.device,
         recipe: Recipe,
         classes: int,
@@ -227,6 +265,31 @@ class ResidentFeed(Feed):
             rows = _row(self._tables["order"], step)
             return self._normalized.index_select(0, rows), self._resident.labels.index_select(0, rows)
         return super().batch(step)
+
+
+class TextFeed(Feed):
+    """Windows of a text that is resident on the device: an epoch reads it once, from an offset drawn for the epoch."""
+
+    def __init__(self, resident: DeviceText, recipe: Recipe, classes: int, **training: Any) -> None:
+        if recipe.augment != UNAUGMENTED:
+            raise UserError("text cannot be augmented: use a recipe without augmentation (e.g. gpt)")
+        super().__init__(resident, resident.device, recipe, classes, **training)
+        self._split = resident.split
+
+    def load_(self, step: int) -> None:
+        pass  # the data are on the device already
+
+    def _order(self, epoch: int, draw: torch.Generator) -> dict[str, Tensor]:
+        context = self._split.context
+        offset = torch.randint(context, (), generator=draw)
+        starts = offset + context * torch.randperm(self._num, generator=draw)[: self.num_samples]
+        return {"starts": starts.view(self.num_steps, -1)}
+
+    def _raw_batch(self, step: int | Tensor) -> tuple[Tensor, Tensor]:
+        return self._split.windows(_row(self._tables["starts"], step))
+
+    def batch(self, step: int | Tensor) -> tuple[Tensor, Tensor]:
+        return self._raw_batch(step)
 
 
 class StreamedFeed(Feed):

@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.optim import SGD, AdamW, Optimizer
 
-from pathgrow.data.dataset import Dataset, Split, StreamedSplit, normalize
+from pathgrow.data.dataset import AnySplit, Dataset, StreamedSplit, TextSplit, normalize
 from pathgrow.data.streaming import StreamLoader
 from pathgrow.distributed import interrupts
 from pathgrow.distributed.comm import Communicator
@@ -23,13 +22,20 @@ from pathgrow.methods import fixed
 from pathgrow.sparse.attach import Attached, attach
 from pathgrow.trainer.cuda_graph_step import CudaGraphStep
 from pathgrow.trainer.device import EngineOptions, plan_for
-from pathgrow.trainer.eager_step import EagerStep, explain_single_row, wrap_in_ddp
-from pathgrow.trainer.feed import DeviceSplits, Feed, ResidentFeed, StreamedFeed, epoch_batches
+from pathgrow.trainer.eager_step import EagerStep, cross_entropy, explain_single_row, wrap_in_ddp
+from pathgrow.trainer.feed import (
+    DeviceSplits,
+    DeviceText,
+    Feed,
+    ResidentFeed,
+    StreamedFeed,
+    TextFeed,
+    epoch_batches,
+)
 from pathgrow.trainer.interface import Job
 from pathgrow.trainer.loop import OnEpoch, Training
 from pathgrow.trainer.recipes import Recipe, check_batch_split
 
-_EVALUATION_BATCH = 2500
 _STREAMED_BATCH = 256
 _MIN_DENSITY = 1e-3
 """Below this density of a tensor its learning rate rises no further."""
@@ -135,8 +141,10 @@ class Trainer:
                         if on_done is not None:
                             on_done(number)
 
-    def evaluate(self, split: Split | StreamedSplit) -> Callable[[nn.Module], tuple[float, float]]:
+    def evaluate(self, split: AnySplit) -> Callable[[nn.Module], tuple[float, float]]:
         """Return a function `evaluate(model)` that computes (accuracy, mean cross-entropy) on a split.
+
+        On a text both are the mean cross-entropy.
 
         Each rank evaluates a part of the split, with the buffers of rank 0, and all ranks get the same total.
         """
@@ -150,22 +158,22 @@ class Trainer:
                 model.eval()
                 for images, labels in self._evaluation_batches(split):
                     logits = model(images)
-                    num_correct += (logits.argmax(dim=1) == labels).sum()
-                    loss += functional.cross_entropy(logits.double(), labels, reduction="sum")
+                    num_correct += (logits.argmax(dim=-1) == labels).sum()
+                    loss += cross_entropy(logits.double(), labels, reduction="sum")
             comm.all_reduce_([num_correct, loss])
+            if isinstance(split, TextSplit):
+                mean = float(loss) / (len(split) * split.context)
+                return mean, mean
             return int(num_correct) / len(split), float(loss) / len(split)
 
         return evaluate
 
-    def _evaluation_batches(self, split: Split | StreamedSplit) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield normalized images and labels of this rank's part of a split, in order."""
+    def _evaluation_batches(self, split: AnySplit) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield inputs and labels of this rank's part of a split, in order."""
         rank, size = self.comm.rank, self.comm.size
-        if isinstance(split, Split):
-            resident = self._splits.of(split)
+        if not isinstance(split, StreamedSplit):
             start, end = len(split) * rank // size, len(split) * (rank + 1) // size
-            for first in range(start, end, _EVALUATION_BATCH):
-                last = min(first + _EVALUATION_BATCH, end)
-                yield resident.normalized(first, last), resident.labels[first:last]
+            yield from self._splits.of(split).evaluation_batches(start, end)
             return
         loader = StreamLoader(
             split, _STREAMED_BATCH * size, train=False, seed=0, workers=self._workers, shard=(rank, size)
@@ -179,7 +187,7 @@ class Trainer:
         images, labels = (part.to(self.plan.device) for part in batch)
         with explain_single_row(len(labels)):
             logits = model(images)
-        return functional.cross_entropy(logits, labels, label_smoothing=self.recipe.label_smoothing)
+        return cross_entropy(logits, labels, label_smoothing=self.recipe.label_smoothing)
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield training batches without augmentation, in an order determined by the global torch seed.
@@ -199,8 +207,7 @@ class Trainer:
         for rows in torch.split(torch.randperm(len(split)), num):
             if len(rows) % size:
                 return  # the last batch, which cannot be split evenly
-            rows = rows[rank::size].to(resident.device)
-            yield normalize(resident.images[rows], split.mean, split.std), resident.labels[rows]
+            yield resident.batch(rows[rank::size].to(resident.device))
 
     def _training(self, job: Job) -> Training:
         attached = job.attached
@@ -236,7 +243,10 @@ class Trainer:
         training = {"seed": job.seed, "num_epochs": job.epochs, "shard": (self.comm.rank, self.comm.size)}
         if isinstance(split, StreamedSplit):
             return StreamedFeed(split, self.plan.device, recipe, classes, self._workers, **training)
-        return ResidentFeed(self._splits.of(split), recipe, classes, **training)
+        resident = self._splits.of(split)
+        if isinstance(resident, DeviceText):
+            return TextFeed(resident, recipe, classes, **training)
+        return ResidentFeed(resident, recipe, classes, **training)
 
 
 @dataclass
