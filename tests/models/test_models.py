@@ -86,7 +86,7 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize("name", models.names())
+@pytest.mark.parametrize("name", [name for name in models.names() if name != "gpt"])
 def test_every_model_takes_its_example_and_its_options(name):
     model = models.create(name, 3, **SMALL[name])
     example = model.example_input()

@@ -1,30 +1,39 @@
-"""Batches: how an epoch is split over ranks, and images streamed from files."""
+"""Batches: how an epoch is split over ranks, images streamed from files, and windows of a text."""
 
 from __future__ import annotations
 
 import dataclasses
 import multiprocessing
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 
+from pathgrow import data as datasets
+from pathgrow import models
 from pathgrow.augment import Augment
 from pathgrow.checkpoint import MemoryStore
-from pathgrow.data.dataset import Dataset, Split, StreamedSplit
+from pathgrow.data.dataset import Dataset, Split, StreamedSplit, TextSplit
 from pathgrow.data.streaming import StreamLoader
 from pathgrow.distributed.comm import SingleProcess
 from pathgrow.errors import UserError
+from pathgrow.masks import Masks
+from pathgrow.methods import create, fixed
 from pathgrow.sparse.attach import Attached, attach
 from pathgrow.sparse.training_state import TrainingCheckpoint
-from pathgrow.trainer import EngineOptions, Trainer
-from pathgrow.trainer.feed import DeviceSplit, ResidentFeed, StreamedFeed
+from pathgrow.trainer import EngineOptions, Trainer, feed, recipes
+from pathgrow.trainer.eager_step import forward_loss
+from pathgrow.trainer.feed import DeviceSplit, DeviceText, ResidentFeed, StreamedFeed, TextFeed
 from pathgrow.trainer.interface import Job
 from pathgrow.trainer.recipes import Recipe
+from tests.support.graphs_on_a_cpu import graphs_on_a_cpu
+from tests.support.text_data import SMALL_GPT, write_text
 
 PLAN = Recipe(batch_size=8, lr=0.05, warmup=0.0)
 MEAN, STD = (100.0,) * 3, (50.0,) * 3
@@ -227,3 +236,133 @@ def test_a_training_killed_within_an_epoch_resumes_with_the_same_bits(data: Data
     again = network(ours)
     ours.train([Job(attached=again, epochs=3, seed=2, progress=TrainingCheckpoint(store, "partial"))])
     assert all(torch.equal(value, weights(again)[name]) for name, value in weights(undisturbed).items())
+
+
+# Text
+
+RECIPE = recipes.recipe("gpt").override({"batch_size": 16})
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    root = tmp_path_factory.mktemp("text")
+    write_text(root)
+    return datasets.load("text", root, context=8)
+
+
+def text_feed(dataset: Dataset, seed: int = 0, **options: Any) -> TextFeed:
+    assert isinstance(dataset.train, TextSplit)
+    return TextFeed(
+        DeviceText(dataset.train, torch.device("cpu")), RECIPE, dataset.classes, seed=seed, num_epochs=3, **options
+    )
+
+
+def numpy_loss(logits: Tensor, targets: Tensor) -> float:
+    """Mean negative log-likelihood in nats per character."""
+    scores, right = logits.detach().double().numpy(), targets.numpy()
+    chances = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+    rows, columns = np.indices(right.shape)
+    return float(-np.log(chances[rows, columns, right]).mean())
+
+
+def test_an_epoch_reads_the_text_once_from_an_offset_of_its_own(text: Dataset) -> None:
+    made, offsets = text_feed(text), set()
+    codes = text.train.codes.tolist()  # type: ignore[union-attr]
+    for epoch in range(3):
+        made.fill_(epoch)
+        starts = made._tables["starts"]
+        assert starts.shape == (made.num_steps, 16)
+        found = starts.flatten().tolist()
+        assert len(set(found)) == len(found)
+        assert {start % 8 for start in found} == {found[0] % 8}, "windows do not overlap"
+        assert found != sorted(found)
+        offsets.add(found[0] % 8)
+        for step in (0, made.num_steps - 1):
+            inputs, targets = made.batch(step)
+            assert inputs.tolist() == [codes[start : start + 8] for start in starts[step].tolist()]
+            assert targets.tolist() == [codes[start + 1 : start + 9] for start in starts[step].tolist()]
+            on_device = made.batch(torch.tensor(step))
+            assert torch.equal(inputs, on_device[0])
+    assert len(offsets) > 1
+
+
+def test_windows_depend_on_seed_and_epoch_only_and_ranks_share_them(text: Dataset) -> None:
+    first, again, other = text_feed(text), text_feed(text), text_feed(text, seed=1)
+    for each in (first, again, other):
+        each.fill_(1)
+    assert torch.equal(first._tables["starts"], again._tables["starts"])
+    assert not torch.equal(first._tables["starts"], other._tables["starts"])
+    halves = [text_feed(text, shard=(rank, 2)) for rank in range(2)]
+    for half in halves:
+        half.fill_(1)
+    both = torch.cat([half._tables["starts"] for half in halves], dim=1)
+    assert torch.equal(both.sort(dim=1).values, first._tables["starts"].sort(dim=1).values)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_training_loss_is_that_of_numpy(accumulate: int, text: Dataset) -> None:
+    model = models.create("gpt", text.classes, seed=0, dropout=0.0, **SMALL_GPT)
+    made, plan = text_feed(text), RECIPE.override({"accumulate": accumulate})
+    made.fill_(0)
+    inputs, targets = made.batch(0)
+    found = sum(forward_loss(model, made, 0, part, plan, None).item() for part in range(accumulate))
+    assert found == pytest.approx(numpy_loss(model(inputs), targets), rel=1e-5)
+
+
+def test_evaluation_is_the_loss_of_consecutive_windows(text: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "_EVALUATION_CHARACTERS", 40)  # batches of 5 windows, and a smaller one
+    trainer = Trainer(text, RECIPE, EngineOptions(device="cpu"))
+    model = models.create("gpt", text.classes, seed=0, **SMALL_GPT)
+    score, loss = trainer.evaluate(text.val)(model)
+    codes, num = text.val.codes.long(), len(text.val)  # type: ignore[union-attr]
+    inputs, targets = (codes[shift : shift + 8 * num].view(num, 8) for shift in (0, 1))
+    assert score == loss == pytest.approx(numpy_loss(model.eval()(inputs), targets), rel=1e-6)
+
+
+def test_losses_of_mask_updates_are_of_training_windows(text: Dataset) -> None:
+    trainer = Trainer(text, RECIPE, EngineOptions(device="cpu"))
+    model = models.create("gpt", text.classes, seed=0, dropout=0.0, **SMALL_GPT)
+    batches = list(trainer.batches())
+    inputs, targets = batches[0]
+    assert trainer.loss(model, batches[0]).item() == pytest.approx(numpy_loss(model(inputs), targets), rel=1e-5)
+    assert torch.equal(inputs[:, 1:], targets[:, :-1])
+    assert sum(len(inputs) for inputs, _ in batches) == len(text.train)
+
+
+@pytest.mark.parametrize("method", ["rigl", "gts"])
+def test_cuda_graph_steps_train_like_eager_steps(method: str, text: Dataset) -> None:
+    found = []
+    for step in ("cuda_graph", "eager"):
+        with graphs_on_a_cpu() if step == "cuda_graph" else nullcontext():
+            trainer = Trainer(text, RECIPE, EngineOptions(device="cpu", step=step))  # type: ignore[arg-type]
+            model, optimizer = trainer.place(models.create("gpt", text.classes, seed=0, dropout=0.0, **SMALL_GPT))
+            num_steps = 2 * (len(text.train) // 16)
+            attached = attach(
+                model, optimizer, create(method, density=0.3, num_steps=num_steps, update_interval=5),
+                text.example_input(), seed=1,
+            )  # fmt: skip
+            trainer.train([Job(attached=attached, epochs=2, seed=7)])
+            found.append((attached.masks, model.state_dict(), trainer.evaluate(text.val)(model)[0]))
+    (masks, weights, loss), (other_masks, other_weights, other_loss) = found
+    assert masks == other_masks
+    for name, tensor in weights.items():
+        torch.testing.assert_close(tensor, other_weights[name], rtol=1e-4, atol=1e-6)
+    assert loss == pytest.approx(other_loss, rel=1e-5)
+
+
+def test_training_lowers_the_loss(text: Dataset) -> None:
+    trainer = Trainer(text, RECIPE.override({"lr": 0.01}), EngineOptions(device="cpu"))
+    model, optimizer = trainer.place(models.create("gpt", text.classes, seed=0, **SMALL_GPT))
+    before = trainer.evaluate(text.val)(model)[0]
+    assert before == pytest.approx(np.log(text.classes), rel=0.02), "small initial weights predict all characters alike"
+    masks = Masks.full(model)
+    trainer.train([Job(attached=attach(model, optimizer, fixed(masks), scope=masks), epochs=6, seed=0)])
+    assert trainer.evaluate(text.val)(model)[0] < 0.8 * before
+
+
+def test_a_recipe_for_images_is_refused(text: Dataset) -> None:
+    assert isinstance(text.train, TextSplit)
+    with pytest.raises(UserError, match="text cannot be augmented"):
+        TextFeed(
+            DeviceText(text.train, torch.device("cpu")), recipes.recipe("cifar"), text.classes, seed=0, num_epochs=1
+        )

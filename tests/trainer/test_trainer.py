@@ -610,7 +610,7 @@ def test_training_learns() -> None:
 
 @pytest.mark.parametrize("training", [True, False])
 def test_evaluate_equals_a_plain_loop_and_restores_the_mode(training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer, "_EVALUATION_BATCH", 7)
+    monkeypatch.setattr(feed, "_EVALUATION_BATCH", 7)
     data, model = made(), seeded(convolutions)
     model.train(training)
     model[1].eval()

@@ -29,6 +29,7 @@ _ON_DISK: dict[str, tuple[str, str]] = {
     "folder": ("image_folder", "image_folder"),
     "text": ("text", "tiny_shakespeare"),
 }
+_CONTEXT = 256
 
 
 def names() -> tuple[str, ...]:
@@ -73,8 +74,7 @@ def load(
         what = "is not a directory" if os.path.exists(place) else "does not exist or is not accessible"
         download = f"; download the dataset with `pathgrow data get {name} --data-root {place}`"
         raise UserError(f"data root {place} {what} (set it with --data-root){download if name in OFFICIAL else ''}")
-    dataset = _load_from_disk(name, place, seed, fold)
-    return dataset if context is None else dataset.with_context(context)
+    return _load_from_disk(name, place, seed, fold).with_context(context or _CONTEXT)
 
 
 def _integer(name: str, number: object) -> int:

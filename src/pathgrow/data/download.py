@@ -155,7 +155,7 @@ def check_dataset(name: str, root: str | None) -> list[str]:
         f"  classes       {dataset.classes:,}",
         f"  sample shape  {' x '.join(map(str, dataset.shape))}",
         *(f"  {part:<14}{len(getattr(dataset, part)):,} samples" for part in ("train", "val", "test")),
-        *(f"  {file:<14}{'official' if same[file] else 'differs from the official file'}" for file in same),
+        *(f"  {file:<13} {'official' if same[file] else 'differs from the official file'}" for file in same),
     ]
 
 

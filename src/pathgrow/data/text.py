@@ -9,7 +9,6 @@ from pathgrow.data.dataset import Dataset, TextSplit
 from pathgrow.data.official import find_official, replace_advice
 from pathgrow.errors import UserError, require
 
-_CONTEXT = 256
 _NUM_PARTS = 10
 _MAX_CHARACTERS = 256
 """Different characters, since their numbers are bytes."""
@@ -19,6 +18,7 @@ def tiny_shakespeare(root: Path, seed: int, fold: int) -> Dataset:
     """Load the text; the last tenth (fold 0, or the one `fold` tenths before it) is half val, half test.
 
     Characters are numbered in the order of their code points; nothing is shuffled, so `seed` has no effect.
+    `Dataset.with_context` sets the length of the windows.
     """
     folder = find_official("text", root)
     path = folder / "tinyshakespeare.txt"
@@ -38,5 +38,5 @@ def tiny_shakespeare(root: Path, seed: int, fold: int) -> Dataset:
     start, end = ((_NUM_PARTS - fold - k) * len(whole) // _NUM_PARTS for k in (1, 0))
     middle = (start + end) // 2
     parts = {"train": torch.cat([whole[:start], whole[end:]]), "val": whole[start:middle], "test": whole[middle:end]}
-    splits = {part: TextSplit(codes, _CONTEXT) for part, codes in parts.items()}
+    splits = {part: TextSplit(codes, 1) for part, codes in parts.items()}
     return Dataset("text", len(characters), **splits)

@@ -25,10 +25,12 @@ _SAMPLES = {
     "digits": 897, "cifar10": 45_000, "cifar100": 45_000, "tiny-imagenet": 90_000, "imagenet": 1_229_920,
 }  # fmt: skip
 _UNKNOWN_SAMPLES = 45_000
-_SIZES = {"digits": 8, "cifar10": 32, "cifar100": 32, "tiny-imagenet": 64, "imagenet": 224}
+_CHARACTERS = 1_003_854
+"""Of the training text; samples are windows, as long as the context of the model."""
+_SIZES = {"digits": 8, "cifar10": 32, "cifar100": 32, "tiny-imagenet": 64, "imagenet": 224, "text": 256}
 _MACS = {
     ("resnet20", 32): 40.8e6, ("resnet32", 32): 69.1e6, ("resnet56", 32): 126e6, ("resnet18", 64): 2222e6,
-    ("vit", 64): 189e6, ("pit", 64): 271e6, ("resnet50", 224): 4087e6,
+    ("vit", 64): 189e6, ("pit", 64): 271e6, ("resnet50", 224): 4087e6, ("gpt", 256): 3026e6,
 }  # fmt: skip
 """Multiply-adds of one sample, since tracing a transformer takes seconds; other models are traced."""
 
@@ -89,7 +91,7 @@ def price_of(cell: Cell) -> Price:
     near = min(MEASURED_SPEEDS[device], key=lambda speed: abs(math.log(speed.macs / macs)))
     # Below the size of the measured model the time of a step is overhead, above it is arithmetic.
     rate = near.samples_per_second * min(1.0, near.macs / macs)
-    samples = num_epochs(config) * _SAMPLES.get(config.data, _UNKNOWN_SAMPLES)
+    samples = num_epochs(config) * _samples(config)
     return Price(device=device, seconds=_START_SECONDS[device] + samples / rate, based_on=near.model)
 
 
@@ -121,6 +123,12 @@ def num_epochs(config: RunConfig) -> float:
     )
     num_rounds = math.ceil(max(0.0, math.log(schedule.target_density / start)) / math.log1p(schedule.gamma))
     return config.epochs + options.num_seed_epochs + num_rounds * (options.num_rough_epochs or MAX_ADAPTIVE_EPOCHS)
+
+
+def _samples(config: RunConfig) -> float:
+    if config.data == "text":
+        return _CHARACTERS / float(config.model_options.get("context", _SIZES["text"]))
+    return _SAMPLES.get(config.data, _UNKNOWN_SAMPLES)
 
 
 @lru_cache
