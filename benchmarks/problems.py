@@ -119,16 +119,31 @@ def mlp(*widths: int) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-def digits(seed: int) -> dict[str, tuple[Tensor, Tensor]]:
-    """Scikit-learn's digits, split at random: 800 images for training, 400 for validation, 597 for the test."""
+def digits(seed: int, sizes: tuple[int, int, int] = (800, 400, 597)) -> dict[str, tuple[Tensor, Tensor]]:
+    """Scikit-learn's digits, split at random into images for training, validation and test."""
     images, labels = load_digits(return_X_y=True)
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed)).split([800, 400, 597])
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed)).split(sizes)
     x, y = torch.tensor(images, dtype=torch.float32) / 8 - 1, torch.tensor(labels)
     return {part: (x[rows], y[rows]) for part, rows in zip(("train", "val", "test"), order, strict=True)}
 
 
 def make_digits(seed: int, device: str, root: Path | None) -> Problem:
     return Problem(mlp(64, 64, 64, 10), digits(seed), cross_entropy, correct)
+
+
+def cnn() -> nn.Sequential:
+    """Three convolutions and two linear layers for images of 8 x 8 pixels."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10),
+    )  # fmt: skip
+
+
+def make_digits_cnn(seed: int, device: str, root: Path | None) -> Problem:
+    parts = {part: (x.reshape(-1, 1, 8, 8), y) for part, (x, y) in digits(seed, (600, 800, 397)).items()}
+    return Problem(cnn(), parts, cross_entropy, correct)
 
 
 def make_regression(seed: int, device: str, root: Path | None) -> Problem:
@@ -299,6 +314,7 @@ TASKS = {
         options={"start": "pretrained", "num_val": 400},
         made_with={"tuned": True},
     ),
+    "digits_cnn": Task(make_digits_cnn, 48, 0.01, options={"num_val": 800}),
     **{f"digits_{n}": Task(make_digits, n, 0.01, options={"num_val": 400}) for n in (5, 20, 60)},
 }
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
-from benchmarks import cifar, shrink, tasks
+from benchmarks import cifar, doors, shrink, tasks
 from pathgrow.checkpoint import strict_json
 
 ROOT = Path(__file__).parents[1]
@@ -54,6 +54,11 @@ def digits_truth() -> str:
         "FLOPs / dense",
     ]
     return f"True density: {true:.3f} (90% interval {low:.3f} - {high:.3f}).\n\n{table(headings, rows)}"
+
+
+def door_table() -> str:
+    """One question through every interface."""
+    return doors.table(read_lines(ROOT / "results" / "doors.jsonl"))
 
 
 def task_table() -> str:
@@ -271,7 +276,7 @@ def _lines(name: str) -> list[Line]:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "digits-truth": digits_truth, "tasks": task_table, "cifar-ladder": cifar_ladder,
+    "digits-truth": digits_truth, "tasks": task_table, "doors": door_table, "cifar-ladder": cifar_ladder,
     "cifar-discoveries": cifar_discoveries, "cifar-reference": cifar_reference, "wrn": wrn,
     "wrn-reproduction": wrn_reproduction, "engine": engine, "shrink": shrink_table(160), "shrink-80": shrink_table(80),
     "searches": search_table, "digits-rounds": digits_rounds,

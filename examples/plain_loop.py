@@ -46,10 +46,7 @@ def main(epochs: int = 80, warmup: int = 20, every: int = 4) -> tuple[float, flo
             verdict = sparse.observe(score)  # 2: the network grows, or its density is final
             print(f"epoch {epoch:3d}  density {density:6.1%}  accuracy {score:6.1%}  {type(verdict).__name__}")
 
-    answer = sparse.rule_answer()
-    found = "not found" if answer.density is None else f"{answer.density:.1%}"
-    low, high = answer.interval or (0.0, 1.0)
-    print(f"operating density {found}, 90% interval {low:.1%} to {high:.1%} ({answer.status})")
+    print(sparse.summary())  # relative to the densest network grown; pathgrow.discover compares with dense
     sparse.detach()  # 3: remove the hooks; the plain model remains, with zeros
     return sparse.density, accuracy(model, images[val], labels[val])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -350,6 +351,36 @@ def test_an_update_has_its_own_cost() -> None:
     assert sparse.last_scoring_cost == ScoringCost(num_gradient_samples=5)
     assert sparse.advance_()
     assert sparse.last_scoring_cost == NO_DATA
+
+
+class TestSummary:
+    def test_a_lower_bound_is_not_taken_for_an_answer_relative_to_dense(self) -> None:
+        """The words, with the numbers of the rule's answer."""
+        sparse = sparse_mlp(method=growing(0.05), stop=None)[2]
+        assert sparse.summary().startswith("No density yet after 0 observations. The dense network was not trained, ")
+        while not sparse.observe(0.9 - 0.5 * math.exp(-12 * sparse.density)).stop:
+            pass
+        answer, grown = sparse.rule_answer(), 100 * sparse.density
+        assert answer.density is not None
+        assert answer.interval is not None
+        low, high = answer.interval
+        assert sparse.summary() == (
+            f"Lower bound: {100 * answer.density:.3g}% density (90% interval {100 * low:.3g}% to {100 * high:.3g}%), "
+            f"enough to stay within 0.01 of the densest network grown ({grown:.3g}%). The dense network was not "
+            "trained, and staying within 0.01 of it may need a higher density: pathgrow.discover compares with dense."
+        )
+
+    def test_equal_scores_bound_nothing(self) -> None:
+        sparse = sparse_mlp(method=growing(0.05), stop=None)[2]
+        while not sparse.observe(0.5).stop:
+            pass
+        assert sparse.summary().startswith("No lower bound: even the sparsest network observed is within 0.01 of ")
+
+    @pytest.mark.parametrize("name", ["rigl", "random", "gmp"])
+    def test_methods_that_are_given_their_density(self, name: str) -> None:
+        sparse = sparse_mlp(method=methods.create(name))[2]
+        sparse.observe(0.5)
+        assert sparse.summary() == f"{100 * sparse.density:.3g}% density; method {name!r} does not search for one."
 
 
 class TestStateDict:

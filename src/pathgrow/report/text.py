@@ -31,7 +31,8 @@ _TEMPLATES: dict[Reason, str] = {
     " has {at_density}.",
     Reason.DELTA_NOT_BRACKETED: "The delta density is not yet well below the densest probe ({at_density}).",
     Reason.GAIN_NOT_BRACKETED: "The gain density is not yet well below the densest probe ({at_density}).",
-    Reason.BELOW_ESTIMATE: "Density {at_density} is below {factor:g}x the estimate {estimate}.",
+    Reason.BELOW_ESTIMATE: "Density {at_density} is below {factor:g}x the density at which the scores of the"
+    " growing network flatten ({estimate}).",
     Reason.NO_SATURATION_YET: "The trajectory does not saturate yet.",
     # Probe
     Reason.FIRST_PROBES: "First probes, at densities up to {at_density}{and_dense}.",
@@ -50,8 +51,10 @@ _TEMPLATES: dict[Reason, str] = {
     Reason.NOTHING_INFORMATIVE: "Further probes of the visited densities would hardly narrow the interval.",
     Reason.GROWTH_ENDED: "Growth cannot continue.",
     Reason.NO_RISE: "The scores did not rise from density {from_density} to {at_density}.",
-    Reason.PAST_ESTIMATE: "Density {at_density} is at least {factor:g}x the estimate {estimate}.",
-    Reason.ESTIMATE_OUT_OF_REACH: "Growth cannot continue to the estimate {estimate}.",
+    Reason.PAST_ESTIMATE: "Density {at_density} is at least {factor:g}x the density at which the scores of the"
+    " growing network flatten ({estimate}).",
+    Reason.ESTIMATE_OUT_OF_REACH: "Growth cannot continue to {estimate}, where the scores of the growing network would"
+    " flatten.",
     Reason.NO_SATURATION: "Growth cannot continue, and the trajectory does not saturate.",
     Reason.SHRUNK: "The search ended after {num_rounds} of pruning.",
     # attach
@@ -70,7 +73,7 @@ def explain(reason: str, details: Mapping[str, Any], scores: ScoreFormat = _PLAI
     """Return a sentence for a reason code; the sentence of a user-defined rule is returned as it is.
 
     >>> explain("past_estimate", {"at_density": 0.4, "estimate": 0.15, "factor": 2.0})
-    'Density 40.0% is at least 2x the estimate 15.0%.'
+    'Density 40.0% is at least 2x the density at which the scores of the growing network flatten (15.0%).'
     >>> explain("flat", {"gap": 0.01}, ScoreFormat(is_fraction=True))
     'The curve is flat: every density observed is within 1 pp of the reference.'
     >>> explain("my rule is satisfied", {})

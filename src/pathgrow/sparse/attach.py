@@ -188,6 +188,33 @@ class Attached(MaskedOptimizer):
             f"density {100 * self.density:.3g}%, round {self.round}, step {self.step}{state})"
         )
 
+    def summary(self) -> str:
+        """What the observations say about density, and what they cannot: the dense network was not trained.
+
+        >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> attach(model, optimizer, "random_growth", torch.zeros(1, 8)).summary()
+        'No density yet after 0 observations. The dense network was not trained, ... compares with dense.'
+        """
+        if self.method.grow is None or self.method.clock == "step":
+            return f"{100 * self.density:.3g}% density; method {self.method.name!r} does not search for one."
+        answer, num = self.rule_answer(), len(self._points)
+        grown = max((point.density for point in self._points), default=self.density)
+        within = f"within {answer.delta:g} of the densest network grown ({100 * grown:.3g}%)"
+        found = f"No density yet after {num} observation{'' if num == 1 else 's'}."
+        if answer.status == "flat":
+            found = f"No lower bound: even the sparsest network observed is {within}."
+        if answer.density is not None and answer.interval is not None:
+            low, high = (f"{100 * end:.3g}%" for end in answer.interval)
+            found = (
+                f"Lower bound: {100 * answer.density:.3g}% density (90% interval {low} to {high}), enough to stay "
+                f"{within}."
+            )
+        return (
+            f"{found} The dense network was not trained, and staying within {answer.delta:g} of it may need a higher "
+            "density: pathgrow.discover compares with dense."
+        )
+
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         if self._handles:
             # Hooks are not copied: the copy would look attached while nothing enforced its masks.
