@@ -382,8 +382,3 @@ def test_after_a_run_out_of_memory_others_pass(tmp_path: Path, trials: Trials) -
             assert codes == [0] * 10
             trials.peak("MB more after ten further runs", growth / 2**20)
             assert growth < 200 * 2**20
-
-
-@pytest.mark.item(13)
-def test_signals_save_the_state() -> None:
-    pytest.skip("signals are not handled in this version")

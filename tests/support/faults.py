@@ -1,21 +1,29 @@
-"""Processes that die and disks that fail at a chosen operation."""
+"""Processes that die or get a signal, and disks that fail, at a chosen operation."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from pathgrow import atomic
 from pathgrow.runs import stages
+from pathgrow.runs.session import Session
+from pathgrow.sparse import attach as attaching
 from pathgrow.sparse import enforce
+from pathgrow.sparse.attach import Attached
 from pathgrow.trainer.cuda_graph_step import CudaGraphStep
 from pathgrow.trainer.eager_step import EagerStep
 from tests.support.catalogue import Trials
+
+_PACKAGE = str(Path(atomic.__file__).parent)
+_WARM_UP_STEPS = 3
 
 
 class Killed(BaseException):
@@ -156,9 +164,12 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def in_a_child(
-    work: Callable[..., object], *arguments: Any, inside: Callable[[], AbstractContextManager[Any]] = nullcontext
+    work: Callable[..., object],
+    *arguments: Any,
+    inside: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    by: int = signal.SIGKILL,
 ) -> bool:
-    """Run `work` in a fork of this process and return whether it was killed; an error in it is an AssertionError."""
+    """Run `work` in a fork of this process and return whether a signal ended it; an error is an AssertionError."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
         child = os.fork()
@@ -174,5 +185,59 @@ def in_a_child(
     if not os.WIFSIGNALED(status):
         assert os.waitstatus_to_exitcode(status) == 0, "the child failed"
         return False
-    assert os.WTERMSIG(status) == signal.SIGKILL
+    assert os.WTERMSIG(status) == by
     return True
+
+
+class Signalled:
+    """A signal at the n-th call or return of a function of the package inside a phase of a run; also counts them."""
+
+    PHASES: Mapping[str, Sequence[tuple[Any, str]]] = {
+        "start": [(Session, "__init__")],
+        "warm-up": [],  # the first steps
+        "training": [(EagerStep, "__call__")],
+        "evaluation": [(Session, "score")],
+        "scoring": [(attaching, "start_masks")],
+        "growth": [(Attached, "_update_masks_"), (Attached, "grow_")],
+        "save": [(atomic, "replace")],
+    }
+
+    def __init__(self, phase: str = "", at: int = 0, signum: int = 0) -> None:
+        self.phase, self.at, self.signum = phase, at, signum
+        self.counts = dict.fromkeys(self.PHASES, 0)
+        """Calls and returns in each phase."""
+        self.num_steps = 0
+        self._phases: list[str] = []
+
+    @contextmanager
+    def patched(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for phase, places in self.PHASES.items():
+                for owner, name in places:
+                    stack.enter_context(replaced(owner, name, self._noted(getattr(owner, name), phase)))
+            before = sys.getprofile()
+            sys.setprofile(self._count)
+            try:
+                yield
+            finally:
+                sys.setprofile(before)
+
+    def _noted(self, operation: Callable[..., Any], phase: str) -> Callable[..., Any]:
+        def operate(*args: Any, **options: Any) -> Any:
+            is_step = phase == "training"
+            self.num_steps += is_step
+            self._phases.append("warm-up" if is_step and args[0].attached.step < _WARM_UP_STEPS else phase)
+            try:
+                return operation(*args, **options)
+            finally:
+                self._phases.pop()
+
+        return operate
+
+    def _count(self, frame: FrameType, event: str, _: object) -> None:
+        if not self._phases or event not in ("call", "return") or not frame.f_code.co_filename.startswith(_PACKAGE):
+            return
+        phase = self._phases[-1]
+        self.counts[phase] += 1
+        if phase == self.phase and self.counts[phase] == self.at:
+            os.kill(os.getpid(), self.signum)

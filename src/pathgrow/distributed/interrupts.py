@@ -1,16 +1,18 @@
-"""Signals that end a command: a training in progress is saved first.
+"""Signals that end a run: a training in progress is saved first.
 
-Nothing here has an effect unless the command line has installed the handlers (`handled`). Between the steps of a
-training, and while one is saved, a signal is only noted; anywhere else it raises `Interrupted` at once.
+Nothing here has an effect unless handlers are installed (`handled`, `saved_first`). Between the steps of a training,
+and while one is saved, a signal is only noted; anywhere else it raises `Interrupted` at once.
 """
 
 import os
 import signal
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
+from typing import Any
 
 _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)]
 
@@ -20,6 +22,7 @@ class Interrupted(KeyboardInterrupt):
 
     def __init__(self, signum: int) -> None:
         super().__init__(signal.Signals(signum).name)
+        self.signum = signum
         self.exit_code = 128 + signum
 
 
@@ -28,21 +31,24 @@ class _State:
     is_active: bool = False
     received: int | None = None
     is_deferred: bool = False
+    is_agreed: bool = False
+    """Whether all ranks know of the signal."""
     unsaved: dict[str, Callable[[], None]] = field(default_factory=dict)
     """Ended trainings whose stages are not stored yet, and how to save them."""
 
 
 _state = _State()
+_RETRY_SECONDS = 0.02
 
 
 @contextmanager
 def handled() -> Iterator[None]:
-    """Handle signals inside the block. Those that are ignored stay so, as with nohup."""
-    if threading.current_thread() is not threading.main_thread():
+    """Handle signals inside the block. Those that are ignored (nohup) or have another handler stay so."""
+    if threading.current_thread() is not threading.main_thread() or _state.is_active:
         yield
         return
     _state.__init__()  # type: ignore[misc]
-    owner, before = os.getpid(), {}
+    owner, before, show = os.getpid(), {}, sys.unraisablehook
 
     def handle(signum: int, frame: FrameType | None) -> None:
         if os.getpid() != owner:  # a worker process
@@ -53,28 +59,68 @@ def handled() -> Iterator[None]:
         if not (is_first and _state.is_deferred):
             raise Interrupted(signum)
 
+    def retry(unraisable: Any) -> None:
+        """Send a signal again whose exception was lost: Python ignores those that are raised in a destructor."""
+        if not isinstance(unraisable.exc_value, Interrupted):
+            show(unraisable)
+        elif not _state.is_deferred:
+            signum, _state.received = _state.received, None
+            timer = threading.Timer(_RETRY_SECONDS, os.kill, (owner, signum))
+            timer.daemon = True
+            timer.start()
+
     for signum in _SIGNALS:
-        if signal.getsignal(signum) is not signal.SIG_IGN:
+        if signal.getsignal(signum) in (signal.SIG_DFL, signal.default_int_handler):
             before[signum] = signal.signal(signum, handle)
+    sys.unraisablehook = retry
     _state.is_active = True
     try:
         yield
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
+        sys.unraisablehook = show
         _state.__init__()  # type: ignore[misc]
 
 
 @contextmanager
-def deferred() -> Iterator[Callable[[], bool]]:
-    """Only note the first signal inside the block, which has to ask for it, and raise `Interrupted` at its end."""
-    _state.is_deferred = True
+def saved_first() -> Iterator[None]:
+    """In the program of a user: save when a signal comes, then let it do what it would have done."""
     try:
-        yield lambda: _state.received is not None
+        with handled(), saving():
+            yield
+    except Interrupted as error:
+        if not _state.is_active and error.signum != signal.SIGINT:
+            signal.raise_signal(error.signum)
+        raise  # Ctrl-C is a `KeyboardInterrupt`
+
+
+@contextmanager
+def deferred(*, is_alone: bool) -> Iterator[Callable[[], bool]]:
+    """Only note the first signal inside the block, which has to ask for it, and raise `Interrupted` at its end.
+
+    Unless the process `is_alone`, all ranks have to know of the signal first (`agree`).
+    """
+    _state.is_deferred, _state.is_agreed = True, is_alone
+    try:
+        yield lambda: _state.received is not None and _state.is_agreed
     finally:
         _state.is_deferred = False
     if _state.received is not None:
         raise Interrupted(_state.received)
+
+
+def received() -> int | None:
+    """The signal that this process has received, if any."""
+    return _state.received
+
+
+def agree(signals: Iterable[int | None]) -> bool:
+    """Whether a rank has received a signal, which then counts as received by all; given what each has `received`."""
+    found = next((signum for signum in signals if signum is not None), None)
+    if found is not None:
+        _state.received, _state.is_agreed = found, True
+    return found is not None
 
 
 def save_later(name: str, save: Callable[[], None]) -> None:
@@ -90,14 +136,14 @@ def forget(name: str) -> None:
 
 @contextmanager
 def saving() -> Iterator[None]:
-    """Save what is unsaved if a signal ends the block."""
+    """Save what is unsaved if a signal ends the block: inside everything that puts other weights into the networks."""
     try:
         yield
     except Interrupted:
         _state.is_deferred, _state.received = True, None
-        for save in list(_state.unsaved.values()):
-            save()
+        try:
+            while _state.unsaved:
+                _state.unsaved.popitem()[1]()
+        finally:
+            _state.is_deferred = False
         raise
-    finally:
-        _state.unsaved.clear()
-        _state.is_deferred = False

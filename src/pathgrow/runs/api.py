@@ -4,13 +4,14 @@ import dataclasses
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from typing import Any, Literal
 
 from torch import nn
 from torch.optim import Optimizer
 
 from pathgrow.checkpoint import RunDir, Store
+from pathgrow.distributed import interrupts
 from pathgrow.distributed.comm import held_by_rank0
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.graph.calls import uncalled_layers
@@ -152,7 +153,10 @@ def discover(
     is_shown = progress and chosen.comm.rank == 0
     # Bars would be torn by what a function of the user prints.
     shown = displays.create(bars=isinstance(fit, JobTrainer)) if is_shown else displays.ProgressBar()
-    with closing(shown), _opened(chosen, seed, model) as (store, run_dir):
+    # Within a `fit` of the user nothing can be saved, and its own handling of Ctrl-C must not see other signals.
+    can_save = isinstance(fit, JobTrainer) and chosen.store is not None
+    signals = interrupts.saved_first() if can_save else nullcontext()
+    with signals, closing(shown), _opened(chosen, seed, model) as (store, run_dir):
         callbacks: list[Callback] = [] if run_dir is None else [MetricsLogger(run_dir)]
         callbacks += [ProgressCallback(shown), *chosen.callbacks]
         if run_dir is not None and (num_stages := len(unfinished(run_dir).results)):

@@ -19,6 +19,7 @@ from pathgrow.checkpoint import RunDir
 from pathgrow.density.probe import select_network
 from pathgrow.density.shrink import ShrinkRule
 from pathgrow.density.types import DENSE, Answer, Curve, Grow, Point, Probe, Reference, Rule, Stop
+from pathgrow.distributed import interrupts
 from pathgrow.distributed.comm import Communicator
 from pathgrow.errors import RunFailed
 from pathgrow.graph.flops import step_flops
@@ -59,9 +60,10 @@ def _search(session: Session, options: DiscoverOptions) -> Discovery:
     else:
         trunk = GrowingTrunk(session, options, options.growth_method())
     try:
-        if isinstance(trunk, GrowingTrunk):
-            return _Search(trunk, options).run()  # warns by itself, when something is found
-        found = ShrinkSearch(trunk, options).run()
+        with interrupts.saving():
+            if isinstance(trunk, GrowingTrunk):
+                return _Search(trunk, options).run()  # warns by itself, when something is found
+            found = ShrinkSearch(trunk, options).run()
         later = (*found.warnings, *checks.improved_warnings(found.options, found.curve))
         warn_caller(session, later)
         return dataclasses.replace(found, warnings=later)

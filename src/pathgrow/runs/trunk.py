@@ -19,6 +19,7 @@ from pathgrow.checkpoint import Stage
 from pathgrow.config import from_json, option, to_json
 from pathgrow.density.probe import ProbeRule
 from pathgrow.density.types import DENSE
+from pathgrow.distributed import interrupts
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.graph.flops import inference_flops, scoring_flops
 from pathgrow.graph.topology import GLOBAL_LIMIT, Topology, measure
@@ -181,7 +182,8 @@ class Trunk:
         self._is_finished = False
         self.go_to_(-1)
         try:
-            yield
+            with interrupts.saving():
+                yield
         finally:
             self.finish_(tensors, metadata)
 

@@ -374,9 +374,12 @@ class TrainingCheckpoint:
         return self.is_worth_saving(seconds)
 
     def is_worth_saving(self, seconds: float) -> bool:
-        """Whether this much work is worth saving; the clock of rank 0 decides."""
+        """Whether this much work is worth saving: the clock of rank 0 decides, or a signal to any rank."""
         due = seconds > self.seconds
-        return due if self.comm.size == 1 else self.comm.broadcast_from_rank0(lambda: due)
+        if self.comm.size == 1:
+            return due
+        dues, signals = zip(*self.comm.gather((due, interrupts.received())), strict=True)
+        return interrupts.agree(signals) or dues[0]
 
     def save(self, attached: Attached, step: int, rng_state: Tensor) -> None:
         """Save the state after `step` steps, with that of this rank's generator for dropout."""

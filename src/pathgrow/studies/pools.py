@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pathgrow.distributed.cpus import available_cpus
+from pathgrow.distributed.interrupts import Interrupted, handled
 from pathgrow.errors import UserError, unknown_name
 
 if TYPE_CHECKING:  # workers import torch, which takes as long as it takes this module to start them
@@ -94,7 +95,11 @@ def _process(out: Path, cells: Sequence[Cell], is_alone: bool, num_threads: int,
         os.environ["CUDA_VISIBLE_DEVICES"] = visible[int(gpu)] if visible != [""] else gpu
     from pathgrow.studies.worker import work
 
-    ending = work(out, cells, is_alone=is_alone, num_threads=num_threads)
+    try:
+        with handled():
+            ending = work(out, cells, is_alone=is_alone, num_threads=num_threads)
+    except Interrupted as error:
+        sys.exit(error.exit_code)
     sys.exit(next(code for code, name in _CODES.items() if name == ending))
 
 

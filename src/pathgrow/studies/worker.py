@@ -105,7 +105,10 @@ def _run(out: Path, cell: Cell, is_alone: bool) -> str | None:
         elif isinstance(config, DiscoverConfig):
             run_discovery(config, out / cell.name)
     except RunInUse:
-        os.truncate(attempts, max(0, _num_attempts(out, cell) - 1))
+        _forget_attempt(out, cell)
+    except KeyboardInterrupt:  # a signal to this worker, not a fault of the cell
+        _forget_attempt(out, cell)
+        raise
     except (UserError, RunFailed, OSError) as error:
         _fail(out, cell, str(error))
     except Exception as error:  # a fault of one cell must not stop the others
@@ -125,6 +128,10 @@ def _num_attempts(out: Path, cell: Cell) -> int:
         return _file(out, cell.name, "attempts").stat().st_size
     except FileNotFoundError:
         return 0
+
+
+def _forget_attempt(out: Path, cell: Cell) -> None:
+    os.truncate(_file(out, cell.name, "attempts"), max(0, _num_attempts(out, cell) - 1))
 
 
 def _fail(out: Path, cell: Cell, reason: str) -> None:

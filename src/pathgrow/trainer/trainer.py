@@ -116,13 +116,14 @@ class Trainer:
         waiting = iter(enumerate(jobs))
         running: _Running = {}
         max_running = self.plan.max_concurrent if self.is_concurrent else 1
-        on_gpu = self.plan.device.type == "cuda"
+        on_gpu, is_alone = self.plan.device.type == "cuda", self.comm.size == 1
+        # Ranks agree on a signal where they agree on saves.
+        notes_signals = is_alone or all(job.progress is not None for job in jobs)
         # The global generators are restored: trainings seed them for dropout.
         with (
             self.plan.training_flags(),
             torch.random.fork_rng(devices=[self.plan.device] if on_gpu else []),
-            # Several ranks cannot save when one of them is asked to.
-            interrupts.deferred() if self.comm.size == 1 else nullcontext(lambda: False) as is_interrupted,
+            interrupts.deferred(is_alone=is_alone) if notes_signals else nullcontext(lambda: False) as is_interrupted,
         ):
             while True:
                 if is_interrupted():
