@@ -214,8 +214,8 @@ def _near_optimal(densities: Mapping[str, float]) -> Callable[[str, Sequence[Poi
 def costs_beside_imp(points: Sequence[Point], search: str) -> list[dict[str, float]]:
     """For each seed of a search: its network, its cost, and that relative to two networks of IMP-C.
 
-    `above` is its validation accuracy minus that of IMP-C at the same density. `to_density` is relative to the cost of pruning to the same density, `to_accuracy` to that of the sparsest level
-    whose validation accuracy is at least that of the search.
+    `above` is its validation accuracy minus that of IMP-C at the same density. `to_density` is relative to the cost of
+    pruning to that density, `to_accuracy` to that of the sparsest level that is at least as accurate.
     """
     spent, pruned = (curves(points, metric, search="IMP-C") for metric in ("flops", "val"))
     found = []
