@@ -57,10 +57,10 @@ def _found(folder: Path, only: Sequence[str]) -> Iterator[Line]:
         study = load_study(name)
         for scale in study.scale:
             found = load_lines(study, scale, folder) if scale != "smoke" else []
-            num = len(study.cells(scale))
+            num = len(study.cells(scale)) if found else 0
             if only or len(found) >= num / 10:
                 yield from found
-            elif found:
+            else:
                 print(f"left out: {len(found)} of {num} cells of {name} ({scale}); --only {name} adds them")
 
 

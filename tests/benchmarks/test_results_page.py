@@ -66,4 +66,4 @@ def test_cells_that_another_study_shares_are_left_out_unless_named(
 
 def test_a_directory_without_cells_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no finished cells"):
-        results_page.add(tmp_path)
+        results_page.add(tmp_path, ["topology"])
