@@ -6,10 +6,10 @@ A score is a known function of density, of all epochs trained and of the length 
 
     score = top - loss * (epochs / budget)^-power - restart(phase) - gap(density) * (phase / last phase)^change
 
-The learning curve of the dense network is a power law with a floor; a restarted learning rate costs something, in part
-made up for by a longer phase; gaps to dense shrink, stay or grow with the training after pruning (by a power of -0.4, 0
-or 0.4). For each discovery the learning curve, the cost of restarts and the exact power are drawn anew, and every
-second one knows its number of validation examples. Gaps are scaled so that a network of the density in the table,
+The learning curve of the dense network is a power law with a floor, whose exponent is between 0.2 (slow) and 5
+(saturated early); a restarted learning rate costs something, in part made up for by a longer phase; gaps to dense
+shrink, stay or grow with the training after pruning (by a power of -0.4, 0 or 0.4). For
+each discovery the learning curve, the cost of restarts and the exact power are drawn anew, and every second one knows its number of validation examples. Gaps are scaled so that a network of the density in the table,
 finished once, is exactly delta below the dense one; one that was finished twice may be sparser, and each answer is
 compared with the truth for networks trained as long as the returned one.
 """
@@ -81,7 +81,7 @@ class Task:
         self.lengths = Lengths(setting.options)
         self._draw, self._setting = draw, setting
         self._change = setting.change + draw.normal(0.0, 0.1)
-        self._power = draw.uniform(0.2, 1.0)
+        self._power = math.exp(draw.uniform(math.log(0.2), math.log(5.0)))
         second_quarter = DELTA * math.exp(draw.uniform(math.log(0.2), math.log(1.5)))
         self._loss = second_quarter / (0.25**-self._power - 0.5**-self._power)
         self._restart, self._recovered = DELTA * draw.uniform(0.0, 0.3), DELTA * draw.uniform(-0.25, 0.5)
@@ -162,15 +162,21 @@ def discover(setting: Setting, seed: int) -> Run:
 
     while (due := rule.next_round(curve)) is not None:
         curve = replace(curve, probes=(*curve.probes, train(due, lengths.round)))
-    while (due := rule.candidate(curve)) is not None:
-        next_cost = flops(points[due.start].density) * lengths.finish / BUDGET
+    with_control = True
+    while (due := rule.candidate(curve, with_control=with_control)) is not None:
         is_first = all(point.density == 1 for point in curve.finished)
-        if not is_first and cost() + next_cost > cost_limit:
-            break
+        if not is_first or due.density == 1:
+            after_control = rule.candidate(curve, with_control=False) if is_first else None
+            starts = [points[one.start].density for one in (due, after_control) if one is not None]
+            if cost() + sum(flops(density) * lengths.finish / BUDGET for density in starts) > cost_limit:
+                if after_control is None:
+                    break
+                with_control, due = False, after_control
         curve = replace(curve, finished=(*curve.finished, train(due, lengths.finish)))
     network = rule.select(curve)
-    if network.score < base.score - TOO_MUCH * DELTA:
-        network = base
+    best = max((base, *(point for point in curve.finished if point.density == 1)), key=lambda point: point.score)
+    if network.score < best.score - TOO_MUCH * DELTA:
+        network = best
     return Run(
         curve=curve,
         answer=rule.answer(curve),

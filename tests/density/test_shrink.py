@@ -102,12 +102,12 @@ def test_simulated_discoveries_with_known_answers(gaps: str, reference: Referenc
     setting = Setting(shape=SHAPES["stretched"], known=0.2, change=CHANGES[gaps], noise=0.25, reference=reference)
     found = Summary.of(setting, 24)
     # A true coverage of 90% gives less than 75% of 24 in one of 100 cases.
-    assert len(found.covered) >= 20
+    assert len(found.covered) >= 16
     assert np.mean(found.covered) >= coverage
-    assert np.median(found.errors) < (0.35 if reference == "dense" else 0.6)
-    # The answer is the density that suffices with a probability of 60%: fewer than 9 of 24 in one of 100 cases.
-    assert found.within >= 9 / 24
-    assert all(run.cost < setting.options.cost_limit + 0.3 for run in found.runs)
+    assert np.median(found.errors) < (0.45 if reference == "dense" else 0.6)
+    # The density that is returned suffices with a probability of 75%: fewer than 13 of 24 in one of 100 cases.
+    assert found.within >= 13 / 24
+    assert all(run.cost < setting.options.cost_limit + 0.1 for run in found.runs)
 
 
 def test_training_in_the_rounds_is_told_from_pruning() -> None:

@@ -121,27 +121,8 @@ def test_finds_both_known_answers(world: World, reference: str | None, seed: int
         )
 
 
-SATURATED = pytest.mark.xfail(
-    strict=True,
-    reason="The toy saturates exponentially, within half of the budget. The rule expects a power law, takes the dense "
-    "network to improve further, and returns up to twice the density needed.",
-)
-
-
-@pytest.mark.parametrize(
-    ("world", "reference"),
-    [
-        pytest.param(FAST, "given", id="fast-given"),
-        pytest.param(FAST, "dense", id="fast-dense", marks=SATURATED),
-        pytest.param(FAST, None, id="fast-None", marks=SATURATED),
-        pytest.param(MEDIUM, "given", id="medium-given"),
-        pytest.param(MEDIUM, "dense", id="medium-dense", marks=SATURATED),
-        pytest.param(MEDIUM, None, id="medium-None", marks=SATURATED),
-        pytest.param(SLOW, "given", id="slow-given"),
-        pytest.param(SLOW, "dense", id="slow-dense"),
-        pytest.param(SLOW, None, id="slow-None", marks=SATURATED),
-    ],
-)
+@pytest.mark.parametrize("reference", ["given", "dense", None])
+@pytest.mark.parametrize("world", [FAST, MEDIUM, SLOW], ids=["fast", "medium", "slow"])
 def test_shrinking_finds_the_known_density(world: World, reference: str | None) -> None:
     found = world.discover(0, reference=world.reachable(1.0) if reference == "given" else reference, num_val=50_000)
     expected = world.delta_density(0.01)

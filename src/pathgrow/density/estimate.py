@@ -24,8 +24,8 @@ LEVEL = (0.05, 0.5, 0.95)
 """Quantiles of a 90% interval and its median."""
 NUM_BAND_DENSITIES = 61
 USUAL_POWER = 0.5
-"""Exponent of a learning curve, for what the rounds of pruned networks learn."""
-USUAL_NOISE = 0.2
+"""Exponent of a learning curve, where none is inferred."""
+USUAL_NOISE = 0.25
 """Noise of one score in units of delta, if the number of validation examples is not known. Only the centre of a prior:
 whoever chooses a tolerance can usually resolve it."""
 
@@ -214,8 +214,8 @@ def trajectory_noise(rough: Sequence[Point]) -> float | None:
     return float(np.median(np.abs(differences))) / (0.6745 * math.sqrt(20.0))
 
 
-@lru_cache(maxsize=8)  # each decision reads the same curve several times
-def curve_of_rounds(curve: Curve, delta: float) -> DensityEstimate | None:
+@lru_cache(maxsize=64)  # each decision reads the same curve several times
+def curve_of_rounds(curve: Curve, delta: float, power: float = USUAL_POWER) -> DensityEstimate | None:
     """The curve through the pruned networks, as if all had been trained as long as the network before pruning.
 
     It may or may not end at the score of that network. Sparser networks have been through more rounds; what the
@@ -224,24 +224,25 @@ def curve_of_rounds(curve: Curve, delta: float) -> DensityEstimate | None:
     base, noise = curve.rough[-1], USUAL_NOISE * delta
     rate = abs(base.score)  # an error rate comes with a minus sign
     if curve.num_val is not None and 0 < rate < 1:
-        # Two networks that make as many mistakes make about two thirds of them on the same examples.
-        noise = math.sqrt(rate * (1 - rate) / (3 * curve.num_val))
-    learned = [learned_until(curve, point.epochs) for point in curve.probes]
+        # Two networks that make as many mistakes make about two thirds of them on the same examples. That a training
+        # does not end twice alike is taken to be as large an error.
+        noise = math.sqrt(2 * rate * (1 - rate) / (3 * curve.num_val))
+    learned = [learned_until(curve, point.epochs, power) for point in curve.probes]
     points = [replace(p, score=p.score - more) for p, more in zip(curve.probes, learned, strict=True)]
     end = Reference(score=base.score, kind="densest")
     return estimate_from_points(points, delta, end, noise_hint=noise, num_val=curve.num_val)
 
 
-def learned_until(curve: Curve, epochs: int) -> float:
-    """What the network before pruning would have gained by training on until then, by the usual power law."""
-    known = [(point.epochs, point.score) for point in unpruned(curve)[:2]]
+def learned_until(curve: Curve, epochs: int, power: float = USUAL_POWER) -> float:
+    """What the network before pruning would have gained by training on until then, by a power law."""
+    known = [(point.epochs, point.score) for point in unpruned(curve)]
     if curve.reference is not None and curve.reference.epochs is not None and curve.rough[-1].density == 1:
         known.append((curve.reference.epochs, curve.reference.score))
     if len(known) < 2 or known[0][0] == 0:
         return 0.0
-    left = np.array([point[0] for point in known]) ** -USUAL_POWER
+    left = np.array([point[0] for point in known]) ** -power
     slope = np.polyfit(left, [point[1] for point in known], 1)[0]
-    return max(0.0, -float(slope)) * float(curve.rough[-1].epochs ** -USUAL_POWER - epochs**-USUAL_POWER)
+    return max(0.0, -float(slope)) * float(curve.rough[-1].epochs ** -power - epochs**-power)
 
 
 def unpruned(curve: Curve) -> list[Point]:

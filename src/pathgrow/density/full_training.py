@@ -1,17 +1,18 @@
 """What a full training leads to, inferred from short rounds of pruned networks and a few that were finished.
 
-Given the curve through the pruned networks, all other scores are linear in four unknown numbers:
+Given the learning curve of the dense network and the curve through the pruned networks, all other scores are linear in
+four unknown numbers:
 
     first phase         dense - slope * left(epochs)
     trained network     dense - slope * left(epochs) - restart
     reference           dense
     finished network    dense - slope * left(epochs) - restart - factor * gap(density)
 
-The learning curve is a power law, `left(epochs) = ((epochs / full)^-power - 1) / power` with an exponent between 0 and
-1, the range of published ones. `restart` is what a network whose learning rate was restarted lacks beside one that was
-trained in one phase; `factor` is how further training changes the gaps to dense. All scores are equally noisy. So for
-each curve and exponent the four numbers have a normal distribution, and the likelihood of the scores says how much that
-curve counts.
+The learning curve is a power law, `left(epochs) = ((epochs / full)^-power - 1) / power`. Published exponents are
+between 0 and 1; with a large one, training has saturated long before its end. `restart` is what a network whose
+learning rate was restarted lacks beside one that was trained in one phase; `factor` is how further training changes the
+gaps to dense. All scores are equally noisy. So for each exponent and curve the four numbers have a normal distribution, and the
+likelihood of the scores says how much that exponent and that curve count.
 """
 
 import math
@@ -26,6 +27,9 @@ from pathgrow.density.estimate import curve_of_rounds, unpruned
 from pathgrow.density.types import Curve, FloatArray
 
 DENSE, SLOPE, RESTART, FACTOR = range(4)
+POWERS = (0.2, 0.5, 0.8, 2.0, 6.0)
+"""Exponents of the learning curve, equally likely beforehand. Two trainings of a network do not tell them apart, three
+do. After twice the training, the next doubling gains 2^-power times as much."""
 FACTOR_SPREAD = 0.75
 """Prior standard deviation of the factor, around 1: gaps may halve or double."""
 RESTART_SPREAD = 0.3
@@ -52,27 +56,46 @@ class FullTraining:
 @lru_cache(maxsize=8)  # each decision reads the same curve several times
 def infer(curve: Curve, delta: float) -> FullTraining | None:
     """Return what a full training leads to; None if there are too few pruned networks."""
-    if (estimate := curve_of_rounds(curve, delta)) is None:
+    given = [weighted for power in POWERS if (weighted := _given_exponent(curve, delta, power)) is not None]
+    if not given:
+        return None
+    log_weight = np.concatenate([weighted.log_weight for weighted in given])
+    kept = _resampled(log_weight, len(log_weight) // len(given))
+    return FullTraining(
+        dense=np.concatenate([weighted.outcomes.dense for weighted in given])[kept],
+        density=np.concatenate([weighted.outcomes.density for weighted in given])[kept],
+        noise=np.concatenate([weighted.outcomes.noise for weighted in given])[kept],
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Weighted:
+    outcomes: FullTraining
+    log_weight: FloatArray
+
+
+def _given_exponent(curve: Curve, delta: float, power: float) -> _Weighted | None:
+    if (estimate := curve_of_rounds(curve, delta, power)) is None:
         return None
     curves, base = estimate.curves, curve.rough[-1]
-    power, noise = ndtr(curves.gap_z), np.maximum(curves.noise, MIN_NOISE * delta)
+    noise = np.maximum(curves.noise, MIN_NOISE * delta)
     full = curve.full_epochs or 2 * base.epochs
     finished = [point for point in curve.finished if point.density < base.density]
     # A sparser network that is better shows that the one before pruning is too.
     level = np.maximum(estimate.level, curves.at(estimate.densest.density))
 
-    def left(epochs: int) -> FloatArray:
-        if base.epochs == 0:  # a pretrained network has no learning curve
-            return np.zeros_like(power)
-        value: FloatArray = np.expm1(-power * math.log(epochs / full)) / power
-        return value
+    def left(epochs: int) -> float:
+        # A pretrained network has no learning curve.
+        return math.expm1(-power * math.log(epochs / full)) / power if base.epochs else 0.0
 
     scores = [point.score for point in unpruned(curve)]
     spread = WIDE * (delta + float(np.ptp(scores)))
+    # Unknown is what the second half of the training so far was worth: in that unit no exponent is preferred.
+    second_half = left(max(1, base.epochs // 2)) - left(base.epochs) if base.epochs > 1 else 1.0
     unknown = _Unknown(
         mean=(base.score, 0.0, 0.0, 1.0),
-        spread=(spread, spread, RESTART_SPREAD * delta, FACTOR_SPREAD),
-        size=len(power),
+        spread=(spread, spread / second_half, RESTART_SPREAD * delta, FACTOR_SPREAD),
+        size=len(noise),
     )
     if curve.reference is not None:
         unknown.observe(curve.reference.score, noise, dense=1.0)
@@ -94,8 +117,14 @@ def infer(curve: Curve, delta: float) -> FullTraining | None:
     restart, dense = unknown.draw(RESTART, 0.0), unknown.draw(DENSE)
     allowed = delta - restart - (slope * left(finished[-1].epochs) if finished else 0.0)
     density = curves.reach(level - allowed / factor)
-    kept = unknown.resampled()
-    return FullTraining(dense=dense[kept], density=density[kept], noise=noise[kept])
+    return _Weighted(outcomes=FullTraining(dense=dense, density=density, noise=noise), log_weight=unknown.log_weight)
+
+
+def _resampled(log_weight: FloatArray, num: int) -> NDArray[np.intp]:
+    """Draw in proportion to the weights, by systematic resampling."""
+    cumulative = np.cumsum(np.exp(log_weight - log_weight.max()))
+    kept: NDArray[np.intp] = np.searchsorted(cumulative, (np.arange(num) + 0.5) / num * cumulative[-1])
+    return kept
 
 
 class _Unknown:
@@ -104,7 +133,7 @@ class _Unknown:
     def __init__(self, mean: tuple[float, ...], spread: tuple[float, ...], size: int) -> None:
         self._mean = np.tile(np.array(mean), (size, 1))
         self._covariance = np.tile(np.diag(np.square(spread)), (size, 1, 1))
-        self._log_weight = np.zeros(size)
+        self.log_weight = np.zeros(size)
         self._random = np.random.default_rng(1)
 
     def observe(
@@ -118,26 +147,19 @@ class _Unknown:
         factor: FloatArray | float = 0.0,
     ) -> None:
         """Take a noisy score into account: a linear combination of the numbers."""
-        row = np.stack(np.broadcast_arrays(dense, slope, restart, factor, self._log_weight)[:4], axis=1)
+        row = np.stack(np.broadcast_arrays(dense, slope, restart, factor, self.log_weight)[:4], axis=1)
         error, variance = self._update(row, score, np.square(noise))
-        self._log_weight -= (error**2 / variance + np.log(variance)) / 2
+        self.log_weight -= (error**2 / variance + np.log(variance)) / 2
 
     def draw(self, which: int, lowest: float = -math.inf) -> FloatArray:
         """Draw one of the numbers, no lower than given; those drawn later fit it."""
         mean, spread = self._mean[:, which], np.sqrt(self._covariance[:, which, which])
         above = (mean - lowest) / spread
-        self._log_weight += log_ndtr(above)
+        self.log_weight += log_ndtr(above)
         tail = np.maximum((1 - self._random.random(len(mean))) * ndtr(above), 1e-300)
         value: FloatArray = np.maximum(mean - spread * ndtri(tail), lowest)
         self._update(np.tile(np.eye(4)[which], (len(mean), 1)), value, 0.0)
         return value
-
-    def resampled(self) -> NDArray[np.intp]:
-        """Curves in proportion to their weights, by systematic resampling."""
-        cumulative = np.cumsum(np.exp(self._log_weight - self._log_weight.max()))
-        num = len(cumulative)
-        kept: NDArray[np.intp] = np.searchsorted(cumulative, (np.arange(num) + 0.5) / num * cumulative[-1])
-        return kept
 
     def _update(
         self, row: FloatArray, value: FloatArray | float, noise: FloatArray | float

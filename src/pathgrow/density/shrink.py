@@ -28,9 +28,9 @@ from pathgrow.density.types import (
 )
 from pathgrow.errors import require
 
-_QUANTILE = 0.6
-"""Posterior quantile of the density that is finished and reported: too sparse a network breaks the promise, too dense a
-one costs a few weights."""
+SAFE = 0.75
+"""Posterior quantile of the density that is finished and returned: too sparse a network breaks the promise, too dense a
+one costs a few weights. The reported density is the median."""
 MAX_ROUNDS = 14
 OPEN = 0.1
 """Probability of an answer below the sparsest network at which pruning goes on."""
@@ -114,10 +114,13 @@ class ShrinkRule:
             return None
         return NextRound(start=above.round, density=math.sqrt(above.density * visited[below].density))
 
-    def candidate(self, curve: Curve) -> NextRound | None:
-        """The next network to train fully; None if one is close to the answer."""
+    def candidate(self, curve: Curve, *, with_control: bool = True) -> NextRound | None:
+        """The next network to train fully; None if one is close to the answer.
+
+        The first one may be the network without pruning, a control, unless that is too expensive.
+        """
         base, estimate = curve.rough[-1], self._estimate(curve)
-        if estimate is None or self._needs_control(curve):
+        if estimate is None or (with_control and self._needs_control(curve)):
             return None if curve.finished else NextRound(start=base.round, density=base.density)
         finished, wanted = self._sparse(curve), self._wanted(curve)
         if finished:
@@ -178,16 +181,15 @@ class ShrinkRule:
             return answer
         base, densities = curve.rough[-1], self._outcomes(curve).density
         lowest = min(estimate.lowest, *(point.density for point in (base, *curve.finished)))
-        low, median, high = quantiles(densities, LEVEL)
-        density = quantiles(densities, (_QUANTILE,))[0]
+        low, density, high = quantiles(densities, LEVEL)
         dense = self._dense(curve)
         answer = replace(
             answer,
             reference=curve.reference or Reference(score=float(np.median(dense)), kind="estimated"),
             details={
                 **answer.details,
-                "quantile": _QUANTILE,
-                "median_density": median if median <= 1 else None,
+                "safe_quantile": SAFE,
+                "safe_density": safe if (safe := self._wanted(curve)) <= 1 else None,
                 "lowest": lowest,
                 "densest": base.density,
                 "end_score": base.score,
@@ -228,7 +230,7 @@ class ShrinkRule:
         return curve.reference.score + outcomes.noise * np.random.default_rng(0).standard_normal(len(outcomes.noise))
 
     def _wanted(self, curve: Curve) -> float:
-        return quantiles(self._outcomes(curve).density, (_QUANTILE,))[0]
+        return quantiles(self._outcomes(curve).density, (SAFE,))[0]
 
     def _needs_control(self, curve: Curve) -> bool:
         """Whether the network without pruning has to be trained fully too, since it still improves by more than delta.

@@ -147,6 +147,7 @@ class ShrinkSearch:
         self._rule = ShrinkRule(delta=options.delta)
         self._finished: list[Record] = []
         self._dense: Record | None = None
+        self._with_control = True
 
     def run(self) -> Discovery:
         """Train, prune round by round, finish; returns the sparsest finished network that does not miss."""
@@ -163,7 +164,7 @@ class ShrinkSearch:
             self._trunk.shrink_(due)
             checks.check_reference(self._curve())
         warnings.append(checks.reference_warning(self._curve(), self._options.sign))
-        while (due := self._rule.candidate(self._curve())) is not None and self._may_finish(due):
+        while (due := self._next_candidate()) is not None:
             self._finished.append(self._trunk.train_candidate_(due))
         curve, network = self._curve(), self._returned()
         answer = self._rule.answer(curve)
@@ -208,21 +209,30 @@ class ShrinkSearch:
             full_epochs=options.budget,
         )
 
-    def _may_finish(self, candidate: NextRound) -> bool:
-        """Whether another candidate stays within the cost limit; a first pruned one is trained in any case.
+    def _next_candidate(self) -> NextRound | None:
+        """The next network to finish within the cost limit; a first pruned one is finished in any case.
 
-        The lengths of all phases follow from that limit. A dense baseline that was asked for does not count.
+        A control is not, if it would leave too little for a pruned network. The lengths of all phases follow from
+        that limit. A dense baseline that was asked for does not count.
         """
-        base = self._trunk.records[self._trunk.num_trained - 1]
-        if all(record.num_on == base.num_on for record in self._finished):
-            return True
-        # At most as expensive as the network that it is pruned from.
-        masks = self._trunk.masks(candidate.start)
+        curve = self._curve()
+        due = self._rule.candidate(curve, with_control=self._with_control)
+        is_first = all(point.density == curve.rough[-1].density for point in curve.finished)
+        if due is None or (is_first and due.density < curve.rough[-1].density):
+            return due
+        after_control = self._rule.candidate(curve, with_control=False) if is_first else None
         last = self._trunk.records[-1]
         samples_per_epoch = last.num_samples / last.num_epochs
-        cost = self._trunk.lengths.finish * samples_per_epoch * step_flops(self._session.graph, masks)
-        limit = self._options.cost_limit * self._options.budget * samples_per_epoch * step_flops(self._session.graph)
-        return cost + sum(record.flops for record in self._trunk.records) <= limit
+        graph, finish = self._session.graph, self._trunk.lengths.finish * samples_per_epoch
+        # At most as expensive as the network that it is pruned from.
+        cost = sum(
+            finish * step_flops(graph, self._trunk.masks(one.start)) for one in (due, after_control) if one is not None
+        )
+        limit = self._options.cost_limit * self._options.budget * samples_per_epoch * step_flops(graph)
+        if cost + sum(record.flops for record in self._trunk.records) <= limit:
+            return due
+        self._with_control = False
+        return after_control
 
     def _returned(self) -> Record:
         """The finished network that the rule selects, unless pruning lost more than the training after it gained."""
