@@ -117,9 +117,7 @@ def _position(answer: AnswerReport, scores: ScoreFormat) -> list[str]:
             found.append(_quantile_sentence(level, details.get("median_density")))
         if (safe := details.get("safe_density")) is not None:
             level = details["safe_quantile"]
-            found.append(
-                f"{percent(safe)} is enough with a probability of {level:.0%}: the network was chosen by that."
-            )
+            found.append(f"With probability {level:.0%} it is at most {percent(safe)}: the network was chosen by that.")
         if below > 0.05:
             sparsest = f"{percent(details['lowest'])}, the sparsest {'network compared' if is_pruned else 'probe'}"
             found.append(f"With probability {below:.0%} the operating density is below {sparsest}.")
