@@ -39,6 +39,13 @@ def test_each_round_has_its_probe_beside_it(sample_report: RunReport) -> None:
     assert (headings[-1], rows) == ("loss", [["0", "12.3%", "23.4%", "57", "91.11%", "0.300"]])
 
 
+def test_a_score_that_is_the_loss_is_listed_once(sample_report: RunReport) -> None:
+    losses = replace(sample_report, config={**sample_report.config, "mode": "min"})
+    headings, rows = networks.table(losses)
+    assert headings == ["round", "density", "of model", "epochs", "loss", "probe", "epochs"]
+    assert rows[7] == ["7", "9.5%", "13.1%", "24", "0.95446", "0.96794", "80"]
+
+
 def test_the_dense_network_is_the_last_row(sample_report: RunReport) -> None:
     assert networks.table(short_probe_report())[1][-1] == ["dense", "100%", "100%", "", "", "", "97.60%", "16"]
     trained = with_answer(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from pathgrow import data as datasets
 from pathgrow import models
 from pathgrow.checkpoint import MemoryStore
 from pathgrow.data.dataset import Dataset, Split
@@ -19,6 +21,7 @@ from pathgrow.trainer import EngineOptions, Trainer
 from pathgrow.trainer.interface import Job
 from pathgrow.trainer.recipes import Recipe, recipe
 from tests.support import compared_steps
+from tests.support.text_data import SMALL_GPT, write_text
 
 pytestmark = pytest.mark.gpu
 
@@ -246,3 +249,30 @@ def test_graphs_support_accumulation_clipping_and_adamw(data: Dataset) -> None:
         trainer.train([Job(attached=attached, epochs=1, seed=3)])
         weights.append(attached.model.fc.weight.detach().clone())  # type: ignore[union-attr]
     assert torch.allclose(weights[0], weights[1], rtol=1e-3, atol=1e-4)
+
+
+def language_model(root: Path, dropout: float, **changes: str | bool) -> tuple[dict[str, Tensor], float]:
+    """Weights and validation loss of a small GPT after two epochs with mask updates."""
+    text = datasets.load("text", root, context=8)
+    trainer = Trainer(text, recipe("gpt").override({"batch_size": 16}), options(**changes))
+    model, optimizer = trainer.place(models.create("gpt", text.classes, seed=0, dropout=dropout, **SMALL_GPT))
+    method = create("rigl", density=0.3, num_steps=2 * (len(text.train) // 16), update_interval=5)
+    attached = attach(model, optimizer, method, text.example_input().to("cuda"), seed=1)
+    trainer.train([Job(attached=attached, epochs=2, seed=7)])
+    return model.state_dict(), trainer.evaluate(text.val)(model)[0]
+
+
+def test_a_language_model_trains_by_graphs_as_by_eager_steps(tmp_path: Path) -> None:
+    write_text(tmp_path)
+    graphs, loss = language_model(tmp_path, 0.0, step="cuda_graph")
+    eager, other_loss = language_model(tmp_path, 0.0, step="eager")
+    assert loss == pytest.approx(other_loss, rel=1e-4)
+    for name, tensor in graphs.items():
+        torch.testing.assert_close(tensor, eager[name], rtol=1e-3, atol=1e-5)
+
+
+def test_a_language_model_with_dropout_is_reproducible(tmp_path: Path) -> None:
+    write_text(tmp_path)
+    (first, loss), (again, _) = (language_model(tmp_path, 0.2, precision="bf16") for _ in range(2))
+    assert loss < 3.0
+    assert all(torch.equal(tensor, again[name]) for name, tensor in first.items())

@@ -92,6 +92,13 @@ def table(report: RunReport) -> Table:
 
     The dense network, if any, comes last.
     """
+    headings, rows = _columns(report)
+    if score_format(report).name != "loss":
+        return headings, rows
+    return headings[:5] + headings[6:], [row[:5] + row[6:] for row in rows]  # the loss is the score
+
+
+def _columns(report: RunReport) -> Table:
     scores = score_format(report)
     headings = ["density", "of model", "epochs", scores.name, "loss"]
     if report.curve.finished:

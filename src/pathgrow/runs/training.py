@@ -66,7 +66,8 @@ class _Outcome:
 
 def _grow(workload: Workload, plan: Plan) -> _Outcome:
     """Grow to the target density, then train the final masks from a fresh initialization or from the grown weights."""
-    options = DiscoverOptions(budget=plan.epochs, final=workload.config.final, rough=workload.config.rough)
+    config = workload.config
+    options = DiscoverOptions(budget=plan.epochs, final=config.final, rough=config.rough, mode=config.mode)
     trunk = GrowingTrunk(workload.session, options, workload.method(plan.epochs))
     trunk.advance_()
     while not trunk.is_full:
