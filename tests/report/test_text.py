@@ -298,7 +298,7 @@ def test_training_without_effect_is_explained_by_the_scores() -> None:
         discovery_report(), status="unlearned", operating_density=None, reason="nothing_learned", details=details
     )
     (line,) = text.explanations(report)
-    assert line.startswith("The networks compared scored 11.00% to 13.00% before training and 12.00% after it, and the")
+    assert line.startswith("The networks compared scored 11.00% to 13.00% before training and 12.00% after it. Check")
 
 
 @pytest.mark.parametrize(
@@ -407,7 +407,7 @@ def test_sentences_contain_the_details(reason: str, sentence: str) -> None:
 
 def test_scores_before_and_after_training() -> None:
     assert explain("nothing_learned", DETAILS, ACCURACY).startswith(
-        "The networks compared scored 10.00% to 12.00% before training and 11.00% after it, and the growing network"
+        "The networks compared scored 10.00% to 12.00% before training and 11.00% after it. Check the learning rate, "
     )
 
 

@@ -167,7 +167,7 @@ def test_stages_trained_before_a_wrong_reference_are_reused() -> None:
 
 
 def test_percentages_with_the_default_delta_are_a_warning() -> None:
-    with pytest.warns(UserWarning, match=r"delta is 0\.01, .* pass delta=1 for one percentage point") as caught:
+    with pytest.warns(UserWarning, match=r"delta is 0\.01, .* \(1 for one percentage point\)") as caught:
         in_percent(World(), rule="exponential")
     assert len(caught) == 1
     assert caught[0].filename == __file__, "it points at the caller"

@@ -1,10 +1,16 @@
 """Grow, train, shrink in the loop: stages, lengths, costs, resuming, limits."""
 
+import re
+import warnings
+
 import pytest
 import torch
+from torch import nn
 
+from pathgrow.density.types import Curve, Point, Reference
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.report.text import findings, goal_label
+from pathgrow.runs import checks
 from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.result import Discovery
 from pathgrow.runs.shrinking import Lengths
@@ -293,3 +299,52 @@ def test_options_without_effect_are_refused(options: dict[str, object], sentence
     with pytest.raises(UserError, match=sentence):
         shrunk(world, **options)
     assert world.fits == []
+
+
+class Dollars(World):
+    """Scored by an amount: the lower, the better."""
+
+    def evaluate(self, model: nn.Module) -> float:  # type: ignore[override]
+        return 1e5 * super().evaluate(model)[1]
+
+
+@pytest.mark.parametrize(
+    ("world", "options", "sentence", "num_fits"),
+    [
+        (Dollars, {"mode": "min", "delta": 0.01}, r"evaluate returned \d\d,\d{3}, but delta is 0.01", 0),
+        (Dollars, {"delta": 500.0}, r"scores went from \d\d,\d{3} to [\d,]+ in training: lower is better\?", 2),
+    ],
+)
+def test_warnings_come_as_soon_as_they_are_known(
+    world: type[World], options: dict, sentence: str, num_fits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not when the search ends, hours later; and the report keeps them."""
+    here, told = world(), list[tuple[int, str]]()
+    monkeypatch.setattr(warnings, "warn", lambda text, **_: told.append((len(here.fits), text)))
+    found = shrunk(here, **options)
+    [(when, text)] = told
+    assert when == num_fits
+    assert re.match(sentence, text)
+    assert found.warnings == (text,)
+
+
+def test_a_reference_in_another_unit_is_refused_before_anything_is_pruned() -> None:
+    class Percent(World):
+        def evaluate(self, model: nn.Module) -> float:  # type: ignore[override]
+            return 100 * super().evaluate(model)[0]
+
+    world = Percent()
+    with pytest.raises(RunFailed, match=r"reference is 0.9, .* kept if there is a store"):
+        shrunk(world, reference=0.9, delta=1.0)
+    assert [call.epochs for call in world.fits] == [10, 10]
+
+
+def test_an_unpruned_network_is_not_called_a_pruned_one() -> None:
+    best = Point(round=3, density=1.0, epochs=5, score=-96_860.0)
+    given = Reference(score=-98_000.0, kind="pretrained")
+    options = DiscoverOptions(start="pretrained", mode="min", delta=100.0)
+    found = checks.improved_warning(options, Curve(finished=(best,), reference=given))
+    assert found is not None
+    assert found.startswith(
+        "after more training a network at 100% density scores 96,860, better than the given one (98,"
+    )

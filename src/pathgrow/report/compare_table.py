@@ -14,7 +14,7 @@ from rich.text import Text
 from pathgrow.checkpoint import strict_json
 from pathgrow.errors import printable, unknown_name
 from pathgrow.report.compare import Baseline, Comparison, Row
-from pathgrow.report.formats import ScoreFormat, duration, flops, percent, plural, ratio
+from pathgrow.report.formats import ScoreFormat, duration, flops, number, percent, plural, ratio
 
 TABLE_WIDTH = 120
 """Width of a table if that of the terminal is unknown."""
@@ -41,7 +41,7 @@ def _score(row: Row, mean: float | None, interval: tuple[float, float] | None) -
     if interval is None:
         return ScoreFormat(row.is_accuracy)(mean)
     half = (interval[1] - interval[0]) / 2
-    return ScoreFormat(row.is_accuracy)(mean) + (f" ±{100 * half:.2f}" if row.is_accuracy else f" ±{half:.2g}")
+    return ScoreFormat(row.is_accuracy)(mean) + (f" ±{100 * half:.2f}" if row.is_accuracy else f" ±{number(half, 2)}")
 
 
 def _training(row: Row) -> str:

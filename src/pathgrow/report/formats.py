@@ -1,5 +1,6 @@
 """Formats of numbers, scores and stage names; every density in a report has the same one."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -65,6 +66,17 @@ def ratio(value: float | None) -> str:
     return f"{value:.0f}x" if value >= 100 else f"{value:#.3g}x"
 
 
+def number(value: float, digits: int = 4) -> str:
+    """A number with this many significant digits; large ones are rounded to integers, not written with exponents.
+
+    >>> number(0.123456), number(11018.3), number(156.2, 2), number(999.9, 3), number(1e-7), number(1e20)
+    ('0.1235', '11,018', '156', '1,000', '1e-07', '1e+20')
+    """
+    text = f"{value:.{digits}g}"
+    is_large = abs(value) >= 9999.5 or "e+" in text
+    return f"{value:,.0f}" if is_large and abs(value) < 1e15 else text
+
+
 def plural(number: float, noun: str) -> str:
     """A number of things, at most one decimal.
 
@@ -106,12 +118,12 @@ class ScoreFormat:
     def __call__(self, score: float | None) -> str:
         """One score; `-` if there is none.
 
-        >>> ScoreFormat(True)(0.9712), ScoreFormat(False)(-3.14159), ScoreFormat(True)(None)
-        ('97.12%', '-3.1416', '-')
+        >>> ScoreFormat(True)(0.9712), ScoreFormat(False)(-3.1416), ScoreFormat(False)(11018.3), ScoreFormat(True)(None)
+        ('97.12%', '-3.1416', '11,018', '-')
         """
         if score is None:
             return "-"
-        return f"{100 * score:.2f}%" if self.is_fraction else f"{score:.5g}"
+        return f"{100 * score:.2f}%" if self.is_fraction else number(score, 5)
 
     def tick(self, score: float) -> str:
         """A round score on an axis.
@@ -119,7 +131,7 @@ class ScoreFormat:
         >>> ScoreFormat(True).tick(0.95), ScoreFormat(False).tick(-3.5)
         ('95%', '-3.5')
         """
-        return f"{100 * score:g}%" if self.is_fraction else f"{score:g}"
+        return f"{100 * score:g}%" if self.is_fraction else number(score, 6)
 
     def difference(self, delta: float) -> str:
         """A difference of scores, in percentage points if they are fractions.
@@ -127,15 +139,22 @@ class ScoreFormat:
         >>> ScoreFormat(True).difference(0.0138), ScoreFormat(False).difference(2.0)
         ('1.38 pp', '2')
         """
-        return f"{100 * delta:.3g} pp" if self.is_fraction else f"{delta:.3g}"
+        return f"{100 * delta:.3g} pp" if self.is_fraction else number(delta, 3)
 
     def difference_with_error(self, delta: float, error: float) -> str:
-        """A difference of scores and its standard error.
+        """A difference of scores and its standard error, with two digits of the error.
 
         >>> ScoreFormat(True).difference_with_error(0.0042, 0.003), ScoreFormat(False).difference_with_error(2.0, 0.31)
-        ('0.42 ± 0.30 pp', '2 ± 0.31')
+        ('0.42 ± 0.30 pp', '2.00 ± 0.31')
+        >>> ScoreFormat(False).difference_with_error(1455.2, 160.7), ScoreFormat(False).difference_with_error(0.3, 0.0)
+        ('1,455 ± 161', '0.3 ± 0')
         """
-        return f"{100 * delta:.2f} ± {100 * error:.2f} pp" if self.is_fraction else f"{delta:.3g} ± {error:.2g}"
+        if self.is_fraction:
+            return f"{100 * delta:.2f} ± {100 * error:.2f} pp"
+        if not 1e-9 < error < 1e15:
+            return f"{number(delta, 3)} ± {number(error, 2)}"
+        decimals = max(0, 1 - math.floor(math.log10(error)))
+        return f"{delta:,.{decimals}f} ± {error:,.{decimals}f}"
 
 
 def score_format(report: RunReport) -> ScoreFormat:
@@ -182,4 +201,4 @@ def evaluation(stage: str, density: float, score: float) -> str:
     """
     label = stage_label(stage, density)
     where = "" if label.endswith("%") else f"density {percent(density)}, "
-    return f"{label}: {where}score {score:.4g}"
+    return f"{label}: {where}score {number(score)}"

@@ -61,9 +61,8 @@ _TEMPLATES: dict[Reason, str] = {
     Reason.UPDATES_DURING_TRAINING: "Method {method!r} updates its masks during training.",
     Reason.SCHEDULE_CONTINUES: "The schedule of method {method!r} continues.",
     Reason.MASKS_FINAL: "The masks of method {method!r} are final.",
-    Reason.NOTHING_LEARNED: "The networks compared scored {before} before training and {after} after it, and the"
-    " growing network did not improve from round to round. Check the learning rate, that fit trains the model and the"
-    " optimizer it receives, and that evaluate scores that model.",
+    Reason.NOTHING_LEARNED: "The networks compared scored {before} before training and {after} after it. Check the"
+    " learning rate, that fit trains the model and the optimizer it receives, and that evaluate scores that model.",
 }
 
 _DENSITIES = ("at_density", "second_density", "needed_density", "from_density", "estimate")

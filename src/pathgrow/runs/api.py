@@ -19,12 +19,12 @@ from pathgrow.masks import Masks
 from pathgrow.report import progress as displays
 from pathgrow.report.loading import unfinished
 from pathgrow.runs import checks
-from pathgrow.runs.discovery import frames_to_the_caller, search
+from pathgrow.runs.discovery import search
 from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.plan import DiscoveryPlan, make_discovery_plan
 from pathgrow.runs.records import Callback, CallbackList, MetricsLogger, ProgressCallback
 from pathgrow.runs.result import Discovery
-from pathgrow.runs.session import Session
+from pathgrow.runs.session import Session, frames_to_the_caller
 from pathgrow.sparse.attach import check_whole
 from pathgrow.sparse.enforce import unwrapped
 from pathgrow.trainer import Trainer

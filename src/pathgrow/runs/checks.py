@@ -17,6 +17,7 @@ from pathgrow.density.types import DENSE, Answer, Curve, Point, Reason
 from pathgrow.errors import RunFailed, UserError, require
 from pathgrow.methods.method import count_at
 from pathgrow.methods.picks import at_random
+from pathgrow.report.formats import number, percent
 from pathgrow.runs.iso_flop import Workload, updates_within_training
 from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.session import Session
@@ -60,8 +61,8 @@ def refuse_paths(model: nn.Module, options: DiscoverOptions) -> None:
 
 _MAX_FRACTION = 1.5
 """Scores above this are not fractions of one, allowing for noise."""
-_MAX_LOSS = 5.0
-"""Scores above this, of which the lower is better, are not losses of a trained network: perplexities, percentages."""
+_MAX_LOSS, _MAX_UNTRAINED_LOSS = 5.0, 50.0
+"""Larger scores, of which the lower is better, are not losses but perplexities, percentages or amounts."""
 _APART = 20.0
 """Percentages are 100 times fractions; sparsity alone does not put a trained network this far below dense."""
 _MIN_ROUNDS = 5
@@ -82,8 +83,9 @@ def check_reference(curve: Curve) -> None:
     if best < reference and not curve.probes and not is_percent:
         return  # scores may still rise
     raise RunFailed(
-        f"reference is {reference:g}, but the best score so far is {best:.4g}: they seem to be in different units "
-        "(percent and fractions); pass what evaluate returns for the dense network (finished stages are stored)"
+        f"reference is {number(reference)}, but the best score so far is {number(best)}: they seem to be in different "
+        "units (percent and fractions); pass what evaluate returns for the dense network (finished stages are kept if "
+        "there is a store)"
     )
 
 
@@ -96,7 +98,7 @@ def reference_warning(curve: Curve, sign: int = 1) -> str | None:
     if curve.reference is None or curve.reference.kind != "given" or not curve.probes:
         return None
     best, reference = _best_score(curve), curve.reference.score
-    found = f"reference is {sign * reference:g}, but the best score so far is {sign * best:.4g}"
+    found = f"reference is {number(sign * reference)}, but the best score so far is {number(sign * best)}"
     if 0 < best <= 1 and reference > _MAX_FRACTION:
         return f"{found}; if scores are accuracies in [0, 1], pass the accuracy of the dense network, not its error"
     if reference > 0 and best < -_CLOSE[0] * reference:
@@ -105,24 +107,25 @@ def reference_warning(curve: Curve, sign: int = 1) -> str | None:
     return None
 
 
-def delta_warning(score: float, options: DiscoverOptions) -> str | None:
-    """A warning if delta has its default, which suits fractions of one, and the first score is larger.
+def delta_warning(score: float, options: DiscoverOptions, *, is_trained: bool = True) -> str | None:
+    """A warning if delta has its default, which suits fractions of one, and a first score is larger.
 
     For losses and their negatives a delta of 0.01 may be intended.
 
     >>> delta_warning(87.5, DiscoverOptions())
-    "the first score is 87.5 and delta is 0.01, the default for scores in [0, 1]; ... or delta='1%' of the score"
+    "evaluate returned 87.5, but delta is 0.01, the default for scores in [0, 1]: ... or delta='1%' of the score"
     >>> delta_warning(87.5, DiscoverOptions(delta=1.0)), delta_warning(-2.3, DiscoverOptions())
     (None, None)
     >>> [delta_warning(score, DiscoverOptions(mode="min")) is None for score in (2.3, 31.0)]
     [True, False]
     """
-    least = _MAX_FRACTION if options.mode == "max" else _MAX_LOSS
-    if score <= least or options.delta_is_relative or options.delta != DiscoverOptions.delta:
+    loss = _MAX_LOSS if is_trained else _MAX_UNTRAINED_LOSS
+    least = _MAX_FRACTION if options.mode == "max" and score > 0 else loss
+    if abs(score) <= least or options.delta_is_relative or options.delta != DiscoverOptions.delta:
         return None
     return (
-        f"the first score is {score:.4g} and delta is {options.delta:g}, the default for scores in [0, 1]; "
-        "if scores are percentages, pass delta=1 for one percentage point, or delta='1%' of the score"
+        f"evaluate returned {number(score)}, but delta is {options.delta:g}, the default for scores in [0, 1]: "
+        "pass delta in the unit of the scores (1 for one percentage point), or delta='1%' of the score"
     )
 
 
@@ -147,8 +150,8 @@ def nothing_learned(options: DiscoverOptions, before: Sequence[Point], after: Se
     if last >= first:
         return NOTHING_LEARNED
     asked = "higher is better? mode='max'" if options.mode == "min" else "lower is better? mode='min'"
-    change = f"from {options.sign * first:.4g} to {options.sign * last:.4g}"
-    return f"{NOTHING_LEARNED} (scores went {change} in training: {asked})"
+    change = f"from {number(options.sign * first)} to {number(options.sign * last)}"
+    return f"scores went {change} in training: {asked}. If not, {NOTHING_LEARNED}"
 
 
 def may_not_have_learned(curve: Curve) -> bool:
@@ -248,8 +251,9 @@ def refuse_trained(session: Session, options: DiscoverOptions) -> None:
             return  # most fresh models end here, after one evaluation
     if _is_far_above(given, fresh, options.sign):
         raise UserError(
-            f"the model seems to be trained: it scores {given:.4g}, a fresh initialization of it {fresh[0]:.4g}; pass "
-            "start='pretrained' to keep its weights and prune them, or start='scratch' to train it for the whole budget"
+            f"the model seems to be trained: it scores {number(given)}, a fresh initialization of it "
+            f"{number(fresh[0])}; pass start='pretrained' to keep its weights and prune them, or start='scratch' to "
+            "train it for the whole budget"
         )
 
 
@@ -262,24 +266,25 @@ def start_of(session: Session, options: DiscoverOptions) -> DiscoverOptions:
     if _is_far_above(given, fresh, options.sign):
         return options
     session.warnings.append(
-        f"the given model scores {given:.4g}, not clearly better than fresh initializations of it ({min(fresh):.4g} to "
-        f"{max(fresh):.4g}), perhaps because its last layer is new: it is trained from the given weights before it is "
-        "pruned, and compared with a dense training from them for the whole budget"
+        f"the given model scores {number(given)}, not clearly better than fresh initializations of it "
+        f"({number(min(fresh))} to {number(max(fresh))}), perhaps because its last layer is new: it is trained from "
+        "the given weights before it is pruned, and compared with a dense training from them for the whole budget"
     )
     return replace(options, start="scratch")
 
 
-def improved_warnings(options: DiscoverOptions, curve: Curve) -> list[str]:
-    """A warning if pruned networks end above the pretrained one by more than delta: training on improves it too."""
+def improved_warning(options: DiscoverOptions, curve: Curve) -> str | None:
+    """A warning if finished networks end above the pretrained one by more than delta: training on improves it too."""
     if curve.reference is None or curve.reference.kind != "pretrained":
-        return []
-    given, best = curve.reference.score, max(point.score for point in curve.finished)
-    if best <= given + options.relative_to(given).delta:
-        return []
-    return [
-        f"a pruned network scores {options.sign * best:.4g}, better than the given one ({options.sign * given:.4g}), "
-        "which more training would improve too; reference='dense' trains it on and compares with that"
-    ]
+        return None
+    given, best = curve.reference.score, max(curve.finished, key=lambda point: point.score)
+    if best.score <= given + options.relative_to(given).delta:
+        return None
+    return (
+        f"after more training a network at {percent(best.density)} density scores {number(options.sign * best.score)}, "
+        f"better than the given one ({number(options.sign * given)}), which more training would improve too; "
+        "reference='dense' trains it on and compares with that"
+    )
 
 
 def _given_score(session: Session) -> float:

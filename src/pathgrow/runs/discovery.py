@@ -8,12 +8,9 @@ import dataclasses
 import math
 import os
 import statistics
-import sys
 import warnings
 from collections import Counter
-from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 from pathgrow.checkpoint import RunDir
 from pathgrow.density.probe import select_network
@@ -34,7 +31,7 @@ from pathgrow.runs.finishers import search_by_each
 from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.records import PlannedStage, Record, SearchForecast
 from pathgrow.runs.result import Discovery, draw_figures
-from pathgrow.runs.session import MAX_ADAPTIVE_EPOCHS, Session
+from pathgrow.runs.session import MAX_ADAPTIVE_EPOCHS, Session, warn_caller
 from pathgrow.runs.shrinking import Lengths, ShrinkingTrunk, ShrinkSearch, fixed_network
 from pathgrow.runs.tolerances import negated
 from pathgrow.runs.trunk import GrowingTrunk, train_copies, train_dense
@@ -49,7 +46,7 @@ def search(session: Session, options: DiscoverOptions) -> Discovery:
     session.callback.on_run_start(forecast(session, options))
     by_each = _search if len(options.finishers) == 1 else partial(search_by_each, search=_search)
     found = by_each(session, options)
-    return dataclasses.replace(found, warnings=(*session.warnings, *found.warnings))
+    return dataclasses.replace(found, warnings=tuple(dict.fromkeys((*session.warnings, *found.warnings))))
 
 
 def _search(session: Session, options: DiscoverOptions) -> Discovery:
@@ -62,28 +59,13 @@ def _search(session: Session, options: DiscoverOptions) -> Discovery:
     try:
         with interrupts.saving():
             if isinstance(trunk, GrowingTrunk):
-                return _Search(trunk, options).run()  # warns by itself, when something is found
+                return _Search(trunk, options).run()
             found = ShrinkSearch(trunk, options).run()
-        later = (*found.warnings, *checks.improved_warnings(found.options, found.curve))
-        warn_caller(session, later)
-        return dataclasses.replace(found, warnings=later)
+        session.warn(checks.improved_warning(found.options, found.curve))
+        return dataclasses.replace(found, warnings=tuple(session.warnings))
     except BaseException:
         trunk.restore_()
         raise
-
-
-def warn_caller(session: Session, sentences: Sequence[str]) -> None:
-    """Issue warnings that point at the code that called this package; on rank 0 only."""
-    for sentence in sentences if session.comm.rank == 0 else ():
-        warnings.warn(sentence, stacklevel=frames_to_the_caller())
-
-
-def frames_to_the_caller() -> int:
-    """Stack level of the code that called this package, for warnings."""
-    package, frame, number = f"{Path(__file__).parents[1]}{os.sep}", sys._getframe(1), 1
-    while frame.f_code.co_filename.startswith(package) and frame.f_back is not None:
-        frame, number = frame.f_back, number + 1
-    return number
 
 
 class _Search:
@@ -96,7 +78,6 @@ class _Search:
         options.density_rule()  # refuses an unknown name before anything is trained
         self._probes: dict[int, Record] = {}
         self._dense: Record | None = None
-        self._warnings: list[str] = []
 
     def run(self) -> Discovery:
         """Seed, grow and probe until the rule says stop, then train the final network."""
@@ -117,7 +98,7 @@ class _Search:
             dense=self._dense,
             untrained=untrained,
             trained=(*self._trained, *new),
-            warnings=tuple(self._warnings),
+            warnings=tuple(self._session.warnings),
             options=self._options,
             trunk=self._trunk,
         )
@@ -162,13 +143,13 @@ class _Search:
     def _follow_rule(self) -> str:
         """Do what the rule says until it says stop; returns its reason."""
         if isinstance(self._options.rule, str):  # a rule by name is created with this delta
-            self._warn(checks.delta_warning(self._trunk.records[0].point.score, self._options))
+            self._session.warn(checks.delta_warning(self._trunk.records[0].point.score, self._options))
         has_probed = False
         while True:
             curve = self._curve()
             checks.check_reference(curve)
             if not has_probed:  # warns once, after the first probes
-                self._warn(checks.reference_warning(curve, self._options.sign))
+                self._session.warn(checks.reference_warning(curve, self._options.sign))
             has_probed = bool(curve.probes)
             verdict = self._rule.decide(curve)
             self._session.callback.on_decision(verdict, self._shown(self._rule.answer(curve)))
@@ -193,13 +174,8 @@ class _Search:
         before = [dataclasses.replace(point, score=self._options.sign * point.score) for point in measured]
         if checks.has_learned(before, after):
             return answer, measured
-        self._warn(checks.nothing_learned(self._options, before, after))
+        self._session.warn(checks.nothing_learned(self._options, before, after))
         return checks.without_density(answer, before, after), measured
-
-    def _warn(self, warning: str | None) -> None:
-        if warning is not None:
-            self._warnings.append(warning)
-            warn_caller(self._session, [warning])
 
     def _next_size(self, up_to: float | None) -> int:
         """A full growth step, or as much of it as the rule asks for; at least one weight, so that growth ends."""

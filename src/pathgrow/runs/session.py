@@ -6,9 +6,13 @@ name, on earlier stages and on the seed, never on the process that runs it.
 
 import functools
 import math
+import os
+import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -159,6 +163,12 @@ class Session(Stages):
             f"{type(self.model).__name__} cannot be traced, so all conv, linear and recurrent weights that "
             "example_input reaches before the last layer are prunable, and FLOPs are those of these layers"
         )
+
+    def warn(self, sentence: str | None) -> None:
+        """Issue a warning now, on rank 0, and keep it for the report."""
+        if sentence is not None:
+            self.warnings.append(sentence)
+            warn_caller(self, [sentence])
 
     @property
     def num_parameters(self) -> int:
@@ -412,3 +422,17 @@ def _check_fit(*, is_changed: bool, has_stepped: bool, has_run: bool) -> None:
         wrong, todo = "no weight of its model, nor did it run it", "train the model it receives, which may be a copy"
         todo += ", and not another one"
     raise RunFailed(f"fit(model, optimizer, epochs) changed {wrong}: {todo}")
+
+
+def warn_caller(session: Session, sentences: Sequence[str]) -> None:
+    """Issue warnings that point at the code that called this package; on rank 0 only."""
+    for sentence in sentences if session.comm.rank == 0 else ():
+        warnings.warn(sentence, stacklevel=frames_to_the_caller())
+
+
+def frames_to_the_caller() -> int:
+    """Stack level of the code that called this package, for warnings."""
+    package, frame, number = f"{Path(__file__).parents[1]}{os.sep}", sys._getframe(1), 1
+    while frame.f_code.co_filename.startswith(package) and frame.f_back is not None:
+        frame, number = frame.f_back, number + 1
+    return number

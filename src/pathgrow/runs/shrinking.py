@@ -151,25 +151,32 @@ class ShrinkSearch:
 
     def run(self) -> Discovery:
         """Train, prune round by round, finish; returns the sparsest finished network that does not miss."""
-        untrained, given = self._score_untrained(), self._options
+        untrained, given, warn = self._score_untrained(), self._options, self._session.warn
+        is_trained = given.start == "pretrained"
+        unsuited = checks.delta_warning(given.sign * untrained.score, given, is_trained=is_trained)
+        warn(unsuited)
         self._trunk.train_()
+        checks.check_reference(self._curve())
+        base = given.ranked(self._trunk.records[-1])
+        has_learned = is_trained or base.score > untrained.score
+        if not has_learned:
+            warn(checks.nothing_learned(given, [untrained], [base]))
+        elif unsuited is None:
+            warn(checks.delta_warning(given.sign * base.score, given))
         if self._options.reference == "dense":
             self._dense = train_dense(self._session, self._options.budget)
-        base = self._options.ranked(self._trunk.records[-1])
         reference = self._curve().reference or base
         self._options = self._options.relative_to(reference.score)
         self._rule = ShrinkRule(delta=self._options.delta)
-        warnings = [checks.delta_warning(self._options.sign * base.score, given)]
         while (due := self._rule.next_round(self._curve())) is not None:
             self._trunk.shrink_(due)
             checks.check_reference(self._curve())
-        warnings.append(checks.reference_warning(self._curve(), self._options.sign))
+        warn(checks.reference_warning(self._curve(), self._options.sign))
         while (due := self._next_candidate()) is not None:
             self._finished.append(self._trunk.train_candidate_(due))
         curve, network = self._curve(), self._returned()
         answer = self._rule.answer(curve)
-        if self._options.start != "pretrained" and base.score <= untrained.score:
-            warnings.append(checks.nothing_learned(self._options, [untrained], [base]))
+        if not has_learned:
             answer = checks.without_density(answer, [untrained], [base])
         return Discovery(
             answer=answer if self._options.mode == "max" else negated(answer),
@@ -181,7 +188,7 @@ class ShrinkSearch:
             finished=tuple(self._finished),
             check=self._rule.check(curve, self._options.ranked(network)),
             trained=(*self._trunk.records, *([self._dense] if self._dense is not None else [])),
-            warnings=tuple(warning for warning in warnings if warning is not None),
+            warnings=tuple(self._session.warnings),
             options=given,
             trunk=self._load(network),
         )
@@ -195,7 +202,8 @@ class ShrinkSearch:
         reference, options, ranked = None, self._options, self._options.ranked
         if self._dense is not None:
             reference = Reference(score=ranked(self._dense).score, kind="dense", epochs=self._dense.point.epochs)
-        elif options.reference is not None:
+        elif options.reference not in (None, "dense"):
+            assert options.reference is not None
             reference = Reference(score=options.sign * float(options.reference), kind="given", epochs=options.budget)
         elif options.start == "pretrained":
             reference = Reference(score=ranked(self._trunk.records[0]).score, kind="pretrained")
