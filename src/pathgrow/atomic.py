@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from pathgrow.errors import RunFailed
+from pathgrow.errors import RunFailed, UserError, short
 
 _OPEN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
@@ -45,6 +45,14 @@ def plain(path: str, flags: int) -> int:
     if flags & os.O_TRUNC:
         os.ftruncate(descriptor, 0)
     return descriptor
+
+
+def checked_path(path: object, name: str = "path") -> Path:
+    """Return a path that a caller passed; what can be none is a `UserError`."""
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise UserError(f"{name} must be the path of a file or directory, got {short(path)}")
+    return Path(text)
 
 
 def read_bytes(path: Path) -> bytes:

@@ -242,7 +242,7 @@ def _as_member(value: Any, member: Any, spec: Option, at: str) -> Any:
         return float(value) if is_number(value) and spec.allows(value) else MISSING
     origin, parts = _origin_and_parts(member)
     if origin is Literal:
-        return value if any(value == choice and type(value) is type(choice) for choice in parts) else MISSING
+        return value if any(type(value) is type(choice) and value == choice for choice in parts) else MISSING
     if dataclasses.is_dataclass(member) and isinstance(value, Mapping):
         return from_json(typing.cast(type, member), value, where=at)
     if origin in (tuple, list):

@@ -4,10 +4,13 @@ A `UserError` states what was expected, what was received and how to fix it; the
 A `RunFailed` is a run that started correctly and could not continue (NaN loss, full disk): exit code 1.
 """
 
+import operator
 import re
 import sys
-from collections.abc import Iterable
-from typing import TypeGuard
+import typing
+from collections.abc import Collection, Iterable
+from numbers import Real
+from typing import Any, TypeGuard
 
 
 def printable(text: object) -> str:
@@ -56,7 +59,7 @@ def nearest_names(got: str, known: Iterable[str], *, most: int) -> list[str]:
     return [name for lower in near for name in by_lower[lower]][:most]
 
 
-def unknown_name(kind: str, got: str, known: Iterable[str]) -> UserError:
+def unknown_name(kind: str, got: object, known: Iterable[str]) -> UserError:
     """Return the error for an unknown name, with the nearest known names as suggestions.
 
     >>> str(unknown_name("model", "resnet23", ["mlp", "resnet20", "resnet32"]))
@@ -65,9 +68,15 @@ def unknown_name(kind: str, got: str, known: Iterable[str]) -> UserError:
     "unknown dataset 'cifar10' (known: digits)"
     """
     names = sorted(known)
-    near = nearest_names(got, names, most=3)
+    near = nearest_names(got, names, most=3) if isinstance(got, str) else []
     hint = f": did you mean {', '.join(near)}?" if near else ""
     return UserError(f"unknown {kind} {short(got)}{hint} (known: {', '.join(names)})")
+
+
+def check_name(kind: str, name: object, known: Collection[str]) -> None:
+    """Raise a `UserError` unless a value is one of the known names."""
+    if not isinstance(name, str) or name not in known:
+        raise unknown_name(kind, name, known)
 
 
 def torchvision_mismatch(torch_version: str, reason: object) -> UserError:
@@ -118,7 +127,7 @@ def short(value: object) -> str:
     """The repr of a value, cut to a length that fits into a message."""
     try:
         text = repr(value)
-    except (RecursionError, ValueError):  # nested too deeply, or an integer of thousands of digits
+    except Exception:  # nested too deeply, an integer of thousands of digits, or a repr of the user's own
         text = f"a value of type {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -126,6 +135,28 @@ def short(value: object) -> str:
 def is_int(value: object) -> TypeGuard[int]:
     """Whether a value is an int but not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def checked_int(name: str, value: Any) -> int:
+    """A seed or index as an int, which may be given as a NumPy integer.
+
+    >>> checked_int("seed", 0.5)
+    Traceback (most recent call last):
+    pathgrow.errors.UserError: seed must be an integer, got 0.5
+    """
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    require(number is not None, name, value, "an integer")
+    found = typing.cast(int, number)
+    require(abs(found) < 2**128, name, value, "below 2**128")
+    return found
+
+
+def is_real(value: object) -> bool:
+    """Whether a value is a real number, NumPy's included, but not a bool."""
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def is_number(value: object) -> TypeGuard[float]:

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
-from pathgrow.errors import UserError, is_int, is_number, nearest_names, require, short, unknown_name
+from pathgrow.errors import UserError, check_name, is_int, is_number, is_real, nearest_names, require, short
 
 T = TypeVar("T")
 
@@ -29,8 +29,7 @@ def lookup(kind: str, name: str, table: Mapping[str, T]) -> T:
     Traceback (most recent call last):
     pathgrow.errors.UserError: unknown model 'mpl': did you mean mlp? (known: mlp)
     """
-    if name not in table:
-        raise unknown_name(kind, name, table)
+    check_name(kind, name, table)
     return table[name]
 
 
@@ -79,9 +78,12 @@ def converted_options(what: str, options: Mapping[str, Any], defaults: Mapping[s
         expected = next((words for kind, words in _KINDS if isinstance(default, kind)), None)
         if expected is not None and not _same_type(value, default):
             raise UserError(f"option {name} of {what} must be {expected}, got {short(value)} (e.g. {default})")
-        if is_number(value):  # a step, a count or a fraction is never this large
+        about = f"option {name} of {what}"
+        is_plain = value is None or isinstance(value, str | list | tuple) or is_real(value) or isinstance(value, bool)
+        require(is_plain, about, value, "a number, text or a list", default)
+        if is_int(value) or is_number(value):  # a step, a count or a fraction is never this large
             fits = abs(value) <= _MAX_NUMBER
-            require(fits, f"option {name} of {what}", value, f"in [-{_MAX_NUMBER:g}, {_MAX_NUMBER:g}]", default)
+            require(fits, about, value, f"in [-{_MAX_NUMBER:g}, {_MAX_NUMBER:g}]", default)
         converted[name] = value
     return converted
 
@@ -136,9 +138,14 @@ _IMPORTED: set[str] = set()
 """Names that `import_function` was asked for."""
 
 
+def is_location(name: object) -> bool:
+    """Whether a name is of the form `package.module:function`."""
+    return isinstance(name, str) and ":" in name
+
+
 def require_imported(kind: str, name: object) -> None:
     """Refuse `package.module:function` unless it was imported before: a config is data, and data must not run code."""
-    if isinstance(name, str) and ":" in name and name not in _IMPORTED:
+    if is_location(name) and name not in _IMPORTED:
         raise UserError(
             f"{kind} {name!r} is a function outside pathgrow, which reading a config does not import: pass it on the "
             f"command line (--{kind}), or call pathgrow.{kind}s.entry({name!r}) first"

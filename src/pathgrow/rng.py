@@ -5,7 +5,6 @@ numbers as an undisturbed one. Generators are always on the CPU, so that masks a
 """
 
 import hashlib
-import operator
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,14 +12,12 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from pathgrow.errors import require
+from pathgrow.errors import checked_int
 
 
 def derive(seed: int, *name: str | int) -> int:
     """A 63-bit seed for this use, stable over processes, platforms and Python versions."""
-    if not hasattr(seed, "__index__"):
-        require(False, "seed", seed, "an integer")
-    text = "/".join([str(operator.index(seed)), *map(str, name)])
+    text = "/".join([str(checked_int("seed", seed)), *map(str, name)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 

@@ -87,7 +87,7 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
     ("str", {"s_init": NAN}, "s_init must be finite, got nan"),
     ("str", {"s_init": "low"}, "cannot create method 'str' with s_init='low' ("),
     ("str", {"s_decay": INF}, "s_decay must be >= 0, got inf"),
-    ("gcg", {"start_density": "a"}, "cannot create method 'gcg' with start_density='a' ("),
+    ("gcg", {"start_density": "a"}, "start_density must be in (0, 1], got 'a'"),
     ("gcg", {"start_density": 0.3, "target_density": 0.2}, "start_density must be <= target_density, got 0.3 > 0.2"),
     *[
         ("gcg", {option: value}, f"{option} must be in (0, 1], got {value}")

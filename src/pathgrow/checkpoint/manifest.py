@@ -161,9 +161,10 @@ def load_network(path: str | os.PathLike[str], model: nn.Module) -> Masks:
     import safetensors.torch
     from torch import Tensor
 
-    from pathgrow.masks import Masks
+    from pathgrow.masks.masks import Masks, require_module
 
-    root = Path(path)
+    root = atomic.checked_path(path)
+    require_module(model)
     weights, masks = root / "network.safetensors", root / "network_masks.safetensors"
     if not (root / MANIFEST).is_file():
         raise UserError(f"{root} has no {MANIFEST}, so it is not a finished run; rerun its command to finish it")

@@ -11,14 +11,14 @@ import os
 from collections.abc import Callable
 from functools import lru_cache
 from importlib import import_module
-from operator import index
 from pathlib import Path
-from typing import Literal, SupportsIndex
+from typing import Literal
 
+from pathgrow import atomic
 from pathgrow.data.dataset import Dataset, Paths, Split, StreamedSplit, TextSplit
 from pathgrow.data.digits import digits
 from pathgrow.data.official import OFFICIAL, ROOT_VARIABLE, resolve_root
-from pathgrow.errors import UserError, unknown_name
+from pathgrow.errors import UserError, check_name, checked_int
 
 # Module and function, imported on demand: most runs need neither Pillow nor the file readers.
 _ON_DISK: dict[str, tuple[str, str]] = {
@@ -62,11 +62,10 @@ def load(
     context
         Length of the windows of a text, by default 256.
     """
-    if name not in names():
-        raise unknown_name("dataset", str(name), names())
-    seed, fold = _integer("seed", seed), _integer("fold", fold)
+    check_name("dataset", name, names())
+    seed, fold = checked_int("seed", seed), checked_int("fold", fold)
     if name == "digits":
-        return _load_digits(None if root is None else os.fspath(root), seed, fold)
+        return _load_digits(None if root is None else str(atomic.checked_path(root, "data root")), seed, fold)
     if name == "folder" and root is None and ROOT_VARIABLE not in os.environ:
         raise UserError("dataset 'folder' requires --data-root, the directory that contains your images")
     place = resolve_root(root)
@@ -75,12 +74,6 @@ def load(
         download = f"; download the dataset with `pathgrow data get {name} --data-root {place}`"
         raise UserError(f"data root {place} {what} (set it with --data-root){download if name in OFFICIAL else ''}")
     return _load_from_disk(name, place, seed, fold).with_context(context or _CONTEXT)
-
-
-def _integer(name: str, number: object) -> int:
-    if not isinstance(number, SupportsIndex) or isinstance(number, bool):
-        raise UserError(f"{name} must be an integer, got {number!r}")
-    return index(number)  # NumPy integers too
 
 
 # Cached, so runs in one process share the memory of their data.

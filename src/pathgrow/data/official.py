@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pathgrow import atomic
 from pathgrow.errors import UserError
 
 ROOT_VARIABLE = "PATHGROW_DATA"
@@ -91,10 +92,10 @@ OFFICIAL: dict[str, Official] = {
 
 def resolve_root(root: str | os.PathLike[str] | None) -> Path:
     """Return the data root as an absolute path: `root`, the variable PATHGROW_DATA, or `./data`, in this order."""
-    chosen = root or os.environ.get(ROOT_VARIABLE) or "data"
+    chosen = (os.environ.get(ROOT_VARIABLE) or "data") if root is None or (isinstance(root, str) and not root) else root
     try:
-        return Path(os.path.abspath(Path(chosen).expanduser()))
-    except (TypeError, RuntimeError) as error:  # bytes or a number; an unknown user after ~
+        return Path(os.path.abspath(atomic.checked_path(chosen, "data root").expanduser()))
+    except RuntimeError as error:  # an unknown user after ~
         raise UserError(f"data root must be a directory, got {chosen!r} ({error})") from error
 
 

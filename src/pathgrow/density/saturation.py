@@ -131,8 +131,10 @@ def sorted_points(
     densities: Sequence[float], performances: Sequence[float], num_needed: int
 ) -> tuple[FloatArray, FloatArray]:
     """Return the points as arrays in order of density; invalid points are a `UserError`."""
-    rho = np.asarray(densities, dtype=np.float64)
-    score = np.asarray(performances, dtype=np.float64)
+    try:
+        rho, score = (np.asarray(values, dtype=np.float64) for values in (densities, performances))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise UserError(f"densities and performances must be two lists of numbers ({error})") from error
     if rho.ndim != 1 or score.ndim != 1 or rho.size != score.size:
         raise UserError(
             f"densities and performances must be two lists of equal length, got {rho.size} and {score.size} values"

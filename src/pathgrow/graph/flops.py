@@ -11,6 +11,7 @@ from torch import nn
 
 from pathgrow.graph import Graph, trace
 from pathgrow.masks import Masks
+from pathgrow.masks.masks import check_masks
 
 Cost = Literal[
     "sparse", "batch_at_updates", "dense_gradient_at_updates", "dense_gradient_at_steps", "more_gradients", "dense"
@@ -81,7 +82,7 @@ def training_flops(model: nn.Module, example_input: Any, masks: Masks | None = N
     56832
     """
     if masks is not None:
-        masks.check(model)
+        check_masks(masks, model)
     return step_flops(trace(model, example_input), masks)
 
 

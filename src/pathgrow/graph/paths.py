@@ -16,10 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathgrow.errors import UserError, require, unknown_name
+from pathgrow.config import Option, check_value
+from pathgrow.errors import UserError, check_name, require
 from pathgrow.graph.graph import Floats, Graph
 from pathgrow.graph.inputs import guess_example_input
 from pathgrow.graph.tracer import BatchNorm, Tracer, Use
+from pathgrow.masks.masks import Masks, require_module
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,11 +160,11 @@ def path_scores(
     >>> scores["2.weight"] * 6  # the total over all paths is 6
     tensor([[3., 3.]], dtype=torch.float64)
     """
-    require(isinstance(model, nn.Module), "model", model, "a torch.nn.Module")
-    require(batch_norm in ("identity", "scale"), "batch_norm", batch_norm, "'identity' or 'scale'")
+    require_module(model)
+    check_value(batch_norm, BatchNorm, Option(expected="'identity' or 'scale'"), "batch_norm")
     require(masks is None or isinstance(masks, Mapping), "masks", masks, "Masks or a mapping of name to bool tensor")
     known = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     for name in masks or ():
-        if name not in known:
-            raise unknown_name("parameter in masks", str(name), known)
+        check_name("parameter in masks", name, known)
+    masks = masks if masks is None or isinstance(masks, Masks) else Masks(masks)
     return dict(signals(model, example_input, masks, batch_norm=batch_norm).scores())

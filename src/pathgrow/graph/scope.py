@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pathgrow.errors import UserError, unknown_name
+from pathgrow.errors import UserError, check_name, require
 from pathgrow.graph import trace
 from pathgrow.graph.graph import Flags, Graph, Layer
 from pathgrow.masks import Masks
@@ -48,8 +48,7 @@ def scope(
     """
     if isinstance(example_input, str):
         raise UserError(f"example_input must be a batch, got {example_input!r} (a preset is a keyword: preset='vit')")
-    if preset not in PRESETS:
-        raise unknown_name("scope preset", preset, PRESETS)
+    check_name("scope preset", preset, PRESETS)
     return scope_of(model, trace(model, example_input), preset, only=only)
 
 
@@ -140,12 +139,14 @@ def _feeding(graph: Graph, layer: Layer) -> int:
     return graph.links_into[layer.source][0].source
 
 
-def _as_filter(only: NameFilter | None) -> Callable[[str], bool]:
+def _as_filter(only: Any) -> Callable[[str], bool]:
     if only is None:
         return lambda name: True
     if callable(only):
-        return only
-    patterns = [only] if isinstance(only, str) else list(only)
+        return lambda name: bool(only(name))
+    patterns: list[Any] = [only] if isinstance(only, str) else list(only) if isinstance(only, Iterable) else [None]
+    are_texts = all(isinstance(pattern, str) for pattern in patterns)
+    require(are_texts, "only", only, "a function of a parameter name, a pattern, or several patterns", "'layer1.*'")
     return lambda name: any(fnmatchcase(name, pattern) for pattern in patterns)
 
 

@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from pathgrow.errors import UserError, require
+from pathgrow.errors import UserError, is_real, require
 from pathgrow.graph.flops import forward_macs
 from pathgrow.graph.graph import Floats, Graph, Layer
 from pathgrow.graph.paths import Signals, signals
 from pathgrow.graph.scope import alive_units, dead_units, isolated_units, output_layers
 from pathgrow.masks import Masks
+from pathgrow.masks.masks import check_masks
 
 GLOBAL_LIMIT = 5e9
 """MACs that `measure` may spend on the global core: one or two seconds on two CPU cores."""
@@ -242,9 +243,9 @@ def _mean(values: dict[str, float]) -> float:
 
 
 def _check(model: nn.Module, masks: Masks | None, tau: float) -> None:
-    require(0 < tau <= 1, "tau", tau, "in (0, 1]", 0.9)
+    require(is_real(tau) and 0 < tau <= 1, "tau", tau, "in (0, 1]", 0.9)
     if masks is not None:
-        masks.check(model)
+        check_masks(masks, model)
 
 
 def count_isolated(graph: Graph, masks: Masks) -> tuple[int, int]:

@@ -36,6 +36,7 @@ from pathgrow.graph.graph import (
     label_of,
     labeled,
 )
+from pathgrow.masks.masks import require_module
 
 BatchNorm = Literal["identity", "scale"]
 TOKENS = "_pathgrow_tokens"
@@ -383,6 +384,7 @@ def uncompiled() -> AbstractContextManager[object]:
 
 def check_initialized(model: nn.Module) -> None:
     """Raise an error for lazy layers, whose weights have no shape before their first batch."""
+    require_module(model)
     lazy = (name for name, parameter in model.named_parameters() if isinstance(parameter, UninitializedParameter))
     if name := next(lazy, None):
         raise UserError(

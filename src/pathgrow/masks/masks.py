@@ -31,7 +31,7 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
 from pathgrow import atomic
-from pathgrow.errors import RunFailed, UserError
+from pathgrow.errors import RunFailed, UserError, require, short
 
 
 class Masks(Mapping[str, Tensor]):
@@ -84,7 +84,8 @@ class Masks(Mapping[str, Tensor]):
         if scope is None:
             parameters = _layer_weights(model)
             return cls({name: torch.ones_like(p, dtype=torch.bool) for name, p in parameters.items()})
-        masks = cls({name: torch.ones_like(inside) for name, inside in scope.items()}, scope)
+        inside = _bool_tensors(scope, "a scope")
+        masks = cls({name: torch.ones_like(flags) for name, flags in inside.items()}, inside)
         masks.check(model)
         return masks
 
@@ -248,6 +249,7 @@ class Masks(Mapping[str, Tensor]):
 
     def copy_(self, other: Masks) -> Masks:
         """Copy the values of `other` in place; returns self."""
+        require(isinstance(other, Masks), "other", other, "a pathgrow.Masks")
         self._require_like(other)
         for name, inside in self._partial.items():
             if not torch.equal(self._tensors[name] | inside, other[name].to(inside.device) | inside):
@@ -263,6 +265,7 @@ class Masks(Mapping[str, Tensor]):
 
     def check(self, model: nn.Module) -> None:
         """Raise a `UserError` unless every mask has a parameter of its name and shape in `model`."""
+        require_module(model)
         parameters = dict(model.named_parameters(remove_duplicate=False))
         for name, tensor in self._tensors.items():
             if name not in parameters:
@@ -291,18 +294,31 @@ class Masks(Mapping[str, Tensor]):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one safetensors file, eight positions per byte, atomically."""
-        _write(Path(path), self._tensors, self._partial)
+        _write(atomic.checked_path(path), self._tensors, self._partial)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Masks:
         """Load a file of `save` onto the CPU; a damaged or other file raises a `UserError`."""
-        tensors, partial = _read(Path(path))
+        tensors, partial = _read(atomic.checked_path(path))
         on_outside = any(bool((tensors[name] & ~inside).any()) for name, inside in partial.items())
         scope = {name: partial.get(name, torch.ones_like(tensor)) for name, tensor in tensors.items()}
         return cls(tensors, scope) if on_outside else cls.select(tensors, scope)
 
 
+def require_module(model: object) -> None:
+    """Raise a `UserError` unless a value is a module."""
+    require(isinstance(model, nn.Module), "model", model, "a torch.nn.Module")
+
+
+def check_masks(masks: Any, model: nn.Module, name: str = "masks") -> None:
+    """Raise a `UserError` unless a value is masks of a model."""
+    require(isinstance(masks, Masks), name, masks, "a pathgrow.Masks")
+    masks.check(model)
+
+
 def _bool_tensors(tensors: Mapping[str, object], what: str) -> dict[str, Tensor]:
+    if not isinstance(tensors, Mapping):
+        raise UserError(f"expected Masks or a mapping of parameter name to bool tensor, got {short(tensors)}")
     found = {
         name: tensor for name, tensor in tensors.items() if isinstance(tensor, Tensor) and tensor.dtype == torch.bool
     }
@@ -340,6 +356,7 @@ def _true_everywhere(flags: Tensor) -> bool:
 
 def _layer_weights(model: nn.Module) -> dict[str, nn.Parameter]:
     """The weights of linear and convolution layers by name; tied weights once, as in `named_parameters`."""
+    require_module(model)
     layers = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
     weights = {id(module.weight) for module in model.modules() if isinstance(module, layers)}
     found = {name: parameter for name, parameter in model.named_parameters() if id(parameter) in weights}

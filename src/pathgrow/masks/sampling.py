@@ -11,7 +11,6 @@ one seed from the caller's generator, so that it can repeat its noise in a secon
 """
 
 import itertools
-import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pathgrow.errors import UserError
+from pathgrow.errors import UserError, checked_int, require
 from pathgrow.masks import Masks
 
 Array = np.ndarray[Any, Any]
@@ -380,19 +379,19 @@ def _require_between(values: Array, lowest: float, name: str) -> None:
 
 
 def _checked(scores: Mapping[str, Tensor] | None, candidates: Masks, count: int) -> int:
-    try:
-        count = operator.index(count)
-    except TypeError:
-        raise UserError(f"count must be an integer, got {count!r}") from None
+    require(isinstance(candidates, Masks), "candidates", candidates, "a pathgrow.Masks")
+    count = checked_int("count", count)
     num = candidates.num_on
     if not 0 <= count <= num:
         raise UserError(f"count must be between 0 and the number of candidates, {num}, got {count}")
     if scores is None:
         return count
+    require(isinstance(scores, Mapping), "scores", scores, "a mapping of name to float tensor")
     for name, chosen in candidates.items():
         if name not in scores:
             raise UserError(f"there are candidates in {name!r} but no scores for it")
         score = scores[name]
+        require(isinstance(score, Tensor), f"scores of {name!r}", score, "a float tensor")
         if score.shape != chosen.shape:
             raise UserError(
                 f"scores of {name!r} must have the shape of the candidates, {tuple(chosen.shape)}, "
@@ -404,6 +403,7 @@ def _checked(scores: Mapping[str, Tensor] | None, candidates: Masks, count: int)
 
 
 def _seed(generator: torch.Generator) -> Seed:
+    require(isinstance(generator, torch.Generator), "generator", generator, "a torch.Generator")
     drawn: Seed = torch.randint(1 << 62, (2,), generator=generator, device=generator.device).tolist()
     return drawn
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from pathgrow import registry
-from pathgrow.errors import UserError
+from pathgrow.errors import UserError, short
 from pathgrow.methods.acdc import acdc
 from pathgrow.methods.chts import chts
 from pathgrow.methods.dpai import dpai
@@ -148,7 +148,7 @@ def entry(name: str) -> Entry:
     >>> entry("rigl").family
     'dynamic'
     """
-    if ":" in name:
+    if registry.is_location(name):
         return Entry(registry.import_function("method", name), "custom", paper="none: a custom method")
     return registry.lookup("method", name, _METHODS)
 
@@ -187,7 +187,7 @@ def create(name: str, **options: Any) -> Method:
         if not options:
             raise
         registry.converted_options(what, options, known)
-        values = ", ".join(f"{key}={value!r}" for key, value in options.items() if value != known.get(key))
+        values = ", ".join(f"{key}={short(value)}" for key, value in options.items() if value != known.get(key))
         raise UserError(f"cannot create {what} with {values} ({fault})") from fault
     if not isinstance(method, Method):
         raise UserError(f"{name!r} must return a pathgrow.Method, got {type(method).__name__}")

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pathgrow.errors import unknown_name
+from pathgrow.errors import check_name
 from pathgrow.masks import Masks, sampling
 from pathgrow.methods.method import NetworkView, count_at, require_density
 
@@ -58,7 +58,7 @@ def allocate(scope: Masks, density: float, distribution: str) -> dict[str, int]:
 
 def allocate_count(scope: Masks, count: int, distribution: str) -> dict[str, int]:
     """As `allocate`, for a number of weights instead of a density."""
-    _check(distribution)
+    check_distribution(distribution)
     sizes = np.array([int(torch.count_nonzero(inside)) for inside in scope.values()])
     assert 0 < count <= sizes.sum(), "more weights than there are"
     if distribution == "equal":
@@ -87,15 +87,15 @@ class RandomInLayers:
     distribution: str
 
     def __post_init__(self) -> None:
-        _check(self.distribution)
+        check_distribution(self.distribution)
 
     def __call__(self, net: NetworkView, candidates: Masks, count: int, draw: torch.Generator) -> Masks:
         return uniform_in_layers(candidates, allocate_count(candidates, count, self.distribution), draw)
 
 
-def _check(distribution: str) -> None:
-    if distribution not in DISTRIBUTIONS:
-        raise unknown_name("allocation", distribution, DISTRIBUTIONS)
+def check_distribution(distribution: str) -> None:
+    """Raise a `UserError` for an unknown distribution."""
+    check_name("allocation", distribution, DISTRIBUTIONS)
 
 
 def _equal_quotas(sizes: sampling.Array, count: int) -> sampling.Array:

@@ -9,7 +9,7 @@ from torch import Tensor
 from pathgrow.errors import require
 from pathgrow.masks import Masks
 from pathgrow.masks.sampling import sample_in
-from pathgrow.methods.allocation import allocate_count
+from pathgrow.methods.allocation import allocate_count, check_distribution
 from pathgrow.methods.method import MaskUpdate, Method, NetworkView, Progress, floor_of
 from pathgrow.methods.rewire import Cosine, DropFraction, RewireEvery, active, masks_with, num_true
 from pathgrow.methods.schedules import scaled_interval
@@ -80,6 +80,7 @@ class ReceptiveFields:
 
     def __post_init__(self) -> None:
         require(0 < self.randomness <= 1, "randomness", self.randomness, "in (0, 1]", 0.3)
+        check_distribution(self.allocation)
 
     def __call__(self, net: NetworkView, candidates: Masks, count: int, draw: torch.Generator) -> Masks:
         counts = allocate_count(candidates, count, self.allocation)

@@ -54,7 +54,8 @@ def first_batches(batches: Batches, num: int) -> list[Any]:
 
     Always a new pass: a resumed run must not depend on how far an iterator had advanced.
     """
-    found = list(itertools.islice(batches() if callable(batches) else iter(batches), num))
+    source: Any = batches() if callable(batches) else batches
+    found = list(itertools.islice(source, num)) if isinstance(source, Iterable) else []
     if len(found) < num:
         raise UserError(
             f"`batches` must yield at least {num} batches, got {len(found)}; "

@@ -5,7 +5,16 @@ from functools import cached_property
 
 from pathgrow.errors import UserError, is_number, require
 from pathgrow.masks.sampling import sample_proportional
-from pathgrow.methods.method import ByScore, MaskUpdate, Method, NetworkView, Progress, count_at, floor_of
+from pathgrow.methods.method import (
+    ByScore,
+    MaskUpdate,
+    Method,
+    NetworkView,
+    Progress,
+    count_at,
+    floor_of,
+    require_density,
+)
 from pathgrow.methods.picks import by_walks, prune_by
 from pathgrow.methods.schedules import PruneCubically, scaled_interval
 
@@ -45,6 +54,9 @@ def gts(
     start_fraction, stop_fraction : float
         Fractions of the training between which weights are pruned.
     """
+    require_density("peak_density", peak_density)
+    if start_density is not None:
+        require_density("start_density", start_density)
     if start_density is not None and start_density > peak_density:
         raise UserError(f"start_density must be <= peak_density, got {start_density} > {peak_density}")
     if density > peak_density:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pathgrow.errors import UserError, require
+from pathgrow.errors import UserError, is_real, require
 from pathgrow.graph import Graph, paths
 from pathgrow.graph.flops import Cost as Cost
 from pathgrow.masks import Masks, sampling
@@ -35,6 +35,8 @@ ScoreFunction = Callable[["NetworkView"], Mapping[str, Tensor]]
 Sampler = Callable[[Mapping[str, Tensor], Masks, int, torch.Generator], Masks]
 MethodState = dict[str, Any]
 """Tensors, JSON values, and mappings of these."""
+FIXED = "fixed"
+"""Name of the method of given masks, see `fixed`."""
 AfterUpdate = Literal["keep", "reset_optimizer", "rewind"]
 
 
@@ -380,9 +382,9 @@ def floor_of(value: float) -> int:
     return math.floor(value + 1e-6)
 
 
-def require_density(name: str, density: float) -> None:
+def require_density(name: str, density: Any) -> None:
     """Raise a `UserError` unless a value is a density."""
-    require(0 < density <= 1, name, density, "in (0, 1]", 0.1)
+    require(is_real(density) and 0 < density <= 1, name, density, "in (0, 1]", 0.1)
 
 
 def fixed(masks: Masks) -> Method:
@@ -397,4 +399,4 @@ def fixed(masks: Masks) -> Method:
     def start(net: NetworkView, candidates: Masks, count: int, generator: torch.Generator) -> Masks:
         return kept
 
-    return Method(name="fixed", start=start, start_density=kept.density)
+    return Method(name=FIXED, start=start, start_density=kept.density)

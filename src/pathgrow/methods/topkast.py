@@ -9,7 +9,7 @@ from pathgrow.errors import require
 from pathgrow.graph import Graph
 from pathgrow.graph.flops import forward_macs, sample_flops
 from pathgrow.masks import Masks
-from pathgrow.methods.allocation import allocate
+from pathgrow.methods.allocation import allocate, check_distribution
 from pathgrow.methods.edge_popup import largest_in
 from pathgrow.methods.method import Method, MethodState, NetworkView, require_density
 from pathgrow.methods.picks import all_candidates
@@ -37,6 +37,7 @@ def topkast(*, density: float = 0.1, extra_density: float = 0.1, allocation: str
     """
     require_density("density", density)
     require(0 <= extra_density < 1, "extra_density", extra_density, "in [0, 1)", 0.1)
+    check_distribution(allocation)
     weights = TopK(density, extra_density, allocation)
     return Method(
         name="topkast",

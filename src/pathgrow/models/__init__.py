@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pathgrow.config import Option, check_value
-from pathgrow.errors import UserError, unknown_name
+from pathgrow.errors import UserError, check_name
 from pathgrow.models.blocks import ReferenceModel
 from pathgrow.models.gpt import GPT
 from pathgrow.models.mlp import MLP
@@ -62,10 +62,9 @@ def defaults(name: str) -> dict[str, Any]:
     >>> defaults("resnet20")
     {'in_channels': 3, 'width': 16, 'image_size': 32}
     """
-    if name.startswith(_TIMM):
+    if _is_timm(name):
         return timm_defaults(name.removeprefix(_TIMM))
-    if name not in _MODELS:
-        raise unknown_name("model", name, [*_MODELS, "timm:NAME"])
+    check_name("model", name, [*_MODELS, "timm:NAME"])
     known = option_defaults(_MODELS[name])
     return {key: default for key, default in known.items() if key not in ("classes", "generator")}
 
@@ -96,13 +95,13 @@ def create(name: str, classes: int, *, seed: int | None = None, **options: Any) 
     check_option_names(f"model {name!r}", options, known)
     for key, value in options.items():
         _check_option(key, value, default=known[key])
-    if name.startswith(_TIMM):
+    if _is_timm(name):
         # Pass all of them: the defaults come from timm's config, not from the signature of TimmModel.
         build: Callable[..., ReferenceModel] = partial(TimmModel, name.removeprefix(_TIMM), **{**known, **options})
     else:
         build = partial(_MODELS[name], **options)
     try:
-        if not name.startswith(_TIMM):  # some models of timm cannot be built without memory
+        if not _is_timm(name):  # some models of timm cannot be built without memory
             with torch.random.fork_rng(devices=[]), torch.device("meta"):
                 num = sum(parameter.numel() for parameter in build(classes).parameters())
             if num > _MAX_PARAMETERS:
@@ -116,6 +115,10 @@ def create(name: str, classes: int, *, seed: int | None = None, **options: Any) 
         values = ", ".join(f"{key}={value}" for key, value in {"classes": classes, **options}.items())
         reason = str(error).partition("\n")[0]
         raise UserError(f"cannot create {name} with {values} ({reason}): choose smaller sizes") from error
+
+
+def _is_timm(name: object) -> bool:
+    return isinstance(name, str) and name.startswith(_TIMM)
 
 
 def _check_option(key: str, value: object, default: object) -> None:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from pathgrow.checkpoint import RunDir, Store
 from pathgrow.distributed import interrupts
 from pathgrow.distributed.comm import held_by_rank0
-from pathgrow.errors import RunFailed, UserError
+from pathgrow.errors import RunFailed, UserError, checked_int, require
 from pathgrow.graph.calls import uncalled_layers
 from pathgrow.masks import Masks
 from pathgrow.report import progress as displays
@@ -145,6 +145,7 @@ def discover(
     >>> bool((model[0].weight[~found.masks["0.weight"]] == 0).all())
     True
     """
+    require(isinstance(progress, bool), "progress", progress, "True or False")
     chosen = DiscoverOptions.checked(
         {"start_density": start_density, "delta": delta, "reference": reference, "budget": budget, **options}
     ).with_comm_of(fit)
@@ -200,6 +201,7 @@ def plan(
     Prunable: 1,280 of 1,410 parameters, in 2 layers
     ...
     """
+    require(isinstance(progress, bool), "progress", progress, "True or False")
     chosen = DiscoverOptions.checked(options).with_comm_of(fit)
     session = _session(model, optimizer, fit, evaluate, example_input, scope, seed, None, [], chosen)
     trainer = fit if isinstance(fit, Trainer) else None
@@ -221,6 +223,7 @@ def _session(
     """The session of a call, checked."""
     assert options.comm is not None
     checks.check_functions(fit, evaluate)
+    checked_int("seed", seed)
     if callable(options.final_epochs):
         checks.check_signature(options.final_epochs, "final_epochs", "records")
     check_whole(model)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from torch import nn
 
+from pathgrow.atomic import checked_path
 from pathgrow.checkpoint import RunDir, Store, strict_json
 from pathgrow.config import MAX_EPOCHS, option
 from pathgrow.density import rules
@@ -22,7 +23,7 @@ from pathgrow.methods.method import GrowEachRound, Method
 from pathgrow.runs.config import SEARCH_PRESETS, SearchOptions
 from pathgrow.runs.named_method import PRUNING, STATIC, NamedMethod
 from pathgrow.runs.records import Callback, Record
-from pathgrow.sparse.attach import checked_method
+from pathgrow.sparse.attach import check_data, checked_method
 
 _PROBES_ONLY = (
     "rule", "select_by", "final", "probe_fraction", "warm_start", "seed_epochs", "rough", "final_epochs",
@@ -85,10 +86,17 @@ class DiscoverOptions(SearchOptions):
         is_store = self.store is None or _has(self.store, "load", "save", "delete_tensors")
         is_directory = isinstance(self.store, str | os.PathLike)
         require(is_store or is_directory, "store", self.store, "a directory or a Store", "'runs/first'")
+        if is_directory:
+            checked_path(self.store, "store")
         require(0 < len(set(self.finishers)) == len(self.finishers), "finish", self.finish, "names without repetition")
         for finisher in self.finishers:
             if finisher not in (*PRUNING, STATIC):
                 NamedMethod.parse(finisher).check_as_finisher()
+        check_data(self.loss, self.batches)
+        is_rule = isinstance(self.rule, str) or _has(self.rule, "decide", "answer")
+        require(is_rule, "rule", self.rule, "a name or a density rule", "'probe'")
+        is_comm = self.comm is None or _has(self.comm, "broadcast_from_rank0")
+        require(is_comm, "comm", self.comm, "a Communicator or None")
         are_callbacks = all(isinstance(callback, Callback) for callback in self.callbacks)
         require(are_callbacks, "callback", self.callback, "an instance of pathgrow.Callback, or several")
 
@@ -110,7 +118,8 @@ class DiscoverOptions(SearchOptions):
             except ValueError:
                 delta = ""
             require(delta.endswith("%"), "delta", given["delta"], "a number or a percentage of the score", "0.01, '1%'")
-        options = cls(**{**SEARCH_PRESETS.get(given.get("preset"), {}), **given})
+        preset = given.get("preset")
+        options = cls(**{**(SEARCH_PRESETS.get(preset, {}) if isinstance(preset, str) else {}), **given})
         options.check_unused()
         return options
 

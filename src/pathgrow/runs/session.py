@@ -30,12 +30,12 @@ from pathgrow.graph.sample_counter import SampleCounter, counting
 from pathgrow.graph.scope import trained_scope, whole_model_density
 from pathgrow.masks import Masks
 from pathgrow.methods.gradients import Batches, Loss
-from pathgrow.methods.method import Method, ScoringCost
+from pathgrow.methods.method import FIXED, Method, ScoringCost
 from pathgrow.report.schema import Score
 from pathgrow.rng import derive, seeded_globals
 from pathgrow.runs.records import Callback, Record
 from pathgrow.runs.stages import Stages
-from pathgrow.sparse.attach import Attached, attach, check_needs, start_masks
+from pathgrow.sparse.attach import Attached, attach, check_needs, checked_scope, start_masks
 from pathgrow.sparse.ema import EMA
 from pathgrow.sparse.hooks import parse_evaluation
 from pathgrow.sparse.training_state import (
@@ -47,8 +47,6 @@ from pathgrow.sparse.training_state import (
 from pathgrow.sparse.tree import decide_on_rank0, tensor_digest
 from pathgrow.trainer.interface import Evaluate, Fit, Job, JobTrainer
 
-_FIXED = "fixed"
-"""Name of the method of given masks, whose weights are scaled already or trained."""
 PATIENCE = 3
 """Epochs without a better validation loss after which an adaptive phase stops early."""
 MAX_ADAPTIVE_EPOCHS = 40
@@ -150,7 +148,7 @@ class Session(Stages):
             self._find_calls(error)
         if scope is None:
             scope = trained_scope(model, example_input) if self.has_paths else called_scope(model, self.graph)
-        self.scope = scope
+        self.scope = checked_scope(model, scope)
 
     def _find_calls(self, reason: UserError) -> None:
         """Do without paths: layers and costs from the calls of one forward pass."""
@@ -205,7 +203,8 @@ class Session(Stages):
             comm=self.comm,
             on_mask_update=on_mask_update,
         )
-        if self._scales_weights and method.name != _FIXED and method.weights is None:
+        # Fixed masks are put on weights that are scaled already, or trained.
+        if self._scales_weights and method.name != FIXED and method.weights is None:
             scale_to_fan_in_(model, attached.masks, self.graph)
         return attached
 

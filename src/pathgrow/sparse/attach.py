@@ -18,21 +18,24 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from pathgrow import methods
+from pathgrow.config import Option, check_value
 from pathgrow.density import rules
 from pathgrow.density.types import Point, Rule, Stop
 from pathgrow.distributed.comm import Communicator
 from pathgrow.distributed.process_group import current_communicator
-from pathgrow.errors import UserError, is_int, require
+from pathgrow.errors import UserError, checked_int, is_int, require, short
 from pathgrow.graph.scope import trained_scope
 from pathgrow.masks import Masks
+from pathgrow.masks.masks import require_module
 from pathgrow.methods.gradients import Batches, Loss, loss_gradients
-from pathgrow.methods.method import MaskUpdate, Method, NetworkView, ScoringCost, count_at, require_density
+from pathgrow.methods.method import FIXED, MaskUpdate, Method, NetworkView, ScoringCost, count_at, require_density
 from pathgrow.methods.picks import by_walks
+from pathgrow.methods.rewire import RewireEvery
 from pathgrow.rng import derive, generator
 from pathgrow.sparse import enforce
 from pathgrow.sparse.ema import EMA
 from pathgrow.sparse.hooks import DEFAULT_RULE, MaskedOptimizer
-from pathgrow.sparse.tree import copy_method_state, decide_on_rank0, load_method_state_
+from pathgrow.sparse.tree import check_method_state, copy_method_state, decide_on_rank0, layout, load_method_state_
 from pathgrow.walks.phew import start_density
 
 _FORMAT = 3
@@ -112,6 +115,8 @@ def attach(
     enforce.warn_of_half_precision(parameters)
     check_needs(method, loss, batches)
     rule = checked_rule(stop)
+    require(ema is None or isinstance(ema, EMA), "ema", ema, "an EMA or None", "EMA(decay=0.99)")
+    require(on_mask_update is None or callable(on_mask_update), "on_mask_update", on_mask_update, "a function or None")
     if comm is None:
         comm = current_communicator()
         enforce.warn_of_other_weights(model, comm)
@@ -266,12 +271,16 @@ class Attached(MaskedOptimizer):
         self._check_ema_inactive("load_state_dict()")
         self._check_state(state)
         masks = Masks(state["masks"], self.masks.scope)
+        self._check_count(masks.num_on, state["round"], state["step"])
+        points: list[Point] = check_value(state["points"], list[Point], Option(), "points")
+        are_valid = all(point.round >= 0 and 0 < point.density <= 1 and point.epochs >= 0 for point in points)
+        require(are_valid, "points", state["points"], "networks that were observed")
+        stopped = None if state["stopped"] is None else Stop(**state["stopped"])
         self._seed = int(state["seed"])
         self.round = int(state["round"])
         self.step = int(state["step"])
         self._stepped = set(state.get("stepped", ()))
-        self._points = [Point(**point) for point in state["points"]]
-        self._stopped = None if state["stopped"] is None else Stop(**state["stopped"])
+        self._points, self._stopped = points, stopped
         self._set_masks_(masks)
         load_method_state_(self.method_state, state["method_state"])
         if self._ema is not None:
@@ -298,22 +307,48 @@ class Attached(MaskedOptimizer):
     def _check_state(self, state: Any) -> None:
         keys = {"format", "method", "seed", "scope", "masks", "round", "step", "points", "stopped", "method_state"}
         stored = state.keys() - {"stepped"} if isinstance(state, Mapping) else set()
-        if stored != keys | {"ema"} or state["format"] != _FORMAT:
+        if stored != keys | {"ema"} or not is_int(state["format"]) or state["format"] != _FORMAT:
             raise UserError("not a pathgrow state dict (expected the output of Attached.state_dict())")
         for key in ("seed", "round", "step"):
-            require(is_int(state[key]) and (state[key] >= 0 or key == "seed"), key, state[key], "an integer >= 0")
-        if state["method"] != self.method.name:
+            number = checked_int(key, state[key])
+            require(number >= 0 or key == "seed", key, number, "an integer >= 0")
+        if not isinstance(state["method"], str) or state["method"] != self.method.name:
             raise UserError(
-                f"the state dict is of method {state['method']!r}, but method {self.method.name!r} is attached"
+                f"the state dict is of method {short(state['method'])}, but method {self.method.name!r} is attached"
             )
         shapes, expected = (
-            {name: mask.shape for name, mask in masks.items()} for masks in (state["masks"], self.masks)
+            {name: mask.shape for name, mask in masks.items()} for masks in (Masks(state["masks"]), self.masks)
         )
-        if state["scope"] != self.scope.digest() or shapes != expected:
+        if not isinstance(state["scope"], str) or state["scope"] != self.scope.digest() or shapes != expected:
             raise UserError("the state dict is of another model or scope")
+        has_memory = self.method.init_state is not None or self.method.after_update == "rewind"
+        check_method_state(state["method_state"], self._initial_state if has_memory else {})
+        match state["stopped"]:
+            case None | {"reason": str(), "details": Mapping()}:
+                pass
+            case other:
+                require(False, "stopped", other, "None or a reason and its details")
+        stepped = state.get("stepped", [])
+        is_subset = isinstance(stepped, list) and {*map(repr, stepped)} <= {*map(repr, range(len(self._optimizers)))}
+        require(is_subset, "stepped", stepped, "a list of positions of the attached optimizers")
         if (state["ema"] is None) != (self._ema is None):
             with_or_without = "without" if state["ema"] is None else "with"
             raise UserError(f"the state dict was saved {with_or_without} ema=EMA(...); attach the same way")
+        if self._ema is not None:
+            check_method_state(state["ema"], layout(self._ema.state_dict()), "ema")
+
+    def _check_count(self, num_on: int, round: int, step: int) -> None:
+        """Refuse masks of another density, where the method and its clock determine it; fixed masks are replaced."""
+        method, density = self.method, None
+        is_constant = step == 0 or method.clock == "round" or isinstance(method.schedule, RewireEvery)
+        if round == 0 and is_constant and method.weights is None and method.name != FIXED:
+            density = method.start_density
+        if num_on == 0 or (density is not None and num_on != count_at(density, self._num)):
+            expected = "some" if density is None else count_at(density, self._num)
+            raise UserError(
+                f"the masks of the state dict have {num_on} active weights, but method {self.method.name!r} as "
+                f"attached has {expected} of {self._num}; attach it with the density of the state dict"
+            )
 
 
 # Arguments, checked before anything is written
@@ -333,8 +368,7 @@ def checked_optimizers(given: Any, method: Method) -> list[Optimizer]:
 
 def check_whole(model: nn.Module) -> None:
     """Raise a `UserError` for weights without values or sharded over ranks: picks need whole tensors."""
-    if not isinstance(model, nn.Module):
-        raise UserError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    require_module(model)
     if meta := next((name for name, p in model.named_parameters() if p.is_meta), None):
         raise UserError(
             f"{meta!r} is on the meta device; call to_empty(device=...) and initialize the model before attach()"
@@ -400,12 +434,20 @@ def checked_rule(stop: Any) -> Rule:
     if isinstance(stop, str):
         return rules.create(stop)
     if isinstance(stop, type) or not (hasattr(stop, "decide") and hasattr(stop, "answer")):
-        raise UserError(f"stop must be a density rule or its name, got {stop!r} (e.g. 'trajectory')")
+        raise UserError(f"stop must be a density rule or its name, got {short(stop)} (e.g. 'trajectory')")
     return stop  # type: ignore[no-any-return]
+
+
+def check_data(loss: object, batches: object) -> None:
+    """Refuse values that cannot be a loss function and a source of batches."""
+    require(loss is None or callable(loss), "loss", loss, "a function loss(model, batch)")
+    is_source = batches is None or callable(batches) or (hasattr(batches, "__iter__") and not isinstance(batches, str))
+    require(is_source, "batches", batches, "a loader, a list or a function that returns an iterator")
 
 
 def check_needs(method: Method, loss: Loss | None, batches: Batches | None) -> None:
     """Raise a `UserError` for a method that uses gradients if they cannot be computed."""
+    check_data(loss, batches)
     at_rounds = "gradients" in method.needs and method.clock == "round"
     if (at_rounds or "data" in method.needs) and (loss is None or batches is None):
         raise UserError(f"method {method.name!r} uses loss gradients; pass loss=f(model, batch) and batches=loader")

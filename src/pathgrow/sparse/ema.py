@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathgrow.errors import UserError, require
+from pathgrow.errors import UserError, is_int, is_number, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,8 +20,9 @@ class EMA:
     """Optimizer steps between EMA updates."""
 
     def __post_init__(self) -> None:
-        require(0 < self.decay < 1, "decay", self.decay, "in (0, 1)", 0.99)
-        require(self.update_interval >= 1, "update_interval", self.update_interval, ">= 1", 4)
+        require(is_number(self.decay) and 0 < self.decay < 1, "decay", self.decay, "in (0, 1)", 0.99)
+        is_valid = is_int(self.update_interval) and self.update_interval >= 1
+        require(is_valid, "update_interval", self.update_interval, "an integer >= 1", 4)
 
 
 class WeightEMA:

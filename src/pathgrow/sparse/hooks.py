@@ -22,7 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from pathgrow.density.trajectory import TrajectoryRule
 from pathgrow.density.types import DEFAULT_DELTA, Answer, Curve, Grow, Point, Probe, Reason, Rule, Stop, Verdict
 from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator
-from pathgrow.errors import RunFailed, UserError
+from pathgrow.errors import RunFailed, UserError, checked_int, require, short
 from pathgrow.masks import Masks
 from pathgrow.methods.gradients import Batches, Loss, loss_gradients, mean_gradients
 from pathgrow.methods.method import MaskUpdate, Method, MethodState, NetworkView, Progress, ScoringCost
@@ -30,7 +30,7 @@ from pathgrow.rng import derive, generator
 from pathgrow.sparse import enforce
 from pathgrow.sparse.ema import EMA, WeightEMA
 from pathgrow.sparse.training_state import reset_optimizer_state_, weights_and_buffers
-from pathgrow.sparse.tree import decide_on_rank0, shared_
+from pathgrow.sparse.tree import decide_on_rank0, layout, shared_
 
 Metric = float | Tensor | tuple[float | Tensor, float | Tensor]
 DEFAULT_RULE: Rule = TrajectoryRule(delta=DEFAULT_DELTA)
@@ -109,6 +109,7 @@ class MaskedOptimizer:
         self._masks.apply_(self.model)
         if self.method.init_state is not None:
             self.method_state |= self.method.init_state(self._view())
+        self._initial_state = layout(self.method_state)
         self._mask_optimizer_state_()
         self._ema = WeightEMA(self.model, ema) if ema is not None else None
         self._handles = self._register_hooks()
@@ -197,8 +198,7 @@ class MaskedOptimizer:
 
         New weights are zero, so the network computes the same function as before.
         """
-        if num < 0:
-            raise UserError(f"grow_() expects a number of weights >= 0, got {num}")
+        require(checked_int("num", num) >= 0, "num", num, ">= 0", 100)
         count = min(num, self._num - self._num_on)
         if count:
             self._next_round_(MaskUpdate(num_grow=count))
@@ -490,10 +490,10 @@ def parse_evaluation(value: Any, source: str = "evaluate") -> tuple[float, float
     parts = value if isinstance(value, tuple | list) else (value,)
     try:
         numbers = [float(part) for part in parts]
-    except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor with more than one element
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # RuntimeError: a tensor with more than one element
         numbers = []
     if len(numbers) not in (1, 2) or any(isinstance(part, str | bytes) for part in parts):
-        raise UserError(f"{source}: expected a score or a pair (score, loss), got {value!r}")
+        raise UserError(f"{source}: expected a score or a pair (score, loss), got {short(value)}")
     for name, number in zip(("score", "loss"), numbers, strict=False):
         if not math.isfinite(number):
             raise RunFailed(f"{source}: the {name} is {number}, training has diverged; lower the learning rate")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pathgrow.distributed.comm import Communicator
-from pathgrow.errors import UserError, short
+from pathgrow.errors import UserError, is_number, require, short
 from pathgrow.masks import Masks
 from pathgrow.methods.method import MethodState, ScoringCost
 
@@ -101,6 +101,29 @@ def copy_method_state(state: Any) -> Any:
     if isinstance(state, Mapping):
         return {name: copy_method_state(value) for name, value in state.items()}
     return state.detach().clone() if isinstance(state, Tensor) else state
+
+
+def layout(state: Any) -> Any:
+    """A copy of a state whose tensors have shapes but no values."""
+    if isinstance(state, Mapping):
+        return {name: layout(value) for name, value in state.items()}
+    return state.to("meta") if isinstance(state, Tensor) else state
+
+
+def check_method_state(stored: object, initial: Mapping[str, Any], at: str = "method_state") -> None:
+    """Refuse a stored state that lacks a part of the method's initial one, or has something else in its place."""
+    if not isinstance(stored, Mapping):
+        raise UserError(f"{at} of the state dict must be a mapping, got {short(stored)}")
+    for name, value in initial.items():
+        here, found = f"{at}.{name}", stored.get(name)
+        if isinstance(value, Mapping):
+            check_method_state(found, value, here)
+        elif isinstance(value, Tensor):
+            is_alike = isinstance(found, Tensor) and found.shape == value.shape
+            require(is_alike, here, found, f"a tensor of shape {tuple(value.shape)}")
+        else:
+            is_alike = is_number(found) if is_number(value) else type(found) is type(value)
+            require(is_alike, here, found, f"like {short(value)}")
 
 
 def load_method_state_(state: MethodState, stored: Mapping[str, Any]) -> None:

@@ -10,20 +10,20 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Mapping
-from numbers import Real
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pathgrow.errors import UserError, require
+from pathgrow.errors import UserError, is_real, require
 from pathgrow.graph import Graph, guess_example_input, trace
 from pathgrow.graph.graph import Flags, Layer, Units
 from pathgrow.graph.paths import path_scores
 from pathgrow.graph.scope import scope_of
 from pathgrow.graph.topology import count_isolated
 from pathgrow.masks import Masks, sampling
+from pathgrow.masks.masks import check_masks
 from pathgrow.rng import generator
 from pathgrow.walks import Transitions, Walker, Walks
 
@@ -79,8 +79,8 @@ def phew(
     >>> masks.num_on, masks.num  # the output layer is not in the scope
     (154, 1536)
     """
-    given: object = density
-    require(isinstance(given, Real) and 0 < float(given) <= 1, "density", given, "in (0, 1]", 0.05)
+    require(is_real(density) and 0 < density <= 1, "density", density, "in (0, 1]", 0.05)
+    require(isinstance(identity_shortcuts, bool), "identity_shortcuts", identity_shortcuts, "True or False")
     graph, scope, example_input = _prepared(model, example_input, scope)
     walker = Walker(Transitions(graph, model, identity_shortcuts=identity_shortcuts))
     return _walked_masks(walker, _Marks(graph, scope), density, generator(seed, "phew"), model, example_input)
@@ -121,7 +121,7 @@ def _prepared(model: nn.Module, example_input: Any, scope: Masks | None) -> tupl
     graph = trace(model, example_input)
     if scope is None:
         scope = scope_of(model, graph)
-    scope.check(model)
+    check_masks(scope, model, "scope")
     return graph, scope, example_input
 
 
