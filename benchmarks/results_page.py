@@ -16,7 +16,7 @@ from statistics import fmean
 
 from benchmarks import networks
 from benchmarks.result_tables import ROOT, TABLES, Line, read_lines, table
-from benchmarks.verdicts import CLAIMS, NOT_OF_THE_PAPER, Finding, costs_beside_imp, findings
+from benchmarks.verdicts import CLAIMS, NOT_OF_THE_PAPER, Finding, costs_beside_imp, findings, imp_at_accuracy
 from pathgrow import atomic
 from pathgrow.checkpoint import strict_json
 from pathgrow.errors import UserError
@@ -133,17 +133,17 @@ def discovery_costs() -> str:
         for pair, search in dict.fromkeys((point["pair"], point["search"]) for point in points):
             if search in ("IMP-C", "dense"):
                 continue
-            found = costs_beside_imp([point for point in points if point["pair"] == pair], search)
-            mean = {key: [own[key] for own in found if key in own] for key in found[0]} if found else {}
-            shown = [_of(mean.get(key), form) for key, form in (("density", ".1%"), ("val", ".2%"), ("flops", ".2f"))]
-            shown += [_of(mean.get(key), ".2f") for key in ("to_density", "to_accuracy")]
-            rows.append([pair, scale, search, *shown, len(found)])
-    headings = ["pair", "scale", "search", "returned", "val", "FLOPs / dense", "/ IMP-C to that density"]
-    return table([*headings, "/ IMP-C to that accuracy", "seeds"], rows)
-
-
-def _of(values: Sequence[float] | None, form: str) -> str:
-    return f"{fmean(values):{form}}" if values else "-"
+            own = [point for point in points if point["pair"] == pair]
+            if found := costs_beside_imp(own, search):
+                mean = {key: fmean(each[key] for each in found) for key in found[0]}
+                level = imp_at_accuracy(own, mean["val"])
+                as_accurate = "-" if level is None else f"{mean['flops'] / level[1]:.2f} (at {level[0]:.1%})"
+                rows.append([
+                    pair, scale, search, f"{mean['density']:.1%}", f"{mean['val']:.2%}", f"{mean['flops']:.2f}",
+                    f"{mean['relative']:.2f}", as_accurate, len(found),
+                ])  # fmt: skip
+    headings = ["pair", "scale", "search", "returned", "val", "FLOPs / dense", "/ IMP-C, same density"]
+    return table([*headings, "/ IMP-C, same accuracy", "seeds"], rows)
 
 
 def studies() -> str:
@@ -154,7 +154,8 @@ def studies() -> str:
         caption, _, rows = text.partition("\n\n")
         figure = f"![{name}, {scale}](images/results-{name}-{scale}.png)"
         source = f"[lines](../results/studies/{name}.jsonl), `pathgrow study {name} --scale {scale}`"
-        parts.append(f"### {name}, {scale}\n\n{caption} ({source})\n\n{figure}\n\n{rows.strip()}")
+        folded = f"<details><summary>Table</summary>\n\n{rows.strip()}\n\n</details>"
+        parts.append(f"### {name}, {scale}\n\n{caption} ({source})\n\n{figure}\n\n{folded}")
     return "\n\n".join(parts)
 
 

@@ -212,10 +212,9 @@ def _near_optimal(densities: Mapping[str, float]) -> Callable[[str, Sequence[Poi
 
 
 def costs_beside_imp(points: Sequence[Point], search: str) -> list[dict[str, float]]:
-    """For each seed of a search: its network, its cost, and that relative to two networks of IMP-C.
+    """For each seed of a search: its network, its cost, and both beside the network of IMP-C at the same density.
 
-    `above` is its validation accuracy minus that of IMP-C at the same density. `to_density` is relative to the cost of
-    pruning to that density, `to_accuracy` to that of the sparsest level that is at least as accurate.
+    `above` is the difference of validation accuracies, `relative` the ratio of costs.
     """
     spent, pruned = (curves(points, metric, search="IMP-C") for metric in ("flops", "val"))
     found = []
@@ -224,12 +223,18 @@ def costs_beside_imp(points: Sequence[Point], search: str) -> list[dict[str, flo
             seed = str(point["seed"]) if str(point["seed"]) in spent else next(iter(spent))
             own = {name: float(point[name]) for name in ("density", "val", "flops")}
             own["above"] = own["val"] - _interpolated(pruned[seed], own["density"])
-            own["to_density"] = own["flops"] / _interpolated(spent[seed], own["density"])
-            as_good = [density for density, score in pruned[seed].items() if score >= own["val"]]
-            if as_good:
-                own["to_accuracy"] = own["flops"] / spent[seed][min(as_good)]
+            own["relative"] = own["flops"] / _interpolated(spent[seed], own["density"])
             found.append(own)
     return found
+
+
+def imp_at_accuracy(points: Sequence[Point], val: float) -> tuple[float, float] | None:
+    """Density and cost of the sparsest level of IMP-C whose mean validation accuracy is at least `val`."""
+    spent, pruned = (curves(points, metric, search="IMP-C") for metric in ("flops", "val"))
+    for density in sorted(next(iter(pruned.values()), {})):
+        if fmean(curve[density] for curve in pruned.values()) >= val:
+            return density, fmean(curve[density] for curve in spent.values())
+    return None
 
 
 def _cost(pair: str, points: Sequence[Point]) -> tuple[Measured, ...]:
@@ -238,7 +243,7 @@ def _cost(pair: str, points: Sequence[Point]) -> tuple[Measured, ...]:
         return ()
     return (
         at_most("GCG / dense training (limit 1.75)", [own["flops"] for own in found], 1.75),
-        at_most("GCG / IMP-C at the density of GCG (limit 0.5)", [own["to_density"] for own in found], 0.5),
+        at_most("GCG / IMP-C at the density of GCG (limit 0.5)", [own["relative"] for own in found], 0.5),
         at_least("GCG - IMP-C at the density of GCG, val", [own["above"] for own in found]),
     )
 

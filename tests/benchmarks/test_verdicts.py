@@ -12,10 +12,10 @@ from benchmarks.verdicts import (
     above,
     at_least,
     at_most,
-    costs_beside_imp,
     curves,
     differences,
     findings,
+    imp_at_accuracy,
 )
 
 
@@ -126,16 +126,14 @@ def test_cost_is_relative_to_pruning_to_the_same_density() -> None:
     assert finding.verdict == "holds"
 
 
-def test_cost_to_the_same_accuracy_is_that_of_the_sparsest_level_that_has_it() -> None:
+@pytest.mark.parametrize(("val", "level"), [(0.925, (0.2, 3.0)), (0.94, (0.5, 2.0)), (0.95, None)])
+def test_imp_is_as_accurate_at_its_sparsest_level_that_is(val: float, level: tuple[float, float] | None) -> None:
     levels = ((1.0, 0.93, 1.0), (0.5, 0.94, 2.0), (0.2, 0.93, 3.0), (0.1, 0.90, 3.5))
-    points = [{"search": "IMP-C", "seed": 0, "density": d, "val": val, "flops": cost} for d, val, cost in levels]
-    points += [
-        {"search": "discover", "seed": seed, "density": 0.2, "val": val, "flops": 0.6}
-        for seed, val in ((0, 0.925), (1, 0.95))
-    ]
-    first, second = costs_beside_imp(points, "discover")
-    assert (first["to_density"], first["to_accuracy"]) == pytest.approx((0.2, 0.2))
-    assert "to_accuracy" not in second  # no level is that good
+    points = [
+        {"search": "IMP-C", "seed": seed, "density": density, "val": score + noise, "flops": cost}
+        for density, score, cost in levels for seed, noise in enumerate((0.004, -0.004))
+    ]  # fmt: skip
+    assert imp_at_accuracy(points, val) == level
 
 
 def test_topology_compares_at_equal_density() -> None:
