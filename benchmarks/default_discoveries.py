@@ -39,6 +39,7 @@ def line(report: RunReport, **more: Any) -> dict[str, Any]:
             "interval": report.answer.interval,
             "status": report.answer.status,
             "check": None if check is None else dataclasses.asdict(check),
+            "trained": [(point.density, point.epochs, point.score) for point in report.curve.rounds],
             "pruned": [(point.density, point.score) for point in report.curve.probes],
             "finished": [(point.density, point.score) for point in report.curve.finished],
         }

@@ -8,6 +8,7 @@ are nonzero after real optimizer steps. The answers are known in closed form.
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import dataclass
 
 import pytest
@@ -124,12 +125,15 @@ def test_finds_both_known_answers(world: World, reference: str | None, seed: int
 @pytest.mark.parametrize("reference", ["given", "dense", None])
 @pytest.mark.parametrize("world", [FAST, MEDIUM, SLOW], ids=["fast", "medium", "slow"])
 def test_shrinking_finds_the_known_density(world: World, reference: str | None) -> None:
-    found = world.discover(0, reference=world.reachable(1.0) if reference == "given" else reference, num_val=50_000)
-    expected = world.delta_density(0.01)
-    low, high = found.interval or (0, 0)
-    assert 0.95 * low <= expected <= 1.05 * high
-    assert found.operating_density == pytest.approx(expected, rel=0.25)
-    assert found.check is not None
-    if found.check.outcome == "missed":
-        assert found.ledger.relative > 0.85, "another network would exceed the cost limit"
-    assert found.check.shortfall == pytest.approx(world.reachable(1.0) - world.reachable(found.density), abs=0.012)
+    given, expected = world.reachable(1.0) if reference == "given" else reference, world.delta_density(0.01)
+    every = [world.discover(seed, reference=given, num_val=50_000) for seed in range(3)]
+    intervals = [found.interval or (0, 0) for found in every]
+    # A 90% interval misses once in ten times.
+    assert sum(0.95 * low <= expected <= 1.05 * high for low, high in intervals) >= 2
+    assert statistics.median(found.operating_density or 0.0 for found in every) == pytest.approx(expected, rel=0.25)
+    for found in every:
+        assert found.check is not None
+        if found.check.outcome == "missed":
+            assert found.ledger.relative > 0.85, "another network would exceed the cost limit"
+        shortfall = world.reachable(1.0) - world.reachable(found.density)
+        assert found.check.shortfall == pytest.approx(shortfall, abs=0.012)

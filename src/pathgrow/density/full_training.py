@@ -16,14 +16,16 @@ and the likelihood of the scores says how much that exponent and that curve coun
 """
 
 import math
+import operator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtr, ndtri
 
 from pathgrow.density.estimate import curve_of_rounds, unpruned
+from pathgrow.density.posterior import PosteriorSamples
 from pathgrow.density.types import Curve, FloatArray
 
 DENSE, SLOPE, RESTART, FACTOR = range(4)
@@ -34,8 +36,6 @@ FACTOR_SPREAD = 0.75
 """Prior standard deviation of the factor, around 1: gaps may halve or double."""
 RESTART_SPREAD = 0.3
 """The same for the cost of restarts, above 0, in units of delta."""
-WIDE = 10.0
-"""The same for the others, in units of delta and of the observed differences: nothing is assumed."""
 MIN_FACTOR = 0.1
 MIN_NOISE, MAX_GAP = 0.01, 50.0
 """In units of delta; they keep the arithmetic well-conditioned."""
@@ -51,6 +51,19 @@ class FullTraining:
     """The smallest one that is within delta of it; 0: any, infinity: none."""
     noise: FloatArray
     """Standard deviation of one score."""
+    curves: PosteriorSamples
+    """Through the rounds of pruned networks."""
+    level: FloatArray
+    """Score of the network before pruning on that curve."""
+    factor: FloatArray
+    """By which further training changes the gaps to it."""
+    lost: FloatArray
+    """How far it would be below the dense network if it were finished."""
+
+    def shortfall(self, density: float) -> float:
+        """How far a finished network of that density is expected to be below the dense one."""
+        gap = np.maximum(self.level - self.curves.at(density), 0.0)
+        return float(np.mean(self.lost + self.factor * gap))
 
 
 @lru_cache(maxsize=8)  # each decision reads the same curve several times
@@ -61,11 +74,10 @@ def infer(curve: Curve, delta: float) -> FullTraining | None:
         return None
     log_weight = np.concatenate([weighted.log_weight for weighted in given])
     kept = _resampled(log_weight, len(log_weight) // len(given))
-    return FullTraining(
-        dense=np.concatenate([weighted.outcomes.dense for weighted in given])[kept],
-        density=np.concatenate([weighted.outcomes.density for weighted in given])[kept],
-        noise=np.concatenate([weighted.outcomes.noise for weighted in given])[kept],
-    )
+    outcomes = [weighted.outcomes for weighted in given]
+    names = ("dense", "density", "noise", "level", "factor", "lost")
+    arrays = {name: np.concatenate([getattr(one, name) for one in outcomes])[kept] for name in names}
+    return FullTraining(curves=reduce(operator.add, [one.curves for one in outcomes])[kept], **arrays)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +101,8 @@ def _given_exponent(curve: Curve, delta: float, power: float) -> _Weighted | Non
         return math.expm1(-power * math.log(epochs / full)) / power if base.epochs else 0.0
 
     scores = [point.score for point in unpruned(curve)]
-    spread = WIDE * (delta + float(np.ptp(scores)))
+    # A wider prior, cut off at 0 (training does no harm), would turn noise into expected gains.
+    spread = delta + float(np.ptp(scores))
     # Unknown is what the second half of the training so far was worth: in that unit no exponent is preferred.
     second_half = left(max(1, base.epochs // 2)) - left(base.epochs) if base.epochs > 1 else 1.0
     unknown = _Unknown(
@@ -115,9 +128,17 @@ def _given_exponent(curve: Curve, delta: float, power: float) -> _Weighted | Non
         unknown.observe(point.score, noise, dense=1.0, slope=-left(point.epochs), restart=-1.0, factor=-gap)
     slope, factor = unknown.draw(SLOPE, 0.0), unknown.draw(FACTOR, MIN_FACTOR)
     restart, dense = unknown.draw(RESTART, 0.0), unknown.draw(DENSE)
-    allowed = delta - restart - (slope * left(finished[-1].epochs) if finished else 0.0)
-    density = curves.reach(level - allowed / factor)
-    return _Weighted(outcomes=FullTraining(dense=dense, density=density, noise=noise), log_weight=unknown.log_weight)
+    lost = restart + (slope * left(finished[-1].epochs) if finished else 0.0)
+    outcomes = FullTraining(
+        dense=dense,
+        density=curves.reach(level - (delta - lost) / factor),
+        noise=noise,
+        curves=curves,
+        level=level,
+        factor=factor,
+        lost=lost,
+    )
+    return _Weighted(outcomes=outcomes, log_weight=unknown.log_weight)
 
 
 def _resampled(log_weight: FloatArray, num: int) -> NDArray[np.intp]:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtr, ndtri
 
 from pathgrow.density.saturation import sorted_points
@@ -60,6 +61,10 @@ class PosteriorSamples:
     def subsample(self, num: int) -> PosteriorSamples:
         """Return `num` of the curves at even distances; they are ordered by shape."""
         return PosteriorSamples(lowest=self.lowest, **{name: evenly(getattr(self, name), num) for name in _PER_CURVE})
+
+    def __getitem__(self, which: NDArray[np.intp]) -> PosteriorSamples:
+        """Return some of the curves."""
+        return PosteriorSamples(lowest=self.lowest, **{name: getattr(self, name)[which] for name in _PER_CURVE})
 
     def __add__(self, other: PosteriorSamples) -> PosteriorSamples:
         """Pool two sets of samples with equal weight per curve."""

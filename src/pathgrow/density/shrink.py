@@ -28,9 +28,6 @@ from pathgrow.density.types import (
 )
 from pathgrow.errors import require
 
-SAFE = 0.75
-"""Posterior quantile of the density that is finished and returned: too sparse a network breaks the promise, too dense a
-one costs a few weights. The reported density is the median."""
 MAX_ROUNDS = 14
 OPEN = 0.1
 """Probability of an answer below the sparsest network at which pruning goes on."""
@@ -43,6 +40,8 @@ _CLOSE = 1.1
 MAX_CUT = 0.5
 """How far below the sparsest of them the next one may be, as a ratio."""
 MAX_FINISHED = 4
+DENSITIES = tuple(np.geomspace(0.005, 1.0, 200).tolist())
+"""Candidates for the density to return."""
 
 
 Outcome = Literal["verified", "consistent", "missed", "not verified"]
@@ -188,8 +187,7 @@ class ShrinkRule:
             reference=curve.reference or Reference(score=float(np.median(dense)), kind="estimated"),
             details={
                 **answer.details,
-                "safe_quantile": SAFE,
-                "safe_density": safe if (safe := self._wanted(curve)) <= 1 else None,
+                "returned_for": self._wanted(curve),
                 "lowest": lowest,
                 "densest": base.density,
                 "end_score": base.score,
@@ -230,7 +228,10 @@ class ShrinkRule:
         return curve.reference.score + outcomes.noise * np.random.default_rng(0).standard_normal(len(outcomes.noise))
 
     def _wanted(self, curve: Curve) -> float:
-        return quantiles(self._outcomes(curve).density, (SAFE,))[0]
+        """The smallest density at which a finished network is expected to be within delta of dense."""
+        outcomes = self._outcomes(curve)
+        enough = (density for density in DENSITIES if outcomes.shortfall(density) <= self.delta)
+        return next(enough, 1.0)
 
     def _needs_control(self, curve: Curve) -> bool:
         """Whether the network without pruning has to be trained fully too, since it still improves by more than delta.

@@ -203,7 +203,7 @@ class Answer:
     """The numbers behind `reason` and behind the answer; every key is optional.
 
     `quantile`: posterior quantile that `density` is; `median_density`: posterior median (None: not below density 1);
-    `safe_quantile`, `safe_density`: the quantile of the density by which the returned network was chosen;
+    `returned_for`: the smallest density whose expected loss is at most delta;
     `lowest`, `densest`: densities of the sparsest and the densest network compared; `densest_round`; `end_score`:
     fitted score of the densest one; `share_below`, `share_above`: posterior probability of an answer below or above all
     of them; `allowed_low`, `allowed_high`: 90% interval of `allowed`; `probe_epochs`, `full_epochs`; `gain_missing`:

@@ -114,9 +114,9 @@ def _position(answer: AnswerReport, scores: ScoreFormat) -> list[str]:
     if answer.operating_density is not None:
         if (level := details.get("quantile")) is not None:
             found.append(_quantile_sentence(level, details.get("median_density")))
-        if (safe := details.get("safe_density")) is not None:
-            level = details["safe_quantile"]
-            found.append(f"With probability {level:.0%} it is at most {percent(safe)}: the network was chosen by that.")
+        if (wanted := details.get("returned_for")) is not None:
+            expected = f"where the expected loss is at most {scores.difference(answer.delta)}"
+            found.append(f"The network was chosen for a density of {percent(wanted)}, {expected}.")
         if below > 0.05:
             sparsest = f"{percent(details['lowest'])}, the sparsest {'network compared' if is_pruned else 'probe'}"
             found.append(f"With probability {below:.0%} the operating density is below {sparsest}.")
