@@ -158,5 +158,6 @@ def test_the_study_at_its_smallest_scale(tmp_path: Path, monkeypatch: pytest.Mon
         for density in (0.1, 0.3):
             assert 2 < found[way, density]["val_loss"].mean < 3.5
     assert "val_loss" in found["dense", 1.0]
-    assert "| rigl | 10.0% | " in render_results(results, "markdown")
+    loss = found["rigl", 0.1]["val_loss"].mean
+    assert f"| rigl | 10.0% | {loss:.4f} | " in render_results(results, "markdown")
     assert results_png(results).startswith(b"\x89PNG")

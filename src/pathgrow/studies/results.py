@@ -208,6 +208,8 @@ def _written(results: Results, name: str, value: Any) -> str:
         return ScoreFormat(results.is_fraction)(value)
     if name == "flops":
         return ratio(value)
+    if name.endswith("_loss"):
+        return f"{value:.4f}"
     return duration(value) if name == "seconds" else f"{value:.4g}"
 
 
