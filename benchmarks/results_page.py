@@ -105,11 +105,11 @@ def _verdicts(pairs: Sequence[str], found: Sequence[Finding], named: bool) -> st
     if not any(shown.values()):
         return "not shown (no run)" if pairs else "does not apply"
     said = [
-        (f"{pair}: " if named else "")
-        + ("not shown (no run)" if finding is None else f"**{finding.verdict}**, n = {finding.num_seeds}")
-        for pair, finding in shown.items()
-    ]
-    return "; ".join(said)
+        f"{f'{pair}: ' if named else ''}**{finding.verdict}**, n = {finding.num_seeds}"
+        for pair, finding in shown.items() if finding is not None
+    ]  # fmt: skip
+    missing = [pair for pair, finding in shown.items() if finding is None]
+    return "; ".join([*said, *([f"not shown (no run): {', '.join(missing)}"] if missing else [])])
 
 
 def evidence() -> str:

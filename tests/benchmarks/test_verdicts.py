@@ -102,6 +102,18 @@ def test_the_largest_scale_comes_first_and_pairs_are_separate() -> None:
     ]  # fmt: skip
 
 
+def test_a_single_run_of_imp_widens_the_interval() -> None:
+    grown = [{"method": "gcg", "seed": seed, "density": 0.4, "val": 0.91 + 0.01 * seed} for seed in range(3)]
+    [finding] = found_for(1, lines("density-curves", grown + levels({1.0: 0.9, 0.4: 0.9})))
+    [measured] = finding.measured
+    half = 2.91999 * 0.01 * (1 + 1 / 3) ** 0.5  # Student's t of two degrees of freedom
+    assert measured.interval == pytest.approx((0.02 - half, 0.02 + half), abs=1e-6)
+    paired = [point for seed in range(3) for point in levels({1.0: 0.9, 0.4: 0.9}, seed)]
+    [measured] = found_for(1, lines("density-curves", grown + paired))[0].measured
+    half = 2.91999 * 0.01 / 3**0.5
+    assert measured.interval == pytest.approx((0.02 - half, 0.02 + half), abs=1e-6)
+
+
 def levels(val: dict[float, float], seed: int = 0) -> list[dict[str, Any]]:
     return [{"method": "imp_c", "seed": seed, "density": density, "val": score} for density, score in val.items()]
 

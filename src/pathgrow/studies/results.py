@@ -293,7 +293,7 @@ def results_png(results: Results, *, dpi: int = 160) -> bytes:
     drawn = dict(pair for axes in grid.flat for pair in zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     handles = {series: drawn[series] for series in all_series if series in drawn}
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
-    figure.suptitle(textwrap.fill(results.caption, int(16 * size[0])), fontsize=9, x=0.01, ha="left")
+    figure.suptitle(textwrap.fill(results.caption, int(15 * size[0])), fontsize=9, x=0.01, ha="left")
     FigureCanvasAgg(figure)
     png = io.BytesIO()
     figure.savefig(png, format="png", metadata={"Software": None})
