@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,12 @@ from torch import Tensor
 from pathgrow import methods
 from pathgrow.distributed.comm import Communicator
 from pathgrow.distributed.process_group import join_process_group
+from pathgrow.errors import RunFailed, UserError
 from pathgrow.rng import derive
 from pathgrow.sparse.attach import Attached
 from tests.contract import contract
-from tests.contract.contract import BATCH, NUM_STEPS, OPTIMIZERS, attached, same_state, small, trained
+from tests.contract.contract import BATCH, NUM_STEPS, OPTIMIZERS, attached, backward, same_state, small, trained
+from tests.support.catalogue import Trials
 from tests.support.ranks import together
 
 NAMES = methods.names()
@@ -149,6 +152,44 @@ def test_growth_adds_exactly_its_fraction(name: str, seed: int, density: float, 
         num_on = max(num_on, min(goal, num_on + max(1, int(gamma * num_on + 1e-6))))
         assert sparse.masks.num_on == num_on
         assert (before - sparse.masks).num_on == 0
+
+
+@pytest.mark.item(14)
+@pytest.mark.parametrize("kind", ["loss", "gradients", "weights"])
+def test_a_diverged_training_is_refused_or_cannot_be_saved(kind: str, trials: Trials) -> None:
+    """A mask update is refused in one sentence and changes nothing; or the state of the training is."""
+    for name in NAMES:
+        for _ in range(trials.count(quick=1, full=5)):
+            value, at = trials.draw.choice((math.nan, math.inf, -math.inf)), trials.draw.randint(0, NUM_STEPS - 1)
+            with trials.one(f"{name}: {value} in the {kind} of step {at}"):
+                check_divergence(name, kind, value, at)
+
+
+def check_divergence(name: str, kind: str, value: float, at: int) -> None:
+    sparse, num_on, refused = attached(small(name), seed=1), 0, ""
+    target, latent = sparse.model.get_parameter("inner.weight"), "off_is_zero" in contract.exceptions_of(name)
+    try:
+        for step in range(NUM_STEPS):
+            num_on = sparse.masks.num_on
+            backward(sparse, step)
+            assert target.grad is not None
+            if step == at:
+                hit = sparse.masks["inner.weight"].nonzero()[0].tolist()
+                gradients = [p.grad for p in sparse.model.parameters() if p.grad is not None]
+                for gradient in gradients if kind == "loss" else ():
+                    gradient.fill_(math.nan)
+                {"gradients": target.grad, "weights": target.detach()}.get(kind, target.grad)[tuple(hit)] = value
+            sparse.optimizer.step()
+            if step % 3 == 2:
+                sparse.observe(0.5)
+    except (UserError, RunFailed) as error:
+        refused = str(error)
+    if refused:
+        assert "\n" not in refused
+        assert latent or sparse.masks.num_on == num_on, "masks are unchanged"
+    elif not all(bool(p.isfinite().all()) for p in sparse.model.parameters()):  # otherwise it was dropped
+        with pytest.raises(RunFailed, match="not finite, training has diverged"):
+            sparse.state_dict()
 
 
 HALFWAY, END = 4, 7

@@ -80,7 +80,7 @@ def test_a_signal_saves_and_the_next_run_resumes(
         assert run(command, tmp_path / "whole") == 0
     assert all(whole.counts.values()), whole.counts
     for phase in whole.counts if command == "train" or trials.full else ("evaluation", "save"):
-        for number in range(trials.count(quick=1, full=80 if command == "train" else 20)):
+        for number in range(trials.count(quick=1, full={"train": 80, "gts": 20, "static": 5}[command])):
             name = SIGNALS[number % 4] if trials.full else trials.draw.choice(SIGNALS)
             at, signum, out = trials.draw.randint(1, whole.counts[phase]), getattr(signal, name), tmp_path / "run"
             before, first, second = signal.getsignal(signum), Signalled(phase, at, signum), Signalled()

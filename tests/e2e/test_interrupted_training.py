@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 
@@ -28,15 +29,18 @@ from pathgrow.runs.records import Callback
 from pathgrow.sparse.attach import Attached, attach
 from pathgrow.sparse.ema import EMA
 from pathgrow.sparse.training_state import TrainingCheckpoint
-from pathgrow.trainer import EngineOptions, Trainer
-from pathgrow.trainer.eager_step import EagerStep
+from pathgrow.trainer import EngineOptions, Trainer, eager_step
+from pathgrow.trainer.eager_step import EagerStep, cross_entropy
 from pathgrow.trainer.feed import ResidentFeed
 from pathgrow.trainer.interface import Job
 from pathgrow.trainer.recipes import Recipe
 from tests.support.catalogue import Trials
+from tests.support.command import leave
+from tests.support.faults import replaced
 from tests.support.swapping import swapping
 
 EPOCHS, STEPS_PER_EPOCH = 3, 5
+VALUES = (math.nan, math.inf, -math.inf)
 
 
 NUM_STEPS = EPOCHS * STEPS_PER_EPOCH
@@ -240,38 +244,139 @@ def test_a_loaded_state_is_exact_whatever_was_there_before(is_changed: bool, tri
             assert_same(train(recipe, method, checkpoint)[0], recipe, method)
 
 
+class Injected:
+    """A NaN or an infinity at the n-th step of the engine, in the loss, a gradient, the weights or the statistics."""
+
+    KINDS = ("loss", "gradients", "weights", "statistics")
+
+    def __init__(self, kind: str = "", value: float = math.nan, at: int = 0) -> None:
+        self.kind, self.value, self.at = kind, value, at
+        self.num_steps = 0
+
+    @contextmanager
+    def patched(self) -> Iterator[None]:
+        with replaced(EagerStep, "_backward", self._backward(EagerStep._backward)):
+            yield
+
+    def _backward(self, real: Callable[[EagerStep, int], None]) -> Callable[[EagerStep, int], None]:
+        def injected(step: EagerStep, number: int) -> None:
+            self.num_steps += 1
+            kind, model = self.kind if self.num_steps == self.at else "", step.attached.model
+            poisoned = replaced(eager_step, "cross_entropy", lambda *a, **k: self.value * cross_entropy(*a, **k))
+            with poisoned if kind == "loss" else nullcontext():
+                real(step, number)
+            weight = next(model.parameters())
+            assert weight.grad is not None
+            targets = {
+                "gradients": weight.grad,
+                "weights": weight.detach(),
+                "statistics": next(model.buffers(), weight),
+            }
+            if kind in targets:
+                targets[kind].detach().fill_(self.value)
+
+        return injected
+
+
+def assert_finite(stages: Store) -> None:
+    for stage in stages.names():
+        for name, tensor in stages.load(stage).tensors.items():
+            assert not tensor.is_floating_point() or bool(tensor.isfinite().all()), f"{name} in {stage}"
+
+
 @pytest.mark.item(14)
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_an_injected_nan_ends_the_training_and_no_finished_stage_holds_it(
-    value: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trials: Trials
+@pytest.mark.parametrize("kind", Injected.KINDS)
+def test_an_injected_nan_ends_a_discovery_and_no_checkpoint_holds_it(
+    kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trials: Trials
 ) -> None:
-    """In the weights, at any step of any stage of a discovery; saved before it, the run goes on afterwards."""
-    step, num_steps, fails_at = EagerStep.__call__, 0, 0
-
-    def injected(self: EagerStep, number: int) -> None:
-        nonlocal num_steps
-        num_steps += 1
-        if num_steps == fails_at:
-            with torch.no_grad():
-                next(self.attached.model.parameters()).fill_(value)
-        step(self, number)
-
-    monkeypatch.setattr(EagerStep, "__call__", injected)
-    with RunDir.open(tmp_path / "whole", {}) as folder:
+    """At any step of any stage, however often it is saved; the next run goes on from what is finite."""
+    whole = Injected()
+    with RunDir.open(tmp_path / "whole", {}) as folder, whole.patched():
         expected = discovered(folder.stages, monkeypatch, often=False)
-    total = num_steps
-    for number in range(trials.count(quick=2, full=20)):
-        num_steps, fails_at = 0, trials.draw.randint(1, total)
-        with trials.one(f"{value} at step {fails_at} of {total}"):
+    for number in range(trials.count(quick=1, full=30)):
+        at, often, value = trials.draw.randint(1, whole.num_steps), number % 2 == 0, trials.draw.choice(VALUES)
+        monkeypatch.setattr(stages, "SECONDS_BETWEEN_SAVES", -1.0 if often else 60.0)
+        with trials.one(f"{value} in the {kind} of step {at} of {whole.num_steps}"):
             with RunDir.open(tmp_path / str(number), {}) as folder:
-                with pytest.raises(RunFailed, match="became"):
+                with Injected(kind, value, at).patched(), pytest.raises(RunFailed, match=r"became|not finite"):
                     discovered(folder.stages, monkeypatch, often=False)
-                for stage in folder.stages.names():
-                    tensors = folder.stages.load(stage).tensors.values()
-                    assert all(bool(tensor.isfinite().all()) for tensor in tensors if tensor.is_floating_point())
-                fails_at = 0
+                assert_finite(folder.stages)
                 again = discovered(folder.stages, monkeypatch, often=False)
             assert again["report"] == expected["report"]
+
+
+@pytest.mark.item(14)
+@pytest.mark.parametrize("kind", ["loss", "gradients", "weights"])
+def test_an_injected_nan_ends_the_command_with_a_sentence(
+    kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trials: Trials, capfd: pytest.CaptureFixture[str]
+) -> None:
+    common = ("train", "--method", "rigl", "--method-option", "update_interval=10", "--epochs", "2", "--threads", "1")
+    command = (*common, "--quiet", "--model-option", "widths=8,8", "--out")
+    whole = Injected()
+    with whole.patched():
+        assert leave(*command, str(tmp_path / "whole")) == 0
+    for number in range(trials.count(quick=1, full=20)):
+        at, value, out = trials.draw.randint(1, whole.num_steps), trials.draw.choice(VALUES), tmp_path / str(number)
+        monkeypatch.setattr(stages, "SECONDS_BETWEEN_SAVES", -1.0 if number % 2 == 0 else 60.0)
+        capfd.readouterr()
+        with trials.one(f"{value} in the {kind} of step {at} of {whole.num_steps}"):
+            with Injected(kind, value, at).patched():
+                assert leave(*command, str(out)) in (1, 2)
+            [said] = capfd.readouterr().err.splitlines()
+            assert said.startswith("pathgrow: ")
+            assert_finite(RunDir(out).stages)
+            assert leave(*command, str(out)) == 0
+            assert (out / "network.safetensors").read_bytes() == (tmp_path / "whole/network.safetensors").read_bytes()
+
+
+@pytest.mark.item(14)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", Injected.KINDS)
+def test_an_injected_nan_in_the_training_of_a_user_is_not_stored(kind: str, tmp_path: Path, trials: Trials) -> None:
+    split, num_steps = data().train, 0
+    assert isinstance(split, Split)
+    images, labels = split.images.float() / 255, split.labels
+
+    def search(store: Store, at: int = 0, value: float = math.nan) -> dict[str, Tensor]:
+        nonlocal num_steps
+        num_steps = 0
+
+        def fit(model: nn.Module, optimizer: torch.optim.Optimizer, epochs: int) -> None:
+            nonlocal num_steps
+            model.train()
+            for rows in [rows for _ in range(epochs) for rows in torch.randperm(len(labels)).split(8)]:
+                num_steps += 1
+                hit = kind if num_steps == at else ""
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(model(images[rows]), labels[rows])
+                (loss * value if hit == "loss" else loss).backward()
+                weight, statistics = next(model.parameters()), next(model.buffers())
+                if hit == "gradients" and weight.grad is not None:
+                    weight.grad.fill_(value)
+                optimizer.step()
+                if hit in ("weights", "statistics"):
+                    (weight if hit == "weights" else statistics).detach().fill_(value)
+
+        torch.manual_seed(0)
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        discover(
+            model, optimizer, fit, lambda model: float(model.eval()(images).argmax(1).eq(labels).float().mean()),
+            data().example_input(), budget=4, store=store, progress=False,
+        )  # fmt: skip
+        return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+    expected = search(MemoryStore())
+    total = num_steps
+    for number in range(trials.count(quick=1, full=20)):
+        at, value = trials.draw.randint(1, total), trials.draw.choice(VALUES)
+        with trials.one(f"{value} in the {kind} of step {at} of {total}"):
+            with RunDir.open(tmp_path / str(number), {}) as folder:
+                with pytest.raises(RunFailed, match="not finite"):
+                    search(folder.stages, at, value)
+                assert_finite(folder.stages)
+                again = search(folder.stages)
+            assert all(torch.equal(tensor, expected[name]) for name, tensor in again.items())
 
 
 def test_saves_are_spaced_in_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,7 @@ from pathgrow.sparse.attach import Attached, attach, check_needs, checked_scope,
 from pathgrow.sparse.ema import EMA
 from pathgrow.sparse.hooks import parse_evaluation
 from pathgrow.sparse.training_state import (
+    DIVERGED,
     OptimizerSettings,
     copy_model_and_optimizer,
     scale_to_fan_in_,
@@ -395,12 +396,8 @@ class Session(Stages):
         # Batch-norm statistics differ between ranks during training; from here on those of rank 0 count.
         self.comm.broadcast_(model.buffers())
         self.comm.check_equal("trained weights", lambda: tensor_digest(dict(model.named_parameters())))
-        for name, parameter in model.named_parameters():
-            if not bool(torch.isfinite(parameter).all()):
-                raise RunFailed(
-                    f"{name} is not finite after stage {phase.stage}, training has diverged; lower the learning rate "
-                    "(earlier stages are stored)"
-                )
+        if name := phase.attached.not_finite():
+            raise RunFailed(DIVERGED.format(name, f"stage {phase.stage}"))
 
 
 def _digest(attached: Attached) -> str:

@@ -7,7 +7,7 @@ each step.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, SupportsIndex
@@ -23,7 +23,7 @@ from pathgrow.density import rules
 from pathgrow.density.types import Point, Rule, Stop
 from pathgrow.distributed.comm import Communicator
 from pathgrow.distributed.process_group import current_communicator
-from pathgrow.errors import UserError, checked_int, is_int, require, short
+from pathgrow.errors import RunFailed, UserError, checked_int, is_int, require, short
 from pathgrow.graph.scope import trained_scope
 from pathgrow.masks import Masks
 from pathgrow.masks.masks import require_module
@@ -141,6 +141,7 @@ def attach(
         scoring_cost=cost,
         on_mask_update=on_mask_update,
     )
+    attached.finite_buffers = {name for name, buffer in model.named_buffers() if bool(buffer.isfinite().all())}
     enforce.register(attached, parameters)
     attached._notify()
     return attached.handle()
@@ -178,6 +179,8 @@ class Attached(MaskedOptimizer):
 
     __slots__ = ("_held",)
     _held: tuple[Optimizer, ...]
+    finite_buffers: Collection[str] = ()
+    """Buffers that were finite when the method was attached; attention masks, for example, hold infinities."""
 
     def handle(self) -> Attached:
         """The same attachment, for users: it also keeps the optimizers alive, which hooks must not do."""
@@ -247,9 +250,12 @@ class Attached(MaskedOptimizer):
     def state_dict(self) -> dict[str, Any]:
         """Masks, clock, method state, observations and EMA, as tensors and JSON values.
 
-        Weights and optimizer state are in the state dicts of the model and of the optimizer.
+        Weights and optimizer state are in the state dicts of the model and of the optimizer. The state of a training
+        that has diverged is a `RunFailed`, so that it does not replace the last good checkpoint.
         """
         self.check_parameters()
+        if name := self.not_finite():
+            raise RunFailed(f"{name} is not finite, training has diverged: load an earlier checkpoint")
         return {
             "format": _FORMAT,
             "method": self.method.name,
@@ -265,6 +271,16 @@ class Attached(MaskedOptimizer):
             "ema": None if self._ema is None else self._ema.state_dict(),
             **({"stepped": sorted(self._stepped)} if self._stepped else {}),
         }
+
+    def not_finite(self) -> str:
+        """Name of the first weight, optimizer state or buffer that became NaN or infinite, or an empty string."""
+        found: list[tuple[str, Tensor]] = list(self.model.named_parameters())
+        for name, weight in list(found):
+            for state in (optimizer.state.get(weight, {}) for optimizer in self.optimizers):
+                slots = {f"{key} of {name}": value for key, value in state.items() if isinstance(value, Tensor)}
+                found += [(slot, value) for slot, value in slots.items() if value.shape == weight.shape]
+        found += [(name, buffer) for name, buffer in self.model.named_buffers() if name in self.finite_buffers]
+        return next((name for name, tensor in found if not bool(tensor.isfinite().all())), "")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state of `state_dict`; nothing is changed if it belongs to another model or method."""

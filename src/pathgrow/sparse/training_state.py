@@ -18,7 +18,7 @@ from torch.optim import SGD, Adagrad, Adam, Optimizer
 from pathgrow.checkpoint import RunDir, Store
 from pathgrow.distributed import interrupts
 from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator
-from pathgrow.errors import UserError, is_int
+from pathgrow.errors import RunFailed, UserError, is_int
 from pathgrow.graph import Graph
 from pathgrow.graph.sample_counter import SampleCounter
 from pathgrow.masks import Masks
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 CHECKPOINT_PREFIX = "partial-"
 """Prefix of the stages that hold checkpoints of unfinished trainings."""
+DIVERGED = "{} is not finite after {}, training has diverged; lower the learning rate (earlier stages are stored)"
 _Model = TypeVar("_Model", bound=nn.Module)
 _DEVICE_OPTIONS = ("foreach", "fused", "capturable")
 """Optimizer options that depend on the device: a GPU may need what a CPU refuses, and a run may move."""
@@ -382,9 +383,12 @@ class TrainingCheckpoint:
         return interrupts.agree(signals) or dues[0]
 
     def save(self, attached: Attached, step: int, rng_state: Tensor) -> None:
-        """Save the state after `step` steps, with that of this rank's generator for dropout."""
+        """Save the state after `step` steps, with that of this rank's generator for dropout; refuses one with NaN."""
+        states, names = zip(*self.comm.gather((rng_state, attached.not_finite())), strict=True)
+        if name := next(filter(None, names), ""):
+            raise RunFailed(DIVERGED.format(name, f"{step} steps of {self.name.removeprefix(CHECKPOINT_PREFIX)}"))
         tensors, metadata = pack_training(attached)
-        rng_states = {f"{_RNG}{rank}": state for rank, state in enumerate(self.comm.gather(rng_state))}
+        rng_states = {f"{_RNG}{rank}": state for rank, state in enumerate(states)}
         self.store.save(self.name, {"step": step, "state": metadata}, {**tensors, **rng_states})
 
     def load(self, attached: Attached) -> tuple[int, Tensor] | None:
