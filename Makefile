@@ -59,13 +59,16 @@ locked: $(VENV)/torch.stamp
 	$(BIN)/python -m pip install --quiet --require-hashes --no-deps -r requirements.lock
 	$(BIN)/python -m pip install --quiet --no-deps --editable .
 
+# A release with known vulnerabilities: a mirror without the database has none, and then pip-audit skips every package.
+KNOWN := https://pypi.org/pypi/jinja2/2.4.1/json
+
 audit: $(AUDIT)/stamp
-	@$(AUDIT)/bin/python -c 'import urllib.request as u; u.urlopen("https://pypi.org/pypi/pip/json", timeout=20)' 2>/dev/null || \
+	@$(AUDIT)/bin/python -c 'import json, urllib.request as u; json.load(u.urlopen("$(KNOWN)", timeout=20))["vulnerabilities"][0]' 2>/dev/null || \
 	  { echo "nothing was audited: the database of known vulnerabilities (https://pypi.org) cannot be reached from here"; exit 1; }
-	$(AUDIT)/bin/pip-audit --disable-pip --no-deps --requirement constraints.txt
+	$(AUDIT)/bin/pip-audit --strict --disable-pip --no-deps --requirement constraints.txt
 
 sbom: $(AUDIT)/stamp
-	$(AUDIT)/bin/cyclonedx-py requirements constraints.txt --pyproject pyproject.toml --output-reproducible --of JSON -o sbom.json
+	PYTHONWARNINGS=ignore $(AUDIT)/bin/cyclonedx-py requirements constraints.txt --pyproject pyproject.toml --output-reproducible --of JSON -o sbom.json
 
 $(AUDIT)/stamp:
 	@$(PYTHON) -m venv --clear $(AUDIT)

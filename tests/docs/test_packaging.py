@@ -57,3 +57,10 @@ def test_benchmarks_import_what_is_there_and_say_how_they_are_run(path: Path) ->
     if path.stem != "__init__":
         assert f"python -m benchmarks.{path.stem}" in (module.__doc__ or "")
         assert callable(module.main)
+
+
+def test_an_audit_that_skips_packages_fails() -> None:
+    """Through a mirror without the database, pip-audit skips every package and reports that nothing was found."""
+    recipe = (ROOT / "Makefile").read_text().partition("\naudit:")[2].partition("\n\n")[0]
+    assert "pip-audit --strict" in recipe
+    assert "nothing was audited" in recipe

@@ -177,6 +177,13 @@ def test_a_budget_below_half_an_epoch_is_refused(match: str) -> None:
 SMALL = {"density": 0.25, "model_options": {"widths": [16, 12]}, "recipe": {"batch_size": BATCH}, "threads": 1}
 
 
+@pytest.mark.parametrize("method", ["random", "rigl", "imp_c"])
+@pytest.mark.parametrize("match", ["flops", "parameters"])
+def test_a_budget_of_a_million_epochs_is_refused_at_once(match: str, method: str) -> None:
+    with pytest.raises(UserError, match=rf"^a budget of 1e\+30 \({match}\) is more than 100,000 epochs of method"):
+        make_plan(workload(method, match=match, match_budget=1e30))
+
+
 def epoch_costs(densities: Sequence[float], match: str) -> list[float]:
     """What an epoch at each density costs, in the unit of a budget: a weight of these layers is a multiply-add."""
     always = {"parameters": OUTPUT + BIASES, "prunable": 0, "flops": OUTPUT}[match]

@@ -165,7 +165,7 @@ class Dataset:
         texts: dict[str, Any] = {
             part: replace(split, context=context) for part, split in parts.items() if isinstance(split, TextSplit)
         }
-        return replace(self, **texts)
+        return replace(self, **texts) if texts else self
 
     def example_input(self) -> Tensor:
         """Return a batch of one training sample; images are normalized."""

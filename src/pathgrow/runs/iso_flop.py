@@ -11,7 +11,7 @@ from fractions import Fraction
 from functools import cache
 from typing import Self
 
-from pathgrow.config import from_json, to_json
+from pathgrow.config import MAX_EPOCHS, from_json, to_json
 from pathgrow.errors import UserError
 from pathgrow.graph import Graph
 from pathgrow.graph.flops import forward_macs, sample_flops, scoring_flops
@@ -349,7 +349,7 @@ def _most_epochs(cost: Callable[[int], float], budget: float, least: int) -> int
     33
     """
     low, step = least, 1
-    while cost(low + step) <= budget:
+    while low + step <= MAX_EPOCHS and cost(low + step) <= budget:
         low, step = low + step, 2 * step
     while step > 1:
         step //= 2
@@ -359,7 +359,10 @@ def _most_epochs(cost: Callable[[int], float], budget: float, least: int) -> int
 
 
 def _check_budget(forecast: Forecast, budget: float, least: int) -> None:
-    """Refuse a budget that the shortest run exceeds by more than rounding to whole epochs explains: half an epoch."""
+    """Refuse a budget that the shortest run exceeds by more than rounding to whole epochs explains: half an epoch.
+
+    Or a budget of so many epochs that it can only be a mistake, and that playing its schedule would take hours.
+    """
     workload, cost = forecast.workload, forecast.cost(least)
     method, config = workload.method(least), workload.config
     *before, last = workload.spans(least, forecast.num_on)
@@ -373,6 +376,11 @@ def _check_budget(forecast: Forecast, budget: float, least: int) -> None:
         raise UserError(
             f"{shortest} of method {config.method!r}{density} would cost {cost:.3g} ({config.match}), more than the "
             f"budget of {budget:.3g}; use a larger budget"
+        )
+    if budget / cost > MAX_EPOCHS / least:
+        raise UserError(
+            f"a budget of {budget:.3g} ({config.match}) is more than {MAX_EPOCHS:,} epochs of method "
+            f"{config.method!r} would cost: use a smaller budget"
         )
 
 
