@@ -110,6 +110,12 @@ def test_a_static_search_is_asked_by_the_name_of_its_rule() -> None:
     [
         (training_report(), "a training has no accuracy-density curve"),
         (with_answer(shrunk_report(), status="unlearned"), "training did not improve any network"),
+        (
+            with_answer(
+                static_report(), status="open", operating_density=None, interval=None, details={"too_short": 1}
+            ),
+            "^the training was too short or too noisy to tell, whatever the delta: rerun with more epochs$",
+        ),
         (static_report(rule="my rule"), "'my rule'"),
         (discovery_report(), "found.within"),  # its answer is not that of the rule
         (with_curve(shrunk_report(), num_val=None), "found.within"),

@@ -511,3 +511,25 @@ def test_observations_that_were_never_made_are_refused(key: str, value: object) 
     sparse = _trained("random_growth")
     with pytest.raises(UserError, match=f"^{key}"):
         sparse.load_state_dict({**sparse.state_dict(), key: value})
+
+
+class _Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.rnn, self.out = kind(6, 8, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.rnn(x)[0][:, -1])
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("name", ["random_growth", "synflow", "gcg", "rigl", "magnitude"])
+def test_a_recurrent_network_takes_methods_that_use_no_paths(name: str, kind: type[nn.RNNBase]) -> None:
+    model = _Recurrent(kind)
+    weights = {name: torch.ones_like(p, dtype=torch.bool) for name, p in model.named_parameters() if p.dim() > 1}
+    given = (model, SGD(model.parameters(), lr=0.1), name, torch.zeros(2, 4, 6))
+    if "paths" not in methods.create(name).needs:
+        assert attach(*given, scope=weights).masks.num_on > 0
+        return
+    with pytest.raises(UserError, match=r"paths cannot be traced .* uses no paths, such as 'rigl', 'set'"):
+        attach(*given, scope=weights)

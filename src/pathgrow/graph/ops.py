@@ -53,7 +53,7 @@ def handle(tracer: Tracer, func: Callable[..., Any], args: tuple[Any, ...], kwar
             raise UserError(
                 f"paths cannot be traced through torch function {resolve_name(func) or name!r} in "
                 f"{type(tracer.model).__name__} ({_calling_line()}): use known functions instead, or pass a scope to "
-                "attach and choose a method that does not use paths"
+                "attach and choose a method that uses no paths, such as 'rigl', 'set', 'gmp' or 'magnitude'"
             )
         if name in _LEAVING or next(tensors_in(result), None) is not None:
             tracer.lost_at = f"{resolve_name(func) or name} ({_calling_line()})"

@@ -24,6 +24,7 @@ from pathgrow.density.types import Point, Rule, Stop
 from pathgrow.distributed.comm import Communicator
 from pathgrow.distributed.process_group import current_communicator
 from pathgrow.errors import RunFailed, UserError, checked_int, is_int, require, short
+from pathgrow.graph import trace
 from pathgrow.graph.scope import trained_scope
 from pathgrow.masks import Masks
 from pathgrow.masks.masks import require_module
@@ -108,6 +109,8 @@ def attach(
     method = checked_method(method)
     optimizers = checked_optimizers(optimizer, method)
     check_whole(model)
+    if scope is not None and "paths" in method.needs:
+        trace(model, example_input)  # here, where the error says which methods do without
     prunable = checked_scope(model, trained_scope(model, example_input) if scope is None else scope)
     parameters = checked_parameters(model, optimizers, prunable)
     if taken := next((name for name, parameter in parameters.items() if parameter in enforce.MASKED), None):
