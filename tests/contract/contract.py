@@ -114,9 +114,12 @@ def small(name: str, **options: Any) -> Method:
 
 
 def attached(method: Method, seed: int, optimizer: str = "nesterov", *, model_seed: int = 0, **how: Any) -> Attached:
-    """The method attached to a new network."""
+    """The method attached to a new network; `is_tied`: all its weights are equal, and so are their scores."""
     torch.manual_seed(model_seed)
     model, batch = Residual(), BATCH
+    if how.pop("is_tied", False):
+        for parameter in model.parameters():
+            nn.init.constant_(parameter, 0.05)
     if (device := how.pop("precisely_on", None)) is not None:  # equal to many digits on any device
         model, batch = model.double().to(device), (BATCH[0].double().to(device), BATCH[1].to(device))
         model.drop.p = 0.0

@@ -196,15 +196,16 @@ HALFWAY, END = 4, 7
 """Steps of a training on two ranks: saved by rank 0 at HALFWAY, between updates."""
 
 
-def as_a_rank() -> dict[str, dict[str, Any]]:
-    """Every method trained for some steps, with different batches on each rank: uninterrupted, and resumed halfway."""
+def as_a_rank(names: list[str], is_tied: bool, seed: int) -> dict[str, dict[str, Any]]:
+    """Methods trained for some steps, with different batches on each rank: uninterrupted, and resumed halfway."""
     with join_process_group("cpu") as comm:
-        return {name: rank_trained(name, comm) for name in NAMES}
+        return {name: rank_trained(name, comm, is_tied, seed) for name in names}
 
 
-def rank_trained(name: str, comm: Communicator) -> dict[str, Any]:
-    noise = torch.Generator().manual_seed(comm.rank)
+def rank_trained(name: str, comm: Communicator, is_tied: bool, seed: int) -> dict[str, Any]:
+    noise = torch.Generator().manual_seed(seed + comm.rank)
     how = {"comm": comm, "batches": [(torch.randn(8, 2, 5, 5, generator=noise), BATCH[1])], "ema": None}
+    how["is_tied"] = is_tied
     sparse = attached(small(name), seed=3, **how)
     digests = rank_steps(sparse, comm, 0, HALFWAY)
     states = [sparse.model.state_dict(), sparse.optimizer.state_dict(), sparse.state_dict()]
@@ -241,16 +242,35 @@ def rank_steps(sparse: Attached, comm: Communicator, first: int, last: int) -> l
     return digests
 
 
+@pytest.mark.item(7)
 @pytest.mark.skipif(sys.platform == "win32", reason="gloo over forked processes")
-def test_two_ranks_have_equal_masks_and_method_state(tmp_path: Path) -> None:
-    ranks = together(tmp_path, as_a_rank)
-    assert [rank.code for rank in ranks] == [0, 0], [rank.output for rank in ranks]
-    ours, theirs = (rank.value for rank in ranks)
-    for name in NAMES:
-        assert ours[name]["digests"] == theirs[name]["digests"], name
-        assert all(torch.equal(weight, theirs[name]["weights"][n]) for n, weight in ours[name]["weights"].items()), name
-        assert same_state(ours[name]["state"], theirs[name]["state"]), name
-    moved = {name for name in NAMES if len(set(ours[name]["digests"])) > 1}
-    assert moved >= {*GROWTH, *STEPWISE, "imp", "st3", "str", "edge_popup"}
-    seen = ours["itop"]["state"]
-    assert seen["method_state"]["explored"] > 0.31, "more than the 0.3 that are active"
+@pytest.mark.parametrize(
+    ("num", "is_tied"),
+    [
+        (2, False),
+        (2, True),
+        pytest.param(4, True, marks=pytest.mark.slow),
+        pytest.param(4, False, marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_have_equal_masks_and_method_state(num: int, is_tied: bool, tmp_path: Path, trials: Trials) -> None:
+    """After every update, with different random numbers and batches on each rank."""
+    for number in range(trials.count(quick=1, full=3)):
+        names = NAMES if trials.full or not is_tied else trials.draw.sample(NAMES, 6)
+        seed = trials.draw.randint(0, 2**31) if number else 0
+        ranks = together(tmp_path, as_a_rank, names, is_tied, seed, num=num)
+        assert [rank.code for rank in ranks] == [0] * num, [rank.output for rank in ranks]
+        ours = ranks[0].value
+        for name in names:
+            with trials.one(f"{name} on {num} ranks"):
+                for rank in ranks[1:]:
+                    theirs = rank.value[name]
+                    assert theirs["digests"] == ours[name]["digests"]
+                    assert all(torch.equal(weight, theirs["weights"][n]) for n, weight in ours[name]["weights"].items())
+                    assert same_state(ours[name]["state"], theirs["state"])
+                trials.add("mask hashes compared", (num - 1) * len(ours[name]["digests"]))
+        if not is_tied:
+            moved = {name for name in NAMES if len(set(ours[name]["digests"])) > 1}
+            assert moved >= {*GROWTH, *STEPWISE, "imp", "st3", "str", "edge_popup"}
+            seen = ours["itop"]["state"]
+            assert seen["method_state"]["explored"] > 0.31, "more than the 0.3 that are active"

@@ -306,7 +306,8 @@ def test_rank_0_decides_the_length_of_the_final_training(
 )
 def test_masks_are_equal_on_all_ranks_after_every_update(method: str, options: dict[str, str], tmp_path: Path) -> None:
     ranks = agreeing(together(tmp_path, partial(discovered, **options), normed, method))
-    assert len(set(ranks["changes"])) in {len(ranks["rounds"]), len(ranks["rounds"]) + 1}  # start and every growth
+    # The start and every growth; a final network is loaded into a model with all weights, which the trunk never has.
+    assert len(set(ranks["changes"])) == len(ranks["rounds"]) + (ranks["last"][0] == "final")
     assert len(ranks["changes"]) > 2 * len(ranks["rounds"])
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import os
+import resource
 import signal
 import threading
 import time
@@ -19,8 +21,9 @@ from pathgrow.errors import RunFailed
 from pathgrow.studies.definition import Cell, parse_study
 from pathgrow.studies.pools import LocalPool, WorkerPool
 from pathgrow.studies.runner import StudyProgress, run_study
-from pathgrow.studies.worker import Ending, work
+from pathgrow.studies.worker import Ending, failure, forget_failures, work
 from tests.support.catalogue import Trials
+from tests.support.faults import in_a_child
 
 TEXT = """
 asks = "?"
@@ -77,7 +80,8 @@ def test_killed_processes_lose_nothing(tmp_path: Path, trials: Trials) -> None:
     """Workers are killed while they hold cells; every cell ends with one result, that of an undisturbed run."""
     num = trials.count(quick=6, full=500)
     cells = parse_study("mine", TEXT.replace("[0, 1, 2, 3, 4, 5]", str(list(range(num))))).cells()
-    pool, killed, num_kills = LocalPool(2), list[int](), trials.count(quick=2, full=100)
+    pool, killed = LocalPool(trials.count(quick=2, full=8)), list[int]()
+    num_kills = trials.count(quick=2, full=100)
 
     def kill() -> None:
         while len(killed) < num_kills:
@@ -99,6 +103,39 @@ def test_killed_processes_lose_nothing(tmp_path: Path, trials: Trials) -> None:
     for cell in cells:
         with trials.one(cell.name):
             assert RunDir(tmp_path / cell.name).damage() == {}
+            rows = (tmp_path / cell.name / "metrics.jsonl").read_text().splitlines()
+            assert [json.loads(row)["stage"] for row in rows] == ["training"] * 2, "its start and its end, once"
+
+
+LARGE = """
+asks = "?"
+set = {method = "set", epochs = 1, density = 0.3}
+grid.size = [{model_options.widths = [7000, 7000]}, {model_options.widths = [16]}, {model_options.widths = [8]}]
+"""
+
+
+def _work_in_little_memory(out: Path) -> None:
+    cells = parse_study("mine", LARGE).cells()
+    forget_failures(out, cells)
+    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + 600 * 2**20, resource.RLIM_INFINITY))
+    assert work(out, cells) == "out of memory", "others may do with the memory that is left"
+    assert work(out, cells, is_alone=True) == "done"
+
+
+@pytest.mark.item(16)
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc")
+def test_a_cell_that_is_too_large_fails_alone(tmp_path: Path, trials: Trials) -> None:
+    cells = parse_study("mine", LARGE).cells()
+    for number in range(trials.count(quick=1, full=5)):
+        out = tmp_path / str(number)
+        with trials.one(f"attempt {number}"):
+            assert not in_a_child(_work_in_little_memory, out)
+            reasons = {cell.name: failure(out, cell) for cell in cells}
+            [(large, reason)] = [(name, reason) for name, reason in reasons.items() if reason is not None]
+            assert large == cells[0].name
+            assert reason.startswith("out of memory")
+            assert [RunDir(out / name).finished for name in reasons if name != large] == [True, True]
 
 
 def test_time_left_follows_from_the_prices_of_the_cells() -> None:
