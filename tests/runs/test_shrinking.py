@@ -2,19 +2,32 @@
 
 import re
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
+from pathgrow import discover, plan
 from pathgrow.density.types import Curve, Point, Reference
 from pathgrow.errors import RunFailed, UserError
+from pathgrow.report import networks
 from pathgrow.report.text import findings, goal_label
 from pathgrow.runs import checks
 from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.result import Discovery
 from pathgrow.runs.shrinking import Lengths
-from tests.support.toy import Loss, NegativeLoss, Script, World, killed_at_every_save, stage_lengths, without_timing
+from tests.support.toy import (
+    INPUTS,
+    Loss,
+    NegativeLoss,
+    Script,
+    World,
+    killed_at_every_save,
+    stage_lengths,
+    without_timing,
+)
 
 SHRINK = {"finish": "gts", "rule": "probe", "start_density": None, "seed_epochs": None, "budget": 40, "delta": 0.05}
 
@@ -348,3 +361,43 @@ def test_an_unpruned_network_is_not_called_a_pruned_one() -> None:
     assert found.startswith(
         "after more training a network at 100% density scores 96,860, better than the given one (98,"
     )
+
+
+def test_reports_speak_of_the_users_unit_and_metric(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A `fit` that counts steps is not reported in epochs."""
+    world = Dollars()
+
+    def fit(model: nn.Module, optimizer: Optimizer, num_steps: int) -> None:
+        world.fit(model, optimizer, num_steps)
+
+    options = {"budget": 40, "delta": 500.0, "mode": "min", "metric": "MAE"}
+    arguments = (world.model, world.optimizer, fit, world.evaluate, INPUTS[:1])
+    planned = str(plan(*arguments, **options))
+    found = discover(*arguments, **options, store=tmp_path)
+    told, report = capsys.readouterr().err, found.report()
+    assert "10 steps" in told
+    assert "10 steps at 100% density" in planned
+    assert "steps" in networks.table(report)[0]
+    assert "MAE" in networks.table(report)[0]
+    assert dict(findings(report))["trained"] == f"{report.network.epochs} steps"
+    page = (tmp_path / "report.html").read_text()
+    for text in (
+        told,
+        planned,
+        " ".join(map(str, findings(report))),
+        " ".join(networks.procedure(report)),
+        repr(found),
+    ):
+        assert "epoch" not in text
+    assert "MAE" in repr(found)
+    assert "epoch" not in re.sub(r"<(style|svg).*?</\1>|<h2[^>]*>Config.*", "", page, flags=re.DOTALL)
+
+
+def test_a_dict_of_metrics_is_refused_before_training() -> None:
+    world = World()
+    world.evaluate = lambda model: {"eval_loss": 0.3}  # type: ignore[assignment, method-assign, return-value]
+    with pytest.raises(
+        UserError, match=r"evaluate \(before training\): expected a score or .*, got {'eval_loss': 0.3}"
+    ):
+        shrunk(world)
+    assert not world.fits

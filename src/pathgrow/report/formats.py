@@ -1,9 +1,9 @@
 """Formats of numbers, scores and stage names; every density in a report has the same one."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from pathgrow.errors import printable
 from pathgrow.report.schema import CurveReport, RunReport
@@ -102,18 +102,29 @@ def duration(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class ScoreFormat:
-    """How the scores of one run are written: accuracies in [0, 1] as percentages, anything else as plain numbers."""
+    """How scores and lengths of one run are written: accuracies in [0, 1] as percentages, others as plain numbers."""
 
     is_fraction: bool
     name: str = "score"
+    unit: str = "epochs"
+    """What the lengths of trainings are counted in."""
 
     @classmethod
-    def of(cls, curve: CurveReport, *, is_accuracy: bool, mode: str | None = None) -> Self:
+    def of(cls, curve: CurveReport, options: Mapping[str, Any], *, is_accuracy: bool = False) -> Self:
         """The format for a curve; an R2 or F1 score may lie in [0, 1] too, but is not a percentage."""
+        is_accuracy = is_accuracy or bool(options.get("num_val"))
         in_range = all(0 <= point.score <= 1 for point in (*curve.rounds, *curve.probes))
-        return cls(
-            is_accuracy and in_range, ("error rate" if mode == "min" else "accuracy") if is_accuracy else "score"
-        )
+        name = ("error rate" if options.get("mode") == "min" else "accuracy") if is_accuracy else "score"
+        named, unit = (printable(options.get(key) or value) for key, value in (("metric", name), ("unit", "epochs")))
+        return cls(is_accuracy and in_range, named, unit)
+
+    def length(self, number: float) -> str:
+        """The length of a training.
+
+        >>> ScoreFormat(True).length(1), ScoreFormat(True, unit="steps").length(4000)
+        ('1 epoch', '4,000 steps')
+        """
+        return plural(number, self.unit.removesuffix("s"))
 
     def __call__(self, score: float | None) -> str:
         """One score; `-` if there is none.
@@ -161,14 +172,13 @@ def score_format(report: RunReport) -> ScoreFormat:
     """The format of a run's scores: losses of a text, accuracies of the built-in trainer or with `num_val`."""
     if report.dataset and report.mode == "min":
         return ScoreFormat(False, "loss")
-    is_accuracy = bool(report.dataset or report.config.get("num_val"))
-    return ScoreFormat.of(report.curve, is_accuracy=is_accuracy, mode=report.mode)
+    return ScoreFormat.of(report.curve, {**report.config, "mode": report.mode}, is_accuracy=bool(report.dataset))
 
 
 _STAGES = {
     "seed": "round 0", "final": "final training", "dense": "dense baseline", "probe-dense": "dense probe",
     "level": "levels", "grow": "growth rounds", "train": "training", "shrink": "pruning rounds",
-    "given": "given network",
+    "given": "given network", "untrained": "before training",
 }  # fmt: skip
 _NUMBERED = {"grow": "growth round", "train": "training phase", "shrink": "pruning round", "final": "finished network"}
 

@@ -82,7 +82,7 @@ def cost_by_kind(report: RunReport) -> Table:
         kinds.setdefault(kind, []).append(phase)
     kinds["total"] = list(report.ledger.phases)
     rows = [[stage_label(kind), str(len(phases)), *_cost(report, phases)] for kind, phases in kinds.items()]
-    return ["phase", "count", "epochs", "samples", "compute", "vs dense", "time"], rows
+    return ["phase", "count", score_format(report).unit, "samples", "compute", "vs dense", "time"], rows
 
 
 def cost_by_phase(report: RunReport) -> Table:
@@ -91,7 +91,7 @@ def cost_by_phase(report: RunReport) -> Table:
         [stage_label(phase.phase, phase.density), percent(phase.density), *_cost(report, [phase])]
         for phase in report.ledger.phases
     ]
-    return ["phase", "density", "epochs", "samples", "compute", "vs dense", "time"], rows
+    return ["phase", "density", score_format(report).unit, "samples", "compute", "vs dense", "time"], rows
 
 
 def _cost(report: RunReport, phases: Sequence[PhaseReport]) -> list[str]:

@@ -23,6 +23,7 @@ def grown(curve: CurveReport) -> tuple[PointReport, ...]:
 def procedure(report: RunReport) -> list[str]:
     """What a discovery did, in order."""
     curve, rounds, probes, done = report.curve, grown(report.curve), report.curve.probes, list[str]()
+    scores = score_format(report)
     if rounds:
         done.append(
             f"Grew from {percent(rounds[0].density)} to {percent(rounds[-1].density)} density in "
@@ -32,7 +33,7 @@ def procedure(report: RunReport) -> list[str]:
     if trained(curve):
         base, control = trained(curve)[-1], sum(p.density == trained(curve)[-1].density for p in curve.finished)
         network = "the dense network" if base.density == 1 else f"the network at {percent(base.density)} density"
-        epochs = plural(base.epochs, "epoch")
+        epochs = scores.length(base.epochs)
         done.append(
             f"Trained {network} for {epochs}, in two phases." if base.epochs else "Evaluated the given network."
         )
@@ -46,8 +47,8 @@ def procedure(report: RunReport) -> list[str]:
         densities, by = _densities(probes), f" by {name}" if (name := finishing_method(report)) else ""
         epochs = " to ".join(map(str, sorted({min(p.epochs for p in probes), max(p.epochs for p in probes)})))
         done.append(
-            f"Trained {plural(len(probes), 'probe')}{by} ({densities} density) for {epochs} epochs each; the answer is "
-            "estimated from these scores."
+            f"Trained {plural(len(probes), 'probe')}{by} ({densities} density) for {epochs} {scores.unit} each; the "
+            "answer is estimated from these scores."
         )
     return done
 
@@ -100,7 +101,7 @@ def table(report: RunReport) -> Table:
 
 def _columns(report: RunReport) -> Table:
     scores = score_format(report)
-    headings = ["density", "of model", "epochs", scores.name, "loss"]
+    headings = ["density", "of model", scores.unit, scores.name, "loss"]
     if report.curve.finished:
         rows = [[phase, *_cells(point, scores)] for phase, point in _by_phase(report.curve)]
         if report.answer is not None and (dense := report.answer.dense) is not None:
@@ -117,7 +118,7 @@ def _columns(report: RunReport) -> Table:
     if -1 in probes:
         rows.append(["dense", "100%", "100%", "", "", "", *probes[-1]])
     headings = ["round", *headings]
-    return ([*headings, "probe", "epochs"], rows) if probes else (headings, [row[:-2] for row in rows])
+    return ([*headings, "probe", scores.unit], rows) if probes else (headings, [row[:-2] for row in rows])
 
 
 def returned_row(report: RunReport) -> int | None:

@@ -23,6 +23,9 @@ _NOTEBOOK_INTERVAL = 0.3
 class ProgressBar:
     """Receives the events of a run and counts; this base class shows nothing."""
 
+    unit = "epochs"
+    """What lengths are counted in."""
+
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._start = clock, clock()
         self._num_stages = self._num_epochs = 0
@@ -82,6 +85,9 @@ class ProgressBar:
     def close(self) -> None:
         """No more events follow; release the terminal."""
 
+    def _length(self, number: int) -> str:
+        return plural(number, self.unit.removesuffix("s"))
+
     def _count(self, epochs: int, cost: float | None) -> None:
         self._finished += epochs
         self._cost = self._cost if cost is None else (self._cost or 0.0) + cost
@@ -135,7 +141,7 @@ class LogProgress(ProgressBar):
     def stage(self, name: str, density: float, epochs: int | None) -> None:
         super().stage(name, density, epochs)
         if not self._announced:  # the first evaluation may be many minutes away
-            length = f", {plural(epochs, 'epoch')}" if epochs else ""
+            length = f", {self._length(epochs)}" if epochs else ""
             where = f" ({self._position()})" if self._num_stages else ""
             self._log(f"{self._stage} starts: density {percent(density)}{length}{where}")
         self._announced = True
@@ -143,7 +149,7 @@ class LogProgress(ProgressBar):
     def epoch(self, done: int, of: int, loss: float | None = None) -> None:
         super().epoch(done, of, loss)
         if self._clock() - self._last >= _LOG_INTERVAL and done < of:
-            told = (f"{self._stage}: {done}/{plural(of, 'epoch')}", "" if loss is None else f"loss {loss:.4g}")
+            told = (f"{self._stage}: {done}/{self._length(of)}", "" if loss is None else f"loss {loss:.4g}")
             self._log(", ".join(part for part in (*told, self._spent()) if part))
 
     def observed(self, stage: str, density: float, score: float, *, epochs: int = 0, cost: float | None = None) -> None:
@@ -191,7 +197,7 @@ class NotebookProgress(ProgressBar):
         self._shown_at = self._clock()
         total = max(self._num_epochs, self._finished + self._stage_epochs)
         bar = Markup('<progress value="{}" max="{}"></progress> ').format(self._finished + self._ticks, total)
-        of = f": {self._ticks}/{plural(self._stage_epochs, 'epoch')}" if self._stage_epochs else ""
+        of = f": {self._ticks}/{self._length(self._stage_epochs)}" if self._stage_epochs else ""
         lines = (f"{self._position()}, {self._stage}{of}", self._spent(), self._evaluation, self._estimate)
         self._show(str(bar + Markup("<br>").join(line for line in lines if line)))
 

@@ -158,9 +158,9 @@ def _limits(answer: AnswerReport, scores: ScoreFormat) -> list[str]:
         short, full = details["probe_epochs"], details["full_epochs"]
         low, high = (scores.difference(details[key]) for key in ("allowed_low", "allowed_high"))
         found.append(
-            f"Probes were trained for {short} of {full} epochs. Gaps to the reference shrink with training, so a gap of"
-            f" {scores.difference(answer.allowed)} (90%: {low} to {high}) at {short} epochs is treated as"
-            f" {scores.difference(answer.delta)} at {full}. Passing a reference tightens the interval."
+            f"Probes were trained for {short} of {full} {scores.unit}. Gaps to the reference shrink with training, so a"
+            f" gap of {scores.difference(answer.allowed)} (90%: {low} to {high}) at {short} {scores.unit} is treated"
+            f" as {scores.difference(answer.delta)} at {full}. Passing a reference tightens the interval."
         )
     if details.get("unmatched_reference") is not None:
         found.append(
@@ -349,7 +349,7 @@ def probes_label(report: RunReport) -> str:
     if report.curve.finished:
         return "pruned networks"
     epochs = report.short_probe_epochs
-    return "probes" if epochs is None else f"probes ({plural(epochs, 'epoch')})"
+    return "probes" if epochs is None else f"probes ({score_format(report).length(epochs)})"
 
 
 def quantile(answer: AnswerReport) -> float | None:
@@ -387,7 +387,7 @@ def _answer_findings(report: RunReport, answer: AnswerReport) -> list[tuple[str,
 
 def _reference(report: RunReport, reference: ReferenceReport) -> str:
     scores, probes = score_format(report), report.curve.probes
-    trained = f" after {plural(reference.epochs, 'epoch')}" if reference.epochs else ""
+    trained = f" after {scores.length(reference.epochs)}" if reference.epochs else ""
     if reference.kind == "densest" and probes:
         densest = max(probes, key=lambda point: point.density)
         name = "dense probe" if densest.is_dense else "densest probe"
@@ -433,7 +433,7 @@ def _scores(report: RunReport) -> str:
 
 def _trained(report: RunReport) -> str:
     if report.answer is not None:
-        return plural(report.network.epochs, "epoch")
+        return score_format(report).length(report.network.epochs)
     ledger, match = report.ledger, report.ledger.match
     text = plural(ledger.total_epochs, "epoch") + (f" in {len(ledger.phases)} phases" if len(ledger.phases) > 1 else "")
     text += {"fresh": ", the last from a fresh initialization", "grown": ", the last from the grown weights"}.get(
@@ -450,7 +450,7 @@ def _too_short(report: RunReport) -> str:
     scores, curve = score_format(report), report.curve
     best_of, worse = (min, "above") if report.mode == "min" else (max, "below")
     best, growing = (best_of(point.score for point in points) for points in (curve.probes, curve.rounds))
-    length = plural(max(point.epochs for point in curve.probes), "epoch")
+    length = scores.length(max(point.epochs for point in curve.probes))
     return (
         f"Low confidence: the best probe ({scores(best)} after {length}) is {worse} the growing network "
         f"({scores(growing)}), so the probes are too short to compare densities. Increase budget or probe_fraction."

@@ -72,7 +72,8 @@ def discover(
         Score of the dense baseline, or "dense" to train it. None: estimated from the first half of a dense training
         (static masks: a dense probe on the same short schedule, or with `final="grown"` the densest network grown).
     budget : int
-        Epochs of a full dense training; the lengths of all phases follow from it.
+        Epochs of a full dense training; the lengths of all phases follow from it. A `fit` that counts steps, or
+        anything else, has its budget in that unit: `fit(model, optimizer, steps)` is reported in steps.
     seed : int
         Determines all random choices.
     progress : bool
@@ -89,6 +90,7 @@ def discover(
         - `mode`: "min" if a lower score is better (losses, error rates).
         - `callback`: a `Callback` or several, called when a stage starts or ends, after its epochs and at decisions of
           the density rule; `pathgrow.LoggingCallback()` writes to a logger.
+        - `metric`: name of the score in reports, such as "MAE".
         - `num_val`: number of validation examples, if the score is an accuracy; reports then show percentages.
         - `finish`: instead of pruning a trained network, "static" trains the masks of growth rounds, as in the paper,
           and a method such as "set" or "gmp:score=lamp" trains networks at their densities. With a list of these, each
@@ -149,11 +151,12 @@ def discover(
     chosen = DiscoverOptions.checked(
         {"start_density": start_density, "delta": delta, "reference": reference, "budget": budget, **options}
     ).with_comm_of(fit)
-    chosen = dataclasses.replace(chosen, name=chosen.name or type(model).__name__)
+    chosen = dataclasses.replace(chosen, name=chosen.name or type(model).__name__, unit=_unit(chosen, fit))
     assert chosen.comm is not None
     is_shown = progress and chosen.comm.rank == 0
     # Bars would be torn by what a function of the user prints.
     shown = displays.create(bars=isinstance(fit, JobTrainer)) if is_shown else displays.ProgressBar()
+    shown.unit = chosen.unit or shown.unit
     # Within a `fit` of the user nothing can be saved, and its own handling of Ctrl-C must not see other signals.
     can_save = isinstance(fit, JobTrainer) and chosen.store is not None
     signals = interrupts.saved_first() if can_save else nullcontext()
@@ -203,9 +206,14 @@ def plan(
     """
     require(isinstance(progress, bool), "progress", progress, "True or False")
     chosen = DiscoverOptions.checked(options).with_comm_of(fit)
+    chosen = dataclasses.replace(chosen, unit=_unit(chosen, fit))
     session = _session(model, optimizer, fit, evaluate, example_input, scope, seed, None, [], chosen)
     trainer = fit if isinstance(fit, Trainer) else None
     return make_discovery_plan(session, chosen, trainer=trainer, is_scope_given=scope is not None)
+
+
+def _unit(options: DiscoverOptions, fit: Fit) -> str:
+    return options.unit or ("epochs" if isinstance(fit, JobTrainer) else checks.unit_of(fit))
 
 
 def _session(

@@ -47,6 +47,19 @@ def check_signature(function: Any, name: str, *arguments: str) -> None:
         raise UserError(f"{name} must accept {call}, but its signature is {signature} ({error})") from error
 
 
+def unit_of(fit: Any) -> str:
+    """What the third argument of `fit` counts, by its name.
+
+    >>> unit_of(lambda model, optimizer, num_steps: None), unit_of(lambda *arguments: None)
+    ('steps', 'epochs')
+    """
+    try:
+        name = list(inspect.signature(fit).parameters)[2].rpartition("_")[2]
+    except (TypeError, ValueError, IndexError):
+        return "epochs"
+    return name if name in ("steps", "iterations", "updates", "batches") else "epochs"
+
+
 def refuse_paths(model: nn.Module, options: DiscoverOptions) -> None:
     """Refuse options that need paths, for a model that cannot be traced."""
     method = options.growth_method()

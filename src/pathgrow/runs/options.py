@@ -64,6 +64,11 @@ class DiscoverOptions(SearchOptions):
     name: str | None = option(None, example="'wide, no dropout'")
     """Name of the run in reports and tables, which tell runs of equal options apart by it; None: the class of the
     model."""
+    metric: str | None = option(None, example="'MAE'")
+    """What `evaluate` returns, by its name in reports; None: "accuracy" with `num_val`, otherwise "score"."""
+    unit: str | None = option(None, example="'steps'")
+    """What `budget` and the third argument of `fit` count, by its name in reports; None: the name of that argument if
+    it ends in one of steps, iterations, updates or batches, otherwise epochs."""
     callback: Callback | Sequence[Callback] = ()
     """One or several; called at the start and end of stages, after epochs and each decision of the density rule."""
     loss: Loss | None = None

@@ -63,6 +63,8 @@ class DiscoveryPlan:
     """Size of the stages that are kept until the end."""
     is_on_disk: bool
     """Whether they are kept in a run directory."""
+    unit: str = "epochs"
+    """What lengths are counted in."""
 
     @property
     def cost(self) -> float:
@@ -86,15 +88,15 @@ class DiscoveryPlan:
         )
         others = self.num_parameters - sum(self.scope.values()) - sum(number for number, _ in self.left_out.values())
         lines.append(f"  other parameters: {others:,} (biases, norms, embeddings and the like are never pruned)")
-        whole = self.forecast
-        lines.append(f"Trainings: about {whole.num_stages}, {plural(whole.num_epochs, 'epoch')} in all")
+        whole, unit = self.forecast, self.unit.removesuffix("s")
+        lines.append(f"Trainings: about {whole.num_stages}, {plural(whole.num_epochs, unit)} in all")
         for stage in whole.stages:
-            length = f"{stage.count} x {plural(stage.epochs, 'epoch')} at {percent(stage.density)} density"
+            length = f"{stage.count} x {plural(stage.epochs, unit)} at {percent(stage.density)} density"
             lines.append(f"  {stage_label(stage.kind)}: {length}, {whole.cost_of(stage):.2f} dense trainings")
         total = "" if self.training_flops is None else f", {flops(self.training_flops)}"
         sample = f"one dense training sample is {flops(whole.dense_flops)}"
         lines.append(f"Cost: about {self.cost:.2f} dense trainings (at most {self.max_cost:g}){total}; {sample}")
-        unknown = "unknown before the first training, since only your fit knows the number of steps of an epoch"
+        unknown = f"unknown before the first training, since only your fit knows how long {self.unit} take"
         lines.append(f"Time: {unknown if self.seconds is None else f'about {duration(self.seconds)}'}")
         return "\n".join([*lines, f"Memory: {self._memory()}"])
 
@@ -135,6 +137,7 @@ def make_discovery_plan(
         left_out=outside,
         num_parameters=session.num_parameters,
         forecast=whole,
+        unit=options.unit or "epochs",
         max_cost=options.cost_limit,
         num_samples=num_samples,
         batch_size=batch_size,

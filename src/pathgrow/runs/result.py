@@ -73,14 +73,14 @@ class Discovery:
 
     def __repr__(self) -> str:
         curve = self._curve_report(fit=None)
-        scores = ScoreFormat.of(curve, is_accuracy=self.options.num_val is not None, mode=self.options.mode)
+        scores = ScoreFormat.of(curve, vars(self.options))
         sentence = answer_sentence(self._answer_report(None), curve, scores).rstrip(".")
         names = ("pruned", "finished") if self.finished else ("rounds", "probes")
         numbers = (self.probes, self.finished) if self.finished else (self.rounds, self.probes)
         counts = ", ".join(f"{len(records)} {name}" for records, name in zip(numbers, names, strict=True))
         return (
             f"Discovery({sentence};\n"
-            f"  returned model: density {percent(self.density)}, score {number(self.score)}; {counts})"
+            f"  returned model: density {percent(self.density)}, {scores.name} {number(self.score)}; {counts})"
         )
 
     @property
@@ -284,7 +284,7 @@ class Discovery:
         if self.answer.status == "unlearned" or self.answer.details.get("too_short"):
             return ()
         curve = self._curve_report(fit=None)
-        scores = ScoreFormat.of(curve, is_accuracy=self.options.num_val is not None, mode=self.options.mode)
+        scores = ScoreFormat.of(curve, vars(self.options))
         return read_off(self.rule, self.curve, self.answer.delta, is_accuracy=scores.is_fraction)
 
     @property

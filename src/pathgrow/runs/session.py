@@ -31,6 +31,7 @@ from pathgrow.graph.scope import trained_scope, whole_model_density
 from pathgrow.masks import Masks
 from pathgrow.methods.gradients import Batches, Loss
 from pathgrow.methods.method import FIXED, Method, ScoringCost
+from pathgrow.report.formats import stage_label
 from pathgrow.report.schema import Score
 from pathgrow.rng import derive, seeded_globals
 from pathgrow.runs.records import Callback, Record
@@ -306,8 +307,8 @@ class Session(Stages):
         """Evaluate a network, on the validation split unless another evaluation is given."""
         weights = attached.ema_weights() if self._use_ema else nullcontext()
         with weights, seeded_globals(self.seed, stage, "evaluate", part):
-            value = (evaluate or self._evaluate)(attached.model)
-            score, loss = self.comm.broadcast_from_rank0(lambda: parse_evaluation(value, f"evaluate in stage {stage}"))
+            value, source = (evaluate or self._evaluate)(attached.model), f"evaluate ({stage_label(stage)})"
+            score, loss = self.comm.broadcast_from_rank0(lambda: parse_evaluation(value, source))
         return Score(score=score, loss=loss)
 
     def _score(self, phase: Phase) -> Score:

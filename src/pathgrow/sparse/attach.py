@@ -221,6 +221,8 @@ class Attached(MaskedOptimizer):
                 f"Lower bound: {100 * answer.density:.3g}% density (90% interval {low} to {high}), enough to stay "
                 f"{within}."
             )
+        if num > 1 and self._points[-1].score < self._points[0].score - answer.delta:
+            found += " Scores fell: observe() takes higher scores for better ones, so pass a loss as its negative."
         return (
             f"{found} The dense network was not trained, and staying within {answer.delta:g} of it may need a higher "
             "density: pathgrow.discover compares with dense."
