@@ -423,3 +423,10 @@ def test_hundreds_of_configurations_are_compared_in_a_second(tmp_path: Path) -> 
     assert {row.num_seeds for row in found.rows} == {2}
     assert found.rows[7].settings == "every 7"
     assert time.process_time() - start < 2
+
+
+def test_the_error_about_many_directories_stays_short(tmp_path: Path) -> None:
+    paths = [tmp_path / f"run{number}" for number in range(100)]
+    with pytest.raises(UserError, match=r"^no finished run in 100 paths \(.*; and 96 more\)$") as error:
+        compare_runs(paths)
+    assert len(str(error.value)) < 1500

@@ -107,11 +107,13 @@ class _Run:
 
 _Group = Sequence[_Run]
 """Runs that differ in their seed only."""
+_MOST_NOTES = 4
+"""Skipped directories that an error names."""
 
 
 def compare_runs(paths: Sequence[str | os.PathLike[str]]) -> Comparison:
     """Compare the runs in these directories; directories without a finished run are skipped with a note."""
-    groups: dict[object, list[_Run]] = {}
+    by_seed: dict[object, dict[int | None, _Run]] = {}
     notes: list[str] = []
     for path in [os.fspath(path) for path in paths]:
         try:
@@ -122,17 +124,16 @@ def compare_runs(paths: Sequence[str | os.PathLike[str]]) -> Comparison:
             notes.append(f"{path} skipped: {'it ' if reason.startswith('is ') else ''}{reason}")
             continue
         key = (report.command, tuple(report.task.items()), tuple(sorted(report.settings.items())))
-        group = groups.setdefault(key, [])
-        twin = next((other for other in group if other.report.seed == report.seed), None)
-        if twin is None:
-            group.append(run)
-        else:
+        twin = by_seed.setdefault(key, {}).setdefault(report.seed, run)
+        if twin is not run:
             notes.append(f"{path} skipped: it repeats seed {report.seed} of {twin.path}")
-    if not groups:
-        raise UserError(f"no finished run in {plural(len(paths), 'path')} ({'; '.join(notes)})")
-    notes += [note for group in groups.values() for run in group if (note := _missed_budget(run))]
+    if not by_seed:
+        more = f"; and {len(notes) - _MOST_NOTES} more" if len(notes) > _MOST_NOTES else ""
+        raise UserError(f"no finished run in {plural(len(paths), 'path')} ({'; '.join(notes[:_MOST_NOTES])}{more})")
+    groups = [list(runs.values()) for runs in by_seed.values()]
+    notes += [note for group in groups for run in group if (note := _missed_budget(run))]
     tables: dict[str, list[_Group]] = {}
-    for subject, group in zip(_subjects([group[0] for group in groups.values()]), groups.values(), strict=True):
+    for subject, group in zip(_subjects([group[0] for group in groups]), groups, strict=True):
         tables.setdefault(subject, []).append(group)
     return Comparison(tuple(row for subject, table in tables.items() for row in _rows(subject, table)), tuple(notes))
 
