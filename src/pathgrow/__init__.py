@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathgrow.masks import Masks
     from pathgrow.masks.sampling import sample_proportional
     from pathgrow.methods.method import Method
+    from pathgrow.report.text import explain
     from pathgrow.runs.api import discover, plan
     from pathgrow.runs.records import Callback, LoggingCallback
     from pathgrow.runs.result import Discovery
@@ -43,6 +44,7 @@ __all__ = [
     "attach",
     "data",
     "discover",
+    "explain",
     "fit_saturation",
     "load_network",
     "methods",
@@ -68,6 +70,7 @@ __getattr__ = lazy_attributes(
         "attach": "sparse.attach",
         "data": "",
         "discover": "runs.api",
+        "explain": "report.text",
         "fit_saturation": "density.saturation",
         "load_network": "checkpoint.manifest",
         "methods": "",

@@ -210,6 +210,13 @@ def test_only_measured_times_and_costs_are_shown() -> None:
     assert finding(report, "training cost") == "15.8 GFLOPs"
 
 
+def test_the_cost_of_a_pretrained_network_is_that_of_fine_tuning() -> None:
+    """Its budget is the length of a fine-tuning: the training before that is not known."""
+    report = discovery_report()
+    report = replace(report, config={**report.config, "start": "pretrained"})
+    assert finding(report, "training cost").startswith("0.898x dense fine-tuning (")
+
+
 def test_an_interval_without_an_answer_is_a_finding() -> None:
     report = with_answer(discovery_report(), status="flat", operating_density=None, interval=(0.0, 0.02))
     assert finding(report, "90% interval") == "up to 2.0% of the prunable weights"

@@ -250,6 +250,7 @@ def findings(report: RunReport) -> list[tuple[str, str]]:
     network, ledger, answer = report.network, report.ledger, report.answer
     size = f"{percent(network.density)} of the prunable weights ({network.num_on:,} of {network.num:,})"
     cost = flops(ledger.training_flops)
+    dense = "dense fine-tuning" if report.config.get("start") == "pretrained" else "dense training"
     times = (("training", report.timing.seconds), ("wall clock", report.timing.run_seconds))
     time = ", ".join(f"{name} {duration(seconds)}" for name, seconds in times if seconds)
     return [
@@ -260,7 +261,7 @@ def findings(report: RunReport) -> list[tuple[str, str]]:
         (score_format(report).name, _scores(report)),
         *([("check", check)] if (check := check_phrase(report)) is not None else []),
         ("trained", _trained(report)),
-        ("training cost", cost if ledger.relative is None else f"{ratio(ledger.relative)} dense training ({cost})"),
+        ("training cost", cost if ledger.relative is None else f"{ratio(ledger.relative)} {dense} ({cost})"),
         ("inference", f"{ratio(network.inference_relative)} the FLOPs of the dense model"),
         *([("time", time)] if time else []),
         *([("tolerances", densities)] if (densities := _tolerances(report)) is not None else []),

@@ -222,7 +222,7 @@ class Attached(MaskedOptimizer):
                 f"{within}."
             )
         if num > 1 and self._points[-1].score < self._points[0].score - answer.delta:
-            found += " Scores fell: observe() takes higher scores for better ones, so pass a loss as its negative."
+            found = "No density: scores fell. observe() takes higher scores for better ones; negate a loss."
         return (
             f"{found} The dense network was not trained, and staying within {answer.delta:g} of it may need a higher "
             "density: pathgrow.discover compares with dense."

@@ -158,7 +158,7 @@ class MaskedOptimizer:
         Verdict
             `Grow`: the masks have grown by one step of the method's schedule; continue training. `Stop`: the density
             is settled and the masks are final; training may continue. `reason` is a code, which
-            `pathgrow.report.text.explain(verdict.reason, verdict.details)` turns into a sentence.
+            `pathgrow.explain(verdict.reason, verdict.details)` turns into a sentence.
         """
         self._check_ema_inactive("observe()")
         self._check_attached("observe() cannot be called")
