@@ -119,7 +119,7 @@ def attached(method: Method, seed: int, optimizer: str = "nesterov", *, model_se
     model, batch = Residual(), BATCH
     if how.pop("is_tied", False):
         for parameter in model.parameters():
-            nn.init.constant_(parameter, 0.1)
+            nn.init.constant_(parameter, 0.3)
     if (device := how.pop("precisely_on", None)) is not None:  # equal to many digits on any device
         model, batch = model.double().to(device), (BATCH[0].double().to(device), BATCH[1].to(device))
         model.drop.p = 0.0

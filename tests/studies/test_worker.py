@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from filelock import FileLock
 from PIL import Image
 
 from pathgrow.errors import RunFailed
@@ -60,6 +61,15 @@ def test_each_cell_runs_once_and_a_failed_one_stops_no_other(tmp_path: Path, ran
     assert failure(tmp_path, cells[1]) == "the loss is not finite"
     forget_failures(tmp_path, cells)
     assert state(tmp_path, cells[1]) == "free"
+
+
+def test_a_cell_that_another_worker_has_just_taken_counts_no_attempt(tmp_path: Path, ran: list[str]) -> None:
+    """Otherwise it has failed as soon as five workers try to take it at once."""
+    cell = cells_of(THREE, tmp_path)[0]
+    with FileLock(tmp_path / ".study" / f"{cell.name}.claim"):
+        for _ in range(MAX_ATTEMPTS):
+            worker._run(tmp_path, cell, False)
+        assert (ran, worker._num_attempts(tmp_path, cell), state(tmp_path, cell)) == ([], 0, "free")
 
 
 def test_a_matched_cell_waits_for_the_run_it_matches_and_gets_its_path(tmp_path: Path, ran: list[str]) -> None:

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from filelock import FileLock, Timeout
+
 from pathgrow import atomic
 from pathgrow.checkpoint.run_dir import RunDir, RunInUse
 from pathgrow.errors import RunFailed, UserError, printable
@@ -28,6 +30,7 @@ MAX_ATTEMPTS = 5
 """Attempts after which a cell whose workers keep dying counts as failed."""
 OUT_OF_MEMORY = re.compile("out of memory|can't allocate memory")
 _FOLDER = ".study"
+_CLAIM_SECONDS = 0.02
 _IDLE_SECONDS = 0.5
 """How long a worker waits if all remaining cells are being worked on."""
 
@@ -94,7 +97,16 @@ def forget_failures(out: Path, cells: Sequence[Cell]) -> None:
 
 
 def _run(out: Path, cell: Cell, is_alone: bool) -> str | None:
-    """Run a cell, or skip it if another process was faster."""
+    """Run a cell, or skip it if another worker was faster: only the one that runs it counts an attempt."""
+    try:
+        with FileLock(_file(out, cell.name, "claim"), timeout=0):
+            return _attempt(out, cell, is_alone)
+    except Timeout:
+        time.sleep(_CLAIM_SECONDS)
+        return None
+
+
+def _attempt(out: Path, cell: Cell, is_alone: bool) -> str | None:
     attempts = _file(out, cell.name, "attempts")
     with open(attempts, "ab") as file:
         file.write(b".")
