@@ -143,7 +143,7 @@ def discover(
     network trained, pruning begins
     >>> found
     Discovery(Operating density: ...;
-      returned model: density ..., score ...; ... pruned, ... finished)
+      returned model: density ..., accuracy ...%; ... pruned, ... finished)
     >>> bool((model[0].weight[~found.masks["0.weight"]] == 0).all())
     True
     """

@@ -12,7 +12,7 @@ from pathgrow.errors import UserError
 from pathgrow.graph.flops import step_flops
 from pathgrow.masks import Masks
 from pathgrow.methods.method import GrowEachRound
-from pathgrow.report.formats import ScoreFormat, number, percent
+from pathgrow.report.formats import ScoreFormat, percent
 from pathgrow.report.schema import (
     AnswerReport,
     CheckReport,
@@ -80,7 +80,7 @@ class Discovery:
         counts = ", ".join(f"{len(records)} {name}" for records, name in zip(numbers, names, strict=True))
         return (
             f"Discovery({sentence};\n"
-            f"  returned model: density {percent(self.density)}, {scores.name} {number(self.score)}; {counts})"
+            f"  returned model: density {percent(self.density)}, {scores.name} {scores(self.score)}; {counts})"
         )
 
     @property
