@@ -107,7 +107,13 @@ def begun(recipe: str, method: str, on_epoch: Callable[..., None] = print) -> tu
     trainer = Trainer(data(), CASES[recipe], EngineOptions(device="cpu"), on_epoch=on_epoch)
     model, optimizer = trainer.place(network())
     return trainer, attach(
-        model, optimizer, METHODS[method], scope=Masks.full(model), seed=1, ema=EMA(decay=0.8, update_interval=2)
+        model,
+        optimizer,
+        METHODS[method],
+        data().example_input(),
+        scope=Masks.full(model),
+        seed=1,
+        ema=EMA(decay=0.8, update_interval=2),
     )
 
 
