@@ -9,7 +9,7 @@ import pytest
 from tests.support.command import leave
 
 TEXT = """
-asks = "Does it run?"
+asks = "Does it run?\\u001b[31m"
 set = { epochs = 1, model_options = { widths = [16] } }
 [[part]]
 grid.method = ["random", "dense"]
@@ -24,12 +24,14 @@ def test_a_study_from_its_file_to_its_figure(tmp_path: Path, capfd: pytest.Captu
     study.write_text(TEXT)
     assert leave("study", str(study), "--out", str(out), "--jobs", "1") == 1
     said = capfd.readouterr()
-    assert said.out.startswith("Does it run?\n3 cells, about ")
+    assert said.out.startswith("Does it run??[31m\n3 cells, about ")
     assert "2 of 3 cells finished" in said.out
     assert "1 of 3 cells failed (folder-mlp-random" in said.err
     assert "nowhere does not exist" in said.err
     assert leave("study", "table", str(study), "--out", str(out)) == 0
-    assert "2 of 3 cells finished, 1 failed." in capfd.readouterr().out
+    table = capfd.readouterr().out
+    assert "Does it run??[31m 2 of 3 cells finished, 1 failed." in table
+    assert "\x1b" not in said.out + said.err + table
     assert leave("study", "figure", str(study), "--out", str(out)) == 0
     assert (out / "mine.png").read_bytes().startswith(b"\x89PNG")
 

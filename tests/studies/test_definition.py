@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,9 @@ def test_a_matched_cell_refers_to_the_cell_with_otherwise_equal_axes(tmp_path: P
         ('asks = "?"\nset.method = "set"\ngrid.density = [0.1, 0.1]', "twice"),
         ('asks = "?"\nset = {method = "set", match = "flops", match_run = {method = "gcg"}}', "one cell, got 0"),
         ('asks = "?"\nset.method = "os:system"', "is a function outside pathgrow"),
+        ("a = " + "[" * 100_000, "study 'mine' is nested too deeply"),
+        ("asks = " + "9" * 5000, "study 'mine': Exceeds the limit"),
+        (f'asks = "?"\nset.method = "set"\ngrid.seed = {list(range(10_001))}', "10,001 cells, more than 10,000"),
     ],
 )  # fmt: skip
 def test_mistakes_are_named(text: str, message: str) -> None:
@@ -115,6 +119,15 @@ def test_mistakes_are_named(text: str, message: str) -> None:
 def test_unknown_studies_and_scales_are_named(name: str, scale: str | None, message: str) -> None:
     with pytest.raises(UserError, match=message):
         load_study(name).cells(scale)
+
+
+def test_a_file_that_is_no_text_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
+    (tmp_path / "folder.toml").mkdir()
+    os.mkfifo(tmp_path / "pipe.toml")
+    for name, reason in (("binary", "codec can't decode"), ("folder", "regular file"), ("pipe", "regular file")):
+        with pytest.raises(UserError, match=rf"^cannot read .*{name}.toml \(.*{reason}"):
+            load_study(str(tmp_path / f"{name}.toml"))
 
 
 @pytest.mark.parametrize("name", study_names())

@@ -33,7 +33,7 @@ def _run_study(
 
     study = load_study(name)
     cells = study.cells(scale)
-    print(f"{study.asks}\n{total_price(cells)}")
+    print(f"{printable(study.asks)}\n{total_price(cells)}")
     outcome = run_study(cells, out, pool, StudyProgress())
     again = f"{name}{f' --scale {scale}' if scale else ''}{f' --out {out}' if out != _OUT else ''}"
     print(f"{outcome.num_finished} of {len(cells)} cells finished in {printable(out)}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ Points = Literal["network", "rounds", "topology", "answer"]
 _Values = Mapping[str, Any]
 _Grid = Mapping[str, list[Any]]
 _CONFIGS: dict[str, type[RunConfig]] = {"train": TrainConfig, "discover": DiscoverConfig}
+_MAX_CELLS = 10_000
 _NESTED = {
     f.name: outer for outer, cls in (("engine", EngineOptions), ("recipe", Recipe)) for f in dataclasses.fields(cls)
 }
@@ -90,6 +92,8 @@ class Study:
             scaled = {name: values for name, values in chosen.grid.items() if part.grid.get(name) != []}
             grid = {**self.grid, **part.grid, **scaled}
             axes = {name: values for name, values in grid.items() if values}
+            if (num := math.prod(map(len, axes.values()))) > _MAX_CELLS:
+                raise UserError(f"study {self.name!r} has {num:,} cells, more than {_MAX_CELLS:,}: use shorter axes")
             for values in itertools.product(*axes.values()):
                 cells.append(self._cell(part, chosen.set, dict(zip(axes, values, strict=True))))
         cells = [self._with_reference(cell, cells) for cell in cells]
@@ -153,9 +157,12 @@ def load_study(name: str) -> Study:
     if name.endswith(".toml"):
         path = Path(name)
         try:
-            return parse_study(path.stem, path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise UserError(f"cannot read {name} ({error.strerror})") from error
+            if path.exists() and not path.is_file():  # a pipe would be waited for
+                raise UserError(f"cannot read {name} (it is not a regular file)")
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"cannot read {name} ({getattr(error, 'strerror', None) or error})") from error
+        return parse_study(path.stem, text)
     if name not in (known := study_names()):
         raise unknown_name("study", name, [*known, "FILE.toml"])
     return parse_study(name, (files("pathgrow.studies") / "definitions" / f"{name}.toml").read_text(encoding="utf-8"))
@@ -178,7 +185,9 @@ def parse_study(name: str, text: str) -> Study:
     try:
         values = tomllib.loads(text)
         return from_json(Study, {"name": name, **values})
-    except (tomllib.TOMLDecodeError, UserError) as error:
+    except RecursionError as error:
+        raise UserError(f"study {name!r} is nested too deeply") from error
+    except ValueError as error:  # of TOML, of a field, or a number of thousands of digits
         raise UserError(f"study {name!r}: {error}") from error
 
 

@@ -99,7 +99,7 @@ def results_of(study: Study, scale: str | None, lines: Sequence[Mapping[str, Any
         study=study,
         rows=tuple(_means(study, [point for line in lines for point in line["points"]])),
         is_fraction=all(line["is_fraction"] for line in lines),
-        caption=" ".join(filter(None, (caption, note))),
+        caption=printable(" ".join(filter(None, (caption, note)))),
         lines=tuple(lines),
     )
 
