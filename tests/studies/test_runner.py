@@ -80,16 +80,17 @@ def test_killed_processes_lose_nothing(tmp_path: Path, trials: Trials) -> None:
     """Workers are killed while they hold cells; every cell ends with one result, that of an undisturbed run."""
     num = trials.count(quick=6, full=500)
     cells = parse_study("mine", TEXT.replace("[0, 1, 2, 3, 4, 5]", str(list(range(num))))).cells()
-    pool, killed = LocalPool(trials.count(quick=2, full=8)), list[int]()
+    pool, killed = LocalPool(trials.count(quick=2, full=8)), dict[str, int]()
     num_kills = trials.count(quick=2, full=100)
 
     def kill() -> None:
         while len(killed) < num_kills:
-            for cell in cells:
+            for cell in [cell for cell in cells if cell.name not in killed]:
                 holder = RunDir(tmp_path / cell.name).worker or ""
-                if (pid := "".join(filter(str.isdigit, holder.partition("pid")[2]))) and int(pid) not in killed:
-                    killed.append(int(pid))
-                    os.kill(int(pid), signal.SIGKILL)
+                pid = int("".join(filter(str.isdigit, holder.partition("pid")[2])) or 0)
+                if pid and pid not in killed.values() and len(killed) < num_kills:
+                    killed[cell.name] = pid
+                    os.kill(pid, signal.SIGKILL)
             time.sleep(0.02)
 
     thread = threading.Thread(target=kill, daemon=True)
