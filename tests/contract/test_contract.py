@@ -159,7 +159,7 @@ def test_growth_adds_exactly_its_fraction(name: str, seed: int, density: float, 
 def test_a_diverged_training_is_refused_or_cannot_be_saved(kind: str, trials: Trials) -> None:
     """A mask update is refused in one sentence and changes nothing; or the state of the training is."""
     for name in NAMES:
-        for _ in range(trials.count(quick=1, full=5)):
+        for _ in range(trials.count(quick=1, full=2)):
             value, at = trials.draw.choice((math.nan, math.inf, -math.inf)), trials.draw.randint(0, NUM_STEPS - 1)
             with trials.one(f"{name}: {value} in the {kind} of step {at}"):
                 check_divergence(name, kind, value, at)

@@ -299,7 +299,7 @@ def test_an_injected_nan_ends_a_discovery_and_no_checkpoint_holds_it(
     whole = Injected()
     with RunDir.open(tmp_path / "whole", {}) as folder, whole.patched():
         expected = discovered(folder.stages, monkeypatch, often=False)
-    for number in range(trials.count(quick=1, full=30)):
+    for number in range(trials.count(quick=1, full=10)):
         at, often, value = trials.draw.randint(1, whole.num_steps), number % 2 == 0, trials.draw.choice(VALUES)
         monkeypatch.setattr(stages, "SECONDS_BETWEEN_SAVES", -1.0 if often else 60.0)
         with trials.one(f"{value} in the {kind} of step {at} of {whole.num_steps}"):
