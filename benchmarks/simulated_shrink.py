@@ -27,7 +27,7 @@ from typing import Literal
 import numpy as np
 from scipy.optimize import brentq
 
-from pathgrow.density.shrink import Check, NextRound, ShrinkRule
+from pathgrow.density.shrink import STEP, Check, NextRound, ShrinkRule
 from pathgrow.density.types import Answer, Curve, Point, Reference
 from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.shrinking import TOO_MUCH, Lengths
@@ -35,6 +35,8 @@ from pathgrow.runs.shrinking import TOO_MUCH, Lengths
 DELTA = 0.01
 BUDGET = 160
 TOP = 0.95
+ALWAYS_DENSE = 0.02
+"""FLOPs of layers that are not pruned."""
 RULE = ShrinkRule(delta=DELTA)
 
 CHANGES = {"shrinking": -0.4, "constant": 0.0, "growing": 0.4}
@@ -168,11 +170,16 @@ def discover(setting: Setting, seed: int) -> Run:
         is_first = all(point.density == 1 for point in curve.finished)
         if not is_first or due.density == 1:
             after_control = rule.candidate(curve, with_control=False) if is_first else None
-            starts = [points[one.start].density for one in (due, after_control) if one is not None]
-            if cost() + sum(flops(density) * lengths.finish / BUDGET for density in starts) > cost_limit:
+            left = (cost_limit - cost()) * BUDGET / lengths.finish
+            if sum(flops(one.density) for one in (due, after_control) if one is not None) > left:
+                with_control, densest = False, left - ALWAYS_DENSE
                 if after_control is None:
-                    break
-                with_control, due = False, after_control
+                    best = max(point.density for point in curve.finished if point.density < 1)
+                    if not best * STEP <= densest < due.density:
+                        break
+                    due = replace(due, density=densest)
+                else:
+                    due = after_control
         curve = replace(curve, finished=(*curve.finished, train(due, lengths.finish)))
     network = rule.select(curve)
     best = max((base, *(point for point in curve.finished if point.density == 1)), key=lambda point: point.score)
@@ -191,7 +198,7 @@ def discover(setting: Setting, seed: int) -> Run:
 
 def flops(density: float) -> float:
     """FLOPs relative to the dense network: some layers stay dense."""
-    return min(1.0, density + 0.02)
+    return min(1.0, density + ALWAYS_DENSE)
 
 
 @dataclass(frozen=True)

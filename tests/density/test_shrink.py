@@ -110,6 +110,37 @@ def test_simulated_discoveries_with_known_answers(gaps: str, reference: Referenc
     assert all(run.cost < setting.options.cost_limit + 0.1 for run in found.runs)
 
 
+def test_one_short_training_gives_no_density() -> None:
+    """How much more training gains is unknown: networks that were pruned and trained on are better than it."""
+    probes = [Point(round=2 + k, density=0.3 + 0.1 * k, epochs=4, score=0.70 + 0.02 * k) for k in range(3)]
+    last = Point(round=5, density=0.5, epochs=6, score=0.79)
+    short = Curve(
+        rough=(Point(round=0, density=1.0, epochs=3, score=0.74),),
+        probes=tuple(probes),
+        finished=(last,),
+        num_val=400,
+        full_epochs=5,
+    )
+    assert RULE.answer(short).status == "open"
+    assert RULE.check(short, last).outcome == "not verified"
+    given = replace(short, reference=Reference(score=0.9, kind="given"))
+    assert RULE.check(given, last).outcome == "missed"
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_tolerance_far_below_the_noise_is_computed_without_overflow() -> None:
+    rule = ShrinkRule(delta=0.01)
+    scores = {0.3: -11_200.0, 0.165: -11_350.0, 0.09: -11_700.0}
+    probes = [Point(round=2 + k, density=d, epochs=48 + 8 * k, score=s) for k, (d, s) in enumerate(scores.items())]
+    trained = (
+        Point(round=0, density=1.0, epochs=20, score=-11_500.0),
+        Point(round=1, density=1.0, epochs=40, score=-11_000.0),
+    )
+    curve = Curve(rough=trained, probes=tuple(probes), full_epochs=80)
+    answer = rule.answer(replace(curve, finished=(Point(round=5, density=0.3, epochs=68, score=-11_100.0),)))
+    assert answer.details["returned_for"] > 0.3
+
+
 def test_training_in_the_rounds_is_told_from_pruning() -> None:
     """Rounds that gain as much by training as they lose by pruning do not make the gaps look small."""
     learned = {0.3: 96, 0.165: 112, 0.09: 128, 0.05: 144}

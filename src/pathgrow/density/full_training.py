@@ -29,6 +29,7 @@ from pathgrow.density.posterior import PosteriorSamples
 from pathgrow.density.types import Curve, FloatArray
 
 DENSE, SLOPE, RESTART, FACTOR = range(4)
+_TINY = 1e-300
 POWERS = (0.2, 0.5, 0.8, 2.0, 6.0)
 """Exponents of the learning curve, equally likely beforehand. Two trainings of a network do not tell them apart, three
 do. After twice the training, the next doubling gains 2^-power times as much."""
@@ -36,6 +37,8 @@ FACTOR_SPREAD = 0.75
 """Prior standard deviation of the factor, around 1: gaps may halve or double."""
 RESTART_SPREAD = 0.3
 """The same for the cost of restarts, above 0, in units of delta."""
+UNKNOWN_GAIN = 10.0
+"""Prior standard deviation of the dense score and of what training gains, in units of delta, after one training."""
 MIN_FACTOR = 0.1
 MIN_NOISE, MAX_GAP = 0.01, 50.0
 """In units of delta; they keep the arithmetic well-conditioned."""
@@ -101,8 +104,9 @@ def _given_exponent(curve: Curve, delta: float, power: float) -> _Weighted | Non
         return math.expm1(-power * math.log(epochs / full)) / power if base.epochs else 0.0
 
     scores = [point.score for point in unpruned(curve)]
-    # A wider prior, cut off at 0 (training does no harm), would turn noise into expected gains.
-    spread = delta + float(np.ptp(scores))
+    # A wider prior, cut off at 0 (training does no harm), would turn noise into expected gains. After a single
+    # training, however, nothing is known about what more of it gains.
+    spread = (delta + float(np.ptp(scores))) * (1.0 if len(scores) > 1 or not base.epochs else UNKNOWN_GAIN)
     # Unknown is what the second half of the training so far was worth: in that unit no exponent is preferred.
     second_half = left(max(1, base.epochs // 2)) - left(base.epochs) if base.epochs > 1 else 1.0
     unknown = _Unknown(
@@ -174,10 +178,10 @@ class _Unknown:
 
     def draw(self, which: int, lowest: float = -math.inf) -> FloatArray:
         """Draw one of the numbers, no lower than given; those drawn later fit it."""
-        mean, spread = self._mean[:, which], np.sqrt(self._covariance[:, which, which])
+        mean, spread = self._mean[:, which], np.sqrt(np.maximum(self._covariance[:, which, which], _TINY))
         above = (mean - lowest) / spread
         self.log_weight += log_ndtr(above)
-        tail = np.maximum((1 - self._random.random(len(mean))) * ndtr(above), 1e-300)
+        tail = np.maximum((1 - self._random.random(len(mean))) * ndtr(above), _TINY)
         value: FloatArray = np.maximum(mean - spread * ndtri(tail), lowest)
         self._update(np.tile(np.eye(4)[which], (len(mean), 1)), value, 0.0)
         return value

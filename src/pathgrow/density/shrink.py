@@ -167,6 +167,7 @@ class ShrinkRule:
         else:
             outcome = "consistent" if shortfall <= self.delta else "not verified"
             outcome = "missed" if shortfall - 2 * error > self.delta else outcome
+            outcome = "not verified" if self._is_too_short(curve) else outcome
         return Check(outcome=outcome, shortfall=shortfall, error=error)
 
     def decide(self, curve: Curve) -> Stop:
@@ -198,7 +199,7 @@ class ShrinkRule:
             },
         )
         interval = (low if low > lowest else 0.0, min(high, base.density))
-        if low <= lowest and high > base.density:
+        if self._is_too_short(curve) or (low <= lowest and high > base.density):
             return answer  # anything is possible
         if density * _CLOSE <= lowest:
             return replace(answer, status="flat", interval=(0.0, max(interval[1], lowest)))
@@ -232,6 +233,10 @@ class ShrinkRule:
         outcomes = self._outcomes(curve)
         enough = (density for density in DENSITIES if outcomes.shortfall(density) <= self.delta)
         return next(enough, 1.0)
+
+    def _is_too_short(self, curve: Curve) -> bool:
+        """Whether a single training is all that is known about the dense network: it may just have begun to learn."""
+        return curve.reference is None and curve.rough[-1].epochs > 0 and len(unpruned(curve)) < 2
 
     def _needs_control(self, curve: Curve) -> bool:
         """Whether the network without pruning has to be trained fully too, since it still improves by more than delta.

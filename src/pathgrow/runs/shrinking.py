@@ -9,7 +9,9 @@ network starts from a PHEW mask and grows along paths up to that density, so it 
 
 from dataclasses import replace
 
-from pathgrow.density.shrink import NextRound, ShrinkRule
+import numpy as np
+
+from pathgrow.density.shrink import STEP, NextRound, ShrinkRule
 from pathgrow.density.types import Curve, Point, Reason, Reference
 from pathgrow.graph.flops import step_flops
 from pathgrow.masks.sampling import top_k
@@ -229,18 +231,24 @@ class ShrinkSearch:
         if due is None or (is_first and due.density < curve.rough[-1].density):
             return due
         after_control = self._rule.candidate(curve, with_control=False) if is_first else None
-        last = self._trunk.records[-1]
-        samples_per_epoch = last.num_samples / last.num_epochs
-        graph, finish = self._session.graph, self._trunk.lengths.finish * samples_per_epoch
-        # At most as expensive as the network that it is pruned from.
-        cost = sum(
-            finish * step_flops(graph, self._trunk.masks(one.start)) for one in (due, after_control) if one is not None
-        )
+        records, graph = self._trunk.records, self._session.graph
+        samples_per_epoch = records[-1].num_samples / records[-1].num_epochs
         limit = self._options.cost_limit * self._options.budget * samples_per_epoch * step_flops(graph)
-        if cost + sum(record.flops for record in self._trunk.records) <= limit:
+        left = (limit - sum(record.flops for record in records)) / (self._trunk.lengths.finish * samples_per_epoch)
+        # The FLOPs of other densities are between those of the networks that exist.
+        known = sorted((one.point.density, step_flops(graph, self._trunk.masks(k))) for k, one in enumerate(records))
+        densities, flops = [row[0] for row in known], np.maximum.accumulate([row[1] for row in known])
+        if sum(np.interp(one.density, densities, flops) for one in (due, after_control) if one is not None) <= left:
             return due
         self._with_control = False
-        return after_control
+        if after_control is not None:
+            return after_control
+        # A denser network than the limit allows: the densest that it does allow, if that is a step forward.
+        densest = float(np.interp(left, flops, densities))
+        best = max(point.density for point in curve.finished if point.density < curve.rough[-1].density)
+        if not best * STEP <= densest < due.density:
+            return None
+        return NextRound(start=due.start, density=densest)
 
     def _returned(self) -> Record:
         """The finished network that the rule selects, unless pruning lost more than the training after it gained."""
