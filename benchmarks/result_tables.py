@@ -170,6 +170,9 @@ def engine() -> str:
     )
 
 
+DEFAULT_SEARCH = "abc9a01"
+"""The version of the default search whose discoveries are shown."""
+
 _SHRINK = {
     160: {
         "dense 40 40 >0.15/5:4@0.03 40": "dense 40 + 40 epochs, 5 rounds of 4 (peak lr 0.03), 40 more epochs",
@@ -186,6 +189,8 @@ _SHRINK = {
         "dense gmp>0.1:160": "GMP from dense, one training of 160 epochs",
     },
     80: {
+        "gcg:0.03 4 >0.0445:1 >0.066:1 >0.098:1 >0.145:1 >0.215:1 >0.319:1 >0.473:1 >0.7:1 gmp>0.1:68,0.3,0.85":
+            "grown 3% to 70% in 12 epochs, gradual pruning between 30% and 85% of the other 68",
         "gcg:0.03 4 >0.5/8:1 gmp>0.1:68": "grown 3% to 50% in 12 epochs, then gradual pruning over 68",
         "gcg:0.03 4 >1/8:1 gmp>0.1:68": "grown 3% to 100% in 12 epochs, then gradual pruning over 68",
         "dense gmp>0.1:80,0.1,0.6": "GMP from dense, pruning between 10% and 60% of the training",
@@ -218,6 +223,8 @@ def search_table() -> str:
     """Whole searches on CIFAR-10, by the length of their rounds."""
     rows = []
     for row in sorted(_lines("cifar10_resnet32_searches"), key=lambda row: row["seed"]):
+        if "max_density" in row:
+            continue
         if "stages" in row:
             kinds = ("train", "shrink", "final")
             parts = [[stage[1:] for stage in row["stages"] if stage[0].startswith(kind)] for kind in kinds]
@@ -229,6 +236,45 @@ def search_table() -> str:
         tested = _points(row["test"][0]) if "test" in row else "-"
         rows.append([f"{row.get('round_epochs', 16)} epochs", row["seed"], _points(trained), *at, tested])
     return table(["rounds", "seed", "trained, val", "pruned, val", "finished, val", "test"], rows)
+
+
+def default_discoveries() -> str:
+    """What the default search answered and returned."""
+    rows = []
+    for name in ("cifar10_resnet32", "cifar100_resnet56"):
+        own = [row for row in _lines(f"{name}_searches") if row.get("commit") == DEFAULT_SEARCH]
+        own = sorted(own, key=lambda row: ("max_density" in row, row["seed"]))
+        for row in own:
+            answer, check = row["answer"], row["answer"]["check"]
+            low, high = answer["interval"]
+            limit = f", --max-density {row['max_density']:g}" if "max_density" in row else ""
+            rows.append([
+                f"{row['data']}, {row['model']}{limit}", row["seed"],
+                f"{answer['operating_density']:.1%} ({low:.0%} - {high:.0%})", f"{row['density']:.1%}",
+                _points(row["val"][0]), _points(row["test"][0]), check["outcome"], f"{row['ledger']['relative']:.2f}",
+                f"{row['ledger']['epochs_trained'] / row['budget']:.2f}",
+            ])  # fmt: skip
+        plain = [row for row in own if "max_density" not in row]
+        means = [fmean(value(row) for row in plain) for value in (
+            lambda row: row["density"], lambda row: row["val"][0], lambda row: row["test"][0],
+            lambda row: row["ledger"]["relative"], lambda row: row["ledger"]["epochs_trained"] / row["budget"],
+        )]  # fmt: skip
+        density, val, test, flops, epochs = means
+        rows.append(
+            ["mean", "", "", f"{density:.1%}", _points(val), _points(test), "", f"{flops:.2f}", f"{epochs:.2f}"]
+        )
+    head = (
+        "task",
+        "seed",
+        "answer (90% interval)",
+        "returned",
+        "val",
+        "test",
+        "check",
+        "FLOPs / dense",
+        "epochs / dense",
+    )
+    return table(head, rows)
 
 
 def digits_rounds() -> str:
@@ -279,7 +325,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "digits-truth": digits_truth, "tasks": task_table, "doors": door_table, "cifar-ladder": cifar_ladder,
     "cifar-discoveries": cifar_discoveries, "cifar-reference": cifar_reference, "wrn": wrn,
     "wrn-reproduction": wrn_reproduction, "engine": engine, "shrink": shrink_table(160), "shrink-80": shrink_table(80),
-    "searches": search_table, "digits-rounds": digits_rounds,
+    "searches": search_table, "default-discoveries": default_discoveries, "digits-rounds": digits_rounds,
 }  # fmt: skip
 
 

@@ -23,15 +23,15 @@ def gts(
     *,
     density: float = 0.1,
     start_density: float | None = None,
-    peak_density: float = 0.5,
+    peak_density: float = 0.7,
     num_growths: int = 8,
     grow_fraction: float = 0.15,
     num_steps: int = 10_000,
     update_interval: int | None = None,
-    start_fraction: float = 0.32,
-    stop_fraction: float = 0.79,
+    start_fraction: float = 0.4,
+    stop_fraction: float = 0.87,
 ) -> Method:
-    """Grow, train, shrink (our own): path-based growth to half of the weights, then gradual pruning, in one training.
+    """Grow, train, shrink (our own): path-based growth to 70% of the weights, then gradual pruning, in one training.
 
     Rule: a PHEW mask grows by PathGrow, the rule of `gcg`, in `num_growths` updates of equal ratio that end on
     `peak_density` at `grow_fraction` of the training. Between `start_fraction` and `stop_fraction` the smallest
@@ -104,7 +104,7 @@ class GrowThenPrune:
         if not 0 < self.grow_fraction <= self.prune.start_fraction:
             raise UserError(
                 "grow_fraction must be > 0 and <= start_fraction, "
-                f"got {self.grow_fraction} and {self.prune.start_fraction} (e.g. 0.15 and 0.32)"
+                f"got {self.grow_fraction} and {self.prune.start_fraction} (e.g. 0.15 and 0.4)"
             )
 
     def __call__(self, progress: Progress) -> MaskUpdate | None:
