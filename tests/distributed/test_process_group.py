@@ -126,14 +126,14 @@ def tampered() -> list[str]:
             (state["masks"], lambda: sparse.load_state_dict(state)),
         ):
             if comm.rank == 1:
-                masks["0.weight"].logical_not_()
+                masks["0.weight"].copy_(masks["0.weight"].flip(1))
             try:
                 call()
                 errors.append("")
             except RunFailed as error:
                 errors.append(str(error))
             if comm.rank == 1:
-                masks["0.weight"].logical_not_()
+                masks["0.weight"].copy_(masks["0.weight"].flip(1))
     return errors
 
 

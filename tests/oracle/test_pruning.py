@@ -332,7 +332,7 @@ class TestGradual:
                 num_on += change.num_grow - change.num_drop
                 highest = max(highest, num_on)
         assert num_on == 100
-        assert highest == (500 if num_steps > 1 else max(start, 100))
+        assert highest == (700 if num_steps > 1 else max(start, 100))
 
     @pytest.mark.parametrize("num_steps", [1, 2, 3, 7, 50])
     @pytest.mark.parametrize("stop_fraction", [0.3, 1.0])
@@ -393,9 +393,9 @@ class TestGradual:
         ("gmp", {"score": "size"}, "unknown score 'size'"),
         ("gmp", {"start_fraction": 0.8, "stop_fraction": 0.5}, "start_fraction < stop_fraction"),
         ("gmp", {"update_interval": 0}, "update_interval"),
-        ("gts", {"density": 0.6}, "density must be <= peak_density, got 0.6 > 0.5"),
-        ("gts", {"start_density": 0.6}, "start_density must be <= peak_density, got 0.6 > 0.5"),
-        ("gts", {"grow_fraction": 0.4}, "grow_fraction must be > 0 and <= start_fraction, got 0.4 and 0.32"),
+        ("gts", {"density": 0.8}, "density must be <= peak_density, got 0.8 > 0.7"),
+        ("gts", {"start_density": 0.8}, "start_density must be <= peak_density, got 0.8 > 0.7"),
+        ("gts", {"grow_fraction": 0.5}, "grow_fraction must be > 0 and <= start_fraction, got 0.5 and 0.4"),
         ("acdc", {"phase_fraction": 0.0}, "phase_fraction and final_fraction must be > 0"),
         ("acdc", {"warmup_fraction": 0.9}, "final_fraction <= 1"),
         ("mest", {"extra_density": -0.1}, "extra_density must be in .* got -0.1"),

@@ -214,7 +214,7 @@ def test_a_delta_below_one_validation_image_is_a_warning(tmp_path: Path) -> None
 
 
 def test_a_tolerance_that_every_density_meets_is_a_flat_curve(tmp_path: Path) -> None:
-    config = DiscoverConfig.from_dict({"budget": 4, "model_options": {"widths": [12]}, "delta": 0.99})
+    config = DiscoverConfig.from_dict({"budget": 16, "model_options": {"widths": [12]}, "delta": 0.99})
     report = run_discovery(config, tmp_path / "run")
     assert report.answer is not None
     assert report.answer.interval is not None

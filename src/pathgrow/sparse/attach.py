@@ -109,7 +109,7 @@ def attach(
     method = checked_method(method)
     optimizers = checked_optimizers(optimizer, method)
     check_whole(model)
-    if scope is not None and "paths" in method.needs:
+    if scope is not None and example_input is not None and "paths" in method.needs:
         trace(model, example_input)  # here, where the error says which methods do without
     prunable = checked_scope(model, trained_scope(model, example_input) if scope is None else scope)
     parameters = checked_parameters(model, optimizers, prunable)
