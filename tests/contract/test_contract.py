@@ -174,7 +174,8 @@ def check_divergence(name: str, kind: str, value: float, at: int) -> None:
             backward(sparse, step)
             assert target.grad is not None
             if step == at:
-                hit = sparse.masks["inner.weight"].nonzero()[0].tolist()
+                active = sparse.masks["inner.weight"].nonzero()
+                hit = active[0].tolist() if len(active) else [0] * target.dim()
                 gradients = [p.grad for p in sparse.model.parameters() if p.grad is not None]
                 for gradient in gradients if kind == "loss" else ():
                     gradient.fill_(math.nan)
