@@ -178,6 +178,12 @@ def _limits(answer: AnswerReport, scores: ScoreFormat) -> list[str]:
                 f"It is relative to the densest network grown ({percent(details['densest'])}), not to a dense training,"
                 " which was not seen: relative to that, it is a lower bound. pathgrow.discover compares with dense."
             )
+    is_estimate = answer.reference is not None and answer.reference.kind == "estimated"
+    if is_estimate and (details.get("densest") or 1.0) < 1:
+        found.append(
+            f"The dense score is estimated from a network with {percent(details['densest'])} of the weights, and may be too"
+            " low; pass a reference to compare with a dense training."
+        )
     if details.get("fit_within_delta") is not None:
         found.append(
             f"The fit comes within {scores.difference(answer.delta)} of its own asymptote, an extrapolation, at"
