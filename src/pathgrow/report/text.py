@@ -181,8 +181,8 @@ def _limits(answer: AnswerReport, scores: ScoreFormat) -> list[str]:
     is_estimate = answer.reference is not None and answer.reference.kind == "estimated"
     if is_estimate and (details.get("densest") or 1.0) < 1:
         found.append(
-            f"The dense score is estimated from a network with {percent(details['densest'])} of the weights, and may be too"
-            " low; pass a reference to compare with a dense training."
+            f"The dense score is estimated from a network with {percent(details['densest'])} of the weights, and may"
+            " be too low; pass a reference to compare with a dense training."
         )
     if details.get("fit_within_delta") is not None:
         found.append(
