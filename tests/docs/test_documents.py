@@ -110,6 +110,15 @@ def test_the_reliability_page_shows_the_results() -> None:
     assert all(0 <= row["survived"] <= row["tried"] for row in rows.values())
 
 
+def test_rows_of_another_machine_replace_those_of_the_same_items(tmp_path: Path) -> None:
+    rows = catalogue.read_results()
+    here, there = tmp_path / "here.json", tmp_path / "there.json"
+    catalogue.merge(here, rows)
+    catalogue.merge(there, {6: {**rows[6], "tried": 29, "survived": 28}})
+    catalogue.merge(here, catalogue.read_results(there))
+    assert catalogue.read_results(here) == {**rows, 6: {**rows[6], "tried": 29, "survived": 28}}
+
+
 def test_the_readme_fits_on_a_screen_and_names_both_commands() -> None:
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) <= 75

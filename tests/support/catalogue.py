@@ -9,6 +9,7 @@ import json
 import platform
 import random
 import re
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Generator, Iterator
@@ -205,10 +206,15 @@ def read_results(path: Path = RESULTS) -> dict[int, dict[str, Any]]:
 
 
 def _store(path: Path, number: int, row: dict[str, Any], seed: int) -> None:
-    """Replace the line of one item, and the table of the page."""
-    rows = read_results(path)
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine()}
-    rows[number] = {"item": number, "name": ITEMS[number][0], **row, "seed": seed, **versions}
+    """Replace the line of one item."""
+    machine = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "machine": machine}
+    merge(path, {number: {"item": number, "name": ITEMS[number][0], **row, "seed": seed, **versions}})
+
+
+def merge(path: Path, new: dict[int, dict[str, Any]]) -> None:
+    """Replace the lines of some items, and the table of the page."""
+    rows = {**read_results(path), **new}
     lines = ",\n".join(json.dumps(rows[item]) for item in sorted(rows))
     path.write_text(f'{{"items": [\n{lines}\n]}}\n')
     if path.resolve() == RESULTS:
@@ -262,3 +268,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.write_line(f"{name:<72}{row['tried']:>8,}{row['survived']:>10,}  {note}{'' if ran else ' *'}")
     seconds = sum(row["seconds"] for row in read_results(path).values())
     terminalreporter.write_line(f"total {seconds / 60:.1f} minutes; * from an earlier run")
+
+
+if __name__ == "__main__":  # adds the lines of other machines to the results
+    for name in sys.argv[1:]:
+        merge(RESULTS, read_results(Path(name)))

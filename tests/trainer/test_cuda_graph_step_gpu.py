@@ -11,12 +11,10 @@ from torch import Tensor, nn
 
 from pathgrow import data as datasets
 from pathgrow import models
-from pathgrow.checkpoint import MemoryStore
 from pathgrow.data.dataset import Dataset, Split
 from pathgrow.masks import Masks
 from pathgrow.methods import create, fixed
 from pathgrow.sparse.attach import Attached, attach
-from pathgrow.sparse.training_state import TrainingCheckpoint
 from pathgrow.trainer import EngineOptions, Trainer
 from pathgrow.trainer.interface import Job
 from pathgrow.trainer.recipes import Recipe, recipe
@@ -81,12 +79,6 @@ def test_a_compiled_step_is_close_to_an_eager_one(data: Dataset, monkeypatch: py
     two = Split(data.train.images[:64], data.train.labels[:64], data.train.mean, data.train.std)  # type: ignore[union-attr]
     few = Dataset("two steps", 10, two, two, two)
     assert_close(trained(few, epochs=1, compile="on"), trained(few, epochs=1, step="eager"), 1e-3)
-
-
-@pytest.mark.item(6)
-def test_training_is_reproducible(data: Dataset) -> None:
-    assert_equal(trained(data), trained(data))
-    assert_equal(trained(data, precision="bf16"), trained(data, precision="bf16"))
 
 
 def test_concurrent_networks_with_mask_updates_are_bit_identical_to_each_alone(data: Dataset) -> None:
@@ -154,37 +146,6 @@ def test_growth_edits_the_masks_of_recorded_graphs_in_place(data: Dataset) -> No
     assert attached.masks.num_on == other.masks.num_on
     alive = sum(int((p != 0).sum()) for n, p in attached.model.named_parameters() if n in attached.masks)
     assert alive > 0.98 * attached.masks.num_on  # new weights train although nothing was recorded again
-
-
-class Stopping(Exception):
-    """Stands for a kill."""
-
-
-class OftenSaved(TrainingCheckpoint):
-    """Saves after every step and is killed after one of them."""
-
-    def __init__(self, store: MemoryStore, last: int) -> None:
-        super().__init__(store, "partial-test-0", seconds=0.0)
-        object.__setattr__(self, "last", last)
-
-    def save(self, attached: Attached, step: int, rng_state: Tensor) -> None:
-        super().save(attached, step, rng_state)
-        if step == self.last:
-            raise Stopping
-
-
-@pytest.mark.item(6)
-@pytest.mark.parametrize("last", [3, 10, 14])
-@pytest.mark.parametrize("step", ["cuda_graph", "eager"])
-def test_a_killed_training_resumes_with_the_same_bits(data: Dataset, last: int, step: str) -> None:
-    store = MemoryStore()
-    trainer = Trainer(data, PLAN, options(step=step))
-    with pytest.raises(Stopping):
-        trainer.train([Job(attached=network(trainer), epochs=2, seed=7, progress=OftenSaved(store, last))])
-    again = Trainer(data, PLAN, options(step=step))
-    attached = network(again)
-    again.train([Job(attached=attached, epochs=2, seed=7, progress=TrainingCheckpoint(store, "partial-test-0"))])
-    assert_equal(attached, trained(data, step=step))
 
 
 class WithDropout(nn.Module):

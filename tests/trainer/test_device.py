@@ -91,6 +91,30 @@ def test_deterministic_flags_are_set_during_and_between_trainings_only() -> None
         cudnn.benchmark, cudnn.deterministic = before
 
 
+class Unpooled(nn.Module):
+    """Has an operation without a deterministic implementation, on a CPU too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(48, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pooled, indices = nn.functional.max_pool2d(x, 2, return_indices=True)
+        return self.fc(nn.functional.max_unpool2d(pooled, indices, 2).flatten(1))
+
+
+def test_an_operation_that_is_not_deterministic_is_named() -> None:
+    images = torch.randint(0, 256, (8, 3, 4, 4), dtype=torch.uint8)
+    split = Split(images, torch.arange(8) % 3, (127.0,) * 3, (70.0,) * 3)
+    data, recipe = Dataset("made", 3, split, split, split), Recipe(batch_size=4)
+    trainer = Trainer(data, recipe, EngineOptions(device="cpu", deterministic=True))
+    with pytest.raises(UserError, match=r"^max_unpooling2d\S*, which this model uses, has no deterministic"):
+        trainer(*trainer.place(Unpooled()), 1)
+    assert not torch.are_deterministic_algorithms_enabled()
+    fast = Trainer(data, recipe, EngineOptions(device="cpu"))
+    fast(*fast.place(Unpooled()), 1)
+
+
 # Memory layout
 
 

@@ -25,6 +25,8 @@ SAVED_BY_COMPILING = 0.23
 """Fraction of a CUDA-graph step: ResNet-32 at batch size 128 goes from 39,000 to 51,000 images/s."""
 VECTOR_WIDTH = 16
 """Float32 channels that a CPU with 512-bit vectors computes at once."""
+_NOT_DETERMINISTIC = " does not have a deterministic implementation"
+"""What torch says after the name of an operation."""
 _MAX_STREAMS = 32
 """CUDA streams in torch's pool; beyond these, two networks would share one."""
 
@@ -147,7 +149,7 @@ class ExecutionPlan:
 
     @contextmanager
     def training_flags(self) -> Iterator[None]:
-        """Set torch's global flags for training, and restore them afterwards."""
+        """Set torch's global flags for training, and restore them afterwards; name an operation that they forbid."""
         import torch
 
         cudnn = torch.backends.cudnn
@@ -160,6 +162,14 @@ class ExecutionPlan:
         torch.use_deterministic_algorithms(self.deterministic)
         try:
             yield
+        except RuntimeError as error:
+            operation, found, _ = str(error).rpartition(_NOT_DETERMINISTIC)
+            if not found or not self.deterministic:
+                raise
+            raise UserError(
+                f"{operation.split()[-1]}, which this model uses, has no deterministic implementation on "
+                f"{self.device.type}: use another layer in its place, or train without deterministic algorithms"
+            ) from error
         finally:
             cudnn.benchmark, cudnn.deterministic = before[0], before[1]
             torch.use_deterministic_algorithms(before[2], warn_only=warn_only)
