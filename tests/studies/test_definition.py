@@ -68,6 +68,15 @@ def test_later_layers_win_and_a_scale_changes_values_and_axes() -> None:
     assert study.cells() == study.cells("smoke")
 
 
+def test_a_part_may_belong_to_some_scales_only() -> None:
+    text = 'asks = "?"\n[[part]]\nscales = ["large"]\nset.method = "dense"\n[[part]]\nset.method = "random"\n'
+    study = parse_study("mine", text + "[scale.small]\n[scale.large]")
+    for scale, methods in ((None, ["random"]), ("small", ["random"]), ("large", ["dense", "random"])):
+        assert [cell.values["method"] for cell in study.cells(scale)] == methods
+    with pytest.raises(UserError, match="unknown scale of a part of study 'mine' 'larger'"):
+        parse_study("mine", text.replace('"large"', '"larger"') + "[scale.large]").cells()
+
+
 def test_a_matched_cell_refers_to_the_cell_with_otherwise_equal_axes(tmp_path: Path) -> None:
     text = CURVES + '[[part]]\nset = {method = "phew", match = "flops", match_run = {method = "set"}}\n'
     cells = {cell.name: cell for cell in parse_study("mine", text).cells()}
@@ -133,7 +142,7 @@ def test_a_file_that_is_no_text_is_one_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", study_names())
 def test_built_in_studies_have_valid_cells_at_all_scales(name: str) -> None:
     study = load_study(name)
-    assert [scale for scale in study.scale if scale != "digits"] == ["smoke", "short", "full"]
+    assert [scale for scale in study.scale if scale not in ("digits", "quick")] == ["smoke", "short", "full"]
     sizes = {scale: len(study.cells(scale)) for scale in study.scale}
     assert 0 < sizes["smoke"] <= sizes["full"]
 

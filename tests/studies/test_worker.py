@@ -72,6 +72,22 @@ def test_a_cell_that_another_worker_has_just_taken_counts_no_attempt(tmp_path: P
         assert (ran, worker._num_attempts(tmp_path, cell), state(tmp_path, cell)) == ([], 0, "free")
 
 
+def test_workers_do_not_wait_for_a_cell_that_another_one_has_just_taken(
+    tmp_path: Path, ran: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner locks the run directory only after it has loaded the data."""
+    first, _, third = cells_of(THREE, tmp_path)
+
+    def wait(seconds: float) -> None:
+        taken.release()
+
+    monkeypatch.setattr(worker.time, "sleep", wait)
+    taken = FileLock(tmp_path / ".study" / f"{first.name}.claim")
+    taken.acquire()
+    assert work(tmp_path, [first, third]) == "done"
+    assert ran == [third.name, first.name]
+
+
 def test_a_matched_cell_waits_for_the_run_it_matches_and_gets_its_path(tmp_path: Path, ran: list[str]) -> None:
     matched, other = cells_of(MATCHED, tmp_path)
     assert state(tmp_path, matched) == "blocked"

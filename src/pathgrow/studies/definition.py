@@ -49,6 +49,8 @@ class Part:
     points: Points = "network"
     """What a finished run contributes: its network, the networks of all rounds or levels, their topology, or the answer
     of a discovery."""
+    scales: tuple[str, ...] = ()
+    """The scales that have these cells; empty: all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +89,12 @@ class Study:
     def cells(self, scale: str | None = None) -> list[Cell]:
         """All cells, in the order in which they are run; every config is checked."""
         chosen, cells = self.scaled(scale), []
+        named = scale or next(iter(self.scale), "")
         for part in self.part:
+            if unknown := next((name for name in part.scales if name not in self.scale), None):
+                raise unknown_name(f"scale of a part of study {self.name!r}", unknown, self.scale)
+            if part.scales and named not in part.scales:
+                continue
             # A scale may replace any axis but those that a part drops.
             scaled = {name: values for name, values in chosen.grid.items() if part.grid.get(name) != []}
             grid = {**self.grid, **part.grid, **scaled}

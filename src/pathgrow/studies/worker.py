@@ -30,7 +30,6 @@ MAX_ATTEMPTS = 5
 """Attempts after which a cell whose workers keep dying counts as failed."""
 OUT_OF_MEMORY = re.compile("out of memory|can't allocate memory")
 _FOLDER = ".study"
-_CLAIM_SECONDS = 0.02
 _IDLE_SECONDS = 0.5
 """How long a worker waits if all remaining cells are being worked on."""
 
@@ -47,8 +46,8 @@ def work(out: Path, cells: Sequence[Cell], *, is_alone: bool = False, num_thread
     while remaining:
         states = ((cell, state(out, cell)) for cell in list(remaining))
         for cell, found in states:
-            if found == "free":
-                if _run(out, cell, is_alone) == "out of memory":
+            if found == "free" and (attempt := _run(out, cell, is_alone)) != "taken":
+                if attempt == "out of memory":
                     return "out of memory"
                 break  # others may have become free or finished meanwhile
             if found in ("finished", "failed"):
@@ -97,13 +96,15 @@ def forget_failures(out: Path, cells: Sequence[Cell]) -> None:
 
 
 def _run(out: Path, cell: Cell, is_alone: bool) -> str | None:
-    """Run a cell, or skip it if another worker was faster: only the one that runs it counts an attempt."""
+    """Run a cell, or return "taken" if another worker was faster: only the one that runs it counts an attempt.
+
+    The directory of the run is locked seconds later, when data and model are loaded.
+    """
     try:
         with FileLock(_file(out, cell.name, "claim"), timeout=0):
             return _attempt(out, cell, is_alone)
     except Timeout:
-        time.sleep(_CLAIM_SECONDS)
-        return None
+        return "taken"
 
 
 def _attempt(out: Path, cell: Cell, is_alone: bool) -> str | None:

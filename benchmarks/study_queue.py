@@ -1,0 +1,162 @@
+"""Cells of several studies on CIFAR as one queue for one GPU, those that decide most per minute first.
+
+    python -m benchmarks.study_queue list
+    python -m benchmarks.study_queue run growth imp cost --out DIR --jobs 8
+    python -m benchmarks.study_queue export --out DIR --to FOLDER
+
+`run` continues an earlier queue in DIR, and two of them may share it. `export` may be called at any time; it writes the
+lines of finished cells: `cells.jsonl` for `make results ADD=...`, `other.jsonl` for cells that belong to no study of
+the paper; and `runs.tar`, the finished runs without their stages, from which another machine continues the queue.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tarfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pathgrow import atomic
+from pathgrow.checkpoint import RunDir, strict_json
+from pathgrow.studies.definition import Cell, Study, load_study, parse_study
+from pathgrow.studies.pools import LocalPool
+from pathgrow.studies.price import MEASURED_SPEEDS, num_epochs, price_of
+from pathgrow.studies.results import load_lines
+from pathgrow.studies.runner import StudyProgress, run_study
+
+SCALE = "quick"
+STUDIES = ("growth-rules", "density-curves", "topology", "cost", "growth-timing")
+RULES = ("pathgrow_d", "random_growth", "gradient_growth")
+SPEED = 90_000
+"""Images of ResNet-32 per second, of all processes together on an H200."""
+OTHER = {
+    "gts": """
+asks = "Is gts at least as accurate as gradual pruning at 10%?"
+set = { data = "cifar10", model = "resnet32", epochs = 80, density = 0.1, compile = "off" }
+grid.method = ["gts", "gmp"]
+grid.seed = [0, 1, 2]
+""",
+    "cifar100-dense": """
+asks = "How accurate is dense ResNet-56 on CIFAR-100?"
+set = { data = "cifar100", model = "resnet56", method = "dense", epochs = 160, compile = "off" }
+grid.seed = [0, 1]
+""",
+}
+"""Studies beside those of the paper."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Cells that are run for one purpose."""
+
+    decides: str
+    study: Study
+    chosen: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Values of axes or config fields to which the cells of the study are limited."""
+
+    def cells(self, scale: str) -> list[Cell]:
+        """The cells in the order of their seeds."""
+        return [cell for cell in self.study.cells(scale if self.study.scale else None) if self._has(cell)]
+
+    def _has(self, cell: Cell) -> bool:
+        return all(cell.axes.get(key, cell.values.get(key)) in values for key, values in self.chosen.items())
+
+
+def groups() -> dict[str, Group]:
+    """All groups by name, the most telling first."""
+    rules, curves, topology, cost, timing = (load_study(name) for name in STUDIES)
+    own = {name: parse_study(name, text) for name, text in OTHER.items()}
+    return {
+        "imp": Group("claims 1, 2 and the scale of 4 (one long run: start it first)", curves, {"method": ("imp_c",)}),
+        "growth": Group("claims 1 and 5 to 7 need it", rules, {"method": ("gcg",)}),
+        "rules": Group("claims 5 and 9, at 10%", topology, {"method": RULES}),
+        "curves": Group("claims 6, 7", curves, {"method": ("rigl", "phew")}),
+        "dense": Group("baseline", curves, {"method": ("dense",)}),
+        "cost": Group("claim 4", cost, {"search": ("GCG (paper)", "discover")}),
+        "gts": Group("gts beside gmp, 80 epochs", own["gts"]),
+        "rules-40": Group("claim 5 at 40%", rules, {"method": RULES, "density": (0.4,)}),
+        "timing": Group("claim 8", timing),
+        "cifar100-dense": Group("dense CIFAR-100 / ResNet-56, 160 epochs", own["cifar100-dense"]),
+    }  # fmt: skip
+
+
+CORE = ("growth", "rules", "curves", "dense")
+"""Groups whose first seeds run before their second ones."""
+
+
+def queue(names: Sequence[str], scale: str = SCALE) -> list[Cell]:
+    """The cells of some groups in the order in which they are run, with the cells that others of them need."""
+    known = groups()
+    core = [cell for name in names if name in CORE for cell in known[name].cells(scale)]
+    core.sort(key=lambda cell: int(cell.values.get("seed", 0)))
+    first = [cell for name in names if name == "imp" for cell in known[name].cells(scale)]
+    rest = [cell for name in names if name not in (*CORE, "imp") for cell in known[name].cells(scale)]
+    ordered = {cell.name: cell for cell in (*first, *core, *rest)}
+    needed = {cell.needs for cell in ordered.values()} - set(ordered)
+    before = {cell.name: cell for cell in known["growth"].cells(scale) if cell.name in needed}
+    return list({**before, **ordered}.values())
+
+
+def listed(speed: float) -> str:
+    """What each group decides and costs."""
+    faster = speed / MEASURED_SPEEDS["GPU"][0].samples_per_second
+    lines = [f"{'group':<15}{'cells':>6}{'epochs':>8}{'minutes':>9}{'in all':>8}  decides"]
+    total = 0.0
+    for name, group in groups().items():
+        cells = group.cells(SCALE)
+        epochs = sum(num_epochs(cell.config()) for cell in cells)
+        minutes = sum(price_of(cell).seconds for cell in cells) / faster / 60
+        total += minutes
+        lines.append(f"{name:<15}{len(cells):>6}{epochs:>8.0f}{minutes:>9.1f}{total:>8.1f}  {group.decides}")
+    return "\n".join(lines)
+
+
+def export(out: Path, to: Path, scale: str = SCALE) -> None:
+    """Write what is finished."""
+    to.mkdir(parents=True, exist_ok=True)
+    of_paper = [line for name in STUDIES for line in load_lines(load_study(name), scale, out)]
+    others = [line for name, text in OTHER.items() for line in load_lines(parse_study(name, text), None, out)]
+    for name, lines in (("cells", of_paper), ("other", others)):
+        atomic.write_text(to / f"{name}.jsonl", "".join(f"{strict_json.dumps(line)}\n" for line in lines))
+    finished = [RunDir(out / cell.name) for cell in queue(list(groups()), scale) if RunDir(out / cell.name).finished]
+    with tarfile.open(to / "runs.tar.part", "w") as tar:
+        for run in finished:
+            for path in sorted(run.path.iterdir()):
+                if path.is_file() and path.name not in (".lock", "network.safetensors"):
+                    tar.add(path, f"{run.path.name}/{path.name}")
+    (to / "runs.tar.part").replace(to / "runs.tar")
+    print(f"{len(finished)} finished cells: {len(of_paper)} lines of studies of the paper, {len(others)} others.")
+
+
+def _known(names: Iterable[str]) -> list[str]:
+    return [name for name in groups() if name in names]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    table = commands.add_parser("list")
+    table.add_argument("--speed", type=float, default=SPEED, help=f"images/s in all (default: {SPEED:,})")
+    run = commands.add_parser("run")
+    run.add_argument("groups", nargs="+", choices=list(groups()))
+    run.add_argument("--jobs", type=int, default=8, help="processes that share the GPU (default: 8)")
+    written = commands.add_parser("export")
+    written.add_argument("--to", type=Path, required=True)
+    for each in (run, written):
+        each.add_argument("--out", type=Path, required=True, help="directory of the cells")
+        each.add_argument("--scale", default=SCALE, help=f"scale of the studies (default: {SCALE})")
+    chosen = parser.parse_args()
+    if chosen.command == "list":
+        print(listed(chosen.speed))
+    elif chosen.command == "export":
+        export(chosen.out, chosen.to, chosen.scale)
+    else:
+        cells = queue(_known(chosen.groups), chosen.scale)
+        outcome = run_study(cells, chosen.out, LocalPool(chosen.jobs, 1 / chosen.jobs), StudyProgress())
+        print(f"{outcome.num_finished} of {len(cells)} cells finished; failed: {outcome.failed}")
+
+
+if __name__ == "__main__":
+    main()

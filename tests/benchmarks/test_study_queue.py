@@ -1,0 +1,54 @@
+"""The queue of cells for one GPU: what it holds, in which order, and what it hands over to another machine."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from benchmarks import study_queue
+from benchmarks.study_queue import SCALE, groups, queue
+from pathgrow.studies.definition import load_study
+from pathgrow.studies.worker import forget_failures, work
+
+
+def test_the_cells_of_the_queue_are_those_of_the_studies_and_come_once() -> None:
+    cells = queue(list(groups()))
+    names = [cell.name for cell in cells]
+    assert len(set(names)) == len(names)
+    for study in ("growth-rules", "topology", "growth-timing"):
+        assert {cell.name for cell in load_study(study).cells(SCALE)} <= set(names)
+    curves = {cell.name for cell in load_study("density-curves").cells(SCALE)}
+    assert curves <= set(names)
+
+
+def test_the_long_run_is_first_and_one_seed_of_all_rules_comes_before_the_next() -> None:
+    first, *rest = queue(["imp", "growth", "rules", "curves", "dense"])
+    assert first.values["method"] == "imp_c"
+    seeds = [cell.values["seed"] for cell in rest]
+    assert seeds == sorted(seeds) == [0] * 10 + [1] * 10 + [2] * 10
+
+
+@pytest.mark.parametrize("name", list(groups()))
+def test_a_cell_that_another_one_needs_is_in_the_queue(name: str) -> None:
+    """A worker would wait for it forever."""
+    cells = queue([name])
+    assert {cell.needs for cell in cells} - {None} <= {cell.name for cell in cells}
+
+
+def test_finished_cells_are_exported_as_lines_and_as_runs(tmp_path: Path) -> None:
+    [cell] = [cell for cell in queue(["dense"], "smoke") if cell.values["seed"] == 0]
+    forget_failures(tmp_path / "runs", [cell])
+    work(tmp_path / "runs", [cell])
+    study_queue.export(tmp_path / "runs", tmp_path / "out", "smoke")
+    lines = [json.loads(line) for line in (tmp_path / "out" / "cells.jsonl").read_text().splitlines()]
+    assert [(line["study"], line["cell"]) for line in lines] == [
+        ("growth-rules", cell.name),
+        ("density-curves", cell.name),
+    ]
+    with tarfile.open(tmp_path / "out" / "runs.tar") as tar:
+        tar.extractall(tmp_path / "elsewhere", filter="data")
+    study_queue.export(tmp_path / "elsewhere", tmp_path / "again", "smoke")
+    assert (tmp_path / "again" / "cells.jsonl").read_text() == (tmp_path / "out" / "cells.jsonl").read_text()
