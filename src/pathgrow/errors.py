@@ -5,6 +5,7 @@ A `RunFailed` is a run that started correctly and could not continue (NaN loss, 
 """
 
 import operator
+import os
 import re
 import sys
 import typing
@@ -162,3 +163,11 @@ def is_real(value: object) -> bool:
 def is_number(value: object) -> TypeGuard[float]:
     """Whether a value is a finite int or float but not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def frames_to_the_caller() -> int:
+    """Stack level of the code that called this package, for warnings."""
+    package, frame, number = f"{os.path.dirname(__file__)}{os.sep}", sys._getframe(1), 1
+    while frame.f_code.co_filename.startswith(package) and frame.f_back is not None:
+        frame, number = frame.f_back, number + 1
+    return number

@@ -1,5 +1,6 @@
 """`pathgrow.discover` in trainings of other kinds: a recurrent network, a regression, one killed again and again."""
 
+import copy
 import os
 import subprocess
 import sys
@@ -82,14 +83,70 @@ def test_a_recurrent_network_is_pruned() -> None:
 
 
 def test_a_recurrent_network_grows_at_random_or_says_how() -> None:
-    for options in ({"max_density": 0.5}, {"finish": "static"}):
-        with pytest.raises(UserError, match=r"cannot be traced.* max_density=1.* method='random_growth'"):
+    for options, instead in (({"max_density": 0.5}, "max_density=1"), ({"finish": "static"}, "finish='gts'")):
+        with pytest.raises(UserError, match=rf"cannot be traced.* method='random_growth', or {instead}"):
             sequences().discover(budget=8, **options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = sequences().discover(budget=8, max_density=0.5, method="random_growth", delta=0.05)
     assert found.rounds[0].point.density == pytest.approx(0.1, abs=0.01)
     assert max(record.point.density for record in found.trained) == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.parametrize("finish", ["static", "set"])
+def test_a_recurrent_network_is_trained_by_methods_that_use_no_paths(finish: str) -> None:
+    task = sequences()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = task.discover(budget=8, finish=finish, method="random_growth", delta=0.05)
+    assert set(found.masks) == {"cell.weight_ih_l0", "cell.weight_hh_l0"}
+    assert found.rounds[0].point.density == pytest.approx(0.1, abs=0.01)
+    assert found.score > 0.6
+
+
+def test_every_training_starts_in_the_modes_of_the_given_model() -> None:
+    """A loop that relies on the mode of a new model, beside an evaluation that calls `eval()`."""
+    torch.manual_seed(0)
+    inputs = torch.randn(512, 6)
+    model = nn.Sequential(
+        nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 2)
+    )
+    model[1].eval()  # statistics of batch norm may be frozen on purpose
+    task, modes = Task(model, inputs, (inputs[:, 0] > 0).long()), set()
+
+    def fit(model: nn.Module, optimizer: torch.optim.Optimizer, epochs: int) -> None:
+        modes.add((model.training, model[1].training, model[0].training))
+        for _ in range(epochs):
+            optimizer.zero_grad()
+            task.loss(model(task.inputs[:256]), task.targets[:256]).backward()
+            optimizer.step()
+
+    task.fit = fit  # type: ignore[method-assign]
+    found = task.discover(budget=16, delta=0.05)
+    assert modes == {(True, False, True)}
+    assert found.ledger.samples == 256 * sum(record.num_epochs for record in found.trained)
+
+
+def test_a_fit_whose_samples_cannot_be_counted_is_charged_by_its_steps() -> None:
+    torch.manual_seed(0)
+    inputs = torch.randn(512, 6)
+    layers = [nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 2)]
+    counted, uncounted = (
+        Task(nn.Sequential(*map(copy.deepcopy, layers)), inputs, (inputs[:, 0] > 0).long()) for _ in range(2)
+    )
+    forward = uncounted.fit
+
+    class Unhooked:
+        def __init__(self, model: nn.Module) -> None:
+            self.train, self._model = model.train, model
+
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            return self._model.forward(x)
+
+    uncounted.fit = lambda model, optimizer, epochs: forward(Unhooked(model), optimizer, epochs)  # type: ignore
+    with pytest.warns(UserWarning, match=r"fit does not call the model itself.*costs relative to dense are right"):
+        found = uncounted.discover(budget=16, delta=0.05)
+    assert found.ledger.relative == pytest.approx(counted.discover(budget=16, delta=0.05).ledger.relative)
 
 
 def test_a_regression_is_scored_by_its_error() -> None:

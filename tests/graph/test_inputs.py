@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from torch import nn
+from torch import Tensor, nn
 
+from pathgrow.errors import UserError
 from pathgrow.graph.scope import scope
 
 
@@ -20,3 +21,21 @@ from pathgrow.graph.scope import scope
 )
 def test_inputs_are_guessed_from_the_first_layer(model: nn.Module) -> None:
     assert scope(model).num > 0
+
+
+def test_an_input_that_the_model_rejects_is_named_and_not_a_traceback() -> None:
+    """As timm's vision transformers do, whose declared input is that of another image size."""
+
+    class Particular(nn.Module):
+        default_cfg = {"input_size": (3, 32, 32)}  # noqa: RUF012
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.out = nn.Conv2d(3, 4, 8), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            assert x.shape[-1] == 8, "input width does not match the model (8)"
+            return self.out(self.conv(x).flatten(1))
+
+    with pytest.raises(UserError, match=r"could not be run on example_input: input width .* pass a batch"):
+        scope(Particular())

@@ -43,6 +43,16 @@ def test_training_samples_are_counted_and_nothing_else() -> None:
     assert not model._forward_pre_hooks
 
 
+def test_samples_in_evaluation_mode_count_if_there_are_no_others() -> None:
+    """A loop that never calls `train()`, after an evaluation that called `eval()`."""
+    model = nn.Linear(3, 1).eval()
+    with counting(model) as counter:
+        model(torch.zeros(7, 3))
+        with torch.no_grad():
+            model(torch.zeros(100, 3))
+    assert counter.samples == 7
+
+
 def test_a_failed_block_leaves_no_hook() -> None:
     model = nn.Linear(2, 2)
     with pytest.raises(RuntimeError, match="boom"), counting(model):

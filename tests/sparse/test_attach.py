@@ -7,6 +7,7 @@ import dataclasses
 import math
 import pickle
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -144,8 +145,8 @@ class TestErrors:
 
         model = Recurrent()
         optimizer = SGD(model.parameters(), lr=0.1)
-        with pytest.raises(UserError, match=r"gru' in Recurrent \(.* pass a scope to attach and choose a method"):
-            attach(model, optimizer, "rigl", torch.zeros(1, 6))
+        with pytest.raises(UserError, match=r"gru' in Recurrent \(.* choose a method that uses no paths"):
+            attach(model, optimizer, "gcg", torch.zeros(1, 6))
         sparse = attach(model, optimizer, "rigl", scope=Masks.full(model))
         train(model, optimizer)
         assert set(sparse.masks) == {"hidden.weight", "head.weight"}
@@ -529,13 +530,23 @@ class _Recurrent(nn.Module):
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
-@pytest.mark.parametrize("name", ["random_growth", "synflow", "gcg", "rigl", "magnitude"])
-def test_a_recurrent_network_takes_methods_that_use_no_paths(name: str, kind: type[nn.RNNBase]) -> None:
+@pytest.mark.parametrize("name", ["random_growth", "synflow", "gcg", "rigl", "set", "gmp", "magnitude"])
+@pytest.mark.parametrize("with_scope", [False, True])
+def test_a_recurrent_network_takes_methods_that_use_no_paths(
+    name: str, kind: type[nn.RNNBase], with_scope: bool
+) -> None:
     model = _Recurrent(kind)
     weights = {name: torch.ones_like(p, dtype=torch.bool) for name, p in model.named_parameters() if p.dim() > 1}
     given = (model, SGD(model.parameters(), lr=0.1), name, torch.zeros(2, 4, 6))
-    if "paths" not in methods.create(name).needs:
-        assert attach(*given, scope=weights).masks.num_on > 0
+    options = {"scope": weights} if with_scope else {}
+    if name != "random_growth" and "paths" in methods.create(name).needs:
+        with pytest.raises(UserError, match=r"paths cannot be traced .* uses no paths, such as 'rigl', 'set'"):
+            attach(*given, **options)
         return
-    with pytest.raises(UserError, match=r"paths cannot be traced .* uses no paths, such as 'rigl', 'set'"):
-        attach(*given, scope=weights)
+    with nullcontext() if with_scope else pytest.warns(UserWarning, match="cannot be traced") as caught:
+        sparse = attach(*given, **options)
+    assert with_scope or caught[0].filename == __file__
+    assert set(sparse.masks) == {"rnn.weight_ih_l0", "rnn.weight_hh_l0", *(["out.weight"] if with_scope else [])}
+    assert sparse.masks.num_on > 0
+    if name == "random_growth":
+        assert sparse.density == pytest.approx(0.1, abs=0.01)

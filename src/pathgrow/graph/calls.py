@@ -1,6 +1,6 @@
 """Which layers one forward pass calls, and how often: scope and FLOPs of models that cannot be traced."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from pathgrow.errors import UserError
 from pathgrow.graph.graph import Graph, Layer, Window
 from pathgrow.graph.inputs import guess_example_input
 from pathgrow.graph.scope import input_layers, output_layers, projection_shortcuts
-from pathgrow.graph.tracer import check_initialized, eager_eval, tensors_in
+from pathgrow.graph.tracer import MISFITS, check_initialized, eager_eval, tensors_in
 from pathgrow.masks import Masks
 
 _CONV = nn.modules.conv._ConvNd
@@ -57,6 +57,21 @@ def called_layers(model: nn.Module, example_input: Any = None) -> Graph:
         for hook in hooks:
             hook.remove()
     return Graph((), (), tuple(calls), (), 0, False, False, ())
+
+
+def calls_instead(model: nn.Module, example_input: Any, reason: UserError) -> tuple[Graph, str]:
+    """Return the `called_layers` of a model that cannot be traced, for the given reason, and a warning about them.
+
+    If the model cannot be run either, `reason` is raised.
+    """
+    try:
+        graph = called_layers(model, example_input)
+    except (*MISFITS, StopIteration):
+        raise reason from reason.__cause__
+    return graph, (
+        f"{type(model).__name__} cannot be traced, so all conv, linear and recurrent weights that example_input "
+        "reaches before the last layer are prunable, and FLOPs are those of these layers"
+    )
 
 
 def run_on(model: nn.Module, example_input: Any) -> Any:
@@ -106,14 +121,14 @@ def left_out(
     return found
 
 
-def called_scope(model: nn.Module, graph: Graph) -> Masks:
+def called_scope(model: nn.Module, graph: Graph, accepts: Callable[[str], bool] = lambda name: True) -> Masks:
     """Return the trained weights of `called_layers` as masks, without the layer that is called last."""
     parameters = dict(model.named_parameters())
     names = list(dict.fromkeys(layer.name for layer in graph.layers if layer.name is not None))
     last = graph.layers[-1].name if graph.layers else None
     if last is not None and not isinstance(model.get_submodule(last.rpartition(".")[0]), _RECURRENT):
         names.remove(last)
-    trained = {name: parameters[name] for name in names if parameters[name].requires_grad}
+    trained = {name: parameters[name] for name in names if parameters[name].requires_grad and accepts(name)}
     full = {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in trained.items()}
     if not full:
         raise UserError(
@@ -127,7 +142,7 @@ def uncalled_layers(model: nn.Module, example_input: Any, graph: Graph) -> list[
     """Return the weights of layers that neither a graph contains nor a forward pass calls."""
     try:
         called = called_layers(model, example_input)
-    except (RuntimeError, TypeError, ValueError, IndexError):  # a model that runs only as a graph
+    except MISFITS:  # a model that runs only as a graph
         return []
     used = {layer.name for layer in (*graph.layers, *called.layers)}
     # The projection of this module is used without being called.

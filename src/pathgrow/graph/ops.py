@@ -52,8 +52,8 @@ def handle(tracer: Tracer, func: Callable[..., Any], args: tuple[Any, ...], kwar
         if any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors_in((result, written))):
             raise UserError(
                 f"paths cannot be traced through torch function {resolve_name(func) or name!r} in "
-                f"{type(tracer.model).__name__} ({_calling_line()}): use known functions instead, or pass a scope to "
-                "attach and choose a method that uses no paths, such as 'rigl', 'set', 'gmp' or 'magnitude'"
+                f"{type(tracer.model).__name__} ({_calling_line()}): use known functions instead, or choose a "
+                "method that uses no paths, such as 'rigl', 'set', 'gmp' or 'magnitude'"
             )
         if name in _LEAVING or next(tensors_in(result), None) is not None:
             tracer.lost_at = f"{resolve_name(func) or name} ({_calling_line()})"

@@ -14,18 +14,23 @@ class SampleCounter:
     """A forward hook that counts the samples a model is trained on."""
 
     def __init__(self) -> None:
-        self.samples = 0
+        self._by_mode = {True: 0, False: 0}
+
+    @property
+    def samples(self) -> int:
+        """Those in training mode, or without any, as in a loop that never calls `train()`, those in evaluation mode."""
+        return self._by_mode[True] or self._by_mode[False]
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if module.training and torch.is_grad_enabled():
+        if torch.is_grad_enabled():
             first = next(tensors_in([*args, *kwargs.values()]), None)
             if first is not None:
-                self.samples += first.shape[0] if first.dim() else 1
+                self._by_mode[module.training] += first.shape[0] if first.dim() else 1
 
 
 @contextmanager
 def counting(model: nn.Module) -> Iterator[SampleCounter]:
-    """Count the samples of forward passes in training mode with gradients enabled.
+    """Count the samples of forward passes with gradients enabled.
 
     The leading dimension of the first tensor among the arguments is the number of samples.
 

@@ -9,6 +9,7 @@ Presets (Yao & Dovrolis, section 5):
 - `auto`: `vit` for models with attention, otherwise `resnet` (the same as `default` without projection shortcuts).
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pathgrow.errors import UserError, check_name, require
+from pathgrow.errors import UserError, check_name, frames_to_the_caller, require
 from pathgrow.graph import trace
 from pathgrow.graph.graph import Flags, Graph, Layer
 from pathgrow.masks import Masks
@@ -30,6 +31,9 @@ def scope(
     model: nn.Module, example_input: Any = None, preset: str = "auto", *, only: NameFilter | None = None
 ) -> Masks:
     """Return the prunable weights of a model as masks.
+
+    Of a model that cannot be traced, such as a recurrent one, these are all conv, linear and recurrent weights that
+    example_input reaches before the last layer.
 
     Parameters
     ----------
@@ -49,13 +53,23 @@ def scope(
     if isinstance(example_input, str):
         raise UserError(f"example_input must be a batch, got {example_input!r} (a preset is a keyword: preset='vit')")
     check_name("scope preset", preset, PRESETS)
-    return scope_of(model, trace(model, example_input), preset, only=only)
+    try:
+        graph = trace(model, example_input)
+    except UserError as reason:
+        from pathgrow.graph.calls import called_scope, calls_instead  # which reads scopes
+
+        if preset != "auto":
+            raise
+        graph, warning = calls_instead(model, example_input, reason)
+        warnings.warn(warning, stacklevel=frames_to_the_caller())
+        return called_scope(model, graph, _as_filter(only))
+    return scope_of(model, graph, preset, only=only)
 
 
-def trained_scope(model: nn.Module, example_input: Any = None) -> Masks:
+def trained_scope(model: nn.Module, example_input: Any = None, *, needs_paths: bool = True) -> Masks:
     """Return `scope(model)` without frozen weights, which could be pruned but would never be regrown."""
     parameters = dict(model.named_parameters())
-    whole = scope(model, example_input)
+    whole = scope_of(model, trace(model, example_input)) if needs_paths else scope(model, example_input)
     trained = {name: inside for name, inside in whole.items() if parameters[name].requires_grad}
     if not trained:
         raise UserError(
@@ -63,6 +77,15 @@ def trained_scope(model: nn.Module, example_input: Any = None) -> Masks:
             "call requires_grad_(True) on the weights to train, or pass a scope"
         )
     return Masks.select(trained, trained)
+
+
+def is_traceable(model: nn.Module, example_input: Any = None) -> bool:
+    """Whether paths can be traced through a model."""
+    try:
+        trace(model, example_input)
+    except UserError:
+        return False
+    return True
 
 
 def scope_of(model: nn.Module, graph: Graph, preset: str = "auto", *, only: NameFilter | None = None) -> Masks:

@@ -58,6 +58,10 @@ class Use:
     unit_axis: int
 
 
+MISFITS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError)
+"""What models raise for an input that does not fit them."""
+
+
 class Tracer(TorchFunctionMode):
     """Traces activations through one forward pass of a module. Call `run` once, which enters the mode.
 
@@ -140,7 +144,7 @@ class Tracer(TorchFunctionMode):
             yield
         except UserError:
             raise
-        except (RuntimeError, TypeError, ValueError, IndexError) as fault:
+        except MISFITS as fault:
             reason = str(fault).partition("\n")[0] or type(fault).__name__
             raise UserError(
                 f"the model could not be run on example_input: {reason}; pass a batch that {type(self.model).__name__} "

@@ -1,5 +1,7 @@
 """Growth methods: Gradual Capacity Growth (GCG) with PathGrow, and the growth rules it is compared with."""
 
+from dataclasses import replace
+
 from pathgrow.masks.sampling import sample_proportional, top_k
 from pathgrow.methods.method import ByScore, GrowEachRound, Method, Need, NetworkView, Pick
 from pathgrow.methods.picks import at_random, by_walks
@@ -51,11 +53,23 @@ def random_growth(
     """Random growth (RG), the baseline growth rule of GCG (Yao & Dovrolis).
 
     Rule: sample uniformly from the missing weights of all layers together, so that a layer grows in proportion to what
-    it lacks. The seed network is the same PHEW mask as for PathGrow. Options as in `gcg`.
+    it lacks. The seed network is the same PHEW mask as for PathGrow; a model that cannot be traced starts with random
+    masks, by default at 10%. Options as in `gcg`.
 
     Differences: the paper does not say whether sampling is global or per layer; the common budget suggests global.
     """
     return _growth("random_growth", at_random, gamma, start_density, target_density)
+
+
+_RANDOM_START = 0.1
+"""Density at which random masks disconnect few units of usual layers."""
+
+
+def without_paths(method: Method) -> Method:
+    """Random growth from random masks, for models that cannot be traced."""
+    density = _RANDOM_START if method.start_density is None else method.start_density
+    density = density if method.target_density is None else min(density, method.target_density)
+    return replace(method, start=at_random, start_density=density, needs=frozenset())
 
 
 def gradient_growth(

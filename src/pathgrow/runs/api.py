@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from pathgrow.checkpoint import RunDir, Store
 from pathgrow.distributed import interrupts
 from pathgrow.distributed.comm import held_by_rank0
-from pathgrow.errors import RunFailed, UserError, checked_int, require
+from pathgrow.errors import RunFailed, UserError, checked_int, frames_to_the_caller, require
 from pathgrow.graph.calls import uncalled_layers
 from pathgrow.masks import Masks
 from pathgrow.report import progress as displays
@@ -24,7 +24,7 @@ from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.plan import DiscoveryPlan, make_discovery_plan
 from pathgrow.runs.records import Callback, CallbackList, MetricsLogger, ProgressCallback
 from pathgrow.runs.result import Discovery
-from pathgrow.runs.session import Session, frames_to_the_caller
+from pathgrow.runs.session import Session
 from pathgrow.sparse.attach import check_whole
 from pathgrow.sparse.enforce import unwrapped
 from pathgrow.trainer import Trainer

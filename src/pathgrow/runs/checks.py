@@ -62,11 +62,11 @@ def unit_of(fit: Any) -> str:
 
 def refuse_paths(model: nn.Module, options: DiscoverOptions) -> None:
     """Refuse options that need paths, for a model that cannot be traced."""
-    method = options.growth_method()
-    if options.probes or (options.max_density < 1 and method.grow is not at_random):
+    if (options.probes or options.max_density < 1) and options.growth_method().grow is not at_random:
+        prune = "finish='gts', which only prunes" if options.probes else "max_density=1, which only prunes"
         raise UserError(
-            f"{type(model).__name__} cannot be traced, so it cannot grow along paths; use max_density=1, which only "
-            "prunes, or method='random_growth' (both with finish='gts')"
+            f"{type(model).__name__} cannot be traced, so it cannot grow along paths; use method='random_growth', or "
+            f"{prune}"
         )
 
 

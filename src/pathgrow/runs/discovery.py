@@ -21,6 +21,7 @@ from pathgrow.distributed.comm import Communicator
 from pathgrow.errors import RunFailed
 from pathgrow.graph.flops import step_flops
 from pathgrow.masks import Masks
+from pathgrow.methods.growth import without_paths
 from pathgrow.methods.method import GrowEachRound, never
 from pathgrow.report.progress import ProgressBar
 from pathgrow.report.schema import RunReport
@@ -55,7 +56,8 @@ def _search(session: Session, options: DiscoverOptions) -> Discovery:
     if options.prunes:
         trunk = ShrinkingTrunk(session, options)
     else:
-        trunk = GrowingTrunk(session, options, options.growth_method())
+        method = options.growth_method()
+        trunk = GrowingTrunk(session, options, method if session.has_paths else without_paths(method))
     try:
         with interrupts.saving():
             if isinstance(trunk, GrowingTrunk):

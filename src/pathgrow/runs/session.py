@@ -6,13 +6,10 @@ name, on earlier stages and on the seed, never on the process that runs it.
 
 import functools
 import math
-import os
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,9 +19,9 @@ from torch.optim import Optimizer
 from pathgrow.checkpoint import Store
 from pathgrow.density.types import Point
 from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator
-from pathgrow.errors import RunFailed, UserError
+from pathgrow.errors import RunFailed, UserError, frames_to_the_caller
 from pathgrow.graph import trace
-from pathgrow.graph.calls import called_layers, called_scope
+from pathgrow.graph.calls import called_scope, calls_instead
 from pathgrow.graph.flops import step_flops
 from pathgrow.graph.sample_counter import SampleCounter, counting
 from pathgrow.graph.scope import trained_scope, whole_model_density
@@ -137,6 +134,8 @@ class Session(Stages):
         self._untrained = copy_model_and_optimizer(model, optimizer)
         self.warnings: list[str] = []
         self._is_fit_checked = False
+        self._modes = [module.training for module in model.modules()]
+        """Whether each module trains or evaluates when `fit` is called: as in the model that was passed."""
         self._scales_weights = getattr(getattr(fit, "recipe", None), "density_scaling", "none") == "supar"
         """Whether a network that starts sparse keeps the variance of a dense one; the trainer scales learning rates."""
         self._samples_per_epoch = 0.0
@@ -154,15 +153,9 @@ class Session(Stages):
 
     def _find_calls(self, reason: UserError) -> None:
         """Do without paths: layers and costs from the calls of one forward pass."""
-        try:
-            self.graph = called_layers(self.model, self.example_input)
-        except (RuntimeError, TypeError, ValueError, IndexError, StopIteration):  # example_input does not fit
-            raise reason from reason.__cause__
+        self.graph, warning = calls_instead(self.model, self.example_input, reason)
         self.has_paths = False
-        self.warnings.append(
-            f"{type(self.model).__name__} cannot be traced, so all conv, linear and recurrent weights that "
-            "example_input reaches before the last layer are prunable, and FLOPs are those of these layers"
-        )
+        self.warnings.append(warning)
 
     def warn(self, sentence: str | None) -> None:
         """Issue a warning now, on rank 0, and keep it for the report."""
@@ -344,15 +337,23 @@ class Session(Stages):
                 continue
             seeded = seeded_globals(self.seed, phase.seed_name or phase.stage, "fit", phase.part)
             before, step = None if self._is_fit_checked else _digest(phase.attached), phase.attached.step
+            for module, is_training in zip(phase.attached.model.modules(), self._modes, strict=True):
+                module.training = is_training  # an evaluation may have changed it
             with seeded, counting(phase.attached.model) as counter, self._epochs_told(phase, counter):
                 self._fit(phase.attached.model, phase.attached.optimizer, phase.epochs)
             self._end_phase(phase)
             if before is not None:
                 is_changed, has_stepped = before != _digest(phase.attached), phase.attached.step > step
                 _check_fit(is_changed=is_changed, has_stepped=has_stepped, has_run=counter.samples > 0)
+            num_samples = counter.samples or phase.attached.step - step
+            if not counter.samples and not self._is_fit_checked:
+                self.warn(
+                    "fit does not call the model itself, as model(batch), so its samples cannot be counted: every step "
+                    "counts as one sample, and FLOPs are those of batches of one (costs relative to dense are right)"
+                )
             self._is_fit_checked = True
-            self._samples_per_epoch = counter.samples / phase.epochs
-            counts.append(sum(self.comm.gather(counter.samples)))
+            self._samples_per_epoch = num_samples / phase.epochs
+            counts.append(sum(self.comm.gather(num_samples)))
             if self.is_kept:
                 checkpoint.save(phase.attached, counts[-1], torch.get_rng_state())
         return counts
@@ -425,11 +426,3 @@ def warn_caller(session: Session, sentences: Sequence[str]) -> None:
     """Issue warnings that point at the code that called this package; on rank 0 only."""
     for sentence in sentences if session.comm.rank == 0 else ():
         warnings.warn(sentence, stacklevel=frames_to_the_caller())
-
-
-def frames_to_the_caller() -> int:
-    """Stack level of the code that called this package, for warnings."""
-    package, frame, number = f"{Path(__file__).parents[1]}{os.sep}", sys._getframe(1), 1
-    while frame.f_code.co_filename.startswith(package) and frame.f_back is not None:
-        frame, number = frame.f_back, number + 1
-    return number

@@ -286,7 +286,9 @@ class GrowingTrunk(Trunk):
             return self.session.train_(self.attached, stage, options.num_rough_epochs, sign=options.sign)
 
         def finish(trained: Trained, seconds: float) -> StageOutput:
-            topology = self.session.comm.broadcast_from_rank0(lambda: self._topology(round).as_dict())
+            topology = None
+            if self.session.has_paths:
+                topology = self.session.comm.broadcast_from_rank0(lambda: self._topology(round).as_dict())
             record = self.session.record(
                 stage,
                 self.attached,

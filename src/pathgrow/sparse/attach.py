@@ -25,12 +25,13 @@ from pathgrow.distributed.comm import Communicator
 from pathgrow.distributed.process_group import current_communicator
 from pathgrow.errors import RunFailed, UserError, checked_int, is_int, require, short
 from pathgrow.graph import trace
-from pathgrow.graph.scope import trained_scope
+from pathgrow.graph.scope import is_traceable, trained_scope
 from pathgrow.masks import Masks
 from pathgrow.masks.masks import require_module
 from pathgrow.methods.gradients import Batches, Loss, loss_gradients
+from pathgrow.methods.growth import without_paths
 from pathgrow.methods.method import FIXED, MaskUpdate, Method, NetworkView, ScoringCost, count_at, require_density
-from pathgrow.methods.picks import by_walks
+from pathgrow.methods.picks import at_random, by_walks
 from pathgrow.methods.rewire import RewireEvery
 from pathgrow.rng import derive, generator
 from pathgrow.sparse import enforce
@@ -109,9 +110,14 @@ def attach(
     method = checked_method(method)
     optimizers = checked_optimizers(optimizer, method)
     check_whole(model)
-    if scope is not None and example_input is not None and "paths" in method.needs:
+    if method.grow is at_random and method.start is by_walks and not is_traceable(model, example_input):
+        method = without_paths(method)
+    needs_paths = "paths" in method.needs
+    if scope is None:
+        scope = trained_scope(model, example_input, needs_paths=needs_paths)
+    elif example_input is not None and needs_paths:
         trace(model, example_input)  # here, where the error says which methods do without
-    prunable = checked_scope(model, trained_scope(model, example_input) if scope is None else scope)
+    prunable = checked_scope(model, scope)
     parameters = checked_parameters(model, optimizers, prunable)
     if taken := next((name for name, parameter in parameters.items() if parameter in enforce.MASKED), None):
         raise UserError(f"{taken!r} is already attached with another optimizer; call detach() first")
