@@ -9,6 +9,7 @@ random bytes; the augmentation is the real one.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import platform
 import statistics
@@ -27,6 +28,7 @@ from pathgrow.graph.scope import scope
 from pathgrow.masks import Masks
 from pathgrow.masks.sampling import uniform
 from pathgrow.methods import create, fixed
+from pathgrow.methods.method import Method
 from pathgrow.rng import generator
 from pathgrow.sparse.attach import Attached, attach
 from pathgrow.trainer import EngineOptions, Trainer
@@ -52,12 +54,13 @@ def random_masks(model: nn.Module) -> Masks:
     return uniform(candidates, round(DENSITY * candidates.num), generator(0, "masks"))
 
 
-def attached_network(trainer: Trainer, name: str, seed: int, **options: object) -> Attached:
-    model = models.create(name, trainer.data.classes, seed=seed, **options)
-    model, optimizer = trainer.place(model)
+def attached_network(trainer: Trainer, name: str, seed: int, method: Method | None = None) -> Attached:
+    """Return a network with a method, by default one that keeps random masks."""
+    model, optimizer = trainer.place(models.create(name, trainer.data.classes, seed=seed))
     inside = scope(model)
-    masks = Masks(dict(random_masks(model)), inside)
-    return attach(model, optimizer, fixed(masks), scope=inside)
+    if method is None:
+        method = fixed(Masks(dict(random_masks(model)), inside))
+    return attach(model, optimizer, method, scope=inside, seed=seed)
 
 
 def plain_loop(
@@ -221,6 +224,44 @@ def profiled(trainer: Trainer, network: Attached, label: str, book: Book) -> Non
         book.write(f"profile, compile {label}: {kind}, fraction of kernel time", spent / whole)
 
 
+def rewiring(
+    book: Book, *, device: str = "cuda", name: str = "resnet32", num: int = 30_000, size: int = 8, interval: int = 100
+) -> None:
+    """Concurrent networks that rewire every 100 steps, relative to the same networks with fixed masks.
+
+    Not compiled. All train in turn, twice, so that a machine that becomes slower affects all alike.
+    """
+    trainer = Trainer(random_data(num, 32), recipe("cifar"), EngineOptions(device=device, compile="off"))
+    methods: dict[str, Method | None] = {"fixed masks": None}
+    for rewires in ("rigl", "set"):
+        methods[rewires] = create(rewires, density=DENSITY, update_interval=interval, num_steps=10**6)
+    networks = {
+        label: [attached_network(trainer, name, seed, method) for seed in range(size)]
+        for label, method in methods.items()
+    }
+    for label, several in networks.items():
+        began = time.perf_counter()
+        trainer.train([Job(attached=network, epochs=1, seed=1) for network in several])
+        _wait(trainer.plan.device)
+        book.write(f"{size} concurrent networks, {label}, first epoch, s", time.perf_counter() - began)
+    for num_together in (size, 1):
+        rates: dict[str, list[float]] = {label: [] for label in networks}
+        for _ in range(2):
+            for label, several in networks.items():
+                jobs = [Job(attached=network, epochs=2, seed=1) for network in several[:num_together]]
+                work = functools.partial(_num_trained, trainer, jobs)
+                rates[label].append(images_per_second(work, trainer.plan.device, repeats=1))
+        for label, found in rates.items():
+            book.write(f"{num_together} concurrent, {label}, images/s", statistics.mean(found))
+            if label != "fixed masks":
+                ratio = statistics.mean(found) / statistics.mean(rates["fixed masks"])
+                book.write(f"{num_together} concurrent, {label} every {interval} steps / fixed masks", ratio)
+
+
+def _num_trained(trainer: Trainer, jobs: list[Job]) -> int:
+    return sum(trainer.train(jobs))
+
+
 def middle_images(book: Book, num: int = 20_000) -> None:
     """ResNet-18 on 64-pixel images at batch 128."""
     device, plan = torch.device("cuda"), replace(recipe("tiny-resnet"), batch_size=128)
@@ -275,7 +316,7 @@ def on_cpu(book: Book, num: int = 128 * 6) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=["small", "middle", "growth", "cpu"], default=None)
+    parser.add_argument("--only", choices=["small", "middle", "growth", "rewiring", "cpu"], default=None)
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", type=Path, default=None, help="JSON file for the results")
     chosen = parser.parse_args()
@@ -291,6 +332,8 @@ def main() -> None:
         middle_images(book)
     if gpu and chosen.only in (None, "growth"):
         growth(book)
+    if gpu and chosen.only in (None, "rewiring"):
+        rewiring(book)
 
 
 if __name__ == "__main__":

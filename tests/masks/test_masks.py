@@ -303,6 +303,17 @@ def test_every_result_is_a_mask_or_a_selection(pair: tuple[Masks, Masks]) -> Non
 
 
 @given(pair=pairs())
+def test_masks_with_other_active_weights(pair: tuple[Masks, Masks]) -> None:
+    a, b = pair
+    active = a.with_active(dict(b.present()))
+    assert active == Masks.empty(a.scope) | b.present()
+    outside = {name: ~inside for name, inside in a.scope.items()}
+    if any(flags.any() for flags in outside.values()):
+        with pytest.raises(UserError, match="positions outside its scope"):
+            a.with_active(outside)
+
+
+@given(pair=pairs())
 def test_equality_and_digest_agree(pair: tuple[Masks, Masks]) -> None:
     a, b = pair
     assert (a == b) == (a.digest() == b.digest())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -61,15 +61,15 @@ class Simulated:
     @property
     def would_wait(self) -> bool:
         self._device.run_for(QUERY)
-        return self._stream.left > (0 if self._updates else (MAX_QUEUED - 1) * REPLAY)
+        return self._stream.left > (0 if self.needs_idle_stream else (MAX_QUEUED - 1) * REPLAY)
 
     @property
-    def _updates(self) -> bool:
+    def needs_idle_stream(self) -> bool:
         return self.num_samples > 0 and self.num_samples % self._every == 0
 
     def steps(self) -> Iterator[None]:
         for _ in range(LENGTH):
-            if self._updates:
+            if self.needs_idle_stream:
                 while self._stream.left > 0:
                     self._device.run_for(1.0)
                 self._device.run_for(UPDATE)
@@ -84,16 +84,16 @@ LENGTH = 240
 EVERY = [20, 20, 10_000, 30]
 
 
-def simulate(monkeypatch: pytest.MonkeyPatch) -> tuple[Device, list[Simulated]]:
+def simulate(monkeypatch: pytest.MonkeyPatch, every: Sequence[int] = EVERY) -> tuple[Device, list[Simulated]]:
     """Run concurrent trainings in the loop of the trainer."""
-    device, done = Device(), list[int]()
-    simulated = [Simulated(device, every) for every in EVERY]
+    device, done, num = Device(), list[int](), len(every)
+    simulated = [Simulated(device, steps) for steps in every]
     engine = Trainer(data.load("digits"), Recipe(), EngineOptions(device="cpu"))
     engine.plan = dataclasses.replace(engine.plan, cuda_graphs=True)
     monkeypatch.setattr(engine, "_training", lambda job: simulated[job])
     monkeypatch.setattr(trainer.time, "sleep", lambda seconds: device.run_for(QUERY))
-    assert engine.train(range(4), on_done=done.append) == [LENGTH] * 4  # type: ignore[arg-type]
-    assert sorted(done) == [0, 1, 2, 3]
+    assert engine.train(range(num), on_done=done.append) == [LENGTH] * num  # type: ignore[arg-type]
+    assert sorted(done) == list(range(num))
     return device, simulated
 
 
@@ -107,6 +107,24 @@ def test_the_device_works_for_others_during_a_mask_update(monkeypatch: pytest.Mo
     assert in_turn.idle > num_updates * UPDATE / 2
     assert device.idle < in_turn.idle / 4
     assert device.now < 0.95 * in_turn.now
+
+
+def test_networks_with_the_same_schedule_do_not_update_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device is without work during the first updates, but not later."""
+    device, _ = simulate(monkeypatch, [40] * 6)
+
+    def all_ready(running: Any) -> list[Any]:
+        ready = [(number, pair) for number, pair in running.items() if not pair[0].would_wait]
+        if not ready:
+            trainer.time.sleep(0)
+        return ready
+
+    with monkeypatch.context() as context:
+        context.setattr(trainer, "_ready", all_ready)
+        at_once, _ = simulate(context, [40] * 6)
+    num_rounds = (LENGTH - 1) // 40
+    assert at_once.idle > 0.75 * num_rounds * 6 * UPDATE
+    assert device.idle < 1.5 * UPDATE
 
 
 def test_a_single_training_always_advances() -> None:
@@ -166,7 +184,10 @@ def test_at_most_max_concurrent_networks_train_at_once(limit: int, monkeypatch: 
 
     engine = Trainer(data.load("digits"), Recipe(), EngineOptions(device="cpu", max_concurrent=limit))
     engine.plan = dataclasses.replace(engine.plan, cuda_graphs=True)
-    made: Any = lambda job: SimpleNamespace(steps=lambda: steps(job), would_wait=False, num_samples=job)  # noqa: E731
+
+    def made(job: int) -> Any:
+        return SimpleNamespace(steps=lambda: steps(job), would_wait=False, needs_idle_stream=False, num_samples=job)
+
     monkeypatch.setattr(engine, "_training", made)
     assert engine.train(range(4)) == [0, 1, 2, 3]  # type: ignore[arg-type]
     assert max(counts) == min(limit, 4)

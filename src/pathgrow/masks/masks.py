@@ -20,7 +20,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +72,7 @@ class Masks(Mapping[str, Tensor]):
         chosen = _bool_tensors(tensors, "a selection")
         partial = _partial_scope(chosen, scope)
         for name, inside in partial.items():
-            if not bool((~chosen[name] | inside).all()):
-                raise UserError(
-                    f"the selection of {name!r} has positions outside its scope; only prunable weights can be selected"
-                )
+            _require_inside(name, chosen[name], inside)
         return cls._unchecked(chosen, partial)
 
     @classmethod
@@ -147,10 +144,10 @@ class Masks(Mapping[str, Tensor]):
     @property
     def num_on(self) -> int:
         """Number of active prunable weights (or of selected positions)."""
-        # Not `sum`, which first converts to int64.
         return sum(
-            int(torch.count_nonzero(tensor & self._partial[name] if name in self._partial else tensor))
-            for name, tensor in self._tensors.items()
+            nums_true(
+                [tensor & self._partial[name] if name in self._partial else tensor for name, tensor in self.items()]
+            )
         )
 
     @property
@@ -170,6 +167,18 @@ class Masks(Mapping[str, Tensor]):
     def missing(self) -> Masks:
         """The pruned weights, as a selection: candidates for growth."""
         return self._map(lambda tensor, inside: inside & ~tensor)
+
+    def with_active(self, chosen: Mapping[str, Tensor]) -> Masks:
+        """Masks of the same scope in which exactly the chosen prunable weights are active."""
+        selection = Masks._unchecked(_bool_tensors(chosen, "a selection"), self._partial)
+        self._require_like(selection)
+        tensors = {}
+        for name in self._tensors:
+            tensors[name], inside = selection[name], self._partial.get(name)
+            if inside is not None:
+                _require_inside(name, tensors[name], inside)
+                tensors[name] = tensors[name] | ~inside
+        return Masks._unchecked(tensors, self._partial)
 
     def __or__(self, other: Masks) -> Masks:
         return self._combine(other, torch.logical_or)
@@ -352,6 +361,23 @@ def _partial_scope(tensors: Mapping[str, Tensor], scope: Mapping[str, Tensor] | 
 def _true_everywhere(flags: Tensor) -> bool:
     single = flags.numel() > 0 and not any(flags.stride())  # one expanded element, as returned by `scope`
     return bool(flags[(0,) * flags.dim()] if single else flags.all())
+
+
+def _require_inside(name: str, chosen: Tensor, inside: Tensor) -> None:
+    if not bool((~chosen | inside).all()):
+        raise UserError(
+            f"the selection of {name!r} has positions outside its scope; only prunable weights can be selected"
+        )
+
+
+def nums_true(tensors: Sequence[Tensor]) -> list[int]:
+    """Number of True entries of each tensor. Waits for each device once."""
+    # Not `sum`, which first converts to int64.
+    counts = [torch.count_nonzero(tensor) for tensor in tensors]
+    if len({count.device for count in counts}) != 1:
+        return [int(count) for count in counts]
+    found: list[int] = torch.stack(counts).tolist()
+    return found
 
 
 def _layer_weights(model: nn.Module) -> dict[str, nn.Parameter]:

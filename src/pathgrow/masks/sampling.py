@@ -7,7 +7,7 @@ Noise is drawn on the CPU, for the candidates only, in the order of the mapping 
 the same generator gives the same masks on every device, for every memory layout and every piece size. A sampler draws
 one seed from the caller's generator, so that it can repeat its noise in a second pass.
 
-`top_k_in`, `uniform_in` and `sample_in` work on a single tensor, on its own device.
+`top_k_in`, `uniform_in` and `sample_in` work on a single tensor, on its own device; for many tensors see `by_layer`.
 """
 
 import itertools

@@ -219,7 +219,7 @@ class Method:
         masks = net.masks
         if self.update is not None:
             updated = self.update(net, update, progress, draw)
-            num_expected = masks.num_on - update.num_drop + update.num_grow
+            num_expected = progress.num_on - update.num_drop + update.num_grow
             if updated.num_on != num_expected:
                 raise UserError(
                     f"update() of method {self.name!r} must leave {num_expected} active weights, got {updated.num_on}"

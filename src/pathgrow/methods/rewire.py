@@ -1,10 +1,11 @@
 """Parts of dynamic sparse training: drop weights, grow as many elsewhere, at a constant density.
 
-Ranking happens on the device of the weights, one layer at a time: an update every hundred steps must not copy all
-gradients of a network to the CPU. Only ties and random picks draw, from the CPU generator that is passed, over
-candidates in logical order, so equal scores give equal masks on every device.
+Ranking happens on the device of the weights, within all layers at once: an update every hundred steps must neither copy
+all gradients of a network to the CPU nor wait for every layer. Only ties and random picks draw, from the CPU generator
+that is passed, over candidates in logical order, so equal scores give equal masks on every device.
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ from torch import Tensor
 
 from pathgrow.errors import UserError
 from pathgrow.masks import Masks
-from pathgrow.masks.sampling import top_k_in, uniform_in
+from pathgrow.masks.by_layer import Ranked, top_k_by_layer, uniform_by_layer
+from pathgrow.masks.masks import nums_true
 from pathgrow.methods.method import MaskUpdate, NetworkView, Progress, ScoreFunction, floor_of
 from pathgrow.methods.schedules import require_steps, require_stop_fraction
 
@@ -90,22 +92,33 @@ class RewireLayers:
         self, net: NetworkView, on: Mapping[str, Tensor], step: int, draw: torch.Generator
     ) -> dict[str, Tensor]:
         """The active weights after an update at `step`, given those before it."""
-        fraction, weights, inside = self.drop_fraction(step), net.weights(), net.masks.scope
+        weights, inside, fraction = net.weights(), net.masks.scope, self.drop_fraction(step)
         scores = None if self.score is None else self.score(net)
-        result = {}
-        for name, here in on.items():
-            kept = self._kept(weights[name], here, fraction, draw)
-            num_grow = num_true(here) - num_true(kept)
-            free = inside[name] & ~kept
-            grown = uniform_in(free, num_grow, draw) if scores is None else top_k_in(scores[name], free, num_grow, draw)
-            result[name] = kept | grown
+        sides = [self._kept(weights, on, sign, fraction) for sign in ((1, -1) if self.by_sign else (0,))]
+        layers = list(zip(on, nums_true(list(on.values())), zip(*sides, strict=True), strict=True))
+        # One by one only where ties are drawn: the growth of a layer draws before the next one drops.
+        is_random = any(part.is_random for side in sides for part in side)
+        result: dict[str, Tensor] = {}
+        for group in [[layer] for layer in layers] if is_random else [layers]:
+            kept = [functools.reduce(torch.logical_or, [part.draw(draw) for part in parts]) for _, _, parts in group]
+            free = [inside[name] & ~flags for (name, _, _), flags in zip(group, kept, strict=True)]
+            nums = [num - sum(part.num for part in parts) for _, num, parts in group]
+            if scores is None:
+                grown = uniform_by_layer(free, nums, draw)
+            else:
+                best = top_k_by_layer([scores[name] for name, _, _ in group], free, nums)
+                grown = [layer.draw(draw) for layer in best]
+            result |= {name: a | b for (name, _, _), a, b in zip(group, kept, grown, strict=True)}
         return result
 
-    def _kept(self, weight: Tensor, on: Tensor, fraction: float, draw: torch.Generator) -> Tensor:
-        if not self.by_sign:
-            return without_smallest(fraction, weight.abs(), on, draw)
-        positive, negative = (without_smallest(fraction, side, on & (side > 0), draw) for side in (weight, -weight))
-        return positive | negative
+    def _kept(
+        self, weights: Mapping[str, Tensor], on: Mapping[str, Tensor], side: int, fraction: float
+    ) -> list[Ranked]:
+        """What each layer keeps of its active weights of one sign, or (0) of all of them."""
+        sizes = [weights[name] * side if side else weights[name].abs() for name in on]
+        active = [here & (size > 0) if side else here for here, size in zip(on.values(), sizes, strict=True)]
+        nums = [num - floor_of(fraction * num) for num in nums_true(active)]
+        return top_k_by_layer(sizes, active, nums)
 
 
 def active(net: NetworkView) -> dict[str, Tensor]:
@@ -115,19 +128,12 @@ def active(net: NetworkView) -> dict[str, Tensor]:
 
 def masks_with(net: NetworkView, on: Mapping[str, Tensor]) -> Masks:
     """Masks in which exactly these prunable weights are active."""
-    scope = net.masks.scope
-    return Masks.empty(scope) | Masks.select(on, scope)
+    return net.masks.with_active(on)
 
 
 def num_true(flags: Tensor) -> int:
     """Number of True entries. Waits for the device."""
     return int(torch.count_nonzero(flags))
-
-
-def without_smallest(fraction: float, scores: Tensor, candidates: Tensor, draw: torch.Generator) -> Tensor:
-    """All candidates but a fraction of them with the smallest scores."""
-    num = num_true(candidates)
-    return top_k_in(scores, candidates, num - floor_of(fraction * num), draw)
 
 
 def apportion(num: int, shares: Mapping[str, float], capacity: Mapping[str, int]) -> dict[str, int]:

@@ -46,8 +46,7 @@ def keep_tensors(parameters: Parameters, masks: Tensors) -> dict[str, Tensor]:
 
 def set_keep_(keep: Tensors, masks: Tensors) -> None:
     """Write other masks into the same memory."""
-    for name, ones in keep.items():
-        ones.copy_(masks[name])
+    torch._foreach_copy_(list(keep.values()), [masks[name] for name in keep])
 
 
 @torch.no_grad()

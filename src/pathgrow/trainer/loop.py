@@ -64,18 +64,23 @@ class Training:
         return (self._done - self._job.first_step) * self._feed.batch_size
 
     @property
+    def needs_idle_stream(self) -> bool:
+        """Whether the next step works on the host, and needs everything before it to be finished.
+
+        These are the tables of an epoch, a mask update, and a save.
+        """
+        begins_epoch = self._done % self._feed.num_steps == 0
+        return begins_epoch or self._saves_next or self._job.attached.update_is_due
+
+    @property
     def would_wait(self) -> bool:
         """Whether the next step would block until the device has caught up.
 
-        The tables of an epoch, a mask update and a save need everything before them to be finished. A replay is only
-        queued, but enough of them may be queued already.
+        A replay is only queued, but enough of them may be queued already.
         """
         if self._graph_step is None:
             return False
-        begins_epoch = self._done % self._feed.num_steps == 0
-        if begins_epoch or self._saves_next or self._job.attached.update_is_due:
-            return not self._graph_step.stream.query()
-        return self._graph_step.is_well_ahead
+        return not self._graph_step.stream.query() if self.needs_idle_stream else self._graph_step.is_well_ahead
 
     def steps(self) -> Iterator[None]:
         """Train; yield after each step and before a save, with the work queued on the device still running."""

@@ -266,13 +266,18 @@ _Running = dict[int, tuple[Training, Iterator[None]]]
 
 
 def _ready(running: _Running) -> list[tuple[int, tuple[Training, Iterator[None]]]]:
-    """Return the trainings that can advance without blocking, so that the device always has work queued."""
+    """Return the trainings that can advance without blocking, so that the device always has work queued.
+
+    Replays come first. Work on the host is done for one training at a time, when all others have enough queued:
+    networks that update their masks at the same step would otherwise leave the device without work until the last of
+    these updates. They stay apart from then on.
+    """
     if len(running) == 1:
         return list(running.items())
     ready = [(number, pair) for number, pair in running.items() if not pair[0].would_wait]
     if not ready:
         time.sleep(_POLL_SECONDS)
-    return ready
+    return [(number, pair) for number, pair in ready if not pair[0].needs_idle_stream] or ready[:1]
 
 
 def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
