@@ -12,6 +12,7 @@ the paper; and `runs.tar`, the finished runs without their stages, from which an
 from __future__ import annotations
 
 import argparse
+import sys
 import tarfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from typing import Any
 
 from pathgrow import atomic
 from pathgrow.checkpoint import RunDir, strict_json
+from pathgrow.distributed.interrupts import Interrupted, handled
 from pathgrow.studies.definition import Cell, Study, load_study, parse_study
 from pathgrow.studies.pools import LocalPool
 from pathgrow.studies.price import MEASURED_SPEEDS, num_epochs, price_of
@@ -154,8 +156,12 @@ def main() -> None:
         export(chosen.out, chosen.to, chosen.scale)
     else:
         cells = queue(_known(chosen.groups), chosen.scale)
-        outcome = run_study(cells, chosen.out, LocalPool(chosen.jobs, 1 / chosen.jobs), StudyProgress())
-        print(f"{outcome.num_finished} of {len(cells)} cells finished; failed: {outcome.failed}")
+        try:
+            with handled():  # otherwise SIGTERM leaves the workers running
+                outcome = run_study(cells, chosen.out, LocalPool(chosen.jobs, 1 / chosen.jobs), StudyProgress())
+        except Interrupted as error:
+            sys.exit(error.exit_code)
+        print(f"{outcome.num_finished} of {len(cells)} cells finished, {len(outcome.failed)} failed.")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import tarfile
 from pathlib import Path
 
@@ -36,6 +37,14 @@ def test_a_cell_that_another_one_needs_is_in_the_queue(name: str) -> None:
     """A worker would wait for it forever."""
     cells = queue([name])
     assert {cell.needs for cell in cells} - {None} <= {cell.name for cell in cells}
+
+
+def test_a_signal_stops_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a handler the process just ends, and its workers go on."""
+    monkeypatch.setattr(study_queue, "run_study", lambda *_: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr("sys.argv", ["study_queue", "run", "dense", "--out", str(tmp_path), "--jobs", "1"])
+    with pytest.raises(SystemExit, match="143"):
+        study_queue.main()
 
 
 def test_finished_cells_are_exported_as_lines_and_as_runs(tmp_path: Path) -> None:

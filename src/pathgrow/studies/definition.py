@@ -62,6 +62,9 @@ class View:
     series: tuple[str, ...] = ("method",)
     panel: str | None = None
     """Axis whose values get panels of their own."""
+    truth: Mapping[str, str] = field(default_factory=dict)
+    """Series of discoveries, and the series of networks that tell how dense the answer should have been; beside them
+    there has to be a series "dense"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +77,7 @@ class Study:
     grid: _Grid = field(default_factory=dict)
     part: tuple[Part, ...] = (Part(),)
     scale: Mapping[str, Scale] = field(default_factory=dict)
-    view: View = View()
+    view: View = field(default_factory=View)
 
     def scaled(self, scale: str | None) -> Scale:
         """The scale of a name; None: the first one, or the study as it is if it has no scales."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import itertools
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from pathgrow.checkpoint import RunDir, strict_json
@@ -17,6 +18,7 @@ from pathgrow.report.compare import mean_interval
 from pathgrow.report.formats import ScoreFormat, duration, percent, plural, ratio, score_format
 from pathgrow.report.loading import load_finished
 from pathgrow.report.schema import RunReport
+from pathgrow.studies.calibration import Calibration, calibrations
 from pathgrow.studies.definition import Cell, Study
 from pathgrow.studies.worker import failure
 
@@ -64,6 +66,8 @@ class Results:
     """Question, cells that are finished, and what has to be said about the scale."""
     lines: tuple[Mapping[str, Any], ...]
     """The finished cells, see `load_lines`."""
+    calibrations: tuple[Calibration, ...]
+    """Answers beside brute force, for studies that have both."""
 
 
 def load_results(study: Study, scale: str | None, out: Path) -> Results:
@@ -95,12 +99,14 @@ def results_of(study: Study, scale: str | None, lines: Sequence[Mapping[str, Any
     note = study.scaled(scale).note
     named = f"{study.name} ({scale or next(iter(study.scale), 'user-defined')})"
     caption = f"{named}: {study.asks} {len(lines)} of {plural(len(study.cells(scale)), 'cell')} finished{failed}."
+    points = [point for line in lines for point in line["points"]]
     return Results(
         study=study,
-        rows=tuple(_means(study, [point for line in lines for point in line["points"]])),
+        rows=tuple(_means(study, points)),
         is_fraction=all(line["is_fraction"] for line in lines),
         caption=printable(" ".join(filter(None, (caption, note)))),
         lines=tuple(lines),
+        calibrations=tuple(calibrations(study.view, points)),
     )
 
 
@@ -119,7 +125,8 @@ def points_of(cell: Cell, report: RunReport) -> list[_Point]:
         return [{**place, **vars(row)} for row in report.topology]
     if cell.points == "answer" and report.answer is not None:
         low, high = report.answer.interval or (None, None)
-        return [{**place, **whole, "answer": report.answer.operating_density, "low": low, "high": high}]
+        answer = {"answer": report.answer.operating_density, "low": low, "high": high, "delta": report.answer.delta}
+        return [{**place, **whole, **answer}]
     grown = [point.score for point in report.curve.rounds[:-1] if point.density == network.density]
     return [{**whole, **({"val_rough": grown[-1]} if grown else {}), **place}]
 
@@ -213,18 +220,65 @@ def _written(results: Results, name: str, value: Any) -> str:
     return duration(value) if name == "seconds" else f"{value:.4g}"
 
 
+def _calibration_cells(results: Results) -> list[list[str]]:
+    """Every search beside brute force."""
+    if not results.calibrations:
+        return []
+    view, lines = results.study.view, []
+    for found in results.calibrations:
+        true, error = found.truth, found.median_error
+        shown = f"{'at most ' if true.density == true.sparsest else ''}{percent(true.density)}"
+        shown += "" if true.interval is None else f" ({' - '.join(map(percent, true.interval))})"
+        answers = ", ".join("open" if answer is None else percent(answer) for answer in found.answers)
+        lines.append([
+            *([found.panel] if view.panel else []), found.series, shown, answers,
+            "-" if error is None else f"{error:.0%}", f"{found.num_covering} of {found.num_intervals}",
+        ])  # fmt: skip
+    heading = [*([view.panel] if view.panel else []), ", ".join(view.series), "true density", "answers"]
+    heading += ["median error", "intervals that cover it"]
+    return [[printable(cell) for cell in line] for line in [heading, *lines]]
+
+
+def _calibration_summary(results: Results) -> str:
+    """The error and the coverage over all searches."""
+    errors = [found.median_error for found in results.calibrations if found.median_error is not None]
+    covering, num = (
+        sum(getattr(found, name) for found in results.calibrations) for name in ("num_covering", "num_intervals")
+    )
+    no_answer = sum(answer is None for found in results.calibrations for answer in found.answers)
+    median_error = f"{median(errors):.0%}" if errors else "-"
+    return (
+        f"Median of the median errors: {median_error}. Intervals that cover the true density: {covering} of {num}. "
+        f"Searches without an answer: {no_answer}."
+    )
+
+
 def _terminal(results: Results) -> str:
-    lines = _cells(results)
+    parts = [results.caption, "", *_aligned(_cells(results)), "", "±: half the 90% interval of the mean over seeds", ""]
+    if answers := _calibration_cells(results):
+        parts += [*_aligned(answers), "", _calibration_summary(results), ""]
+    return "\n".join(parts)
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    table = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-    return "\n".join([results.caption, "", *table, "", "±: half the 90% interval of the mean over seeds", ""])
+    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
 
 
 def _markdown(results: Results) -> str:
-    heading, *lines = [[cell.replace("|", "\\|") for cell in line] for line in _cells(results)]
-    rule = [":--" if name not in results.study.view.y else "--:" for name in heading]
-    table = [f"| {' | '.join(line)} |" for line in (heading, rule, *lines)]
-    return "\n".join([results.caption, "", *table, ""])
+    answers = [calibration_markdown(results), ""] if results.calibrations else []
+    return "\n".join([results.caption, "", *answers, *_markdown_table(_cells(results), results.study.view.y), ""])
+
+
+def calibration_markdown(results: Results) -> str:
+    """Every search beside brute force, and the error and coverage of all."""
+    return "\n".join([*_markdown_table(_calibration_cells(results), ()), "", _calibration_summary(results)])
+
+
+def _markdown_table(cells: Sequence[Sequence[str]], numbers: Sequence[str]) -> list[str]:
+    heading, *lines = [[cell.replace("|", "\\|") for cell in line] for line in cells]
+    rule = ["--:" if name in numbers else ":--" for name in heading]
+    return [f"| {' | '.join(line)} |" for line in (heading, rule, *lines)]
 
 
 def _json(results: Results) -> str:
@@ -233,7 +287,9 @@ def _json(results: Results) -> str:
         | {name: vars(value) for name, value in row.values.items()}
         for row in results.rows
     ]
-    return strict_json.dumps({"caption": results.caption, "rows": strict_json.nulled(rows)}, indent=1) + "\n"
+    answers = [dataclasses.asdict(found) for found in results.calibrations]
+    shown = {"caption": results.caption, "rows": rows} | ({"calibrations": answers} if answers else {})
+    return strict_json.dumps(strict_json.nulled(shown), indent=1) + "\n"
 
 
 def _jsonl(results: Results) -> str:
@@ -280,6 +336,10 @@ def results_png(results: Results, *, dpi: int = 160) -> bytes:
                     [row.x for row in at], [m.mean for m in means], error,
                     color=color, marker=marker, markersize=4, linewidth=1.4, capsize=2, label=series,
                 )  # fmt: skip
+        if name in _SCORES:
+            for found in results.calibrations:
+                if found.panel == panel:
+                    _draw_answers(axes, found, colors[all_series.index(found.series) % len(colors)])
         xs = [row.x for row in results.rows if isinstance(row.x, float) and row.x < 1]
         if view.x == "density" and xs:
             ticks = PlotWindow((min(xs), max(xs)), (0, 1)).density_ticks()
@@ -298,3 +358,15 @@ def results_png(results: Results, *, dpi: int = 160) -> bytes:
     png = io.BytesIO()
     figure.savefig(png, format="png", metadata={"Software": None})
     return png.getvalue()
+
+
+def _draw_answers(axes: Any, found: Calibration, color: str) -> None:
+    """The true density as a vertical line; the answers with their intervals at the height of dense minus delta."""
+    axes.axvline(found.truth.density, color=color, linestyle=":", linewidth=1.4)
+    if found.truth.interval is not None:
+        axes.axvspan(*found.truth.interval, color=color, alpha=0.1, linewidth=0)
+    for answer, ends in zip(found.answers, found.intervals, strict=True):
+        if ends is not None:
+            axes.hlines(found.level, *ends, color=color, linewidth=1, alpha=0.5)
+        if answer is not None:
+            axes.plot([answer], [found.level], marker="|", markersize=12, color=color)
