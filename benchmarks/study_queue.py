@@ -28,7 +28,7 @@ from pathgrow.studies.price import MEASURED_SPEEDS, num_epochs, price_of
 from pathgrow.studies.results import load_lines
 from pathgrow.studies.runner import StudyProgress, run_study
 
-SCALE = "quick"
+SCALE = "short"
 STUDIES = ("growth-rules", "density-curves", "topology", "cost", "growth-timing")
 RULES = ("pathgrow_d", "random_growth", "gradient_growth")
 SPEED = 90_000

@@ -34,7 +34,7 @@ PAIRS = {
     ("digits", "mlp"): "digits/MLP",
 }  # fmt: skip
 NOT_OF_THE_PAPER = ("digits/MLP",)
-_SCALES = ("full", "short", "quick", "digits")
+_SCALES = ("full", "short", "digits")
 """Largest first."""
 _LOW, _HIGH = (0.0, 0.1001), (0.2999, 1.0)
 """Ranges of densities that count as low and high."""

@@ -57,5 +57,5 @@ def test_the_list_has_questions_and_prices(capsys: pytest.CaptureFixture[str]) -
     assert leave("study", "list") == 0
     said = capsys.readouterr().out
     assert "growth-rules\n  Which growth rule finds the best masks" in said
-    assert "  short  87 cells, about " in said
+    assert "  short  27 cells, about " in said
     assert "GPU minutes, by the speed of ResNet-32." in said

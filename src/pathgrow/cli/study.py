@@ -83,9 +83,7 @@ def _draw_figure(*, name: str, scale: str | None, out: Path, file: Path | None) 
 
 def _add_study_flags(parser: Parser) -> None:
     parser.add_argument("name", metavar="NAME|FILE.toml", help="Study, see `pathgrow study list`, or a TOML file.")
-    parser.add_argument(
-        "--scale", metavar="smoke|digits|quick|short|full", help="Size of the study (default: its first)."
-    )
+    parser.add_argument("--scale", metavar="smoke|digits|short|full", help="Size of the study (default: its first).")
     parser.add_argument(
         "--out", type=Path, default=_OUT, metavar="DIR", help=f"Directory of the cells (default: {_OUT})."
     )
