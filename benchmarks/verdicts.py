@@ -123,11 +123,11 @@ def at_least(what: str, by_seed: Sequence[float], interval: tuple[float, float] 
     return Measured(what, fmean(by_seed), interval, len(by_seed), verdict, **more)
 
 
-def at_most(what: str, by_seed: Sequence[float], limit: float) -> Measured:
+def at_most(what: str, by_seed: Sequence[float], limit: float, **more: Any) -> Measured:
     """A ratio of costs is below a limit."""
     interval = mean_interval(by_seed)
     verdict = _decided(interval and interval[1] < limit, interval and interval[0] > limit)
-    return Measured(what, fmean(by_seed), interval, len(by_seed), verdict, unit="x")
+    return Measured(what, fmean(by_seed), interval, len(by_seed), verdict, unit="x", **more)
 
 
 def _decided(holds: object, fails: object) -> Verdict:
@@ -193,13 +193,13 @@ def _parity(densities: Mapping[str, float]) -> Callable[[str, Sequence[Point]], 
     return measure
 
 
-def _beside_imp(what: str, by_seed: Sequence[float], num_pruned: int) -> Measured:
+def _beside_imp(what: str, by_seed: Sequence[float], num_pruned: int, note: str = "") -> Measured:
     """At least IMP-C; its score, if there is one run for all seeds, is assumed to vary as much as the other."""
     if num_pruned > 1 or len(by_seed) < 2:
-        return at_least(what, by_seed)
+        return at_least(what, by_seed, note=note)
     half = float(student.ppf(0.95, len(by_seed) - 1)) * stdev(by_seed) * (1 + 1 / len(by_seed)) ** 0.5
-    middle = fmean(by_seed)
-    return at_least(what, by_seed, (middle - half, middle + half), note="one run of IMP-C, assumed to vary as much")
+    middle, assumed = fmean(by_seed), "one run of IMP-C, assumed to vary as much"
+    return at_least(what, by_seed, (middle - half, middle + half), note="; ".join(filter(None, (assumed, note))))
 
 
 def _near_optimal(densities: Mapping[str, float]) -> Callable[[str, Sequence[Point]], tuple[Measured, ...]]:
@@ -246,13 +246,15 @@ def imp_at_accuracy(points: Sequence[Point], val: float) -> tuple[float, float] 
 
 
 def _cost(pair: str, points: Sequence[Point]) -> tuple[Measured, ...]:
-    found, num_pruned = costs_beside_imp(points, "GCG (paper)"), len(curves(points, "val", search="IMP-C"))
+    found, pruned = costs_beside_imp(points, "GCG (paper)"), curves(points, "val", search="IMP-C")
     if not found:
         return ()
+    sparsest = max(min(curve) for curve in pruned.values())
+    note = f"IMP-C down to {sparsest:.0%} where GCG is sparser" if min(o["density"] for o in found) < sparsest else ""
     return (
         at_most("GCG / dense training (limit 1.75)", [own["flops"] for own in found], 1.75),
-        at_most("GCG / IMP-C at the density of GCG (limit 0.5)", [own["relative"] for own in found], 0.5),
-        _beside_imp("GCG - IMP-C at the density of GCG, val", [own["above"] for own in found], num_pruned),
+        at_most("GCG / IMP-C at the density of GCG (limit 0.5)", [own["relative"] for own in found], 0.5, note=note),
+        _beside_imp("GCG - IMP-C at the density of GCG, val", [own["above"] for own in found], len(pruned), note),
     )
 
 

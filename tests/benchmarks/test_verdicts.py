@@ -138,6 +138,20 @@ def test_cost_is_relative_to_pruning_to_the_same_density() -> None:
     assert finding.verdict == "holds"
 
 
+def test_a_search_sparser_than_imp_is_compared_with_its_last_level_and_says_so() -> None:
+    pruned = [
+        {"search": "IMP-C", "seed": 0, "density": d, "val": 0.9, "flops": f} for d, f in ((1.0, 1.0), (0.15, 4.0))
+    ]
+    for density, note in ((0.2, False), (0.1, True)):
+        grown = [
+            {"search": "GCG (paper)", "seed": s, "density": density, "val": 0.9, "flops": 1.0 + s / 10} for s in (0, 1)
+        ]
+        [finding] = found_for(4, lines("cost", pruned + grown))
+        assert ["IMP-C down to 15%" in str(measured) for measured in finding.measured] == [False, note, note]
+        if note:
+            assert finding.measured[1].mean == pytest.approx(1.05 / 4)
+
+
 @pytest.mark.parametrize(("val", "level"), [(0.925, (0.2, 3.0)), (0.94, (0.5, 2.0)), (0.95, None)])
 def test_imp_is_as_accurate_at_its_sparsest_level_that_is(val: float, level: tuple[float, float] | None) -> None:
     levels = ((1.0, 0.93, 1.0), (0.5, 0.94, 2.0), (0.2, 0.93, 3.0), (0.1, 0.90, 3.5))

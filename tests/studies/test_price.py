@@ -61,7 +61,8 @@ def _pairs(path: Path) -> list[tuple[str, object]]:
     return [item for item in content.items() if "images/s" in item[0]] if isinstance(content, dict) else []
 
 
-@pytest.mark.parametrize(("name", "size"), [("resnet20", 32), ("resnet32", 32), ("resnet56", 32)])
+@pytest.mark.parametrize(("name", "size"), [("resnet20", 32), ("resnet32", 32), ("resnet56", 32), ("mlp", 8)])
 def test_recorded_sizes_are_those_of_the_models(name: str, size: int) -> None:
-    model = models.create(name, 10, seed=0, image_size=size).eval()
+    options = {"inputs": size**2} if name == "mlp" else {"image_size": size}
+    model = models.create(name, 10, seed=0, **options).eval()
     assert price._MACS[name, size] == pytest.approx(forward_macs(trace(model, model.example_input())), rel=0.01)
