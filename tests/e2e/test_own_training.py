@@ -162,18 +162,19 @@ def test_a_regression_is_scored_by_its_error() -> None:
     assert all(record.point.score > 0 for record in found.trained)
 
 
-BUDGET = {"finish": "gts", "rule": "probe", "start_density": None, "seed_epochs": None, "budget": 4, "delta": 0.05}
-PROCESSES = """
-import os, sys
-from tests.e2e.test_own_training import BUDGET
-from pathgrow.checkpoint import RunDir
-from tests.support.toy import World
-
 class Exiting(World):
-    def evaluate(self, model):
+    def evaluate(self, model: nn.Module) -> tuple[float, float]:
         if self.fits:
             os._exit(9)
         return super().evaluate(model)
+
+
+BUDGET = {"finish": "gts", "rule": "probe", "start_density": None, "seed_epochs": None, "budget": 4, "delta": 0.05}
+PROCESSES = """
+import os, sys
+from tests.e2e.test_own_training import BUDGET, Exiting
+from pathgrow.checkpoint import RunDir
+from tests.support.toy import World
 
 World().discover(**BUDGET)  # loads modules, once for all processes
 code, number = 9, 0
@@ -199,7 +200,7 @@ def test_processes_that_exit_after_one_training_each_finish_the_run(tmp_path: Pa
     world = World()
     expected = world.discover(**BUDGET)
     assert process.stdout.split() == ["0", str(len(world.fits) + 1)], process.stderr
-    again = World()
+    again = Exiting()
     with RunDir.open(tmp_path / "run", {}) as run_dir:
         found = again.discover(store=run_dir.stages, **BUDGET)
     assert again.fits == []

@@ -285,9 +285,9 @@ def test_seeds_of_jobs_depend_on_seed_and_stage_only() -> None:
 
 def test_stored_probes_are_not_trained_again() -> None:
     expected = without_timing(Engine(World()).discover())
-    # start, four rounds with their weights, and then the first, or the first two, of the probes
+    # functions, start, four rounds with their weights, and then the first, or the first two, of the probes
     for num_stored in (1, 2):
-        store = MortalStore(9 + num_stored, saves_the_last=True)
+        store = MortalStore(10 + num_stored, saves_the_last=True)
         with pytest.raises(Killed):
             Engine(World()).discover(store=store)
         engine = Engine(World())

@@ -433,8 +433,8 @@ def test_a_dense_probe_changes_nothing_else(found: Discovery) -> None:
 @pytest.mark.parametrize("saves_the_last", [True, False])
 def test_killed_at_any_save_and_resumed_ends_with_the_same_bits(saves_the_last: bool) -> None:
     rule = Beside(probe=(1, DENSE), last=1, up_to=(0.13, 0.14))
-    # start, four rounds with their weights, two probes, the final network, and each of these seven as it was trained
-    assert killed_at_every_save(saves_the_last, rule=rule, budget=20) == 1 + 2 * 4 + 2 + 1 + 7
+    # functions, start, four rounds with their weights, two probes, the final network, and these seven as trained
+    assert killed_at_every_save(saves_the_last, rule=rule, budget=20) == 2 + 2 * 4 + 2 + 1 + 7
 
 
 @pytest.mark.parametrize(

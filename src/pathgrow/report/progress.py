@@ -45,7 +45,7 @@ class ProgressBar:
         """The run will probably have this many stages and epochs, including those before."""
         self._num_stages, self._num_epochs = num_stages, num_epochs
 
-    def resumes(self, num_stages: int, epochs: Mapping[str, float]) -> None:
+    def resumes(self, num_stages: int, epochs: Mapping[str, float], note: str = "") -> None:
         """The run resumes with `num_stages` finished stages; `epochs` are those done of partly trained stages."""
         self._resumed = epochs
 
@@ -133,9 +133,9 @@ class LogProgress(ProgressBar):
         self._announced = False
         self._told = ""
 
-    def resumes(self, num_stages: int, epochs: Mapping[str, float]) -> None:
-        super().resumes(num_stages, epochs)
-        self._log(_resumption(num_stages, epochs))
+    def resumes(self, num_stages: int, epochs: Mapping[str, float], note: str = "") -> None:
+        super().resumes(num_stages, epochs, note)
+        self._log(_resumption(num_stages, epochs, note))
         self._announced = bool(epochs)
 
     def stage(self, name: str, density: float, epochs: int | None) -> None:
@@ -224,9 +224,9 @@ class TerminalProgress(ProgressBar):
         self._live = Live(get_renderable=self.render, console=console, refresh_per_second=5, transient=True)
         self._live.start()
 
-    def resumes(self, num_stages: int, epochs: Mapping[str, float]) -> None:
-        super().resumes(num_stages, epochs)
-        self._live.console.print(Text(_resumption(num_stages, epochs)))
+    def resumes(self, num_stages: int, epochs: Mapping[str, float], note: str = "") -> None:
+        super().resumes(num_stages, epochs, note)
+        self._live.console.print(Text(_resumption(num_stages, epochs, note)))
 
     def stage(self, name: str, density: float, epochs: int | None) -> None:
         super().stage(name, density, epochs)
@@ -264,7 +264,7 @@ class TerminalProgress(ProgressBar):
         return Group(self._bars, *(Text(line, "dim") for line in (self._evaluation, self._estimate, cost) if line))
 
 
-def _resumption(num_stages: int, epochs: Mapping[str, float]) -> str:
+def _resumption(num_stages: int, epochs: Mapping[str, float], note: str) -> str:
     done = [f"{plural(num_stages, 'stage')} done"] if num_stages else []
     partly = [f"{stage_label(name)} continues after {number:.3g} epochs" for name, number in epochs.items()]
-    return f"Resuming: {', '.join([*done, *partly])}."
+    return f"Resuming: {', '.join([*done, *partly])}.{' ' if note else ''}{note}"

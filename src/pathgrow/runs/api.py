@@ -20,6 +20,7 @@ from pathgrow.report import progress as displays
 from pathgrow.report.loading import unfinished
 from pathgrow.runs import checks
 from pathgrow.runs.discovery import search
+from pathgrow.runs.fingerprint import warn_of_changed_functions
 from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.plan import DiscoveryPlan, make_discovery_plan
 from pathgrow.runs.records import Callback, CallbackList, MetricsLogger, ProgressCallback
@@ -164,8 +165,10 @@ def discover(
         callbacks: list[Callback] = [] if run_dir is None else [MetricsLogger(run_dir)]
         callbacks += [ProgressCallback(shown), *chosen.callbacks]
         if run_dir is not None and (num_stages := len(unfinished(run_dir).results)):
-            shown.resumes(num_stages, {})
+            shown.resumes(num_stages, {}, "" if isinstance(fit, JobTrainer) else _REUSED)
         session = _session(model, optimizer, fit, evaluate, example_input, scope, seed, store, callbacks, chosen)
+        if session.is_kept:
+            warn_of_changed_functions(session, fit=fit, evaluate=evaluate)
         if chosen.start is None and chosen.prunes:
             checks.refuse_trained(session, chosen)
         if chosen.start == "pretrained":
@@ -210,6 +213,9 @@ def plan(
     session = _session(model, optimizer, fit, evaluate, example_input, scope, seed, None, [], chosen)
     trainer = fit if isinstance(fit, Trainer) else None
     return make_discovery_plan(session, chosen, trainer=trainer, is_scope_given=scope is not None)
+
+
+_REUSED = "They are used as they are; whether data that fit loads itself has changed since cannot be checked."
 
 
 def _unit(options: DiscoverOptions, fit: Fit) -> str:

@@ -28,7 +28,7 @@ from pathgrow.graph.scope import trained_scope, whole_model_density
 from pathgrow.masks import Masks
 from pathgrow.methods.gradients import Batches, Loss
 from pathgrow.methods.method import FIXED, Method, ScoringCost
-from pathgrow.report.formats import stage_label
+from pathgrow.report.formats import number, stage_label
 from pathgrow.report.schema import Score
 from pathgrow.rng import derive, seeded_globals
 from pathgrow.runs.records import Callback, Record
@@ -50,6 +50,8 @@ PATIENCE = 3
 """Epochs without a better validation loss after which an adaptive phase stops early."""
 MAX_ADAPTIVE_EPOCHS = 40
 """Longest adaptive phase, in epochs."""
+_SAME_SCORE = 0.002
+"""Relative difference of two evaluations of one network on a GPU, whose sums are not always in the same order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +135,7 @@ class Session(Stages):
         # Copied before anything is trained: users may keep state of their own on the model.
         self._untrained = copy_model_and_optimizer(model, optimizer)
         self.warnings: list[str] = []
-        self._is_fit_checked = False
+        self._is_fit_checked = self._is_score_checked = False
         self._modes = [module.training for module in model.modules()]
         """Whether each module trains or evaluates when `fit` is called: as in the model that was passed."""
         self._scales_weights = getattr(getattr(fit, "recipe", None), "density_scaling", "none") == "supar"
@@ -303,6 +305,18 @@ class Session(Stages):
             value, source = (evaluate or self._evaluate)(attached.model), f"evaluate ({stage_label(stage)})"
             score, loss = self.comm.broadcast_from_rank0(lambda: parse_evaluation(value, source))
         return Score(score=score, loss=loss)
+
+    def check_score(self, attached: Attached, record: Record) -> None:
+        """Warn if a network that an earlier process has scored scores otherwise now; the first one tells."""
+        if self._is_score_checked or record.stage not in self.resumed or isinstance(self._fit, JobTrainer):
+            return
+        self._is_score_checked = True
+        before, now = record.point.score, self.score(attached, record.stage).score
+        if abs(now - before) > _SAME_SCORE * max(abs(now), abs(before)):
+            self.warn(
+                f"evaluate returns {number(now)} for a stored network that it gave {number(before)} before: if it, or "
+                "its data, has changed, the scores of stored stages cannot be compared with new ones; use a new store"
+            )
 
     def _score(self, phase: Phase) -> Score:
         return self.score(phase.attached, phase.seed_name or phase.stage, part=phase.part)

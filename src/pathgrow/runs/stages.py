@@ -50,6 +50,8 @@ class Stages:
         self.comm = comm
         self.partials: dict[str, list[TrainingCheckpoint]] = {}
         """Checkpoints within unfinished stages, deleted when their stage is stored."""
+        self.resumed: set[str] = set()
+        """Stages that an earlier process has run."""
         self._works: dict[str, Work] = {}
         """How each finished stage was run, to repeat it if its tensors are lost."""
 
@@ -63,6 +65,7 @@ class Stages:
         for stage in stages:
             if (record := self._record(stage)) is not None:
                 records[stage] = record
+                self.resumed.add(stage)
                 self.callback.on_stage_end(record, resumed=True)
         missing = [stage for stage in stages if stage not in records]
         for batch in [missing] if missing and self.trains_together else [[stage] for stage in missing]:

@@ -140,6 +140,7 @@ class Trunk:
 
         if number >= 0 and self.session.stored(_weights(number), restore_):
             self._position = number
+            self.session.check_score(self.attached, self.records[number])
         elif number >= 0:
             self._run_(number)
         else:
