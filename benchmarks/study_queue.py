@@ -7,6 +7,7 @@
 `run` continues an earlier queue in DIR, and two of them may share it. `export` may be called at any time; it writes the
 lines of finished cells: `cells.jsonl` for `make results ADD=...`, `other.jsonl` for cells that belong to no study of
 the paper; and `runs.tar`, the finished runs without their stages, from which another machine continues the queue.
+With `--started N` the first N unfinished runs are written as well, which continue there from their last stage.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import sys
 import tarfile
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,7 @@ grid.seed = [0, 1]
 """,
 }
 """Studies beside those of the paper."""
+_LEFT_OUT = ("stages", ".lock", "network.safetensors")
 
 
 @dataclass(frozen=True)
@@ -115,21 +118,31 @@ def listed(speed: float) -> str:
     return "\n".join(lines)
 
 
-def export(out: Path, to: Path, scale: str = SCALE) -> None:
-    """Write what is finished."""
+def export(out: Path, to: Path, scale: str = SCALE, num_started: int = 0) -> None:
+    """Write what is finished, and the whole directories of the first runs that are not."""
     to.mkdir(parents=True, exist_ok=True)
     of_paper = [line for name in STUDIES for line in load_lines(load_study(name), scale, out)]
     others = [line for name, text in OTHER.items() for line in load_lines(parse_study(name, text), None, out)]
     for name, lines in (("cells", of_paper), ("other", others)):
         atomic.write_text(to / f"{name}.jsonl", "".join(f"{strict_json.dumps(line)}\n" for line in lines))
-    finished = [RunDir(out / cell.name) for cell in queue(list(groups()), scale) if RunDir(out / cell.name).finished]
-    with tarfile.open(to / "runs.tar.part", "w") as tar:
-        for run in finished:
-            for path in sorted(run.path.iterdir()):
-                if path.is_file() and path.name not in (".lock", "network.safetensors"):
-                    tar.add(path, f"{run.path.name}/{path.name}")
-    (to / "runs.tar.part").replace(to / "runs.tar")
+    runs = [RunDir(out / cell.name) for cell in queue(list(groups()), scale) if (out / cell.name).is_dir()]
+    finished = [run.path for run in runs if run.finished]
+    _pack(to / "runs.tar", [path for run in finished for path in run.iterdir() if path.name not in _LEFT_OUT])
+    started = [run.path for run in runs if not run.finished]
+    for run in started[:num_started]:
+        _pack(to / f"started-{run.name}.tar", [path for path in run.rglob("*") if path.name != ".lock"])
     print(f"{len(finished)} finished cells: {len(of_paper)} lines of studies of the paper, {len(others)} others.")
+
+
+def _pack(file: Path, paths: Iterable[Path]) -> None:
+    """Write files of run directories as a tar file; those that their run has just deleted are left out."""
+    part = file.with_suffix(".part")
+    with tarfile.open(part, "w") as tar:
+        for path in sorted(path for path in paths if path.is_file()):
+            with suppress(FileNotFoundError):
+                run = path.parents[1] if path.parent.name == "stages" else path.parent
+                tar.add(path, path.relative_to(run.parent))
+    part.replace(file)
 
 
 def _known(names: Iterable[str]) -> list[str]:
@@ -146,6 +159,7 @@ def main() -> None:
     run.add_argument("--jobs", type=int, default=8, help="processes that share the GPU (default: 8)")
     written = commands.add_parser("export")
     written.add_argument("--to", type=Path, required=True)
+    written.add_argument("--started", type=int, default=0, help="unfinished runs to be written too (default: 0)")
     for each in (run, written):
         each.add_argument("--out", type=Path, required=True, help="directory of the cells")
         each.add_argument("--scale", default=SCALE, help=f"scale of the studies (default: {SCALE})")
@@ -153,7 +167,7 @@ def main() -> None:
     if chosen.command == "list":
         print(listed(chosen.speed))
     elif chosen.command == "export":
-        export(chosen.out, chosen.to, chosen.scale)
+        export(chosen.out, chosen.to, chosen.scale, chosen.started)
     else:
         cells = queue(_known(chosen.groups), chosen.scale)
         try:

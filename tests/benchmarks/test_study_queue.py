@@ -11,6 +11,8 @@ import pytest
 
 from benchmarks import study_queue
 from benchmarks.study_queue import SCALE, groups, queue
+from pathgrow.report.loading import load_finished
+from pathgrow.runs.session import Session
 from pathgrow.studies.definition import load_study
 from pathgrow.studies.worker import forget_failures, work
 
@@ -61,3 +63,27 @@ def test_finished_cells_are_exported_as_lines_and_as_runs(tmp_path: Path) -> Non
         tar.extractall(tmp_path / "elsewhere", filter="data")
     study_queue.export(tmp_path / "elsewhere", tmp_path / "again", "smoke")
     assert (tmp_path / "again" / "cells.jsonl").read_text() == (tmp_path / "out" / "cells.jsonl").read_text()
+
+
+def test_an_unfinished_run_goes_on_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    [cell, *_] = queue(["imp"], "smoke")
+    forget_failures(tmp_path / "runs", [cell])
+    trained: list[str] = []
+
+    def train_(self: Session, *args: object, **more: object) -> object:
+        trained.append("level")
+        if len(trained) == 3:
+            raise KeyboardInterrupt
+        return whole(self, *args, **more)
+
+    whole = Session.train_
+    monkeypatch.setattr(Session, "train_", train_)
+    with pytest.raises(KeyboardInterrupt):
+        work(tmp_path / "runs", [cell])
+    study_queue.export(tmp_path / "runs", tmp_path / "out", "smoke", num_started=1)
+    with tarfile.open(tmp_path / "out" / f"started-{cell.name}.tar") as tar:
+        tar.extractall(tmp_path / "elsewhere", filter="data")
+    forget_failures(tmp_path / "elsewhere", [cell])
+    work(tmp_path / "elsewhere", [cell])
+    num_levels = len(load_finished(tmp_path / "elsewhere" / cell.name).curve.rounds)
+    assert len(trained) == num_levels + 1  # the third one twice
