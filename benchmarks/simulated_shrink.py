@@ -167,20 +167,21 @@ def discover(setting: Setting, seed: int) -> Run:
         curve = replace(curve, probes=(*curve.probes, train(due, lengths.round)))
     with_control = True
     while (due := rule.candidate(curve, with_control=with_control)) is not None:
-        is_first = all(point.density == 1 for point in curve.finished)
+        is_first, together = all(point.density == 1 for point in curve.finished), [due]
         if not is_first or due.density == 1:
             after_control = rule.candidate(curve, with_control=False) if is_first else None
+            together += [after_control] if after_control not in (None, due) else []
             left = (cost_limit - cost()) * BUDGET / lengths.finish
-            if sum(flops(one.density) for one in (due, after_control) if one is not None) > left:
+            if sum(flops(one.density) for one in together) > left:
                 with_control, densest = False, left - ALWAYS_DENSE
                 if after_control is None:
                     best = max(point.density for point in curve.finished if point.density < 1)
                     if not best * STEP <= densest < due.density:
                         break
-                    due = replace(due, density=densest)
+                    together = [replace(due, density=densest)]
                 else:
-                    due = after_control
-        curve = replace(curve, finished=(*curve.finished, train(due, lengths.finish)))
+                    together = [after_control]
+        curve = replace(curve, finished=(*curve.finished, *(train(one, lengths.finish) for one in together)))
     network = rule.select(curve)
     best = max((base, *(point for point in curve.finished if point.density == 1)), key=lambda point: point.score)
     if network.score < best.score - TOO_MUCH * DELTA:

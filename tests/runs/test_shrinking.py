@@ -2,6 +2,7 @@
 
 import re
 import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from pathgrow import discover, plan
+from pathgrow import data, discover, models, plan
 from pathgrow.density.types import Curve, Point, Reference
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.report import networks
@@ -18,6 +19,9 @@ from pathgrow.runs import checks
 from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.result import Discovery
 from pathgrow.runs.shrinking import Lengths
+from pathgrow.trainer import EngineOptions, Trainer
+from pathgrow.trainer.interface import Job
+from pathgrow.trainer.recipes import Recipe
 from tests.support.toy import (
     INPUTS,
     Loss,
@@ -80,11 +84,45 @@ def test_a_repeated_search_is_bit_identical() -> None:
 @pytest.mark.filterwarnings("error::pathgrow.checkpoint.stage_files.DamagedStageWarning")
 @pytest.mark.parametrize(
     ("saves_the_last", "options"),
-    [(True, {}), (False, {"max_density": 0.5, "start_density": 0.3})],
-    ids=["dense", "grown"],
+    [
+        (True, {}),
+        (False, {"max_density": 0.5, "start_density": 0.3}),
+        (True, {"world": Loss, "mode": "min", "delta": 0.015, "budget": 16}),
+    ],
+    ids=["dense", "grown", "control"],
 )
 def test_a_search_killed_at_any_save_ends_alike(saves_the_last: bool, options: dict[str, object]) -> None:
     assert killed_at_every_save(saves_the_last, **{**SHRINK, "budget": 4, **options}) > 8
+
+
+class Concurrent(Trainer):
+    """Trains several networks by turns, one step each, as on a GPU."""
+
+    is_concurrent = True  # type: ignore[assignment]
+
+    def train(self, jobs: Sequence[Job], on_done: Callable[[int], None] | None = None) -> list[int]:
+        self.most = max(getattr(self, "most", 0), len(jobs))
+        return super().train(jobs, on_done)
+
+
+def test_a_control_and_a_pruned_network_are_trained_concurrently_with_the_same_result() -> None:
+    """By turns, one after the other, and by a function that trains one network."""
+    digits, found = data.load("digits"), []
+    engines = [
+        kind(digits, Recipe(batch_size=128, lr=0.02), EngineOptions(device="cpu")) for kind in (Trainer, Concurrent)
+    ]
+    for engine in engines:
+        model, optimizer = engine.place(models.create("mlp", 10, seed=0))
+        arguments = (model, optimizer, engine, engine.evaluate(digits.val), torch.zeros(1, 1, 8, 8))
+        found.append(discover(*arguments, budget=24, delta=0.03, seed=1))
+    alone, together = found
+    assert [(record.stage, record.point.density == 1) for record in alone.finished][:2] == [
+        ("final-1", True),
+        ("final-2", False),
+    ]
+    assert engines[1].most == 2
+    assert without_timing(alone) == without_timing(together)
+    assert alone.masks == together.masks
 
 
 def test_the_density_limit_holds_in_every_stage() -> None:

@@ -144,15 +144,15 @@ class MortalStore(MemoryStore):
             raise Killed
 
 
-def killed_at_every_save(saves_the_last: bool, **options: Any) -> int:
+def killed_at_every_save(saves_the_last: bool, world: type[World] = World, **options: Any) -> int:
     """Interrupt a discovery at each of its saves and resume it, with the same result; returns the number of saves."""
-    uninterrupted = without_timing(World().discover(**options))
+    uninterrupted = without_timing(world().discover(**options))
     for num_saves in range(1, 100):
         store = MortalStore(num_saves, saves_the_last)
         try:
-            World().discover(store=store, **options)
+            world().discover(store=store, **options)
         except Killed:
-            assert without_timing(World().discover(store=store, **options)) == uninterrupted
+            assert without_timing(world().discover(store=store, **options)) == uninterrupted
         else:
             return num_saves - 1
     raise AssertionError("a discovery of a hundred saves")

@@ -7,7 +7,10 @@ to the answer or the cost limit is reached. A pretrained network is pruned as it
 network starts from a PHEW mask and grows along paths up to that density, so it never holds more weights at once.
 """
 
+import time
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -25,6 +28,7 @@ from pathgrow.runs.session import Session, Trained
 from pathgrow.runs.tolerances import negated
 from pathgrow.runs.trunk import Trunk, train_dense
 from pathgrow.sparse.attach import Attached
+from pathgrow.sparse.training_state import pack_training, unpack_training_
 
 USUAL_COST = 0.9
 """Cost of a whole discovery in dense trainings; a lower limit shortens all phases in proportion."""
@@ -97,10 +101,47 @@ class ShrinkingTrunk(Trunk):
         stage = f"shrink-{len(self.records) - self.num_trained + 1}"
         return self._visit(stage, self.lengths.round, after=round.start, density=round.density)
 
-    def train_candidate_(self, candidate: NextRound) -> Record:
-        """Prune a visited network to a density and train it for the last time."""
-        stage = f"final-{sum(record.stage.startswith('final') for record in self.records) + 1}"
-        return self._visit(stage, self.lengths.finish, after=candidate.start, density=candidate.density)
+    def train_candidates_(self, candidates: Sequence[NextRound]) -> list[Record]:
+        """Prune visited networks to densities and train each for the last time.
+
+        Several are trained on copies, concurrently if the trainer can; the result is the same.
+        """
+        first = sum(record.stage.startswith("final") for record in self.records) + 1
+        stages = [f"final-{first + k}" for k in range(len(candidates))]
+        if len(candidates) == 1:
+            [one] = candidates
+            return [self._visit(stages[0], self.lengths.finish, after=one.start, density=one.density)]
+        numbers = {stage: len(self.records) + k for k, stage in enumerate(stages)}
+        due = dict(zip(stages, candidates, strict=True))
+        for stage, one in due.items():
+            self._train.append((one.start, partial(self._train_, stage, self.lengths.finish, density=one.density)))
+
+        def work(missing: Sequence[str]) -> list[StageOutput]:
+            began = time.perf_counter()
+            copies = [self._copy_at(due[stage].start) for stage in missing]
+            for stage, attached in zip(missing, copies, strict=True):
+                attached.prune_(due[stage].density)
+            epochs = [self.lengths.finish] * len(missing)
+            trained = self.session.train_together_(list(zip(copies, missing, strict=True)), epochs)
+            seconds = (time.perf_counter() - began) / len(missing)
+            outputs = []
+            for stage, attached, phase in zip(missing, copies, trained, strict=True):
+                self._save_weights(numbers[stage], attached)
+                before = self.records[due[stage].start].point.epochs
+                outputs.append(self._output(stage, attached, phase, numbers[stage], before, seconds))
+                attached.detach()
+            return outputs
+
+        self.records += self.session.all_once(stages, work)
+        return self.records[-len(candidates) :]
+
+    def _copy_at(self, number: int) -> Attached:
+        """A copy of the model, attached as the trunk is, as a visited stage left it."""
+        attached = self._attach(*self.session.untrained_copy())
+        if not self._restore_(attached, number):
+            self.go_to_(number)
+            unpack_training_(attached, *pack_training(self.attached))
+        return attached
 
     def _visit(
         self,
@@ -114,26 +155,31 @@ class ShrinkingTrunk(Trunk):
         number = len(self.records)
         before = self.records[number - 1 if after is None else after].point.epochs if number else 0
 
-        def train_() -> Trained:
-            self.attached.grow_(grow)
-            self.attached.prune_(density)
-            if epochs == 0:
-                return Trained(num_epochs=0, num_samples=0, score=self.session.score(self.attached, stage))
-            return self.session.train_(self.attached, stage, epochs)
-
         def finish(trained: Trained, seconds: float) -> StageOutput:
-            record = self.session.record(
-                stage,
-                self.attached,
-                trained,
-                round=number,
-                epochs_before=before,
-                update_flops=0 if number else self.start_flops,
-                seconds=seconds,
-            )
-            return StageOutput(record, dict(self.attached.masks))
+            return self._output(stage, self.attached, trained, number, before, seconds)
 
-        return self.visit_(stage, train_, finish, after=after)
+        return self.visit_(stage, partial(self._train_, stage, epochs, grow, density), finish, after=after)
+
+    def _train_(self, stage: str, epochs: int, grow: int = 0, density: float = 1.0) -> Trained:
+        self.attached.grow_(grow)
+        self.attached.prune_(density)
+        if epochs == 0:
+            return Trained(num_epochs=0, num_samples=0, score=self.session.score(self.attached, stage))
+        return self.session.train_(self.attached, stage, epochs)
+
+    def _output(
+        self, stage: str, attached: Attached, trained: Trained, number: int, epochs_before: int, seconds: float
+    ) -> StageOutput:
+        record = self.session.record(
+            stage,
+            attached,
+            trained,
+            round=number,
+            epochs_before=epochs_before,
+            update_flops=0 if number else self.start_flops,
+            seconds=seconds,
+        )
+        return StageOutput(record, dict(attached.masks))
 
     def _next_growth(self) -> int:
         return self.next_size() - self.records[-1].num_on
@@ -174,8 +220,8 @@ class ShrinkSearch:
             self._trunk.shrink_(due)
             checks.check_reference(self._curve())
         warn(checks.reference_warning(self._curve(), self._options.sign))
-        while (due := self._next_candidate()) is not None:
-            self._finished.append(self._trunk.train_candidate_(due))
+        while candidates := self._next_candidates():
+            self._finished += self._trunk.train_candidates_(candidates)
         curve, network = self._curve(), self._returned()
         answer = self._rule.answer(curve)
         if not has_learned:
@@ -219,17 +265,19 @@ class ShrinkSearch:
             full_epochs=options.budget,
         )
 
-    def _next_candidate(self) -> NextRound | None:
-        """The next network to finish within the cost limit; a first pruned one is finished in any case.
+    def _next_candidates(self) -> list[NextRound]:
+        """The next networks to finish within the cost limit: a control comes with the first pruned one.
 
-        A control is not, if it would leave too little for a pruned network. The lengths of all phases follow from
-        that limit. A dense baseline that was asked for does not count.
+        A first pruned one is finished in any case, a control only if it leaves enough for that. The lengths of all
+        phases follow from that limit. A dense baseline that was asked for does not count.
         """
         curve = self._curve()
         due = self._rule.candidate(curve, with_control=self._with_control)
+        if due is None:
+            return []
         is_first = all(point.density == curve.rough[-1].density for point in curve.finished)
-        if due is None or (is_first and due.density < curve.rough[-1].density):
-            return due
+        if is_first and due.density < curve.rough[-1].density:
+            return [due]
         after_control = self._rule.candidate(curve, with_control=False) if is_first else None
         records, graph = self._trunk.records, self._session.graph
         samples_per_epoch = records[-1].num_samples / records[-1].num_epochs
@@ -238,17 +286,18 @@ class ShrinkSearch:
         # The FLOPs of other densities are between those of the networks that exist.
         known = sorted((one.point.density, step_flops(graph, self._trunk.masks(k))) for k, one in enumerate(records))
         densities, flops = [row[0] for row in known], np.maximum.accumulate([row[1] for row in known])
-        if sum(np.interp(one.density, densities, flops) for one in (due, after_control) if one is not None) <= left:
-            return due
+        together = [due] if after_control in (None, due) else [due, after_control]
+        if sum(np.interp(one.density, densities, flops) for one in together) <= left:
+            return together
         self._with_control = False
         if after_control is not None:
-            return after_control
+            return [after_control]
         # A denser network than the limit allows: the densest that it does allow, if that is a step forward.
         densest = float(np.interp(left, flops, densities))
         best = max(point.density for point in curve.finished if point.density < curve.rough[-1].density)
         if not best * STEP <= densest < due.density:
-            return None
-        return NextRound(start=due.start, density=densest)
+            return []
+        return [NextRound(start=due.start, density=densest)]
 
     def _returned(self) -> Record:
         """The finished network that the rule selects, unless pruning lost more than the training after it gained."""

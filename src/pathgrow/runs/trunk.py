@@ -49,8 +49,7 @@ _START = "start"
 _MAX_OFF = 0.02
 """How far from its planned density a candidate may end; published methods end on it exactly."""
 _ROUNDS_BETWEEN_CORES = 3
-"""The global tau-core takes half as long as a short round of training. Measured at each doubling of density, it shows
-as much as if it were measured every round."""
+"""The global tau-core takes half as long as a short round. It shows as much at each doubling of density."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,21 +131,12 @@ class Trunk:
         if self._position == number:
             return
         self._position = None
-
-        def restore_(stage: Stage) -> bool:
-            if stage.tensors:
-                unpack_training_(self.attached, stage.tensors, stage.metadata)
-            return bool(stage.tensors)
-
-        if number >= 0 and self.session.stored(_weights(number), restore_):
-            self._position = number
-            self.session.check_score(self.attached, self.records[number])
-        elif number >= 0:
-            self._run_(number)
-        else:
+        if number < 0:
             self.restore_()
             self.attached = self._attach(self.attached.model, self.attached.optimizer)
-            self._position = -1
+        elif not self._restore_(self.attached, number):
+            self._run_(number)
+        self._position = number
 
     def next_size(self) -> int:
         """Number of active weights after one more full growth step."""
@@ -165,10 +155,9 @@ class Trunk:
 
     def finish_(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> Attached:
         """Load a finished network into the user's model, with its masks enforced."""
-        model, optimizer = self.attached.model, self.attached.optimizer
-        self.attached.detach()
-        self._position = None
-        self.attached = attached_as_stored(self.session, model, optimizer, tensors, metadata)
+        attached, self._position = self.attached, None
+        attached.detach()
+        self.attached = attached_as_stored(self.session, attached.model, attached.optimizer, tensors, metadata)
         self._is_finished = True
         return self.attached
 
@@ -211,15 +200,29 @@ class Trunk:
             **more,
         )
 
+    def _restore_(self, attached: Attached, number: int) -> bool:
+        """Load the weights that a visited stage left, if they are still stored."""
+
+        def restore_(stage: Stage) -> bool:
+            if stage.tensors:
+                unpack_training_(attached, stage.tensors, stage.metadata)
+            return bool(stage.tensors)
+
+        if is_stored := self.session.stored(_weights(number), restore_):
+            self.session.check_score(attached, self.records[number])
+        return bool(is_stored)
+
     def _run_(self, number: int) -> Any:
         after, train_ = self._train[number]
         self.go_to_(after)
         self._position = None
         trained = train_()
-        tensors, metadata = pack_training(self.attached)
-        self.session.store.save(_weights(number), metadata, tensors)
+        self._save_weights(number, self.attached)
         self._position = number
         return trained
+
+    def _save_weights(self, number: int, attached: Attached) -> None:
+        self.session.store.save(_weights(number), *reversed(pack_training(attached)))
 
     def _attach(self, model: nn.Module, optimizer: Optimizer) -> Attached:
         """Attach with the initial masks, from the store if a run is resumed; refuses the stages of another run."""
