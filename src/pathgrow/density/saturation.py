@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.optimize import brentq, minimize_scalar
-from scipy.stats import t as student_t
+from scipy.special import stdtrit  # the quantile of scipy.stats.t, which takes half a second to import
 
 from pathgrow.density.types import FloatArray, check_delta
 from pathgrow.errors import UserError, require
@@ -63,6 +62,8 @@ class SaturationFit:
 
         An end that the points do not bound is 0 or infinity; a flat curve bounds neither.
         """
+        from scipy.optimize import brentq  # a quarter of a second, which every command would wait
+
         require(0.0 < confidence < 1.0, "confidence", confidence, "in (0, 1)", 0.9)
         rho, score = np.asarray(self.densities), np.asarray(self.performances)
         num_free = len(rho) - NUM_PARAMETERS
@@ -72,7 +73,7 @@ class SaturationFit:
         least = float(np.sum((score - self.predict(rho)) ** 2))
         if least <= len(rho) * (1e-9 * self.gain) ** 2:  # rounding
             return reach / self.rate, reach / self.rate
-        allowed = least * (1.0 + float(student_t.ppf(0.5 + confidence / 2, num_free)) ** 2 / num_free)
+        allowed = least * (1.0 + float(stdtrit(num_free, 0.5 + confidence / 2)) ** 2 / num_free)
 
         def excess(log_rate: float) -> float:
             return float(_project(rho, score, np.array([math.exp(log_rate)]))[2][0]) - allowed
@@ -108,6 +109,8 @@ def fit_saturation(densities: Sequence[float], performances: Sequence[float]) ->
     >>> round(fit.operating_density(), 2), [round(end, 2) for end in fit.interval()]
     (0.15, [0.14, 0.16])
     """
+    from scipy.optimize import minimize_scalar
+
     rho, score = sorted_points(densities, performances, NUM_PARAMETERS)
     grid = np.geomspace(*_rate_range(rho), 400)
     residual = _project(rho, score, grid)[2]
