@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
+from pathlib import Path
+
 import pytest
 
+from pathgrow.checkpoint import RunDir
 from pathgrow.density.types import Point
-from pathgrow.runs.records import PlannedStage, Record, SearchForecast, ledger_report, timing_report
+from pathgrow.runs.records import MetricsLogger, PlannedStage, Record, SearchForecast, ledger_report, timing_report
 
 
 def record(stage: str, *, num_epochs: int, num_samples: int, num_on: int, **costs: float) -> Record:
@@ -90,3 +94,39 @@ def test_a_forecast_is_relative_to_one_dense_training() -> None:
 def test_what_is_left_counts_each_kind_of_stage(stages: list[str], left: tuple[int, int]) -> None:
     """A search with more rounds than usual still has all its final trainings to come."""
     assert PRUNING.left(stages) == left
+
+
+# Metrics
+
+
+@pytest.mark.item(10)
+@pytest.mark.parametrize("damage", ["missing", "cut", "other number", "not JSON"])
+def test_lost_metrics_of_stored_stages_are_written_again(tmp_path: Path, damage: str) -> None:
+    records = [record(f"train-{number}", num_epochs=number, num_samples=9, num_on=10 * number) for number in (1, 2, 3)]
+    path = tmp_path / "run" / "metrics.jsonl"
+    with RunDir.open(path.parent, {}) as run_dir:
+        logger = MetricsLogger(run_dir)
+        for one in records:
+            logger.on_stage_start(one.stage, epochs=one.num_epochs, density=one.point.density)
+            logger.on_stage_end(one, resumed=False)
+            run_dir.stages.save(one.stage, one.metadata())
+        rows = run_dir.metrics
+    lines = path.read_text().splitlines(keepends=True)
+    if damage == "missing":
+        path.unlink()
+    else:
+        last = {"cut": "", "other number": lines[5].replace("0.5", "0.7"), "not JSON": "x" + lines[5]}[damage]
+        path.write_text("".join([*lines[:5], last]))
+    with RunDir.open(path.parent, {}) as run_dir:
+        logger = MetricsLogger(run_dir)
+        for one in records[: 0 if damage == "missing" else 2]:
+            logger.on_stage_end(one, resumed=True)
+        for one in records[0 if damage == "missing" else 2 :]:
+            with pytest.warns(UserWarning, match=f"metrics of stage '{one.stage}' were lost or damaged, and"):
+                logger.on_stage_end(one, resumed=True)
+        assert run_dir.metrics == rows
+    with RunDir.open(path.parent, {}) as run_dir, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for one in records:
+            MetricsLogger(run_dir).on_stage_end(one, resumed=True)
+        assert run_dir.metrics == rows

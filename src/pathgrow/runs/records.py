@@ -1,7 +1,9 @@
 """Records of finished stages, the callbacks that are notified of them, and the cost ledger of a run."""
 
 import dataclasses
+import functools
 import logging
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +11,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from pathgrow.checkpoint import RunDir
+from pathgrow.checkpoint import RunDir, strict_json
 from pathgrow.config import from_json, option, to_json
 from pathgrow.density.types import Answer, Point, Verdict
 from pathgrow.errors import UserError, require
@@ -279,18 +281,30 @@ class CallbackList(Callback):
 
 
 class MetricsLogger(Callback):
-    """Writes every new stage to the metrics of a run directory."""
+    """Writes every new stage to the metrics of a run directory, and those of stored stages that are lost or damaged."""
 
     def __init__(self, run_dir: RunDir) -> None:
         self._run_dir = run_dir
+
+    @functools.cached_property
+    def _stored(self) -> dict[str, dict[str, Any]]:
+        """The last row of each stage, as it was found."""
+        return {row["stage"]: row for row in self._run_dir.metrics}
 
     def on_stage_start(self, stage: str, *, epochs: int | None, density: float) -> None:
         self._run_dir.drop_rows(stage)  # of a damaged stage, which runs again
         self._run_dir.log(stage, event="begin", epochs=epochs, density=density)
 
     def on_stage_end(self, record: Record, *, resumed: bool) -> None:
-        if not resumed:
-            self._run_dir.log(record.stage, event="end", **record.row(), time={"seconds": record.seconds})
+        row = {"event": "end", **record.row(), "time": {"seconds": record.seconds}}
+        if resumed:
+            if strict_json.nulled({"stage": record.stage, **row}) == self._stored.get(record.stage):
+                return
+            warnings.warn(
+                f"metrics of stage {record.stage!r} were lost or damaged, and are written again", stacklevel=2
+            )
+            self.on_stage_start(record.stage, epochs=record.num_epochs, density=record.point.density)
+        self._run_dir.log(record.stage, **row)
 
 
 class ProgressCallback(Callback):
