@@ -7,6 +7,15 @@
 (410, 8192)
 """
 
+# ruff: noqa: E402
+import signal
+import sys
+
+_argv = getattr(sys, "argv", [""])
+_name = sys.orig_argv[-len(_argv)] if _argv[:1] == ["-m"] else "".join(_argv[:1]).rpartition("/")[2]
+if _name == "pathgrow" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # in the command, Ctrl-C ends the imports without a traceback
+
 from typing import TYPE_CHECKING
 
 from pathgrow.errors import RunFailed, UserError

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,42 @@ def test_a_signal_in_a_destructor_is_not_lost(capfd: pytest.CaptureFixture[str])
     with pytest.raises(Interrupted, match="SIGTERM"):
         close()
     assert capfd.readouterr().err == ""
+
+
+def test_a_signal_that_c_code_turns_into_another_error_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As the import of numpy does."""
+
+    def import_badly(**_: object) -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except Interrupted:
+            raise ImportError("PyCapsule_Import could not import module") from None
+
+    monkeypatch.setitem(main.COMMANDS, "methods", replace(main.COMMANDS["methods"], run=import_badly))
+    assert leave("methods") == 128 + signal.SIGTERM
+    assert capfd.readouterr().err == stopped_by("SIGTERM")
+
+
+@pytest.mark.item(13)
+@pytest.mark.parametrize("name", ["pathgrow.errors", "pathgrow.registry", "pathgrow.cli", "pathgrow.cli.main"])
+def test_ctrl_c_while_the_command_is_imported_prints_no_traceback(tmp_path: Path, name: str) -> None:
+    customize = f"""
+import importlib.abc, os, signal, sys
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == {name!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+"""
+    (tmp_path / "sitecustomize.py").write_text(customize)
+    path = os.pathsep.join([str(tmp_path), str(Path(main.__file__).parents[2])])
+    done = subprocess.run(
+        [sys.executable, "-m", "pathgrow", "methods"],
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=False, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
 def test_handlers_of_others_are_left_alone() -> None:

@@ -14,7 +14,7 @@ from pathgrow.cli.flags import Parser, Subcommand
 from pathgrow.cli.lists import LIST_COMMANDS
 from pathgrow.cli.run import RUN_COMMANDS
 from pathgrow.cli.study import STUDY_COMMANDS
-from pathgrow.distributed.interrupts import Interrupted, handled
+from pathgrow.distributed.interrupts import Interrupted, handled, revealed
 from pathgrow.errors import PeerFailed, RunFailed, UserError, printable, unknown_name
 from pathgrow.version import __version__
 
@@ -69,9 +69,10 @@ def _top_level() -> Parser:
 
 def _exit_code(arguments: list[str]) -> int:
     try:
-        command, values = parse(arguments)
-        command.run(**values)
-        sys.stdout.flush()
+        with revealed():
+            command, values = parse(arguments)
+            command.run(**values)
+            sys.stdout.flush()
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at exit
         return 0

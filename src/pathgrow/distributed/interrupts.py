@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
+from pathgrow.errors import RunFailed, UserError
+
 _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)]
 
 
@@ -110,6 +112,20 @@ def deferred(*, is_alone: bool) -> Iterator[Callable[[], bool]]:
         raise Interrupted(_state.received)
 
 
+@contextmanager
+def revealed() -> Iterator[None]:
+    """Raise `Interrupted` in place of the exception that C code replaced it by: an import of numpy that a signal ends
+    fails with an ImportError."""
+    try:
+        yield
+    except (UserError, RunFailed):
+        raise
+    except Exception as error:
+        if _state.received is None:
+            raise
+        raise Interrupted(_state.received) from error
+
+
 def received() -> int | None:
     """The signal that this process has received, if any."""
     return _state.received
@@ -138,7 +154,8 @@ def forget(name: str) -> None:
 def saving() -> Iterator[None]:
     """Save what is unsaved if a signal ends the block: inside everything that puts other weights into the networks."""
     try:
-        yield
+        with revealed():
+            yield
     except Interrupted:
         _state.is_deferred, _state.received = True, None
         try:
