@@ -190,7 +190,7 @@ def small_images(book: Book, *, profile: bool, num: int = 45_000) -> None:
         bare = engine_rate(trainer, [unmasked])
         again = engine_rate(trainer, [network])
         book.write(f"masks on / masks off, compile {compiled}", (alone + again) / 2 / bare)
-        for size in (2, 4, 8):
+        for size in (2, 3, 4, 8):
             networks = [network, *(attached_network(trainer, "resnet32", seed) for seed in range(1, size))]
             total = engine_rate(trainer, networks)
             book.write(f"{size} concurrent networks, compile {compiled}, images/s", total)
