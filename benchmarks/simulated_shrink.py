@@ -6,7 +6,7 @@ A score is a known function of density, of all epochs trained and of the length 
 
     score = top - loss * (epochs / budget)^-power - restart(phase) - gap(density) * (phase / last phase)^change
 
-The learning curve of the dense network is a power law with a floor, whose exponent is between 0.2 (slow) and 5
+The learning curve of the dense network is a power law with a floor, whose exponent is between 0.3 (slow) and 5
 (saturated early); a restarted learning rate costs something, in part made up for by a longer phase; gaps to dense
 shrink, stay or grow with the training after pruning (by a power of -0.4, 0 or 0.4). For each discovery the learning
 curve, the cost of restarts and the exact power are drawn anew, and every second one knows its number of validation
@@ -27,7 +27,7 @@ from typing import Literal
 import numpy as np
 from scipy.optimize import brentq
 
-from pathgrow.density.shrink import STEP, Check, NextRound, ShrinkRule
+from pathgrow.density.shrink import Check, NextRound, ShrinkRule
 from pathgrow.density.types import Answer, Curve, Point, Reference
 from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.shrinking import TOO_MUCH, Lengths
@@ -84,10 +84,12 @@ class Task:
         self.lengths = Lengths(setting.options)
         self._draw, self._setting = draw, setting
         self._change = setting.change + draw.normal(0.0, 0.1)
-        self._power = math.exp(draw.uniform(math.log(0.2), math.log(5.0)))
+        self._power = math.exp(draw.uniform(math.log(0.3), math.log(5.0)))
         second_quarter = DELTA * math.exp(draw.uniform(math.log(0.2), math.log(1.5)))
         self._loss = second_quarter / (0.25**-self._power - 0.5**-self._power)
-        self._restart, self._recovered = DELTA * draw.uniform(0.0, 0.3), DELTA * draw.uniform(-0.25, 0.5)
+        # As measured on six tasks: a cost where training still gains much, otherwise either way.
+        self._restart = DELTA * draw.uniform(-0.3, 0.3) + draw.uniform(0.0, 0.2) * second_quarter
+        self._recovered = DELTA * draw.uniform(-0.25, 0.5)
         self.dense = self.score(1.0, BUDGET, BUDGET)
         # Rounds of the default depth on the way to the density that is to be known.
         rounds = 1 + math.log(setting.known / (1 - RULE.first_prune_fraction)) / math.log(1 - RULE.prune_fraction)
@@ -163,25 +165,14 @@ def discover(setting: Setting, seed: int) -> Run:
     def cost() -> float:
         return sum(flops(point.density) * phase for point, phase in zip(points, phases, strict=True)) / BUDGET
 
-    while (due := rule.next_round(curve)) is not None:
-        curve = replace(curve, probes=(*curve.probes, train(due, lengths.round)))
-    with_control = True
-    while (due := rule.candidate(curve, with_control=with_control)) is not None:
-        is_first, together = all(point.density == 1 for point in curve.finished), [due]
-        if not is_first or due.density == 1:
-            after_control = rule.candidate(curve, with_control=False) if is_first else None
-            together += [after_control] if after_control not in (None, due) else []
-            left = (cost_limit - cost()) * BUDGET / lengths.finish
-            if sum(flops(one.density) for one in together) > left:
-                with_control, densest = False, left - ALWAYS_DENSE
-                if after_control is None:
-                    best = max(point.density for point in curve.finished if point.density < 1)
-                    if not best * STEP <= densest < due.density:
-                        break
-                    together = [replace(due, density=densest)]
-                else:
-                    together = [after_control]
-        curve = replace(curve, finished=(*curve.finished, *(train(one, lengths.finish) for one in together)))
+    while (pruned := rule.next_round(curve)) is not None:
+        curve = replace(curve, probes=(*curve.probes, train(pruned, lengths.round)))
+
+    def finish_cost(density: float) -> float:
+        return flops(density) * lengths.finish / BUDGET
+
+    while due := rule.candidates(curve, cost=finish_cost, left=cost_limit - cost()):
+        curve = replace(curve, finished=(*curve.finished, *(train(one, lengths.finish) for one in due)))
     network = rule.select(curve)
     best = max((base, *(point for point in curve.finished if point.density == 1)), key=lambda point: point.score)
     if network.score < best.score - TOO_MUCH * DELTA:

@@ -224,9 +224,8 @@ def curve_of_rounds(curve: Curve, delta: float, power: float = USUAL_POWER) -> D
     base, noise = curve.rough[-1], USUAL_NOISE * delta
     rate = abs(base.score)  # an error rate comes with a minus sign
     if curve.num_val is not None and 0 < rate < 1:
-        # Two networks that make as many mistakes make about two thirds of them on the same examples. That a training
-        # does not end twice alike is taken to be as large an error.
-        noise = math.sqrt(2 * rate * (1 - rate) / (3 * curve.num_val))
+        # Two networks that make as many mistakes make about two thirds of them on the same examples.
+        noise = math.sqrt(rate * (1 - rate) / (3 * curve.num_val))
     learned = [learned_until(curve, point.epochs, power) for point in curve.probes]
     points = [replace(p, score=p.score - more) for p, more in zip(curve.probes, learned, strict=True)]
     end = Reference(score=base.score, kind="densest")

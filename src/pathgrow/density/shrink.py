@@ -7,6 +7,7 @@ the dense network after a full training, if it is neither given nor trained.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -40,6 +41,14 @@ _CLOSE = 1.1
 MAX_CUT = 0.5
 """How far below the sparsest of them the next one may be, as a ratio."""
 MAX_FINISHED = 4
+"""Pruned networks that are trained fully, at most."""
+SPARSER = 0.6
+"""Density of the sparser one of the first two, relative to the other."""
+LIKELY = 0.2
+"""Probability of an answer down there from which on it is trained."""
+AIM = 0.85
+"""Expected loss of the returned network in units of delta, if the dense score is estimated: of several noisy networks
+the chosen one is usually worse than it looks."""
 DENSITIES = tuple(np.geomspace(0.005, 1.0, 200).tolist())
 """Candidates for the density to return."""
 
@@ -113,32 +122,54 @@ class ShrinkRule:
             return None
         return NextRound(start=above.round, density=math.sqrt(above.density * visited[below].density))
 
-    def candidate(self, curve: Curve, *, with_control: bool = True) -> NextRound | None:
-        """The next network to train fully; None if one is close to the answer.
+    def candidates(self, curve: Curve, *, cost: Callable[[float], float], left: float) -> list[NextRound]:
+        """The networks to train fully next, which may be trained together; empty if enough is known.
 
-        The first one may be the network without pruning, a control, unless that is too expensive.
+        The first ones are the network of the density read from the rounds, a sparser one, in case that turns out to be
+        enough, and the network without pruning, a control, if it still improves by more than delta. Later ones follow
+        if the answer has moved away from these. `cost` is what training a network of some density costs, and `left`
+        what may be spent; only a first pruned network is trained in any case.
         """
-        base, estimate = curve.rough[-1], self._estimate(curve)
-        if estimate is None or (with_control and self._needs_control(curve)):
-            return None if curve.finished else NextRound(start=base.round, density=base.density)
-        finished, wanted = self._sparse(curve), self._wanted(curve)
-        if finished:
-            # The curve is not trusted far from the networks that were trained fully.
-            missed = [point.density for point in finished if self._misses(curve, point)]
-            lowest = [STEP * density for density in missed]
-            wanted = max(wanted, *lowest, min(MAX_CUT * point.density for point in finished))
-            if len(missed) == len(finished):
-                wanted = min(wanted, max(missed) / MAX_CUT**2)
-        else:
-            wanted = float(np.clip(wanted, estimate.lowest, estimate.densest.density))
-        wanted = min(wanted, base.density)
-        is_close = any(1 / _CLOSE <= point.density / wanted <= STEP for point in curve.finished)
-        if is_close or len(finished) >= MAX_FINISHED:
+        base, estimate, pruned = curve.rough[-1], self._estimate(curve), self._sparse(curve)
+        control = NextRound(start=base.round, density=base.density)
+        if estimate is None:
+            return [] if curve.finished else [control]
+        if pruned:
+            later = self._later(curve, max((d for d in DENSITIES if cost(d) <= left), default=0.0))
+            return [] if later is None else [later]
+        wanted = float(np.clip(self._wanted(curve), estimate.lowest, estimate.densest.density))
+        sparser = max(SPARSER * wanted, estimate.lowest)
+        chosen = [self._pruned_from(curve, wanted)]
+        left -= cost(wanted)
+        if self._needs_control(curve) and wanted < base.density and cost(base.density) <= left:
+            chosen.insert(0, control)
+            left -= cost(base.density)
+        is_likely = np.mean(self._outcomes(curve).density <= STEP * sparser) >= LIKELY
+        # With a reference an answer is accurate enough to go one by one.
+        if curve.reference is None and is_likely and sparser * STEP < wanted and cost(sparser) <= left:
+            chosen.append(self._pruned_from(curve, sparser))
+        return chosen
+
+    def _later(self, curve: Curve, affordable: float) -> NextRound | None:
+        """A network that is denser or much sparser than the finished ones, if the answer has moved there."""
+        base, finished, wanted = curve.rough[-1], self._sparse(curve), self._wanted(curve)
+        densities = [point.density for point in finished]
+        missed = [point.density for point in finished if self._misses(curve, point)]
+        wanted = max(wanted, *(STEP * density for density in missed), MAX_CUT * min(densities))
+        if len(missed) == len(finished):
+            wanted = min(wanted, max(missed) / MAX_CUT**2)  # the curve is not trusted far from finished networks
+        wanted = min(wanted, base.density, affordable)
+        if not wanted or len(finished) >= MAX_FINISHED:
             return None
-        # What was trained longest is pruned further, if it is dense enough.
-        for visited in (finished, (base, *curve.probes)):
-            if enough := [point for point in visited if point.density >= wanted]:
-                return NextRound(start=min(enough, key=lambda point: point.density).round, density=wanted)
+        is_between = curve.reference is None and min(densities) / STEP < wanted < STEP * max(densities)
+        is_close = any(1 / _CLOSE <= point.density / wanted <= STEP for point in curve.finished)
+        return None if is_between or is_close else self._pruned_from(curve, wanted)
+
+    def _pruned_from(self, curve: Curve, density: float) -> NextRound:
+        """What was trained longest is pruned further, if it is dense enough."""
+        for visited in (self._sparse(curve), (curve.rough[-1], *curve.probes)):
+            if enough := [point for point in visited if point.density >= density]:
+                return NextRound(start=min(enough, key=lambda point: point.density).round, density=density)
         raise AssertionError("the trained network is at least as dense as any candidate")
 
     def select(self, curve: Curve) -> Point:
@@ -230,9 +261,10 @@ class ShrinkRule:
         return curve.reference.score + outcomes.noise * np.random.default_rng(0).standard_normal(len(outcomes.noise))
 
     def _wanted(self, curve: Curve) -> float:
-        """The smallest density at which a finished network is expected to be within delta of dense."""
+        """The smallest density at which a finished network is expected to lose a little less than delta."""
         outcomes = self._outcomes(curve)
-        enough = (density for density in DENSITIES if outcomes.shortfall(density) <= self.delta)
+        aim = self.delta if curve.reference is not None else AIM * self.delta
+        enough = (density for density in DENSITIES if outcomes.shortfall(density) <= aim)
         return next(enough, 1.0)
 
     def _is_too_short(self, curve: Curve) -> bool:

@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from pathgrow.density.shrink import STEP, NextRound, ShrinkRule
+from pathgrow.density.shrink import NextRound, ShrinkRule
 from pathgrow.density.types import Curve, Point, Reason, Reference
 from pathgrow.graph.flops import step_flops
 from pathgrow.masks.sampling import top_k
@@ -195,7 +195,6 @@ class ShrinkSearch:
         self._rule = ShrinkRule(delta=options.delta)
         self._finished: list[Record] = []
         self._dense: Record | None = None
-        self._with_control = True
 
     def run(self) -> Discovery:
         """Train, prune round by round, finish; returns the sparsest finished network that does not miss."""
@@ -266,38 +265,18 @@ class ShrinkSearch:
         )
 
     def _next_candidates(self) -> list[NextRound]:
-        """The next networks to finish within the cost limit: a control comes with the first pruned one.
-
-        A first pruned one is finished in any case, a control only if it leaves enough for that. The lengths of all
-        phases follow from that limit. A dense baseline that was asked for does not count.
-        """
-        curve = self._curve()
-        due = self._rule.candidate(curve, with_control=self._with_control)
-        if due is None:
-            return []
-        is_first = all(point.density == curve.rough[-1].density for point in curve.finished)
-        if is_first and due.density < curve.rough[-1].density:
-            return [due]
-        after_control = self._rule.candidate(curve, with_control=False) if is_first else None
-        records, graph = self._trunk.records, self._session.graph
-        samples_per_epoch = records[-1].num_samples / records[-1].num_epochs
+        """The next networks to finish within the cost limit. A dense baseline that was asked for does not count."""
+        records, graph, finish = self._trunk.records, self._session.graph, self._trunk.lengths.finish
+        samples_per_epoch = records[-1].num_samples / max(records[-1].num_epochs, 1)
         limit = self._options.cost_limit * self._options.budget * samples_per_epoch * step_flops(graph)
-        left = (limit - sum(record.flops for record in records)) / (self._trunk.lengths.finish * samples_per_epoch)
         # The FLOPs of other densities are between those of the networks that exist.
         known = sorted((one.point.density, step_flops(graph, self._trunk.masks(k))) for k, one in enumerate(records))
         densities, flops = [row[0] for row in known], np.maximum.accumulate([row[1] for row in known])
-        together = [due] if after_control in (None, due) else [due, after_control]
-        if sum(np.interp(one.density, densities, flops) for one in together) <= left:
-            return together
-        self._with_control = False
-        if after_control is not None:
-            return [after_control]
-        # A denser network than the limit allows: the densest that it does allow, if that is a step forward.
-        densest = float(np.interp(left, flops, densities))
-        best = max(point.density for point in curve.finished if point.density < curve.rough[-1].density)
-        if not best * STEP <= densest < due.density:
-            return []
-        return [NextRound(start=due.start, density=densest)]
+
+        def cost(density: float) -> float:
+            return finish * samples_per_epoch * float(np.interp(density, densities, flops))
+
+        return self._rule.candidates(self._curve(), cost=cost, left=limit - sum(record.flops for record in records))
 
     def _returned(self) -> Record:
         """The finished network that the rule selects, unless pruning lost more than the training after it gained."""
