@@ -22,7 +22,7 @@ RECORDED = Path(__file__).with_name("flags.json")
 def values(line: str) -> dict[str, Any]:
     """The values of a command line, without those that are not part of a config."""
     parsed = parse(line.split())[1]
-    return {name: value for name, value in parsed.items() if name not in ("out", "quiet", "plan")}
+    return {name: value for name, value in parsed.items() if name not in ("out", "quiet", "plan", "verify")}
 
 
 def flags(name: str) -> dict[str, str]:

@@ -45,6 +45,13 @@ def test_train_prints_the_result_and_show_prints_it_again(tmp_path: Path, capsys
     assert "a training has no accuracy-density curve" in capsys.readouterr().err
 
 
+def test_verify_trains_the_dense_network_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert leave("discover", "--verify", "--plan", "--budget", "8") == 0
+    assert "dense baseline: 1 x 8 epochs at 100% density" in capsys.readouterr().out
+    assert leave("discover", "--verify", "--reference", "0.9") == 2
+    assert "--verify trains the dense network, but --reference is 0.9: pass only one" in capsys.readouterr().err
+
+
 def test_the_directory_of_a_refused_run_can_be_used_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = f"train --method imp --density 0.8 --epochs 1 --quiet --model-option widths=8,8 --out {tmp_path / 'run'}"
     assert leave(*line.split(), "--method-option", "rewind_step=500") == 2

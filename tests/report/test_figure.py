@@ -86,6 +86,17 @@ def test_pruned_finished_and_trained_networks_have_their_own_marks() -> None:
     assert axes.texts[0].get_text().endswith("% (estimated)")
 
 
+def test_labels_of_lines_are_on_the_side_where_less_is_drawn() -> None:
+    """The target crosses the curve where the answer is."""
+    report = shrunk_report()
+    assert report.answer is not None
+    for density, side in ((0.02, "right"), (0.6, "left")):
+        moved = replace(report, answer=replace(report.answer, operating_density=density))
+        axes = Figure().add_subplot()
+        draw_curve(axes, with_curve(moved, probes=(), finished=(), fit=None))
+        assert axes.texts[1].get_horizontalalignment() == side
+
+
 def test_short_probes_are_named_by_their_length() -> None:
     report = short_probe_report()
     axes = drawn(report)

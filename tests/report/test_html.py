@@ -73,7 +73,7 @@ def html() -> str:
 def test_the_page_is_complete(html: str) -> None:
     text = Parsed(html).text
     for expected in (
-        "Operating density: 8.5% of the prunable weights (90% interval 6.7-10.4%).",
+        "Operating density (within 1 pp of dense): 8.5% (90% interval 6.7-10.4%).",
         "Grew from 2.0% to 36.4% density in 13 rounds",
         "Trained 5 probes (2.5%, 4.9%, 9.5%, 14.9%, 36.4% density) for 80 epochs each",
         "67% quantile",

@@ -63,16 +63,16 @@ def visible(report: RunReport) -> str:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({}, "Operating density: 8.5% of the prunable weights (90% interval 6.7-10.4%)."),
-        ({"interval": None}, "Operating density: 8.5% of the prunable weights."),
-        ({"interval": (0.0, 0.1042)}, "Operating density: 8.5% of the prunable weights (90% interval up to 10.4%)."),
+        ({}, "Operating density (within 1 pp of dense): 8.5% (90% interval 6.7-10.4%)."),
+        ({"interval": None}, "Operating density (within 1 pp of dense): 8.5%."),
+        ({"interval": (0.0, 0.1042)}, "Operating density (within 1 pp of dense): 8.5% (90% interval up to 10.4%)."),
         (
             {"status": "flat"},
-            "Operating density: 2.5% or less; even the sparsest network is within 1 pp of the reference.",
+            "Operating density: 2.5% or less; even the sparsest network is within 1 pp of dense.",
         ),
         (
             {"status": "unreached"},
-            "No operating density: no network up to 36.4% density is within 1 pp of the reference.",
+            "No operating density: no network up to 36.4% density is within 1 pp of dense.",
         ),
         ({"status": "open"}, "No operating density: too few networks were evaluated."),
         ({"status": "unlearned"}, "No operating density: training did not improve any network."),
@@ -92,7 +92,7 @@ def test_differences_are_in_the_unit_of_the_scores() -> None:
     assert report.answer is not None
     shifted = [replace(probe, score=probe.score - 3) for probe in report.curve.probes]
     report = replace(with_curve(report, probes=tuple(shifted)), config={})
-    assert text.headline(report).endswith("is within 0.01 of the reference.")
+    assert text.headline(report).endswith("is within 0.01 of dense.")
     assert finding(report, "criterion") == "score within 0.01 of the reference"
     assert f"{shifted[-1].score:.5g}" in terminal(report)
 
@@ -240,7 +240,29 @@ def test_the_check_says_how_the_model_compares_with_which_dense_score(
     report = with_answer(shrunk_report(), check=check, reference=ReferenceReport(score=0.976, kind=kind))
     assert finding(report, "check") == phrase
     assert text.closing(report)[0][1] == f"Returned model (9.5%): {phrase}."
-    assert text.check_phrase(with_answer(report, check=None)) is None
+    assert text.advice(report) == ([] if outcome != "not verified" else text.advice(shrunk_report()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "score", "num_val", "phrase"),
+    [
+        ("dense", 0.976, 900, "verified, 0.70 ± 0.77 pp below the dense baseline"),
+        ("given", 0.976, 900, "verified, 0.70 ± 0.58 pp below dense (given)"),
+        ("given", 0.987, 900, "consistent, 1.80 ± 0.58 pp below dense (given)"),
+        ("given", 0.987, None, "missed by 0.8 pp: 1.8 pp below dense (given)"),
+        ("estimated", 0.976, 900, "not verified"),
+    ],
+)
+def test_a_search_without_a_check_of_its_own_is_compared_with_a_measured_dense_score(
+    kind: str, score: float, num_val: int | None, phrase: str
+) -> None:
+    report = with_answer(shrunk_report(), check=None, reference=ReferenceReport(score=score, kind=kind))
+    report = with_curve(report, num_val=num_val)
+    assert text.check_phrase(report) == phrase
+    [*sentence] = text.advice(report)
+    assert bool(sentence) == (phrase == "not verified")
+    assert all(line.startswith("Not verified: ") and "--verify trains it too" in line for line in sentence)
+    assert all(line in " ".join(terminal(report).split()) for line in sentence)
 
 
 def test_the_answer_ends_with_density_model_and_cost() -> None:
@@ -249,7 +271,7 @@ def test_the_answer_ends_with_density_model_and_cost() -> None:
         with_answer(shrunk_report(), operating_density=0.091, interval=(0.081, 0.097), check=check)
     )
     assert lines == [
-        "Operating density: 9.1% of the prunable weights (90% interval 8.1-9.7%).",
+        "Operating density (within 1 pp of dense): 9.1% (90% interval 8.1-9.7%).",
         "Returned model (9.5%): consistent, 0.84 ± 0.13 pp below dense (estimated).",
         "Cost: 0.613x dense training (10.8 GFLOPs), 1 min 15 s.",
     ]
@@ -257,7 +279,9 @@ def test_the_answer_ends_with_density_model_and_cost() -> None:
         "check",
         "training cost",
     }
-    assert text.closing(discovery_report())[0][1] == "Returned model (9.5%): 96.79% validation, 96.55% test."
+    assert (
+        text.closing(discovery_report())[0][1] == "Returned model (9.5%): not verified; 96.79% validation, 96.55% test."
+    )
     assert text.closing(training_report())[0] == [
         "rigl at 12.3% density: 82.22% test accuracy.",
         "Cost: 0.678x dense training (4.56 GFLOPs), 1 min 36 s.",
@@ -267,7 +291,9 @@ def test_the_answer_ends_with_density_model_and_cost() -> None:
 def test_densities_for_other_tolerances_are_one_line() -> None:
     found = ((0.0025, 0.14, "found"), (0.005, None, "open"), (0.01, None, "unreached"), (0.02, None, "flat"))
     report = with_answer(shrunk_report(), tolerances=found)
-    assert finding(report, "tolerances") == "0.25 pp: 14.0%, 0.5 pp: unclear, 1 pp: none, 2 pp: 1.6% or less"
+    assert finding(report, "tolerances") == "0.25 pp: unclear, 0.5 pp: unclear, 1 pp: none, 2 pp: 1.6% or less"
+    clear = with_answer(report, tolerances=(found[0], *found[2:]))
+    assert finding(clear, "tolerances") == "0.25 pp: 14.0%, 1 pp: none, 2 pp: 1.6% or less"
     assert "tolerances" not in dict(text.findings(discovery_report())), "a report of an earlier version"
 
 
@@ -443,8 +469,8 @@ def test_notes_on_short_probes_give_the_quantile_and_the_allowed_gap() -> None:
         f"The reported density is the 67% quantile of the posterior (conservative); the median is {percent(median)}."
     )
     assert short == (
-        "Probes were trained for 16 of 160 epochs. Gaps to the reference shrink with training, so a gap of 1.58 pp "
-        "(90%: 1.09 pp to 2.31 pp) at 16 epochs is treated as 1 pp at 160. Passing a reference tightens the interval."
+        "Probes were trained for 16 of 160 epochs. Assumed, not measured: gaps to the reference shrink with training, "
+        "so a gap of 1.58 pp (90%: 1.09 pp to 2.31 pp) at 16 epochs stands for 1 pp at 160. A reference avoids this."
     )
     assert stopped == "Probes bracket both answers and the credible intervals are narrow enough."
 
@@ -476,30 +502,30 @@ def test_only_a_quantile_above_the_median_is_conservative(level: float, expected
 def test_notes_on_pruned_networks_do_not_speak_of_probes() -> None:
     details = {"lowest": 0.025, "densest": 1.0, "share_below": 0.31, "share_above": 0.12, "rounds": 1}
     found = with_answer(shrunk_report(), details=details)
-    none_within = "with probability 12% no pruned network, however dense, is within 1 pp of the reference."
+    none_within = "with probability 12% no pruned network is within 1 pp of the reference."
     assert text.explanations(found) == [
         "With probability 31% the operating density is below 2.5%, the sparsest network compared.",
         none_within.replace("with", "With", 1),
         "The search ended after 1 round of pruning.",
     ]
     open_ = with_answer(found, status="open", operating_density=None, interval=None)
-    assert text.headline(open_) == "No operating density: the training was too short or too noisy to tell."
+    assert text.headline(open_) == "No operating density: the training (80 epochs) was too short or too noisy to tell."
     assert text.explanations(open_)[0].startswith(
         f"The scores allow any density: with probability 31% it is below 2.5%, {none_within}"
     )
     few = shrunk_report(lowest=0.2)
     assert text.headline(few) == text.headline(open_)
     assert text.explanations(few)[0].startswith("Too few densities")
-    assert text.closing(few)[0][1] == "Returned model (9.5%): 96.90% validation, 96.55% test."
+    assert text.closing(few)[0][1] == "Returned model (9.5%): not verified; 96.90% validation, 96.55% test."
     unreached = with_answer(
         found, status="unreached", operating_density=None, interval=None, details={"end_score": 0.976, "rounds": 3}
     )
     assert text.headline(unreached) == (
-        "No operating density: no pruned network, however dense, is expected to be within 1 pp of the reference."
+        "No operating density: no pruned network is expected to be within 1 pp of dense."
     )
     assert text.explanations(unreached)[0] == "The network before pruning scored 97.60%."
     flat = with_answer(found, status="flat", operating_density=None)
-    assert text.headline(flat).endswith("even the sparsest network is expected to be within 1 pp of the reference.")
+    assert text.headline(flat).endswith("even the sparsest network is expected to be within 1 pp of dense.")
     for shown in (found, open_, few, unreached):
         assert "probe" not in terminal(shown)
 

@@ -186,6 +186,8 @@ def test_a_call_leaves_a_run_directory_like_the_command(
     if is_saved:
         found.save(place)
         found.save(place)  # finished: the same network once more
+    timing = RunDir(place).report()["timing"]
+    assert timing["run_seconds"] >= timing["seconds"], "of the search, also if the directory was made after it"
     for command in ("check", "show", "compare"):
         assert leave(command, str(place)) == 0
     assert "toy <1>, seed 0" in capsys.readouterr().out

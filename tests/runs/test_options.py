@@ -80,6 +80,7 @@ def test_an_extensive_training_of_fresh_weights_has_the_budget() -> None:
         ({"finish": ["gts", "set"], "max_density": 0.5}, "max_density has no effect with finish='set'"),
         ({"finish": ["gts", "set"], "start": "pretrained"}, "but finish='set' starts from a sparse network"),
         ({"finish": "gts", "rule": "probe", "rough": 3}, "rough has no effect on a network that is pruned"),
+        ({"epochs": 20}, "unknown option 'epochs': did you mean budget"),
         ({"finish": 3}, "finish must be a name or a list of names, got 3"),
     ],
 )

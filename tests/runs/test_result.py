@@ -97,11 +97,11 @@ def test_the_report_is_complete() -> None:
 def test_repr() -> None:
     found = World().discover()
     assert repr(found) == (
-        "Discovery(Operating density: 20.0% of the prunable weights;\n"
+        "Discovery(Operating density: 20.0%;\n"
         f"  returned model: density {100 * found.density:.1f}%, score {found.score:.5g}; 4 rounds, 2 probes)"
     )
     answer = replace(found.answer, interval=(0.1, 0.253))
-    assert "20.0% of the prunable weights (90% interval 10.0-25.3%);" in repr(replace(found, answer=answer))
+    assert "20.0% (90% interval 10.0-25.3%);" in repr(replace(found, answer=answer))
     answer = replace(found.answer, density=None, status="unreached")
     assert repr(replace(found, answer=answer)).startswith("Discovery(No operating density: no network up to ")
 
@@ -109,7 +109,7 @@ def test_repr() -> None:
 def test_a_notebook_shows_answer_and_curve() -> None:
     found = World().discover(name="<b>toy</b>")
     shown = found._repr_html_()
-    assert "<b>Operating density: 20.0% of the prunable weights.</b>" in shown
+    assert "<b>Operating density: 20.0%.</b>" in shown
     assert "&lt;b&gt;toy&lt;/b&gt;, seed 0" in shown
     assert "<svg" in shown
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pathgrow.cli.flags import Parser, Subcommand, add_flags, import_named
-from pathgrow.errors import printable
+from pathgrow.errors import UserError, printable
 
 if TYPE_CHECKING:
     from pathgrow.checkpoint import RunDir
@@ -34,6 +34,11 @@ def _add_discover_flags(parser: Parser) -> None:
     add_flags(parser.add_argument_group("data, model and training"), RunConfig)
     _add_run_flags(parser)
     parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="Train the dense network too, and compare the returned model with it: the same as --reference dense.",
+    )
+    parser.add_argument(
         "--plan", action="store_true", help="Print layers, trainings, cost, time and memory, and train nothing."
     )
 
@@ -46,7 +51,7 @@ def _add_train_flags(parser: Parser) -> None:
     _add_run_flags(parser)
 
 
-def _discover(*, out: Path | None, quiet: bool, plan: bool, **values: Any) -> None:
+def _discover(*, out: Path | None, quiet: bool, plan: bool, verify: bool, **values: Any) -> None:
     """Find the smallest density that keeps the accuracy, and train a network of that density.
 
     Without options this is a demo on a bundled dataset that takes half a minute. Rerun the command to resume an
@@ -56,6 +61,8 @@ def _discover(*, out: Path | None, quiet: bool, plan: bool, **values: Any) -> No
     from pathgrow.runs import discovery
     from pathgrow.runs.config import DiscoverConfig
 
+    if verify and values.setdefault("reference", "dense") != "dense":
+        raise UserError(f"--verify trains the dense network, but --reference is {values['reference']}: pass only one")
     if plan:
         from pathgrow.runs.plan import plan_command
 

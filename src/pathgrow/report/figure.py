@@ -134,9 +134,29 @@ def _draw_reference(axes: Axes, report: RunReport, window: PlotWindow) -> None:
     )
     for score, text, offset, line in levels:
         axes.axhline(score, color=INK, linewidth=1.0, linestyle=line, zorder=2)
+        is_left = _room(report, window, score, left=True) >= _room(report, window, score, left=False)
         axes.annotate(
-            text, (window.densities[0], score), (5, offset), textcoords="offset points", fontsize=8, color=INK, zorder=6
+            text,
+            (window.densities[0 if is_left else 1], score),
+            (5 if is_left else -5, offset),
+            textcoords="offset points",
+            ha="left" if is_left else "right",
+            fontsize=8,
+            color=INK,
+            zorder=6,
         )
+
+
+def _room(report: RunReport, window: PlotWindow, score: float, *, left: bool) -> float:
+    """Vertical distance between a horizontal line and what is drawn over one half of the figure."""
+    curve, answer = report.curve, report.answer
+    drawn = [(point.density, point.score) for point in (*curve.probes, *curve.finished, *trained(curve)[-1:])]
+    if curve.fit is not None:
+        drawn += zip(curve.fit.density, curve.fit.score, strict=True)
+    if answer is not None and answer.operating_density is not None and report.target_score is not None:
+        drawn.append((answer.operating_density, report.target_score))
+    heights = [window.y(y) - window.y(score) for x, y in drawn if (window.x(x) < 0.5) == left]
+    return min((abs(height) for height in heights), default=1.0)
 
 
 def _draw_points(axes: Axes, report: RunReport, window: PlotWindow) -> None:

@@ -1,10 +1,10 @@
-"""The networks of a run as a table, and what a discovery did with them."""
+"""The networks of a run as a table, what a discovery did with them, and how the returned one compares with dense."""
 
 from collections.abc import Sequence
 
 from pathgrow.errors import printable
 from pathgrow.report.formats import ScoreFormat, percent, percent_range, plural, ratio, score_format
-from pathgrow.report.schema import CurveReport, FinisherReport, PointReport, RunReport
+from pathgrow.report.schema import CheckReport, CurveReport, FinisherReport, PointReport, RunReport
 
 Table = tuple[list[str], list[list[str]]]
 """Headings and rows of text."""
@@ -33,9 +33,11 @@ def procedure(report: RunReport) -> list[str]:
     if trained(curve):
         base, control = trained(curve)[-1], sum(p.density == trained(curve)[-1].density for p in curve.finished)
         network = "the dense network" if base.density == 1 else f"the network at {percent(base.density)} density"
-        epochs = scores.length(base.epochs)
+        phases = ", in two phases" if len(trained(curve)) > 1 else ""
         done.append(
-            f"Trained {network} for {epochs}, in two phases." if base.epochs else "Evaluated the given network."
+            f"Trained {network} for {scores.length(base.epochs)}{phases}."
+            if base.epochs
+            else "Evaluated the given network."
         )
         done.append(f"Pruned it in {plural(len(probes), 'round')} ({_densities(_by_round(probes))} density).")
         unpruned = ", one of them without pruning as a control" if control and len(curve.finished) > control else ""
@@ -51,6 +53,47 @@ def procedure(report: RunReport) -> list[str]:
             "answer is estimated from these scores."
         )
     return done
+
+
+def compared_with_dense(report: RunReport) -> tuple[str, str] | None:
+    """How far the returned model is from dense, if that is known, and what this says; None without learning."""
+    answer, scores = report.answer, score_format(report)
+    if answer is None or answer.status == "unlearned":
+        return None
+    check = answer.check or _measured_check(report)
+    if check is None or report.reference is None:
+        return "", "not verified"
+    named = {"dense": "the dense baseline", "pretrained": "the given network"}
+    dense = named.get(report.reference.kind, f"dense ({printable(report.reference.kind)})")
+    side = "below" if (check.shortfall >= 0) == (report.mode == "max") else "above"
+    if check.outcome == "missed":
+        by = _with_error(scores, check.shortfall - answer.delta, check.error)
+        return f"{scores.difference(check.shortfall)} {side} {dense}", f"missed by {by}"
+    return f"{_with_error(scores, abs(check.shortfall), check.error)} {side} {dense}", printable(check.outcome)
+
+
+def _with_error(scores: ScoreFormat, difference: float, error: float) -> str:
+    return scores.difference_with_error(difference, error) if error else scores.difference(difference)
+
+
+def _measured_check(report: RunReport) -> CheckReport | None:
+    """The returned model beside a measured dense score, passed or trained, if no rule has compared them.
+
+    The standard error is binomial, and 0 (unknown) without the number of validation examples.
+    """
+    answer, reference = report.answer, report.reference
+    if answer is None or reference is None or reference.kind not in ("given", "dense"):
+        return None
+    score, num, scores = report.network.val.score, report.curve.num_val, score_format(report)
+    shortfall = (reference.score - score) * (-1 if report.mode == "min" else 1)
+    error = 0.0
+    if num is not None and scores.is_fraction:
+        measured = (score, reference.score) if reference.kind == "dense" else (score,)
+        error = sum(value * (1 - value) / num for value in measured) ** 0.5
+    outcome = "verified" if shortfall <= answer.delta else "missed"
+    if outcome == "missed" and shortfall - 2 * error <= answer.delta:
+        outcome = "consistent"
+    return CheckReport(outcome=outcome, shortfall=shortfall, error=error)
 
 
 def finishing_method(report: RunReport) -> str | None:

@@ -55,7 +55,7 @@ def summary(report: RunReport, width: int = 80) -> RenderableType:
             parts += [curve_chart(report, width=min(width, 100) - 2), _rounds(report), Text()]
         if report.finishers:
             parts += [_table(*networks.finishers(report)), Text()]
-        reasons = ((Text("-", "dim"), Text(line)) for line in text.explanations(report))
+        reasons = ((Text("-", "dim"), Text(line)) for line in (*text.explanations(report), *text.advice(report)))
         parts += [Text("How the answer was found", "bold"), _grid(1, *reasons), Text()]
     (first, *others), findings = text.closing(report)
     parts += [_grid(2, *((Text(label, "dim"), Text(phrase)) for label, phrase in findings)), Text()]

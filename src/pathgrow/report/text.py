@@ -15,7 +15,7 @@ from pathgrow.report.formats import (
     ratio,
     score_format,
 )
-from pathgrow.report.networks import finishing_method
+from pathgrow.report.networks import compared_with_dense, finishing_method
 from pathgrow.report.schema import AnswerReport, CurveReport, Interval, ReferenceReport, RunReport, Score
 
 _PLAIN = ScoreFormat(is_fraction=False)
@@ -110,7 +110,7 @@ def _position(answer: AnswerReport, scores: ScoreFormat) -> list[str]:
     details, found = answer.details, list[str]()
     is_pruned = answer.reason == Reason.SHRUNK
     below, above = (details.get(key) or 0.0 for key in ("share_below", "share_above"))
-    none_within = f"no pruned network, however dense, is within {scores.difference(answer.delta)} of the reference"
+    none_within = f"no pruned network is within {scores.difference(answer.delta)} of the reference"
     if answer.operating_density is not None:
         if (level := details.get("quantile")) is not None:
             found.append(_quantile_sentence(level, details.get("median_density")))
@@ -158,9 +158,9 @@ def _limits(answer: AnswerReport, scores: ScoreFormat) -> list[str]:
         short, full = details["probe_epochs"], details["full_epochs"]
         low, high = (scores.difference(details[key]) for key in ("allowed_low", "allowed_high"))
         found.append(
-            f"Probes were trained for {short} of {full} {scores.unit}. Gaps to the reference shrink with training, so a"
-            f" gap of {scores.difference(answer.allowed)} (90%: {low} to {high}) at {short} {scores.unit} is treated"
-            f" as {scores.difference(answer.delta)} at {full}. Passing a reference tightens the interval."
+            f"Probes were trained for {short} of {full} {scores.unit}. Assumed, not measured: gaps to the reference"
+            f" shrink with training, so a gap of {scores.difference(answer.allowed)} (90%: {low} to {high}) at {short}"
+            f" {scores.unit} stands for {scores.difference(answer.delta)} at {full}. A reference avoids this."
         )
     if details.get("unmatched_reference") is not None:
         found.append(
@@ -210,33 +210,35 @@ def _gain(answer: AnswerReport, scores: ScoreFormat) -> list[str]:
     ]
 
 
-def answer_sentence(answer: AnswerReport, curve: CurveReport, scores: ScoreFormat) -> str:
-    """The answer of a discovery in one sentence."""
-    within = f"within {scores.difference(answer.delta)} of the reference"
+def answer_sentence(answer: AnswerReport, curve: CurveReport, scores: ScoreFormat, budget: object = None) -> str:
+    """The answer of a discovery in one sentence; `budget` is the length of a dense training."""
+    kind = None if answer.reference is None else answer.reference.kind
+    within = f"within {scores.difference(answer.delta)} of {'the given network' if kind == 'pretrained' else 'dense'}"
     compared = (*curve.probes, *curve.finished) or curve.rounds
     grown = [point.density for point in compared if not point.is_dense]
     if answer.status == "found" and answer.operating_density is not None:
-        interval = _interval(answer.interval)
-        return f"Operating density: {percent(answer.operating_density)} of the prunable weights{interval}."
+        goal = "" if kind is None else f" ({within})"
+        return f"Operating density{goal}: {percent(answer.operating_density)}{_interval(answer.interval)}."
     if answer.status == "flat" and grown:
         sparsest = percent(min(grown))
         expected = "expected to be " if curve.finished else ""  # after more training than it has had
         return f"Operating density: {sparsest} or less; even the sparsest network is {expected}{within}."
     if answer.status == "unreached" and curve.finished:
-        return f"No operating density: no pruned network, however dense, is expected to be {within}."
+        return f"No operating density: no pruned network is expected to be {within}."
     if answer.status == "unreached" and grown:
         return f"No operating density: no network up to {percent(max(grown))} density is {within}."
     if answer.status == "unlearned":
         return "No operating density: training did not improve any network."
     if curve.finished or answer.details.get("too_short"):
-        return "No operating density: the training was too short or too noisy to tell."
+        length = f" ({scores.length(budget)})" if isinstance(budget, int) else ""
+        return f"No operating density: the training{length} was too short or too noisy to tell."
     return "No operating density: too few networks were evaluated."
 
 
 def headline(report: RunReport) -> str:
     """The result of a run in one sentence."""
     if report.answer is not None:
-        return answer_sentence(report.answer, report.curve, score_format(report))
+        return answer_sentence(report.answer, report.curve, score_format(report), report.config.get("budget"))
     network, scores = report.network, score_format(report)
     measured, split = (network.val, "validation") if network.test is None else (network.test, "test")
     return (
@@ -282,15 +284,16 @@ def _tolerances(report: RunReport) -> str | None:
     scores, curve = score_format(report), report.curve
     sparsest = min((point.density for point in (*curve.probes, *curve.finished)), default=None)
 
-    def phrase(density: float | None, status: str) -> str:
+    def phrase(delta: float, density: float | None, status: str) -> str:
+        if any(status == "open" and other >= delta for other, _, status in tolerances):
+            return "unclear"  # what a larger tolerance leaves open, a smaller one cannot settle
         if density is None and status == "flat" and sparsest is not None:
             return f"{percent(sparsest)} or less"
-        if density is None:
-            return "none" if status == "unreached" else "unclear"
-        return percent(density)
+        return "none" if density is None else percent(density)
 
+    tolerances = report.answer.tolerances
     return ", ".join(
-        f"{scores.difference(delta)}: {phrase(density, status)}" for delta, density, status in report.answer.tolerances
+        f"{scores.difference(delta)}: {phrase(delta, density, status)}" for delta, density, status in tolerances
     )
 
 
@@ -301,24 +304,20 @@ def closing(report: RunReport) -> tuple[list[str], list[tuple[str, str]]]:
     seconds = report.timing.run_seconds or report.timing.seconds
     cost = found["training cost"] + (f", {duration(seconds)}" if seconds else "")
     if report.answer is not None:
-        said.append("check" if "check" in found else score_format(report).name)
-        lines.append(f"Returned model ({percent(report.network.density)}): {found[said[-1]]}.")
+        compared, score = compared_with_dense(report), score_format(report).name
+        # One line of 80 columns: the gap to dense, or the score where that is unknown.
+        said += [*(["check"] if compared else []), *([] if compared and compared[0] else [score])]
+        phrase = "; ".join(found[key] for key in said[1:])
+        lines.append(f"Returned model ({percent(report.network.density)}): {phrase}.")
     return [*lines, f"Cost: {cost}."], [pair for pair in pairs if pair[0] not in said]
 
 
 def check_phrase(report: RunReport) -> str | None:
-    """How the returned model compares with dense, and with which dense score; None without a check, or learning."""
-    check, reference, scores = report.answer and report.answer.check, report.reference, score_format(report)
-    if report.answer is None or not check or reference is None or report.answer.status == "unlearned":
+    """How the returned model compares with dense, and with which dense score; None without learning."""
+    if (compared := compared_with_dense(report)) is None:
         return None
-    named = {"dense": "the dense baseline", "pretrained": "the given network"}
-    dense = named.get(reference.kind, f"dense ({printable(reference.kind)})")
-    side = "below" if (check.shortfall >= 0) == (report.mode == "max") else "above"
-    if check.outcome == "missed":
-        by = scores.difference_with_error(check.shortfall - report.answer.delta, check.error)
-        return f"missed by {by}: {scores.difference(check.shortfall)} {side} {dense}"
-    gap = scores.difference_with_error(abs(check.shortfall), check.error)
-    return f"{printable(check.outcome)}, {gap} {side} {dense}"
+    gap, outcome = compared
+    return f"{outcome}{': ' if outcome.startswith('missed') else ', '}{gap}" if gap else outcome
 
 
 def explanations(report: RunReport) -> list[str]:
@@ -328,9 +327,21 @@ def explanations(report: RunReport) -> list[str]:
         return []
     lines, scores = [_too_short(report)] if report.probes_too_short else [], score_format(report)
     try:
-        return [*lines, *map(printable, notes(answer, scores))]
+        lines += map(printable, notes(answer, scores))
     except (KeyError, TypeError, ValueError):  # a user-defined rule may use a reason without its details
-        return [*lines, printable(answer.reason)]
+        lines.append(printable(answer.reason))
+    return lines
+
+
+def advice(report: RunReport) -> list[str]:
+    """How to verify an answer that is not; no sentence for others."""
+    if (compared := compared_with_dense(report)) is None or compared[1] != "not verified":
+        return []
+    option = "--verify" if report.dataset else 'reference="dense"'
+    return [
+        f"Not verified: the dense network was not trained to the end. {option} trains it too, at the cost of one more"
+        " dense training, and compares with it."
+    ]
 
 
 def reference_label(report: RunReport) -> str:
@@ -382,7 +393,9 @@ def _interval(interval: Interval | None) -> str:
 def _answer_findings(report: RunReport, answer: AnswerReport) -> list[tuple[str, str]]:
     scores, found = score_format(report), []
     if answer.reference is not None:
-        found.append(("criterion", f"{scores.name} within {scores.difference(answer.delta)} of the reference"))
+        relative = f" ({100 * report.config['delta']:.3g}%)" if report.config.get("delta_is_relative") else ""
+        goal = f"within {scores.difference(answer.delta)}{relative} of the reference"
+        found.append(("criterion", f"{scores.name} {goal}"))
         found.append(("reference", _reference(report, answer.reference)))
     if answer.status != "found" and answer.interval:
         found.append(("90% interval", f"{percent_range(answer.interval)} of the prunable weights"))

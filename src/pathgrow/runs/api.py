@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
@@ -149,6 +150,7 @@ def discover(
     True
     """
     require(isinstance(progress, bool), "progress", progress, "True or False")
+    began = time.perf_counter()
     chosen = DiscoverOptions.checked(
         {"start_density": start_density, "delta": delta, "reference": reference, "budget": budget, **options}
     ).with_comm_of(fit)
@@ -174,6 +176,8 @@ def discover(
         if chosen.start == "pretrained":
             chosen = checks.start_of(session, chosen)
         found = search(session, chosen)
+        if chosen.store is None:
+            found = dataclasses.replace(found, run_seconds=time.perf_counter() - began)
         _write(found, run_dir)
     return found
 

@@ -350,7 +350,8 @@ class SearchOptions:
     )
     reference: float | Literal["dense"] | None = option(
         None,
-        'Score of the dense baseline, or "dense" to train one (default: a dense probe on the same short schedule).',
+        'Score of the dense baseline, or "dense" to train one (default: estimated from the first half of a dense '
+        "training; with static masks, from a dense probe).",
         metavar="SCORE|dense",
         example="0.93",
     )

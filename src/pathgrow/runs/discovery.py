@@ -337,6 +337,8 @@ def _discover(config: DiscoverConfig, run_dir: RunDir | None, progress: Progress
         )
         if run_dir is not None:
             warnings.warn(notes[0], stacklevel=2)
+    if is_accuracy:
+        options = dataclasses.replace(options, metric="accuracy")
     if is_accuracy and options.prunes:
         # Static masks: without it, since their rule was tuned without it, see docs/design/train_and_compare.md.
         options = dataclasses.replace(options, num_val=num_val)

@@ -115,6 +115,8 @@ class DiscoverOptions(SearchOptions):
                     "discover searches for the density and takes no target_density; "
                     "use `pathgrow train --method gcg --density D`, or attach(..., create('gcg', target_density=D))"
                 )
+            if name == "epochs":
+                raise UserError("unknown option 'epochs': did you mean budget, the epochs of a full dense training?")
             if name not in known:
                 raise unknown_name("option", name, known)
         if isinstance(delta := given.get("delta"), str):

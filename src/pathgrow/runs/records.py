@@ -164,7 +164,9 @@ def write_results(run_dir: RunDir, report: RunReport, **evaluated: Sequence[Reco
     """Write curve.csv, with the kind of its rows, and last of all report.json: with a report, a run is finished."""
     delete_training_checkpoints(run_dir)
     run_dir.write_curve([{"kind": kind, **record.row()} for kind, records in evaluated.items() for record in records])
-    timing = dataclasses.replace(report.timing, run_seconds=run_dir.seconds)
+    timing = report.timing
+    if timing.run_seconds is None:  # otherwise the directory was opened only to save a finished run
+        timing = dataclasses.replace(timing, run_seconds=run_dir.seconds)
     run_dir.write_report(dataclasses.replace(report, timing=timing).as_json())
 
 

@@ -68,13 +68,15 @@ class Discovery:
     finishers: tuple[FinisherReport, ...] = ()
     """If there were several finishers, what each found."""
     warnings: tuple[str, ...] = ()
+    run_seconds: float | None = None
+    """Wall-clock time of a call without a store; a store knows that of all calls."""
     options: DiscoverOptions
     trunk: Trunk
 
     def __repr__(self) -> str:
         curve = self._curve_report(fit=None)
         scores = ScoreFormat.of(curve, vars(self.options))
-        sentence = answer_sentence(self._answer_report(None), curve, scores).rstrip(".")
+        sentence = answer_sentence(self._answer_report(None), curve, scores, self.options.budget).rstrip(".")
         names = ("pruned", "finished") if self.finished else ("rounds", "probes")
         numbers = (self.probes, self.finished) if self.finished else (self.rounds, self.probes)
         counts = ", ".join(f"{len(records)} {name}" for records, name in zip(numbers, names, strict=True))
@@ -235,7 +237,7 @@ class Discovery:
             masks_sha256=self.masks.digest(),
             weights_sha256=tensor_digest(self.attached.model.state_dict()),
             notes=self.warnings,
-            timing=timing_report(self.trained),
+            timing=replace(timing_report(self.trained), run_seconds=self.run_seconds),
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -284,7 +286,7 @@ class Discovery:
         if self.answer.status == "unlearned" or self.answer.details.get("too_short"):
             return ()
         curve = self._curve_report(fit=None)
-        scores = ScoreFormat.of(curve, vars(self.options))
+        scores = ScoreFormat.of(curve, vars(self.options), is_accuracy=self.options.metric == "accuracy")
         return read_off(self.rule, self.curve, self.answer.delta, is_accuracy=scores.is_fraction)
 
     @property

@@ -496,5 +496,5 @@ def parse_evaluation(value: Any, source: str = "evaluate") -> tuple[float, float
         raise UserError(f"{source}: expected a score or a pair (score, loss), got {short(value)}")
     for name, number in zip(("score", "loss"), numbers, strict=False):
         if not math.isfinite(number):
-            raise RunFailed(f"{source}: the {name} is {number}, training has diverged; lower the learning rate")
+            raise RunFailed(f"{source}: the {name} is {number}; lower the learning rate, or check evaluate")
     return numbers[0], numbers[1] if len(numbers) == 2 else None
