@@ -472,6 +472,54 @@ def test_a_state_of_another_density_is_refused(name: str) -> None:
     assert sparse.masks == Masks(before["masks"])
 
 
+def _states(name: str, num: int, **options: Any) -> tuple[Any, list[dict[str, Any]], list[int]]:
+    """States after every step, or every round, of a method whose density changes, and their counts."""
+    model, known = mlp(), methods.defaults(name)
+    method = methods.create(name, **{key: value for key, value in options.items() if key in known})
+    sparse = attach(model, SGD(model.parameters(), lr=0.1), method, torch.zeros(1, 6))
+    states = [sparse.state_dict()]
+    for _ in range(num):
+        train(model, sparse.optimizer, 1)
+        if method.clock == "round":
+            sparse.advance_()
+        states.append(sparse.state_dict())
+    return sparse, states, [Masks(state["masks"]).num_on for state in states]
+
+
+@pytest.mark.parametrize("name", ["gmp", "granet", "mest", "acdc", "gts"])
+def test_masks_of_another_density_than_that_of_the_step_are_refused(name: str) -> None:
+    sparse, states, counts = _states(name, 20, num_steps=20, update_interval=2)
+    assert len(set(counts)) > 1
+    for step, state in enumerate(states):
+        sparse.load_state_dict(state)
+        assert sparse.masks.num_on == counts[step]
+        for other, count in zip(states, counts, strict=True):
+            # A state may be saved before or after the mask update of its step; the start density of gts is not fixed.
+            if count not in counts[step : step + 2] and not (name == "gts" and step < 9):
+                with pytest.raises(UserError, match=rf"have {count} active weights, but method '{name}' as"):
+                    sparse.load_state_dict({**state, "masks": other["masks"]})
+
+
+@pytest.mark.parametrize("name", ["imp_c", "lth", "gcg"])
+def test_masks_of_another_density_than_that_of_the_round_are_refused(name: str) -> None:
+    sparse, states, counts = _states(name, 3, density=0.1, start_density=0.2)
+    assert len(set(counts)) == 4
+    for round, state in enumerate(states):
+        sparse.load_state_dict(state)
+        assert sparse.masks.num_on == counts[round]
+        others = [0] if name == "gcg" else range(4)  # growth may be by any number, but is never undone
+        for other, count in ((states[at], counts[at]) for at in others):
+            if count != counts[round]:
+                with pytest.raises(UserError, match=rf"have {count} active weights, but method '{name}' as"):
+                    sparse.load_state_dict({**state, "masks": other["masks"]})
+
+
+@pytest.mark.parametrize("step", [10**6, 10**30])
+def test_a_step_beyond_every_training_does_not_take_long(step: int) -> None:
+    sparse, states, _ = _states("gmp", 3, num_steps=20)
+    sparse.load_state_dict({**states[-1], "step": step})
+
+
 def test_masks_without_active_weights_are_refused() -> None:
     sparse = _trained("random_growth")
     sparse.observe(0.5)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -37,6 +37,8 @@ MethodState = dict[str, Any]
 """Tensors, JSON values, and mappings of these."""
 FIXED = "fixed"
 """Name of the method of given masks, see `fixed`."""
+_MAX_FOLLOWED = 200_000
+"""Steps for which the number of active weights is computed, in less than a second."""
 AfterUpdate = Literal["keep", "reset_optimizer", "rewind"]
 
 
@@ -210,6 +212,37 @@ class Method:
         if update is None or (self.update is None and not update.num_drop and not update.num_grow):
             return None
         return update
+
+    def counts_at(self, num: int, *, round: int, step: int) -> Collection[int] | None:
+        """How many of `num` weights can be active after these rounds and steps; None if that is not determined.
+
+        The schedule is followed from the start. Within a step there are two: before and after its mask update.
+
+        >>> from pathgrow import methods
+        >>> gmp = methods.create("gmp", density=0.1, num_steps=100, update_interval=10)
+        >>> gmp.counts_at(1000, round=0, step=5), gmp.counts_at(1000, round=0, step=90)
+        ({1000}, {100})
+        """
+        on_step, density = self.clock == "step", self.start_density
+        is_changed = round > 0 and (on_step or self.schedule is never or None not in (self.grow, self.drop))
+        if self.weights is not None or self.name == FIXED or is_changed:  # `grow_` or `prune_` was called
+            return None
+        if round and self.grow is not None:
+            return range(round + (1 if density is None else count_at(density, num)), num + 1)
+        num_updates = step + 2 if on_step else round
+        if num_updates and not (self.schedule.__module__.startswith(__package__) and num_updates <= _MAX_FOLLOWED):
+            return None
+        found: list[set[int]] = []
+        for num_on in (1, num) if density is None else (count_at(density, num),):  # where both starts lead to, all do
+            counts = set[int]()
+            for at in range(num_updates):
+                where = {"round": 0, "step": at} if on_step else {"round": at, "step": step}
+                if at >= step and on_step:
+                    counts.add(num_on)
+                if (update := self.schedule(Progress(**where, num_on=num_on, num=num))) is not None:
+                    num_on += update.num_grow - update.num_drop
+            found.append(counts if on_step else {num_on})
+        return found[0] if found[0] == found[-1] else None
 
     def next_masks(self, net: NetworkView, update: MaskUpdate, progress: Progress, draw: torch.Generator) -> Masks:
         """The masks after an update: those of `self.update`, or the old ones after `drop` and then `grow`.

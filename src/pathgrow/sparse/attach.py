@@ -30,9 +30,8 @@ from pathgrow.masks import Masks
 from pathgrow.masks.masks import require_module
 from pathgrow.methods.gradients import Batches, Loss, loss_gradients
 from pathgrow.methods.growth import without_paths
-from pathgrow.methods.method import FIXED, MaskUpdate, Method, NetworkView, ScoringCost, count_at, require_density
+from pathgrow.methods.method import MaskUpdate, Method, NetworkView, ScoringCost, count_at, require_density
 from pathgrow.methods.picks import at_random, by_walks
-from pathgrow.methods.rewire import RewireEvery
 from pathgrow.rng import derive, generator
 from pathgrow.sparse import enforce
 from pathgrow.sparse.ema import EMA
@@ -298,7 +297,7 @@ class Attached(MaskedOptimizer):
         self._check_ema_inactive("load_state_dict()")
         self._check_state(state)
         masks = Masks(state["masks"], self.masks.scope)
-        self._check_count(masks.num_on, state["round"], state["step"])
+        self._check_count(masks.num_on, state["round"], state["step"] + bool(state.get("stepped")))
         points: list[Point] = check_value(state["points"], list[Point], Option(), "points")
         are_valid = all(point.round >= 0 and 0 < point.density <= 1 and point.epochs >= 0 for point in points)
         require(are_valid, "points", state["points"], "networks that were observed")
@@ -365,13 +364,10 @@ class Attached(MaskedOptimizer):
             check_method_state(state["ema"], layout(self._ema.state_dict()), "ema")
 
     def _check_count(self, num_on: int, round: int, step: int) -> None:
-        """Refuse masks of another density, where the method and its clock determine it; fixed masks are replaced."""
-        method, density = self.method, None
-        is_constant = step == 0 or method.clock == "round" or isinstance(method.schedule, RewireEvery)
-        if round == 0 and is_constant and method.weights is None and method.name != FIXED:
-            density = method.start_density
-        if num_on == 0 or (density is not None and num_on != count_at(density, self._num)):
-            expected = "some" if density is None else count_at(density, self._num)
+        """Refuse masks of another density, where method, round and step determine it; fixed masks are replaced."""
+        counts = self.method.counts_at(self._num, round=round, step=step)
+        if num_on == 0 or (counts is not None and num_on not in counts):
+            expected = "some" if not counts else " or ".join(f"{count}" for count in sorted({min(counts), max(counts)}))
             raise UserError(
                 f"the masks of the state dict have {num_on} active weights, but method {self.method.name!r} as "
                 f"attached has {expected} of {self._num}; attach it with the density of the state dict"
