@@ -7,6 +7,7 @@ import csv
 import json
 import logging
 import math
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -341,6 +342,27 @@ def test_progress_is_shown_unless_it_is_silenced(
     assert [line.partition("] ")[2].split(" (")[0] for line in lines] == [
         message.split(" (")[0] for message in caplog.messages
     ]
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [({}, r"score 0\.\d+"), ({"num_val": 32}, r"accuracy \d\d\.\d\d%"), ({"metric": "F1"}, r"F1 0\.\d+")],
+)
+def test_progress_names_the_score(options: dict[str, object], name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found_by(World(), **options)
+    assert len(re.findall(rf"density [\d.]+%, {name} \(stage", capsys.readouterr().err)) > 2
+
+
+def test_the_progress_of_a_pretrained_network_counts_trainings(capsys: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        world = World()
+        world.fit(world.model, world.optimizer, 300)
+        world.optimizer.param_groups[0]["lr"] = 0.1
+        options = {"finish": "gts", "rule": "probe", "start_density": None, "start": "pretrained", "delta": 0.1}
+        options["seed_epochs"] = None
+        world.discover(**options)
+    assert re.search(r"given network: density 100%, score [\d.]+$", capsys.readouterr().err, re.MULTILINE)
 
 
 def test_a_stored_call_says_where_it_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

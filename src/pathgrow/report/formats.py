@@ -203,12 +203,16 @@ def stage_label(name: str, density: float | None = None) -> str:
     return f"{_NUMBERED.get(kind) or printable(kind)} {int(number)}" if number.isdecimal() else printable(name)
 
 
-def evaluation(stage: str, density: float, score: float) -> str:
-    """One evaluated network in a line.
+def evaluation(stage: str, density: float, score: float, scores: ScoreFormat | None = None) -> str:
+    """One evaluated network in a line; without a format the score is a plain number.
 
     >>> evaluation("round-003", 0.04, 0.91234), evaluation("probe-003", 0.04, 0.95)
     ('round 3: density 4.0%, score 0.9123', 'probe at 4.0%: score 0.95')
+    >>> evaluation("shrink-1", 0.3, 0.9756, ScoreFormat(True, "accuracy"))
+    'pruning round 1: density 30.0%, accuracy 97.56%'
     """
     label = stage_label(stage, density)
     where = "" if label.endswith("%") else f"density {percent(density)}, "
-    return f"{label}: {where}score {number(score)}"
+    if scores is None or (scores.is_fraction and not 0 <= score <= 1):
+        return f"{label}: {where}score {number(score)}"
+    return f"{label}: {where}{scores.name} {scores(score)}"

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
-from pathgrow.report.formats import duration, evaluation, percent, percent_range, plural, stage_label
+from pathgrow.report.formats import ScoreFormat, duration, evaluation, percent, percent_range, plural, stage_label
 
 _LOG_INTERVAL = 60.0
 """Seconds between log lines about the epochs of one stage."""
@@ -25,6 +25,8 @@ class ProgressBar:
 
     unit = "epochs"
     """What lengths are counted in."""
+    scores: ScoreFormat | None = None
+    """How scores are written; None: as plain numbers."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._start = clock, clock()
@@ -69,7 +71,7 @@ class ProgressBar:
         ticks = min(self._ticks, epochs)
         self._here += max(0.0, epochs - ticks - self._resumed.get(stage, 0.0))  # a user's fit may tell nothing
         self._ticks -= ticks
-        self._evaluation = evaluation(stage, density, score)
+        self._evaluation = evaluation(stage, density, score, self.scores)
         self._count(epochs, cost)
 
     def stored(self, epochs: int, cost: float | None) -> None:
@@ -154,7 +156,8 @@ class LogProgress(ProgressBar):
 
     def observed(self, stage: str, density: float, score: float, *, epochs: int = 0, cost: float | None = None) -> None:
         super().observed(stage, density, score, epochs=epochs, cost=cost)
-        more = [part for part in (self._position(), self._spent()) if part] if self._num_stages else []
+        # Before the first stage that trains there is nothing to count: a pretrained network is only evaluated.
+        more = [part for part in (self._position(), self._spent()) if part] if self._num_stages and self._number else []
         self._log(self._evaluation + (f" ({', '.join(more)})" if more else ""))
 
     def estimate(self, density: float | None, interval: tuple[float, float] | None = None) -> None:

@@ -116,7 +116,10 @@ def _position(answer: AnswerReport, scores: ScoreFormat) -> list[str]:
             found.append(_quantile_sentence(level, details.get("median_density")))
         if (wanted := details.get("returned_for")) is not None:
             expected = f"where the expected loss is at most {scores.difference(answer.delta)}"
-            found.append(f"The network was chosen for a density of {percent(wanted)}, {expected}.")
+            found.append(
+                "The operating density is the median of what the scores allow; the returned model was chosen for a"
+                f" density of {percent(wanted)}, {expected}."
+            )
         if below > 0.05:
             sparsest = f"{percent(details['lowest'])}, the sparsest {'network compared' if is_pruned else 'probe'}"
             found.append(f"With probability {below:.0%} the operating density is below {sparsest}.")

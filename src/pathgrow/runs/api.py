@@ -14,10 +14,11 @@ from torch.optim import Optimizer
 from pathgrow.checkpoint import RunDir, Store
 from pathgrow.distributed import interrupts
 from pathgrow.distributed.comm import held_by_rank0
-from pathgrow.errors import RunFailed, UserError, checked_int, frames_to_the_caller, require
+from pathgrow.errors import RunFailed, UserError, checked_int, frames_to_the_caller, printable, require
 from pathgrow.graph.calls import uncalled_layers
 from pathgrow.masks import Masks
 from pathgrow.report import progress as displays
+from pathgrow.report.formats import ScoreFormat
 from pathgrow.report.loading import unfinished
 from pathgrow.runs import checks
 from pathgrow.runs.discovery import search
@@ -144,7 +145,7 @@ def discover(
     ... )
     network trained, pruning begins
     >>> found
-    Discovery(Operating density: ...;
+    Discovery(Operating density (within 5 pp of dense): ...;
       returned model: density ..., accuracy ...%; ... pruned, ... finished)
     >>> bool((model[0].weight[~found.masks["0.weight"]] == 0).all())
     True
@@ -160,6 +161,9 @@ def discover(
     # Bars would be torn by what a function of the user prints.
     shown = displays.create(bars=isinstance(fit, JobTrainer)) if is_shown else displays.ProgressBar()
     shown.unit = chosen.unit or shown.unit
+    if chosen.num_val or chosen.metric:
+        default = "error rate" if chosen.mode == "min" else "accuracy"
+        shown.scores = ScoreFormat(bool(chosen.num_val), printable(chosen.metric or default))
     # Within a `fit` of the user nothing can be saved, and its own handling of Ctrl-C must not see other signals.
     can_save = isinstance(fit, JobTrainer) and chosen.store is not None
     signals = interrupts.saved_first() if can_save else nullcontext()

@@ -23,6 +23,7 @@ from pathgrow.graph.flops import step_flops
 from pathgrow.masks import Masks
 from pathgrow.methods.growth import without_paths
 from pathgrow.methods.method import GrowEachRound, never
+from pathgrow.report.formats import ScoreFormat
 from pathgrow.report.progress import ProgressBar
 from pathgrow.report.schema import RunReport
 from pathgrow.runs import checks
@@ -338,7 +339,7 @@ def _discover(config: DiscoverConfig, run_dir: RunDir | None, progress: Progress
         if run_dir is not None:
             warnings.warn(notes[0], stacklevel=2)
     if is_accuracy:
-        options = dataclasses.replace(options, metric="accuracy")
+        options, progress.scores = dataclasses.replace(options, metric="accuracy"), ScoreFormat(True, "accuracy")
     if is_accuracy and options.prunes:
         # Static masks: without it, since their rule was tuned without it, see docs/design/train_and_compare.md.
         options = dataclasses.replace(options, num_val=num_val)

@@ -327,7 +327,8 @@ def unwrapped(optimizer: Any) -> Optimizer:
     while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer) and inner is not optimizer:
         optimizer = inner
     if not isinstance(optimizer, Optimizer):
-        raise UserError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+        several = "; only attach takes several" if optimizer and isinstance(optimizer, list | tuple) else ""
+        raise UserError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}{several}")
     return optimizer
 
 
