@@ -240,7 +240,7 @@ def test_the_check_says_how_the_model_compares_with_which_dense_score(
     report = with_answer(shrunk_report(), check=check, reference=ReferenceReport(score=0.976, kind=kind))
     assert finding(report, "check") == phrase
     assert text.closing(report)[0][1] == f"Returned model (9.5%): {phrase}."
-    assert text.advice(report) == ([] if outcome != "not verified" else text.advice(shrunk_report()))
+    assert bool(text.advice(report)) == (outcome == "not verified")
 
 
 @pytest.mark.parametrize(
