@@ -13,7 +13,7 @@ import pytest
 from pathgrow.cli.main import COMMANDS, parse
 from pathgrow.graph.scope import PRESETS
 from pathgrow.registry import parse_pair
-from pathgrow.runs.config import EVERYTHING, DiscoverConfig, TrainConfig
+from pathgrow.runs.config import EVERYTHING, GROWTH_ONLY, PROBES_ONLY, DiscoverConfig, TrainConfig
 from pathgrow.trainer import EngineOptions, recipes
 
 RECORDED = Path(__file__).with_name("flags.json")
@@ -38,6 +38,19 @@ def flags(name: str) -> dict[str, str]:
 def test_the_flags_are_the_recorded_ones() -> None:
     """After a deliberate change: `python -m tests.cli.test_flags`."""
     assert {name: flags(name) for name in COMMANDS} == json.loads(RECORDED.read_text())
+
+
+def test_options_without_effect_on_the_default_search_are_apart() -> None:
+    """Those that `DiscoverOptions` refuses beside finish="gts" are in groups of their own."""
+    groups = COMMANDS["discover"].parser("pathgrow discover")._action_groups
+    titles = {
+        option: group.title or "" for group in groups for a in group._group_actions for option in a.option_strings
+    }
+    assert {titles[flag] for flag in ("--delta", "--budget", "--finish", "--max-cost", "--eval-weights")} == {"search"}
+    for names, condition in ((GROWTH_ONLY, "growth (with"), (PROBES_ONLY, "probes of growth rounds (with")):
+        for name in names:
+            flag = "--from-scratch" if name == "warm_start" else f"--{name.replace('_', '-')}"
+            assert titles[flag].startswith(condition)
 
 
 def test_without_flags_a_config_has_its_defaults() -> None:

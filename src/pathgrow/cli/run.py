@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import sys
@@ -28,9 +29,17 @@ def _add_run_flags(parser: Parser) -> None:
 
 
 def _add_discover_flags(parser: Parser) -> None:
-    from pathgrow.runs.config import RunConfig, SearchOptions
+    from pathgrow.runs.config import GROWTH_ONLY, PROBES_ONLY, RunConfig, SearchOptions
 
-    add_flags(parser.add_argument_group("search"), SearchOptions)
+    options = [field.name for field in dataclasses.fields(SearchOptions)]
+    groups = {
+        "search": [name for name in options if name not in (*GROWTH_ONLY, *PROBES_ONLY)],
+        "growth (with --max-density below 1 or --finish other than gts)": GROWTH_ONLY,
+        "probes of growth rounds (with --finish other than gts)": PROBES_ONLY,
+    }
+    for title, names in groups.items():
+        without = [name for name in options if name not in names]
+        add_flags(parser.add_argument_group(title), SearchOptions, without=without)
     add_flags(parser.add_argument_group("data, model and training"), RunConfig)
     _add_run_flags(parser)
     parser.add_argument(

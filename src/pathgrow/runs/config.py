@@ -321,17 +321,17 @@ class TrainConfig(RunConfig):
 
 SEARCH_PRESETS: dict[object, dict[str, Any]] = {
     "paper": {
-        "finish": "static",
-        "rule": "exponential",
-        "select_by": "gain",
-        "seed_epochs": 5,
-        "rough": 5,
-        "gamma": 0.25,
-        "final": "grown",
-        "final_epochs": "extensive",
+        "finish": "static", "rule": "exponential", "select_by": "gain", "seed_epochs": 5, "rough": 5, "gamma": 0.25,
+        "final": "grown", "final_epochs": "extensive",
     }
-}
+}  # fmt: skip
 """Defaults by the name of a preset."""
+
+
+GROWTH_ONLY = ("method", "gamma", "start_density")
+"""Search options that matter only if the network grows."""
+PROBES_ONLY = ("rule", "select_by", "final", "probe_fraction", "warm_start", "seed_epochs", "rough", "final_epochs")
+"""Those that matter only if growth rounds are probed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,8 +340,8 @@ class SearchOptions:
 
     preset: Literal["paper"] | None = option(
         None,
-        "Other defaults; paper: growth with 5 epochs per round, the exponential fit and its 95% rule, and the whole "
-        "budget from the grown weights.",
+        "The procedure of the paper: growth with 5 epochs per round, the exponential fit and its 95% rule, and the "
+        "whole budget from the grown weights.",
         metavar="paper",
         example="'paper'",
     )
@@ -368,9 +368,9 @@ class SearchOptions:
     rule: str = option("probe", "Density rule, see `pathgrow rules`.", metavar="NAME")
     finish: str | tuple[str, ...] = option(
         "auto",
-        "How candidates are trained: gts (grow, train, shrink; what auto means), static (masks of growth rounds), or a "
-        "method that takes a density, such as set:drop_fraction=0.2. Repeatable: the sparsest that does not miss is "
-        "returned.",
+        "How networks are made sparse: gts (or auto) trains one and prunes it in rounds, static grows masks and trains "
+        "them, a method such as set:drop_fraction=0.2 trains at the densities of growth rounds. Repeatable: the "
+        "sparsest network that does not miss is returned.",
         metavar="NAME[:OPTION=VALUE,...]",
         expected="a name or a list of names",
         example="'set:drop_fraction=0.2'",

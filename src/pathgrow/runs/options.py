@@ -20,15 +20,11 @@ from pathgrow.distributed.process_group import current_communicator
 from pathgrow.errors import UserError, is_int, require, unknown_name
 from pathgrow.methods.gradients import Batches, Loss
 from pathgrow.methods.method import GrowEachRound, Method
-from pathgrow.runs.config import SEARCH_PRESETS, SearchOptions
+from pathgrow.runs.config import GROWTH_ONLY, PROBES_ONLY, SEARCH_PRESETS, SearchOptions
 from pathgrow.runs.named_method import PRUNING, STATIC, NamedMethod
 from pathgrow.runs.records import Callback, Record
 from pathgrow.sparse.attach import check_data, checked_method
 
-_PROBES_ONLY = (
-    "rule", "select_by", "final", "probe_fraction", "warm_start", "seed_epochs", "rough", "final_epochs",
-)  # fmt: skip
-_GROWTH_ONLY = ("method", "gamma", "start_density")
 _MIN_PROBE_EPOCHS = 16
 _MAX_MIN_PROBE_SHARE = 0.3
 """Fraction of a small budget that `_MIN_PROBE_EPOCHS` may take."""
@@ -174,10 +170,10 @@ class DiscoverOptions(SearchOptions):
     def check_unused(self) -> None:
         """Refuse options that would have no effect."""
         probing = next((name for name in self.finishers if name not in PRUNING), None)
-        unused = () if probing else (*_PROBES_ONLY, *(_GROWTH_ONLY if self.max_density == 1 else ()))
+        unused = () if probing else (*PROBES_ONLY, *(GROWTH_ONLY if self.max_density == 1 else ()))
         for name in unused:
             if getattr(self, name) != getattr(DiscoverOptions, name):
-                grown = " or max_density below 1" if name in _GROWTH_ONLY else ""
+                grown = " or max_density below 1" if name in GROWTH_ONLY else ""
                 raise UserError(f"{name} has no effect on a network that is pruned: it needs finish='static'{grown}")
         if probing and self.max_density < 1:
             raise UserError(
