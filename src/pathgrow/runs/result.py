@@ -177,7 +177,11 @@ class Discovery:
         return network, None if self.dense is None else score_dense(session, evaluate)
 
     def within(self, delta: float) -> float | None:
-        """Return the operating density for another tolerance, from the same curve and without more training."""
+        """Return the operating density for another tolerance, from the same curve and without more training.
+
+        None if there is none, or if even the sparsest network compared is within delta; `pathgrow show DIR --delta D`
+        says which.
+        """
         if "delta" not in getattr(self.rule, "__dataclass_fields__", {}):
             raise UserError(f"rule {self.rule.name!r} must be a dataclass with a field delta to answer for another one")
         if self.answer.status == "unlearned" or self.answer.details.get("too_short"):
