@@ -44,6 +44,9 @@ MAX_FINISHED = 4
 """Pruned networks that are trained fully, at most."""
 SPARSER = 0.6
 """Density of the sparser one of the first two, relative to the other."""
+MAX_GAIN = 3.0
+"""What the last phase before pruning may have gained, in units of delta: where it was more, two trainings do not tell
+what a full one leads to."""
 LIKELY = 0.2
 """Probability of an answer down there from which on it is trained."""
 AIM = 0.85
@@ -268,8 +271,11 @@ class ShrinkRule:
         return next(enough, 1.0)
 
     def _is_too_short(self, curve: Curve) -> bool:
-        """Whether a single training is all that is known about the dense network: it may just have begun to learn."""
-        return curve.reference is None and curve.rough[-1].epochs > 0 and len(unpruned(curve)) < 2
+        """Whether the dense network may just have begun to learn, for all that is known without a control."""
+        if curve.reference is not None or curve.rough[-1].epochs == 0:
+            return False
+        num_known = len(unpruned(curve))
+        return num_known < 2 or (num_known == 2 and self._last_gain(curve) > MAX_GAIN * self.delta)
 
     def _needs_control(self, curve: Curve) -> bool:
         """Whether the network without pruning has to be trained fully too, since it still improves by more than delta.
