@@ -113,7 +113,8 @@ def test_table_and_figure_show_the_comparison() -> None:
     assert results_png(results).startswith(b"\x89PNG")
 
 
-def test_the_built_in_study_names_series_that_it_has() -> None:
-    study = load_study("calibration")
-    labels = {cell.axes["way"] for cell in study.cells("digits")}
+@pytest.mark.parametrize("name", ["calibration", "language"])
+def test_built_in_studies_name_series_that_they_have(name: str) -> None:
+    study = load_study(name)
+    labels = {cell.axes["way"] for cell in study.cells("smoke")}
     assert {*study.view.truth, *study.view.truth.values(), "dense"} <= labels
