@@ -22,7 +22,7 @@ def test_the_true_density_is_where_the_mean_gap_crosses_delta_in_log_density() -
     assert found is not None
     assert found.density == pytest.approx(0.2 * 2 ** (0.5 / 1.5))
     assert found.interval == pytest.approx((found.density, found.density))  # both seeds have the same gaps
-    assert (found.num_seeds, found.sparsest) == (2, 0.1)
+    assert (found.num_seeds, found.is_bound) == (2, False)
 
 
 def test_gaps_that_rise_with_density_are_pooled() -> None:
@@ -42,7 +42,7 @@ def test_beyond_its_densest_network_a_ladder_goes_on_to_dense() -> None:
 def test_a_ladder_whose_sparsest_network_is_good_enough_bounds_the_truth_only() -> None:
     found = true_density({"0": 0.90}, {"0": {0.05: 0.895, 0.5: 0.90}}, 0.01)
     assert found is not None
-    assert found.density == pytest.approx(found.sparsest) == pytest.approx(0.05)
+    assert (found.density, found.is_bound) == (pytest.approx(0.05), True)
 
 
 def test_losses_are_better_if_lower() -> None:
@@ -98,6 +98,17 @@ def test_answers_are_compared_with_the_ladder_of_their_search() -> None:
     assert (found.median_error, found.num_covering, found.num_intervals) == (pytest.approx(0.25), 1, 2)
     assert found.level == pytest.approx(0.84)
     assert list(calibrations(VIEW, [point for point in points() if point["way"] != "dense"])) == []
+
+
+def test_an_answer_below_a_bound_of_the_truth_is_no_error() -> None:
+    rows = [
+        {**point, "density": 0.4 * point["density"] + 0.12} if point["way"] == "ladder" else point for point in points()
+    ]
+    rows = [{**point, "val": 0.9, "test": 0.8} if point["way"] == "ladder" else point for point in rows]
+    [found] = calibrations(VIEW, rows)  # densities 16 and 28%, both as good as dense
+    assert found.truth.is_bound
+    assert found.errors == pytest.approx([0.25 / 0.16 - 1, 0.0])
+    assert (found.num_covering, found.num_intervals) == (2, 2)
 
 
 def test_table_and_figure_show_the_comparison() -> None:

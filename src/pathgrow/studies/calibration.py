@@ -33,8 +33,8 @@ class TrueDensity:
     interval: tuple[float, float] | None
     """90%, over seeds; None for a single one."""
     num_seeds: int
-    sparsest: float
-    """The sparsest density of the ladder, which `density` is if that is within delta."""
+    is_bound: bool
+    """Whether even the sparsest network of the ladder is within delta: the truth is at most `density`, its density."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +52,9 @@ class Calibration:
 
     @property
     def errors(self) -> list[float]:
-        """Relative errors of the answers that there are."""
-        return [abs(answer / self.truth.density - 1) for answer in self.answers if answer is not None]
+        """Relative errors of the answers that there are; one below a truth that is only a bound may be right."""
+        errors = [answer / self.truth.density - 1 for answer in self.answers if answer is not None]
+        return [max(0.0, error) if self.truth.is_bound else abs(error) for error in errors]
 
     @property
     def median_error(self) -> float | None:
@@ -62,9 +63,9 @@ class Calibration:
 
     @property
     def num_covering(self) -> int:
-        """Intervals that contain the true density."""
-        true = self.truth.density
-        return sum(ends is not None and ends[0] <= true <= ends[1] for ends in self.intervals)
+        """Intervals that contain the true density, or begin below one that is only a bound."""
+        true, is_bound = self.truth.density, self.truth.is_bound
+        return sum(ends is not None and ends[0] <= true and (is_bound or true <= ends[1]) for ends in self.intervals)
 
     @property
     def num_intervals(self) -> int:
@@ -120,7 +121,7 @@ def true_density(
         low, high = np.quantile([_crossing(at, gap, delta) for gap in drawn], (0.05, 0.95))
         interval = (float(low), float(high))
     density = _crossing(at, gaps.mean(axis=0), delta)
-    return TrueDensity(density=density, interval=interval, num_seeds=num, sparsest=rungs[0])
+    return TrueDensity(density=density, interval=interval, num_seeds=num, is_bound=density <= math.exp(at[0]))
 
 
 def _crossing(at: _Array, gap: _Array, delta: float) -> float:

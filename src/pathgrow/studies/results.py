@@ -227,7 +227,7 @@ def _calibration_cells(results: Results) -> list[list[str]]:
     view, lines = results.study.view, []
     for found in results.calibrations:
         true, error = found.truth, found.median_error
-        shown = f"{'at most ' if true.density == true.sparsest else ''}{percent(true.density)}"
+        shown = f"{'at most ' if true.is_bound else ''}{percent(true.density)}"
         shown += "" if true.interval is None else f" ({' - '.join(map(percent, true.interval))})"
         answers = ", ".join("open" if answer is None else percent(answer) for answer in found.answers)
         lines.append([
