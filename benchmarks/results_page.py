@@ -21,7 +21,7 @@ from pathgrow import atomic
 from pathgrow.checkpoint import strict_json
 from pathgrow.errors import UserError
 from pathgrow.studies.definition import load_study, study_names
-from pathgrow.studies.results import load_lines, render_results, results_of, results_png
+from pathgrow.studies.results import calibration_markdown, load_lines, render_results, results_of, results_png
 
 PAGE = ROOT / "docs" / "results.md"
 STUDIES = ROOT / "results" / "studies"
@@ -159,8 +159,18 @@ def studies() -> str:
     return "\n\n".join(parts)
 
 
+def calibration() -> str:
+    """Answers of `discover` beside brute force."""
+    parts = []
+    for (name, scale), lines in by_study(cells()).items():
+        results = results_of(load_study(name), scale, lines)
+        parts += [calibration_markdown(results)] if results.calibrations else []
+    return "\n\n".join(parts)
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
     "verdicts": verdicts, "evidence": evidence, "discovery-costs": discovery_costs, "studies": studies,
+    "calibration": calibration,
     "networks": networks.overview, **TABLES,
 }  # fmt: skip
 
