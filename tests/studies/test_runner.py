@@ -18,6 +18,7 @@ from rich.console import Console
 
 from pathgrow.checkpoint import RunDir
 from pathgrow.errors import RunFailed
+from pathgrow.runs.training import train
 from pathgrow.studies.definition import Cell, parse_study
 from pathgrow.studies.pools import LocalPool, WorkerPool
 from pathgrow.studies.runner import StudyProgress, run_study
@@ -78,10 +79,10 @@ def test_workers_that_die_before_they_take_a_cell_are_not_replaced_forever(tmp_p
 @pytest.mark.item(16)
 def test_killed_processes_lose_nothing(tmp_path: Path, trials: Trials) -> None:
     """Workers are killed while they hold cells; every cell ends with one result, that of an undisturbed run."""
-    num = trials.count(quick=6, full=500)
+    num = trials.count(quick=6, full=100)
     cells = parse_study("mine", TEXT.replace("[0, 1, 2, 3, 4, 5]", str(list(range(num))))).cells()
     pool, killed = LocalPool(trials.count(quick=2, full=8)), dict[str, int]()
-    num_kills = trials.count(quick=2, full=100)
+    num_kills = trials.count(quick=2, full=20)
 
     def kill() -> None:
         while len(killed) < num_kills:
@@ -101,6 +102,55 @@ def test_killed_processes_lose_nothing(tmp_path: Path, trials: Trials) -> None:
     assert len(killed) == num_kills
     trials.add("workers killed", len(killed))
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != ".study") == sorted(c.name for c in cells)
+    for cell in cells:
+        with trials.one(cell.name):
+            assert RunDir(tmp_path / cell.name).damage() == {}
+            rows = (tmp_path / cell.name / "metrics.jsonl").read_text().splitlines()
+            assert [json.loads(row)["stage"] for row in rows] == ["training"] * 2, "its start and its end, once"
+
+
+def _work_when_told(go: int, out: Path, cell: Cell) -> None:
+    os.read(go, 1)  # until the parent closes the other end
+    work(out, [cell], num_threads=1)
+    os._exit(0)
+
+
+@pytest.mark.item(16)
+def test_processes_that_start_in_the_same_second_lose_nothing(tmp_path: Path, trials: Trials) -> None:
+    """A process for every cell; a fifth of them is killed, and another study finishes what they began."""
+    num = trials.count(quick=10, full=500)
+    cells = parse_study("mine", TEXT.replace("[0, 1, 2, 3, 4, 5]", str(list(range(num))))).cells()
+    train(cells[0].config(tmp_path), tmp_path / "imports")  # once, so that the forks share what is loaded
+    forget_failures(tmp_path, cells)
+    go, told = os.pipe()
+    started: dict[int, Cell] = {}
+    for cell in cells:
+        if (child := os.fork()) == 0:
+            os.close(told)
+            _work_when_told(go, tmp_path, cell)
+        started[child] = cell
+    os.close(go)
+    begin = time.monotonic()
+    os.close(told)
+    victims = trials.draw.sample(list(started), num // 5)
+    while victims:  # each while it works on its cell
+        for child in list(victims):
+            if os.waitpid(child, os.WNOHANG)[0]:
+                victims.remove(child)
+                started.pop(child)
+                trials.add("cells finished before they could be killed")
+            elif RunDir(tmp_path / started[child].name).worker is not None:
+                os.kill(child, signal.SIGKILL)
+                victims.remove(child)
+        time.sleep(0.01)
+    endings = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in started]
+    assert set(endings) <= {0, -signal.SIGKILL}
+    trials.add("processes killed", endings.count(-signal.SIGKILL))
+    trials.peak("seconds until all processes ended", time.monotonic() - begin)
+    outcome = run_study(cells, tmp_path, LocalPool(2))
+    assert (outcome.num_finished, outcome.failed) == (num, {})
+    names = {path.name for path in tmp_path.iterdir()} - {".study", "imports"}
+    assert names == {cell.name for cell in cells}
     for cell in cells:
         with trials.one(cell.name):
             assert RunDir(tmp_path / cell.name).damage() == {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import itertools
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from filelock import FileLock
 from PIL import Image
 
-from pathgrow.errors import RunFailed
+from pathgrow.errors import RunFailed, UserError
 from pathgrow.studies import worker
 from pathgrow.studies.definition import Cell, load_study, parse_study
 from pathgrow.studies.results import load_results
@@ -169,3 +170,36 @@ def test_the_imagenet_study_runs_on_a_small_folder_of_its_layout(
     assert [(row.series, row.x) for row in results.rows] == [
         ("gcg", 0.1), ("gcg", 0.2), ("rigl", 0.1), ("rigl", 0.2),
     ]  # fmt: skip
+
+
+# A directory of somebody else
+
+
+@pytest.mark.item(25)
+def test_a_link_in_place_of_the_notes_of_workers_is_refused(tmp_path: Path) -> None:
+    cells, outside, out = parse_study("mine", THREE).cells(), tmp_path / "outside", tmp_path / "out"
+    outside.mkdir()
+    out.mkdir()
+    kept = [outside / f"{cells[0].name}.{kind}" for kind in ("failed", "attempts")]
+    for path in kept:
+        path.write_text("mine")
+    (out / ".study").symlink_to(outside)
+    with pytest.raises(RunFailed, match="it is a symbolic link"):
+        forget_failures(out, cells)
+    assert [path.read_text() for path in kept] == ["mine", "mine"]
+
+
+@pytest.mark.item(25)
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_notes_that_are_links_or_pipes_are_not_read_or_written(tmp_path: Path, kind: str) -> None:
+    cells, outside = parse_study("mine", THREE).cells(), tmp_path / "outside"
+    forget_failures(tmp_path, cells)
+    outside.write_text("mine")
+    for note in ("failed", "attempts"):
+        path = tmp_path / ".study" / f"{cells[0].name}.{note}"
+        path.symlink_to(outside) if kind == "link" else os.mkfifo(path)
+    with pytest.raises(UserError, match=r"^cannot read .*failed \(it is (a symbolic link|not a regular file)\)"):
+        failure(tmp_path, cells[0])
+    with pytest.raises(OSError, match=r"it is (a symbolic link|not a regular file)"):
+        worker._attempt(tmp_path, cells[0], True)
+    assert outside.read_text() == "mine"

@@ -17,6 +17,7 @@ from typing import Literal
 from filelock import FileLock, Timeout
 
 from pathgrow import atomic
+from pathgrow.checkpoint import strict_json
 from pathgrow.checkpoint.run_dir import RunDir, RunInUse
 from pathgrow.errors import RunFailed, UserError, printable
 from pathgrow.runs.config import DiscoverConfig, TrainConfig
@@ -82,14 +83,17 @@ def state(out: Path, cell: Cell) -> State:
 def failure(out: Path, cell: Cell) -> str | None:
     """Why a cell failed; None if it did not."""
     try:
-        return printable(_file(out, cell.name, "failed").read_text(encoding="utf-8"))
+        return printable(atomic.read_bytes(_file(out, cell.name, "failed")).decode(errors="replace"))
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise strict_json.unreadable(_file(out, cell.name, "failed"), error) from error
 
 
 def forget_failures(out: Path, cells: Sequence[Cell]) -> None:
     """Allow cells that failed before to be tried again."""
-    (out / _FOLDER).mkdir(parents=True, exist_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
+    atomic.make_folder(out / _FOLDER)  # not if it is a link, to a directory whose files would be removed
     for cell in cells:
         for kind in ("failed", "attempts"):
             _file(out, cell.name, kind).unlink(missing_ok=True)
@@ -109,7 +113,7 @@ def _run(out: Path, cell: Cell, is_alone: bool) -> str | None:
 
 def _attempt(out: Path, cell: Cell, is_alone: bool) -> str | None:
     attempts = _file(out, cell.name, "attempts")
-    with open(attempts, "ab") as file:
+    with open(attempts, "ab", opener=atomic.plain) as file:
         file.write(b".")
     try:
         config = cell.config(out)
