@@ -8,13 +8,19 @@
 """
 
 # ruff: noqa: E402
-import signal
+import os
 import sys
 
 _argv = getattr(sys, "argv", [""])
-_name = sys.orig_argv[-len(_argv)] if _argv[:1] == ["-m"] else "".join(_argv[:1]).rpartition("/")[2]
-if _name == "pathgrow" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # in the command, Ctrl-C ends the imports without a traceback
+_is_module = _argv[:1] == ["-m"] and sys.orig_argv[-len(_argv)] == "pathgrow"
+if _is_module and sys.path[:1] in ([""], [os.getcwd()]) and not sys.flags.safe_path:
+    del sys.path[0]  # `python -m` puts the working directory first, which may hold modules of somebody else
+
+import signal
+
+_is_command = _is_module or os.path.basename("".join(_argv[:1])) == "pathgrow"
+if _is_command and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the imports that follow without a traceback
 
 from typing import TYPE_CHECKING
 

@@ -256,9 +256,12 @@ def test_a_user_defined_method_is_imported_from_the_working_directory(tmp_path: 
 OPTIONAL = ("triton", "pandas", "psutil", "cupy", "IPython", "tensorflow", "pytz", "pyarrow", "tensorboard", "dill")
 
 
+STANDARD = ("signal", "enum", "typing", "re", "numbers", "inspect", "textwrap", "argparse", "dataclasses", "json")
+
+
 def test_nothing_else_is_imported_from_the_working_directory(tmp_path: Path) -> None:
-    """Modules that torch and others import if they exist, planted where a command runs."""
-    for name in OPTIONAL:
+    """Modules that torch and others import if they exist, and those of Python, planted where a command runs."""
+    for name in (*OPTIONAL, *STANDARD):
         (tmp_path / f"{name}.py").write_text(f"open('{name} was run', 'w')\nraise ImportError\n")
     line = "train --method random --density 0.5 --epochs 1 --model-option widths=4,4 --quiet --out run"
     environment = {**os.environ, "PYTHONPATH": str(Path(main.__file__).parents[2])}
