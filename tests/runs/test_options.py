@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
 
-from pathgrow import methods
+from pathgrow import discover, methods
 from pathgrow.density.probe import ProbeRule
 from pathgrow.errors import UserError
 from pathgrow.methods.method import GrowEachRound
@@ -92,3 +96,13 @@ def test_options_that_do_not_fit_the_finisher(options: dict[str, Any], message: 
 def test_several_finishers_use_the_options_of_each() -> None:
     options = DiscoverOptions.checked({"finish": ["gts", "set"], "rough": 3, "max_cost": 0.5})
     assert (options.prunes, options.probes, options.finishers) == (True, True, ("gts", "set"))
+
+
+def test_a_store_does_not_hide_that_the_model_is_none(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(UserError, match=r"^model must be a torch.nn.Module, got 2$"):
+        discover(
+            2, SGD(model.parameters(), lr=0.1), lambda *_: None, lambda _: 0.5, torch.zeros(1, 2), budget=2,
+            store=tmp_path / "run",
+        )  # type: ignore[arg-type]  # fmt: skip
+    assert list(tmp_path.iterdir()) == []

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -52,6 +53,11 @@ class TestErrors:
                 growing(),
                 scope=Masks.full(nn.Sequential(nn.Conv2d(1, 2, 1), mlp())),
             )
+
+    @pytest.mark.parametrize("given", [torch.zeros(0), torch.ones(2, 3), np.array([1, 2])])
+    def test_numbers_in_place_of_an_optimizer(self, given: Any) -> None:
+        with pytest.raises(UserError, match=r"optimizer must be a torch.optim.Optimizer, got (Tensor|ndarray)"):
+            attach(mlp(), given, growing())
 
     def test_an_object_that_is_not_an_optimizer(self) -> None:
         with pytest.raises(UserError, match=r"optimizer must be a torch.optim.Optimizer, got SimpleNamespace"):
@@ -518,6 +524,13 @@ def test_masks_of_another_density_than_that_of_the_round_are_refused(name: str) 
 def test_a_step_beyond_every_training_does_not_take_long(step: int) -> None:
     sparse, states, _ = _states("gmp", 3, num_steps=20)
     sparse.load_state_dict({**states[-1], "step": step})
+
+
+def test_masks_without_values_are_refused() -> None:
+    sparse = _trained("rigl")
+    state = sparse.state_dict()
+    with pytest.raises(UserError, match="the state dict is of another model or scope"):
+        sparse.load_state_dict({**state, "masks": {name: mask.to("meta") for name, mask in state["masks"].items()}})
 
 
 def test_masks_without_active_weights_are_refused() -> None:

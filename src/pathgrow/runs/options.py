@@ -18,6 +18,7 @@ from pathgrow.density.types import Point, Rule
 from pathgrow.distributed.comm import Communicator
 from pathgrow.distributed.process_group import current_communicator
 from pathgrow.errors import UserError, is_int, require, unknown_name
+from pathgrow.masks.masks import require_module
 from pathgrow.methods.gradients import Batches, Loss
 from pathgrow.methods.method import GrowEachRound, Method
 from pathgrow.runs.config import GROWTH_ONLY, PROBES_ONLY, SEARCH_PRESETS, SearchOptions
@@ -137,6 +138,7 @@ class DiscoverOptions(SearchOptions):
 
     def open_run(self, path: str | os.PathLike[str], seed: int, model: nn.Module) -> RunDir:
         """Open the run directory of a discovery with these options; it is refused if it holds another one."""
+        require_module(model)
         # Through JSON, because numbers may be NumPy scalars.
         config = strict_json.loads(strict_json.dumps({"seed": seed, **self.as_dict()}))
         return RunDir.open(path, config, device=next((p.device.type for p in model.parameters()), "cpu"))

@@ -343,7 +343,8 @@ class Attached(MaskedOptimizer):
                 f"the state dict is of method {short(state['method'])}, but method {self.method.name!r} is attached"
             )
         shapes, expected = (
-            {name: mask.shape for name, mask in masks.items()} for masks in (Masks(state["masks"]), self.masks)
+            {name: mask.shape for name, mask in masks.items() if not mask.is_meta}
+            for masks in (Masks(state["masks"]), self.masks)
         )
         if not isinstance(state["scope"], str) or state["scope"] != self.scope.digest() or shapes != expected:
             raise UserError("the state dict is of another model or scope")

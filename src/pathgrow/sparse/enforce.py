@@ -327,7 +327,7 @@ def unwrapped(optimizer: Any) -> Optimizer:
     while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer) and inner is not optimizer:
         optimizer = inner
     if not isinstance(optimizer, Optimizer):
-        several = "; only attach takes several" if optimizer and isinstance(optimizer, list | tuple) else ""
+        several = "; only attach takes several" if isinstance(optimizer, list | tuple) and optimizer else ""
         raise UserError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}{several}")
     return optimizer
 
