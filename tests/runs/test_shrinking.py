@@ -42,7 +42,7 @@ def shrunk(world: World | None = None, **options: object) -> Discovery:
 
 def test_stages_and_their_lengths_follow_from_the_budget() -> None:
     lengths = stage_lengths(shrunk())
-    assert lengths[:3] == [("train-1", 10), ("train-2", 10), ("shrink-1", 2)]
+    assert lengths[:3] == [("train-1", 10), ("train-2", 10), ("shrink-1", 4)]
     assert {epochs for stage, epochs in lengths if stage.startswith("shrink")} == {4}
     assert {epochs for stage, epochs in lengths if stage.startswith("final")} == {10}
 
@@ -230,7 +230,7 @@ def test_pretrained_weights_are_kept_and_compared_with() -> None:
     given, _ = world.evaluate(world.model)
     weight = world.model[0].weight.detach().abs()
     found = shrunk(world, start="pretrained", delta=0.04, budget=20)
-    assert stage_lengths(found)[:2] == [("given", 0), ("shrink-1", 1)]
+    assert stage_lengths(found)[:2] == [("given", 0), ("shrink-1", 2)]
     assert [record.stage for record in found.rounds] == ["given"]
     assert (found.reference.kind, found.reference.score, found.reference.epochs) == ("pretrained", given, None)
     assert found.check.outcome in ("verified", "consistent")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -18,7 +20,7 @@ from pathgrow.distributed.process_group import join_process_group
 from pathgrow.masks import Masks
 from pathgrow.methods import create
 from pathgrow.trainer import EngineOptions, Trainer
-from pathgrow.trainer.cuda_graph_step import CudaGraphStep
+from pathgrow.trainer.cuda_graph_step import CudaGraphStep, no_garbage_collection
 from pathgrow.trainer.interface import Job
 from pathgrow.trainer.recipes import recipe
 from tests.support.compared_steps import OPTIONS, made
@@ -193,3 +195,27 @@ def test_masks_are_updated_between_the_graphs_and_may_replace_the_second(
     assert recorder.calls == calls
     assert int(step._index) == index  # otherwise the second graph increments it
     assert recorder.optimizer.param_groups[0]["lr"] == 0.5
+
+
+class Cycle:
+    """An object that only garbage collection frees, like the step of a network that nobody uses anymore."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_nothing_is_freed_while_a_graph_is_recorded() -> None:
+    before, thresholds = weakref.ref(Cycle()), gc.get_threshold()
+    gc.set_threshold(1, 1, 1)
+    try:
+        with no_garbage_collection():
+            assert before() is None
+            during = weakref.ref(Cycle())
+            [Cycle() for _ in range(100)]
+            assert during() is not None
+    finally:
+        gc.set_threshold(*thresholds)
+    assert gc.isenabled()
+    with pytest.raises(RuntimeError), no_garbage_collection():
+        raise RuntimeError
+    assert gc.isenabled()

@@ -53,7 +53,8 @@ class Lengths:
         rest = max(1, self.budget - sum(self.phases))
         self.finish = quarter if options.reference is None and not is_short else rest
         """The last phase of a finished network. A reference had all of its budget, so the network gets it too."""
-        self.round = max(1, round(self.budget / 16))
+        # Short ones take less time, but scores after very few epochs mislead.
+        self.round = max(1, round(self.budget / 16), min(round(self.budget / 10), MIN_PHASE))
         self.seed, self.growth = max(1, self.budget // 16), max(1, round(self.budget / 160))
         self.expected = sum(self.phases) + 5 * self.round + 2 * self.finish
         """Of a usual search in all: five rounds of pruning and two finished networks."""
