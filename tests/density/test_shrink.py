@@ -198,10 +198,20 @@ def test_a_network_that_still_improves_is_trained_on_as_a_control() -> None:
 def test_what_exceeds_the_cost_limit_is_not_trained() -> None:
     early = Point(round=0, density=1.0, epochs=40, score=DENSE - 0.05)
     curve = shrunk(replace(CURVE, rough=(early, CURVE.rough[1])))
-    control, pruned, sparser = candidates(curve)
+    control, pruned, _ = candidates(curve)
     assert candidates(curve, left=1.01 + pruned.density) == [control, pruned]
-    assert candidates(curve, left=1.61 * pruned.density) == [pruned, sparser]
-    assert candidates(curve, left=0.0) == [pruned]  # one pruned network in any case
+    # Without a control nothing tells how sparse a network may be that still improves by five deltas.
+    [densest] = candidates(curve, left=0.9)
+    assert densest.density == curve.probes[0].density == max(point.density for point in curve.probes)
+    short = replace(curve, finished=(Point(round=9, density=densest.density, epochs=128, score=DENSE),))
+    assert [one.density for one in candidates(short, left=0.6)] == pytest.approx([0.6], rel=0.03)
+    assert candidates(short, left=0.3) == []
+    assert RULE.select(short).density == densest.density
+    certain = shrunk(replace(CURVE, num_val=450), noise=0.004)
+    first, second = candidates(certain)
+    assert second.density == pytest.approx(0.6 * first.density)
+    assert candidates(certain, left=1.5 * first.density) == [first]
+    assert candidates(certain, left=0.0) == [first]  # one pruned network in any case
     missed = Point(round=9, density=pruned.density, epochs=128, score=DENSE - 0.05)
     after = replace(curve, finished=(missed,), reference=Reference(score=DENSE, kind="given"))
     [denser] = candidates(after)

@@ -138,35 +138,42 @@ class ShrinkRule:
         if estimate is None:
             return [] if curve.finished else [control]
         if pruned:
-            later = self._later(curve, max((d for d in DENSITIES if cost(d) <= left), default=0.0))
+            affordable = max((density for density in DENSITIES if cost(density) <= left), default=0.0)
+            later = self._later(curve, affordable) if len(pruned) < MAX_FINISHED else None
             return [] if later is None else [later]
-        wanted = float(np.clip(self._wanted(curve), estimate.lowest, estimate.densest.density))
-        sparser = max(SPARSER * wanted, estimate.lowest)
+        wanted = float(np.clip(self._expected(curve), estimate.lowest, estimate.densest.density))
         chosen = [self._pruned_from(curve, wanted)]
-        left -= cost(wanted)
-        if self._needs_control(curve) and wanted < base.density and cost(base.density) <= left:
+        if self._needs_control(curve) and wanted < base.density and cost(wanted) + cost(base.density) <= left:
             chosen.insert(0, control)
-            left -= cost(base.density)
+        elif self._is_too_short(curve):
+            return [self._pruned_from(curve, estimate.densest.density)]
+        sparser = max(SPARSER * wanted, estimate.lowest)
         is_likely = np.mean(self._outcomes(curve).density <= STEP * sparser) >= LIKELY
+        left -= cost(sparser) + sum(cost(one.density) for one in chosen)
         # With a reference an answer is accurate enough to go one by one.
-        if curve.reference is None and is_likely and sparser * STEP < wanted and cost(sparser) <= left:
+        if curve.reference is None and is_likely and sparser * STEP < wanted and left >= 0:
             chosen.append(self._pruned_from(curve, sparser))
         return chosen
 
     def _later(self, curve: Curve, affordable: float) -> NextRound | None:
         """A network that is denser or much sparser than the finished ones, if the answer has moved there."""
         base, finished, wanted = curve.rough[-1], self._sparse(curve), self._wanted(curve)
-        densities = [point.density for point in finished]
+        lowest, highest = (least(point.density for point in finished) for least in (min, max))
         missed = [point.density for point in finished if self._misses(curve, point)]
-        wanted = max(wanted, *(STEP * density for density in missed), MAX_CUT * min(densities))
+        wanted = max(wanted, *(STEP * density for density in missed), MAX_CUT * lowest)
         if len(missed) == len(finished):
             wanted = min(wanted, max(missed) / MAX_CUT**2)  # the curve is not trusted far from finished networks
-        wanted = min(wanted, base.density, affordable)
-        if not wanted or len(finished) >= MAX_FINISHED:
+        wanted = min(wanted, base.density)
+        if wanted >= STEP * highest:
+            wanted = min(wanted, affordable)
+            is_step = wanted >= STEP * highest
+        elif curve.reference is None:
+            is_step = wanted <= min(lowest / STEP, affordable)
+        else:
+            is_step = wanted <= affordable
+        if not is_step or any(1 / _CLOSE <= point.density / wanted <= STEP for point in curve.finished):
             return None
-        is_between = curve.reference is None and min(densities) / STEP < wanted < STEP * max(densities)
-        is_close = any(1 / _CLOSE <= point.density / wanted <= STEP for point in curve.finished)
-        return None if is_between or is_close else self._pruned_from(curve, wanted)
+        return self._pruned_from(curve, wanted)
 
     def _pruned_from(self, curve: Curve, density: float) -> NextRound:
         """What was trained longest is pruned further, if it is dense enough."""
@@ -264,6 +271,10 @@ class ShrinkRule:
         return curve.reference.score + outcomes.noise * np.random.default_rng(0).standard_normal(len(outcomes.noise))
 
     def _wanted(self, curve: Curve) -> float:
+        """The density to return: after a short training as high as possible, since nothing tells what is enough."""
+        return 1.0 if self._is_too_short(curve) else self._expected(curve)
+
+    def _expected(self, curve: Curve) -> float:
         """The smallest density at which a finished network is expected to lose a little less than delta."""
         outcomes = self._outcomes(curve)
         aim = self.delta if curve.reference is not None else AIM * self.delta
