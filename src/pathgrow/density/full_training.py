@@ -35,11 +35,9 @@ POWERS = (0.3, 0.8, 1.5, 2.5, 5.0)
 do. After twice the training, the next doubling gains 2^-power times as much."""
 FACTOR_SPREAD = 0.75
 """Prior standard deviation of the factor, around 1: gaps may halve or double."""
-RESTART_SPREAD = 0.3
-"""The same for the cost of restarts, in units of delta."""
-RESTART_COST = 0.1
-"""Expected cost of restarts, as a fraction of what the last phase gained; its standard deviation is that much larger
-too. On eight tasks it was between -0.07 and 0.17 after two phases."""
+RESTART_SPREAD = (0.3, 0.1)
+"""The same for the cost of restarts, around 0: in units of delta, and of what the last phase gained. On seven tasks it
+was between -0.07 and 0.17 of that after two phases, and as often below as above 0 after three."""
 UNKNOWN_GAIN = 10.0
 """Prior standard deviation of the dense score and of what training gains, in units of delta, after one training."""
 MIN_FACTOR = 0.1
@@ -114,8 +112,8 @@ def _given_exponent(curve: Curve, delta: float, power: float) -> _Weighted | Non
     second_half = left(max(1, base.epochs // 2)) - left(base.epochs) if base.epochs > 1 else 1.0
     gained = float(np.ptp(scores))
     unknown = _Unknown(
-        mean=(base.score, 0.0, RESTART_COST * gained, 1.0),
-        spread=(spread, spread / second_half, RESTART_SPREAD * delta + RESTART_COST * gained, FACTOR_SPREAD),
+        mean=(base.score, 0.0, 0.0, 1.0),
+        spread=(spread, spread / second_half, RESTART_SPREAD[0] * delta + RESTART_SPREAD[1] * gained, FACTOR_SPREAD),
         size=len(noise),
     )
     if curve.reference is not None:
