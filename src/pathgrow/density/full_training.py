@@ -36,8 +36,9 @@ do. After twice the training, the next doubling gains 2^-power times as much."""
 FACTOR_SPREAD = 0.75
 """Prior standard deviation of the factor, around 1: gaps may halve or double."""
 RESTART_SPREAD = (0.3, 0.1)
-"""The same for the cost of restarts, around 0: in units of delta, and of what the last phase gained. On seven tasks it
-was between -0.07 and 0.17 of that after two phases, and as often below as above 0 after three."""
+"""The same for the cost of restarts, around 0: in units of delta, and of what the last phase gained. On six tasks it
+was between -0.07 and 0.17 of that after two phases, and as often below as above 0 after three
+(`benchmarks.learning_curves`)."""
 UNKNOWN_GAIN = 10.0
 """Prior standard deviation of the dense score and of what training gains, in units of delta, after one training."""
 MIN_FACTOR = 0.1
