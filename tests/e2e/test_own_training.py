@@ -156,7 +156,7 @@ def test_a_regression_is_scored_by_its_error() -> None:
     model = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
     found = Task(model, inputs, targets).discover(budget=40, mode="min", delta="10%", reference="dense")
     assert 0.1 < found.score < 0.4
-    assert found.operating_density is not None
+    assert found.answer.status in ("found", "flat")
     assert found.answer.delta == pytest.approx(0.1 * found.dense.score.score)
     assert found.score <= found.rounds[-1].point.score + 3 * found.answer.delta
     assert all(record.point.score > 0 for record in found.trained)

@@ -44,7 +44,7 @@ MAX_FINISHED = 4
 """Pruned networks that are trained fully, at most."""
 SPARSER = 0.6
 """Density of the sparser one of the first two, relative to the other."""
-MAX_GAIN = 3.0
+MAX_GAIN = 5.0
 """What the last phase before pruning may have gained, in units of delta: where it was more, two trainings do not tell
 what a full one leads to."""
 LIKELY = 0.2
