@@ -9,8 +9,8 @@ four unknown numbers:
     finished network    dense - slope * left(epochs) - restart - factor * gap(density)
 
 The learning curve is a power law, `left(epochs) = ((epochs / full)^-power - 1) / power`. Published exponents are
-between 0 and 1; with a large one, training has saturated long before its end. `restart` is what a network whose
-learning rate was restarted lacks beside one that was trained in one phase; `factor` is how further training changes the
+between 0 and 1, those of small tasks above 1; with a large one, training has saturated long before its end. `restart`
+is what a network whose learning rate was restarted lacks beside one that was trained in one phase; `factor` is how further training changes the
 gaps to dense. All scores are equally noisy. So for each exponent and curve the four numbers have a normal distribution,
 and the likelihood of the scores says how much that exponent and that curve count.
 """
@@ -108,10 +108,10 @@ def _given_exponent(curve: Curve, delta: float, power: float) -> _Weighted | Non
     scores = [point.score for point in unpruned(curve)]
     # A wider prior, cut off at 0 (training does no harm), would turn noise into expected gains. After a single
     # training, however, nothing is known about what more of it gains.
-    spread = (delta + float(np.ptp(scores))) * (1.0 if len(scores) > 1 or not base.epochs else UNKNOWN_GAIN)
+    gained = float(np.ptp(scores))
+    spread = (delta + gained) * (1.0 if len(scores) > 1 or not base.epochs else UNKNOWN_GAIN)
     # Unknown is what the second half of the training so far was worth: in that unit no exponent is preferred.
     second_half = left(max(1, base.epochs // 2)) - left(base.epochs) if base.epochs > 1 else 1.0
-    gained = float(np.ptp(scores))
     unknown = _Unknown(
         mean=(base.score, 0.0, 0.0, 1.0),
         spread=(spread, spread / second_half, RESTART_SPREAD[0] * delta + RESTART_SPREAD[1] * gained, FACTOR_SPREAD),

@@ -48,7 +48,7 @@ MAX_GAIN = 5.0
 """What the last phase before pruning may have gained, in units of delta: where it was more, two trainings do not tell
 what a full one leads to."""
 LIKELY = 0.2
-"""Probability of an answer down there from which on it is trained."""
+"""The sparser one is trained if the answer is that low with at least this probability."""
 AIM = 0.85
 """Expected loss of the returned network in units of delta, if the dense score is estimated: of several noisy networks
 the chosen one is usually worse than it looks."""
