@@ -8,11 +8,11 @@ A score is a known function of density, of all epochs trained and of the length 
 
 The learning curve of the dense network is a power law with a floor, whose exponent is between 0.3 (slow) and 5
 (saturated early); a restarted learning rate costs or gains something, in part made up for by a longer phase; gaps to
-dense shrink, stay or grow with the training after pruning (by a power of -0.4, 0 or 0.4). For each discovery the learning
-curve, the cost of restarts and the exact power are drawn anew, and every second one knows its number of validation
-examples. Gaps are scaled so that a network of the density in the table, finished once, is exactly delta below the dense
-one; one that was finished twice may be sparser, and each answer is compared with the truth for networks trained as long
-as the returned one.
+dense shrink, stay or grow with the training after pruning (by a power of -0.4, 0 or 0.4). For each discovery the
+learning curve, the cost of restarts and the exact power are drawn anew, and every second one knows its number of
+validation examples. Gaps are scaled so that a network of the density in the table, finished once, is exactly delta
+below the dense one; one that was finished twice may be sparser, and each answer is compared with the truth for networks
+trained as long as the returned one.
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ four unknown numbers:
 
 The learning curve is a power law, `left(epochs) = ((epochs / full)^-power - 1) / power`. Published exponents are
 between 0 and 1, those of small tasks above 1; with a large one, training has saturated long before its end. `restart`
-is what a network whose learning rate was restarted lacks beside one that was trained in one phase; `factor` is how further training changes the
-gaps to dense. All scores are equally noisy. So for each exponent and curve the four numbers have a normal distribution,
-and the likelihood of the scores says how much that exponent and that curve count.
+is what a network whose learning rate was restarted lacks beside one that was trained in one phase; `factor` is how
+further training changes the gaps to dense. All scores are equally noisy. So for each exponent and curve the four
+numbers have a normal distribution, and the likelihood of the scores says how much that exponent and that curve count.
 """
 
 import math
