@@ -270,6 +270,8 @@ def discoveries(bench: Bench, *, budget: int, delta: float, reference: float | N
         network, wall = report["network"], time.perf_counter() - began
         bench.lines.add(
             **key,
+            data=bench.data_name,
+            model=bench.model_name,
             answer=report["answer"],
             density=network["density"],
             epochs=network["epochs"],
@@ -277,6 +279,7 @@ def discoveries(bench: Bench, *, budget: int, delta: float, reference: float | N
             test=[network["test"]["score"], network["test"]["loss"]],
             probes=report["curve"]["probes"],
             rounds=[[row["density"], row["score"]] for row in report["curve"]["rounds"]],
+            curve=report["curve"],
             ledger=report["ledger"],
             timing=report["timing"],
             wall=wall,

@@ -1,6 +1,6 @@
 """Simulated discoveries of the default search (grow, train, shrink) with known answers, without any training.
 
-    python -m benchmarks.simulated_shrink [--runs 200] [--held-out]
+    python -m benchmarks.simulated_shrink [--runs 200] [--held-out] [--jobs 1]
 
 A score is a known function of density, of all epochs trained and of the length of the last phase, plus noise:
 
@@ -18,9 +18,12 @@ trained as long as the returned one.
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import mean, median
 from typing import Literal
 
@@ -57,6 +60,7 @@ HELD_OUT: dict[str, Callable[[float], float]] = {
 """Looked at only after the rule was fixed."""
 
 ReferenceKind = Literal["dense", "none"]
+REFERENCES: tuple[ReferenceKind, ...] = ("dense", "none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,9 +204,9 @@ class Summary:
     runs: Sequence[Run]
 
     @staticmethod
-    def of(setting: Setting, num: int) -> Summary:
-        """Run `num` discoveries."""
-        return Summary([discover(setting, seed) for seed in range(num)])
+    def of(setting: Setting, num: int, first_seed: int = 0) -> Summary:
+        """Run `num` discoveries, each with its own seed."""
+        return Summary([discover(setting, first_seed + k) for k in range(num)])
 
     @property
     def errors(self) -> list[float]:
@@ -261,27 +265,33 @@ COLUMNS = (
 )
 
 
+CELLS = tuple(itertools.product(REFERENCES, CHANGES, KNOWN, NOISES))
+"""Reference, change of the gaps, true answer and noise."""
+
+
+def cell(number: int, num: int, *, held_out: bool) -> str:
+    """The row of one cell; half of its discoveries have the one shape, half the other. No two cells share a seed."""
+    reference, gaps, known, noise = CELLS[number]
+    shapes = (HELD_OUT if held_out else SHAPES).values()
+    runs: list[Run] = []
+    for shape in shapes:
+        setting = Setting(shape=shape, known=known, change=CHANGES[gaps], noise=noise, reference=reference)
+        runs += Summary.of(setting, num // len(shapes), number * num + len(runs)).runs
+    return "| " + " | ".join([gaps, f"{known:.0%}", f"{noise:g}", reference, *Summary(runs).row()]) + " |"
+
+
 def main() -> None:
-    """Print one row per cell; half of its discoveries have the one shape, half the other."""
+    """Print one row per cell."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--runs", type=int, default=200, help="discoveries per cell (default: 200)")
     parser.add_argument("--held-out", action="store_true", help="shapes that the rule was not designed on")
+    parser.add_argument("--jobs", type=int, default=1, help="processes (default: 1)")
     chosen = parser.parse_args()
-    num, shapes = chosen.runs, HELD_OUT if chosen.held_out else SHAPES
-    references: Sequence[ReferenceKind] = ("dense", "none")
     print("| " + " | ".join(COLUMNS) + " |")
     print("|" + "---|" * len(COLUMNS))
-    for reference in references:
-        for gaps, change in CHANGES.items():
-            for known in KNOWN:
-                for noise in NOISES:
-                    settings = [
-                        Setting(shape=shape, known=known, change=change, noise=noise, reference=reference)
-                        for shape in shapes.values()
-                    ]
-                    runs = [run for one in settings for run in Summary.of(one, num // len(settings)).runs]
-                    head = [gaps, f"{known:.0%}", f"{noise:g}", reference]
-                    print("| " + " | ".join([*head, *Summary(runs).row()]) + " |", flush=True)
+    with ProcessPoolExecutor(chosen.jobs) as pool:
+        for row in pool.map(partial(cell, num=chosen.runs, held_out=chosen.held_out), range(len(CELLS))):
+            print(row, flush=True)
 
 
 if __name__ == "__main__":
