@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -190,6 +190,32 @@ class TestGraSP:
         assert not same(found, best_of_all({n: -s for n, s in scores.items()}, EVERYWHERE, 21))
         assert not same(found, best_of_all(magnitudes(scores), EVERYWHERE, 21))
 
+    def test_gradient_and_hessian_are_those_of_the_scope(self) -> None:
+        """By finite differences along the gradient: of the weights in scope, or of all weights as in `--scope all`."""
+        model, values, inside = fresh(), weights(fresh()), NAMES[:2]
+
+        def scores(moving: Sequence[str]) -> Arrays:
+            def slopes(size: float) -> Arrays:
+                moved = copy.deepcopy(model)
+                with torch.no_grad():
+                    for name in moving:
+                        moved.get_parameter(name).add_(torch.as_tensor(size * at_rest[name]))
+                return gradients(moved, batch(0))
+
+            at_rest = gradients(model, batch(0))
+            ahead, behind = slopes(1e-6), slopes(-1e-6)
+            return {name: values[name] * (ahead[name] - behind[name]) / 2e-6 for name in NAMES}
+
+        kept = Masks.select({name: torch.as_tensor(EVERYWHERE[name]) for name in inside})
+        pruned, method = copy.deepcopy(model), methods.create("grasp", density=0.2, temperature=1.0)
+        optimizer = SGD(pruned.parameters(), lr=0.1)
+        found = attach(pruned, optimizer, method, EXAMPLE, scope=kept, loss=squares, batches=[batch(0)]).masks
+        candidates = {name: EVERYWHERE[name] & (name in inside) for name in NAMES}
+        by_scope, by_all = (best_of_all(scores(names), candidates, found.num_on) for names in (inside, NAMES))
+        assert list(found) == list(inside)
+        assert all(np.array_equal(found[name].numpy(), by_scope[name]) for name in inside)
+        assert not same(by_scope, by_all), "otherwise this tests nothing"
+
     def test_both_passes_drop_the_same_units(self) -> None:
         """One weight w per unit and loss sum(d w)^2 / 2 over kept units d in {0, 2}: g = 4w there, Hg = 16w, else 0."""
 
@@ -322,6 +348,14 @@ class TestSynFlow:
             assert num_on(masks) == 20
             assert same(masks, self.by_hand(model, density, num))
         assert not same(found[1], found[4])  # or iterating would prove nothing
+
+    def test_biases_do_not_count(self) -> None:
+        model, biased = fresh(), fresh()
+        with torch.no_grad():
+            for name in NAMES:
+                biased.get_parameter(name.replace("weight", "bias")).fill_(100.0)
+        options = {"density": 20 / NUM, "num_iterations": 4}
+        assert same(masks_of("synflow", model, **options), masks_of("synflow", biased, **options))
 
     def test_pruned_weights_do_not_return(self) -> None:
         """Of 46 weights 19, 7 and 3 are kept.
