@@ -240,10 +240,13 @@ def test_outcomes_of_the_check(kind: str | None, below: float, outcome: str) -> 
 
 def test_another_tolerance_is_read_from_the_same_curve() -> None:
     curve = finished(shrunk(replace(CURVE, reference=Reference(score=DENSE, kind="given"))), 1.0)
-    densities = [replace(RULE, delta=delta).answer(curve).density for delta in (0.01, 0.008, 0.006)]
+    answers = [RULE.answer(curve, within=delta) for delta in (0.01, 0.008, 0.006, 0.004)]
+    densities = [answer.density for answer in answers]
     assert densities == sorted(densities)
-    expected = [(1 + delta / 0.01 * (0.1**-0.5 - 1)) ** -2 for delta in (0.01, 0.008, 0.006)]
+    expected = [(1 + delta / 0.01 * (0.1**-0.5 - 1)) ** -2 for delta in (0.01, 0.008, 0.006, 0.004)]
     assert densities == pytest.approx(expected, rel=0.15)
+    assert answers[0] == RULE.answer(curve)
+    assert {answer.delta for answer in answers} == {0.01, 0.008, 0.006, 0.004}
 
 
 def test_wrong_settings_are_refused() -> None:

@@ -290,10 +290,13 @@ def test_the_answer_ends_with_density_model_and_cost() -> None:
 
 def test_densities_for_other_tolerances_are_one_line() -> None:
     found = ((0.0025, 0.14, "found"), (0.005, None, "open"), (0.01, None, "unreached"), (0.02, None, "flat"))
-    report = with_answer(shrunk_report(), tolerances=found)
-    assert finding(report, "tolerances") == "0.25 pp: unclear, 0.5 pp: unclear, 1 pp: none, 2 pp: 1.6% or less"
-    clear = with_answer(report, tolerances=(found[0], *found[2:]))
-    assert finding(clear, "tolerances") == "0.25 pp: 14.0%, 1 pp: none, 2 pp: 1.6% or less"
+    report = with_answer(shrunk_report(), tolerances=found, tolerance_intervals=((0.1, 1.0), None, None, (0.0, 0.016)))
+    expected = "up to 0.5 pp: too short or too noisy to tell, 1 pp: none, 2 pp: 1.6% or less"
+    assert finding(report, "tolerances") == expected
+    clear = with_answer(report, tolerances=(found[0], *found[2:]), tolerance_intervals=((0.1, 1.0), None, None))
+    assert finding(clear, "tolerances") == "0.25 pp: 14.0% (10.0-100%), 1 pp: none, 2 pp: 1.6% or less"
+    one = with_answer(clear, tolerances=((0.0025, None, "open"), (0.01, 0.02, "found")), tolerance_intervals=())
+    assert finding(one, "tolerances") == "0.25 pp: too short or too noisy to tell, 1 pp: 2.0%"
     assert "tolerances" not in dict(text.findings(discovery_report())), "a report of an earlier version"
 
 

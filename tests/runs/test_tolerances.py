@@ -25,10 +25,31 @@ def answered(report: RunReport) -> AnswerReport:
 
 @pytest.mark.parametrize("reference", [None, Reference(score=0.975, kind="given", epochs=80)])
 @pytest.mark.parametrize("delta", [0.0025, 0.02])
-def test_the_answer_is_that_of_a_search_with_this_delta(delta: float, reference: Reference | None) -> None:
-    found = answered(within(shrunk_report(reference=reference), delta))
-    assert found == answered(shrunk_report(delta=delta, reference=reference))
-    assert found.operating_density is not None
+def test_the_dense_score_and_the_distance_to_it_do_not_depend_on_the_tolerance(
+    delta: float, reference: Reference | None
+) -> None:
+    report = shrunk_report(reference=reference)
+    own, found = answered(report), answered(within(report, delta))
+    assert found.reference == own.reference
+    assert all(found.details[name] == own.details[name] for name in ("dense_low", "dense_high"))
+    assert found.check is not None
+    assert own.check is not None
+    assert (found.check.shortfall, found.check.error) == (own.check.shortfall, own.check.error)
+    far = {None: "not verified", "given": "missed"}[reference and reference.kind]
+    near = {None: "consistent", "given": "verified"}[reference and reference.kind]
+    assert found.check.outcome == (near if delta == 0.02 else far)
+
+
+@pytest.mark.parametrize("reference", [None, Reference(score=0.975, kind="given", epochs=80)])
+def test_a_larger_tolerance_needs_no_higher_density(reference: Reference | None) -> None:
+    report = shrunk_report(reference=reference)
+    found = [answered(within(report, 0.001 * k)) for k in range(2, 25)]
+    densities = [answer.operating_density for answer in found if answer.operating_density is not None]
+    assert len(densities) > 15
+    assert densities == sorted(densities, reverse=True)
+    assert answered(within(report, 0.01)).operating_density == answered(report).operating_density
+    near = answered(shrunk_report(delta=0.02, reference=reference)).operating_density
+    assert answered(within(report, 0.02)).operating_density == pytest.approx(near, rel=0.3), "a search for two points"
 
 
 def test_error_rates_have_the_answers_of_accuracies() -> None:
@@ -62,7 +83,7 @@ def test_four_tolerances_are_read_off_one_curve() -> None:
     rough = tuple(ladder_point(k) for k in range(6))
     curve = Curve(rough=rough, can_probe=False)
     plain = read_off(rules.create("trajectory", delta=2.0), curve, 2.0, is_accuracy=False)
-    assert [delta for delta, _, _ in plain] == [0.5, 1.0, 2.0, 4.0]
+    assert [answer.delta for answer in plain] == [0.5, 1.0, 2.0, 4.0]
     assert read_off(Fixed(), curve, 0.01, is_accuracy=True) == (), "a rule that takes no delta"
 
 

@@ -219,6 +219,7 @@ def shrunk_report(
     curve = Curve(rough=rough, probes=probes, finished=final, reference=reference, num_val=5000, full_epochs=80)
     rule = ShrinkRule(delta=delta)
     answer, check, report = rule.answer(curve), rule.check(curve, final[0]), discovery_report()
+    others = read_off(rule, curve, delta, is_accuracy=True)
     phases = [phase("train-1", 20, top), phase("train-2", 20, top)]
     phases += [phase(f"shrink-{number}", 4, p.density) for number, p in enumerate(pruned, 1)]
     phases += [phase("final-1", 20, finished[0].density)]
@@ -244,7 +245,8 @@ def shrunk_report(
             details=answer.details,
             reference=None if answer.reference is None else ReferenceReport(**vars(answer.reference)),
             check=None if check is None else CheckReport(**vars(check)),
-            tolerances=read_off(rule, curve, delta, is_accuracy=True),
+            tolerances=tuple((other.delta, other.density, other.status) for other in others),
+            tolerance_intervals=tuple(other.interval for other in others),
         ),
         topology=(),
     )

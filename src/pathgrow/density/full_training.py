@@ -52,8 +52,6 @@ class FullTraining:
 
     dense: FloatArray
     """Score of the dense network after full training."""
-    density: FloatArray
-    """The smallest one that is within delta of it; 0: any, infinity: none."""
     noise: FloatArray
     """Standard deviation of one score."""
     curves: PosteriorSamples
@@ -64,6 +62,10 @@ class FullTraining:
     """By which further training changes the gaps to it."""
     lost: FloatArray
     """How far it would be below the dense network if it were finished."""
+
+    def within(self, delta: float) -> FloatArray:
+        """The smallest density that is within delta of the dense network; 0: any, infinity: none."""
+        return self.curves.reach(self.level - (delta - self.lost) / self.factor)
 
     def shortfall(self, density: float) -> float:
         """How far a finished network of that density is expected to be below the dense one."""
@@ -80,7 +82,7 @@ def infer(curve: Curve, delta: float) -> FullTraining | None:
     log_weight = np.concatenate([weighted.log_weight for weighted in given])
     kept = _resampled(log_weight, len(log_weight) // len(given))
     outcomes = [weighted.outcomes for weighted in given]
-    names = ("dense", "density", "noise", "level", "factor", "lost")
+    names = ("dense", "noise", "level", "factor", "lost")
     arrays = {name: np.concatenate([getattr(one, name) for one in outcomes])[kept] for name in names}
     return FullTraining(curves=reduce(operator.add, [one.curves for one in outcomes])[kept], **arrays)
 
@@ -138,7 +140,6 @@ def _given_exponent(curve: Curve, delta: float, power: float) -> _Weighted | Non
     lost = restart + (slope * left(finished[-1].epochs) if finished else 0.0)
     outcomes = FullTraining(
         dense=dense,
-        density=curves.reach(level - (delta - lost) / factor),
         noise=noise,
         curves=curves,
         level=level,

@@ -148,7 +148,7 @@ class ShrinkRule:
         elif self._is_too_short(curve):
             return [self._pruned_from(curve, estimate.densest.density)]
         sparser = max(SPARSER * wanted, estimate.lowest)
-        is_likely = np.mean(self._outcomes(curve).density <= STEP * sparser) >= LIKELY
+        is_likely = np.mean(self._outcomes(curve).within(self.delta) <= STEP * sparser) >= LIKELY
         left -= cost(sparser) + sum(cost(one.density) for one in chosen)
         # With a reference an answer is accurate enough to go one by one.
         if curve.reference is None and is_likely and sparser * STEP < wanted and left >= 0:
@@ -194,21 +194,23 @@ class ShrinkRule:
             return min(enough, key=lambda point: point.density)
         return max(pruned or curve.finished, key=lambda point: point.density)
 
-    def check(self, curve: Curve, network: Point) -> Check | None:
-        """How a fully trained network compares with dense; None if too little is known."""
+    def check(self, curve: Curve, network: Point, *, within: float | None = None) -> Check | None:
+        """How a fully trained network compares with dense; None if too little is known.
+
+        `within` is another tolerance than delta: the difference is the same, the outcome may be another.
+        """
         if self._estimate(curve) is None:
             return None
+        delta = self.delta if within is None else within
         gap = self._shortfall(curve, network)
         shortfall, error = float(np.mean(gap)), float(np.std(gap))
         if curve.reference is not None:
-            within = shortfall <= self.delta
-            outcome: Outcome = (
-                "verified" if within else "consistent" if shortfall - 2 * error <= self.delta else "missed"
-            )
+            outcome: Outcome = "consistent" if shortfall - 2 * error <= delta else "missed"
+            outcome = "verified" if shortfall <= delta else outcome
         else:
-            outcome = "consistent" if shortfall <= self.delta else "not verified"
-            outcome = "missed" if shortfall - 2 * error > self.delta else outcome
-            if self._is_too_short(curve) or (outcome == "consistent" and curve.rough[-1].density < 1):
+            outcome = "consistent" if shortfall <= delta else "not verified"
+            outcome = "missed" if shortfall - 2 * error > delta else outcome
+            if self._is_too_short(curve, delta) or (outcome == "consistent" and curve.rough[-1].density < 1):
                 outcome = "not verified"  # a network that held fewer weights tells little of the dense one
         return Check(outcome=outcome, shortfall=shortfall, error=error)
 
@@ -216,12 +218,17 @@ class ShrinkRule:
         """A rule that reads a trained network has nothing to say about growth."""
         return Stop(reason=Reason.SHRUNK, details={"rounds": len(curve.probes)})
 
-    def answer(self, curve: Curve) -> Answer:
-        """The smallest density within delta of dense after full training, with its credible interval."""
-        answer = open_answer(self.name, self.delta, curve, self.decide(curve))
+    def answer(self, curve: Curve, *, within: float | None = None) -> Answer:
+        """The smallest density within delta of dense after full training, with its credible interval.
+
+        `within` is another tolerance. What full trainings lead to is inferred in units of this rule's delta in any
+        case, so that all tolerances are relative to one dense score, and a larger one never needs a higher density.
+        """
+        delta = self.delta if within is None else within
+        answer = open_answer(self.name, delta, curve, self.decide(curve))
         if not curve.rough or (estimate := self._estimate(curve)) is None:
             return answer
-        base, densities = curve.rough[-1], self._outcomes(curve).density
+        base, densities = curve.rough[-1], self._outcomes(curve).within(delta)
         lowest = min(estimate.lowest, *(point.density for point in (base, *curve.finished)))
         low, density, high = quantiles(densities, LEVEL)
         dense = self._dense(curve)
@@ -241,7 +248,7 @@ class ShrinkRule:
             },
         )
         interval = (low if low > lowest else 0.0, min(high, base.density))
-        if self._is_too_short(curve) or (low <= lowest and high > base.density):
+        if self._is_too_short(curve, delta) or (low <= lowest and high > base.density):
             return answer  # anything is possible
         if density * _CLOSE <= lowest:
             return replace(answer, status="flat", interval=(0.0, max(interval[1], lowest)))
@@ -281,12 +288,12 @@ class ShrinkRule:
         enough = (density for density in DENSITIES if outcomes.shortfall(density) <= aim)
         return next(enough, 1.0)
 
-    def _is_too_short(self, curve: Curve) -> bool:
+    def _is_too_short(self, curve: Curve, delta: float | None = None) -> bool:
         """Whether the dense network may just have begun to learn, for all that is known without a control."""
         if curve.reference is not None or curve.rough[-1].epochs == 0:
             return False
         num_known = len(unpruned(curve))
-        return num_known < 2 or (num_known == 2 and self._last_gain(curve) > MAX_GAIN * self.delta)
+        return num_known < 2 or (num_known == 2 and self._last_gain(curve) > MAX_GAIN * (delta or self.delta))
 
     def _needs_control(self, curve: Curve) -> bool:
         """Whether the network without pruning has to be trained fully too, since it still improves by more than delta.

@@ -237,6 +237,8 @@ class AnswerReport:
     reference: ReferenceReport | None = None
     check: CheckReport | None = None
     tolerances: tuple[Tolerance, ...] = ()
+    tolerance_intervals: tuple[Interval | None, ...] = ()
+    """90% intervals of these densities; empty in older reports."""
     dense: Score | None = None
     """Validation score of the dense baseline, where it was trained."""
     dense_test: Score | None = None

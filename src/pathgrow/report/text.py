@@ -281,23 +281,28 @@ def findings(report: RunReport) -> list[tuple[str, str]]:
 
 
 def _tolerances(report: RunReport) -> str | None:
-    """The densities for other tolerances."""
+    """The densities for other tolerances, with 90% intervals."""
     if report.answer is None or not report.answer.tolerances:
         return None
-    scores, curve = score_format(report), report.curve
+    scores, curve, tolerances = score_format(report), report.curve, report.answer.tolerances
     sparsest = min((point.density for point in (*curve.probes, *curve.finished)), default=None)
+    intervals = report.answer.tolerance_intervals or (None,) * len(tolerances)
 
-    def phrase(delta: float, density: float | None, status: str) -> str:
-        if any(status == "open" and other >= delta for other, _, status in tolerances):
-            return "unclear"  # what a larger tolerance leaves open, a smaller one cannot settle
+    def phrase(density: float | None, status: str, interval: Interval | None) -> str:
         if density is None and status == "flat" and sparsest is not None:
             return f"{percent(sparsest)} or less"
-        return "none" if density is None else percent(density)
+        known = "" if interval is None else f" ({percent_range(interval)})"
+        return "none" if density is None else f"{percent(density)}{known}"
 
-    tolerances = report.answer.tolerances
-    return ", ".join(
-        f"{scores.difference(delta)}: {phrase(delta, density, status)}" for delta, density, status in tolerances
-    )
+    # What a larger tolerance leaves open, a smaller one cannot settle.
+    num_open = max((number for number, (_, _, status) in enumerate(tolerances, 1) if status == "open"), default=0)
+    found = []
+    if num_open:
+        largest = scores.difference(tolerances[num_open - 1][0])
+        found.append(f"{'up to ' if num_open > 1 else ''}{largest}: too short or too noisy to tell")
+    for (delta, density, status), interval in list(zip(tolerances, intervals, strict=False))[num_open:]:
+        found.append(f"{scores.difference(delta)}: {phrase(density, status, interval)}")
+    return ", ".join(found)
 
 
 def closing(report: RunReport) -> tuple[list[str], list[tuple[str, str]]]:

@@ -25,13 +25,12 @@ from pathgrow.report.schema import (
     ReferenceReport,
     RunReport,
     Score,
-    Tolerance,
     load_report,
 )
 from pathgrow.report.text import answer_sentence
 from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.records import Record, ledger_report, timing_report, topology_reports, write_results
-from pathgrow.runs.tolerances import read_off
+from pathgrow.runs.tolerances import answer_within, read_off
 from pathgrow.runs.trunk import DENSE_STAGE, Trunk, score_dense
 from pathgrow.sparse.attach import Attached
 from pathgrow.sparse.tree import tensor_digest
@@ -186,8 +185,7 @@ class Discovery:
             raise UserError(f"rule {self.rule.name!r} must be a dataclass with a field delta to answer for another one")
         if self.answer.status == "unlearned" or self.answer.details.get("too_short"):
             return None
-        rule: Rule = replace(self.rule, delta=delta)  # type: ignore[type-var]
-        return rule.answer(self.curve).density
+        return answer_within(self.rule, self.curve, delta).density
 
     @property
     def ledger(self) -> LedgerReport:
@@ -235,7 +233,7 @@ class Discovery:
                 None if band is None else FitReport(**{name: tuple(column) for name, column in band.items()})
             ),
             ledger=self.ledger,
-            answer=replace(self._answer_report(dense_test), tolerances=self._tolerances()),
+            answer=self._answer_report(dense_test),
             finishers=self.finishers,
             topology=topology_reports(self.rounds),
             masks_sha256=self.masks.digest(),
@@ -286,7 +284,7 @@ class Discovery:
 
         return fragment(self.report())
 
-    def _tolerances(self) -> tuple[Tolerance, ...]:
+    def _tolerances(self) -> tuple[Answer, ...]:
         if self.answer.status == "unlearned" or self.answer.details.get("too_short"):
             return ()
         curve = self._curve_report(fit=None)
@@ -324,7 +322,7 @@ class Discovery:
         )
 
     def _answer_report(self, dense_test: Score | None) -> AnswerReport:
-        answer, reference = self.answer, self.answer.reference
+        answer, reference, tolerances = self.answer, self.answer.reference, self._tolerances()
         return AnswerReport(
             operating_density=answer.density,
             interval=answer.interval,
@@ -344,6 +342,8 @@ class Discovery:
             check=None
             if self.check is None
             else CheckReport(outcome=self.check.outcome, shortfall=self.check.shortfall, error=self.check.error),
+            tolerances=tuple((other.delta, other.density, other.status) for other in tolerances),
+            tolerance_intervals=tuple(other.interval for other in tolerances),
             dense=None if self.dense is None else self.dense.score,
             dense_test=dense_test,
         )

@@ -7,7 +7,7 @@ from pathgrow.density import rules
 from pathgrow.density.shrink import ShrinkRule
 from pathgrow.density.types import Answer, Curve, Point, Reference, Rule, check_delta
 from pathgrow.errors import UserError, printable
-from pathgrow.report.schema import AnswerReport, CheckReport, PointReport, ReferenceReport, RunReport, Tolerance
+from pathgrow.report.schema import AnswerReport, CheckReport, PointReport, ReferenceReport, RunReport
 
 _POINT = 0.01
 _FACTORS = (0.25, 0.5, 1.0, 2.0)
@@ -42,7 +42,7 @@ def within(report: RunReport, delta: float) -> RunReport:
     if report.curve.finished:
         score = sign * report.network.val.score
         network = Point(round=0, density=report.network.density, epochs=report.network.epochs, score=score)
-        found = ShrinkRule(delta=delta).check(curve, network)
+        found = ShrinkRule(delta=own.delta).check(curve, network, within=delta)
         check = None if found is None else CheckReport(**vars(found))
     answer = answer if sign == 1 else negated(answer)
     reference = answer.reference
@@ -61,7 +61,7 @@ def within(report: RunReport, delta: float) -> RunReport:
     return replace(report, answer=changed)
 
 
-def read_off(rule: Rule, curve: Curve, delta: float, *, is_accuracy: bool) -> tuple[Tolerance, ...]:
+def read_off(rule: Rule, curve: Curve, delta: float, *, is_accuracy: bool) -> tuple[Answer, ...]:
     """The answers of a rule for a quarter of delta to twice delta; for accuracies, for 0.25 to 2 percentage points.
 
     Empty for a rule without a field `delta`.
@@ -69,8 +69,16 @@ def read_off(rule: Rule, curve: Curve, delta: float, *, is_accuracy: bool) -> tu
     if "delta" not in getattr(rule, "__dataclass_fields__", {}):
         return ()
     deltas = [factor * (_POINT if is_accuracy else delta) for factor in _FACTORS]
-    answers = [replace(rule, delta=value).answer(curve) for value in deltas]  # type: ignore[type-var]
-    return tuple((answer.delta, answer.density, answer.status) for answer in answers)
+    return tuple(answer_within(rule, curve, value) for value in deltas)
+
+
+def answer_within(rule: Rule, curve: Curve, delta: float) -> Answer:
+    """The answer of a rule, a dataclass with a field `delta`, for another tolerance."""
+    check_delta(delta)
+    if isinstance(rule, ShrinkRule):
+        return rule.answer(curve, within=delta)
+    other: Rule = replace(rule, delta=delta)  # type: ignore[type-var]
+    return other.answer(curve)
 
 
 def negated(answer: Answer) -> Answer:
@@ -90,8 +98,9 @@ def _answer(report: RunReport, curve: Curve, delta: float) -> Answer | None:
     name = report.answer.rule
     if not report.curve.finished and name not in rules.names():
         return None
-    rule: Rule = ShrinkRule(delta=delta) if report.curve.finished else rules.create(name, delta=delta)
-    return rule.answer(curve)
+    own = report.answer.delta
+    rule: Rule = ShrinkRule(delta=own) if report.curve.finished else rules.create(name, delta=own)
+    return answer_within(rule, curve, delta)
 
 
 def _agree(own: AnswerReport, again: Answer | None) -> bool:
