@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import pickle
+import subprocess
+import sys
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +41,21 @@ def test_every_sample_is_in_exactly_one_split(fold: int) -> None:
     pixels, labels = load_digits(return_X_y=True)
     everything = [row.astype(np.uint8).tobytes() + bytes([label]) for row, label in zip(pixels, labels, strict=True)]
     assert sorted(rows(digits.train) + rows(digits.val) + rows(digits.test)) == sorted(everything)
+
+
+def test_digits_are_those_of_scikit_learn_wherever_it_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    pixels, labels = load_digits(return_X_y=True)
+    module = import_module("pathgrow.data.digits")
+    for spec in (module.find_spec, lambda name: None):
+        monkeypatch.setattr(module, "find_spec", spec)
+        images, targets = module._load_all()
+        assert np.array_equal(images.flatten(1), pixels)
+        assert np.array_equal(targets, labels)
+
+
+def test_loading_digits_does_not_wait_for_scikit_learn() -> None:
+    code = "from pathgrow import data; import sys; data.load('digits'); print('sklearn' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
 
 
 def test_splits_are_stratified() -> None:

@@ -229,6 +229,25 @@ def test_the_default_number_of_threads_respects_limits(
     assert large.resolved().threads == expected
 
 
+def test_resolving_runs_a_model_once_for_all_seeds_and_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker of a study resolves a config for each of its cells."""
+    created, create = [], models.create
+
+    def counted(name: str, classes: int, **options: Any) -> Any:
+        created.append(options)
+        return create(name, classes, **options)
+
+    monkeypatch.setattr(models, "create", counted)
+    for seed in (0, 1):
+        DiscoverConfig.from_dict({"seed": seed, "model_options": {"widths": [31]}}).resolved()
+    assert len(created) == 1
+    DiscoverConfig.from_dict({"model_options": {"widths": [37]}}).resolved()
+    assert len(created) == 2
+    for _ in range(2):  # what does not fit is refused every time
+        with pytest.raises(UserError, match="cannot process"):
+            DiscoverConfig.from_dict({"model_options": {"widths": [31], "inputs": 3}}).resolved()
+
+
 def test_a_resolved_config_fits_the_data_and_names_every_value() -> None:
     config = DiscoverConfig.from_dict({"model": "resnet20", "model_options": {"width": 4}}).resolved()
     assert config.model_options == {"in_channels": 1, "width": 4, "image_size": 8}

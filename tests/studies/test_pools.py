@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -114,3 +116,15 @@ def test_the_number_of_local_workers(
     monkeypatch.setattr(pools, "_visible_gpus", lambda: num_gpus)
     monkeypatch.setattr(pools, "available_cpus", lambda: 3)
     assert LocalPool(jobs, gpus).num == num
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are spawned elsewhere")
+def test_workers_are_forked_from_a_server_that_has_imported_what_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server ignores modules that it cannot import, and every worker would import torch by itself."""
+    named: list[list[str]] = []
+    monkeypatch.setattr(
+        multiprocessing.get_context("forkserver"), "set_forkserver_preload", lambda names: named.append(names)
+    )
+    LocalPool(1)
+    code = f"import gc, sys, {named[0][0]}; print(gc.isenabled(), 'pathgrow.studies.worker' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "True True\n"

@@ -19,6 +19,7 @@ from rich.console import Console
 from pathgrow.checkpoint import RunDir
 from pathgrow.errors import RunFailed
 from pathgrow.runs.training import train
+from pathgrow.studies import runner
 from pathgrow.studies.definition import Cell, parse_study
 from pathgrow.studies.pools import LocalPool, WorkerPool
 from pathgrow.studies.runner import StudyProgress, run_study
@@ -187,6 +188,20 @@ def test_a_cell_that_is_too_large_fails_alone(tmp_path: Path, trials: Trials) ->
             assert large == cells[0].name
             assert "memory" in reason
             assert [RunDir(out / name).finished for name in reasons if name != large] == [True, True]
+
+
+def test_only_cells_that_left_a_trace_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = parse_study("mine", TEXT).cells()
+    forget_failures(tmp_path, cells)
+    train(cells[0].config(tmp_path), tmp_path / cells[0].name)
+    (tmp_path / cells[1].name).mkdir()  # started, not finished
+    (tmp_path / ".study" / f"{cells[2].name}.failed").write_text("no data")  # before it had a directory
+    (tmp_path / ".study" / f"{cells[3].name}.attempts").write_text(".")
+    looked_at = list[str]()
+    finished = RunDir.finished.fget  # type: ignore[attr-defined]
+    monkeypatch.setattr(RunDir, "finished", property(lambda run: (looked_at.append(run.path.name), finished(run))[1]))
+    assert runner._settled(tmp_path, cells) == {cells[0].name: None, cells[2].name: "no data"}
+    assert looked_at == [cells[0].name, cells[1].name]
 
 
 def test_time_left_follows_from_the_prices_of_the_cells() -> None:

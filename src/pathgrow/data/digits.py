@@ -1,5 +1,9 @@
 """Handwritten digits from scikit-learn: 1,797 gray images of 8 x 8 pixels with 17 levels."""
 
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,8 +29,15 @@ def digits(root: str | None, seed: int, fold: int) -> Dataset:
 
 
 def _load_all() -> tuple[Tensor, Tensor]:
-    from sklearn.datasets import load_digits  # a local import, because it takes a second
+    """Read the file that `sklearn.datasets.load_digits` reads: importing that module takes a second."""
+    package = find_spec("sklearn")
+    file = Path((package and package.origin) or "").parent / "datasets" / "data" / "digits.csv.gz"
+    if file.is_file():
+        rows = np.loadtxt(file, delimiter=",")
+        pixels, labels = rows[:, :-1], rows[:, -1]
+    else:
+        from sklearn.datasets import load_digits
 
-    pixels, labels = load_digits(return_X_y=True)
+        pixels, labels = load_digits(return_X_y=True)
     images = torch.as_tensor(pixels).to(torch.uint8).view(-1, 1, 8, 8)
     return images, torch.as_tensor(labels).to(torch.int64)

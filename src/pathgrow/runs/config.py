@@ -37,6 +37,7 @@ EVERYTHING = "all"
 
 _THREADING_MACS = 20_000_000
 """Multiply-adds per batch above which a second CPU thread pays off."""
+_MACS: dict[tuple[Any, ...], int] = {}  # of models that this process has run on a sample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +126,10 @@ class RunConfig:
         return dataclasses.replace(config, threads=threads)
 
     def _macs(self, dataset: Dataset) -> int:
-        """Multiply-adds of a forward pass of one sample."""
+        """Multiply-adds of a forward pass of one sample; a worker of a study asks for the same ones in every cell."""
+        key = (self.data, dataset.shape, dataset.classes, self.model, json.dumps(self.model_options, sort_keys=True))
+        if key in _MACS:
+            return _MACS[key]
         import torch
 
         from pathgrow.graph import trace
@@ -146,7 +150,7 @@ class RunConfig:
             raise UserError(
                 f"{self.model} with {options} cannot process the {shape} samples of {self.data} ({reason}): {advice}"
             ) from error
-        return forward_macs(trace(model, sample))
+        return _MACS.setdefault(key, forward_macs(trace(model, sample)))
 
     def as_dict(self) -> dict[str, Any]:
         """The config as JSON values, from which `from_dict` builds an equal one."""
@@ -255,17 +259,13 @@ class TrainConfig(RunConfig):
         if self.density is not None and self.named_method.density_option is None:
             raise UserError(f"method {self.method!r} takes no density; see `pathgrow methods` for those that do")
         if self.density is None and self.named_method.density_option == "target_density":
-            raise UserError(
-                f"method {self.method!r} requires --density; use `pathgrow discover` to search for a density"
-            )
+            raise UserError(f"method {self.method!r} requires --density; use `pathgrow discover` to search for one")
         if self.rough != TrainConfig.rough and self.named_method.density_option != "target_density":
             raise UserError(f"rough has no effect on method {self.method!r}, which does not grow between trainings")
         if self.rough == "adaptive" and self.match != "none":
             raise UserError("rough must be a number if a budget is matched, since its epochs are counted in advance")
         if self.final == "grown" and self.named_method.density_option != "target_density":
-            raise UserError(
-                f"final must be 'fresh' for method {self.method!r}, which does not grow between trainings, got 'grown'"
-            )
+            raise UserError(f"final must be 'fresh' for method {self.method!r}, which does not grow, got 'grown'")
         self.make_method(num_steps=1)
 
     @classmethod
@@ -326,7 +326,6 @@ SEARCH_PRESETS: dict[object, dict[str, Any]] = {
     }
 }  # fmt: skip
 """Defaults by the name of a preset."""
-
 
 GROWTH_ONLY = ("method", "gamma", "start_density")
 """Search options that matter only if the network grows."""

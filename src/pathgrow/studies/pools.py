@@ -60,7 +60,7 @@ class LocalPool(WorkerPool):
         can_fork = sys.platform.startswith("linux")
         self._context: Any = multiprocessing.get_context("forkserver" if can_fork else "spawn")
         if can_fork:
-            self._context.set_forkserver_preload(["pathgrow.studies.worker"])
+            self._context.set_forkserver_preload(["pathgrow.studies.preload"])
             forkserver.ensure_running()
         self._num_gpus, self._gpus = _visible_gpus(), 1.0 if gpus is None else gpus
         if self._gpus > 1:

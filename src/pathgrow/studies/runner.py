@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from pathgrow.report.formats import duration, plural
 from pathgrow.studies.definition import Cell
 from pathgrow.studies.pools import WorkerPool
 from pathgrow.studies.price import price_of
-from pathgrow.studies.worker import MAX_ATTEMPTS, failure, forget_failures
+from pathgrow.studies.worker import MAX_ATTEMPTS, failed_names, failure, forget_failures
 
 _REFRESH_SECONDS = 1.0
 
@@ -47,9 +48,9 @@ def run_study(cells: Sequence[Cell], out: Path, pool: WorkerPool, show: StudyPro
         while workers:
             ended = pool.ended(workers, _REFRESH_SECONDS)
             workers = [worker for worker in workers if worker not in ended]
-            settled = [cell for cell in remaining if _is_settled(out, cell)]
-            remaining = [cell for cell in remaining if cell not in settled]
-            show.settle({cell.name: failure(out, cell) for cell in settled}, len(workers))
+            settled = _settled(out, remaining)
+            remaining = [cell for cell in remaining if cell.name not in settled]
+            show.settle(settled, len(workers))
             for ending in ended.values():
                 num_lost += ending is None
                 if num_lost > MAX_ATTEMPTS * (len(cells) + pool.num):
@@ -64,8 +65,13 @@ def run_study(cells: Sequence[Cell], out: Path, pool: WorkerPool, show: StudyPro
     return StudyOutcome(num_finished=len(cells) - len(failed), failed=failed, num_lost=num_lost)
 
 
-def _is_settled(out: Path, cell: Cell) -> bool:
-    return RunDir(out / cell.name).finished or failure(out, cell) is not None
+def _settled(out: Path, cells: Sequence[Cell]) -> dict[str, str | None]:
+    """The cells that have finished, or failed with a message; only those are read that left a trace."""
+    has_failed, has_started = failed_names(out), set(os.listdir(out))
+    return {
+        cell.name: failure(out, cell) for cell in cells
+        if cell.name in has_failed or (cell.name in has_started and RunDir(out / cell.name).finished)
+    }  # fmt: skip
 
 
 class StudyProgress:

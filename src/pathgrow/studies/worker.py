@@ -90,6 +90,11 @@ def failure(out: Path, cell: Cell) -> str | None:
         raise strict_json.unreadable(_file(out, cell.name, "failed"), error) from error
 
 
+def failed_names(out: Path) -> set[str]:
+    """The names of the cells that have a `failure`."""
+    return {path.stem for path in (out / _FOLDER).glob("*.failed")}
+
+
 def forget_failures(out: Path, cells: Sequence[Cell]) -> None:
     """Allow cells that failed before to be tried again."""
     out.mkdir(parents=True, exist_ok=True)
