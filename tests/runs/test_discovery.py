@@ -599,6 +599,15 @@ def test_scores_that_get_worse_with_static_masks_raise_the_question(world: type[
     assert all(point.score > 0 for point in found.untrained)
 
 
+def test_of_equal_static_networks_the_densest_is_returned() -> None:
+    world = World()
+    world.evaluate = lambda model: (0.5, 0.7)  # type: ignore[method-assign]
+    with pytest.warns(UserWarning, match="training improved no network"):
+        found = world.discover(**STATIC)
+    assert found.answer.status == "unlearned"
+    assert found.network.point.density == max(record.point.density for record in found.rounds)
+
+
 @pytest.mark.parametrize("mode", ["max", "min"])
 def test_a_training_that_is_too_short_gives_no_density_and_keeps_the_network_in_hand(mode: str) -> None:
     """The growing network is trained in every round, a probe and the final network for one epoch."""

@@ -14,7 +14,7 @@ from pathgrow import data, discover, models, plan
 from pathgrow.density.types import Curve, Point, Reference
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.report import networks
-from pathgrow.report.text import findings, goal_label
+from pathgrow.report.text import explanations, findings, goal_label
 from pathgrow.runs import checks
 from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.result import Discovery
@@ -157,6 +157,23 @@ def test_training_without_effect_has_no_density() -> None:
         found = shrunk(world)
     assert found.answer.status == "unlearned"
     assert found.operating_density is None
+    assert found.masks.density == 1.0
+    assert [record.stage for record in found.trained] == ["train-1", "train-2", "final-1"], "nothing is pruned"
+    report = found.report()
+    assert explanations(report)[-1].endswith(
+        "the returned model is the densest one that was grown, or the one before pruning."
+    )
+    assert networks.procedure(report)[1:] == ["Finished 1 network (100% density)."]
+
+
+@pytest.mark.filterwarnings("ignore:training improved no network")
+def test_a_network_that_learns_late_is_not_called_unlearned() -> None:
+    """Scores rise only after 25 of 40 epochs, when the search would have pruned already."""
+    world = World()
+    world.evaluate = lambda model: (0.5 if sum(call.epochs for call in world.fits) < 25 else 0.9, 0.7)  # type: ignore[method-assign]
+    found = shrunk(world)
+    assert (found.answer.status, found.masks.density, found.score) == ("open", 1.0, 0.9)
+    assert explanations(found.report())[0].startswith("Nothing was pruned, since the network did not improve before")
 
 
 def replaced(model: torch.nn.Module, optimizer: torch.optim.Optimizer, epochs: int) -> None:

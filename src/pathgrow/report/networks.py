@@ -39,12 +39,12 @@ def procedure(report: RunReport) -> list[str]:
             if base.epochs
             else "Evaluated the given network."
         )
-        done.append(f"Pruned it in {plural(len(probes), 'round')} ({_densities(_by_round(probes))} density).")
+        if probes:
+            done.append(f"Pruned it in {plural(len(probes), 'round')} ({_densities(_by_round(probes))} density).")
         unpruned = ", one of them without pruning as a control" if control and len(curve.finished) > control else ""
-        done.append(
-            f"Finished {plural(len(curve.finished), 'network')} ({_densities(curve.finished)} density{unpruned}); the "
-            "answer is read from the scores of the pruned and the finished networks."
-        )
+        finished = f"Finished {plural(len(curve.finished), 'network')} ({_densities(curve.finished)} density{unpruned})"
+        read = "; the answer is read from the scores of the pruned and the finished networks" if probes else ""
+        done.append(f"{finished}{read}.")
     elif probes:
         densities, by = _densities(probes), f" by {name}" if (name := finishing_method(report)) else ""
         epochs = " to ".join(map(str, sorted({min(p.epochs for p in probes), max(p.epochs for p in probes)})))

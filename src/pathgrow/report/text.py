@@ -62,7 +62,9 @@ _TEMPLATES: dict[Reason, str] = {
     Reason.SCHEDULE_CONTINUES: "The schedule of method {method!r} continues.",
     Reason.MASKS_FINAL: "The masks of method {method!r} are final.",
     Reason.NOTHING_LEARNED: "The networks compared scored {before} before training and {after} after it. Check the"
-    " learning rate, that fit trains the model and the optimizer it receives, and that evaluate scores that model.",
+    " learning rate, that fit trains the model and the optimizer it receives, and that evaluate scores that model."
+    " Nothing tells which density is enough: the returned model is the densest one that was grown, or the one before"
+    " pruning.",
 }
 
 _DENSITIES = ("at_density", "second_density", "needed_density", "from_density", "estimate")
@@ -135,6 +137,8 @@ def _position(answer: AnswerReport, scores: ScoreFormat) -> list[str]:
             f"The scores allow any density: with probability {below:.0%} it is below {percent(details['lowest'])}, with"
             f" probability {above:.0%} {none_within}. A larger budget, more validation data or a reference narrow this."
         )
+    elif is_pruned and answer.status == "open" and details.get("rounds") == 0:
+        found.append("Nothing was pruned, since the network did not improve before its last phase of training.")
     elif is_pruned and answer.status == "open":
         found.append("Too few densities were pruned to before the score had dropped far below the target.")
     elif answer.status == "unreached" and details.get("end_score") is not None:

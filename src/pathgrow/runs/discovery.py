@@ -91,6 +91,8 @@ class _Search:
         curve = self._curve()
         answer = self._rule.answer(curve)
         checked, untrained = self._check_learning(curve, checks.unless_too_short(curve, answer))
+        if checked.status == "unlearned":
+            answer = checked  # equal scores look flat, of which the sparsest network would be returned
         network, new = self._finish(select_network(curve, answer, by=self._options.select_by).round)
         return Discovery(
             answer=self._shown(checked),

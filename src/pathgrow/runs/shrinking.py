@@ -216,7 +216,8 @@ class ShrinkSearch:
         reference = self._curve().reference or base
         self._options = self._options.relative_to(reference.score)
         self._rule = ShrinkRule(delta=self._options.delta)
-        while (due := self._rule.next_round(self._curve())) is not None:
+        # Where nothing was learned, every density would look sufficient: only the network without pruning is finished.
+        while has_learned and (due := self._rule.next_round(self._curve())) is not None:
             self._trunk.shrink_(due)
             checks.check_reference(self._curve())
         warn(checks.reference_warning(self._curve(), self._options.sign))
@@ -224,8 +225,8 @@ class ShrinkSearch:
             self._finished += self._trunk.train_candidates_(candidates)
         curve, network = self._curve(), self._returned()
         answer = self._rule.answer(curve)
-        if not has_learned:
-            answer = checks.without_density(answer, [untrained], [base])
+        if not has_learned and all(point.score <= untrained.score for point in curve.finished):
+            answer = checks.without_density(answer, [untrained], [base, *curve.finished])
         return Discovery(
             answer=answer if self._options.mode == "max" else negated(answer),
             reason=Reason.SHRUNK,
