@@ -52,6 +52,16 @@ def test_verify_trains_the_dense_network_too(capsys: pytest.CaptureFixture[str])
     assert "--verify trains the dense network, but --reference is 0.9: pass only one" in capsys.readouterr().err
 
 
+def test_verify_is_no_part_of_a_finished_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    with RunDir.open(out, {"data": "digits", "reference": None}) as run_dir:
+        run_dir.log("train-1", event="end")
+    assert leave("discover", "--verify", "--out", str(out)) == 2
+    message = capsys.readouterr().err
+    assert "holds a search without a dense training, and --verify is a search of its own" in message
+    assert "choose another --out; or only compare, with `pathgrow train --method dense`" in message
+
+
 def test_the_directory_of_a_refused_run_can_be_used_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = f"train --method imp --density 0.8 --epochs 1 --quiet --model-option widths=8,8 --out {tmp_path / 'run'}"
     assert leave(*line.split(), "--method-option", "rewind_step=500") == 2

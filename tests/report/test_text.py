@@ -261,7 +261,9 @@ def test_a_search_without_a_check_of_its_own_is_compared_with_a_measured_dense_s
     assert text.check_phrase(report) == phrase
     [*sentence] = text.advice(report)
     assert bool(sentence) == (phrase == "not verified")
-    assert all(line.startswith("Not verified: ") and "--verify trains it too" in line for line in sentence)
+    assert all(
+        line.startswith("Not verified: ") and "A new run with --verify trains it too" in line for line in sentence
+    )
     assert all(line in " ".join(terminal(report).split()) for line in sentence)
 
 

@@ -45,7 +45,8 @@ def _add_discover_flags(parser: Parser) -> None:
     parser.add_argument(
         "--verify",
         action="store_true",
-        help="Train the dense network too, and compare the returned model with it: the same as --reference dense.",
+        help="Train the dense network too, and compare the returned model with it: the same as --reference dense. "
+        "The search uses the dense score, so this is a new run, not a part of a finished one.",
     )
     parser.add_argument(
         "--plan", action="store_true", help="Print layers, trainings, cost, time and memory, and train nothing."
@@ -67,6 +68,7 @@ def _discover(*, out: Path | None, quiet: bool, plan: bool, verify: bool, **valu
     interrupted run or to show a finished one. To train on several GPUs, start it with torchrun: torchrun
     --nproc-per-node 4 -m pathgrow discover ...
     """
+    from pathgrow.checkpoint import RunDir
     from pathgrow.runs import discovery
     from pathgrow.runs.config import DiscoverConfig
 
@@ -78,6 +80,11 @@ def _discover(*, out: Path | None, quiet: bool, plan: bool, verify: bool, **valu
         import_named(values.get("method"))
         print(plan_command(DiscoverConfig.from_dict(values)))
         return
+    if verify and out is not None and (RunDir(out).config or {}).get("reference", "dense") is None:
+        raise UserError(
+            f"{out} holds a search without a dense training, and --verify is a search of its own, which uses the dense "
+            "score: choose another --out; or only compare, with `pathgrow train --method dense` and `pathgrow compare`"
+        )
     _run(DiscoverConfig, discovery.run_discovery, values, out, quiet)
 
 

@@ -350,9 +350,10 @@ def advice(report: RunReport) -> list[str]:
     if (compared := compared_with_dense(report)) is None or compared[1] != "not verified":
         return []
     option = "--verify" if report.dataset else 'reference="dense"'
+    compare = " `pathgrow train --method dense` and `pathgrow compare` only compare." if report.dataset else ""
     return [
-        f"Not verified: the dense network was not trained to the end. {option} trains it too, at the cost of one more"
-        " dense training, and compares with it."
+        f"Not verified: the dense network was not trained to the end. A new run with {option} trains it too, at the"
+        f" cost of one more dense training, and searches with its score.{compare}"
     ]
 
 
