@@ -21,7 +21,8 @@ from pathgrow import atomic
 from pathgrow.checkpoint import strict_json
 from pathgrow.errors import UserError
 from pathgrow.studies.definition import load_study, study_names
-from pathgrow.studies.results import calibration_markdown, load_lines, render_results, results_of, results_png
+from pathgrow.studies.lines import load_lines
+from pathgrow.studies.results import calibration_markdown, render_results, results_of, results_png
 
 PAGE = ROOT / "docs" / "results.md"
 STUDIES = ROOT / "results" / "studies"
@@ -36,7 +37,8 @@ def add(source: Path, only: Sequence[str] = ()) -> list[Path]:
     """Merge the cells of a directory, or the lines of a file, into the files of their studies; return these.
 
     Studies share cells. Of a directory, those with less than a tenth of their cells are left out unless `only` names
-    them: they were not run, another study has some of their cells.
+    them: they were not run, another study has some of their cells. A line replaces an earlier one of its cell, unless
+    its run is unfinished and the earlier one says more.
     """
     lines = read_lines(source) if source.is_file() else list(_found(source, only))
     if not lines:
@@ -45,7 +47,9 @@ def add(source: Path, only: Sequence[str] = ()) -> list[Path]:
     for name in sorted({line["study"] for line in lines}):
         path = STUDIES / f"{name}.jsonl"
         kept = {_key(line): line for line in (read_lines(path) if path.exists() else [])}
-        kept |= {_key(line): line for line in lines if line["study"] == name}
+        for line in (line for line in lines if line["study"] == name):
+            if (before := kept.get(_key(line))) is None or not _says_more(before, line):
+                kept[_key(line)] = line
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic.write_text(path, "".join(f"{strict_json.dumps(kept[key])}\n" for key in sorted(kept)))
         changed.append(path)
@@ -66,6 +70,12 @@ def _found(folder: Path, only: Sequence[str]) -> Iterator[Line]:
 
 def _key(line: Line) -> tuple[str, str]:
     return line["scale"], line["cell"]
+
+
+def _says_more(before: Line, line: Line) -> bool:
+    if not line.get("unfinished"):
+        return False
+    return not before.get("unfinished") or len(before["points"]) > len(line["points"])
 
 
 def cells() -> list[Line]:
@@ -105,7 +115,8 @@ def _verdicts(pairs: Sequence[str], found: Sequence[Finding], named: bool) -> st
     if not any(shown.values()):
         return "not shown (no run)" if pairs else "does not apply"
     said = [
-        f"{f'{pair}: ' if named else ''}**{finding.verdict}**, n = {finding.num_seeds}"
+        f"{pair}: **{finding.verdict}**, n = {finding.num_seeds}, {finding.epochs} epochs ({finding.scale})"
+        if named else f"**{finding.verdict}**, n = {finding.num_seeds}"
         for pair, finding in shown.items() if finding is not None
     ]  # fmt: skip
     missing = [pair for pair, finding in shown.items() if finding is None]
@@ -137,7 +148,12 @@ def discovery_costs() -> str:
             if found := costs_beside_imp(own, search):
                 mean = {key: fmean(each[key] for each in found) for key in found[0]}
                 level = imp_at_accuracy(own, mean["val"])
+                # A run of IMP-C that ends there might be as accurate at a lower density, for a higher cost.
+                is_last = level is not None and level[0] <= 1.01 * min(
+                    p["density"] for p in own if p["search"] == "IMP-C"
+                )
                 as_accurate = "-" if level is None else f"{mean['flops'] / level[1]:.2f} (at {level[0]:.1%})"
+                as_accurate = f"at most {as_accurate}" if is_last else as_accurate
                 rows.append([
                     pair, scale, search, f"{mean['density']:.1%}", f"{mean['val']:.2%}", f"{mean['flops']:.2f}",
                     f"{mean['relative']:.2f}", as_accurate, len(found),

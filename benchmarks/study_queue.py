@@ -5,9 +5,10 @@
     python -m benchmarks.study_queue export --out DIR --to FOLDER
 
 `run` continues an earlier queue in DIR, and two of them may share it. `export` may be called at any time; it writes the
-lines of finished cells: `cells.jsonl` for `make results ADD=...`, `other.jsonl` for cells that belong to no study of
-the paper; and `runs.tar`, the finished runs without their stages, from which another machine continues the queue.
-With `--started N` the first N unfinished runs are written as well, which continue there from their last stage.
+lines of finished cells, and of the finished levels of an unfinished IMP-C: `cells.jsonl` for `make results ADD=...`,
+`other.jsonl` for cells that belong to no study of the paper; and `runs.tar`, the finished runs without their stages,
+from which another machine continues the queue. With `--started N` the first N unfinished runs are written as well,
+which continue there from their last stage.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from pathgrow import atomic
 from pathgrow.checkpoint import RunDir, strict_json
 from pathgrow.distributed.interrupts import Interrupted, handled
 from pathgrow.studies.definition import Cell, Study, load_study, parse_study
+from pathgrow.studies.lines import load_lines
 from pathgrow.studies.pools import LocalPool
 from pathgrow.studies.price import MEASURED_SPEEDS, num_epochs, price_of
-from pathgrow.studies.results import load_lines
 from pathgrow.studies.runner import StudyProgress, run_study
 
 SCALE = "short"
@@ -131,7 +132,10 @@ def export(out: Path, to: Path, scale: str = SCALE, num_started: int = 0) -> Non
     started = [run.path for run in runs if not run.finished]
     for run in started[:num_started]:
         _pack(to / f"started-{run.name}.tar", [path for path in run.rglob("*") if path.name != ".lock"])
+    in_part = {line["cell"]: len(line["points"]) for line in of_paper if line.get("unfinished")}
     print(f"{len(finished)} finished cells: {len(of_paper)} lines of studies of the paper, {len(others)} others.")
+    for name, num in in_part.items():
+        print(f"{name} is unfinished; its first {num} levels are among the lines.")
 
 
 def _pack(file: Path, paths: Iterable[Path]) -> None:

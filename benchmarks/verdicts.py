@@ -11,7 +11,7 @@ import itertools
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal
@@ -38,6 +38,8 @@ _SCALES = ("full", "short", "digits")
 """Largest first."""
 _LOW, _HIGH = (0.0, 0.1001), (0.2999, 1.0)
 """Ranges of densities that count as low and high."""
+_NEAR = 1.05
+"""How much denser than the density of a statement the sparsest level of IMP-C may be that stands for it."""
 
 
 @dataclass(frozen=True)
@@ -152,15 +154,40 @@ def differences(
 ) -> list[float]:
     """A minus B for each seed that both have, averaged over the densities within a range that both have.
 
-    `known`: B has other densities, between which it is interpolated, and its only seed may stand for all.
+    Seeds that lack a density that others have are left out, unless there are no two without gaps; then densities are
+    left out that a seed lacks. `known`: B has other densities, between which it is interpolated, and its only seed may
+    stand for all.
     """
-    found = []
+    return [fmean(own.values()) for own in _paired(a, b, within, known)]
+
+
+def _paired(
+    a: Mapping[str, Curve], b: Mapping[str, Curve], within: tuple[float, float] = (0, 1), known: bool = False
+) -> list[Curve]:
+    """The differences of each seed, at densities that are the same for all."""
+    found: dict[str, dict[float, float]] = {}
     for seed, one in a.items():
         other = next(iter(b.values())) if known and len(b) == 1 else b.get(seed, {})
-        at = [density for density in one if within[0] <= density <= within[1] and (known or density in other)]
-        if at and other:
-            found.append(fmean(one[density] - _interpolated(other, density) for density in at))
-    return found
+        for density in sorted(one):
+            is_there = _reaches(other, density) if known else density in other
+            if is_there and within[0] <= density <= within[1]:
+                found.setdefault(seed, {})[density] = one[density] - _interpolated(other, density)
+    densities = {density for own in found.values() for density in own}
+    if sum(own.keys() == densities for own in found.values()) < 2:
+        densities = {density for density in densities if all(density in own for own in found.values())}
+    complete = [own for own in found.values() if densities and densities <= own.keys()]
+    return [{density: own[density] for density in own if density in densities} for own in complete]
+
+
+def _averaged(kind: Callable[..., Measured], what: str, paired: Sequence[Curve]) -> Measured:
+    """A statement about the mean over densities, which are named."""
+    at = ", ".join(f"{100 * density:.3g}" for density in paired[0])
+    return kind(f"{what} at {at}%", [fmean(own.values()) for own in paired])
+
+
+def _reaches(curve: Curve, density: float) -> bool:
+    """Whether the levels of IMP-C go down to a density: beyond its last level, a run says nothing."""
+    return bool(curve) and min(curve) <= _NEAR * density
 
 
 def _interpolated(curve: Curve, density: float) -> float:
@@ -178,17 +205,18 @@ def _growth_rules(pair: str, points: Sequence[Point]) -> tuple[Measured, ...]:
         "random_growth": (at_least, "RG"),
         "pathgrow_d": (above, "PathGrow-D"),
     }
-    by_rule = {name: differences(own, curves(points, "test", method=name)) for name in kinds}
+    by_rule = {name: _paired(own, curves(points, "test", method=name)) for name in kinds}
     if not all(by_rule.values()):
         return ()
-    return tuple(kind(f"PathGrow - {rule}", by_rule[name]) for name, (kind, rule) in kinds.items())
+    return tuple(_averaged(kind, f"PathGrow - {rule}", by_rule[name]) for name, (kind, rule) in kinds.items())
 
 
 def _parity(densities: Mapping[str, float]) -> Callable[[str, Sequence[Point]], tuple[Measured, ...]]:
     def measure(pair: str, points: Sequence[Point]) -> tuple[Measured, ...]:
         pruned, near = curves(points, "val", method="imp_c"), densities[pair]
         by_seed = differences(curves(points, "val", method="gcg"), pruned, (0.999 * near, 1.001 * near), known=True)
-        return (_beside_imp(f"GCG - IMP-C at {near:.0%}, val", by_seed, len(pruned)),) if by_seed else ()
+        what = f"GCG - IMP-C at {near:.0%}, val"
+        return (_beside_imp(what, by_seed, len(pruned), _unfinished(points)),) if by_seed else ()
 
     return measure
 
@@ -202,10 +230,17 @@ def _beside_imp(what: str, by_seed: Sequence[float], num_pruned: int, note: str 
     return at_least(what, by_seed, (middle - half, middle + half), note="; ".join(filter(None, (assumed, note))))
 
 
+def _unfinished(points: Sequence[Point]) -> str:
+    """Which levels of an unfinished IMP-C there are; empty if all are there."""
+    levels = [float(point["density"]) for point in points if point.get("unfinished")]
+    return f"IMP-C unfinished, down to {min(levels):.0%} so far" if levels else ""
+
+
 def _near_optimal(densities: Mapping[str, float]) -> Callable[[str, Sequence[Point]], tuple[Measured, ...]]:
     def measure(pair: str, points: Sequence[Point]) -> tuple[Measured, ...]:
         by_seed, interval, note = [], None, ""
         runs = curves(points, "val", method="imp_c")
+        runs = {seed: curve for seed, curve in runs.items() if _reaches(curve, densities[pair])}
         for curve in runs.values():
             level = [score for density, score in curve.items() if density >= _HIGH[0]]
             by_seed.append(_interpolated(curve, densities[pair]) - fmean(level))
@@ -214,6 +249,7 @@ def _near_optimal(densities: Mapping[str, float]) -> Callable[[str, Sequence[Poi
             half = student.ppf(0.95, len(level) - 1) * stdev(level) * (1 + 1 / len(level)) ** 0.5
             interval, note = (by_seed[0] - half, by_seed[0] + half), "one seed, interval from the scatter of levels"
         what = f"IMP-C at {densities[pair]:.0%} - its mean from 100% to 30%, val"
+        note = "; ".join(filter(None, (note, _unfinished(points))))
         return (at_least(what, by_seed, interval, note=note),) if by_seed else ()
 
     return measure
@@ -239,7 +275,7 @@ def costs_beside_imp(points: Sequence[Point], search: str) -> list[dict[str, flo
 def imp_at_accuracy(points: Sequence[Point], val: float) -> tuple[float, float] | None:
     """Density and cost of the sparsest level of IMP-C whose mean validation accuracy is at least `val`."""
     spent, pruned = (curves(points, metric, search="IMP-C") for metric in ("flops", "val"))
-    for density in sorted(next(iter(pruned.values()), {})):
+    for density in sorted(set[float]().union(*pruned.values()).intersection(*pruned.values())):
         if fmean(curve[density] for curve in pruned.values()) >= val:
             return density, fmean(curve[density] for curve in spent.values())
     return None
@@ -250,17 +286,21 @@ def _cost(pair: str, points: Sequence[Point]) -> tuple[Measured, ...]:
     if not found:
         return ()
     sparsest = max(min(curve) for curve in pruned.values())
-    note = f"IMP-C down to {sparsest:.0%} where GCG is sparser" if min(o["density"] for o in found) < sparsest else ""
-    return (
-        at_most("GCG / dense training (limit 1.75)", [own["flops"] for own in found], 1.75),
+    is_bound = min(own["density"] for own in found) < sparsest
+    note = f"IMP-C down to {sparsest:.0%} where GCG is sparser" if is_bound else ""
+    note = "; ".join(filter(None, (note, _unfinished(points))))
+    beside = (
         at_most("GCG / IMP-C at the density of GCG (limit 0.5)", [own["relative"] for own in found], 0.5, note=note),
         _beside_imp("GCG - IMP-C at the density of GCG, val", [own["above"] for own in found], len(pruned), note),
     )
+    if is_bound:  # at the density of GCG, IMP-C costs more and may score less: this can confirm, but not refute
+        beside = tuple(replace(m, verdict="not shown") if m.verdict == "does not hold" else m for m in beside)
+    return (at_most("GCG / dense training (limit 1.75)", [own["flops"] for own in found], 1.75), *beside)
 
 
 def _phew(pair: str, points: Sequence[Point]) -> tuple[Measured, ...]:
-    by_seed = differences(curves(points, "test", method="gcg"), curves(points, "test", method="phew"))
-    return (above("GCG - PHEW", by_seed),) if by_seed else ()
+    paired = _paired(curves(points, "test", method="gcg"), curves(points, "test", method="phew"))
+    return (_averaged(above, "GCG - PHEW", paired),) if paired else ()
 
 
 def _rigl(pair: str, points: Sequence[Point]) -> tuple[Measured, ...]:

@@ -48,6 +48,25 @@ def test_cells_are_merged_by_scale_and_name(tmp_path: Path, monkeypatch: pytest.
     assert found == [("full", "b", [4]), ("short", "a", [2]), ("short", "b", [3])]
 
 
+def test_a_finished_run_is_not_replaced_by_its_levels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results_page, "STUDIES", tmp_path / "studies")
+    source = tmp_path / "new.jsonl"
+
+    def add(*points: int, **more: bool) -> object:
+        line = {"study": "cost", "scale": "short", "cell": "a", "points": points, **more}
+        source.write_text(f"{json.dumps(line)}\n")
+        [path] = results_page.add(source)
+        [kept] = results_page.read_lines(path)
+        return kept["points"]
+
+    assert add(1, unfinished=True) == [1]
+    assert add(1, 2, 3, unfinished=True) == [1, 2, 3]
+    assert add(1, 2, unfinished=True) == [1, 2, 3], "an older export"
+    assert add(1, 2, 3, 4) == [1, 2, 3, 4]
+    assert add(1, 2, 3, 4, unfinished=True) == [1, 2, 3, 4]
+    assert add(5) == [5], "the cell was run again"
+
+
 def test_cells_that_another_study_shares_are_left_out_unless_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

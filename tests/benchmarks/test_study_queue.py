@@ -81,6 +81,10 @@ def test_an_unfinished_run_goes_on_elsewhere(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(KeyboardInterrupt):
         work(tmp_path / "runs", [cell])
     study_queue.export(tmp_path / "runs", tmp_path / "out", "smoke", num_started=1)
+    exported = [json.loads(line) for line in (tmp_path / "out" / "cells.jsonl").read_text().splitlines()]
+    assert [(line["study"], len(line["points"]), line["unfinished"]) for line in exported] == [
+        ("density-curves", 2, True)
+    ]
     with tarfile.open(tmp_path / "out" / f"started-{cell.name}.tar") as tar:
         tar.extractall(tmp_path / "elsewhere", filter="data")
     forget_failures(tmp_path / "elsewhere", [cell])

@@ -61,6 +61,16 @@ def test_differences_are_paired_by_seed_and_density() -> None:
     assert found == pytest.approx([(0.1 + 0.2) / 2])
 
 
+def test_seeds_with_gaps_are_left_out_or_else_the_densities_they_lack() -> None:
+    """A seed with the difference at 10% alone must not be averaged with others at 10% and 40%."""
+    b = {str(seed): {0.1: 0.0, 0.4: 0.0} for seed in range(3)}
+    whole, part = {0.1: 0.3, 0.4: 0.1}, {0.1: 0.4}
+    assert differences({"0": whole, "1": whole, "2": part}, b) == pytest.approx([0.2, 0.2])
+    assert differences({"0": whole, "1": part, "2": part}, b) == pytest.approx([0.3, 0.4, 0.4])
+    assert differences({"0": whole, "1": part}, b, (0.3, 1)) == pytest.approx([0.1])
+    assert differences({"0": {0.4: 0.1}, "1": part}, b) == []
+
+
 def test_one_run_of_imp_is_interpolated_for_all_seeds() -> None:
     grown = {"0": {0.2: 0.9}, "1": {0.2: 0.8}}
     pruned = {"0": {0.1: 0.6, 0.4: 0.8}}  # 0.2 is halfway between them on a log axis
@@ -91,6 +101,9 @@ def test_growth_rules_need_all_three_comparisons() -> None:
     [finding] = found_for(5, lines("growth-rules", best + scores("pathgrow_d", 0.92)))
     assert finding.verdict == "does not hold"
     assert [each.verdict for each in finding.measured] == ["holds", "holds", "does not hold"]
+    assert [each.what for each in finding.measured] == [
+        f"PathGrow - {x} at 10, 30%" for x in ("GG", "RG", "PathGrow-D")
+    ]
 
 
 def test_the_largest_scale_comes_first_and_pairs_are_separate() -> None:
@@ -112,6 +125,25 @@ def test_a_single_run_of_imp_widens_the_interval() -> None:
     [measured] = found_for(1, lines("density-curves", grown + paired))[0].measured
     half = 2.91999 * 0.01 / 3**0.5
     assert measured.interval == pytest.approx((0.02 - half, 0.02 + half), abs=1e-6)
+
+
+GROWN = [{"method": "gcg", "seed": seed, "density": 0.4, "val": 0.95 + 0.001 * seed} for seed in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("last", "claims"), [(0.512, []), (0.4096, [1]), (0.3277, [1]), (0.168, [1]), (0.15, [1, 2]), (0.134, [1, 2])]
+)
+def test_an_unfinished_run_of_imp_decides_what_its_levels_reach_and_says_so(last: float, claims: list[int]) -> None:
+    densities = [density for density in (1.0, 0.8, 0.64, 0.512, 0.4096, 0.3277) if density >= last]
+    pruned = [{**point, "unfinished": True} for point in levels(dict.fromkeys({*densities, last}, 0.93))]
+    cells = lines("density-curves", GROWN + pruned)
+    found = {number: found_for(number, cells) for number in (1, 2)}
+    assert [number for number, own in found.items() if own] == claims
+    for finding in (finding for own in found.values() for finding in own):
+        assert finding.verdict == "holds"
+        assert f"IMP-C unfinished, down to {last:.0%} so far" in str(finding.measured[0])
+    whole = lines("density-curves", GROWN + levels(dict.fromkeys({*densities, last}, 0.93)))
+    assert all("unfinished" not in str(f.measured[0]) for number in (1, 2) for f in found_for(number, whole))
 
 
 def levels(val: dict[float, float], seed: int = 0) -> list[dict[str, Any]]:
@@ -150,6 +182,18 @@ def test_a_search_sparser_than_imp_is_compared_with_its_last_level_and_says_so()
         assert ["IMP-C down to 15%" in str(measured) for measured in finding.measured] == [False, note, note]
         if note:
             assert finding.measured[1].mean == pytest.approx(1.05 / 4)
+
+
+def test_levels_that_end_above_the_density_of_a_search_cannot_refute_it() -> None:
+    pruned = [
+        {"search": "IMP-C", "seed": 0, "density": d, "val": 0.95, "flops": f} for d, f in ((1.0, 1.0), (0.5, 1.9))
+    ]
+    for density, verdict in ((0.5, "does not hold"), (0.3, "not shown")):
+        grown = [
+            {"search": "GCG (paper)", "seed": s, "density": density, "val": 0.9, "flops": 1.2 + s / 100} for s in (0, 1)
+        ]
+        [finding] = found_for(4, lines("cost", pruned + grown))
+        assert [each.verdict for each in finding.measured] == ["holds", verdict, verdict]
 
 
 @pytest.mark.parametrize(("val", "level"), [(0.925, (0.2, 3.0)), (0.94, (0.5, 2.0)), (0.95, None)])

@@ -1,4 +1,4 @@
-"""Tables and figures of studies: points of finished cells, and means over seeds computed by hand."""
+"""Tables and figures of studies, with means over seeds computed by hand."""
 
 from __future__ import annotations
 
@@ -11,16 +11,9 @@ import pytest
 from pathgrow.errors import UserError
 from pathgrow.report.schema import Score
 from pathgrow.studies.definition import Cell, Study, parse_study
-from pathgrow.studies.results import (
-    METRICS,
-    load_lines,
-    load_results,
-    points_of,
-    render_results,
-    results_of,
-    results_png,
-)
-from tests.support.sample_report import discovery_report, training_report
+from pathgrow.studies.lines import load_lines, points_of
+from pathgrow.studies.results import METRICS, load_results, render_results, results_of, results_png
+from tests.support.sample_report import training_report
 
 TEXT = """
 asks = "Which method keeps the accuracy?"
@@ -94,26 +87,6 @@ def test_a_figure_shows_what_is_there(tmp_path: Path) -> None:
 def test_without_finished_cells_there_is_nothing_to_show(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no finished cell of study 'mine'"):
         load_results(parse_study("mine", TEXT), None, tmp_path)
-
-
-def test_rounds_carry_the_cost_of_everything_before_them() -> None:
-    report = training_report()
-    cell = Cell(name="x", command="train", values={}, axes={"seed": 0}, points="rounds")
-    points = points_of(cell, report)
-    phases, dense = report.ledger.phases, report.ledger.dense_training_flops or 1
-    assert [point["density"] for point in points] == [point.density for point in report.curve.rounds]
-    spent = [sum(phase.training_flops for phase in phases[: number + 1]) / dense for number in range(len(points))]
-    assert [point["flops"] for point in points] == spent
-
-
-def test_answers_and_topology_of_a_discovery() -> None:
-    report = discovery_report()
-    assert report.answer is not None
-    cell = Cell(name="x", command="discover", values={}, axes={"search": "default"}, points="answer")
-    [point] = points_of(cell, report)
-    assert (point["answer"], (point["low"], point["high"])) == (report.answer.operating_density, report.answer.interval)
-    rows = points_of(dataclasses.replace(cell, points="topology"), report)
-    assert [row["mean_tau_core_ratio"] for row in rows] == [row.mean_tau_core_ratio for row in report.topology]
 
 
 def test_every_metric_has_a_name() -> None:

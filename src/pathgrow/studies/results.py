@@ -1,4 +1,4 @@
-"""What the finished cells of a study say so far: points, means over seeds, a table and a figure."""
+"""What the finished cells of a study say so far: means over seeds, a table and a figure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from pathgrow.checkpoint import RunDir, strict_json
+from pathgrow.checkpoint import strict_json
 from pathgrow.errors import UserError, printable, unknown_name
 from pathgrow.report.compare import mean_interval
-from pathgrow.report.formats import ScoreFormat, duration, percent, plural, ratio, score_format
-from pathgrow.report.loading import load_finished
-from pathgrow.report.schema import RunReport
+from pathgrow.report.formats import ScoreFormat, duration, percent, plural, ratio
 from pathgrow.studies.calibration import Calibration, calibrations
-from pathgrow.studies.definition import Cell, Study
+from pathgrow.studies.definition import Study
+from pathgrow.studies.lines import load_lines
 from pathgrow.studies.worker import failure
 
 _SCORES = ("val", "test", "val_rough")
@@ -77,28 +76,15 @@ def load_results(study: Study, scale: str | None, out: Path) -> Results:
     return results_of(study, scale, lines, sum(failure(out, cell) is not None for cell in study.cells(scale)))
 
 
-def load_lines(study: Study, scale: str | None, out: Path) -> list[dict[str, Any]]:
-    """Return what a finished cell says as JSON values, for each: the study, the name of the cell, and its points."""
-    lines = []
-    for cell in study.cells(scale):
-        if (run_dir := RunDir(out / cell.name)).finished:
-            report, environment = load_finished(run_dir.path), run_dir.environment
-            line = {
-                "study": study.name, "scale": scale or next(iter(study.scale), None), "cell": cell.name,
-                "epochs": report.epochs, "is_fraction": score_format(report).is_fraction,
-                "points": points_of(cell, report), "version": report.version, "commit": environment.get("commit"),
-                "hardware": report.hardware(environment), "torch": environment.get("torch"),
-            }  # fmt: skip
-            lines.append(strict_json.nulled(line))
-    return lines
-
-
 def results_of(study: Study, scale: str | None, lines: Sequence[Mapping[str, Any]], num_failed: int = 0) -> Results:
     """Average the lines of finished cells over seeds."""
     failed = f", {num_failed} failed" if num_failed else ""
     note = study.scaled(scale).note
     named = f"{study.name} ({scale or next(iter(study.scale), 'user-defined')})"
-    caption = f"{named}: {study.asks} {len(lines)} of {plural(len(study.cells(scale)), 'cell')} finished{failed}."
+    num_unfinished = sum(bool(line.get("unfinished")) for line in lines)
+    finished = f"{len(lines) - num_unfinished} of {plural(len(study.cells(scale)), 'cell')} finished"
+    unfinished = f", {num_unfinished} unfinished (levels so far)" if num_unfinished else ""
+    caption = f"{named}: {study.asks} {finished}{unfinished}{failed}."
     points = [point for line in lines for point in line["points"]]
     return Results(
         study=study,
@@ -108,39 +94,6 @@ def results_of(study: Study, scale: str | None, lines: Sequence[Mapping[str, Any
         lines=tuple(lines),
         calibrations=tuple(calibrations(study.view, points)),
     )
-
-
-def points_of(cell: Cell, report: RunReport) -> list[_Point]:
-    """The points that a finished cell contributes: its place in the grid with metrics."""
-    place = {"method": report.method.name, "data": report.dataset, "model": report.model, **cell.axes}
-    network, ledger = report.network, report.ledger
-    test = {} if network.test is None else {"test": network.test.score, "test_loss": network.test.loss}
-    whole = {
-        "density": network.density, "val": network.val.score, "val_loss": network.val.loss, **test,
-        "epochs": ledger.total_epochs, "flops": ledger.relative, "seconds": report.timing.seconds,
-    }  # fmt: skip
-    if cell.points == "rounds":
-        return [{**place, **point} for point in _rounds(report)]
-    if cell.points == "topology":
-        return [{**place, **vars(row)} for row in report.topology]
-    if cell.points == "answer" and report.answer is not None:
-        low, high = report.answer.interval or (None, None)
-        answer = {"answer": report.answer.operating_density, "low": low, "high": high, "delta": report.answer.delta}
-        return [{**place, **whole, **answer}]
-    grown = [point.score for point in report.curve.rounds[:-1] if point.density == network.density]
-    return [{**whole, **({"val_rough": grown[-1]} if grown else {}), **place}]
-
-
-def _rounds(report: RunReport) -> Iterator[_Point]:
-    """The network after each level or round, with the cost of everything up to it; only the last one was tested."""
-    spent, seconds, epochs = 0, 0.0, 0.0
-    dense = report.ledger.dense_training_flops
-    times = {phase.phase: phase.seconds for phase in report.timing.phases}
-    for point, phase in zip(report.curve.rounds, report.ledger.phases, strict=False):
-        spent, seconds = spent + phase.training_flops, seconds + times.get(phase.phase, 0.0)
-        epochs += phase.epochs if phase.epochs_trained is None else phase.epochs_trained
-        cost = {"flops": spent / dense if dense else None, "seconds": seconds, "epochs": epochs}
-        yield {"density": point.density, "val": point.score, "val_loss": point.loss, **cost}
 
 
 def _means(study: Study, points: Sequence[_Point]) -> Iterator[ResultRow]:
