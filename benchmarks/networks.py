@@ -10,19 +10,27 @@ all published networks in results/networks/README.md.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pathgrow.checkpoint.manifest import check_hash, write_manifest
+from pathgrow.cli.main import parse
 from pathgrow.errors import UserError
+from pathgrow.report.schema import flat_config
+from pathgrow.runs.config import DiscoverConfig, TrainConfig
 
 FOLDER = Path(__file__).parents[1] / "results" / "networks"
 PAGE = FOLDER / "README.md"
+_RESOLVED = ("threads", "model_options", "match_", "data_root")
+"""Fields that a run fills in by itself, and where it found its data."""
 _FILES = ("config.json", "env.json", "report.json", "network.safetensors", "network_masks.safetensors")
 
 
@@ -36,6 +44,8 @@ def publish(run: Path, name: str, command: list[str]) -> Path:
     if not (run / "report.json").is_file():
         raise UserError(f"{run} is not a finished run: it has no report.json")
     check_hash(run, *_FILES)
+    if wrong := _differences(command, json.loads((run / "config.json").read_text(encoding="utf-8"))):
+        raise UserError(f"{run} is not a run of `pathgrow {shlex.join(command)}`: {'; '.join(wrong)}")
     folder = FOLDER / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -44,6 +54,22 @@ def publish(run: Path, name: str, command: list[str]) -> Path:
     write_manifest(folder)
     (folder / "command.txt").write_text(f"pathgrow {shlex.join(command)}\n", encoding="utf-8")
     return folder
+
+
+def _differences(command: list[str], config: Mapping[str, Any]) -> list[str]:
+    """What a run was configured with, where the command says otherwise."""
+    if command[:1] not in (["train"], ["discover"]):
+        return ["it starts with neither train nor discover"]
+    kind = TrainConfig if command[0] == "train" else DiscoverConfig
+    known = {field.name for field in dataclasses.fields(kind)}
+    given = {name: value for name, value in parse(command)[1].items() if name in known}
+    stored, asked = flat_config(config), flat_config(kind.from_dict(given).as_dict())
+    filled_in = {name for name in stored if name.startswith(_RESOLVED)} - flat_config(given).keys()
+    return [
+        f"{name} was {stored[name]}, not {asked.get(name)}"
+        for name in stored
+        if name not in filled_in and stored[name] != asked.get(name)
+    ]
 
 
 def overview() -> str:

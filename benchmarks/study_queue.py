@@ -7,8 +7,9 @@
 `run` continues an earlier queue in DIR, and two of them may share it. `export` may be called at any time; it writes the
 lines of finished cells, and of the finished levels of an unfinished IMP-C: `cells.jsonl` for `make results ADD=...`,
 `other.jsonl` for cells that belong to no study of the paper; and `runs.tar`, the finished runs without their stages,
-from which another machine continues the queue. With `--started N` the first N unfinished runs are written as well,
-which continue there from their last stage.
+from which another machine continues the queue; and `networks.tar.gz`, the weights of the sparse networks of seed 0:
+unpacked beside the runs, `benchmarks.networks` publishes them. With `--started N` the first N unfinished runs are
+written as well, which continue there from their last stage.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ grid.seed = [0, 1]
 """,
 }
 """Studies beside those of the paper."""
-_LEFT_OUT = ("stages", ".lock", "network.safetensors")
+_WEIGHTS = "network.safetensors"
+_LEFT_OUT = ("stages", ".lock", _WEIGHTS)
 
 
 @dataclass(frozen=True)
@@ -126,9 +128,14 @@ def export(out: Path, to: Path, scale: str = SCALE, num_started: int = 0) -> Non
     others = [line for name, text in OTHER.items() for line in load_lines(parse_study(name, text), None, out)]
     for name, lines in (("cells", of_paper), ("other", others)):
         atomic.write_text(to / f"{name}.jsonl", "".join(f"{strict_json.dumps(line)}\n" for line in lines))
-    runs = [RunDir(out / cell.name) for cell in queue(list(groups()), scale) if (out / cell.name).is_dir()]
+    started_cells = [cell for cell in queue(list(groups()), scale) if (out / cell.name).is_dir()]
+    runs = [RunDir(out / cell.name) for cell in started_cells]
     finished = [run.path for run in runs if run.finished]
     _pack(to / "runs.tar", [path for run in finished for path in run.iterdir() if path.name not in _LEFT_OUT])
+    first = {
+        cell.name for cell in started_cells if not cell.values.get("seed") and cell.values.get("method") != "dense"
+    }
+    _pack(to / "networks.tar.gz", [path / _WEIGHTS for path in finished if path.name in first])  # many zeros
     started = [run.path for run in runs if not run.finished]
     for run in started[:num_started]:
         _pack(to / f"started-{run.name}.tar", [path for path in run.rglob("*") if path.name != ".lock"])
@@ -141,7 +148,7 @@ def export(out: Path, to: Path, scale: str = SCALE, num_started: int = 0) -> Non
 def _pack(file: Path, paths: Iterable[Path]) -> None:
     """Write files of run directories as a tar file; those that their run has just deleted are left out."""
     part = file.with_suffix(".part")
-    with tarfile.open(part, "w") as tar:
+    with tarfile.open(part, "w:gz" if file.suffix == ".gz" else "w") as tar:
         for path in sorted(path for path in paths if path.is_file()):
             with suppress(FileNotFoundError):
                 run = path.parents[1] if path.parent.name == "stages" else path.parent

@@ -12,6 +12,9 @@ import torch
 import pathgrow
 from benchmarks import networks
 from pathgrow.cli.main import parse
+from pathgrow.errors import UserError
+from pathgrow.runs.config import TrainConfig
+from pathgrow.runs.training import train
 
 FOLDERS = networks.published()
 
@@ -40,6 +43,31 @@ def test_the_command_of_a_network_is_accepted(folder: Path) -> None:
     program, *words = shlex.split((folder / "command.txt").read_text())
     assert program == "pathgrow"
     parse(words)
+
+
+@pytest.mark.parametrize(
+    ("options", "wrong"),
+    [
+        (["--density", "0.2", "--model-option", "widths=16,8"], None),
+        (["--density", "0.3", "--model-option", "widths=16,8"], "density was 0.2, not 0.3"),
+        (["--density", "0.2", "--model-option", "widths=8,8"], "model_options.widths"),
+    ],
+)
+def test_a_network_is_published_with_the_command_of_its_run_only(
+    options: list[str], wrong: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {"method": "random", "density": 0.2, "epochs": 1, "model_options": {"widths": [16, 8]}}
+    train(TrainConfig.from_dict(values), tmp_path / "run")
+    monkeypatch.setattr(networks, "FOLDER", tmp_path / "networks")
+    command = ["train", "--data", "digits", "--method", "random", "--epochs", "1", *options]
+    if wrong is not None:
+        with pytest.raises(UserError, match=wrong):
+            networks.publish(tmp_path / "run", "mine", command)
+        return
+    folder = networks.publish(tmp_path / "run", "mine", command)
+    masks = pathgrow.load_network(folder, pathgrow.models.create("mlp", 10, widths=(16, 8)))
+    assert masks.num_on == round(0.2 * masks.num)
+    assert networks.published() == [folder]
 
 
 def test_there_are_networks_and_they_are_small() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import study_queue
+from benchmarks import networks, study_queue
 from benchmarks.study_queue import SCALE, groups, queue
 from pathgrow.report.loading import load_finished
 from pathgrow.runs.session import Session
@@ -63,6 +63,23 @@ def test_finished_cells_are_exported_as_lines_and_as_runs(tmp_path: Path) -> Non
         tar.extractall(tmp_path / "elsewhere", filter="data")
     study_queue.export(tmp_path / "elsewhere", tmp_path / "again", "smoke")
     assert (tmp_path / "again" / "cells.jsonl").read_text() == (tmp_path / "out" / "cells.jsonl").read_text()
+
+
+def test_networks_of_an_export_can_be_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = [next(cell for cell in queue([name], "smoke") if cell.values["seed"] == 0) for name in ("growth", "dense")]
+    forget_failures(tmp_path / "runs", cells)
+    work(tmp_path / "runs", cells)
+    study_queue.export(tmp_path / "runs", tmp_path / "out", "smoke")
+    for name in ("runs.tar", "networks.tar.gz"):
+        with tarfile.open(tmp_path / "out" / name) as tar:
+            tar.extractall(tmp_path / "elsewhere", filter="data")
+    sparse, dense = (tmp_path / "elsewhere" / cell.name for cell in cells)
+    assert not (dense / "network.safetensors").exists()
+    monkeypatch.setattr(networks, "FOLDER", tmp_path / "networks")
+    command = ["train", "--data", "digits", "--model", "mlp", "--method", "gcg", "--density", "0.1", "--epochs", "8"]
+    assert networks.published() == []
+    networks.publish(sparse, "mine", command)
+    assert networks.published() == [tmp_path / "networks" / "mine"]
 
 
 def test_an_unfinished_run_goes_on_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
