@@ -79,7 +79,7 @@ def groups() -> dict[str, Group]:
     return {
         "imp": Group("claims 1, 2 and the scale of 4 (one long run: start it first)", curves, {"method": ("imp_c",)}),
         "growth": Group("claims 1 and 5 to 7 need it", rules, {"method": ("gcg",)}),
-        "rules": Group("claims 5 and 9, at 10%", topology, {"method": RULES}),
+        "rules": Group("claim 5 at 10%, and 9 as soon as they have grown", topology, {"method": RULES}),
         "curves": Group("claims 6, 7", curves, {"method": ("rigl", "phew")}),
         "dense": Group("baseline", curves, {"method": ("dense",)}),
         "cost": Group("claim 4", cost, {"search": ("GCG (paper)", "discover")}),

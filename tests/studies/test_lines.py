@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pathgrow.runs import training
 from pathgrow.runs.session import Session
 from pathgrow.studies.definition import Cell, parse_study
 from pathgrow.studies.lines import load_lines, points_of
@@ -66,7 +67,9 @@ def test_levels_of_an_unfinished_run_are_those_of_the_finished_one(
     last_only = parse_study("mine", PRUNING.replace("rounds", "network"))
     assert load_lines(last_only, None, tmp_path) == [], "the network that this cell asks for is not there yet"
     [started] = load_lines(study, None, tmp_path)
-    assert load_results(study, None, tmp_path).caption.endswith("0 of 1 cell finished, 1 unfinished (levels so far).")
+    assert load_results(study, None, tmp_path).caption.endswith(
+        "0 of 1 cell finished, 1 unfinished (levels or rounds so far)."
+    )
     work(tmp_path, study.cells())
     [finished] = load_lines(study, None, tmp_path)
     assert load_results(study, None, tmp_path).caption.endswith("1 of 1 cell finished.")
@@ -77,3 +80,34 @@ def test_levels_of_an_unfinished_run_are_those_of_the_finished_one(
     for line in (started, finished):
         del line["points"], line["hardware"]  # the number of threads is only in the report
     assert started == finished
+
+
+GROWTH = """
+asks = "How?"
+set = {method = "gcg", density = 0.1, epochs = 4, model_options = {widths = [16]}}
+grid.seed = [0]
+[[part]]
+points = "topology"
+"""
+
+
+def test_the_topology_of_growth_does_not_wait_for_the_final_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = parse_study("mine", GROWTH)
+    forget_failures(tmp_path, study.cells())
+    with monkeypatch.context() as patched:
+        patched.setattr(training, "train_copies", stop)
+        with pytest.raises(KeyboardInterrupt):
+            work(tmp_path, study.cells())
+    [started] = load_lines(study, None, tmp_path)
+    work(tmp_path, study.cells())
+    [finished] = load_lines(study, None, tmp_path)
+    assert started.pop("unfinished")
+    assert [point.pop("unfinished") for point in started["points"]] == [True] * len(finished["points"])
+    assert started["points"] == finished["points"]
+    assert len(finished["points"]) > 2
+
+
+def stop(*_: object) -> None:
+    raise KeyboardInterrupt

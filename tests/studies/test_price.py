@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -11,10 +12,11 @@ from pathgrow import models
 from pathgrow.graph import trace
 from pathgrow.graph.flops import forward_macs
 from pathgrow.studies import price
-from pathgrow.studies.definition import Cell, Study
+from pathgrow.studies.definition import Cell, Study, load_study
 from pathgrow.studies.price import MEASURED_SPEEDS, num_epochs, price_of
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+RECORDED = Path(__file__).parents[2] / "results" / "studies" / "growth-timing.jsonl"
 
 
 def one_cell(**values: object) -> Cell:
@@ -66,3 +68,15 @@ def test_recorded_sizes_are_those_of_the_models(name: str, size: int) -> None:
     options = {"inputs": size**2} if name == "mlp" else {"image_size": size}
     model = models.create(name, 10, seed=0, **options).eval()
     assert price._MACS[name, size] == pytest.approx(forward_macs(trace(model, model.example_input())), rel=0.01)
+
+
+def test_adaptive_growth_is_priced_by_the_mean_of_recorded_runs() -> None:
+    """On digits, the runs of the study took 9.7 and 10.8 epochs per adaptive round; the limit is 40."""
+    lines = [json.loads(line) for line in RECORDED.read_text(encoding="utf-8").splitlines()]
+    points = [
+        point for line in lines for point in line["points"] if line["scale"] == "digits" and point["density"] == 0.3
+    ]
+    fixed, adaptive = (fmean(p["epochs"] for p in points if p["rough"] == rough) for rough in (10, "adaptive"))
+    assert adaptive == pytest.approx(fixed, rel=0.1)
+    priced = {cell.axes["rough"]: num_epochs(cell.config()) for cell in load_study("growth-timing").cells("short")}
+    assert priced["adaptive"] == priced[10]

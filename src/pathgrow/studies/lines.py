@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,8 @@ from pathgrow.checkpoint import RunDir, strict_json
 from pathgrow.report.formats import score_format
 from pathgrow.report.loading import load_finished
 from pathgrow.report.schema import RunReport
-from pathgrow.runs.records import Record
-from pathgrow.studies.definition import Cell, Study
+from pathgrow.runs.records import Record, topology_reports
+from pathgrow.studies.definition import Cell, Points, Study
 
 _Point = Mapping[str, Any]
 
@@ -20,8 +20,8 @@ _Point = Mapping[str, Any]
 def load_lines(study: Study, scale: str | None, out: Path) -> list[dict[str, Any]]:
     """Return what each finished cell says: the study, the name of the cell, and its points.
 
-    Of iterative pruning, the levels that are finished count while the run goes on; line and points are then marked as
-    `unfinished`.
+    Levels of iterative pruning and the topology of growth rounds count as soon as they are stored; line and points are
+    then marked as `unfinished`.
     """
     lines = []
     for cell in study.cells(scale):
@@ -45,30 +45,43 @@ def _finished(cell: Cell, run_dir: RunDir) -> dict[str, Any]:
 
 
 def _unfinished(cell: Cell, run_dir: RunDir) -> dict[str, Any] | None:
-    """The levels of iterative pruning that are stored; None for other cells, or if there are none yet."""
-    config = run_dir.config if (cell.command, cell.points) == ("train", "rounds") else None
-    if config is None or not (levels := list(_levels(run_dir))):
+    """The levels of iterative pruning that are stored, or the topology of growth rounds; None if there are none yet."""
+    config = run_dir.config if cell.command == "train" else None
+    stored = _STORED.get(cell.points)
+    if config is None or stored is None or not (points := list(stored(run_dir))):
         return None
-    first, environment = levels[0], run_dir.environment
-    place = {name: config[name] for name in ("method", "data", "model")} | dict(cell.axes)
-    # The first level is a whole training, and dense unless the method starts sparse.
-    dense = first.training_flops if first.point.density == 1 else None
-    epochs = first.num_epochs / first.num_samples
-    rounds = _cumulative(((each.point, each.flops, each.seconds, each.num_samples * epochs) for each in levels), dense)
+    place, environment = {name: config[name] for name in ("method", "data", "model")}, run_dir.environment
     return {
         "unfinished": True, "epochs": config["epochs"], "is_fraction": config.get("mode", "max") == "max",
-        "points": [{**place, **point, "unfinished": True} for point in rounds],
+        "points": [{**place, **cell.axes, **point, "unfinished": True} for point in points],
         "version": environment.get("pathgrow"),
         "hardware": environment.get("device_name") or environment.get("device"),
     }  # fmt: skip
 
 
-def _levels(run_dir: RunDir) -> Iterator[Record]:
-    for number in itertools.count(1):
-        stage = f"level-{number}"
-        if (metadata := run_dir.stages.metadata(stage)) is None:
-            return
-        yield Record.from_metadata(stage, metadata)
+def _stored_levels(run_dir: RunDir) -> Iterator[_Point]:
+    if not (levels := _records(run_dir, (f"level-{number}" for number in itertools.count(1)))):
+        return iter(())
+    first = levels[0]
+    # The first level is a whole training, and dense unless the method starts sparse.
+    dense = first.training_flops if first.point.density == 1 else None
+    epochs = first.num_epochs / first.num_samples
+    return _cumulative(((each.point, each.flops, each.seconds, each.num_samples * epochs) for each in levels), dense)
+
+
+def _stored_topology(run_dir: RunDir) -> Iterator[_Point]:
+    rounds = _records(run_dir, itertools.chain(["seed"], (f"round-{number:03d}" for number in itertools.count(1))))
+    return (vars(row) for row in topology_reports(rounds))
+
+
+def _records(run_dir: RunDir, stages: Iterable[str]) -> list[Record]:
+    """The records of stages up to the first that is not stored."""
+    found = itertools.takewhile(lambda pair: pair[1] is not None, ((s, run_dir.stages.metadata(s)) for s in stages))
+    return [Record.from_metadata(stage, metadata or {}) for stage, metadata in found]
+
+
+_STORED: dict[Points, Callable[[RunDir], Iterator[_Point]]] = {"rounds": _stored_levels, "topology": _stored_topology}
+"""What is read from unfinished runs, by what a cell contributes."""
 
 
 def points_of(cell: Cell, report: RunReport) -> list[_Point]:
