@@ -1,4 +1,4 @@
-"""Workers on other engines: a Ray cluster of two nodes, one of which dies, and SLURM's interface with local jobs."""
+"""Workers forked from a fresh process, on a Ray cluster of two nodes, one of which dies, and in local submitit jobs."""
 
 from __future__ import annotations
 
@@ -128,3 +128,74 @@ def test_workers_are_forked_from_a_server_that_has_imported_what_they_need(monke
     LocalPool(1)
     code = f"import gc, sys, {named[0][0]}; print(gc.isenabled(), 'pathgrow.studies.worker' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "True True\n"
+
+
+FRESH = """
+import os, signal, sys
+from pathlib import Path
+from pathgrow.distributed.interrupts import Interrupted, handled
+from pathgrow.studies.pools import LocalPool
+with handled():
+    pool = LocalPool(3)
+    waiting = [worker for worker, _ in pool._waiting]
+    from pathgrow.studies.definition import parse_study
+    from pathgrow.studies.runner import run_study
+    cells = parse_study("mine", Path("mine.toml").read_text()).cells()
+    {}
+"""
+in_a_fresh_process = pytest.mark.skipif(
+    sys.platform != "linux" or pools._is_cuda_built(), reason="workers come from a server elsewhere, and with CUDA"
+)
+
+
+def fresh(folder: Path, text: str, code: str) -> list[str]:
+    """Run code in a process that has not imported torch before it makes its pool; return what it prints."""
+    (folder / "mine.toml").write_text(text)
+    run = subprocess.run(
+        [sys.executable, "-c", FRESH.format(code)], capture_output=True, text=True, cwd=folder, timeout=60
+    )
+    return (run.stdout + run.stderr).splitlines()
+
+
+@in_a_fresh_process
+def test_a_fresh_process_forks_its_workers_and_lets_those_go_that_it_does_not_need(tmp_path: Path) -> None:
+    code = """
+    outcome = run_study(cells[:1], Path("out"), pool)
+    print(len(waiting), outcome.num_finished, outcome.num_lost)
+    for worker in waiting: worker.join(60)
+    print([worker.exitcode for worker in waiting])
+    """
+    assert fresh(tmp_path, TEXT, code) == ["3 1 0", "[0, 0, 0]"]
+
+
+@in_a_fresh_process
+def test_a_process_that_runs_no_study_does_not_wait_for_its_workers(tmp_path: Path) -> None:
+    """Python waits for child processes as it exits."""
+    assert fresh(tmp_path, TEXT, "print(len(waiting))") == ["3"]
+
+
+@in_a_fresh_process
+def test_forked_workers_that_die_are_replaced(tmp_path: Path) -> None:
+    code = """
+    os.kill(waiting[0].pid, signal.SIGKILL)
+    waiting[0].join()
+    outcome = run_study(cells, Path("out"), pool)
+    print(outcome.num_finished, outcome.num_lost)
+    """
+    assert fresh(tmp_path, TEXT, code) == ["6 1"]
+
+
+@in_a_fresh_process
+def test_forked_workers_save_their_training_when_the_study_is_stopped(tmp_path: Path) -> None:
+    """They inherit the handlers of a command, which would let a signal end them at once."""
+    code = """
+    pool.ended = lambda workers, timeout: stop()
+    def stop():
+        while not any(Path("out").glob("*/metrics.jsonl")): pass
+        signal.raise_signal(signal.SIGTERM)
+    try:
+        run_study(cells[:1], Path("out"), pool)
+    except Interrupted:
+        print(*(path.name for path in Path("out").glob("*/stages/partial-*.json")))
+    """
+    assert fresh(tmp_path, TEXT.replace("epochs = 2", "epochs = 1000"), code) == ["partial-training-0.json"]

@@ -85,6 +85,16 @@ def handled() -> Iterator[None]:
         _state.__init__()  # type: ignore[misc]
 
 
+def forget_inherited() -> None:
+    """Handle signals as a new process does, in one that was forked while its parent handled them."""
+    if _state.is_active:
+        for signum in _SIGNALS:
+            if signal.getsignal(signum) is not signal.SIG_IGN:
+                signal.signal(signum, signal.SIG_DFL)
+        sys.unraisablehook = sys.__unraisablehook__
+        _state.__init__()  # type: ignore[misc]
+
+
 @contextmanager
 def saved_first() -> Iterator[None]:
     """In the program of a user: save when a signal comes, then let it do what it would have done."""

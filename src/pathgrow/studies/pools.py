@@ -5,6 +5,7 @@ A pool starts workers and says which have ended, and how; what they do is the bu
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import multiprocessing
 import os
@@ -15,19 +16,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from importlib.util import find_spec
 from multiprocessing import forkserver
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pathgrow.distributed.cpus import available_cpus
-from pathgrow.distributed.interrupts import Interrupted, handled
+from pathgrow.distributed.interrupts import Interrupted, forget_inherited, handled
 from pathgrow.errors import UserError, unknown_name
 
 if TYPE_CHECKING:  # workers import torch, which takes as long as it takes this module to start them
     from pathgrow.studies.definition import Cell
     from pathgrow.studies.worker import Ending
 
+_PRELOAD = "pathgrow.studies.preload"
 _SLURM_POLL_SECONDS = 5.0
 _CODES: dict[int, Ending] = {0: "done", 3: "out of memory", 4: "orphaned"}
 """Exit codes of local workers; any other one means that the worker died."""
@@ -52,15 +55,23 @@ class WorkerPool(ABC):
 
 
 class LocalPool(WorkerPool):
-    """Processes of this machine: one per GPU, or fractions of one; without GPUs, one per CPU."""
+    """Processes of this machine: one per GPU, or fractions of one; without GPUs, one per CPU.
+
+    A forked worker need not import torch, but must not inherit threads or CUDA. A process that has not imported torch
+    yet imports it once for all and forks its workers at once, which wait for their work. Otherwise, and to replace
+    workers, a server that has neither threads nor CUDA forks them; it imports while this process does.
+    """
 
     def __init__(self, jobs: int | None = None, gpus: float | None = None) -> None:
-        # A forked worker needs no import of torch, but must not inherit threads or CUDA: the server has neither. It
-        # starts here, to import while this process does.
         can_fork = sys.platform.startswith("linux")
         self._context: Any = multiprocessing.get_context("forkserver" if can_fork else "spawn")
+        self._waiting: list[tuple[Any, Connection]] = []
+        is_first = can_fork and "torch" not in sys.modules and not _is_cuda_built()
         if can_fork:
-            self._context.set_forkserver_preload(["pathgrow.studies.preload"])
+            self._context.set_forkserver_preload([_PRELOAD])
+        if is_first:
+            importlib.import_module(_PRELOAD)
+        elif can_fork:
             forkserver.ensure_running()
         self._num_gpus, self._gpus = _visible_gpus(), 1.0 if gpus is None else gpus
         if self._gpus > 1:
@@ -69,11 +80,29 @@ class LocalPool(WorkerPool):
         self.num = jobs if jobs is not None else fitting or available_cpus()
         self._threads = max(1, available_cpus() // self.num)
         self._started = 0
+        if is_first:
+            atexit.register(self._dismiss)  # Python waits for them as it exits
+            for _ in range(self.num):
+                self._fork()
+
+    def _fork(self) -> None:
+        ours, theirs = multiprocessing.Pipe()
+        inherited = [ours, *(connection for _, connection in self._waiting)]
+        worker = multiprocessing.get_context("fork").Process(target=_wait_for_work, args=(theirs, inherited))
+        worker.start()
+        theirs.close()
+        self._waiting.append((worker, ours))
 
     def start(self, out: Path, cells: Sequence[Cell], *, is_alone: bool) -> Any:
         gpu = str(self._started % self._num_gpus) if self._num_gpus and self._gpus else None
         self._started += 1
-        worker = self._context.Process(target=_process, args=(out, cells, is_alone, self._threads, gpu))
+        work = (out, cells, is_alone, self._threads, gpu)
+        if self._waiting:
+            worker, connection = self._waiting.pop(0)
+            with suppress(BrokenPipeError), connection:  # one that was killed meanwhile has ended
+                connection.send(work)
+            return worker
+        worker = self._context.Process(target=_process, args=work)
         worker.start()
         return worker
 
@@ -82,10 +111,30 @@ class LocalPool(WorkerPool):
         return {worker: _CODES.get(worker.exitcode) for worker in workers if worker.exitcode is not None}
 
     def stop(self, workers: Sequence[Any]) -> None:
+        self._dismiss()
         for worker in workers:
             worker.terminate()
         for worker in workers:
             worker.join()
+
+    def _dismiss(self) -> None:
+        """Let workers go that are not needed."""
+        while self._waiting:
+            self._waiting.pop()[1].close()
+
+
+def _wait_for_work(connection: Connection, inherited: Sequence[Connection]) -> None:
+    """Wait for work, or for the parent to close the connection, of which no other process may hold an end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    forget_inherited()
+    for other in inherited:
+        other.close()
+    try:
+        work = connection.recv()
+    except EOFError:
+        return
+    connection.close()
+    _process(*work)
 
 
 def _process(out: Path, cells: Sequence[Cell], is_alone: bool, num_threads: int, gpu: str | None) -> None:
@@ -101,6 +150,13 @@ def _process(out: Path, cells: Sequence[Cell], is_alone: bool, num_threads: int,
     except Interrupted as error:
         sys.exit(error.exit_code)
     sys.exit(next(code for code, name in _CODES.items() if name == ending))
+
+
+def _is_cuda_built() -> bool:
+    """Whether torch can use GPUs, without importing it."""
+    package = find_spec("torch")
+    folder = Path((package and package.origin) or "").parent / "lib"
+    return any(folder.glob("*torch_cuda*")) or any(folder.glob("*torch_hip*"))
 
 
 def _visible_gpus() -> int:

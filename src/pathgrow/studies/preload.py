@@ -1,4 +1,4 @@
-"""What every worker needs, imported once by the process from which local workers are forked."""
+"""What every worker needs, imported once by the process that forks local workers."""
 
 import gc
 
