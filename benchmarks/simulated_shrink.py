@@ -87,7 +87,22 @@ class Task:
         draw = np.random.default_rng(seed)
         self.lengths = Lengths(setting.options)
         self._draw, self._setting = draw, setting
-        self._change = setting.change + draw.normal(0.0, 0.1)
+        # Rounds of the default depth on the way to the density that is to be known.
+        rounds = 1 + math.log(setting.known / (1 - RULE.first_prune_fraction)) / math.log(1 - RULE.prune_fraction)
+        epochs = 2 * self.lengths.phases[0] + max(0.0, rounds) * self.lengths.round + self.lengths.finish
+        self._draw_learning_curve()
+        while self._allowed(epochs) <= 0:  # no network would be within reach
+            self._draw_learning_curve()
+        self._scale = self._allowed(epochs) / (setting.shape(setting.known) - setting.shape(1.0))
+        self.num_val = None
+        if seed % 2:
+            # As if evaluation made up half to all of the noise, and the choice of batches the rest.
+            own = setting.noise * DELTA * draw.uniform(0.5, 1.0)
+            self.num_val = round(self.dense * (1 - self.dense) / (3 * own**2))
+
+    def _draw_learning_curve(self) -> None:
+        draw = self._draw
+        self._change = self._setting.change + draw.normal(0.0, 0.1)
         self._power = math.exp(draw.uniform(math.log(0.3), math.log(5.0)))
         second_quarter = DELTA * math.exp(draw.uniform(math.log(0.2), math.log(1.5)))
         self._loss = second_quarter / (0.25**-self._power - 0.5**-self._power)
@@ -95,15 +110,6 @@ class Task:
         self._restart = DELTA * draw.uniform(-0.3, 0.3) + draw.uniform(0.0, 0.2) * second_quarter
         self._recovered = DELTA * draw.uniform(-0.25, 0.5)
         self.dense = self.score(1.0, BUDGET, BUDGET)
-        # Rounds of the default depth on the way to the density that is to be known.
-        rounds = 1 + math.log(setting.known / (1 - RULE.first_prune_fraction)) / math.log(1 - RULE.prune_fraction)
-        epochs = 2 * self.lengths.phases[0] + max(0.0, rounds) * self.lengths.round + self.lengths.finish
-        self._scale = self._allowed(epochs) / (setting.shape(setting.known) - setting.shape(1.0))
-        self.num_val = None
-        if seed % 2:
-            # As if evaluation made up half to all of the noise, and the choice of batches the rest.
-            own = setting.noise * DELTA * draw.uniform(0.5, 1.0)
-            self.num_val = round(self.dense * (1 - self.dense) / (3 * own**2))
 
     def score(self, density: float, epochs: float, phase: float) -> float:
         """The true score of a network."""
@@ -118,13 +124,13 @@ class Task:
     def known(self, epochs: float) -> float:
         """The smallest density that is within delta of dense if a finished network has had so many epochs in all."""
         allowed = self._allowed(epochs) / self._scale + self._setting.shape(1.0)
+        if allowed <= self._setting.shape(1.0):
+            return math.inf
         return math.exp(brentq(lambda log: self._setting.shape(math.exp(log)) - allowed, math.log(1e-6), 0.0))
 
     def _allowed(self, epochs: float) -> float:
         """How much a finished network may lose by pruning."""
-        allowed = self.score(1.0, epochs, self.lengths.finish) - self.dense + DELTA
-        assert allowed > 0, "the answer is within reach"
-        return allowed
+        return self.score(1.0, epochs, self.lengths.finish) - self.dense + DELTA
 
     def observe(self, number: int, density: float, epochs: int, phase: int) -> Point:
         """The measured score of a network."""

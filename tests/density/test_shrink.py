@@ -195,6 +195,42 @@ def test_a_network_that_still_improves_is_trained_on_as_a_control() -> None:
     assert [one.density < 0.3 for one in candidates(given)] == [True]
 
 
+def recorded(*rows: tuple[float, int, float], first: int = 0) -> tuple[Point, ...]:
+    """Networks (density, epochs, score) of a search that was run."""
+    return tuple(
+        Point(round=first + k, density=density, epochs=epochs, score=score)
+        for k, (density, epochs, score) in enumerate(rows)
+    )
+
+
+@pytest.mark.parametrize(("num_val", "has_control"), [(5_000, True), (150, False)])
+def test_a_control_is_trained_where_its_score_would_tell_more_than_noise(num_val: int, has_control: bool) -> None:
+    # ResNet-32 on CIFAR-10: the last phase gained less than delta, and the estimated dense score was 0.6 delta too low.
+    curve = Curve(
+        rough=recorded((1.0, 40, 0.9216), (1.0, 80, 0.9274)),
+        probes=recorded((0.3, 90, 0.9276), (0.165, 100, 0.9216), (0.0908, 110, 0.9162), (0.0499, 120, 0.9066), first=2),
+        num_val=num_val,
+        full_epochs=160,
+    )
+    assert (candidates(curve)[0].density == 1.0) == has_control
+
+
+def test_a_network_far_below_an_uncertain_estimate_has_missed() -> None:
+    # A GPT (scores are negated losses): truly 2.6 delta below dense, which was estimated as 2.5 +- 1.0.
+    rule = ShrinkRule(delta=0.05)
+    curve = Curve(
+        rough=recorded((1.0, 15, -2.2472), (1.0, 30, -1.8793)),
+        probes=recorded(
+            (0.3, 34, -1.8819), (0.165, 38, -1.8824), (0.0908, 42, -1.9085), (0.0499, 46, -1.9371), first=2
+        ),
+        finished=recorded((1.0, 45, -1.7327), (0.2439, 49, -1.7816), first=6),
+        full_epochs=60,
+    )
+    check = rule.check(curve, curve.finished[1])
+    assert check.shortfall - 2 * check.error < rule.delta
+    assert check.outcome == "missed"
+
+
 def test_what_exceeds_the_cost_limit_is_not_trained() -> None:
     early = Point(round=0, density=1.0, epochs=40, score=DENSE - 0.06)
     curve = shrunk(replace(CURVE, rough=(early, CURVE.rough[1])))

@@ -382,7 +382,7 @@ def test_an_invalid_score_is_refused(bad: object) -> None:
 
 # Nothing finished is trained twice
 
-PRUNED = {"finish": "gts", "rule": "probe", "start_density": None, "seed_epochs": None, "budget": 4, "delta": 0.05}
+PRUNED = {"finish": "gts", "rule": "probe", "start_density": None, "seed_epochs": None, "budget": 8, "delta": 0.05}
 GROWN = {"rule": "probe", "start_density": 0.2, "gamma": 0.6, "budget": 10}
 
 

@@ -299,7 +299,7 @@ def test_a_pruned_network_far_below_the_finished_one_without_pruning_is_not_retu
 
 def test_a_loss_is_minimized_and_shown_with_its_own_sign() -> None:
     """Equal to the search with negated scores, but for the sign of everything that is shown."""
-    options = {"delta": 0.4, "budget": 80}
+    options = {"delta": 0.4, "budget": 120}
     found, negated = shrunk(Loss(), mode="min", **options), shrunk(NegativeLoss(), **options)
     assert found.operating_density == negated.operating_density is not None
     assert found.masks == negated.masks

@@ -30,6 +30,9 @@ from pathgrow.density.types import (
 from pathgrow.errors import require
 
 MAX_ROUNDS = 14
+CLEARLY = 1.28
+"""Standard errors by which a network has to be further below an estimated dense score than delta to have missed it: the
+90% level, as for intervals."""
 OPEN = 0.1
 """Probability of an answer below the sparsest network at which pruning goes on."""
 NARROW = 2.0
@@ -47,6 +50,8 @@ SPARSER = 0.6
 MAX_GAIN = 5.0
 """What the last phase before pruning may have gained, in units of delta: where it was more, two trainings do not tell
 what a full one leads to."""
+CONTROL = 0.25
+"""By how much a control has to narrow the estimate of the dense score (its standard deviation, in units of delta)."""
 LIKELY = 0.2
 """The sparser one is trained if the answer is that low with at least this probability."""
 AIM = 0.85
@@ -57,9 +62,9 @@ DENSITIES = tuple(np.geomspace(0.005, 1.0, 200).tolist())
 
 
 Outcome = Literal["verified", "consistent", "missed", "not verified"]
-"""How the returned network compares with dense. Against a given or trained score: verified if it is within
-delta, consistent if two standard errors allow it, otherwise missed. Against an estimate: consistent if it is within
-delta, missed if two standard errors exclude it, otherwise not verified."""
+"""How the returned network compares with dense. Against a given or trained score: verified if it is within delta,
+consistent if two standard errors allow it, otherwise missed. Against an estimate: consistent if it is within delta,
+missed if the 90% level excludes it, otherwise not verified."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,9 +134,9 @@ class ShrinkRule:
         """The networks to train fully next, which may be trained together; empty if enough is known.
 
         The first ones are the network of the density read from the rounds, a sparser one, in case that turns out to be
-        enough, and the network without pruning, a control, if it still improves by more than delta. Later ones follow
-        if the answer has moved away from these. `cost` is what training a network of some density costs, and `left`
-        what may be spent; only a first pruned network is trained in any case.
+        enough, and the network without pruning, a control, if the dense score is uncertain without it. Later ones
+        follow if the answer has moved away from these. `cost` is what training a network of some density costs, and
+        `left` what may be spent; only a first pruned network is trained in any case.
         """
         base, estimate, pruned = curve.rough[-1], self._estimate(curve), self._sparse(curve)
         control = NextRound(start=base.round, density=base.density)
@@ -209,7 +214,7 @@ class ShrinkRule:
             outcome = "verified" if shortfall <= delta else outcome
         else:
             outcome = "consistent" if shortfall <= delta else "not verified"
-            outcome = "missed" if shortfall - 2 * error > delta else outcome
+            outcome = "missed" if shortfall - CLEARLY * error > delta else outcome
             if self._is_too_short(curve, delta) or (outcome == "consistent" and curve.rough[-1].density < 1):
                 outcome = "not verified"  # a network that held fewer weights tells little of the dense one
         return Check(outcome=outcome, shortfall=shortfall, error=error)
@@ -296,11 +301,16 @@ class ShrinkRule:
         return num_known < 2 or (num_known == 2 and self._last_gain(curve) > MAX_GAIN * (delta or self.delta))
 
     def _needs_control(self, curve: Curve) -> bool:
-        """Whether the network without pruning has to be trained fully too, since it still improves by more than delta.
+        """Whether the network without pruning is worth a full training too.
 
-        Otherwise what a full training gains would be a guess that is larger than the tolerance.
+        It is if its score, as noisy as any other, would narrow the estimate of the dense score by a good part of delta.
         """
-        return curve.reference is None and len(unpruned(curve)) == 2 and self._last_gain(curve) > self.delta
+        if curve.reference is not None or len(unpruned(curve)) != 2:
+            return False
+        outcomes = self._outcomes(curve)
+        spread, noise = float(np.std(outcomes.dense)), float(np.mean(outcomes.noise))
+        narrowed = spread * noise / math.hypot(spread, noise)
+        return spread - narrowed > CONTROL * self.delta
 
     def _last_gain(self, curve: Curve) -> float:
         """What the last phase of the network without pruning gained."""
