@@ -3,9 +3,9 @@
 Overhead: wall time of the command for 200 cells of a smoke study in one worker process, from its start to its end,
 relative to the sum of the times that the runs themselves report (which leave out resolving their configs, and writing
 the report and the hashes of all files). Start, gaps between runs and end add up to the difference. All of them grow
-with the load of the machine; CPU seconds of all processes of the command do less. With `--before SRC`, small studies
-alternate between another version of the package, in the directory SRC, this one, and a loop over the same runs in one
-process.
+with the load of the machine; CPU seconds of all processes of the command do less. With `--before SRC`, the study is run
+with another version of the package, in the directory SRC, and with this one again; then small studies alternate between
+both and a loop over the same runs in one process.
 Kills: a fifth of the cells have their worker killed with SIGKILL at a random time.
 """
 
@@ -60,7 +60,7 @@ def overhead(
 ) -> dict[str, float]:
     """Run the command as a user would, or its runs in a loop, and compare its time with that of the runs."""
     arguments = ["-c", _LOOP, study, out] if loop else ["-m", "pathgrow", "study", study, "--jobs", "1", "--out", out]
-    began, cpu = time.time(), _cpu_of_children()
+    load, began, cpu = os.getloadavg()[0], time.time(), _cpu_of_children()
     # Not into pipes, which are open until the server of the workers has ended, after the command.
     command = [sys.executable, *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(source)}
@@ -72,7 +72,8 @@ def overhead(
     start, end = min(own) - own[min(own)] - began, ended - max(own)
     wall, total = ended - began, sum(own.values())
     return {
-        "cells": len(cells), "wall, s": wall, "time of the runs, s": total, "overhead": wall / total - 1,
+        "load": load, "load at the end": os.getloadavg()[0], "cells": len(cells),
+        "wall, s": wall, "time of the runs, s": total, "overhead": wall / total - 1,
         "until the first run, s": start, "between runs, ms": 1000 * (wall - total - start - end) / (len(cells) - 1),
         "after the last run, s": end, "CPU of all processes, s": cpu,
         "MLP on digits, CPU, images/s": sum(report.ledger.samples for report in runs.values()) / total,
@@ -159,8 +160,9 @@ def main() -> None:
             if sys.platform == "linux":  # what the command leaves running when it ends becomes a child of this process
                 ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
             found["overhead"] = overhead(study, cells, Path(folder) / "study")
-            found["load at the end"] = os.getloadavg()[0]
             if chosen.before is not None:
+                found["overhead before"] = overhead(study, cells, Path(folder) / "other", chosen.before)
+                found["overhead again"] = overhead(study, cells, Path(folder) / "again")
                 found["alternating"] = compared(Path(folder), chosen.before, chosen.repeats)
         if chosen.only != "overhead":
             found["killed"] = kills(cells, Path(folder) / "killed")
