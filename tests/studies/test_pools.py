@@ -152,7 +152,7 @@ def fresh(folder: Path, text: str, code: str) -> list[str]:
     """Run code in a process that has not imported torch before it makes its pool; return what it prints."""
     (folder / "mine.toml").write_text(text)
     run = subprocess.run(
-        [sys.executable, "-c", FRESH.format(code)], capture_output=True, text=True, cwd=folder, timeout=60
+        [sys.executable, "-c", FRESH.replace("{}", code)], capture_output=True, text=True, cwd=folder, timeout=60
     )
     return (run.stdout + run.stderr).splitlines()
 
@@ -189,9 +189,13 @@ def test_forked_workers_that_die_are_replaced(tmp_path: Path) -> None:
 def test_forked_workers_save_their_training_when_the_study_is_stopped(tmp_path: Path) -> None:
     """They inherit the handlers of a command, which would let a signal end them at once."""
     code = """
-    pool.ended = lambda workers, timeout: stop()
-    def stop():
+    pool.ended = lambda workers, timeout: stop(workers[0].pid)
+    def ticks(pid):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11])
+    def stop(pid):
         while not any(Path("out").glob("*/metrics.jsonl")): pass
+        announced = ticks(pid)
+        while ticks(pid) < announced + 50: pass  # half a second of computing: it trains
         signal.raise_signal(signal.SIGTERM)
     try:
         run_study(cells[:1], Path("out"), pool)
