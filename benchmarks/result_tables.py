@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
-from benchmarks import cifar, doors, shrink, tasks
+from benchmarks import cifar, digits_ladder, doors, shrink, tasks
 from pathgrow.checkpoint import strict_json
 
 ROOT = Path(__file__).parents[1]
@@ -170,8 +171,8 @@ def engine() -> str:
     )
 
 
-DEFAULT_SEARCH = "abc9a01"
-"""The version of the default search whose discoveries are shown."""
+DEFAULT_SEARCHES = ("abc9a01", "8955066")
+"""The versions of the default search whose discoveries are shown."""
 
 _SHRINK = {
     160: {
@@ -219,6 +220,19 @@ def shrink_table(budget: int) -> Callable[[], str]:
     return block
 
 
+def gts_table() -> str:
+    """The method `gts` beside gradual pruning, in one training of the same length."""
+    rows = []
+    lines = _lines("cifar10_resnet32_gts")
+    for method in ("gts", "gmp"):
+        own = [point for line in lines for point in line["points"] if point["method"] == method]
+        pooled = [(point["val"] + 2 * point["test"]) / 3 for point in own]
+        scores = f"{_points(fmean(pooled))} ({', '.join(map(_points, pooled))})"
+        tested, cost = fmean(point["test"] for point in own), fmean(point["flops"] for point in own)
+        rows.append([f"`{method}`", f"{own[0]['density']:.0%}", scores, _points(tested), f"{cost:.2f}"])
+    return table(["method", "density", "pooled accuracy (seeds)", "test", "cost"], rows)
+
+
 def search_table() -> str:
     """Whole searches on CIFAR-10, by the length of their rounds."""
     rows = []
@@ -241,15 +255,17 @@ def search_table() -> str:
 def default_discoveries() -> str:
     """What the default search answered and returned."""
     rows = []
-    for name in ("cifar10_resnet32", "cifar100_resnet56"):
-        own = [row for row in _lines(f"{name}_searches") if row.get("commit") == DEFAULT_SEARCH]
+    names = ("cifar10_resnet32", "cifar100_resnet56")
+    for commit, name in itertools.product(DEFAULT_SEARCHES, names):
+        if not (own := [row for row in _lines(f"{name}_searches") if row.get("commit") == commit]):
+            continue
         own = sorted(own, key=lambda row: ("max_density" in row, row["seed"]))
         for row in own:
             answer, check = row["answer"], row["answer"]["check"]
             low, high = answer["interval"]
             limit = f", --max-density {row['max_density']:g}" if "max_density" in row else ""
             rows.append([
-                f"{row['data']}, {row['model']}{limit}", row["seed"],
+                commit, f"{row['data']}, {row['model']}{limit}", row["seed"],
                 f"{answer['operating_density']:.1%} ({low:.0%} - {high:.0%})", f"{row['density']:.1%}",
                 _points(row["val"][0]), _points(row["test"][0]), check["outcome"], f"{row['ledger']['relative']:.2f}",
                 f"{row['ledger']['epochs_trained'] / row['budget']:.2f}",
@@ -261,9 +277,10 @@ def default_discoveries() -> str:
         )]  # fmt: skip
         density, val, test, flops, epochs = means
         rows.append(
-            ["mean", "", "", f"{density:.1%}", _points(val), _points(test), "", f"{flops:.2f}", f"{epochs:.2f}"]
+            ["", "mean", "", "", f"{density:.1%}", _points(val), _points(test), "", f"{flops:.2f}", f"{epochs:.2f}"]
         )
     head = (
+        "rule",
         "task",
         "seed",
         "answer (90% interval)",
@@ -305,6 +322,15 @@ def _spread(values: Sequence[float]) -> str:
     return f"{_points(fmean(values))}{error}"
 
 
+def digits_ladder_table() -> str:
+    """What finished networks lose on digits, by density."""
+    rows, density = digits_ladder.summary(_lines("digits_mlp_ladder"))
+    head, values = zip(*rows, strict=True)
+    return table(["density", *(f"{one}%" for one in head)], [["points lost, test", *values]]) + (
+        f"\n\nOne point is lost at {density:.1%} of the weights."
+    )
+
+
 def _points(score: float) -> str:
     return f"{100 * score:.2f}"
 
@@ -325,7 +351,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "digits-truth": digits_truth, "tasks": task_table, "doors": door_table, "cifar-ladder": cifar_ladder,
     "cifar-discoveries": cifar_discoveries, "cifar-reference": cifar_reference, "wrn": wrn,
     "wrn-reproduction": wrn_reproduction, "engine": engine, "shrink": shrink_table(160), "shrink-80": shrink_table(80),
-    "searches": search_table, "default-discoveries": default_discoveries, "digits-rounds": digits_rounds,
+    "searches": search_table, "gts": gts_table, "default-discoveries": default_discoveries,
+    "digits-rounds": digits_rounds, "digits-ladder": digits_ladder_table,
 }  # fmt: skip
 
 
