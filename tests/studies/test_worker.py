@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import itertools
 import json
@@ -14,6 +15,8 @@ import pytest
 from filelock import FileLock
 from PIL import Image
 
+from pathgrow import checkpoint
+from pathgrow.checkpoint import RunDir
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.studies import worker
 from pathgrow.studies.definition import Cell, load_study, parse_study
@@ -42,6 +45,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             raise RunFailed("the loss is not finite")
         Path(out).mkdir()
         (Path(out) / "report.json").write_text(json.dumps({"match": config.match_run}))
+        (Path(out) / "manifest.sha256").touch()
 
     monkeypatch.setattr(worker, "train", train)
     return names
@@ -62,6 +66,33 @@ def test_each_cell_runs_once_and_a_failed_one_stops_no_other(tmp_path: Path, ran
     assert failure(tmp_path, cells[1]) == "the loss is not finite"
     forget_failures(tmp_path, cells)
     assert state(tmp_path, cells[1]) == "free"
+
+
+def test_a_cell_whose_worker_was_killed_before_its_manifest_gets_it_without_training(tmp_path: Path) -> None:
+    [cell] = cells_of('asks = "?"\nset = {method = "set", epochs = 1, density = 0.3}', tmp_path)
+    work(tmp_path, [cell])
+    run_dir = RunDir(tmp_path / cell.name)
+    rows = run_dir.metrics
+    (run_dir.path / "manifest.sha256").unlink()
+    assert state(tmp_path, cell) == "free"
+    work(tmp_path, [cell])
+    assert run_dir.damage() == {}
+    assert run_dir.metrics == rows
+
+
+def test_a_result_counts_although_its_manifest_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [cell] = cells_of('asks = "?"\nset = {method = "set", epochs = 1, density = 0.3}', tmp_path)
+
+    def full(_: Path) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(checkpoint.run_dir, "write_manifest", full)
+    assert work(tmp_path, [cell]) == "done"
+    assert not RunDir(tmp_path / cell.name).has_manifest
+    assert state(tmp_path, cell) == "finished"
+    assert failure(tmp_path, cell) is None
 
 
 def test_a_cell_that_another_worker_has_just_taken_counts_no_attempt(tmp_path: Path, ran: list[str]) -> None:

@@ -107,7 +107,7 @@ class RunDir:
         if fault := strict_json.fault(resolved, "config"):
             raise UserError(f"{fault}; a config must consist of numbers, strings, lists and dicts")
         run_dir._is_open = True
-        if run_dir.finished and run_dir._has(MANIFEST):
+        if run_dir.finished and run_dir.has_manifest:
             run_dir._compare_config(resolved)
             return run_dir
         try:
@@ -181,6 +181,11 @@ class RunDir:
         return self._has("report.json")
 
     @property
+    def has_manifest(self) -> bool:
+        """Whether its manifest was written, the last file of a run."""
+        return self._has(MANIFEST)
+
+    @property
     def worker(self) -> str | None:
         """The process that works in this directory now ("another process (pid 4711)"), or None."""
         if sys.platform == "win32":
@@ -214,7 +219,7 @@ class RunDir:
             check_entries(self.path)
             if not self.finished:
                 return {"config.json": "is missing"} if self.config is None else self.stages.damage()
-            unknown = {} if self._has(MANIFEST) else {MANIFEST: "is missing, so files cannot be verified"}
+            unknown = {} if self.has_manifest else {MANIFEST: "is missing, so files cannot be verified"}
             return unknown | damaged_files(self.path)
         except UserError as error:
             return {"this run": f"cannot be verified: {error}"}

@@ -73,7 +73,7 @@ def _top_k_together(scores: Sequence[Tensor], candidates: Sequence[Tensor], nums
     layers = zip(candidates, nums, above.split(sizes), tied.split(sizes), *rows, strict=True)
     for flags, num, higher, equal, num_above, num_tied, num_candidates, num_not_finite in layers:
         assert 0 <= num <= num_candidates, "more than there are candidates"
-        if num and num_not_finite:
+        if num_not_finite:  # also where none is chosen: nothing else tells that this step has diverged
             raise UserError("scores of weights are not finite; training diverged, lower the learning rate")
         found.append(Ranked(higher.view(flags.shape), equal.view(flags.shape), num, num_above, num_tied))
     return found

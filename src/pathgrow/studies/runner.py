@@ -12,13 +12,12 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from pathgrow.checkpoint import RunDir
 from pathgrow.errors import RunFailed
 from pathgrow.report.formats import duration, plural
 from pathgrow.studies.definition import Cell
 from pathgrow.studies.pools import WorkerPool
 from pathgrow.studies.price import price_of
-from pathgrow.studies.worker import MAX_ATTEMPTS, failed_names, failure, forget_failures
+from pathgrow.studies.worker import MAX_ATTEMPTS, failed_names, failure, forget_failures, is_finished
 
 _REFRESH_SECONDS = 1.0
 
@@ -37,7 +36,7 @@ class StudyOutcome:
 def run_study(cells: Sequence[Cell], out: Path, pool: WorkerPool, show: StudyProgress | None = None) -> StudyOutcome:
     """Run all cells that are not finished; those that failed before are tried again."""
     out.mkdir(parents=True, exist_ok=True)
-    remaining = [cell for cell in cells if not RunDir(out / cell.name).finished]
+    remaining = [cell for cell in cells if not is_finished(out, cell)]
     forget_failures(out, remaining)
     show = show or StudyProgress(Console(quiet=True))
     show.begin(cells, remaining)
@@ -70,7 +69,7 @@ def _settled(out: Path, cells: Sequence[Cell]) -> dict[str, str | None]:
     has_failed, has_started = failed_names(out), set(os.listdir(out))
     return {
         cell.name: failure(out, cell) for cell in cells
-        if cell.name in has_failed or (cell.name in has_started and RunDir(out / cell.name).finished)
+        if cell.name in has_failed or (cell.name in has_started and is_finished(out, cell))
     }  # fmt: skip
 
 

@@ -63,7 +63,7 @@ def work(out: Path, cells: Sequence[Cell], *, is_alone: bool = False, num_thread
 
 def state(out: Path, cell: Cell) -> State:
     """What can be done about a cell now."""
-    if RunDir(out / cell.name).finished:
+    if is_finished(out, cell):
         return "finished"
     if failure(out, cell) is not None:
         return "failed"
@@ -78,6 +78,13 @@ def state(out: Path, cell: Cell) -> State:
         _fail(out, cell, f"its worker died {MAX_ATTEMPTS} times")
         return "failed"
     return "free"
+
+
+def is_finished(out: Path, cell: Cell) -> bool:
+    """Whether nothing is left to do: not even the manifest, before which a worker may have been killed."""
+    run_dir = RunDir(out / cell.name)
+    # Where it cannot be written, the result counts without it.
+    return run_dir.finished and (run_dir.has_manifest or _num_attempts(out, cell) >= MAX_ATTEMPTS)
 
 
 def failure(out: Path, cell: Cell) -> str | None:
@@ -141,7 +148,8 @@ def _attempt(out: Path, cell: Cell, is_alone: bool) -> str | None:
         else:
             _fail(out, cell, f"{type(error).__name__}: {error}")
     else:
-        attempts.unlink(missing_ok=True)
+        if RunDir(out / cell.name).has_manifest:  # otherwise it could not be written
+            attempts.unlink(missing_ok=True)
     return None
 
 
