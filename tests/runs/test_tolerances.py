@@ -35,9 +35,8 @@ def test_the_dense_score_and_the_distance_to_it_do_not_depend_on_the_tolerance(
     assert found.check is not None
     assert own.check is not None
     assert (found.check.shortfall, found.check.error) == (own.check.shortfall, own.check.error)
-    far = {None: "not verified", "given": "missed"}[reference and reference.kind]
-    near = {None: "consistent", "given": "verified"}[reference and reference.kind]
-    assert found.check.outcome == (near if delta == 0.02 else far)
+    near = "consistent" if reference is None else "verified"
+    assert found.check.outcome == (near if delta == 0.02 else "missed")
 
 
 @pytest.mark.parametrize("reference", [None, Reference(score=0.975, kind="given", epochs=80)])

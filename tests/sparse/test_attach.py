@@ -249,7 +249,10 @@ class TestFrozen:
             seen.append(model[0].weight.clone())  # type: ignore[index]
             train(model, optimizer, steps=1)
 
-        found = discover(model, SGD(model.parameters(), lr=0.1), fit, lambda _: 0.5, torch.zeros(1, 6), budget=4)
+        def evaluate(_: nn.Module) -> float:
+            return 0.5 + 0.01 * len(seen)
+
+        found = discover(model, SGD(model.parameters(), lr=0.1), fit, evaluate, torch.zeros(1, 6), budget=4)
         assert list(found.masks) == ["3.weight"]
         assert len(seen) > 2
         assert all(torch.equal(weight, before) for weight in [*seen, model[0].weight])
