@@ -19,6 +19,8 @@ if _is_module and sys.path[:1] in ([""], [os.getcwd()]) and not sys.flags.safe_p
 import signal
 
 _is_command = _is_module or os.path.basename("".join(_argv[:1])) == "pathgrow"
+if _is_command:
+    os.environ.setdefault("PYTHONSAFEPATH", "1")  # so would `python -c`, which starts servers of worker processes
 if _is_command and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the imports that follow without a traceback
 

@@ -487,8 +487,9 @@ def test_a_report_is_strict_json_and_means_finished(folder):
     assert strict_json.loads((folder.path / "report.json").read_bytes())
 
 
-def test_a_damaged_report_is_refused(folder):
-    (folder.path / "report.json").write_text('{"score": NaN}')
+@pytest.mark.parametrize("number", ["NaN", "1e999", "-1e999"])
+def test_a_damaged_report_is_refused(folder, number):
+    (folder.path / "report.json").write_text(f'{{"score": {number}}}')
     with pytest.raises(UserError, match=r"report\.json is not JSON"):
         folder.report()
 

@@ -185,6 +185,14 @@ def test_a_record_under_another_stage_name_is_damage(folder):
     assert folder.stages.load("seed").metadata == {"score": 0.5}
 
 
+def test_a_record_with_a_number_beyond_the_range_of_a_float_is_damage(folder):
+    folder.stages.save("seed", {"score": 0.5})
+    record = folder.path / "stages" / "seed.json"
+    record.write_text(record.read_text().replace("0.5", "1e999"))
+    with pytest.warns(DamagedStageWarning, match="seed.json is not JSON"):
+        assert folder.stages.load("seed") is None
+
+
 def test_a_reader_leaves_a_damaged_stage_in_place(folder):
     folder.stages.save("seed", {})
     path = folder.path / "stages" / "seed.json"

@@ -270,6 +270,23 @@ def test_nothing_else_is_imported_from_the_working_directory(tmp_path: Path) -> 
     assert list(tmp_path.glob("* was run")) == []
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are spawned elsewhere")
+def test_servers_of_worker_processes_import_nothing_from_the_working_directory(tmp_path: Path) -> None:
+    (tmp_path / "multiprocessing.py").write_text("open('it was run', 'w')\nraise ImportError\n")
+    start = """if True:
+        import sys
+        sys.path[:], sys.argv = [entry for entry in sys.path if entry], ["pathgrow"]
+        import pathgrow, torch
+        from multiprocessing import forkserver
+        from pathgrow.studies.pools import LocalPool
+        LocalPool(jobs=1)
+        forkserver.connect_to_new_process([])  # waits until the server has started
+    """
+    environment = {**os.environ, "PYTHONPATH": str(Path(main.__file__).parents[2])}
+    subprocess.run([sys.executable, "-c", start], cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL, timeout=60)
+    assert [path.name for path in tmp_path.iterdir()] == ["multiprocessing.py"]
+
+
 def test_the_working_directory_is_on_the_path_for_a_method_on_the_command_line_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pathgrow import atomic
-from pathgrow.errors import UserError
+from pathgrow.errors import UserError, short
 
 _MAX_DEPTH = 64
 _TOO_DEEP = f"nested more than {_MAX_DEPTH} levels deep"
@@ -29,10 +29,11 @@ def dumps(value: Any, *, indent: int | None = None) -> str:
 def loads(text: str | bytes) -> Any:
     """Parse strict JSON; raise ValueError for anything else.
 
-    That includes `NaN`, bytes that are not UTF-8, and values nested so deeply that walking through them would fail.
+    That includes `NaN`, numbers beyond the range of a float, bytes that are not UTF-8, and values nested so deeply that
+    walking through them would fail.
     """
     try:
-        value = json.loads(text, parse_constant=_refuse_constant)
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     except RecursionError as error:
         raise ValueError(_TOO_DEEP) from error
     inside = [value]
@@ -132,3 +133,10 @@ def _show(value: Any) -> str:
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)  # 1e999 is infinite, which no JSON text can hold
+    if math.isinf(value):
+        raise ValueError(f"{short(text)} is out of range")
+    return value
