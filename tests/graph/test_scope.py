@@ -62,6 +62,9 @@ def test_presets_and_filters() -> None:
         scope(model, only="no such name")
     with pytest.raises(UserError, match="nothing to sparsify"):
         scope(nn.Linear(3, 2))
+    for odd in (0.5, [None], torch.tensor(0.5)):
+        with pytest.raises(UserError, match="only must be a function of a parameter name, a pattern, or several"):
+            scope(model, only=odd)  # type: ignore[arg-type]
 
 
 def test_whole_model_density_counts_everything() -> None:

@@ -167,7 +167,10 @@ def _as_filter(only: Any) -> Callable[[str], bool]:
         return lambda name: True
     if callable(only):
         return lambda name: bool(only(name))
-    patterns: list[Any] = [only] if isinstance(only, str) else list(only) if isinstance(only, Iterable) else [None]
+    try:
+        patterns: list[Any] = [only] if isinstance(only, str) else list(only)
+    except TypeError:  # a tensor without dimensions is an `Iterable` too
+        patterns = [None]
     are_texts = all(isinstance(pattern, str) for pattern in patterns)
     require(are_texts, "only", only, "a function of a parameter name, a pattern, or several patterns", "'layer1.*'")
     return lambda name: any(fnmatchcase(name, pattern) for pattern in patterns)
