@@ -104,6 +104,16 @@ def test_a_cell_that_another_worker_has_just_taken_counts_no_attempt(tmp_path: P
         assert (ran, worker._num_attempts(tmp_path, cell), state(tmp_path, cell)) == ([], 0, "free")
 
 
+def test_a_link_in_place_of_a_claim_fails_its_cell_and_stops_no_other(tmp_path: Path, ran: list[str]) -> None:
+    first, _, third = cells_of(THREE, tmp_path)
+    (tmp_path / "thesis.txt").write_text("the only copy")
+    worker._file(tmp_path, first.name, "claim").symlink_to(tmp_path / "thesis.txt")
+    assert work(tmp_path, [first, third]) == "done"
+    assert ran == [third.name]
+    assert "cannot access" in (failure(tmp_path, first) or "")
+    assert (tmp_path / "thesis.txt").read_text() == "the only copy"
+
+
 def test_workers_do_not_wait_for_a_cell_that_another_one_has_just_taken(
     tmp_path: Path, ran: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,6 +121,9 @@ def _run(out: Path, cell: Cell, is_alone: bool) -> str | None:
             return _attempt(out, cell, is_alone)
     except Timeout:
         return "taken"
+    except OSError as error:  # a link or a directory in place of one of the files: the other cells can run
+        _fail(out, cell, f"cannot access {error.filename} ({error.strerror or error})")
+        return None
 
 
 def _attempt(out: Path, cell: Cell, is_alone: bool) -> str | None:
