@@ -42,6 +42,10 @@ class Problem:
     num_steps: int | None = None
     """Steps of an epoch, on examples drawn at random; None: once through the data."""
 
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.num_steps or -(-len(self.parts["train"][-1]) // self.batch_size)
+
     def optimizer(self, model: nn.Module) -> Optimizer:
         return torch.optim.AdamW(model.parameters(), lr=self.lr, weight_decay=0.01)
 
@@ -50,7 +54,7 @@ class Problem:
         model.train()
         *inputs, target = self.parts["train"]
         rates = [group["lr"] for group in optimizer.param_groups]
-        num_steps = epochs * (self.num_steps or -(-len(target) // self.batch_size))
+        num_steps = epochs * self.steps_per_epoch
         for step, batch in enumerate(self._batches(epochs, target)):
             scale = min(1.0, (step + 1) / 20) * 0.5 * (1 + math.cos(math.pi * step / num_steps))
             for group, rate in zip(optimizer.param_groups, rates, strict=True):

@@ -33,7 +33,7 @@ from scipy.optimize import brentq
 from pathgrow.density.shrink import Check, NextRound, ShrinkRule
 from pathgrow.density.types import Answer, Curve, Point, Reference
 from pathgrow.runs.options import DiscoverOptions
-from pathgrow.runs.shrinking import TOO_MUCH, Lengths
+from pathgrow.runs.shrinking import EXTRA, Lengths
 
 DELTA = 0.01
 BUDGET = 160
@@ -160,33 +160,34 @@ def discover(setting: Setting, seed: int) -> Run:
     task, rule, cost_limit = Task(setting, seed), RULE, setting.options.cost_limit
     lengths = task.lengths
     points = [task.observe(k, 1.0, (k + 1) * lengths.phases[0], lengths.phases[0]) for k in range(2)]
-    base, phases = points[1], [lengths.phases[0], lengths.phases[0]]
-    reference = None
+    phases = [lengths.phases[0], lengths.phases[0]]
+    spent, reference = 2 * lengths.phases[0] / BUDGET, None
     if setting.reference == "dense":
         dense = task.observe(0, 1.0, BUDGET, BUDGET)
         reference = Reference(score=dense.score, kind="dense", epochs=BUDGET)
     curve = Curve(rough=tuple(points), reference=reference, num_val=task.num_val, full_epochs=BUDGET)
 
-    def train(due: NextRound, phase: int) -> Point:
+    def train(due: NextRound, phase: int, cost: float) -> Point:
+        nonlocal spent
         points.append(task.observe(len(points), due.density, points[due.start].epochs + phase, phase))
         phases.append(phase)
+        spent += cost * phase / BUDGET
         return points[-1]
 
-    def cost() -> float:
-        return sum(flops(point.density) * phase for point, phase in zip(points, phases, strict=True)) / BUDGET
-
     while (pruned := rule.next_round(curve)) is not None:
-        curve = replace(curve, probes=(*curve.probes, train(pruned, lengths.round)))
+        curve = replace(curve, probes=(*curve.probes, train(pruned, lengths.round, flops(pruned.density))))
+
+    def finish_flops(density: float, start: float | None = None) -> float:
+        before = min(point.density for point in points if point.density >= density) if start is None else start
+        return flops(density) + EXTRA * (flops(before) - flops(density))
 
     def finish_cost(density: float) -> float:
-        return flops(density) * lengths.finish / BUDGET
+        return finish_flops(density) * lengths.finish / BUDGET
 
-    while due := rule.candidates(curve, cost=finish_cost, left=cost_limit - cost()):
-        curve = replace(curve, finished=(*curve.finished, *(train(one, lengths.finish) for one in due)))
+    while due := rule.candidates(curve, cost=finish_cost, left=cost_limit - spent):
+        new = [train(one, lengths.finish, finish_flops(one.density, points[one.start].density)) for one in due]
+        curve = replace(curve, finished=(*curve.finished, *new))
     network = rule.select(curve)
-    best = max((base, *(point for point in curve.finished if point.density == 1)), key=lambda point: point.score)
-    if network.score < best.score - TOO_MUCH * DELTA:
-        network = best
     return Run(
         curve=curve,
         answer=rule.answer(curve),
@@ -194,7 +195,7 @@ def discover(setting: Setting, seed: int) -> Run:
         known=task.known(network.epochs),
         density=network.density,
         lost=(task.dense - task.score(network.density, network.epochs, phases[network.round])) / DELTA,
-        cost=cost(),
+        cost=spent,
     )
 
 

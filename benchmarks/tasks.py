@@ -8,13 +8,13 @@ Nothing in pathgrow was tuned on these tasks (`benchmarks.problems`). `discover`
 with the task's `fit` and `evaluate`, and with nothing that a user would not know.
 
 The truth shares no training code with it. For every seed the dense network is trained for the budget. Another copy is
-trained twice for a quarter of it and pruned by magnitude in short rounds, by the factors that `discover` uses; at each
-density a network is then trained until it has had the budget too (for a quarter of it at least). A pretrained network
-is pruned as it is. All are scored on the validation and test examples. Where the gap to dense, averaged over seeds,
-made monotone and interpolated over log density, equals delta is the true density; its 90% interval comes from the
-spread over seeds. Data splits and initializations depend on the seed, so truth and answers are about the task, not
-about one split. The returned network is compared with the dense one of its seed on the same test examples, which gives
-the standard error beside the difference.
+trained twice for a quarter of it (to its end, where `discover` does that too) and pruned by magnitude in short rounds,
+gradually during each; at each density a network is then trained until it has had the budget too (for a quarter of it at
+least). A pretrained network is pruned as it is. All are scored on the validation and test examples. Where the gap to
+dense, averaged over seeds, made monotone and interpolated over log density, equals delta is the true density; its 90%
+interval comes from the spread over seeds. Data splits and initializations depend on the seed, so truth and answers are
+about the task, not about one split. The returned network is compared with the dense one of its seed on the same test
+examples, which gives the standard error beside the difference.
 
 Each finished training and discovery is one line of JSON and is not run again, unless `--again` asks for new
 discoveries, such as after a change of the search; the table shows the last one of each seed. `--jobs` runs seeds in
@@ -47,8 +47,10 @@ import pathgrow
 from benchmarks.cifar import Lines
 from benchmarks.discovery import crossing, smoothed
 from benchmarks.problems import TASKS, Problem, Task
+from pathgrow.density.shrink import MAX_GAIN
 from pathgrow.graph.calls import called_layers, called_scope
 from pathgrow.report.text import closing
+from pathgrow.runs.options import MIN_BUDGET
 
 # Brute force
 
@@ -59,9 +61,13 @@ _FAR = 5.0
 """Gap in units of delta below which sparser networks are not trained."""
 
 
-def lengths(task: Task, density: float) -> tuple[int, int, int]:
-    """Epochs before pruning, of a round, and of the last training, for a network of this density."""
-    before, short = 0 if task.is_pretrained else 2 * max(1, task.budget // 4), max(1, round(task.budget / 40))
+def lengths(task: Task, density: float, *, is_long: bool = False) -> tuple[int, int, int]:
+    """Epochs before pruning, of a round, and of the last training, for a network of this density.
+
+    `is_long`: the dense network is trained for the whole budget first, since half of it tells too little.
+    """
+    before = 0 if task.is_pretrained else task.budget if is_long else 2 * max(1, task.budget // 4)
+    short = max(1, round(task.budget / 40))
     spent = before + short * sum(step >= density for step in ROUNDS)
     return before, short, max(max(1, task.budget // 4), task.budget - spent)
 
@@ -104,10 +110,20 @@ class Pruned:
                 mask &= weight.detach().abs() > limit
         self._zero_()
 
-    def fit_(self, epochs: int) -> None:
+    def fit_(self, epochs: int, density: float | None = None) -> None:
+        """Train, and prune to a density along a cubic curve during the first 70% of the steps."""
         torch.manual_seed(1000 * self.seed + self.epochs)
-        optimizer = self.problem.optimizer(self.model)
-        optimizer.register_step_post_hook(lambda *_: self._zero_())
+        optimizer, start, num_done = self.problem.optimizer(self.model), self.density, 0
+        last = max(1, int(0.7 * epochs * self.problem.steps_per_epoch))
+
+        def after_step(*_: object) -> None:
+            nonlocal num_done
+            num_done += 1
+            if density is not None and num_done <= last and (num_done % max(1, last // 30) == 0 or num_done == last):
+                self.prune_(density + (start - density) * (1 - num_done / last) ** 3)
+            self._zero_()
+
+        optimizer.register_step_post_hook(after_step)
         self.problem.fit(self.model, optimizer, epochs)
         self.epochs += epochs
 
@@ -127,6 +143,20 @@ def baseline(task: Task, problem: Problem, seed: int) -> nn.Module:
     return model
 
 
+def _train_dense_(trunk: Pruned, task: Task, delta: float) -> bool:
+    """Train before pruning; returns whether for the whole budget, as `discover` does if half of it is too short."""
+    if task.budget < MIN_BUDGET:
+        trunk.fit_(task.budget)
+        return True
+    scores = []
+    for _ in range(2):
+        trunk.fit_(lengths(task, 1.0)[0] // 2)
+        scores.append(task.sign * trunk.problem.evaluate(trunk.model))
+    if is_long := scores[1] - scores[0] > MAX_GAIN * delta:
+        trunk.fit_(task.budget - trunk.epochs)
+    return is_long
+
+
 def find_truth(name: str, seed: int, place: Place) -> None:
     """Train the networks of the ladder that are missing, and append the gap of each to dense."""
     task, lines = TASKS[name], place.lines()
@@ -137,18 +167,15 @@ def find_truth(name: str, seed: int, place: Place) -> None:
     dense = problem.values(baseline(task, problem, seed), "val", "test")
     delta, is_far = task.tolerance(problem.score(dense)), False
     trunk = Pruned(problem, seed)
-    if not task.is_pretrained:
-        for _ in range(2):
-            trunk.fit_(lengths(task, 1.0)[0] // 2)
+    is_long = not task.is_pretrained and _train_dense_(trunk, task, delta)
     for rung in LADDER:
+        _, short, last = lengths(task, rung, is_long=is_long)
         if rung in ROUNDS:
-            trunk.prune_(rung)
-            trunk.fit_(lengths(task, rung)[1])
+            trunk.fit_(short, rung)
         if is_far or lines.has(**key, rung=rung):
             continue
         began, network = time.perf_counter(), trunk.copy()
-        network.prune_(rung)
-        network.fit_(lengths(task, rung)[2])
+        network.fit_(last, rung)
         values = problem.values(network.model, "val", "test")
         gap, error = problem.difference(dense, values)
         below = task.sign * gap

@@ -154,7 +154,16 @@ def test_a_resumed_discovery_warns_of_a_changed_function_and_of_other_scores() -
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             pathgrow.discover(
-                model, optimizer, fit, evaluate, INPUTS[:1], budget=8, delta=0.05, store=store, progress=False
+                model,
+                optimizer,
+                fit,
+                evaluate,
+                INPUTS[:1],
+                budget=8,
+                delta=0.05,
+                max_cost=1,
+                store=store,
+                progress=False,
             )
         return [str(warning.message) for warning in caught]
 

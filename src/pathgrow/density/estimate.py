@@ -237,7 +237,7 @@ def learned_until(curve: Curve, epochs: int, power: float = USUAL_POWER) -> floa
     known = [(point.epochs, point.score) for point in unpruned(curve)]
     if curve.reference is not None and curve.reference.epochs is not None and curve.rough[-1].density == 1:
         known.append((curve.reference.epochs, curve.reference.score))
-    if len(known) < 2 or known[0][0] == 0:
+    if len({epochs for epochs, _ in known}) < 2 or known[0][0] == 0:
         return 0.0
     left = np.array([point[0] for point in known]) ** -power
     slope = np.polyfit(left, [point[1] for point in known], 1)[0]

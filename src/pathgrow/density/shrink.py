@@ -57,6 +57,8 @@ LIKELY = 0.2
 AIM = 0.85
 """Expected loss of the returned network in units of delta, if the dense score is estimated: of several noisy networks
 the chosen one is usually worse than it looks."""
+TOO_MUCH = 2.0
+"""How much better than the pruned network one without pruning has to be, in units of delta, to be returned instead."""
 DENSITIES = tuple(np.geomspace(0.005, 1.0, 200).tolist())
 """Candidates for the density to return."""
 
@@ -150,7 +152,7 @@ class ShrinkRule:
         chosen = [self._pruned_from(curve, wanted)]
         if self._needs_control(curve) and wanted < base.density and cost(wanted) + cost(base.density) <= left:
             chosen.insert(0, control)
-        elif self._is_too_short(curve):
+        elif self.is_too_short(curve):
             return [self._pruned_from(curve, estimate.densest.density)]
         sparser = max(SPARSER * wanted, estimate.lowest)
         is_likely = np.mean(self._outcomes(curve).within(self.delta) <= STEP * sparser) >= LIKELY
@@ -188,16 +190,18 @@ class ShrinkRule:
         raise AssertionError("the trained network is at least as dense as any candidate")
 
     def select(self, curve: Curve) -> Point:
-        """The fully trained network to return: the sparsest at the answer or not far below it that does not miss.
+        """The network to return: the sparsest at the answer or not far below it that does not miss.
 
-        If there is none, it is the densest one that was pruned.
+        If there is none, it is the densest one that was pruned. A network without pruning that scores much better than
+        the chosen one is returned instead.
         """
         estimate, pruned = self._estimate(curve), self._sparse(curve)
         wanted = 1.0 if estimate is None else self._wanted(curve)
         enough = [p for p in pruned if p.density * _CLOSE >= wanted and not self._misses(curve, p)]
-        if enough:
-            return min(enough, key=lambda point: point.density)
-        return max(pruned or curve.finished, key=lambda point: point.density)
+        densest = max(pruned or curve.finished, key=lambda point: point.density)
+        chosen = min(enough, key=lambda point: point.density) if enough else densest
+        best = max(unpruned(curve), key=lambda point: point.score)
+        return best if best.score - chosen.score > TOO_MUCH * self.delta else chosen
 
     def check(self, curve: Curve, network: Point, *, within: float | None = None) -> Check | None:
         """How a fully trained network compares with dense; None if too little is known.
@@ -215,7 +219,7 @@ class ShrinkRule:
         else:
             outcome = "consistent" if shortfall <= delta else "not verified"
             outcome = "missed" if shortfall - CLEARLY * error > delta else outcome
-            if self._is_too_short(curve, delta) or (outcome == "consistent" and curve.rough[-1].density < 1):
+            if self.is_too_short(curve, delta) or (outcome == "consistent" and curve.rough[-1].density < 1):
                 outcome = "not verified"  # a network that held fewer weights tells little of the dense one
         return Check(outcome=outcome, shortfall=shortfall, error=error)
 
@@ -253,7 +257,7 @@ class ShrinkRule:
             },
         )
         interval = (low if low > lowest else 0.0, min(high, base.density))
-        if self._is_too_short(curve, delta) or (low <= lowest and high > base.density):
+        if self.is_too_short(curve, delta) or (low <= lowest and high > base.density):
             return answer  # anything is possible
         if density * _CLOSE <= lowest:
             return replace(answer, status="flat", interval=(0.0, max(interval[1], lowest)))
@@ -284,7 +288,7 @@ class ShrinkRule:
 
     def _wanted(self, curve: Curve) -> float:
         """The density to return: after a short training as high as possible, since nothing tells what is enough."""
-        return 1.0 if self._is_too_short(curve) else self._expected(curve)
+        return 1.0 if self.is_too_short(curve) else self._expected(curve)
 
     def _expected(self, curve: Curve) -> float:
         """The smallest density at which a finished network is expected to lose a little less than delta."""
@@ -293,8 +297,8 @@ class ShrinkRule:
         enough = (density for density in DENSITIES if outcomes.shortfall(density) <= aim)
         return next(enough, 1.0)
 
-    def _is_too_short(self, curve: Curve, delta: float | None = None) -> bool:
-        """Whether the dense network may just have begun to learn, for all that is known without a control."""
+    def is_too_short(self, curve: Curve, delta: float | None = None) -> bool:
+        """Whether the network without pruning may just have begun to learn, for all that is known."""
         if curve.reference is not None or curve.rough[-1].epochs == 0:
             return False
         num_known = len(unpruned(curve))

@@ -32,7 +32,7 @@ class PruneEachRound:
 class PruneCubically:
     """Prune from one density to another along a cubic curve, fast at first, every `update_interval` steps.
 
-    `start_fraction` and `stop_fraction` are fractions of `num_steps`.
+    `start_fraction` and `stop_fraction` are fractions of `num_steps`, which are counted from `first_step`.
 
     >>> schedule = PruneCubically(
     ...     density=0.1, update_interval=100, num_steps=1000, start_fraction=0.1, stop_fraction=0.5
@@ -49,6 +49,7 @@ class PruneCubically:
     num_steps: int
     start_fraction: float
     stop_fraction: float
+    first_step: int = 0
 
     def __post_init__(self) -> None:
         require_density("density", self.density)
@@ -83,7 +84,8 @@ class PruneCubically:
         """The step at which pruning starts, and the one from which on the density is the final one."""
         # Never beyond num_steps - 1, the last step that is made: the density must be reached.
         last = min(max(1, floor_of(self.stop_fraction * self.num_steps)), self.num_steps - 1)
-        return max(0, min(floor_of(self.start_fraction * self.num_steps), last - 1)), last
+        first = max(0, min(floor_of(self.start_fraction * self.num_steps), last - 1))
+        return self.first_step + first, self.first_step + last
 
 
 def scaled_interval(update_interval: int | None, *, published: int, of_steps: int, num_steps: int) -> int:

@@ -11,13 +11,15 @@ Table = tuple[list[str], list[list[str]]]
 
 
 def trained(curve: CurveReport) -> tuple[PointReport, ...]:
-    """The network that was pruned, after each of its two phases of training: the last rounds of such a search."""
-    return curve.rounds[-2:] if curve.finished else ()
+    """The network that was pruned, after each phase of its training: all rounds of such a search that did not grow."""
+    if not curve.finished:
+        return ()
+    return curve.rounds if curve.rounds[0].density == 1 else curve.rounds[-2:]
 
 
 def grown(curve: CurveReport) -> tuple[PointReport, ...]:
     """All other rounds, which are those of growth."""
-    return curve.rounds[:-2] if curve.finished else curve.rounds
+    return curve.rounds[: len(curve.rounds) - len(trained(curve))]
 
 
 def procedure(report: RunReport) -> list[str]:
@@ -33,7 +35,7 @@ def procedure(report: RunReport) -> list[str]:
     if trained(curve):
         base, control = trained(curve)[-1], sum(p.density == trained(curve)[-1].density for p in curve.finished)
         network = "the dense network" if base.density == 1 else f"the network at {percent(base.density)} density"
-        phases = ", in two phases" if len(trained(curve)) > 1 else ""
+        phases = ("", ", in two phases", ", in three phases")[len(trained(curve)) - 1]
         done.append(
             f"Trained {network} for {scores.length(base.epochs)}{phases}."
             if base.epochs

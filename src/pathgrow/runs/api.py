@@ -100,7 +100,8 @@ def discover(
           searches in turn, the sparsest network that does not miss is returned, and `.by_finisher` compares them.
         - `preset`: "paper" for the procedure of the paper as written; options passed beside it count.
         - `max_density`: never hold more than this fraction of the weights; below 1 the network grows up to it.
-        - `max_cost`: most to spend, in dense trainings.
+        - `max_cost`: most to spend, in dense trainings; by default 1, or 2 with a reference. Unless it is set, up to 2
+          are also spent if half of the training is too short to tell: the dense network is then trained to the end.
         - `method`, `gamma`: growth method, and the fraction of the nonzero weights added per growth round.
         - `rule`, `rough`, `seed_epochs`, `probe_fraction`, `final`: with static masks only, the density rule, the
           lengths of a growth round, of the seed training and of a probe, and the initial weights of probes ("fresh" or

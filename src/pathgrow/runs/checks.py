@@ -6,6 +6,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from torch import nn
@@ -13,6 +14,7 @@ from torch import nn
 from pathgrow.checkpoint import Metadata
 from pathgrow.config import Option, check_value
 from pathgrow.density.estimate import MIN_POINTS
+from pathgrow.density.shrink import MAX_GAIN
 from pathgrow.density.types import DENSE, Answer, Curve, Point, Reason
 from pathgrow.errors import RunFailed, UserError, require
 from pathgrow.methods.method import count_at
@@ -82,6 +84,21 @@ _MIN_ROUNDS = 5
 _CLOSE = (0.5, 1.2)
 """Growing networks may score next to nothing in any unit. They count only after this many rounds, and if their best
 score, read as a percentage, is this close to the reference."""
+
+
+def too_short_warning(curve: Curve, options: DiscoverOptions) -> str:
+    """Why the dense network is trained for the whole budget, although the search then costs more than that."""
+    gains = [after.score - before.score for before, after in pairwise(curve.rough)]
+    reason = (
+        f"the second half of the training so far gained {number(gains[-1])}, more than {MAX_GAIN:g} times delta, so it "
+        "does not show what full training leads to"
+        if gains
+        else f"a budget of {options.budget} {options.unit or 'epochs'} is too short to be divided"
+    )
+    return (
+        f"{reason}: the dense network is trained for the whole budget before it is pruned, and the search costs more "
+        f"than that, up to {options.highest_cost:g} dense trainings; max_cost=1 prevents this"
+    )
 
 
 def check_reference(curve: Curve) -> None:

@@ -384,8 +384,8 @@ class SearchOptions:
     )
     max_cost: float | None = option(
         None,
-        "Most to spend, in dense trainings, beside a dense baseline (default: 1, or 2 with a reference); a low limit "
-        "shortens all phases.",
+        "Most to spend, in dense trainings, beside a dense baseline (default: 1, or 2 with a reference or if half of "
+        "the training is too short to tell); a low limit shortens all phases.",
         at_least=0.01,
         limit=1000,
         metavar="C",

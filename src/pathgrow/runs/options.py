@@ -26,6 +26,11 @@ from pathgrow.runs.named_method import PRUNING, STATIC, NamedMethod
 from pathgrow.runs.records import Callback, Record
 from pathgrow.sparse.attach import check_data, checked_method
 
+WITH_REFERENCE = 2.0
+"""Most that a search with a reference spends by default, in dense trainings."""
+MIN_BUDGET = 16
+"""Shortest budget that is divided into phases before and after pruning: each of four warms up and anneals its learning
+rate, which takes at least four epochs."""
 _MIN_PROBE_EPOCHS = 16
 _MAX_MIN_PROBE_SHARE = 0.3
 """Fraction of a small budget that `_MIN_PROBE_EPOCHS` may take."""
@@ -211,7 +216,21 @@ class DiscoverOptions(SearchOptions):
     @property
     def cost_limit(self) -> float:
         """Most to spend, in dense trainings. Whoever has a reference wants to know, so that more may be spent."""
-        return self.max_cost if self.max_cost is not None else 1.0 if self.reference is None else 2.0
+        return self.max_cost if self.max_cost is not None else 1.0 if self.reference is None else WITH_REFERENCE
+
+    @property
+    def may_train_reference(self) -> bool:
+        """Whether the dense network may be trained for the whole budget before it is pruned.
+
+        Only if less training tells too little, since the search then costs more than one dense training.
+        """
+        is_free = self.reference is None and self.max_cost is None
+        return self.prunes and is_free and self.max_density == 1 and self.start != "pretrained"
+
+    @property
+    def highest_cost(self) -> float:
+        """Most that the search may cost: its limit, or that of one that has to train the dense network."""
+        return WITH_REFERENCE if self.may_train_reference else self.cost_limit
 
     @property
     def finishers(self) -> tuple[str, ...]:

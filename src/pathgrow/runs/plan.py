@@ -23,7 +23,7 @@ from pathgrow.rng import seeded_globals
 from pathgrow.runs.command import open_session, using_threads
 from pathgrow.runs.config import DiscoverConfig
 from pathgrow.runs.discovery import forecast
-from pathgrow.runs.options import DiscoverOptions
+from pathgrow.runs.options import MIN_BUDGET, DiscoverOptions
 from pathgrow.runs.records import SearchForecast
 from pathgrow.runs.session import Session
 from pathgrow.trainer import Trainer
@@ -50,6 +50,8 @@ class DiscoveryPlan:
     """The trainings to come."""
     max_cost: float
     """The most it may cost, in dense trainings, beside a dense baseline."""
+    usual_limit: float
+    """The same if the first trainings tell enough."""
     num_samples: int | None
     """Training samples per epoch; None: only the user's `fit` knows."""
     batch_size: int | None
@@ -95,7 +97,10 @@ class DiscoveryPlan:
             lines.append(f"  {stage_label(stage.kind)}: {length}, {whole.cost_of(stage):.2f} dense trainings")
         total = "" if self.training_flops is None else f", {flops(self.training_flops)}"
         sample = f"one dense training sample is {flops(whole.dense_flops)}"
-        lines.append(f"Cost: about {self.cost:.2f} dense trainings (at most {self.max_cost:g}){total}; {sample}")
+        limit = f"at most {self.usual_limit:g}"
+        if self.max_cost > self.usual_limit:
+            limit += f"; up to {self.max_cost:g} if half of the training is too short to tell, unless max_cost is set"
+        lines.append(f"Cost: about {self.cost:.2f} dense trainings ({limit}){total}; {sample}")
         unknown = f"unknown before the first training, since only your fit knows how long {self.unit} take"
         lines.append(f"Time: {unknown if self.seconds is None else f'about {duration(self.seconds)}'}")
         return "\n".join([*lines, f"Memory: {self._memory()}"])
@@ -138,7 +143,8 @@ def make_discovery_plan(
         num_parameters=session.num_parameters,
         forecast=whole,
         unit=options.unit or "epochs",
-        max_cost=options.cost_limit,
+        max_cost=options.highest_cost,
+        usual_limit=options.highest_cost if options.budget < MIN_BUDGET else options.cost_limit,
         num_samples=num_samples,
         batch_size=batch_size,
         seconds=seconds,

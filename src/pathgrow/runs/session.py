@@ -61,6 +61,8 @@ class Trained:
     num_epochs: int
     num_samples: int
     score: Score
+    num_steps: int = 0
+    """Optimizer steps, unless it was trained in parts."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -264,22 +266,29 @@ class Session(Stages):
         sign: int = 1,
     ) -> Trained:
         """Train for a number of epochs (None: early stopping on the loss, or on `sign * score`) and evaluate."""
-        self.announce(stage, epochs, attached.density)
+        self.announce(stage, epochs, attached.next_density)
         if epochs is None:
             return self._train_adaptively_(attached, stage, sign)
         phase = Phase(attached=attached, stage=stage, epochs=epochs, first_step=first_step, seed_name=seed_name)
-        [num_samples] = self._fit_([phase])
-        return Trained(num_epochs=epochs, num_samples=num_samples, score=self._score(phase))
+        return self._trained_([phase])[0]
 
     def train_together_(self, networks: Sequence[tuple[Attached, str]], epochs: Sequence[int]) -> list[Trained]:
         """Train several networks, concurrently if the training function can, and evaluate each."""
         phases = [Phase(attached=a, stage=stage, epochs=n) for (a, stage), n in zip(networks, epochs, strict=True)]
         for phase in phases:
-            self.announce(phase.stage, phase.epochs, phase.attached.density)
-        counts = self._fit_(phases)
+            self.announce(phase.stage, phase.epochs, phase.attached.next_density)
+        return self._trained_(phases)
+
+    def _trained_(self, phases: Sequence[Phase]) -> list[Trained]:
+        before = [phase.attached.step for phase in phases]
         return [
-            Trained(num_epochs=phase.epochs, num_samples=count, score=self._score(phase))
-            for phase, count in zip(phases, counts, strict=True)
+            Trained(
+                num_epochs=phase.epochs,
+                num_samples=count,
+                score=self._score(phase),
+                num_steps=phase.attached.step - step,
+            )
+            for phase, count, step in zip(phases, self._fit_(phases), before, strict=True)
         ]
 
     def train_to_plateau_(
@@ -348,6 +357,7 @@ class Session(Stages):
             checkpoint = self.checkpoint(phase.stage, phase.part)
             if (saved := checkpoint.load(phase.attached) if self.is_kept else None) is not None:
                 counts.append(saved[0])  # trained by a run that ended before it was evaluated
+                phase.attached.finish_pruning_()
                 continue
             seeded = seeded_globals(self.seed, phase.seed_name or phase.stage, "fit", phase.part)
             before, step = None if self._is_fit_checked else _digest(phase.attached), phase.attached.step
@@ -408,6 +418,7 @@ class Session(Stages):
     def _end_phase(self, phase: Phase) -> None:
         model = phase.attached.model
         phase.attached.check_parameters()
+        phase.attached.finish_pruning_()
         self.optimizer_settings.restore_(phase.attached.optimizer)
         # Batch-norm statistics differ between ranks during training; from here on those of rank 0 count.
         self.comm.broadcast_(model.buffers())

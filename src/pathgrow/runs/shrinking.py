@@ -1,15 +1,18 @@
 """Grow, train, shrink: the default search of a discovery.
 
 The network is trained for half of the budget and pruned in short rounds until its score has dropped by more than the
-tolerance. The network of the density read from these rounds is then finished: trained for another quarter of the
-budget, or with a reference for the rest of it. If its score moves the answer, another one follows, until one is close
-to the answer or the cost limit is reached. A pretrained network is pruned as it is. With `max_density` below 1 the
-network starts from a PHEW mask and grows along paths up to that density, so it never holds more weights at once.
+tolerance. The network of the density read from these rounds is then finished: pruned gradually while it is trained for
+another quarter of the budget, or with a reference for the rest of it. If its score moves the answer, another one
+follows, until one is close to the answer or the cost limit is reached. Where half of the budget tells too little, the
+network is trained for all of it before it is pruned, and is the reference. A pretrained network is pruned as it is.
+With `max_density` below 1 the network starts from a PHEW mask and grows along paths up to that density, so it never
+holds more weights at once.
 """
 
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 
 import numpy as np
@@ -21,21 +24,24 @@ from pathgrow.masks.sampling import top_k
 from pathgrow.methods.method import ByScore, Method, fixed
 from pathgrow.methods.picks import all_candidates, at_random, smallness
 from pathgrow.runs import checks
-from pathgrow.runs.options import DiscoverOptions
+from pathgrow.runs.iso_flop import CostMeter, cost_logger
+from pathgrow.runs.options import MIN_BUDGET, DiscoverOptions
 from pathgrow.runs.records import Record, StageOutput
 from pathgrow.runs.result import Discovery
 from pathgrow.runs.session import Session, Trained
 from pathgrow.runs.tolerances import negated
 from pathgrow.runs.trunk import Trunk, train_dense
 from pathgrow.sparse.attach import Attached
+from pathgrow.sparse.pruning import GRADUAL
 from pathgrow.sparse.training_state import pack_training, unpack_training_
 
+EXTRA = GRADUAL / 4
+"""What gradual pruning costs beside a training at the final density, as a fraction of what it prunes: the mean of a
+cubic curve."""
 USUAL_COST = 0.9
 """Cost of a whole discovery in dense trainings; a lower limit shortens all phases in proportion."""
-TOO_MUCH = 3.0
-"""Loss in units of delta at which the network without pruning is returned instead of a pruned one."""
-MIN_PHASE = 4
-"""Epochs of a phase below which the phases before pruning become one: each warms up and anneals its learning rate."""
+_LONG_ROUND = 4
+"""Epochs of a round, at most, if they are more than a sixteenth of the budget: scores after very few epochs mislead."""
 _RANDOM_START = 0.1
 """Density of a random seed network, if without paths nothing tells which units a sparser one would isolate."""
 _PRUNE = ByScore(smallness, top_k)
@@ -46,15 +52,16 @@ class Lengths:
 
     def __init__(self, options: DiscoverOptions) -> None:
         self.budget = max(1, round(options.budget * min(1.0, options.cost_limit / USUAL_COST)))
-        quarter = self.budget // 4
-        is_short = quarter < MIN_PHASE
-        self.phases = (self.budget - self.budget // 2,) if is_short else (quarter, quarter)
+        quarter, half = self.budget // 4, self.budget // 2
+        is_short = self.budget < MIN_BUDGET
+        self.phases = (self.budget - half,) if is_short else (quarter, quarter)
         """Those before pruning. A short training is not divided, although its learning curve is then unknown."""
         rest = max(1, self.budget - sum(self.phases))
         self.finish = quarter if options.reference is None and not is_short else rest
         """The last phase of a finished network. A reference had all of its budget, so the network gets it too."""
-        # Short ones take less time, but scores after very few epochs mislead.
-        self.round = max(1, round(self.budget / 16), min(round(self.budget / 10), MIN_PHASE))
+        if is_short and options.may_train_reference:
+            self.phases = (self.budget,)
+        self.round = max(1, round(self.budget / 16), min(round(self.budget / 10), _LONG_ROUND))
         self.seed, self.growth = max(1, self.budget // 16), max(1, round(self.budget / 160))
         self.expected = sum(self.phases) + 5 * self.round + 2 * self.finish
         """Of a usual search in all: five rounds of pruning and two finished networks."""
@@ -72,7 +79,8 @@ class ShrinkingTrunk(Trunk):
                 start = min(_RANDOM_START, options.max_density) if start is None else start
                 method = replace(method, start=at_random, needs=frozenset())
             method = method.growing(start_density=start, target_density=options.max_density)
-        super().__init__(session, replace(method, drop=_PRUNE, after_update="reset_optimizer"), keep_weights=True)
+        method = replace(method, drop=_PRUNE, after_update="reset_optimizer")
+        super().__init__(session, method, on_mask_update=cost_logger(session.graph), keep_weights=True)
         self.lengths = Lengths(options)
         self._is_pretrained = options.start == "pretrained"
         self.num_trained = 0
@@ -97,13 +105,23 @@ class ShrinkingTrunk(Trunk):
             self._visit(f"train-{number}", max(1, epochs - grown) if number == 1 else epochs)
         self.num_trained = len(self.records)
 
+    def train_to_budget_(self) -> None:
+        """Train on until the network has had its whole budget."""
+        left = self.lengths.budget - self.records[-1].point.epochs
+        if left > 0:
+            self._visit(f"train-{len(self.records) + 1}", left)
+        self.num_trained = len(self.records)
+
     def shrink_(self, round: NextRound) -> Record:
-        """Prune a visited network to a density and train it for a short round."""
+        """Prune a visited network to a density and train it for a short round.
+
+        At once: a score after so few steps is that of the density only if all of them were made at it.
+        """
         stage = f"shrink-{len(self.records) - self.num_trained + 1}"
         return self._visit(stage, self.lengths.round, after=round.start, density=round.density)
 
     def train_candidates_(self, candidates: Sequence[NextRound]) -> list[Record]:
-        """Prune visited networks to densities and train each for the last time.
+        """Prune visited networks to densities while each is trained for the last time.
 
         Several are trained on copies, concurrently if the trainer can; the result is the same.
         """
@@ -111,18 +129,19 @@ class ShrinkingTrunk(Trunk):
         stages = [f"final-{first + k}" for k in range(len(candidates))]
         if len(candidates) == 1:
             [one] = candidates
-            return [self._visit(stages[0], self.lengths.finish, after=one.start, density=one.density)]
+            return [self._visit(stages[0], self.lengths.finish, after=one.start, density=one.density, gradually=True)]
         numbers = {stage: len(self.records) + k for k, stage in enumerate(stages)}
         due = dict(zip(stages, candidates, strict=True))
         for stage, one in due.items():
-            self._train.append((one.start, partial(self._train_, stage, self.lengths.finish, density=one.density)))
+            train_ = partial(self._train_, stage, self.lengths.finish, density=one.density, after=one.start)
+            self._train.append((one.start, train_))
 
         def work(missing: Sequence[str]) -> list[StageOutput]:
             began = time.perf_counter()
             copies = [self._copy_at(due[stage].start) for stage in missing]
-            for stage, attached in zip(missing, copies, strict=True):
-                attached.prune_(due[stage].density)
             epochs = [self.lengths.finish] * len(missing)
+            for stage, attached in zip(missing, copies, strict=True):
+                self._prune_gradually_(attached, due[stage].density, self.lengths.finish, due[stage].start)
             trained = self.session.train_together_(list(zip(copies, missing, strict=True)), epochs)
             seconds = (time.perf_counter() - began) / len(missing)
             outputs = []
@@ -152,21 +171,43 @@ class ShrinkingTrunk(Trunk):
         after: int | None = None,
         grow: int = 0,
         density: float = 1.0,
+        gradually: bool = False,
     ) -> Record:
         number = len(self.records)
-        before = self.records[number - 1 if after is None else after].point.epochs if number else 0
+        start = number - 1 if after is None else after
+        before = self.records[start].point.epochs if number else 0
 
         def finish(trained: Trained, seconds: float) -> StageOutput:
             return self._output(stage, self.attached, trained, number, before, seconds)
 
-        return self.visit_(stage, partial(self._train_, stage, epochs, grow, density), finish, after=after)
+        train_ = partial(self._train_, stage, epochs, grow=grow, density=density, after=start if gradually else None)
+        return self.visit_(stage, train_, finish, after=after)
 
-    def _train_(self, stage: str, epochs: int, grow: int = 0, density: float = 1.0) -> Trained:
+    def _train_(
+        self, stage: str, epochs: int, *, grow: int = 0, density: float = 1.0, after: int | None = None
+    ) -> Trained:
+        """Grow or prune, and train; gradually, if it continues from visited stage `after`."""
         self.attached.grow_(grow)
-        self.attached.prune_(density)
+        if after is None:
+            self.attached.prune_(density)
+        else:
+            self._prune_gradually_(self.attached, density, epochs, after)
         if epochs == 0:
             return Trained(num_epochs=0, num_samples=0, score=self.session.score(self.attached, stage))
         return self.session.train_(self.attached, stage, epochs)
+
+    def _prune_gradually_(self, attached: Attached, density: float, epochs: int, after: int) -> None:
+        """Prune during the next epochs, whose steps are known from those until visited stage `after`.
+
+        A pretrained network that was not trained yet has made none: it is pruned at once.
+        """
+        past = self.records[after].point.epochs
+        attached.prune_gradually_(density, round(epochs * attached.step / past) if past else 0)
+
+    def _flops(self, attached: Attached, trained: Trained) -> int:
+        """What a training costs whose masks may have changed meanwhile."""
+        meter = CostMeter.of(self.session, self.method, Fraction(trained.num_samples, max(1, trained.num_steps)))
+        return meter.training_flops(attached.method_state, attached.step - trained.num_steps, attached.step)
 
     def _output(
         self, stage: str, attached: Attached, trained: Trained, number: int, epochs_before: int, seconds: float
@@ -177,6 +218,7 @@ class ShrinkingTrunk(Trunk):
             trained,
             round=number,
             epochs_before=epochs_before,
+            training_flops=self._flops(attached, trained),
             update_flops=0 if number else self.start_flops,
             seconds=seconds,
         )
@@ -196,6 +238,9 @@ class ShrinkSearch:
         self._rule = ShrinkRule(delta=options.delta)
         self._finished: list[Record] = []
         self._dense: Record | None = None
+        self._is_reference_trained = False
+        """Whether the network was trained for its whole budget before it was pruned."""
+        self._limit = options.cost_limit
 
     def run(self) -> Discovery:
         """Train, prune round by round, finish; returns the sparsest finished network that does not miss."""
@@ -210,12 +255,13 @@ class ShrinkSearch:
         if not has_learned:
             warn(checks.nothing_learned(given, [untrained], [base]))
         elif unsuited is None:
-            warn(checks.delta_warning(given.sign * base.score, given))
-        if self._options.reference == "dense":
-            self._dense = train_dense(self._session, self._options.budget)
-        reference = self._curve().reference or base
-        self._options = self._options.relative_to(reference.score)
-        self._rule = ShrinkRule(delta=self._options.delta)
+            warn(unsuited := checks.delta_warning(given.sign * base.score, given))
+        if given.reference == "dense":
+            self._dense = train_dense(self._session, given.budget)
+        if has_learned and unsuited is None and given.may_train_reference:
+            self._train_reference_if_too_short_(base)
+        self._rule = self._rule_for(self._curve().reference or base)
+        self._options = replace(self._options, delta=self._rule.delta, delta_is_relative=False)
         # Where nothing was learned, every density would look sufficient: only the network without pruning is finished.
         while has_learned and (due := self._rule.next_round(self._curve())) is not None:
             self._trunk.shrink_(due)
@@ -223,7 +269,8 @@ class ShrinkSearch:
         warn(checks.reference_warning(self._curve(), self._options.sign))
         while candidates := self._next_candidates():
             self._finished += self._trunk.train_candidates_(candidates)
-        curve, network = self._curve(), self._returned()
+        curve = self._curve()
+        network = self._trunk.records[self._rule.select(curve).round]
         answer = self._rule.answer(curve)
         if not has_learned and all(point.score <= untrained.score for point in curve.finished):
             answer = checks.without_density(answer, [untrained], [base, *curve.finished])
@@ -242,6 +289,17 @@ class ShrinkSearch:
             trunk=self._load(network),
         )
 
+    def _train_reference_if_too_short_(self, base: Point) -> None:
+        """Train the network to the end of the budget if its training so far does not show what that leads to."""
+        if self._rule_for(base).is_too_short(curve := self._curve()):
+            self._session.warn(checks.too_short_warning(curve, self._options))
+            self._trunk.train_to_budget_()
+            self._is_reference_trained, self._limit = True, self._options.highest_cost
+
+    def _rule_for(self, network: Point | Reference) -> ShrinkRule:
+        """The rule; a relative delta is a fraction of the score of this network."""
+        return ShrinkRule(delta=self._options.relative_to(network.score).delta)
+
     @property
     def _pruned(self) -> list[Record]:
         later = self._trunk.records[self._trunk.num_trained :]
@@ -256,6 +314,9 @@ class ShrinkSearch:
             reference = Reference(score=options.sign * float(options.reference), kind="given", epochs=options.budget)
         elif options.start == "pretrained":
             reference = Reference(score=ranked(self._trunk.records[0]).score, kind="pretrained")
+        elif self._is_reference_trained:
+            trained = self._trunk.records[self._trunk.num_trained - 1]
+            reference = Reference(score=ranked(trained).score, kind="dense", epochs=options.budget)
         return Curve(
             rough=tuple(map(ranked, self._trunk.records[: self._trunk.num_trained])),
             probes=tuple(map(ranked, self._pruned)),
@@ -270,24 +331,17 @@ class ShrinkSearch:
         """The next networks to finish within the cost limit. A dense baseline that was asked for does not count."""
         records, graph, finish = self._trunk.records, self._session.graph, self._trunk.lengths.finish
         samples_per_epoch = records[-1].num_samples / max(records[-1].num_epochs, 1)
-        limit = self._options.cost_limit * self._options.budget * samples_per_epoch * step_flops(graph)
+        limit = self._limit * self._options.budget * samples_per_epoch * step_flops(graph)
         # The FLOPs of other densities are between those of the networks that exist.
         known = sorted((one.point.density, step_flops(graph, self._trunk.masks(k))) for k, one in enumerate(records))
         densities, flops = [row[0] for row in known], np.maximum.accumulate([row[1] for row in known])
 
         def cost(density: float) -> float:
-            return finish * samples_per_epoch * float(np.interp(density, densities, flops))
+            start = min((visited for visited in densities if visited >= density), default=density)
+            before, after = np.interp((start, density), densities, flops)
+            return finish * samples_per_epoch * float(after + EXTRA * (before - after))
 
         return self._rule.candidates(self._curve(), cost=cost, left=limit - sum(record.flops for record in records))
-
-    def _returned(self) -> Record:
-        """The finished network that the rule selects, unless pruning lost more than the training after it gained."""
-        point, ranked = self._rule.select(self._curve()), self._options.ranked
-        trained = self._trunk.records[self._trunk.num_trained - 1]
-        unpruned = [record for record in (trained, *self._finished) if record.num_on == trained.num_on]
-        best = max(unpruned, key=lambda record: ranked(record).score)
-        is_enough = point.score >= ranked(best).score - TOO_MUCH * self._options.delta
-        return self._trunk.records[point.round] if is_enough else best
 
     def _load(self, network: Record) -> Trunk:
         """Load the returned network into the user's model; other weights are no longer needed."""

@@ -30,12 +30,13 @@ from pathgrow.masks import Masks
 from pathgrow.masks.masks import require_module
 from pathgrow.methods.gradients import Batches, Loss, loss_gradients
 from pathgrow.methods.growth import without_paths
-from pathgrow.methods.method import MaskUpdate, Method, NetworkView, ScoringCost, count_at, require_density
+from pathgrow.methods.method import Method, NetworkView, ScoringCost, count_at
 from pathgrow.methods.picks import at_random, by_walks
 from pathgrow.rng import derive, generator
 from pathgrow.sparse import enforce
 from pathgrow.sparse.ema import EMA
-from pathgrow.sparse.hooks import DEFAULT_RULE, MaskedOptimizer
+from pathgrow.sparse.hooks import DEFAULT_RULE
+from pathgrow.sparse.pruning import PruningOptimizer
 from pathgrow.sparse.tree import check_method_state, copy_method_state, decide_on_rank0, layout, load_method_state_
 from pathgrow.walks.phew import start_density
 
@@ -182,7 +183,7 @@ def start_masks(
     return masks, net.scoring_cost
 
 
-class Attached(MaskedOptimizer):
+class Attached(PruningOptimizer):
     """A model in sparse training; returned by `attach`."""
 
     __slots__ = ("_held",)
@@ -251,11 +252,14 @@ class Attached(MaskedOptimizer):
                     self.masks.apply_(self.model)
                 yield
 
-    def prune_(self, density: float) -> None:
-        """Prune to a density with the method's drop pick, if more weights than that are active."""
-        require_density("density", density)
-        if (num_drop := self._num_on - count_at(density, self._num)) > 0:
-            self._next_round_(MaskUpdate(num_drop=num_drop))
+    def _update_masks_(self, *arguments: Any) -> None:
+        try:
+            super()._update_masks_(*arguments)
+        except UserError as error:
+            # A method refuses scores that are not finite; the usual reason is that the weights are not either.
+            if name := self.not_finite():
+                raise RunFailed(f"{name} is not finite, training has diverged; lower the learning rate") from error
+            raise
 
     def state_dict(self) -> dict[str, Any]:
         """Masks, clock, method state, observations and EMA, as tensors and JSON values.

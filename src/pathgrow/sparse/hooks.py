@@ -188,10 +188,9 @@ class MaskedOptimizer:
         For methods that prune between trainings (IMP), where no density rule decides.
         """
         due = self._due() if self.method.clock == "round" else None
-        if due is None:
-            return False
-        self._next_round_(due)
-        return True
+        if due is not None:
+            self._next_round_(due)
+        return due is not None
 
     def grow_(self, num: int) -> int:
         """Add `num` weights with the method's growth pick, or all missing ones if fewer; returns how many.
@@ -223,19 +222,20 @@ class MaskedOptimizer:
         return verdict
 
     def _next_round_(self, update: MaskUpdate) -> None:
-        rewind = self.method.after_update == "rewind"
-        if rewind and "rewind" not in self.method_state:
+        if self.method.after_update == "rewind" and "rewind" not in self.method_state:
             raise UserError(
                 f"method {self.method.name!r} cannot rewind to step {self.method.rewind_step} after {self.step} steps; "
                 "train longer or use a smaller rewind_step"
             )
         self._update_masks_(update, self._view(), generator(self._seed, "grow", self.round))
+        self._begin_round_()
+
+    def _begin_round_(self) -> None:
         self.round += 1
-        if rewind:
-            weights = self.method_state["rewind"]
+        if self.method.after_update == "rewind":
             with torch.no_grad():
                 for name, tensor in weights_and_buffers(self.model):
-                    tensor.copy_(weights[name])
+                    tensor.copy_(self.method_state["rewind"][name])
             if self._ema is not None:
                 self._ema.restart_()
         if self.method.after_update != "keep":
