@@ -345,6 +345,16 @@ class Session(Stages):
 
     def _fit_(self, phases: Sequence[Phase]) -> list[int]:
         """Train every phase; returns the number of samples of each."""
+        try:
+            return self._fit_each_(phases)
+        except UserError as error:
+            # A mask update refuses scores that are not finite, which they are not if the weights are not.
+            for phase in phases:
+                if name := phase.attached.not_finite():
+                    raise RunFailed(DIVERGED.format(name, f"some steps of stage {phase.stage}")) from error
+            raise
+
+    def _fit_each_(self, phases: Sequence[Phase]) -> list[int]:
         if isinstance(self._fit, JobTrainer):
             counts = self._fit.train([self._job(phase, len(phases)) for phase in phases])
             for phase in phases:

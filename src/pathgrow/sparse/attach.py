@@ -252,15 +252,6 @@ class Attached(PruningOptimizer):
                     self.masks.apply_(self.model)
                 yield
 
-    def _update_masks_(self, *arguments: Any) -> None:
-        try:
-            super()._update_masks_(*arguments)
-        except UserError as error:
-            # A method refuses scores that are not finite; the usual reason is that the weights are not either.
-            if name := self.not_finite():
-                raise RunFailed(f"{name} is not finite, training has diverged; lower the learning rate") from error
-            raise
-
     def state_dict(self) -> dict[str, Any]:
         """Masks, clock, method state, observations and EMA, as tensors and JSON values.
 
