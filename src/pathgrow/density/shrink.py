@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from pathgrow.density.estimate import LEVEL, DensityEstimate, curve_of_rounds, quantiles, unpruned
-from pathgrow.density.full_training import FullTraining, infer
+from pathgrow.density.full_training import POWERS, FullTraining, infer
 from pathgrow.density.types import (
     DEFAULT_DELTA,
     Answer,
@@ -47,9 +47,9 @@ MAX_FINISHED = 4
 """Pruned networks that are trained fully, at most."""
 SPARSER = 0.6
 """Density of the sparser one of the first two, relative to the other."""
-MAX_GAIN = 5.0
-"""What the last phase before pruning may have gained, in units of delta: where it was more, two trainings do not tell
-what a full one leads to."""
+MAX_GAIN = 1 / float(np.std(np.exp2(-np.array(POWERS))))
+"""What the last phase before pruning may have gained, in units of delta (3.6): where it was more, two trainings do not
+tell what a full one leads to. Learning curves of all exponents differ by more than delta in what they gain then."""
 CONTROL = 0.25
 """By how much a control has to narrow the estimate of the dense score (its standard deviation, in units of delta)."""
 LIKELY = 0.2

@@ -90,8 +90,8 @@ def too_short_warning(curve: Curve, options: DiscoverOptions) -> str:
     """Why the dense network is trained for the whole budget, although the search then costs more than that."""
     gains = [after.score - before.score for before, after in pairwise(curve.rough)]
     reason = (
-        f"the second half of the training so far gained {number(gains[-1])}, more than {MAX_GAIN:g} times delta, so it "
-        "does not show what full training leads to"
+        f"the second half of the training so far gained {number(gains[-1])}, more than {MAX_GAIN:.2g} times delta, so "
+        "it does not show what full training leads to"
         if gains
         else f"a budget of {options.budget} {options.unit or 'epochs'} is too short to be divided"
     )
