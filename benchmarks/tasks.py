@@ -10,11 +10,13 @@ with the task's `fit` and `evaluate`, and with nothing that a user would not kno
 The truth shares no training code with it. For every seed the dense network is trained for the budget. Another copy is
 trained twice for a quarter of it (to its end, where `discover` does that too) and pruned by magnitude in short rounds,
 gradually during each; at each density a network is then trained until it has had the budget too (for a quarter of it at
-least). A pretrained network is pruned as it is. All are scored on the validation and test examples. Where the gap to
-dense, averaged over seeds, made monotone and interpolated over log density, equals delta is the true density; its 90%
-interval comes from the spread over seeds. Data splits and initializations depend on the seed, so truth and answers are
-about the task, not about one split. The returned network is compared with the dense one of its seed on the same test
-examples, which gives the standard error beside the difference.
+least), and twice more for a quarter of the budget, since `discover` prunes finished networks further. Each answer is
+compared with the truth of networks trained for about as many epochs as the returned one. A pretrained network is pruned
+as it is. All are scored on the validation and test examples. Where the gap to dense, averaged over seeds, made monotone
+and interpolated over log density, equals delta is the true density; its 90% interval comes from the spread over seeds.
+Data splits and initializations depend on the seed, so truth and answers are about the task, not about one split. The
+returned network is compared with the dense one of its seed on the same test examples, which gives the standard error
+beside the difference.
 
 Each finished training and discovery is one line of JSON and is not run again, unless `--again` asks for new
 discoveries, such as after a change of the search; the table shows the last one of each seed. `--jobs` runs seeds in
@@ -57,6 +59,8 @@ from pathgrow.runs.options import MIN_BUDGET
 ROUNDS = tuple(0.4 * 0.63**k for k in range(8))
 """Densities of the pruning rounds."""
 LADDER = (1.0, 0.8, 0.6, *ROUNDS)
+_LATER = 2
+"""How often each network is trained on once more, as `discover` does with networks that it prunes further."""
 _FAR = 5.0
 """Gap in units of delta below which sparser networks are not trained."""
 
@@ -69,7 +73,12 @@ def lengths(task: Task, density: float, *, is_long: bool = False) -> tuple[int, 
     before = 0 if task.is_pretrained else task.budget if is_long else 2 * max(1, task.budget // 4)
     short = max(1, round(task.budget / 40))
     spent = before + short * sum(step >= density for step in ROUNDS)
-    return before, short, max(max(1, task.budget // 4), task.budget - spent)
+    return before, short, max(last_phase(task), task.budget - spent)
+
+
+def last_phase(task: Task) -> int:
+    """Epochs that a network is trained on for, at least, before it is compared with dense."""
+    return max(1, task.budget // (2 if task.budget < MIN_BUDGET else 4))
 
 
 class Pruned:
@@ -178,12 +187,16 @@ def find_truth(name: str, seed: int, place: Place) -> None:
         network.fit_(last, rung)
         values = problem.values(network.model, "val", "test")
         gap, error = problem.difference(dense, values)
-        below = task.sign * gap
+        below, epochs, later = task.sign * gap, network.epochs, list[tuple[int, float]]()
         is_far = below > _FAR * delta
+        for _ in range(_LATER):
+            network.fit_(last_phase(task))
+            gap, _ = problem.difference(dense, problem.values(network.model, "val", "test"))
+            later.append((network.epochs, task.sign * gap))
         lines.add(
-            **key, rung=rung, is_last=is_far, density=network.density, epochs=network.epochs,
+            **key, rung=rung, is_last=is_far, density=network.density, epochs=epochs,
             dense=problem.score(dense), score=problem.score(values), below=below, error=error, delta=delta,
-            num_examples=len(values), seconds=time.perf_counter() - began,
+            num_examples=len(values), later=later, seconds=time.perf_counter() - began,
         )  # fmt: skip
 
 
@@ -248,15 +261,26 @@ class Truth:
         return "nearly" if self.low <= high and low <= self.high else "no"
 
 
+def returned_epochs(row: dict[str, Any]) -> int:
+    """How long the returned network was trained in all."""
+    networks = [*row["rounds"], *row["pruned"], *row["finished"]]
+    return int(min(networks, key=lambda network: abs(network[0] - row["density"]) + abs(network[1] - row["val"]))[2])
+
+
 def percent(density: float) -> str:
     return "none" if math.isinf(density) else f"{100 * density:.3g}%"
 
 
-def truth(rows: Sequence[dict[str, Any]], num_draws: int = 400) -> Truth | None:
-    """The true density of a task, from the lines of its complete ladders; None if there is none."""
+def truth(rows: Sequence[dict[str, Any]], epochs: float = 0, num_draws: int = 400) -> Truth | None:
+    """The true density of a task, from the lines of its complete ladders; None if there is none.
+
+    Of networks that were trained for about as many epochs as given; 0: for the least.
+    """
     seeds: dict[int, dict[float, dict[str, Any]]] = defaultdict(dict)
     for row in rows:
-        seeds[row["seed"]][row["rung"]] = row
+        trained = [(row["epochs"], row["below"]), *row.get("later", [])]
+        _, below = min(trained, key=lambda each: abs(each[0] - epochs))
+        seeds[row["seed"]][row["rung"]] = {**row, "below": below}
     ladders = [
         rungs for rungs in seeds.values() if len(rungs) == len(LADDER) or any(r["is_last"] for r in rungs.values())
     ]
@@ -296,10 +320,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     found = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for name, task in TASKS.items():
         ladder = [row for row in rows if row["task"] == name and row["kind"] == "truth"]
-        true = truth(ladder)
         last = {row["seed"]: row for row in rows if row["task"] == name and row["kind"] == "discover"}
         for _, row in sorted(last.items()):
-            interval, check = row["interval"], row["check"]
+            interval, check, true = row["interval"], row["check"], truth(ladder, returned_epochs(row))
             below = row["below"] / row["delta"]
             cells = (
                 name, row["seed"], task.delta, true or "-",
@@ -323,15 +346,23 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
         last = list({row["seed"]: row for row in rows if row["task"] == name and row["kind"] == "discover"}.values())
         if not last:
             continue
-        true = truth([row for row in rows if row["task"] == name and row["kind"] == "truth"])
+        ladder = [row for row in rows if row["task"] == name and row["kind"] == "truth"]
+        each = [truth(ladder, returned_epochs(row)) for row in last]
+        truths = "; ".join(
+            dict.fromkeys(str(true) for true in sorted(filter(None, each), key=lambda true: true.density))
+        )
         named = [row["status"] if row["answer"] is None else percent(row["answer"]) for row in last]
-        covered = [true.covered_by(row["interval"]) for row in last if row["interval"] is not None and true]
+        covered = [
+            true.covered_by(row["interval"])
+            for row, true in zip(last, each, strict=True)
+            if row["interval"] is not None and true
+        ]
         below = np.array([row["below"] / row["delta"] for row in last])
         error = below.std(ddof=1) / math.sqrt(len(below)) if len(below) > 1 else math.nan
         within = sum(row["below"] <= row["delta"] + 2 * row["error"] for row in last)
         outcomes = Counter("none" if row["check"] is None else row["check"]["outcome"] for row in last)
         cells = (
-            name, task.delta, true or "-", ", ".join(named), f"{covered.count('yes')} of {len(covered)}",
+            name, task.delta, truths or "-", ", ".join(named), f"{covered.count('yes')} of {len(covered)}",
             f"{percent(min(row['density'] for row in last))} - {percent(max(row['density'] for row in last))}",
             f"{below.mean():.2f} ± {error:.2f}", f"{within} of {len(last)}",
             ", ".join(f"{num} {outcome}" for outcome, num in outcomes.items()),

@@ -83,6 +83,7 @@ def test_truth_of_a_known_curve(exponent: float) -> None:
             "rung": rung,
             "delta": 0.01,
             "is_last": False,
+            "epochs": 60,
             "below": 0.002 * rung**-exponent + 0.0003 * float(torch.randn((), generator=draw)),
         }
         for seed in range(8)
@@ -94,6 +95,10 @@ def test_truth_of_a_known_curve(exponent: float) -> None:
     assert found.low <= found.density <= found.high
     assert found.covered_by((true / 2, 2 * true)) == "yes"
     assert found.covered_by((0.9, 1.0)) == "no"
+    # Trained on for longer, every network is within delta; the truth is that of about as many epochs.
+    longer = [row | {"later": [(75, 0.0), (90, -0.001)]} for row in rows]
+    assert truth(longer, 67).density == truth(longer).density == found.density
+    assert str(truth(longer, 80)) == "1.58% or less"
     flat = truth([row | {"below": 0.0} for row in rows])
     assert str(flat) == "1.58% or less"
 
