@@ -259,7 +259,7 @@ class ShrinkRule:
         interval = (low if low > lowest else 0.0, min(high, base.density))
         if self.is_too_short(curve, delta) or (low <= lowest and high > base.density):
             return answer  # anything is possible
-        if density * _CLOSE <= lowest:
+        if density * STEP <= lowest:
             return replace(answer, status="flat", interval=(0.0, max(interval[1], lowest)))
         if density > base.density:
             return replace(answer, status="unreached") if low > base.density else answer
