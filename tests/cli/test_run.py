@@ -58,7 +58,7 @@ def test_verify_is_no_part_of_a_finished_run(tmp_path: Path, capsys: pytest.Capt
         run_dir.log("train-1", event="end")
     assert leave("discover", "--verify", "--out", str(out)) == 2
     message = capsys.readouterr().err
-    assert "holds a search without a dense training, and --verify is a search of its own" in message
+    assert "holds a search without a reference, and --verify is a search of its own" in message
     assert "choose another --out; or only compare, with `pathgrow train --method dense`" in message
 
 

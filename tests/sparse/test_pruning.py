@@ -68,10 +68,9 @@ def test_gradual_pruning_follows_a_cubic_curve() -> None:
     assert sparse.masks.density == 1.0
     assert sparse.next_density == 0.1
     counts = train(sparse, 100)
-    # 70 of the 100 steps, an update every second one, before the optimizer step.
-    due = [step for step in range(101) if (step % 2 == 0 and step <= 70) or step == 70]
-    for step, count in enumerate(counts):
-        last = max(k for k in due if k <= step)
+    # 70 of the 100 steps, an update after every second one.
+    for num_done, count in enumerate(counts, start=1):
+        last = min(num_done - num_done % 2, 70)
         assert count == pytest.approx(900 * (0.1 + 0.9 * (1 - last / 70) ** 3), abs=1)
     assert counts[50] > counts[70] == counts[-1] == 90
     sparse.finish_pruning_()

@@ -82,7 +82,7 @@ def _discover(*, out: Path | None, quiet: bool, plan: bool, verify: bool, **valu
         return
     if verify and out is not None and (RunDir(out).config or {}).get("reference", "dense") is None:
         raise UserError(
-            f"{out} holds a search without a dense training, and --verify is a search of its own, which uses the dense "
+            f"{out} holds a search without a reference, and --verify is a search of its own, which uses the dense "
             "score: choose another --out; or only compare, with `pathgrow train --method dense` and `pathgrow compare`"
         )
     _run(DiscoverConfig, discovery.run_discovery, values, out, quiet)

@@ -26,7 +26,7 @@ from scipy.special import log_ndtr, ndtr, ndtri
 
 from pathgrow.density.estimate import curve_of_rounds, unpruned
 from pathgrow.density.posterior import PosteriorSamples
-from pathgrow.density.types import Curve, FloatArray, Point
+from pathgrow.density.types import Curve, FloatArray
 
 DENSE, SLOPE, RESTART, FACTOR = range(4)
 _TINY = 1e-300
@@ -119,13 +119,12 @@ def _given_exponent(curve: Curve, delta: float, power: float) -> _Weighted | Non
         spread=(spread, spread / second_half, RESTART_SPREAD[0] * delta + RESTART_SPREAD[1] * gained, FACTOR_SPREAD),
         size=len(noise),
     )
-    is_reference = _is_reference(curve, base)
-    if curve.reference is not None and not is_reference:
+    if curve.reference is not None and not is_reference(curve):
         unknown.observe(curve.reference.score, noise, dense=1.0)
     if curve.reference is None or base.density == 1:
         for point in unpruned(curve):
             score, error = (level, MIN_NOISE * delta) if point is base else (point.score, noise)
-            is_single = point.epochs < base.epochs or is_reference
+            is_single = point.epochs < base.epochs or is_reference(curve)
             unknown.observe(score, error, dense=1.0, slope=-left(point.epochs), restart=0.0 if is_single else -1.0)
     else:
         level = curves.at(1.0)  # the network before pruning is sparser than the reference
@@ -146,9 +145,9 @@ def _given_exponent(curve: Curve, delta: float, power: float) -> _Weighted | Non
     return _Weighted(outcomes=outcomes, log_weight=unknown.log_weight)
 
 
-def _is_reference(curve: Curve, base: Point) -> bool:
+def is_reference(curve: Curve) -> bool:
     """Whether the dense score is that of the network before pruning: its one noisy score counts once."""
-    found = curve.reference
+    found, base = curve.reference, curve.rough[-1]
     return found is not None and (found.kind, found.epochs, found.score) == ("dense", base.epochs, base.score)
 
 

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from pathgrow.density.estimate import LEVEL, DensityEstimate, curve_of_rounds, quantiles, unpruned
-from pathgrow.density.full_training import POWERS, FullTraining, infer
+from pathgrow.density.full_training import POWERS, FullTraining, infer, is_reference
 from pathgrow.density.types import (
     DEFAULT_DELTA,
     Answer,
@@ -49,7 +49,8 @@ SPARSER = 0.6
 """Density of the sparser one of the first two, relative to the other."""
 MAX_GAIN = 1 / float(np.std(np.exp2(-np.array(POWERS))))
 """What the last phase before pruning may have gained, in units of delta (3.6): where it was more, two trainings do not
-tell what a full one leads to. Learning curves of all exponents differ by more than delta in what they gain then."""
+tell what a full one leads to. What the next doubling gains has a standard deviation of more than delta then, over the
+exponents of the learning curve."""
 CONTROL = 0.25
 """By how much a control has to narrow the estimate of the dense score (its standard deviation, in units of delta)."""
 LIKELY = 0.2
@@ -200,7 +201,9 @@ class ShrinkRule:
         enough = [p for p in pruned if p.density * _CLOSE >= wanted and not self._misses(curve, p)]
         densest = max(pruned or curve.finished, key=lambda point: point.density)
         chosen = min(enough, key=lambda point: point.density) if enough else densest
-        best = max(unpruned(curve), key=lambda point: point.score)
+        base = curve.rough[-1]
+        controls = [point for point in curve.finished if point.density == base.density]
+        best = max(base, *controls, key=lambda point: point.score) if controls else base
         return best if best.score - chosen.score > TOO_MUCH * self.delta else chosen
 
     def check(self, curve: Curve, network: Point, *, within: float | None = None) -> Check | None:
@@ -211,6 +214,8 @@ class ShrinkRule:
         if self._estimate(curve) is None:
             return None
         delta = self.delta if within is None else within
+        if network == curve.rough[-1] and is_reference(curve):
+            return Check(outcome="verified", shortfall=0.0, error=0.0)  # it is the reference
         gap = self._shortfall(curve, network)
         shortfall, error = float(np.mean(gap)), float(np.std(gap))
         if curve.reference is not None:

@@ -71,13 +71,17 @@ class PruneCubically:
         return self.density + (self.start_density - self.density) * left**3
 
     def __call__(self, progress: Progress) -> MaskUpdate | None:
-        first, last = self.steps
-        on_grid = progress.step >= first and (progress.step - first) % self.update_interval == 0
-        # Also after the last step of the curve: a training that was shortened still has to reach the density.
-        if not on_grid and progress.step < last:
+        if not self.is_due_at(progress.step):
             return None
         num_drop = progress.num_on - count_at(self.density_at(progress.step), progress.num)
         return MaskUpdate(num_drop=num_drop) if num_drop > 0 else None
+
+    def is_due_at(self, step: int) -> bool:
+        """Whether the density of this step is looked up."""
+        first, last = self.steps
+        on_grid = step >= first and (step - first) % self.update_interval == 0
+        # Also after the last step of the curve: a training that was shortened still has to reach the density.
+        return on_grid or step >= last
 
     @property
     def steps(self) -> tuple[int, int]:

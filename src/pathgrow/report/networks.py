@@ -10,9 +10,12 @@ Table = tuple[list[str], list[list[str]]]
 """Headings and rows of text."""
 
 
+_WORDS = {2: "two", 3: "three"}
+
+
 def trained(curve: CurveReport) -> tuple[PointReport, ...]:
     """The network that was pruned, after each phase of its training: all rounds of such a search that did not grow."""
-    if not curve.finished:
+    if not curve.finished or not curve.rounds:
         return ()
     return curve.rounds if curve.rounds[0].density == 1 else curve.rounds[-2:]
 
@@ -35,12 +38,18 @@ def procedure(report: RunReport) -> list[str]:
     if trained(curve):
         base, control = trained(curve)[-1], sum(p.density == trained(curve)[-1].density for p in curve.finished)
         network = "the dense network" if base.density == 1 else f"the network at {percent(base.density)} density"
-        phases = ("", ", in two phases", ", in three phases")[len(trained(curve)) - 1]
+        number = len(trained(curve))
+        phases = f", in {_WORDS.get(number, number)} phases" if number > 1 else ""
         done.append(
             f"Trained {network} for {scores.length(base.epochs)}{phases}."
             if base.epochs
             else "Evaluated the given network."
         )
+        if _is_reference(report, base):
+            done.append(
+                "Its score is the reference: half of the training was too short to tell where it leads. What is pruned "
+                f"from it is trained for longer, the returned network for {scores.length(report.network.epochs)}."
+            )
         if probes:
             done.append(f"Pruned it in {plural(len(probes), 'round')} ({_densities(_by_round(probes))} density).")
         unpruned = ", one of them without pruning as a control" if control and len(curve.finished) > control else ""
@@ -55,6 +64,11 @@ def procedure(report: RunReport) -> list[str]:
             "answer is estimated from these scores."
         )
     return done
+
+
+def _is_reference(report: RunReport, base: PointReport) -> bool:
+    found = report.reference
+    return found is not None and (found.kind, found.score) == ("dense", base.score)
 
 
 def compared_with_dense(report: RunReport) -> tuple[str, str] | None:

@@ -72,8 +72,9 @@ def discover(
     delta : float or str
         How much worse than the reference the score may be; "1%": relative to it, or else to the trained network's.
     reference : float or "dense", optional
-        Score of the dense baseline, or "dense" to train it. None: estimated from the first half of a dense training
-        (static masks: a dense probe on the same short schedule, or with `final="grown"` the densest network grown).
+        Score of the dense baseline, or "dense" to train it. None: estimated from half of a dense training, or trained
+        where that is too short to tell (static masks: a dense probe on the same short schedule, or with
+        `final="grown"` the densest network grown).
     budget : int
         Epochs of a full dense training; the lengths of all phases follow from it. A `fit` that counts steps, or
         anything else, has its budget in that unit: `fit(model, optimizer, steps)` is reported in steps.
@@ -100,8 +101,8 @@ def discover(
           searches in turn, the sparsest network that does not miss is returned, and `.by_finisher` compares them.
         - `preset`: "paper" for the procedure of the paper as written; options passed beside it count.
         - `max_density`: never hold more than this fraction of the weights; below 1 the network grows up to it.
-        - `max_cost`: most to spend, in dense trainings; by default 1, or 2 with a reference. Unless it is set, up to 2
-          are also spent if half of the training is too short to tell: the dense network is then trained to the end.
+        - `max_cost`: most to spend, in dense trainings; by default 1, or 2 with a reference. Unless it is below 2, the
+          dense network is trained to the end if half of its training is too short to tell, and 2 may be spent.
         - `method`, `gamma`: growth method, and the fraction of the nonzero weights added per growth round.
         - `rule`, `rough`, `seed_epochs`, `probe_fraction`, `final`: with static masks only, the density rule, the
           lengths of a growth round, of the seed training and of a probe, and the initial weights of probes ("fresh" or

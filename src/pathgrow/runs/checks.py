@@ -19,7 +19,7 @@ from pathgrow.density.types import DENSE, Answer, Curve, Point, Reason
 from pathgrow.errors import RunFailed, UserError, require
 from pathgrow.methods.method import count_at
 from pathgrow.methods.picks import at_random
-from pathgrow.report.formats import number, percent
+from pathgrow.report.formats import number, percent, plural
 from pathgrow.runs.iso_flop import Workload, updates_within_training
 from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.session import Session
@@ -93,11 +93,12 @@ def too_short_warning(curve: Curve, options: DiscoverOptions) -> str:
         f"the second half of the training so far gained {number(gains[-1])}, more than {MAX_GAIN:.2g} times delta, so "
         "it does not show what full training leads to"
         if gains
-        else f"a budget of {options.budget} {options.unit or 'epochs'} is too short to be divided"
+        else f"a budget of {plural(options.budget, (options.unit or 'epochs').removesuffix('s'))} is too short to be "
+        "divided"
     )
     return (
-        f"{reason}: the dense network is trained for the whole budget before it is pruned, and the search costs more "
-        f"than that, up to {options.highest_cost:g} dense trainings; max_cost=1 prevents this"
+        f"{reason}: the dense network is trained for the whole budget before it is pruned, so the search costs more "
+        f"than one dense training, about {options.highest_cost:g} at most; max_cost=1 (--max-cost 1) prevents this"
     )
 
 

@@ -349,8 +349,8 @@ class SearchOptions:
     )
     reference: float | Literal["dense"] | None = option(
         None,
-        'Score of the dense baseline, or "dense" to train one (default: estimated from the first half of a dense '
-        "training; with static masks, from a dense probe).",
+        'Score of the dense baseline, or "dense" to train one (default: estimated from half of a dense training, '
+        "or trained where that is too short to tell; with static masks, from a dense probe).",
         metavar="SCORE|dense",
         example="0.93",
     )

@@ -224,13 +224,13 @@ class DiscoverOptions(SearchOptions):
 
         Only if less training tells too little, since the search then costs more than one dense training.
         """
-        is_free = self.reference is None and self.max_cost is None
+        is_free = self.reference is None and (self.max_cost is None or self.max_cost >= WITH_REFERENCE)
         return self.prunes and is_free and self.max_density == 1 and self.start != "pretrained"
 
     @property
     def highest_cost(self) -> float:
         """Most that the search may cost: its limit, or that of one that has to train the dense network."""
-        return WITH_REFERENCE if self.may_train_reference else self.cost_limit
+        return max(WITH_REFERENCE, self.cost_limit) if self.may_train_reference else self.cost_limit
 
     @property
     def finishers(self) -> tuple[str, ...]:

@@ -99,7 +99,7 @@ class DiscoveryPlan:
         sample = f"one dense training sample is {flops(whole.dense_flops)}"
         limit = f"at most {self.usual_limit:g}"
         if self.max_cost > self.usual_limit:
-            limit += f"; up to {self.max_cost:g} if half of the training is too short to tell, unless max_cost is set"
+            limit += f"; up to {self.max_cost:g} if half of the training is too short to tell, unless max_cost is less"
         lines.append(f"Cost: about {self.cost:.2f} dense trainings ({limit}){total}; {sample}")
         unknown = f"unknown before the first training, since only your fit knows how long {self.unit} take"
         lines.append(f"Time: {unknown if self.seconds is None else f'about {duration(self.seconds)}'}")

@@ -109,7 +109,9 @@ def ledger_report(
     dense_training_flops: int | None,
     samples_per_epoch: int | None = None,
 ) -> LedgerReport:
-    """Return what the stages of a run cost, for stages that train with constant masks.
+    """Return what the stages of a run cost.
+
+    Epochs times weights are those of stages that train with constant masks.
 
     Counted are training FLOPs (a multiply and an add are two; a training sample costs three forward passes at the masks
     it was trained with) and choosing new masks, but not evaluation.

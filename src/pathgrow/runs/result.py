@@ -201,9 +201,8 @@ class Discovery:
             dense_training_flops=dense,
         )
         ledger = replace(ledger, start_flops=self.trunk.start_flops)
-        if (
-            self.finishers or self.options.finishing_method is not None
-        ):  # the number of weights may change within a training
+        # The number of weights may change within a training.
+        if self.finishers or self.options.finishing_method is not None or self.options.prunes:
             ledger = replace(ledger, epochs_times_parameters=None, epochs_times_prunable=None)
         return ledger
 

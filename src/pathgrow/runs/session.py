@@ -50,6 +50,10 @@ PATIENCE = 3
 """Epochs without a better validation loss after which an adaptive phase stops early."""
 MAX_ADAPTIVE_EPOCHS = 40
 """Longest adaptive phase, in epochs."""
+_REFIT = (
+    "fit ends with other weights than those of its last step (the best ones so far, or an average), or earlier than "
+    "before: a network that is pruned while fit trains it is therefore trained once more, with its final masks"
+)
 _SAME_SCORE = 0.002
 """Relative difference of two evaluations of one network on a GPU, whose sums are not always in the same order."""
 
@@ -137,7 +141,7 @@ class Session(Stages):
         # Copied before anything is trained: users may keep state of their own on the model.
         self._untrained = copy_model_and_optimizer(model, optimizer)
         self.warnings: list[str] = []
-        self._is_fit_checked = self._is_score_checked = False
+        self._is_fit_checked = self._is_score_checked = self._has_warned_of_refit = False
         self._modes = [module.training for module in model.modules()]
         """Whether each module trains or evaluates when `fit` is called: as in the model that was passed."""
         self._scales_weights = getattr(getattr(fit, "recipe", None), "density_scaling", "none") == "supar"
@@ -375,6 +379,13 @@ class Session(Stages):
                 module.training = is_training  # an evaluation may have changed it
             with seeded, counting(phase.attached.model) as counter, self._epochs_told(phase, counter):
                 self._fit(phase.attached.model, phase.attached.optimizer, phase.epochs)
+                if not phase.attached.finish_pruning_():
+                    # A network that was pruned after its training would be worse than it has to be.
+                    if not self._has_warned_of_refit:
+                        warn_caller(self, [_REFIT])
+                    self._has_warned_of_refit = True
+                    self.optimizer_settings.restore_(phase.attached.optimizer)
+                    self._fit(phase.attached.model, phase.attached.optimizer, phase.epochs)
             self._end_phase(phase)
             if before is not None:
                 is_changed, has_stepped = before != _digest(phase.attached), phase.attached.step > step

@@ -258,7 +258,8 @@ class ShrinkSearch:
             warn(unsuited := checks.delta_warning(given.sign * base.score, given))
         if given.reference == "dense":
             self._dense = train_dense(self._session, given.budget)
-        if has_learned and unsuited is None and given.may_train_reference:
+        is_trained_to_the_end = self._trunk.lengths.phases == (given.budget,)
+        if has_learned and given.may_train_reference and (unsuited is None or is_trained_to_the_end):
             self._train_reference_if_too_short_(base)
         self._rule = self._rule_for(self._curve().reference or base)
         self._options = replace(self._options, delta=self._rule.delta, delta_is_relative=False)

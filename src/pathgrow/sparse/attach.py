@@ -152,7 +152,8 @@ def attach(
     )
     attached.finite_buffers = {name for name, buffer in model.named_buffers() if bool(buffer.isfinite().all())}
     enforce.register(attached, parameters)
-    attached._notify()
+    if on_mask_update is not None:
+        on_mask_update(attached)
     return attached.handle()
 
 

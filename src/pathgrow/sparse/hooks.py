@@ -40,6 +40,8 @@ DEFAULT_RULE: Rule = TrajectoryRule(delta=DEFAULT_DELTA)
 class MaskedOptimizer:
     """Model, optimizer, method and masks, and the clock of rounds and steps; made by `pathgrow.attach`."""
 
+    _pruning: Callable[[Progress], MaskUpdate | None] | None = None
+
     def __init__(
         self,
         model: nn.Module,
@@ -171,8 +173,7 @@ class MaskedOptimizer:
         verdict = self._decide(dataclasses.replace(self.curve, rough=(*self._points, point)), due)
         if isinstance(verdict, Stop):
             self._stopped = verdict
-        else:
-            assert due is not None
+        elif due is not None:
             self._next_round_(due)
         # Last, so that an observation whose update failed can be repeated.
         self._points.append(point)
@@ -366,7 +367,7 @@ class MaskedOptimizer:
             self._mask_optimizer_state_()
 
     def finish_step_(self) -> None:
-        """Advance the step counter and update the EMA. Not CUDA-graph safe."""
+        """Advance the step counter, update the EMA and prune if that is due. Not CUDA-graph safe."""
         self.step += 1
         self._stepped.clear()
         self._backward_since = False
@@ -374,6 +375,8 @@ class MaskedOptimizer:
             self._save_rewind_point_()
         if self._ema is not None:
             self._ema.step_(self.step)
+        if self._pruning is not None and (due := self._pruning(self._progress)) is not None:
+            self._update_masks_(due, self._view(), generator(self._seed, "change", self.step))
 
     @property
     def update_is_due(self) -> bool:
@@ -434,9 +437,6 @@ class MaskedOptimizer:
                 masks, self.last_scoring_cost = decide_on_rank0(self._comm, self.scope, decide)
         self._set_masks_(masks)
         self._enforce_()
-        self._notify()
-
-    def _notify(self) -> None:
         if self._on_mask_update is not None:
             self._on_mask_update(self)
 

@@ -1,8 +1,10 @@
-"""Pruning that the caller asks for, at once or gradually during the steps that follow."""
+"""Pruning that the caller asks for, at once or gradually during the steps that follow.
 
-import dataclasses
+It takes place after optimizer steps and not before them: magnitudes need no gradients, so nothing changes for the
+optimizer, even one that calls its closure several times.
+"""
 
-from pathgrow.methods.method import MaskUpdate, Method, count_at, floor_of, require_density
+from pathgrow.methods.method import MaskUpdate, count_at, floor_of, require_density
 from pathgrow.methods.schedules import PruneCubically
 from pathgrow.rng import generator
 from pathgrow.sparse.hooks import MaskedOptimizer
@@ -16,8 +18,7 @@ _NUM_UPDATES = 30
 class PruningOptimizer(MaskedOptimizer):
     """A masked optimizer that prunes to any density with the drop pick of its method."""
 
-    _pruning: tuple[Method, float] | None = None
-    """During a gradual pruning: the method without its schedule, and the density to end with."""
+    _pruning: PruneCubically | None = None
 
     def prune_(self, density: float) -> None:
         """Prune to a density at once, if more weights than that are active."""
@@ -28,7 +29,8 @@ class PruningOptimizer(MaskedOptimizer):
         """Prune to a density during the next `num_steps` steps, if more weights than that are active.
 
         Along a cubic curve, fast at first, that ends after 70% of the steps: the others train the weights that are
-        left. Call `finish_pruning_` after the steps.
+        left. Call `finish_pruning_` after the steps. The state dict does not say that this goes on: to resume, call it
+        again before loading.
         """
         assert self._pruning is None, "the last gradual pruning was not finished"
         if not self._num_above(density):
@@ -36,7 +38,7 @@ class PruningOptimizer(MaskedOptimizer):
         if num_steps < 2:
             self.prune_(density)
             return
-        schedule = PruneCubically(
+        self._pruning = PruneCubically(
             density=density,
             start_density=self.density,
             update_interval=max(1, floor_of(GRADUAL * num_steps / _NUM_UPDATES)),
@@ -46,22 +48,33 @@ class PruningOptimizer(MaskedOptimizer):
             first_step=self.step,
         )
         self._begin_round_()
-        self._pruning = (self.method, density)
-        self.method = dataclasses.replace(self.method, clock="step", schedule=schedule, after_update="keep")
 
-    def finish_pruning_(self) -> None:
-        """End a gradual pruning; what is left of it, after fewer steps than expected, is pruned now."""
+    def finish_pruning_(self) -> bool:
+        """End a gradual pruning; returns whether the weights were trained with the final masks.
+
+        They were not after too few steps, or if weights were loaded that are pruned by now (the best ones so far, an
+        average). What is left to prune is pruned now.
+        """
         if self._pruning is None:
-            return
-        self.method, density = self._pruning
-        self._pruning = None
-        if num_drop := self._num_above(density):
+            return True
+        density, self._pruning = self._pruning.density, None
+        num_drop = self._num_above(density)
+        weights = {name: self._parameters[name].detach() for name in self._masks}
+        is_masked = all(not bool((weights[name] * ~mask).any()) for name, mask in self._masks.items())
+        if num_drop:
             self._update_masks_(MaskUpdate(num_drop=num_drop), self._view(), generator(self._seed, "change", self.step))
+        self._enforce_()
+        return is_masked and not num_drop
+
+    @property
+    def works_on_host(self) -> bool:
+        """Whether the next step updates the masks, before or after the optimizer step."""
+        return self.update_is_due or (self._pruning is not None and self._pruning.is_due_at(self.step + 1))
 
     @property
     def next_density(self) -> float:
         """The density that a gradual pruning ends with; otherwise the current one."""
-        return self.density if self._pruning is None else count_at(self._pruning[1], self._num) / self._num
+        return self.density if self._pruning is None else count_at(self._pruning.density, self._num) / self._num
 
     def _num_above(self, density: float) -> int:
         require_density("density", density)

@@ -70,7 +70,7 @@ class Training:
         These are the tables of an epoch, a mask update, and a save.
         """
         begins_epoch = self._done % self._feed.num_steps == 0
-        return begins_epoch or self._saves_next or self._job.attached.update_is_due
+        return begins_epoch or self._saves_next or self._job.attached.works_on_host
 
     @property
     def would_wait(self) -> bool:

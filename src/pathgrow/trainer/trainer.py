@@ -212,9 +212,9 @@ class Trainer:
 
     def _training(self, job: Job) -> Training:
         attached = job.attached
-        resume_from = job.progress.load(attached) if job.progress is not None else None
         if self.recipe.density_scaling == "supar":
-            scale_by_density_(attached, self.recipe)
+            scale_by_density_(attached, self.recipe)  # with the masks that the training starts with, also if resumed
+        resume_from = job.progress.load(attached) if job.progress is not None else None
         prepared: Prepared | None = attached.engine_cache.get(_KEY)
         if prepared is None or prepared.trainer is not self:
             check_batch_split(self.recipe.batch_size, self.recipe.accumulate, self.comm.size)
