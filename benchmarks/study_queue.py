@@ -4,7 +4,8 @@
     python -m benchmarks.study_queue run growth imp cost --out DIR --jobs 8
     python -m benchmarks.study_queue export --out DIR --to FOLDER
 
-`run` continues an earlier queue in DIR, and two of them may share it. `export` may be called at any time; it writes the
+`run` continues an earlier queue in DIR, and two of them may share it; it leaves out cells with a finished line in
+results/studies. `export` may be called at any time; it writes the
 lines of finished cells, and of the finished levels of an unfinished IMP-C: `cells.jsonl` for `make results ADD=...`,
 `other.jsonl` for cells that belong to no study of the paper; and `runs.tar`, the finished runs without their stages,
 from which another machine continues the queue; and `networks.tar.gz`, the weights of the sparse networks of seed 0:
@@ -15,6 +16,7 @@ written as well, which continue there from their last stage.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tarfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,6 +35,7 @@ from pathgrow.studies.price import MEASURED_SPEEDS, num_epochs, price_of
 from pathgrow.studies.runner import StudyProgress, run_study
 
 SCALE = "short"
+RESULTS = Path(__file__).parents[1] / "results" / "studies"
 STUDIES = ("growth-rules", "density-curves", "topology", "cost", "growth-timing")
 RULES = ("pathgrow_d", "random_growth", "gradient_growth")
 SPEED = 90_000
@@ -107,6 +110,12 @@ def queue(names: Sequence[str], scale: str = SCALE) -> list[Cell]:
     return list({**before, **ordered}.values())
 
 
+def published(folder: Path = RESULTS) -> set[str]:
+    """Names of the cells that have a finished line in the committed results."""
+    lines = (json.loads(line) for file in folder.glob("*.jsonl") for line in file.read_text().splitlines())
+    return {line["cell"] for line in lines if not line.get("unfinished")}
+
+
 def listed(speed: float) -> str:
     """What each group decides and costs."""
     faster = speed / MEASURED_SPEEDS["GPU"][0].samples_per_second
@@ -167,6 +176,8 @@ def main() -> None:
     table.add_argument("--speed", type=float, default=SPEED, help=f"images/s in all (default: {SPEED:,})")
     run = commands.add_parser("run")
     run.add_argument("groups", nargs="+", choices=list(groups()))
+    run.add_argument("--again", action="store_true", help="also run cells with a line in results/studies")
+    run.add_argument("--only", nargs="*", metavar="TEXT", help="only cells with one of these in their name")
     run.add_argument("--jobs", type=int, default=8, help="processes that share the GPU (default: 8)")
     written = commands.add_parser("export")
     written.add_argument("--to", type=Path, required=True)
@@ -180,7 +191,12 @@ def main() -> None:
     elif chosen.command == "export":
         export(chosen.out, chosen.to, chosen.scale, chosen.started)
     else:
-        cells = queue(_known(chosen.groups), chosen.scale)
+        done = set() if chosen.again else published()
+        cells = [
+            cell
+            for cell in queue(_known(chosen.groups), chosen.scale)
+            if cell.name not in done and any(text in cell.name for text in chosen.only or [""])
+        ]
         try:
             with handled():  # otherwise SIGTERM leaves the workers running
                 outcome = run_study(cells, chosen.out, LocalPool(chosen.jobs, 1 / chosen.jobs), StudyProgress())

@@ -4,8 +4,9 @@
         --results results/tasks.jsonl [--part truth|discover|all]
     python -m benchmarks.tasks table --results results/tasks.jsonl
 
-Nothing in pathgrow was tuned on these tasks (`benchmarks.problems`). `discover` is called through the public interface
-with the task's `fit` and `evaluate`, and with nothing that a user would not know.
+The tasks are those of `benchmarks.problems`, some of which the density rule has been chosen on by now, and of
+`benchmarks.unseen`, on which nothing was chosen. `discover` is called through the public interface with the task's
+`fit` and `evaluate`, and with nothing that a user would not know.
 
 The truth shares no training code with it. For every seed the dense network is trained for the budget. Another copy is
 trained twice for a quarter of it (to its end, where `discover` does that too) and pruned by magnitude in short rounds,
@@ -46,13 +47,17 @@ from sklearn.isotonic import IsotonicRegression
 from torch import nn
 
 import pathgrow
+from benchmarks import problems
 from benchmarks.cifar import Lines
 from benchmarks.discovery import crossing, smoothed
-from benchmarks.problems import TASKS, Problem, Task
+from benchmarks.problems import Problem, Task
+from benchmarks.unseen import UNSEEN
 from pathgrow.density.shrink import MAX_GAIN
 from pathgrow.graph.calls import called_layers, called_scope
 from pathgrow.report.text import closing
 from pathgrow.runs.options import MIN_BUDGET
+
+TASKS = {**problems.TASKS, **UNSEEN}
 
 # Brute force
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from benchmarks import tasks
-from benchmarks.problems import TASKS, Problem, mlp, squared_error
-from benchmarks.tasks import LADDER, Place, Pruned, lengths, summary, table, truth
+from benchmarks.problems import Problem, mlp, squared_error
+from benchmarks.tasks import LADDER, TASKS, Place, Pruned, lengths, summary, table, truth
 
 
 def test_tiny_tasks_leave_their_lines_and_are_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,7 +31,7 @@ def test_tiny_tasks_leave_their_lines_and_are_not_run_again(tmp_path: Path, monk
         tasks.run_job(part, "digits_5", 0, place)
 
 
-@pytest.mark.parametrize("name", ["regression", "two_inputs", "lstm"])
+@pytest.mark.parametrize("name", ["regression", "two_inputs", "lstm", "gru", "autoencoder"])
 def test_every_problem_can_be_discovered(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TASKS, name, replace(TASKS[name], budget=1))
     place = Place(tmp_path / "tasks.jsonl", "abc", "cpu", None)

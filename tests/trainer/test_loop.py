@@ -136,16 +136,16 @@ def test_a_single_training_always_advances() -> None:
 @pytest.mark.parametrize("has_work", [True, False])
 @pytest.mark.parametrize("is_well_ahead", [True, False])
 @pytest.mark.parametrize(
-    ("done", "update_is_due", "needs_idle_device"),
+    ("done", "works_on_host", "needs_idle_device"),
     [(0, False, True), (7, False, False), (7, True, True), (30, False, True)],
 )
 def test_which_steps_would_wait(
-    has_work: bool, is_well_ahead: bool, done: int, update_is_due: bool, needs_idle_device: bool
+    has_work: bool, is_well_ahead: bool, done: int, works_on_host: bool, needs_idle_device: bool
 ) -> None:
     step: Any = object.__new__(CudaGraphStep)
     step.stream = SimpleNamespace(query=lambda: not has_work)
     step._events = deque([SimpleNamespace(query=lambda: False)] * 4 if is_well_ahead else [])
-    job: Any = SimpleNamespace(attached=SimpleNamespace(update_is_due=update_is_due), epochs=9, first_step=done)
+    job: Any = SimpleNamespace(attached=SimpleNamespace(works_on_host=works_on_host), epochs=9, first_step=done)
     feed: Any = SimpleNamespace(num_steps=10)
     anything: Any = None
     training = Training(job, feed, anything, step, lambda *epoch: None)
