@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -323,16 +323,16 @@ TASKS = {
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tasks", nargs="*", metavar="TASK", help=", ".join(TASKS))
+def main(tasks: Mapping[str, Task] = TASKS, description: str | None = __doc__) -> None:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tasks", nargs="*", metavar="TASK", help=", ".join(tasks))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--data-root", type=Path)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    for name in chosen.tasks or TASKS:
-        task = TASKS[name]
+    for name in chosen.tasks or tasks:
+        task = tasks[name]
         problem = task.problem(chosen.seed, chosen.device, chosen.data_root)
         model, before, began = problem.model, problem.evaluate(problem.model), time.perf_counter()
         problem.fit(model, problem.optimizer(model), task.budget)

@@ -1,7 +1,10 @@
 """Tasks that were written after the density rule was fixed and on which nothing was ever chosen.
 
-They are run by `benchmarks.tasks`, like those of `benchmarks.problems`. A change of the rule that is made after their
-results were seen ends that: such tasks move to `benchmarks.problems`, and new ones take their place.
+    python -m benchmarks.unseen [TASK ...] [--seed 0]
+
+trains each dense network once and prints its size, scores and time. `benchmarks.tasks` runs discoveries on them. A
+change of the rule that is made after their results were seen ends that: such tasks move to `benchmarks.problems`, and
+new ones take their place.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from benchmarks import problems
 from benchmarks.problems import Problem, Task, correct, cross_entropy, digits, mlp, squared_error
 
 SIZES = (("train", 2000), ("val", 1000), ("test", 8000))
@@ -144,3 +148,11 @@ UNSEEN = {
     "waves": Task(make_waves, 25, 0.01, options={"num_val": 1000}),
     "mixer": Task(make_mixer, 60, 0.01, options={"num_val": 400}),
 }
+
+
+def main() -> None:
+    problems.main(UNSEEN, __doc__)
+
+
+if __name__ == "__main__":
+    main()
