@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks.simulated_shrink import CHANGES, SHAPES, ReferenceKind, Setting, Summary
-from pathgrow.density.estimate import curve_of_rounds, fit_band
+from pathgrow.density.estimate import curve_of_rounds, fit_band, unpruned
 from pathgrow.density.shrink import MAX_ROUNDS, NextRound, ShrinkRule
 from pathgrow.density.types import Curve, Point, Reference
 from pathgrow.errors import UserError
@@ -301,3 +301,72 @@ def test_the_dense_network_makes_no_fewer_than_no_mistakes(shift: float, best: f
     curve = shrunk(CURVE)
     details = RULE.answer(replace(curve, rough=moved(curve.rough), probes=moved(curve.probes), num_val=450)).details
     assert details["dense_low"] < details["dense_high"] == best
+
+
+def with_finished(*scores: tuple[float, float]) -> Curve:
+    """Networks of some densities with these scores, relative to dense in units of delta, trained to the end."""
+    points = [
+        Point(round=50 + k, density=density, epochs=128, score=DENSE + 0.01 * below)
+        for k, (density, below) in enumerate(scores)
+    ]
+    return replace(shrunk(), finished=tuple(points))
+
+
+@pytest.mark.parametrize(
+    ("networks", "returned"),
+    [
+        ([(0.3, 0.2), (0.12, -0.7), (0.05, -1.9)], 0.12),  # the sparsest within delta
+        ([(0.3, 0.2), (0.12, -2.5)], 0.3),
+        ([(1.0, 2.1), (0.3, -0.2), (0.12, -0.7)], 1.0),  # a control that is far better than all of them
+        ([(1.0, 1.5), (0.3, 0.3), (0.12, -0.7)], 0.3),
+    ],
+)
+def test_networks_far_below_the_one_without_pruning_are_not_returned(
+    networks: list[tuple[float, float]], returned: float
+) -> None:
+    curve = replace(with_finished(*networks), reference=Reference(score=DENSE, kind="given", epochs=160))
+    assert RULE.select(curve).density == returned
+
+
+def test_a_noisy_check_does_not_hide_better_networks() -> None:
+    """Scores as noisy as these let a network four deltas below dense pass as consistent."""
+    phases = [(1.0, 10, 0.6675), (1.0, 20, 0.5561), (1.0, 40, 0.1985)]
+    rounds = [(0.299, 44, 0.3073), (0.547, 44, 0.2331), (0.74, 44, 0.192)]
+    trained = [(0.74, 54, 0.1104), (0.37, 64, 0.1185), (0.198, 74, 0.2165)]
+    points = [
+        Point(round=k, density=density, epochs=epochs, score=-loss)
+        for k, (density, epochs, loss) in enumerate([*phases, *rounds, *trained])
+    ]
+    curve = Curve(
+        rough=tuple(points[:3]),
+        probes=tuple(points[3:6]),
+        finished=tuple(points[6:]),
+        reference=Reference(score=-0.1985, kind="dense", epochs=40),
+        full_epochs=40,
+    )
+    assert ShrinkRule(delta=0.005).select(curve).density == 0.37
+
+
+def test_the_reference_itself_is_verified_however_its_point_was_read() -> None:
+    base = Point(round=2, density=1.0, epochs=160, score=DENSE, loss=0.2)
+    phases = (*CURVE.rough[:1], replace(base, round=1, epochs=80, score=DENSE - 0.05), base)
+    reference = Reference(score=DENSE, kind="dense", epochs=160)
+    curve = replace(with_finished((0.3, -4.0)), rough=phases, reference=reference)
+    for network in (base, replace(base, round=0, loss=None)):
+        check = RULE.check(curve, network)
+        assert check is not None
+        assert (check.outcome, check.shortfall, check.error) == ("verified", 0.0, 0.0)
+    other = RULE.check(replace(curve, reference=replace(reference, epochs=161)), base)
+    assert other is not None
+    assert other.error > 0
+
+
+def test_rounds_of_growth_are_not_phases_of_the_training() -> None:
+    def unpruned_epochs(*rough: tuple[float, int]) -> list[int]:
+        points = [Point(round=k, density=d, epochs=e, score=0.5 + 0.001 * e) for k, (d, e) in enumerate(rough)]
+        return [point.epochs for point in unpruned(Curve(rough=tuple(points), finished=()))]
+
+    assert unpruned_epochs((1.0, 40), (1.0, 80), (1.0, 160)) == [40, 80, 160]
+    assert unpruned_epochs((0.1, 10), (0.5, 20), (0.5, 40), (0.5, 80)) == [40, 80]
+    assert unpruned_epochs((0.1, 1), (0.5, 2), (0.5, 8)) == [8]
+    assert unpruned_epochs((0.4, 0)) == [0]

@@ -81,7 +81,7 @@ def test_the_procedure_of_a_pruning_search() -> None:
         "networks.",
     ]
     grown = networks.procedure(shrunk_report(grown=3))
-    assert grown[0].startswith("Grew from 6.2% to 25.0% density in 2 rounds")
+    assert grown[0].startswith("Grew from 12.5% to 50.0% density in 2 rounds")
     assert grown[1] == "Trained the network at 50.0% density for 40 epochs, in two phases."
     given = replace(shrunk_report().curve.rounds[0], epochs=0)
     pretrained = with_curve(shrunk_report(), rounds=(given,))
@@ -92,3 +92,32 @@ def test_the_procedure_of_a_pruning_search() -> None:
     assert networks.procedure(with_control)[-1].startswith(
         "Finished 2 networks (100%, 9.5% density, one of them without pruning as a control);"
     )
+
+
+@pytest.mark.parametrize(
+    ("rounds", "sentence"),
+    [
+        ([(1.0, 20), (1.0, 40)], "Trained the dense network for 40 epochs, in two phases."),
+        (
+            [(0.1, 1), (0.5, 2), (0.5, 20), (0.5, 40)],
+            "Trained the network at 50.0% density for 40 epochs, in two phases.",
+        ),
+        ([(0.1, 1), (0.5, 2), (0.5, 8)], "Trained the network at 50.0% density for 8 epochs."),
+    ],
+)
+def test_the_procedure_counts_the_phases_without_the_growth(rounds: list[tuple[float, int]], sentence: str) -> None:
+    points = tuple(point(k, density, epochs, 0.9) for k, (density, epochs) in enumerate(rounds))
+    assert sentence in networks.procedure(with_curve(shrunk_report(), rounds=points))
+
+
+def test_a_dense_network_that_was_trained_beside_the_search_is_not_the_pruned_one() -> None:
+    """Few validation examples make equal accuracies common."""
+    report = shrunk_report()
+    base = report.curve.rounds[-1]
+
+    def procedure(epochs: int) -> str:
+        reference = ReferenceReport(score=base.score, kind="dense", epochs=epochs)
+        return " ".join(networks.procedure(with_answer(report, reference=reference)))
+
+    assert "Its score is the reference" in procedure(base.epochs)
+    assert "Its score is the reference" not in procedure(2 * base.epochs)

@@ -3,6 +3,7 @@
 import re
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pathgrow import data, discover, models, plan
+from pathgrow.density.shrink import DENSITIES, NextRound, ShrinkRule
 from pathgrow.density.types import Curve, Point, Reference
 from pathgrow.errors import RunFailed, UserError
 from pathgrow.report import networks
@@ -103,10 +105,16 @@ def test_weights_that_fit_loads_are_trained_with_the_masks() -> None:
     world = Averaged()
     with pytest.warns(UserWarning, match="fit ends with other weights than those of its last step"):
         found = shrunk(world, budget=120, delta=0.1)
-    repeated = [epochs for epochs in (call.epochs for call in world.fits) if epochs == 30]
-    assert len(repeated) > 2 + len(found.finished)
-    for record in found.finished:
-        assert record.num_on <= found.masks.num
+    repeated = [call for call in world.fits if call.epochs == 30]
+    control, *pruned = found.finished
+    assert control.point.density == 1.0
+    assert len(repeated) == 2 + 1 + 2 * len(pruned)
+    assert {call.lr for call in repeated} == {world.fits[0].lr}
+    # A repeated training counts in full, and a dense one costs what its own epochs cost.
+    assert [record.num_epochs for record in found.finished] == [30, *[60] * len(pruned)]
+    dense = 4 * found.trained[0].flops
+    assert found.ledger.relative == pytest.approx(sum(record.flops for record in found.trained) / dense, rel=1e-6)
+    assert min(record.point.epochs for record in pruned) >= 60 + 60
     assert world.evaluate(world.model)[0] == found.score
     for name, mask in found.masks.items():
         assert bool((world.model.get_parameter(name)[~mask] == 0).all())
@@ -119,8 +127,64 @@ def test_a_fit_that_ends_early_reaches_the_density() -> None:
 
     with pytest.warns(UserWarning, match="or earlier than before"):
         found = shrunk(Early(), budget=120, delta=0.1)
-    assert all(abs(record.num_on / found.masks.num - record.point.density) < 1e-9 for record in found.finished)
+    chosen = [round(density * found.masks.num) for density in DENSITIES]
+    assert all(min(abs(record.num_on - num) for num in chosen) <= 1 for record in found.finished)
     assert found.score > 0.6
+
+
+def test_weights_of_other_calls_are_removed_before_they_are_scored() -> None:
+    class Best(World):
+        """Ends every call with the best weights of all calls, as one checkpoint for all of them would."""
+
+        best: tuple[float, dict[str, torch.Tensor]] | None = None
+
+        def fit(self, model: nn.Module, optimizer: Optimizer, epochs: int) -> None:
+            super().fit(model, optimizer, epochs)
+            loss = self.evaluate(model)[1]
+            if self.best is None or loss < self.best[0]:
+                self.best = loss, {name: tensor.clone() for name, tensor in model.state_dict().items()}
+            model.load_state_dict(self.best[1])
+
+    world = Best()
+    with pytest.warns(
+        UserWarning, match="at the end of stage 'shrink-1' pruned weights were not zero and were removed"
+    ):
+        found = shrunk(world, delta=0.1)
+    assert world.evaluate(world.model)[0] == found.score
+    for name, mask in found.masks.items():
+        assert bool((world.model.get_parameter(name)[~mask] == 0).all())
+
+
+def test_what_a_diverged_training_leaves_is_not_trained_again() -> None:
+    class Diverging(World):
+        def fit(self, model: nn.Module, optimizer: Optimizer, epochs: int) -> None:
+            super().fit(model, optimizer, epochs)
+            if len(self.fits) > 2 and epochs == 10:
+                with torch.no_grad():
+                    model[0].weight[model[0].weight != 0] = float("nan")
+
+    world = Diverging()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RunFailed, match="diverged"):
+            shrunk(world)
+    assert [call.epochs for call in world.fits].count(10) == 3
+
+
+def test_a_trainer_that_ends_before_the_last_pruning_is_reported() -> None:
+    class Half(Trainer):
+        def train(self, jobs: Sequence[Job], on_done: Callable[[int], None] | None = None) -> list[int]:
+            halved = [replace(job, epochs=job.epochs // 2) if job.attached.is_pruning else job for job in jobs]
+            return super().train(halved, on_done)
+
+    digits = data.load("digits")
+    engine = Half(digits, Recipe(batch_size=256, lr=0.1), EngineOptions())
+    model, optimizer = engine.place(models.create("mlp", 10, seed=0, widths=(24, 24)))
+    with pytest.warns(UserWarning, match=r"at the end of stage 'final-\d' pruned weights were not zero"):
+        discover(
+            model, optimizer, engine, engine.evaluate(digits.val), torch.zeros(1, 1, 8, 8), budget=16, delta=0.02,
+            max_cost=1.2, progress=False,
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("num_calls", [1, 2], ids=["L-BFGS", "SAM"])
@@ -243,10 +307,12 @@ def test_a_dense_network_that_half_of_the_training_says_too_little_about_is_trai
     assert (dense.density, dense.epochs) == (1.0, sum(phases))
     assert found.check.outcome in ("verified", "consistent", "missed")
     assert 1.0 < found.ledger.relative <= 2.0
+    assert len(found.finished) > 1  # the limit of two dense trainings holds, not that of one
     report = found.report()
     counted = {1: "", 3: ", in three phases"}[len(phases)]
     assert networks.procedure(report)[0] == f"Trained the dense network for {sum(phases)} epochs{counted}."
-    assert networks.procedure(report)[1].startswith("Its score is the reference: half of the training was too short")
+    reason = {1: "a training this short is not divided", 3: "half of the training was too short"}[len(phases)]
+    assert networks.procedure(report)[1].startswith(f"Its score is the reference: {reason}")
     assert re.search(sentence, found.warnings[0])
 
 
@@ -610,3 +676,20 @@ def test_a_dict_of_metrics_is_refused_before_training() -> None:
     ):
         shrunk(world)
     assert not world.fits
+
+
+def test_the_cost_of_a_finished_network_is_known_before_it_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradual pruning costs more than training at the final density."""
+    expected: dict[float, float] = {}
+    decide = ShrinkRule.candidates
+
+    def candidates(rule: ShrinkRule, curve: Curve, *, cost: Callable[[float], float], left: float) -> list[NextRound]:
+        due = decide(rule, curve, cost=cost, left=left)
+        expected.update({one.density: cost(one.density) for one in due})
+        return due
+
+    monkeypatch.setattr(ShrinkRule, "candidates", candidates)
+    found = shrunk(budget=160, delta=0.1)
+    assert len(expected) == len(found.finished)
+    for record, cost in zip(found.finished, expected.values(), strict=True):
+        assert record.training_flops == pytest.approx(cost, rel=0.01)

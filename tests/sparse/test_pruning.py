@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -73,7 +75,7 @@ def test_gradual_pruning_follows_a_cubic_curve() -> None:
         last = min(num_done - num_done % 2, 70)
         assert count == pytest.approx(900 * (0.1 + 0.9 * (1 - last / 70) ** 3), abs=1)
     assert counts[50] > counts[70] == counts[-1] == 90
-    sparse.finish_pruning_()
+    assert sparse.finish_pruning_() is True
     assert (sparse.density, sparse.next_density) == (0.1, 0.1)
     assert train(sparse, 2) == [90, 90]
     assert (sparse.round, sparse.step) == (1, 109)
@@ -83,7 +85,7 @@ def test_steps_that_were_not_made_do_not_leave_weights() -> None:
     sparse = attached()
     sparse.prune_gradually_(0.2, 50)
     assert train(sparse, 10)[-1] > 180
-    sparse.finish_pruning_()
+    assert sparse.finish_pruning_() is False
     assert sparse.masks.num_on == 180
     assert np.count_nonzero(weights(sparse)) == 180
 
@@ -93,6 +95,49 @@ def test_more_steps_than_expected_train_the_pruned_network() -> None:
     sparse.prune_gradually_(0.2, 20)
     counts = train(sparse, 60)
     assert counts[14:] == [180] * 46
+
+
+@pytest.mark.parametrize("is_gradual", [True, False], ids=["after gradual pruning", "after pruning at once"])
+def test_weights_that_were_loaded_where_the_network_is_pruned_are_removed_and_reported(is_gradual: bool) -> None:
+    sparse = attached()
+    denser = {name: tensor.clone() for name, tensor in sparse.model.state_dict().items()}
+    if is_gradual:
+        sparse.prune_gradually_(0.2, 20)
+        train(sparse, 20)
+    else:
+        sparse.prune_(0.2)
+    sparse.model.load_state_dict(denser)
+    assert sparse.finish_pruning_() is False
+    assert np.count_nonzero(weights(sparse)) == 180
+    assert sparse.finish_pruning_() is True
+
+
+def test_a_diverged_weight_is_not_taken_for_one_that_was_loaded() -> None:
+    sparse = attached()
+    sparse.prune_(0.2)
+    name = next(iter(sparse.masks))
+    with torch.no_grad():
+        sparse.model.get_parameter(name)[sparse.masks[name]] = float("nan")
+    assert sparse.finish_pruning_() is True
+
+
+def test_steps_after_the_last_pruning_do_not_wait_for_the_host() -> None:
+    sparse = attached()
+    sparse.prune_gradually_(0.2, 20)
+    on_host = []
+    for step in range(20):
+        on_host.append(sparse.works_on_host)
+        train(sparse, 1)
+        assert sparse.is_pruning, step
+    assert all(on_host[:13])  # an update after every step up to 70%, the last of which removes no weight
+    assert not any(on_host[13:])
+
+
+def test_a_method_that_rewinds_says_that_it_cannot_yet() -> None:
+    sparse = attached()
+    sparse.method = replace(METHOD, after_update="rewind", rewind_step=5)
+    with pytest.raises(UserError, match="cannot rewind to step 5 after 0 steps"):
+        sparse.prune_gradually_(0.5, 10)
 
 
 @pytest.mark.parametrize("num_steps", [0, 1])

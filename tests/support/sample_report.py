@@ -201,7 +201,7 @@ def shrunk_report(
     `grown` rounds of growth up to 50% come before the training.
     """
     top = 0.5 if grown else 1.0
-    rounds = [point(k, top * 0.5 ** (grown - k), 5 + k, 0.95 + 0.005 * k) for k in range(grown)]
+    rounds = [point(k, top * 0.5 ** (grown - 1 - k), 5 + k, 0.95 + 0.005 * k) for k in range(grown)]
     rounds += [point(grown, top, 20, 0.973), point(grown + 1, top, 40, 0.976)]
     pruned, density = list[PointReport](), 0.4 * top
     while density > lowest:

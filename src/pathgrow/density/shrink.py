@@ -193,18 +193,19 @@ class ShrinkRule:
     def select(self, curve: Curve) -> Point:
         """The network to return: the sparsest at the answer or not far below it that does not miss.
 
-        If there is none, it is the densest one that was pruned. A network without pruning that scores much better than
-        the chosen one is returned instead.
+        If there is none, it is the densest one that was pruned. Networks that score much lower than the one without
+        pruning are left out; if all do, that one is returned.
         """
-        estimate, pruned = self._estimate(curve), self._sparse(curve)
-        wanted = 1.0 if estimate is None else self._wanted(curve)
-        enough = [p for p in pruned if p.density * _CLOSE >= wanted and not self._misses(curve, p)]
-        densest = max(pruned or curve.finished, key=lambda point: point.density)
-        chosen = min(enough, key=lambda point: point.density) if enough else densest
         base = curve.rough[-1]
-        controls = [point for point in curve.finished if point.density == base.density]
-        best = max(base, *controls, key=lambda point: point.score) if controls else base
-        return best if best.score - chosen.score > TOO_MUCH * self.delta else chosen
+        whole = max((base, *(p for p in curve.finished if p.density == base.density)), key=lambda point: point.score)
+        pruned = [p for p in self._sparse(curve) if whole.score - p.score <= TOO_MUCH * self.delta]
+        if not pruned:
+            return whole
+        wanted = 1.0 if self._estimate(curve) is None else self._wanted(curve)
+        enough = [p for p in pruned if p.density * _CLOSE >= wanted and not self._misses(curve, p)]
+        if enough:
+            return min(enough, key=lambda point: point.density)
+        return max(pruned, key=lambda point: point.density)
 
     def check(self, curve: Curve, network: Point, *, within: float | None = None) -> Check | None:
         """How a fully trained network compares with dense; None if too little is known.
@@ -214,7 +215,7 @@ class ShrinkRule:
         if self._estimate(curve) is None:
             return None
         delta = self.delta if within is None else within
-        if network == curve.rough[-1] and is_reference(curve):
+        if is_reference(curve) and _same(network, curve.rough[-1]):
             return Check(outcome="verified", shortfall=0.0, error=0.0)  # it is the reference
         gap = self._shortfall(curve, network)
         shortfall, error = float(np.mean(gap)), float(np.std(gap))
@@ -337,3 +338,8 @@ class ShrinkRule:
             self._dense(curve) - network.score + noise * np.random.default_rng(seed).standard_normal(len(noise))
         )
         return shortfall
+
+
+def _same(network: Point, other: Point) -> bool:
+    """Whether two points are the same network: a report that is read again does not keep all of a point."""
+    return (network.density, network.epochs, network.score) == (other.density, other.epochs, other.score)

@@ -17,7 +17,10 @@ def trained(curve: CurveReport) -> tuple[PointReport, ...]:
     """The network that was pruned, after each phase of its training: all rounds of such a search that did not grow."""
     if not curve.finished or not curve.rounds:
         return ()
-    return curve.rounds if curve.rounds[0].density == 1 else curve.rounds[-2:]
+    if curve.rounds[0].density == 1:
+        return curve.rounds
+    whole = [point for point in curve.rounds if point.density == curve.rounds[-1].density]
+    return tuple(whole[1:] or whole)  # the first one ended the growth
 
 
 def grown(curve: CurveReport) -> tuple[PointReport, ...]:
@@ -46,9 +49,12 @@ def procedure(report: RunReport) -> list[str]:
             else "Evaluated the given network."
         )
         if _is_reference(report, base):
+            half = "half of the training was too short to tell where it leads"
+            is_longer = report.network.epochs > base.epochs
+            returned = f", the returned network for {scores.length(report.network.epochs)}" if is_longer else ""
             done.append(
-                "Its score is the reference: half of the training was too short to tell where it leads. What is pruned "
-                f"from it is trained for longer, the returned network for {scores.length(report.network.epochs)}."
+                f"Its score is the reference: {half if number > 1 else 'a training this short is not divided'}. What "
+                f"is pruned from it is trained for longer{returned}."
             )
         if probes:
             done.append(f"Pruned it in {plural(len(probes), 'round')} ({_densities(_by_round(probes))} density).")
@@ -68,7 +74,7 @@ def procedure(report: RunReport) -> list[str]:
 
 def _is_reference(report: RunReport, base: PointReport) -> bool:
     found = report.reference
-    return found is not None and (found.kind, found.score) == ("dense", base.score)
+    return found is not None and (found.kind, found.score, found.epochs) == ("dense", base.score, base.epochs)
 
 
 def compared_with_dense(report: RunReport) -> tuple[str, str] | None:

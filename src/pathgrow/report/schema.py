@@ -198,7 +198,7 @@ class ReferenceReport:
     kind: str
     """"given" by the user, "pretrained": the network given, evaluated as it is, "dense": trained
     in this run, "densest": fitted for the densest network compared, "estimated": for a full dense
-    training, from the first half of one."""
+    training, from the first half of one and finished networks."""
     epochs: int | None = None
 
 

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +54,11 @@ _REFIT = (
     "fit ends with other weights than those of its last step (the best ones so far, or an average), or earlier than "
     "before: a network that is pruned while fit trains it is therefore trained once more, with its final masks"
 )
+_UNTRAINED_MASKS = (
+    "at the end of stage {!r} pruned weights were not zero and were removed: fit made fewer steps than before, or "
+    "loaded weights of an earlier call, such as the best ones of all calls. The network was not trained with its final "
+    "masks, which makes its score lower"
+)
 _SAME_SCORE = 0.002
 """Relative difference of two evaluations of one network on a GPU, whose sums are not always in the same order."""
 
@@ -82,6 +87,13 @@ class Phase:
     """Step of the schedule to start with, after rewinding."""
     seed_name: str | None = None
     """Name that random numbers are derived from; None: the stage."""
+
+
+class _Fitted(NamedTuple):
+    """What a phase took."""
+
+    num_samples: int
+    num_epochs: int
 
 
 class Session(Stages):
@@ -141,7 +153,8 @@ class Session(Stages):
         # Copied before anything is trained: users may keep state of their own on the model.
         self._untrained = copy_model_and_optimizer(model, optimizer)
         self.warnings: list[str] = []
-        self._is_fit_checked = self._is_score_checked = self._has_warned_of_refit = False
+        self._is_fit_checked = self._is_score_checked = False
+        self._warned: set[str] = set()
         self._modes = [module.training for module in model.modules()]
         """Whether each module trains or evaluates when `fit` is called: as in the model that was passed."""
         self._scales_weights = getattr(getattr(fit, "recipe", None), "density_scaling", "none") == "supar"
@@ -169,6 +182,12 @@ class Session(Stages):
         """Issue a warning now, on rank 0, and keep it for the report."""
         if sentence is not None:
             self.warnings.append(sentence)
+            warn_caller(self, [sentence])
+
+    def _warn_once(self, sentence: str, kind: str | None = None) -> None:
+        """Issue a warning about a user's `fit` now, unless one of its kind was issued."""
+        if (kind or sentence) not in self._warned:
+            self._warned.add(kind or sentence)
             warn_caller(self, [sentence])
 
     @property
@@ -287,12 +306,12 @@ class Session(Stages):
         before = [phase.attached.step for phase in phases]
         return [
             Trained(
-                num_epochs=phase.epochs,
-                num_samples=count,
+                num_epochs=fitted.num_epochs,
+                num_samples=fitted.num_samples,
                 score=self._score(phase),
                 num_steps=phase.attached.step - step,
             )
-            for phase, count, step in zip(phases, self._fit_(phases), before, strict=True)
+            for phase, fitted, step in zip(phases, self._fit_(phases), before, strict=True)
         ]
 
     def train_to_plateau_(
@@ -304,7 +323,7 @@ class Session(Stages):
         scores, more = list[Score](), max(1, epochs // 2)
         for part, length in enumerate([epochs] + [more] * (epochs // more)):
             phase = Phase(attached=attached, stage=stage, epochs=length, part=part)
-            num_samples += sum(self._fit_([phase]))
+            num_samples += self._fit_([phase])[0].num_samples
             num_epochs += length
             scores.append(self._score(phase))
             if part > 0 and not gains(scores[-2].score, scores[-1].score):
@@ -338,7 +357,7 @@ class Session(Stages):
         best, num_since, num_samples = math.inf, 0, 0
         for epoch in range(1, MAX_ADAPTIVE_EPOCHS + 1):
             phase = Phase(attached=attached, stage=stage, epochs=1, part=epoch)
-            num_samples += sum(self._fit_([phase]))
+            num_samples += self._fit_([phase])[0].num_samples
             score = self._score(phase)
             loss = score.loss if score.loss is not None else -sign * score.score
             num_since = 0 if loss < best else num_since + 1
@@ -347,8 +366,8 @@ class Session(Stages):
                 break
         return Trained(num_epochs=epoch, num_samples=num_samples, score=score)
 
-    def _fit_(self, phases: Sequence[Phase]) -> list[int]:
-        """Train every phase; returns the number of samples of each."""
+    def _fit_(self, phases: Sequence[Phase]) -> list[_Fitted]:
+        """Train every phase."""
         try:
             return self._fit_each_(phases)
         except UserError as error:
@@ -358,34 +377,35 @@ class Session(Stages):
                     raise RunFailed(DIVERGED.format(name, f"some steps of stage {phase.stage}")) from error
             raise
 
-    def _fit_each_(self, phases: Sequence[Phase]) -> list[int]:
+    def _fit_each_(self, phases: Sequence[Phase]) -> list[_Fitted]:
         if isinstance(self._fit, JobTrainer):
             counts = self._fit.train([self._job(phase, len(phases)) for phase in phases])
             for phase in phases:
                 self._end_phase(phase)
-            return counts
-        counts = []
+            return [_Fitted(count, phase.epochs) for count, phase in zip(counts, phases, strict=True)]
+        fitted = list[_Fitted]()
         for phase in phases:
             assert phase.first_step == 0, "a function that trains whole epochs cannot start in the middle"
             self.optimizer_settings.restore_(phase.attached.optimizer)
             checkpoint = self.checkpoint(phase.stage, phase.part)
             if (saved := checkpoint.load(phase.attached) if self.is_kept else None) is not None:
-                counts.append(saved[0])  # trained by a run that ended before it was evaluated
+                # Trained by a run that ended before it was evaluated.
+                fitted.append(_Fitted(saved.step, saved.num_calls * phase.epochs))
                 phase.attached.finish_pruning_()
                 continue
             seeded = seeded_globals(self.seed, phase.seed_name or phase.stage, "fit", phase.part)
             before, step = None if self._is_fit_checked else _digest(phase.attached), phase.attached.step
+            num_calls, is_pruning = 1, phase.attached.is_pruning
             for module, is_training in zip(phase.attached.model.modules(), self._modes, strict=True):
                 module.training = is_training  # an evaluation may have changed it
             with seeded, counting(phase.attached.model) as counter, self._epochs_told(phase, counter):
                 self._fit(phase.attached.model, phase.attached.optimizer, phase.epochs)
-                if not phase.attached.finish_pruning_():
+                if is_pruning and not phase.attached.finish_pruning_():
                     # A network that was pruned after its training would be worse than it has to be.
-                    if not self._has_warned_of_refit:
-                        warn_caller(self, [_REFIT])
-                    self._has_warned_of_refit = True
+                    self._warn_once(_REFIT)
                     self.optimizer_settings.restore_(phase.attached.optimizer)
                     self._fit(phase.attached.model, phase.attached.optimizer, phase.epochs)
+                    num_calls = 2
             self._end_phase(phase)
             if before is not None:
                 is_changed, has_stepped = before != _digest(phase.attached), phase.attached.step > step
@@ -397,11 +417,11 @@ class Session(Stages):
                     "counts as one sample, and FLOPs are those of batches of one (costs relative to dense are right)"
                 )
             self._is_fit_checked = True
-            self._samples_per_epoch = num_samples / phase.epochs
-            counts.append(sum(self.comm.gather(num_samples)))
+            fitted.append(_Fitted(sum(self.comm.gather(num_samples)), num_calls * phase.epochs))
+            self._samples_per_epoch = num_samples / fitted[-1].num_epochs
             if self.is_kept:
-                checkpoint.save(phase.attached, counts[-1], torch.get_rng_state())
-        return counts
+                checkpoint.save(phase.attached, fitted[-1].num_samples, torch.get_rng_state(), num_calls=num_calls)
+        return fitted
 
     @contextmanager
     def _epochs_told(self, phase: Phase, counter: SampleCounter) -> Iterator[None]:
@@ -439,7 +459,8 @@ class Session(Stages):
     def _end_phase(self, phase: Phase) -> None:
         model = phase.attached.model
         phase.attached.check_parameters()
-        phase.attached.finish_pruning_()
+        if not phase.attached.finish_pruning_():
+            self._warn_once(_UNTRAINED_MASKS.format(phase.stage), kind=_UNTRAINED_MASKS)
         self.optimizer_settings.restore_(phase.attached.optimizer)
         # Batch-norm statistics differ between ranks during training; from here on those of rank 0 count.
         self.comm.broadcast_(model.buffers())

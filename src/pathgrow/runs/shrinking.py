@@ -248,6 +248,9 @@ class ShrinkSearch:
         is_trained = given.start == "pretrained"
         unsuited = checks.delta_warning(given.sign * untrained.score, given, is_trained=is_trained)
         warn(unsuited)
+        is_trained_to_the_end = given.may_train_reference and self._trunk.lengths.phases == (given.budget,)
+        if is_trained_to_the_end:
+            warn(checks.too_short_warning(self._curve(), given))
         self._trunk.train_()
         checks.check_reference(self._curve())
         base = given.ranked(self._trunk.records[-1])
@@ -258,8 +261,9 @@ class ShrinkSearch:
             warn(unsuited := checks.delta_warning(given.sign * base.score, given))
         if given.reference == "dense":
             self._dense = train_dense(self._session, given.budget)
-        is_trained_to_the_end = self._trunk.lengths.phases == (given.budget,)
-        if has_learned and given.may_train_reference and (unsuited is None or is_trained_to_the_end):
+        if is_trained_to_the_end:
+            self._is_reference_trained, self._limit = has_learned, given.highest_cost
+        elif has_learned and given.may_train_reference and unsuited is None:
             self._train_reference_if_too_short_(base)
         self._rule = self._rule_for(self._curve().reference or base)
         self._options = replace(self._options, delta=self._rule.delta, delta_is_relative=False)
@@ -331,6 +335,7 @@ class ShrinkSearch:
     def _next_candidates(self) -> list[NextRound]:
         """The next networks to finish within the cost limit. A dense baseline that was asked for does not count."""
         records, graph, finish = self._trunk.records, self._session.graph, self._trunk.lengths.finish
+        finish = max([finish, *(record.num_epochs for record in self._finished)])  # if `fit` had to be called again
         samples_per_epoch = records[-1].num_samples / max(records[-1].num_epochs, 1)
         limit = self._limit * self._options.budget * samples_per_epoch * step_flops(graph)
         # The FLOPs of other densities are between those of the networks that exist.

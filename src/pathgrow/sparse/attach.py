@@ -303,7 +303,8 @@ class Attached(PruningOptimizer):
         self.step = int(state["step"])
         self._stepped = set(state.get("stepped", ()))
         self._points, self._stopped = points, stopped
-        self._set_masks_(masks)
+        self._copy_masks_(masks)
+        self._check_masks()
         load_method_state_(self.method_state, state["method_state"])
         if self._ema is not None:
             self._ema.load_state_dict(state["ema"])

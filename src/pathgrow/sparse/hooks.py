@@ -222,12 +222,15 @@ class MaskedOptimizer:
             return Stop(reason=Reason.GROWTH_ENDED, details={"at_density": self.density})
         return verdict
 
-    def _next_round_(self, update: MaskUpdate) -> None:
+    def _check_rewind_point(self) -> None:
         if self.method.after_update == "rewind" and "rewind" not in self.method_state:
             raise UserError(
                 f"method {self.method.name!r} cannot rewind to step {self.method.rewind_step} after {self.step} steps; "
                 "train longer or use a smaller rewind_step"
             )
+
+    def _next_round_(self, update: MaskUpdate) -> None:
+        self._check_rewind_point()
         self._update_masks_(update, self._view(), generator(self._seed, "grow", self.round))
         self._begin_round_()
 
@@ -435,14 +438,11 @@ class MaskedOptimizer:
                 net.signed_gradients()  # all ranks take part in the sum, although rank 0 alone decides
             with shared_(self.method_state, self._comm):
                 masks, self.last_scoring_cost = decide_on_rank0(self._comm, self.scope, decide)
-        self._set_masks_(masks)
+        self._copy_masks_(masks)
+        self._check_masks()
         self._enforce_()
         if self._on_mask_update is not None:
             self._on_mask_update(self)
-
-    def _set_masks_(self, masks: Masks) -> None:
-        self._copy_masks_(masks)
-        self._check_masks()
 
     def _copy_masks_(self, masks: Masks) -> None:
         self._masks.copy_(masks)

@@ -38,6 +38,7 @@ class PruningOptimizer(MaskedOptimizer):
         if num_steps < 2:
             self.prune_(density)
             return
+        self._check_rewind_point()
         self._pruning = PruneCubically(
             density=density,
             start_density=self.density,
@@ -50,17 +51,16 @@ class PruningOptimizer(MaskedOptimizer):
         self._begin_round_()
 
     def finish_pruning_(self) -> bool:
-        """End a gradual pruning; returns whether the weights were trained with the final masks.
+        """End a gradual pruning, if there is one, and enforce the masks.
 
-        They were not after too few steps, or if weights were loaded that are pruned by now (the best ones so far, an
-        average). What is left to prune is pruned now.
+        Returns whether the weights were trained with the final masks. They were not after too few steps, or if weights
+        were loaded that are pruned by now (the best ones so far, an average). What is left to prune is pruned now.
         """
-        if self._pruning is None:
-            return True
-        density, self._pruning = self._pruning.density, None
-        num_drop = self._num_above(density)
-        weights = {name: self._parameters[name].detach() for name in self._masks}
-        is_masked = all(not bool((weights[name] * ~mask).any()) for name, mask in self._masks.items())
+        num_drop = 0 if self._pruning is None else self._num_above(self._pruning.density)
+        self._pruning = None
+        is_masked = self.method.weights is not None or not any(
+            bool(((self._parameters[name].detach().abs() > 0) & ~mask).any()) for name, mask in self._masks.items()
+        )
         if num_drop:
             self._update_masks_(MaskUpdate(num_drop=num_drop), self._view(), generator(self._seed, "change", self.step))
         self._enforce_()
@@ -69,7 +69,14 @@ class PruningOptimizer(MaskedOptimizer):
     @property
     def works_on_host(self) -> bool:
         """Whether the next step updates the masks, before or after the optimizer step."""
-        return self.update_is_due or (self._pruning is not None and self._pruning.is_due_at(self.step + 1))
+        if self.update_is_due or self._pruning is None:
+            return self.update_is_due
+        return self._pruning.is_due_at(self.step + 1) and self._num_above(self._pruning.density) > 0
+
+    @property
+    def is_pruning(self) -> bool:
+        """Whether a gradual pruning was begun and not finished."""
+        return self._pruning is not None
 
     @property
     def next_density(self) -> float:

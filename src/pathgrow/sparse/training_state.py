@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -355,6 +355,15 @@ def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
+class SavedTraining(NamedTuple):
+    """What a checkpoint says beside the state of the network."""
+
+    step: int
+    rng_state: Tensor
+    num_calls: int
+    """How often `fit` was called for this training, if it is a user's."""
+
+
 @dataclass(frozen=True)
 class TrainingCheckpoint:
     """Where an unfinished training saves its state, at most every `seconds`; trainers call it between steps.
@@ -382,24 +391,26 @@ class TrainingCheckpoint:
         dues, signals = zip(*self.comm.gather((due, interrupts.received())), strict=True)
         return interrupts.agree(signals) or dues[0]
 
-    def save(self, attached: Attached, step: int, rng_state: Tensor) -> None:
+    def save(self, attached: Attached, step: int, rng_state: Tensor, *, num_calls: int = 1) -> None:
         """Save the state after `step` steps, with that of this rank's generator for dropout; refuses one with NaN."""
         states, names = zip(*self.comm.gather((rng_state, attached.not_finite())), strict=True)
         if name := next(filter(None, names), ""):
             raise RunFailed(DIVERGED.format(name, f"{step} steps of {self.name.removeprefix(CHECKPOINT_PREFIX)}"))
         tensors, metadata = pack_training(attached)
         rng_states = {f"{_RNG}{rank}": state for rank, state in enumerate(states)}
-        self.store.save(self.name, {"step": step, "state": metadata}, {**tensors, **rng_states})
+        metadata = {"step": step, "num_calls": num_calls, "state": metadata}
+        self.store.save(self.name, metadata, {**tensors, **rng_states})
 
-    def load(self, attached: Attached) -> tuple[int, Tensor] | None:
-        """Restore the last saved state; returns its step and generator state, or None if there is none."""
+    def load(self, attached: Attached) -> SavedTraining | None:
+        """Restore the last saved state, if there is one."""
         found = self.store.load(self.name)
         if found is None or not found.tensors:
             return None
         tensors = {name: tensor for name, tensor in found.tensors.items() if not name.startswith(_RNG)}
-        step, state, rng = found.metadata.get("step"), found.metadata.get("state"), f"{_RNG}{self.comm.rank}"
+        step, num_calls = found.metadata.get("step"), found.metadata.get("num_calls", 1)
+        state, rng = found.metadata.get("state"), f"{_RNG}{self.comm.rank}"
         try:
-            if not is_int(step) or step < 0 or rng not in found.tensors:
+            if not is_int(step) or step < 0 or num_calls not in (1, 2) or rng not in found.tensors:
                 raise UserError("its number of steps or the state of its generator is missing")
             unpack_training_(attached, tensors, state)
         except UserError as error:
@@ -407,7 +418,7 @@ class TrainingCheckpoint:
                 f"the checkpoint {self.name!r} is not one of this training ({error}): delete it from the directory "
                 "`stages` of the run and rerun the command, which trains the stage from its beginning"
             ) from error
-        return step, found.tensors[rng]
+        return SavedTraining(step, found.tensors[rng], num_calls)
 
     def delete(self) -> None:
         """Delete the saved state once its stage is stored."""

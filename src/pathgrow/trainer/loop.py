@@ -14,6 +14,7 @@ from pathgrow.distributed import interrupts
 from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator
 from pathgrow.errors import RunFailed
 from pathgrow.rng import derive
+from pathgrow.sparse.training_state import SavedTraining
 from pathgrow.trainer.cuda_graph_step import CudaGraphStep
 from pathgrow.trainer.device import ExecutionPlan
 from pathgrow.trainer.eager_step import EagerStep
@@ -40,10 +41,10 @@ class Training:
         plan: ExecutionPlan,
         step: EagerStep | CudaGraphStep,
         on_epoch: OnEpoch,
-        resume_from: tuple[int, Tensor] | None = None,
+        resume_from: SavedTraining | None = None,
         comm: Communicator = SINGLE_PROCESS,
     ) -> None:
-        """Prepare a training; `resume_from` is the number of finished steps and the state of the dropout generator."""
+        """Prepare a training, after the steps of the checkpoint `resume_from`, which has been loaded."""
         self._job = job
         self._feed = feed
         self._plan = plan
@@ -55,8 +56,8 @@ class Training:
         """Losses on their way from the device: epoch, value, and the event of its arrival."""
         self._saves_next = False
         self._started_at = self._saved_at = time.monotonic()
-        self._done = resume_from[0] if resume_from is not None else job.first_step
-        self._resumed_rng = resume_from[1] if resume_from is not None else None
+        self._done = resume_from.step if resume_from is not None else job.first_step
+        self._resumed_rng = resume_from.rng_state if resume_from is not None else None
 
     @property
     def num_samples(self) -> int:
