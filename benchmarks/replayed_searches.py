@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pathgrow.density.shrink import ShrinkRule
 from pathgrow.density.types import Curve, Point
@@ -19,6 +20,14 @@ NUM_VAL = 5_000
 """Validation images of CIFAR."""
 LEFT = 0.44
 """What a usual search may still spend after its rounds, in dense trainings."""
+
+
+def triples(networks: Iterable[Any]) -> list[tuple[float, int, float]]:
+    """Density, epochs and score of recorded networks; older lines have nothing else of them."""
+    return [
+        tuple(one[key] for key in ("density", "epochs", "score")) if isinstance(one, dict) else tuple(one)
+        for one in networks
+    ]
 
 
 def points(rows: Iterable[tuple[float, int, float]], first: int) -> tuple[Point, ...]:
@@ -32,13 +41,14 @@ def points(rows: Iterable[tuple[float, int, float]], first: int) -> tuple[Point,
 def main() -> None:
     for line in (line for path in sys.argv[1:] for line in Path(path).read_text().splitlines()):
         row = json.loads(line)
-        if len((row.get("curve") or {}).get("probes", ())) < 3 or len(row["curve"]["probes"][0]) != 3:
+        if (row.get("answer") or {}).get("rule") != ShrinkRule.name or len(row["curve"]["probes"]) < 3:
             continue
-        rule, rounds = ShrinkRule(delta=row["delta"]), points(row["curve"]["rounds"], 0)
-        probes = points(sorted(row["curve"]["probes"], reverse=True), len(rounds))
+        recorded = {part: triples(row["curve"][part]) for part in ("rounds", "probes", "finished")}
+        rule, rounds = ShrinkRule(delta=row["delta"]), points(recorded["rounds"], 0)
+        probes = points(sorted(recorded["probes"], reverse=True), len(rounds))
         curve = Curve(rough=rounds, probes=probes, num_val=NUM_VAL, full_epochs=row["budget"])
         first = rule.candidates(curve, cost=lambda density: density / 4, left=LEFT)
-        curve = replace(curve, finished=points(row["curve"]["finished"], 50))
+        curve = replace(curve, finished=points(recorded["finished"], 50))
         answer = rule.answer(curve)
         assert answer.reference is not None
         returned_for = answer.details["returned_for"]

@@ -6,7 +6,7 @@
 weight decay 1e-4, every convolution and the classifier in scope; unlike GraSP's code with Nesterov momentum. Gradual
 pruning ends at 70% of the training, before the last step of the learning rate; this was fixed before the first run. The
 test accuracy is that of the last epoch, where GraSP's tables have the best one. All trainings run concurrently; each
-appends one line of JSON when it is finished. With `--kept DIR` interrupted trainings resume.
+appends one line of JSON when it is finished and is not run again. With `--kept DIR` interrupted trainings resume.
 """
 
 from __future__ import annotations
@@ -55,18 +55,19 @@ def main() -> None:
     chosen = parser.parse_args()
 
     lines = Lines(chosen.results, chosen.commit)
+    lines.path.parent.mkdir(parents=True, exist_ok=True)
     data = datasets.load("cifar10", chosen.data_root)
     trainer = Trainer(all_training_images(data), recipe("cifar-step"), EngineOptions(compile=chosen.compile))
     test = trainer.evaluate(data.test)
     num_steps = chosen.epochs * (len(trainer.data.train) // trainer.recipe.batch_size)
     example = torch.zeros(1, 3, 32, 32, device=trainer.plan.device)
     store = stage_files(chosen.kept) if chosen.kept is not None else MemoryStore()
-    keys, jobs, costs = [], [], []
+    keys, jobs, costs, partials = [], [], [], []
     for seed in chosen.seeds:
         for name in chosen.methods:
             density = 1.0 if name == "dense" else chosen.density
             key = {"kind": name, "density": density, "epochs": chosen.epochs, "seed": seed}
-            if lines.has(**key):
+            if lines.has(**key) or key in keys:
                 continue
             model, optimizer = trainer.place(models.create("resnet32x2", data.classes, seed=seed))
             given = {} if name == "dense" else {"density": density, "num_steps": num_steps, **OPTIONS[name]}
@@ -77,7 +78,7 @@ def main() -> None:
             )  # fmt: skip
             keys.append(key)
             costs.append(CostMeter(cost=method.cost, dense_macs=forward_macs(graph), batch_size=1, num=scope.num))
-            partial = TrainingCheckpoint(store, named("partial", **key))
+            partials.append(partial := TrainingCheckpoint(store, named("partial", **key)))
             jobs.append(Job(attached=attached, epochs=chosen.epochs, seed=derive(seed, "x2", name), progress=partial))
 
     def over(number: int) -> None:
@@ -86,6 +87,7 @@ def main() -> None:
         flops = cost.training_flops(attached.method_state, 0, num_steps) / dense
         lines.add(**keys[number], test=list(test(attached.model)), num_on=attached.masks.num_on, flops=flops)
         attached.detach()
+        partials[number].delete()
 
     trainer.train(jobs, on_done=over)
 

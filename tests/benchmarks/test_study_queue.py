@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +15,7 @@ from benchmarks import networks, study_queue
 from benchmarks.study_queue import SCALE, groups, queue
 from pathgrow.report.loading import load_finished
 from pathgrow.runs.session import Session
-from pathgrow.studies.definition import load_study
+from pathgrow.studies.definition import Cell, load_study
 from pathgrow.studies.worker import forget_failures, work
 
 
@@ -47,6 +49,42 @@ def test_a_signal_stops_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("sys.argv", ["study_queue", "run", "dense", "--out", str(tmp_path), "--jobs", "1"])
     with pytest.raises(SystemExit, match="143"):
         study_queue.main()
+
+
+def test_a_cell_is_published_by_a_finished_line(tmp_path: Path) -> None:
+    lines = {
+        "one": [{"cell": "a"}, {"cell": "b", "unfinished": True}, {"cell": "c", "unfinished": True}],
+        "two": [{"cell": "c"}, {"cell": "d", "unfinished": False}],
+    }
+    for name, rows in lines.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (tmp_path / "notes.txt").write_text("no line")
+    assert study_queue.published(tmp_path) == {"a", "c", "d"}
+    assert study_queue.published(tmp_path / "none") == set()
+
+
+def test_published_cells_are_left_out_unless_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+
+    def run_study(cells: list[Cell], *_: object) -> SimpleNamespace:
+        started[:] = [cell.name for cell in cells]
+        return SimpleNamespace(num_finished=0, failed=[])
+
+    def run(*more: str) -> set[str]:
+        given = ["run", "dense", "growth", "--scale", "smoke", "--out", str(tmp_path), *more]
+        monkeypatch.setattr("sys.argv", ["study_queue", *given])
+        study_queue.main()
+        return {re.sub(r"-[0-9a-f]{8}(?=-seed)", "", name) for name in started}
+
+    monkeypatch.setattr(study_queue, "run_study", run_study)
+    cells = {f"digits-mlp-{kind}-seed{seed}" for kind in ("dense", "gcg-0.1", "gcg-0.3") for seed in (0, 1)}
+    [done] = [cell.name for cell in queue(["dense"], "smoke") if cell.values["seed"] == 0]
+    monkeypatch.setattr(study_queue, "published", lambda: {done, "of another study"})
+    assert run() == cells - {"digits-mlp-dense-seed0"}
+    assert run("--again") == cells
+    assert run("--only", "seed0") == {"digits-mlp-gcg-0.1-seed0", "digits-mlp-gcg-0.3-seed0"}
+    assert run("--only", "dense", "gcg-0.1", "--again") == {name for name in cells if "0.3" not in name}
+    assert run("--only", "resnet") == set()
 
 
 def test_finished_cells_are_exported_as_lines_and_as_runs(tmp_path: Path) -> None:

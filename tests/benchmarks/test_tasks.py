@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -29,6 +31,37 @@ def test_tiny_tasks_leave_their_lines_and_are_not_run_again(tmp_path: Path, monk
     monkeypatch.setattr(Problem, "fit", None)
     for part in ("truth", "discover"):
         tasks.run_job(part, "digits_5", 0, place)
+
+
+def test_discoveries_run_again_if_asked_for_and_the_table_shows_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    point = SimpleNamespace(density=0.5, score=0.9, epochs=1)
+    found = SimpleNamespace(
+        answer=SimpleNamespace(status="found"), operating_density=0.5, interval=(0.4, 0.6), density=0.5, score=0.9,
+        check=None, reference=None, ledger=SimpleNamespace(relative=0.8), rounds=(SimpleNamespace(point=point),),
+        probes=(), finished=(), report=lambda: None,
+    )  # fmt: skip
+    monkeypatch.setattr(tasks.pathgrow, "discover", lambda *_, **__: found)
+    monkeypatch.setattr(tasks, "closing", lambda _: ["found"])
+    monkeypatch.setattr(tasks, "expected_seconds", lambda *_: {"discover": 0.0})
+    monkeypatch.setattr(tasks, "ProcessPoolExecutor", lambda num, _: ThreadPoolExecutor(num))  # keeps what is patched
+    monkeypatch.setitem(TASKS, "digits_5", replace(TASKS["digits_5"], budget=1))
+    results = tmp_path / "tasks.jsonl"
+
+    def run(density: float, *more: str) -> list[float]:
+        found.density = point.density = density
+        given = ["digits_5", "table", "--seeds", "0", "--part", "discover", "--results", str(results), *more]
+        monkeypatch.setattr("sys.argv", ["tasks", *given])
+        tasks.main()
+        return [json.loads(line)["density"] for line in results.read_text().splitlines()]
+
+    assert run(0.5) == [0.5]
+    assert run(0.3) == [0.5]
+    capsys.readouterr()
+    assert run(0.2, "--again") == [0.5, 0.2]
+    [shown] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| digits_5 | 0 |")]
+    assert shown.split(" | ")[7] == "20%"
 
 
 @pytest.mark.parametrize("name", ["regression", "two_inputs", "lstm", "gru", "autoencoder"])
