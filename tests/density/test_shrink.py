@@ -366,7 +366,7 @@ def test_rounds_of_growth_are_not_phases_of_the_training() -> None:
         points = [Point(round=k, density=d, epochs=e, score=0.5 + 0.001 * e) for k, (d, e) in enumerate(rough)]
         return [point.epochs for point in unpruned(Curve(rough=tuple(points), finished=()))]
 
-    assert unpruned_epochs((1.0, 40), (1.0, 80), (1.0, 160)) == [40, 80, 160]
+    assert unpruned_epochs((1.0, 40), (1.0, 80), (1.0, 160)) == [80, 160]
     assert unpruned_epochs((0.1, 10), (0.5, 20), (0.5, 40), (0.5, 80)) == [40, 80]
     assert unpruned_epochs((0.1, 1), (0.5, 2), (0.5, 8)) == [8]
     assert unpruned_epochs((0.4, 0)) == [0]

@@ -178,6 +178,26 @@ def test_interrupted_after_any_step_and_resumed(
     assert epochs == uninterrupted(recipe, method)[1][begun // STEPS_PER_EPOCH :]
 
 
+@pytest.mark.parametrize("dies", [4, 9, 14])
+def test_a_training_scaled_by_the_density_it_starts_with_resumes_alike(dies: int) -> None:
+    """The density falls while it trains; a resumed training has the learning rate of its first step, not a new one."""
+    recipe = Recipe(batch_size=8, optimizer="adamw", lr=0.01, warmup=0.0, density_scaling="supar")
+    gmp = methods.create("gmp", density=0.2, start_fraction=0.0, num_steps=NUM_STEPS, update_interval=2)
+
+    def trained(progress: TrainingCheckpoint | None = None) -> dict[str, Tensor]:
+        trainer = Trainer(data(), recipe, EngineOptions(device="cpu"))
+        model, optimizer = trainer.place(network())
+        attached = attach(model, optimizer, gmp, data().example_input(), scope=Masks.full(model), seed=1)
+        trainer.train([Job(attached=attached, epochs=EPOCHS, seed=5, progress=progress)])
+        return dict(model.state_dict())
+
+    store, every = MemoryStore(), set(range(1, NUM_STEPS + 1))
+    with pytest.raises(Killed):
+        trained(Mortal(store, every, dies))
+    resumed, whole = trained(Mortal(store, every, None)), trained()
+    assert [name for name in whole if not torch.equal(resumed[name], whole[name])] == []
+
+
 @pytest.mark.item(2)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("recipe", CASES)
