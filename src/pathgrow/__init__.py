@@ -75,6 +75,11 @@ __all__ = [
     "training_flops",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 __getattr__ = lazy_attributes(
     __name__,
     {

@@ -67,8 +67,13 @@ def visible(report: RunReport) -> str:
         ({"interval": None}, "Operating density (within 1 pp of dense): 8.5%."),
         ({"interval": (0.0, 0.1042)}, "Operating density (within 1 pp of dense): 8.5% (90% interval up to 10.4%)."),
         (
-            {"status": "flat"},
+            {"status": "flat", "interval": (0.0, 0.025)},
             "Operating density: 2.5% or less; even the sparsest network is within 1 pp of dense.",
+        ),
+        (
+            {"status": "flat", "interval": (0.0, 0.04)},
+            "Operating density: 2.5% or less (90% interval up to 4.0%); "
+            "even the sparsest network is within 1 pp of dense.",
         ),
         (
             {"status": "unreached"},
@@ -290,6 +295,27 @@ def test_the_answer_ends_with_density_model_and_cost() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("kind", "epochs", "dense_epochs", "said"),
+    [
+        ("dense", 120, 80, "; 120 epochs, dense 80."),
+        ("dense", 84, 80, "dense baseline."),
+        ("estimated", 120, None, "; 120 epochs, dense 80."),  # the budget
+        ("pretrained", 120, None, "given network."),
+    ],
+)
+def test_a_model_that_was_trained_longer_than_dense_says_so_at_once(
+    kind: str, epochs: int, dense_epochs: int | None, said: str
+) -> None:
+    report = with_answer(
+        shrunk_report(),
+        reference=ReferenceReport(score=0.976, kind=kind, epochs=dense_epochs),
+        check=CheckReport(outcome="verified", shortfall=0.004, error=0.001),
+    )
+    longer = dataclasses.replace(report, network=dataclasses.replace(report.network, epochs=epochs))
+    assert text.closing(longer)[0][1].endswith(said)
+
+
 def test_densities_for_other_tolerances_are_one_line() -> None:
     found = ((0.0025, 0.14, "found"), (0.005, None, "open"), (0.01, None, "unreached"), (0.02, None, "flat"))
     report = with_answer(shrunk_report(), tolerances=found, tolerance_intervals=((0.1, 1.0), None, None, (0.0, 0.016)))
@@ -297,6 +323,8 @@ def test_densities_for_other_tolerances_are_one_line() -> None:
     assert finding(report, "tolerances") == expected
     clear = with_answer(report, tolerances=(found[0], *found[2:]), tolerance_intervals=((0.1, 1.0), None, None))
     assert finding(clear, "tolerances") == "0.25 pp: 14.0% (10.0-100%), 1 pp: none, 2 pp: 1.6% or less"
+    wide = with_answer(report, tolerances=found[3:], tolerance_intervals=((0.0, 0.05),))
+    assert finding(wide, "tolerances") == "2 pp: 1.6% or less (up to 5.0%)"
     one = with_answer(clear, tolerances=((0.0025, None, "open"), (0.01, 0.02, "found")), tolerance_intervals=())
     assert finding(one, "tolerances") == "0.25 pp: too short or too noisy to tell, 1 pp: 2.0%"
     assert "tolerances" not in dict(text.findings(discovery_report())), "a report of an earlier version"

@@ -20,6 +20,7 @@ from tests.support.sparse_mlp import mlp, sparse_mlp
 def test_every_public_name_can_be_imported() -> None:
     for name in pathgrow.__all__:
         assert getattr(pathgrow, name) is not None
+    assert set(pathgrow.__all__) <= set(dir(pathgrow))
     with pytest.raises(AttributeError, match="no attribute 'discovr'"):
         _ = pathgrow.discovr
 

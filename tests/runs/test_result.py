@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pathgrow.checkpoint import MemoryStore
+from pathgrow.density.shrink import Check
 from pathgrow.density.types import Answer, Curve
 from pathgrow.report.schema import load_report
 from pathgrow.runs.result import Discovery
@@ -98,10 +99,15 @@ def test_repr() -> None:
     found = World().discover()
     assert repr(found) == (
         "Discovery(Operating density: 20.0%;\n"
-        f"  returned model: density {100 * found.density:.1f}%, score {found.score:.5g}; 4 rounds, 2 probes)"
+        f"  returned model: density {100 * found.density:.1f}%, score {found.score:.5g} after 16 epochs; "
+        "4 rounds, 2 probes)"
     )
     answer = replace(found.answer, interval=(0.1, 0.253))
     assert "20.0% (90% interval 10.0-25.3%);" in repr(replace(found, answer=answer))
+    check = Check(outcome="consistent", shortfall=0.0, error=0.1)
+    assert "after 16 epochs, consistent; 4 rounds" in repr(replace(found, check=check))
+    answer = replace(found.answer, density=None, status="open")
+    assert "; more training, more validation examples or a reference may tell;\n" in repr(replace(found, answer=answer))
     answer = replace(found.answer, density=None, status="unreached")
     assert repr(replace(found, answer=answer)).startswith("Discovery(No operating density: no network up to ")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from pathgrow.density.types import Answer, Curve, Point, Reference, Stop, Verdic
 from pathgrow.errors import UserError
 from pathgrow.report.schema import AnswerReport, PointReport, ReferenceReport, RunReport, Score
 from pathgrow.report.text import check_phrase
+from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.tolerances import read_off, within
 from tests.support.sample_report import discovery_report, shrunk_report, training_report, with_answer, with_curve
 from tests.support.searching import saturating, search
@@ -150,3 +152,23 @@ def test_a_curve_that_cannot_be_read_again_is_one_sentence(report: RunReport, me
 def test_a_delta_must_be_positive(delta: float) -> None:
     with pytest.raises(UserError, match="delta must be > 0"):
         within(shrunk_report(), delta)
+
+
+def test_a_percentage_is_relative_to_the_dense_score() -> None:
+    report = shrunk_report(reference=Reference(score=0.975, kind="given", epochs=80))
+    assert answered(within(report, "2%")) == answered(within(report, 0.02 * 0.975))
+
+
+@pytest.mark.parametrize("delta", ["two", "2", "-1%", "nan%", ""])
+def test_other_words_are_not_a_tolerance(delta: str) -> None:
+    with pytest.raises(
+        UserError, match=re.escape(f"delta must be a number or a percentage of the score, got {delta!r}")
+    ):
+        within(shrunk_report(), delta)
+    with pytest.raises(UserError, match=re.escape(f"got {delta!r}")):
+        DiscoverOptions.checked({"delta": delta})
+
+
+def test_a_percentage_needs_a_dense_score() -> None:
+    with pytest.raises(UserError, match="delta='1%' is relative to a dense score, and there is none: pass a number"):
+        within(with_answer(shrunk_report(), reference=None), "1%")

@@ -136,7 +136,7 @@ def _run(
             _warn_of_damage(RunDir(folder))
 
 
-def _show(*, folder: Path, delta: float | None) -> None:
+def _show(*, folder: Path, delta: str | None) -> None:
     """Show a run, finished or not.
 
     With --delta, print the answer of a finished discovery for another tolerance, read off the same curve.
@@ -147,11 +147,12 @@ def _show(*, folder: Path, delta: float | None) -> None:
     if delta is None:
         terminal.print_run(folder)
     else:
+        from pathgrow.registry import as_number
         from pathgrow.report.loading import load_finished
         from pathgrow.runs.tolerances import within
 
         report = load_finished(folder)
-        terminal.print_other(report, within(report, delta))
+        terminal.print_other(report, within(report, as_number(delta, [float])))
     _warn_of_damage(RunDir(folder))
 
 
@@ -161,7 +162,7 @@ def _add_check_flags(parser: Parser) -> None:
 
 def _add_show_flags(parser: Parser) -> None:
     _add_check_flags(parser)
-    parser.add_argument("--delta", type=float, metavar="NUMBER", help="Print the answer for this tolerance instead.")
+    parser.add_argument("--delta", metavar="NUMBER", help="Print the answer for this tolerance instead: a number, or a percentage of the dense score.")
 
 
 def _check(*, folder: Path) -> None:

@@ -231,3 +231,18 @@ class Rule(Protocol):
 def check_delta(delta: float) -> None:
     """Refuse a delta that is not a positive difference of scores."""
     require(delta > 0 and math.isfinite(delta), "delta", delta, "> 0 and finite, in units of the score", 0.01)
+
+
+def relative_delta(text: str) -> float:
+    """The fraction that a percentage stands for.
+
+    >>> relative_delta("2%")
+    0.02
+    """
+    try:
+        fraction = float(text.removesuffix("%")) / 100
+    except ValueError:
+        fraction = math.nan
+    is_percentage = text.endswith("%") and 0 < fraction < math.inf
+    require(is_percentage, "delta", text, "a number or a percentage of the score", "0.01, '1%'")
+    return fraction

@@ -11,6 +11,8 @@ Table = tuple[list[str], list[list[str]]]
 
 
 _WORDS = {2: "two", 3: "three"}
+_LONGER = 1.1
+"""How much longer than the dense network the returned one must have been trained for reports to say so at once."""
 
 
 def trained(curve: CurveReport) -> tuple[PointReport, ...]:
@@ -92,6 +94,17 @@ def compared_with_dense(report: RunReport) -> tuple[str, str] | None:
         by = _with_error(scores, check.shortfall - answer.delta, check.error)
         return f"{scores.difference(check.shortfall)} {side} {dense}", f"missed by {by}"
     return f"{_with_error(scores, abs(check.shortfall), check.error)} {side} {dense}", printable(check.outcome)
+
+
+def length_beside_dense(report: RunReport) -> str | None:
+    """How long the returned model was trained, and the dense one, if that was clearly shorter."""
+    reference, budget = report.reference, report.config.get("budget")
+    if report.answer is None or reference is None or reference.kind == "pretrained":
+        return None
+    dense = reference.epochs or (budget if isinstance(budget, int) else None)
+    if dense is None or report.network.epochs <= _LONGER * dense:
+        return None
+    return f"{score_format(report).length(report.network.epochs)}, dense {dense:,}"
 
 
 def _with_error(scores: ScoreFormat, difference: float, error: float) -> str:

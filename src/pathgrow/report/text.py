@@ -15,7 +15,7 @@ from pathgrow.report.formats import (
     ratio,
     score_format,
 )
-from pathgrow.report.networks import compared_with_dense, finishing_method
+from pathgrow.report.networks import compared_with_dense, finishing_method, length_beside_dense
 from pathgrow.report.schema import AnswerReport, CurveReport, Interval, ReferenceReport, RunReport, Score
 
 _PLAIN = ScoreFormat(is_fraction=False)
@@ -229,7 +229,8 @@ def answer_sentence(answer: AnswerReport, curve: CurveReport, scores: ScoreForma
     if answer.status == "flat" and grown:
         sparsest = percent(min(grown))
         expected = "expected to be " if curve.finished else ""  # after more training than it has had
-        return f"Operating density: {sparsest} or less; even the sparsest network is {expected}{within}."
+        interval = _interval(answer.interval) if _is_above(answer.interval, min(grown)) else ""
+        return f"Operating density: {sparsest} or less{interval}; even the sparsest network is {expected}{within}."
     if answer.status == "unreached" and curve.finished:
         return f"No operating density: no pruned network is expected to be {within}."
     if answer.status == "unreached" and grown:
@@ -293,9 +294,9 @@ def _tolerances(report: RunReport) -> str | None:
     intervals = report.answer.tolerance_intervals or (None,) * len(tolerances)
 
     def phrase(density: float | None, status: str, interval: Interval | None) -> str:
-        if density is None and status == "flat" and sparsest is not None:
-            return f"{percent(sparsest)} or less"
         known = "" if interval is None else f" ({percent_range(interval)})"
+        if density is None and status == "flat" and sparsest is not None:
+            return f"{percent(sparsest)} or less{known if _is_above(interval, sparsest) else ''}"
         return "none" if density is None else f"{percent(density)}{known}"
 
     # What a larger tolerance leaves open, a smaller one cannot settle.
@@ -320,7 +321,8 @@ def closing(report: RunReport) -> tuple[list[str], list[tuple[str, str]]]:
         # One line of 80 columns: the gap to dense, or the score where that is unknown.
         said += [*(["check"] if compared else []), *([] if compared and compared[0] else [score])]
         phrase = "; ".join(found[key] for key in said[1:])
-        lines.append(f"Returned model ({percent(report.network.density)}): {phrase}.")
+        longer = f"; {lengths}" if (lengths := length_beside_dense(report)) else ""
+        lines.append(f"Returned model ({percent(report.network.density)}): {phrase}{longer}.")
     return [*lines, f"Cost: {cost}."], [pair for pair in pairs if pair[0] not in said]
 
 
@@ -401,6 +403,11 @@ def match_unit(kind: str) -> str:
 
 def _interval(interval: Interval | None) -> str:
     return f" (90% interval {percent_range(interval)})" if interval else ""
+
+
+def _is_above(interval: Interval | None, sparsest: float) -> bool:
+    """Whether an interval goes clearly beyond a density, of which "or less" does not tell."""
+    return interval is not None and interval[1] > 1.02 * sparsest
 
 
 def _answer_findings(report: RunReport, answer: AnswerReport) -> list[tuple[str, str]]:

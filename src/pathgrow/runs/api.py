@@ -83,7 +83,7 @@ def discover(
     progress : bool
         Show stages, cost so far and time left, on stderr or in the notebook.
     **options
-        See `DiscoverOptions`. The most important ones:
+        See `pathgrow.runs.options.DiscoverOptions`. The most important ones:
 
         - `store`: run directory of finished stages; repeat the call with the same model, seed and options to resume,
           with bit-identical results. On return it holds report.html, the network and its masks, as after
@@ -148,7 +148,7 @@ def discover(
     network trained, pruning begins
     >>> found
     Discovery(Operating density (within 5 pp of dense): ...;
-      returned model: density ..., accuracy ...%; ... pruned, ... finished)
+      returned model: density ..., accuracy ...% after ... epochs, ...; ... pruned, ... finished)
     >>> bool((model[0].weight[~found.masks["0.weight"]] == 0).all())
     True
     """

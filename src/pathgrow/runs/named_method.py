@@ -71,7 +71,7 @@ class NamedMethod:
             raise UserError(f"finish={self.name!r} takes no options, got {', '.join(self.options)}")
         require_imported("method", self.name)
         if ":" not in self.name and self.name not in pathgrow.methods.names():
-            raise unknown_name("finish", self.name, [*PRUNING, STATIC, *pathgrow.methods.names()])
+            raise unknown_name("finish", self.name, sorted({*PRUNING, STATIC, *pathgrow.methods.names()}))
         if own := next((name for name in (*DENSITY_OPTIONS, NUM_STEPS) if name in self.options), None):
             raise UserError(f"{own} is not an option of finish={self.name!r}: the search sets it; leave it out")
         if self.density_option == "target_density":

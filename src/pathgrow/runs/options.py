@@ -14,7 +14,7 @@ from pathgrow.atomic import checked_path
 from pathgrow.checkpoint import RunDir, Store, strict_json
 from pathgrow.config import MAX_EPOCHS, option
 from pathgrow.density import rules
-from pathgrow.density.types import Point, Rule
+from pathgrow.density.types import Point, Rule, relative_delta
 from pathgrow.distributed.comm import Communicator
 from pathgrow.distributed.process_group import current_communicator
 from pathgrow.errors import UserError, is_int, require, unknown_name
@@ -122,11 +122,7 @@ class DiscoverOptions(SearchOptions):
             if name not in known:
                 raise unknown_name("option", name, known)
         if isinstance(delta := given.get("delta"), str):
-            try:
-                given = {**given, "delta": float(delta.removesuffix("%")) / 100, "delta_is_relative": True}
-            except ValueError:
-                delta = ""
-            require(delta.endswith("%"), "delta", given["delta"], "a number or a percentage of the score", "0.01, '1%'")
+            given = {**given, "delta": relative_delta(delta), "delta_is_relative": True}
         preset = given.get("preset")
         options = cls(**{**(SEARCH_PRESETS.get(preset, {}) if isinstance(preset, str) else {}), **given})
         options.check_unused()

@@ -30,7 +30,7 @@ from pathgrow.report.schema import (
 from pathgrow.report.text import answer_sentence
 from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.records import Record, ledger_report, timing_report, topology_reports, write_results
-from pathgrow.runs.tolerances import answer_within, read_off
+from pathgrow.runs.tolerances import absolute_delta, answer_within, read_off
 from pathgrow.runs.trunk import DENSE_STAGE, Trunk, score_dense
 from pathgrow.sparse.attach import Attached
 from pathgrow.sparse.tree import tensor_digest
@@ -79,9 +79,14 @@ class Discovery:
         names = ("pruned", "finished") if self.finished else ("rounds", "probes")
         numbers = (self.probes, self.finished) if self.finished else (self.rounds, self.probes)
         counts = ", ".join(f"{len(records)} {name}" for records, name in zip(numbers, names, strict=True))
+        checked = "" if self.check is None else f", {self.check.outcome}"
+        length = scores.length(self.network.point.epochs)
+        is_open = self.answer.status == "open" and not self.answer.details.get("too_short")
+        advice = "; more training, more validation examples or a reference may tell" if is_open else ""
         return (
-            f"Discovery({sentence};\n"
-            f"  returned model: density {percent(self.density)}, {scores.name} {scores(self.score)}; {counts})"
+            f"Discovery({sentence}{advice};\n"
+            f"  returned model: density {percent(self.density)}, {scores.name} {scores(self.score)} after {length}"
+            f"{checked}; {counts})"
         )
 
     @property
@@ -175,17 +180,17 @@ class Discovery:
         network = session.score(self.attached, "test", evaluate=evaluate)
         return network, None if self.dense is None else score_dense(session, evaluate)
 
-    def within(self, delta: float) -> float | None:
+    def within(self, delta: float | str) -> float | None:
         """Return the operating density for another tolerance, from the same curve and without more training.
 
-        None if there is none, or if even the sparsest network compared is within delta; `pathgrow show DIR --delta D`
-        says which.
+        "2%" is relative to the reference. None if there is none, or if even the sparsest network compared is within
+        delta; `pathgrow show DIR --delta D` says which.
         """
         if "delta" not in getattr(self.rule, "__dataclass_fields__", {}):
             raise UserError(f"rule {self.rule.name!r} must be a dataclass with a field delta to answer for another one")
         if self.answer.status == "unlearned" or self.answer.details.get("too_short"):
             return None
-        return answer_within(self.rule, self.curve, delta).density
+        return answer_within(self.rule, self.curve, absolute_delta(delta, self.reference)).density
 
     @property
     def ledger(self) -> LedgerReport:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from pathgrow.density import rules
 from pathgrow.density.shrink import ShrinkRule
-from pathgrow.density.types import Answer, Curve, Point, Reference, Rule, check_delta
+from pathgrow.density.types import Answer, Curve, Point, Reference, Rule, check_delta, relative_delta
 from pathgrow.errors import UserError, printable
 from pathgrow.report.schema import AnswerReport, CheckReport, PointReport, ReferenceReport, RunReport
 
@@ -16,12 +16,28 @@ for _name in ("dense", "before", "after"):
     _SCORES |= {f"{_name}_low": f"{_name}_high", f"{_name}_high": f"{_name}_low"}
 
 
-def within(report: RunReport, delta: float) -> RunReport:
+def absolute_delta(delta: float | str, reference: Reference | ReferenceReport | None) -> float:
+    """A tolerance in the unit of the scores; "2%" is relative to the reference.
+
+    >>> absolute_delta("2%", Reference(score=-5.0, kind="given"))
+    0.1
+    """
+    if not isinstance(delta, str):
+        return delta
+    fraction = relative_delta(delta)
+    if reference is None:
+        raise UserError(f"delta={delta!r} is relative to a dense score, and there is none: pass a number")
+    return fraction * abs(reference.score)
+
+
+def within(report: RunReport, delta: float | str) -> RunReport:
     """Return the report with the answer for another delta; `check` compares the same returned model with it.
 
+    "2%" is relative to the reference.
     A curve that does not reproduce the answer of the report is a `UserError`: a rule with other options, or a report
     without the number of validation examples.
     """
+    delta = absolute_delta(delta, report.reference)
     check_delta(delta)
     own = report.answer
     if own is None:
