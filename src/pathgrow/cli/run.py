@@ -162,7 +162,11 @@ def _add_check_flags(parser: Parser) -> None:
 
 def _add_show_flags(parser: Parser) -> None:
     _add_check_flags(parser)
-    parser.add_argument("--delta", metavar="NUMBER", help="Print the answer for this tolerance instead: a number, or a percentage of the dense score.")
+    parser.add_argument(
+        "--delta",
+        metavar="NUMBER",
+        help="Print the answer for this tolerance instead: a number, or a percentage of the dense score.",
+    )
 
 
 def _check(*, folder: Path) -> None:
