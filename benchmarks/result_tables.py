@@ -13,6 +13,8 @@ from statistics import fmean, median, stdev
 from typing import Any
 
 from benchmarks import cifar, digits_ladder, doors, shrink, tasks
+from benchmarks.problems import TASKS, Task
+from benchmarks.unseen import UNSEEN
 from pathgrow.checkpoint import strict_json
 
 ROOT = Path(__file__).parents[1]
@@ -62,9 +64,9 @@ def door_table() -> str:
     return doors.table(read_lines(ROOT / "results" / "doors.jsonl"))
 
 
-def task_table() -> str:
-    """Tasks that nothing was tuned on."""
-    return tasks.summary(_lines("tasks"))
+def task_table(of: Mapping[str, Task]) -> Callable[[], str]:
+    """Discoveries in strangers' trainings beside brute force."""
+    return lambda: tasks.summary(_lines("tasks"), of)
 
 
 def cifar_ladder() -> str:
@@ -362,7 +364,8 @@ def _lines(name: str) -> list[Line]:
 SPARSE = 0.22
 """Networks up to this density are compared by how they were pruned."""
 TABLES: dict[str, Callable[[], str]] = {
-    "digits-truth": digits_truth, "tasks": task_table, "doors": door_table, "cifar-ladder": cifar_ladder,
+    "digits-truth": digits_truth, "tasks": task_table(TASKS),
+    "unseen": task_table(UNSEEN), "doors": door_table, "cifar-ladder": cifar_ladder,
     "cifar-discoveries": cifar_discoveries, "cifar-reference": cifar_reference, "wrn": wrn,
     "wrn-reproduction": wrn_reproduction, "engine": engine, "shrink": shrink_table(160), "shrink-80": shrink_table(80),
     "searches": search_table, "gts": gts_table, "default-discoveries": default_discoveries,

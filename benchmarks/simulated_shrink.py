@@ -23,11 +23,11 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from statistics import mean, median
+from statistics import NormalDist, mean, median
 from typing import Literal
 
 import numpy as np
@@ -65,6 +65,14 @@ HELD_OUT: dict[str, Callable[[float], float]] = {
 ReferenceKind = Literal["dense", "none", "late"]
 """Late: there is none, and training gains so much that the search trains the dense network to its end."""
 REFERENCES: tuple[ReferenceKind, ...] = ("dense", "none", "late")
+
+
+_LOWEST = 1e-6
+
+
+def inverse(shape: Callable[[float], float], value: float) -> float:
+    """The density at which a shape has a value."""
+    return math.exp(brentq(lambda log: shape(math.exp(log)) - value, math.log(_LOWEST), 0.0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +141,7 @@ class Task:
         allowed = self._allowed(epochs) / self._scale + self._setting.shape(1.0)
         if allowed <= self._setting.shape(1.0):
             return math.inf
-        return math.exp(brentq(lambda log: self._setting.shape(math.exp(log)) - allowed, math.log(1e-6), 0.0))
+        return inverse(self._setting.shape, allowed)
 
     def _allowed(self, epochs: float) -> float:
         """How much a finished network may lose by pruning."""
@@ -284,6 +292,32 @@ COLUMNS = (
 )
 
 
+def unavoidable_error(known: float, noise: float, shapes: Iterable[Callable[[float], float]]) -> float:
+    """Median relative error of an answer that knows everything but the dense score, of which it has one noisy value.
+
+    Mean over the shapes; noise in units of delta.
+    """
+    medians = []
+    for shape in shapes:
+        scale = 1 / (shape(known) - shape(1.0))
+        errors = []
+        for probability in np.linspace(0.0025, 0.9975, 200):
+            allowed = max(1 + noise * NormalDist().inv_cdf(probability), 1e-3) / scale + shape(1.0)
+            found = 0.0 if allowed >= shape(_LOWEST) else inverse(shape, allowed)  # 0: any density is within reach
+            errors.append(abs(found / known - 1))
+        medians.append(median(errors))
+    return mean(medians)
+
+
+def unavoidable_errors(shapes: Iterable[Callable[[float], float]]) -> str:
+    """A table of the errors above."""
+    lines = ["| known | " + " | ".join(f"noise {noise:g}" for noise in NOISES) + " |", "|" + "---|" * (len(NOISES) + 1)]
+    for known in KNOWN:
+        row = [f"{unavoidable_error(known, noise, shapes):.0%}" for noise in NOISES]
+        lines.append(f"| {known:.0%} | " + " | ".join(row) + " |")
+    return "\n".join(lines)
+
+
 CELLS = tuple(itertools.product(REFERENCES, CHANGES, KNOWN, NOISES))
 """Reference, change of the gaps, true answer and noise."""
 
@@ -305,7 +339,13 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=200, help="discoveries per cell (default: 200)")
     parser.add_argument("--held-out", action="store_true", help="shapes that the rule was not designed on")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default: 1)")
+    parser.add_argument(
+        "--unavoidable", action="store_true", help="only the errors that the noise of one dense score makes by itself"
+    )
     chosen = parser.parse_args()
+    if chosen.unavoidable:
+        print(unavoidable_errors((HELD_OUT if chosen.held_out else SHAPES).values()))
+        return
     print("| " + " | ".join(COLUMNS) + " |")
     print("|" + "---|" * len(COLUMNS))
     with ProcessPoolExecutor(chosen.jobs) as pool:

@@ -134,6 +134,8 @@ def test_truth_of_a_known_curve(exponent: float) -> None:
     assert str(truth(longer, 80)) == "1.58% or less"
     flat = truth([row | {"below": 0.0} for row in rows])
     assert str(flat) == "1.58% or less"
+    assert flat.covered_by((0.0, 0.008)) == "yes", "the truth may be as low"
+    assert flat.covered_by((0.02, 0.05)) == "no"
 
 
 def test_the_error_of_a_difference_is_that_of_repeated_samples() -> None:

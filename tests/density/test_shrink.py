@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.simulated_shrink import CHANGES, SHAPES, ReferenceKind, Setting, Summary
+from benchmarks.simulated_shrink import CHANGES, SHAPES, ReferenceKind, Setting, Summary, unavoidable_error
 from pathgrow.density.estimate import curve_of_rounds, fit_band, unpruned
 from pathgrow.density.shrink import MAX_ROUNDS, NextRound, ShrinkRule
 from pathgrow.density.types import Curve, Point, Reference
@@ -370,3 +370,10 @@ def test_rounds_of_growth_are_not_phases_of_the_training() -> None:
     assert unpruned_epochs((0.1, 10), (0.5, 20), (0.5, 40), (0.5, 80)) == [40, 80]
     assert unpruned_epochs((0.1, 1), (0.5, 2), (0.5, 8)) == [8]
     assert unpruned_epochs((0.4, 0)) == [0]
+
+
+def test_the_unavoidable_error_of_a_straight_line_is_that_of_a_normal_distribution() -> None:
+    """Gaps of delta per factor of e in density: an error of the dense score is one of the logarithm."""
+    found = unavoidable_error(0.2, 0.1, [lambda density: -math.log(density) / math.log(5)])
+    low, high = (np.exp(sign * 0.1 * math.log(5) * 0.6745) for sign in (-1, 1))
+    assert found == pytest.approx((high - low) / 2, rel=0.03)
