@@ -30,7 +30,7 @@ from pathgrow.density import rules
 from pathgrow.density.types import Curve, Point
 
 PACKAGE = Path(pathgrow.__file__).parent
-LIMITS = {"RigL mask update": 7, "growth step": 11, "density answer": 5, "default discover": 69}
+LIMITS = {"RigL mask update": 7, "growth step": 12, "density answer": 5, "default discover": 69}
 """The most files that each operation may take."""
 
 

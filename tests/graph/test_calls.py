@@ -1,7 +1,10 @@
 """Layers by their calls: FLOPs against hand counts and against the tracer, scope, layers that are not reached."""
 
+import copy
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
@@ -79,3 +82,39 @@ def test_layers_that_are_not_reached_are_named() -> None:
     attention = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     example = torch.zeros(1, 4, 8)
     assert uncalled_layers(attention, example, trace(attention, example)) == []
+
+
+class Branching(nn.Module):
+    """A network whose layers are used in every way but by being called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called, self.by_function, self.computed, self.tied = (nn.Linear(4, 4) for _ in range(4))
+        self.in_training, self.unused, self.asked, self.head = (nn.Linear(4, 4) for _ in range(4))
+        self.tied.weight = self.called.weight
+        self.norm, self.squeezed = nn.BatchNorm1d(4), nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.to(self.asked.weight.dtype).to(self.asked.weight.device)
+        x = F.linear(self.norm(self.called(x)), self.by_function.weight) @ (2 * self.computed.weight).T
+        return self.head(self.in_training(x) if self.training else x)  # type: ignore[no-any-return]
+
+
+def test_a_layer_is_unused_only_if_nothing_uses_its_weight() -> None:
+    model, example = Branching(), torch.rand(1, 4)
+    before = copy.deepcopy(model.state_dict())
+    for graph in (None, trace(model, example)):
+        assert uncalled_layers(model, example, graph) == ["unused.weight", "asked.weight"]
+    assert uncalled_layers(nn.DataParallel(model), example) == ["module.unused.weight", "module.asked.weight"]
+    assert model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_forward_pass_that_fails_cannot_tell() -> None:
+    class Demanding(Branching):
+        def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+            assert y is not None or not self.training, "training needs labels"
+            return super().forward(x)
+
+    assert uncalled_layers(Demanding(), torch.rand(1, 4)) == []
+    assert uncalled_layers(Demanding(), torch.rand(1, 5)) == []

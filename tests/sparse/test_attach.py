@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import math
 import pickle
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -22,11 +23,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from pathgrow import discover, methods, scope
 from pathgrow.errors import UserError
 from pathgrow.graph import trace
+from pathgrow.graph.calls import uncalled_layers
 from pathgrow.graph.flops import scoring_flops
 from pathgrow.masks import Masks
 from pathgrow.methods.method import ScoringCost
 from pathgrow.methods.picks import at_random
-from pathgrow.sparse.attach import attach
+from pathgrow.sparse.attach import attach, checked_scope
 from pathgrow.sparse.ema import EMA
 from pathgrow.walks import phew
 from tests.support.sparse_mlp import ALWAYS, growing, mlp, sparse_mlp, train
@@ -614,3 +616,38 @@ def test_a_recurrent_network_takes_methods_that_use_no_paths(
     assert sparse.masks.num_on > 0
     if name == "random_growth":
         assert sparse.density == pytest.approx(0.1, abs=0.01)
+
+
+class _WithUnused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.unused, self.out = nn.Linear(6, 5), nn.Linear(5, 5), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.hidden(x).relu())  # type: ignore[no-any-return]
+
+
+def test_layers_that_are_not_called_leave_a_scope_that_was_given() -> None:
+    model = _WithUnused()
+    full, uncalled = Masks.full(model), uncalled_layers(model, torch.zeros(2, 6))
+    assert set(checked_scope(model, full)) == {"hidden.weight", "unused.weight", "out.weight"}
+    found = checked_scope(model, full, uncalled)
+    assert (set(found), found.num) == ({"hidden.weight", "out.weight"}, 40)
+    rows = {"hidden.weight": torch.arange(5).view(5, 1).expand(5, 6) < 2, "unused.weight": full["unused.weight"]}
+    assert checked_scope(model, rows, uncalled).num == 12, "other weights of a layer stay out"
+    with pytest.raises(UserError, match="example_input reaches no layer in the scope of _WithUnused"):
+        checked_scope(model, {"unused.weight": full["unused.weight"]}, uncalled)
+
+
+def test_a_scope_with_layers_that_are_not_called_is_attached_as_it_is_and_named() -> None:
+    """A state dict is of one scope: which layers are called may depend on weights that are loaded later."""
+    model = _WithUnused()
+    given = (model, SGD(model.parameters(), lr=0.1), "gmp", torch.zeros(2, 6))
+    with pytest.warns(UserWarning, match=r"does not reach unused\.weight of _WithUnused, but the scope") as caught:
+        sparse = attach(*given, scope=Masks.full(model))
+    assert [warning.filename for warning in caught] == [__file__]
+    assert set(sparse.masks) == {"hidden.weight", "unused.weight", "out.weight"}
+    sparse.detach()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        attach(*given, scope=scope(model, torch.zeros(2, 6)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from weakref import WeakSet
@@ -206,6 +207,64 @@ def test_detach_restores_the_plain_loop() -> None:
     sparse.detach()
     with pytest.raises(UserError, match="already attached"):
         attach(model, optimizer, growing())
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_best_weights_that_are_restored_are_pruned_at_the_end(assign: bool) -> None:
+    """A loop that keeps its best weights keeps those of denser masks, without their masks."""
+    model = mlp()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    sparse = attach(model, optimizer, methods.create("gmp", density=0.1, num_steps=5), scope=Masks.full(model))
+    best = copy.deepcopy(model.state_dict())
+    train(model, optimizer, steps=10)
+    masks = sparse.masks.clone()
+    num = sum(int((best[name][~mask] != 0).sum()) for name, mask in masks.items())
+    model.load_state_dict(best, assign=assign)
+    assert f"But {num} pruned weights are not zero" in sparse.summary()
+    with pytest.warns(
+        UserWarning, match=rf"detach: {num} pruned weights were not zero.*sparse.state_dict\(\)"
+    ) as caught:
+        sparse.detach()
+    assert [warning.filename for warning in caught] == [__file__]
+    for name, mask in masks.items():
+        assert torch.equal(model.get_parameter(name), best[name] * mask)
+    assert "not zero" not in sparse.summary()
+
+
+@pytest.mark.parametrize("name", ["set", "str", "edge_popup"])
+def test_a_usual_end_is_quiet(name: str) -> None:
+    model = mlp()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    sparse = attach(model, optimizer, name, torch.zeros(1, 6), scope=Masks.full(model))
+    train(model, optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert "not zero" not in sparse.summary()
+        sparse.detach()
+
+
+def test_weights_that_come_with_their_masks_are_kept() -> None:
+    model = mlp()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    sparse = attach(model, optimizer, methods.create("gmp", density=0.1, num_steps=9), scope=Masks.full(model))
+    train(model, optimizer, steps=4)
+    best, state = copy.deepcopy(model.state_dict()), sparse.state_dict()
+    train(model, optimizer, steps=6)
+    model.load_state_dict(best)
+    sparse.load_state_dict(state)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sparse.detach()
+    assert all(torch.equal(value, best[name]) for name, value in model.state_dict().items())
+
+
+def test_a_model_that_was_moved_is_pruned_where_it_is() -> None:
+    model, _, sparse = sparse_mlp()
+    model.load_state_dict(mlp(seed=1).state_dict())
+    model.double()
+    with pytest.warns(UserWarning, match="pruned weights were not zero"):
+        sparse.detach()
+    assert all(bool((model.get_parameter(name)[~mask] == 0).all()) for name, mask in sparse.masks.items())
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,18 @@
 """Which layers one forward pass calls, and how often: scope and FLOPs of models that cannot be traced."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from pathgrow.errors import UserError
+from pathgrow.graph.faults import Untraceable, not_accepted
 from pathgrow.graph.graph import Graph, Layer, Window
 from pathgrow.graph.inputs import guess_example_input
+from pathgrow.graph.running import MISFITS, call_arguments, check_initialized, tensors_in, undisturbed
 from pathgrow.graph.scope import input_layers, output_layers, projection_shortcuts
-from pathgrow.graph.tracer import MISFITS, check_initialized, eager_eval, tensors_in
 from pathgrow.masks import Masks
 
 _CONV = nn.modules.conv._ConvNd
@@ -51,7 +53,7 @@ def called_layers(model: nn.Module, example_input: Any = None) -> Graph:
         if _matrices(prefix, module)
     ]
     try:
-        with eager_eval(model), torch.no_grad():
+        with undisturbed(model):
             run_on(model, example_input)
     finally:
         for hook in hooks:
@@ -62,23 +64,28 @@ def called_layers(model: nn.Module, example_input: Any = None) -> Graph:
 def calls_instead(model: nn.Module, example_input: Any, reason: UserError) -> tuple[Graph, str]:
     """Return the `called_layers` of a model that cannot be traced, for the given reason, and a warning about them.
 
-    If the model cannot be run either, `reason` is raised.
+    If the model cannot be run either, that is an error.
     """
     try:
         graph = called_layers(model, example_input)
-    except (*MISFITS, StopIteration):
+    except StopIteration:
         raise reason from reason.__cause__
+    except MISFITS as fault:
+        if isinstance(reason, Untraceable):
+            raise not_accepted(model, fault) from fault
+        raise reason from reason.__cause__
+    place = reason.place if isinstance(reason, Untraceable) else None
     return graph, (
         f"{type(model).__name__} cannot be traced, so all conv, linear and recurrent weights that example_input "
         "reaches before the last layer are prunable, and FLOPs are those of these layers"
+        f"{'' if place is None else f'; paths cannot be traced through {place}'}"
     )
 
 
 def run_on(model: nn.Module, example_input: Any) -> Any:
-    """Call a model with one batch: a dict of keywords, a sequence of arguments, or one argument."""
-    if isinstance(example_input, dict):
-        return model(**example_input)
-    return model(*(example_input if isinstance(example_input, tuple | list) else (example_input,)))
+    """Call a model with one batch, see `call_arguments`."""
+    args, kwargs = call_arguments(model, example_input)
+    return model(*args, **kwargs)
 
 
 def left_out(
@@ -138,17 +145,67 @@ def called_scope(model: nn.Module, graph: Graph, accepts: Callable[[str], bool] 
     return Masks.select(full, full)
 
 
-def uncalled_layers(model: nn.Module, example_input: Any, graph: Graph) -> list[str]:
-    """Return the weights of layers that neither a graph contains nor a forward pass calls."""
+def uncalled_layers(model: nn.Module, example_input: Any, graph: Graph | None = None) -> list[str]:
+    """Return the weights of layers that a forward pass uses neither in evaluation mode nor in training mode.
+
+    A weight is used if its layer is called, if it is passed to a torch function, as by `F.linear(x, layer.weight)`, or
+    if the graph, where there is one, contains it.
+    If a forward pass fails, no layer is returned, since it cannot tell.
+    """
+    weights = {name: weight for prefix, module in model.named_modules() for name, weight in _matrices(prefix, module)}
+    traced = set() if graph is None else {layer.name for layer in graph.layers}
+    unused = {name: weight for name, weight in weights.items() if name not in traced}
+    for training in (False, True):
+        if unused:
+            try:
+                used = _used_tensors(model, example_input, training=training)
+            except MISFITS:  # a model that runs only as a graph, or that is trained on other arguments
+                return []
+            unused = {name: weight for name, weight in unused.items() if id(weight) not in used}
+    return list(unused)
+
+
+def _used_tensors(model: nn.Module, example_input: Any, *, training: bool) -> set[int]:
+    """The ids of parameters whose modules a forward pass calls, or which it passes to torch functions."""
+    example_input = guess_example_input(model) if example_input is None else example_input
+    # Every process of a distributed training calls the module itself, and none waits for the others.
+    model = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+    uses = _Uses()
+    hooks = [module.register_forward_pre_hook(lambda module, args: uses.add(module)) for module in model.modules()]
     try:
-        called = called_layers(model, example_input)
-    except MISFITS:  # a model that runs only as a graph
-        return []
-    used = {layer.name for layer in (*graph.layers, *called.layers)}
-    # The projection of this module is used without being called.
-    hidden = [name for name, module in model.named_modules() if isinstance(module, nn.MultiheadAttention)]
-    found = [name for prefix, module in model.named_modules() for name, _ in _matrices(prefix, module)]
-    return [name for name in found if name not in used and not any(name.startswith(f"{part}.") for part in hidden)]
+        with undisturbed(model), uses:
+            if training:
+                model.train()
+                for module in model.modules():
+                    if isinstance(module, nn.modules.batchnorm._NormBase):
+                        module.eval()  # batch norm refuses a single sample
+            run_on(model, example_input)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return uses.ids
+
+
+class _Uses(TorchFunctionMode):
+    """Notes the tensors that are passed to torch functions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids: set[int] = set()
+
+    def add(self, module: nn.Module) -> None:
+        self.ids.update(id(weight) for weight in module._parameters.values())
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        if func not in _PROPERTIES:
+            self.ids.update(map(id, tensors_in((tuple(args), kwargs or {}))))
+        return func(*args, **(kwargs or {}))
+
+
+_PROPERTIES = (Tensor.dtype.__get__, Tensor.device.__get__)  # type: ignore[attr-defined]
+"""Asked of any weight to create other tensors like it."""
 
 
 def _matrices(prefix: str, module: nn.Module) -> list[tuple[str, Tensor]]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pathgrow.errors import UserError
-from pathgrow.graph.tracer import MISFITS, check_initialized, eager_eval
+from pathgrow.graph.running import MISFITS, check_initialized, eager_eval
 
 
 def guess_example_input(model: nn.Module) -> Any:

@@ -5,8 +5,6 @@ function without a handler that returns a float tensor raises an error: a wrong 
 Functions that move, pool or sum elements are handled in `ops_shape.py`, products of activations in `ops_matmul.py`.
 """
 
-import os
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -18,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import resolve_name
 
-from pathgrow.errors import UserError
 from pathgrow.graph import ops_matmul, ops_shape
+from pathgrow.graph.faults import WITHOUT_PATHS, calling_line, untraceable
 from pathgrow.graph.graph import (
     ACTIVATED,
     ATTENTION,
@@ -32,7 +30,8 @@ from pathgrow.graph.graph import (
     labeled,
     per_axis,
 )
-from pathgrow.graph.tracer import ALIAS, FROM_PARAMETER, TOKENS, Call, Tracer, tensors_in
+from pathgrow.graph.running import tensors_in
+from pathgrow.graph.tracer import ALIAS, FROM_PARAMETER, TOKENS, Call, Tracer
 
 Handler = Callable[[Call], Any]
 
@@ -50,13 +49,12 @@ def handle(tracer: Tracer, func: Callable[..., Any], args: tuple[Any, ...], kwar
         result = func(*args, **kwargs)
         written = [value for value in args[2:] if name == "setitem" and label_of(value) is not None]
         if any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors_in((result, written))):
-            raise UserError(
-                f"paths cannot be traced through torch function {resolve_name(func) or name!r} in "
-                f"{type(tracer.model).__name__} ({_calling_line()}): use known functions instead, or choose a "
-                "method that uses no paths, such as 'rigl', 'set', 'gmp' or 'magnitude'"
+            raise untraceable(
+                f"torch function {resolve_name(func) or name!r} in {type(tracer.model).__name__}",
+                f"use known functions instead, or {WITHOUT_PATHS}",
             )
         if name in _LEAVING or next(tensors_in(result), None) is not None:
-            tracer.lost_at = f"{resolve_name(func) or name} ({_calling_line()})"
+            tracer.lost_at = f"{resolve_name(func) or name} ({calling_line()})"
         return result
     result = handler(Call(tracer, func, name, args, kwargs))
     if in_place and isinstance(args[0], Tensor) and result is not args[0]:
@@ -66,15 +64,6 @@ def handle(tracer: Tracer, func: Callable[..., Any], args: tuple[Any, ...], kwar
 
 _LEAVING = {"numpy", "array", "tolist", "item"}
 """Functions whose result is not a tensor but may become one again."""
-
-
-def _calling_line() -> str:
-    """The line of the model that runs now: the innermost one outside of torch and this package."""
-    inside = tuple(f"{os.path.dirname(module.__file__ or '')}{os.sep}" for module in (torch, ops_shape))
-    frame = sys._getframe()
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}, line {frame.f_lineno}"
 
 
 def handle_constant(tracer: Tracer, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -248,7 +237,7 @@ def _reduce(call: Call) -> Any:
 def _linear(tracer: Tracer, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Handle `y = x W^T`."""
     if label_of(weight) is not None:
-        raise UserError("paths cannot be traced through a linear layer whose weight is an activation")
+        raise untraceable("a linear layer whose weight is an activation")
     return tracer.layer(input, tracer.weight(weight), F.linear, unit_axis=input.ndim - 1)
 
 

@@ -12,18 +12,32 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pathgrow.errors import UserError
-from pathgrow.graph.graph import PLAIN, known_label, label_of, labeled
+from pathgrow.graph.faults import untraceable
+from pathgrow.graph.graph import GATE, PLAIN, known_label, label_of, labeled
 from pathgrow.graph.tracer import Tracer
 
 
 def gated(tracer: Tracer, a: Tensor, b: Tensor) -> Tensor:
-    """Multiply elementwise: paths run through the less gate-like operand, or through both if neither is a gate."""
+    """Multiply elementwise: paths run through the less gate-like operand, or through both if neither is a gate.
+
+    An input is only a factor of what a layer made of another one, as the mask of a padded set is.
+    """
     la, lb = known_label(a), known_label(b)
+    if la.strength != lb.strength and (x := _beside_an_input(tracer, a, b)) is not None:
+        return labeled(x.expand(torch.broadcast_shapes(a.shape, b.shape)), known_label(x))
     if la.strength == lb.strength and (la.strength == PLAIN or la.node != lb.node):
         return a if a is b else tracer.join(a, b)
     (x, label), gate = ((a, la), lb.gate) if la.strength <= lb.strength else ((b, lb), la.gate)
     return labeled((x * gate**tracer.power).expand(torch.broadcast_shapes(a.shape, b.shape)), label)
+
+
+def _beside_an_input(tracer: Tracer, a: Tensor, b: Tensor) -> Tensor | None:
+    """Return the operand that comes from a layer, without being a gate, if the other one does not come from any."""
+    is_made = [tracer.is_made_by_layers(known_label(x)) for x in (a, b)]
+    if is_made[0] == is_made[1]:
+        return None
+    x = a if is_made[0] else b
+    return x if known_label(x).strength < GATE else None
 
 
 def glu(tracer: Tracer, input: Tensor, dim: int = -1) -> Tensor:
@@ -45,7 +59,7 @@ def matmul(tracer: Tracer, input: Any, other: Any) -> Tensor:
         assert la is not None
         if b.ndim > 2 and la.units.shape[-1] == 1:
             return labeled(a @ tracer.coefficient(b), la.plain())
-        raise UserError(f"paths cannot be traced through a product with a constant of shape {tuple(b.shape)}")
+        raise untraceable(f"a product with a constant of shape {tuple(b.shape)}")
     if a.ndim == 2 and tracer.weight(a).name is not None:
         turned = tracer.call(torch.transpose, b, -1, -2)
         out: Tensor = tracer.call(torch.transpose, tracer.call(F.linear, turned, a), -1, -2)
@@ -82,6 +96,11 @@ def _activations_matmul(tracer: Tracer, a: Tensor, b: Tensor) -> Tensor:
     tracer.product_macs += (
         a.shape[-1] * torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]).numel() * a.shape[-2] * b.shape[-1]
     )
+    if (x := _beside_an_input(tracer, a, b)) is not None:  # a graph that is an input mixes its nodes
+        inner = (1.0 / a.shape[-1]) ** tracer.power
+        if x is b:
+            return _mixed(tracer, torch.full_like(a, inner).detach(), b)
+        return labeled(a @ torch.full_like(b, inner).detach(), tracer.reduced(a, [a.ndim - 1]))
     if la.strength > lb.strength:
         tracer.attention = True
         return _mixed(tracer, torch.full_like(a, la.gate**tracer.power).detach(), b)
@@ -100,7 +119,7 @@ def einsum(tracer: Tracer, equation: str, *operands: Any) -> Tensor:
     if len(operands) == 1 and isinstance(operands[0], (tuple, list)):
         operands = tuple(operands[0])
     if len(operands) != 2:
-        raise UserError(f"paths cannot be traced through einsum {equation!r}: it must have two operands")
+        raise untraceable(f"einsum {equation!r}", "it must have two operands")
     a, b = operands
     (left, right), out = _letters(equation, a.ndim, b.ndim)
     if label_of(a) is None:

@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pathgrow.errors import UserError
+from pathgrow.graph.faults import untraceable
 from pathgrow.graph.graph import GATE, Axis, Label, Window, compact, known_label, label_of, labeled, per_axis
-from pathgrow.graph.tracer import Call, tensors_in
+from pathgrow.graph.running import tensors_in
+from pathgrow.graph.tracer import Call
 
 
 def move(call: Call) -> Any:
@@ -130,7 +131,7 @@ def pool(call: Call) -> Any:
     label = known_label(x)
     axes = int(call.name[-2])
     if any(size != 1 for size in label.units.shape[-axes:]):
-        raise UserError(f"paths cannot be traced through {call.name}: it pools over units, not over positions")
+        raise untraceable(call.name, "it pools over units, not over positions")
     if call.name.startswith("adaptive"):
         pooled = getattr(F, f"adaptive_avg_pool{axes}d")(x, call.get(1, "output_size"))
         maps = list(zip(x.shape[-axes:], pooled.shape[-axes:], strict=True))
@@ -159,7 +160,7 @@ def pool(call: Call) -> Any:
             pooled = pooled * (share ** (call.tracer.power - 1)).to(pooled).view(-1, *[1] * number)
     out = labeled(pooled, replace(label.plain(), trail=(*label.trail, window)))
     if call.kwargs.get("return_indices"):
-        raise UserError(f"paths cannot be traced through {call.name} with return_indices=True")
+        raise untraceable(f"{call.name} with return_indices=True")
     return out
 
 
@@ -181,7 +182,7 @@ def interpolate(call: Call) -> Any:
     x = call.args[0]
     label = known_label(x)
     if any(size != 1 for size in label.units.shape[2:]):
-        raise UserError("paths cannot be traced through interpolate over units")
+        raise untraceable("interpolate over units")
     real = call.func(*call.args, **call.kwargs)
     out = F.interpolate(x, size=real.shape[2:], mode="nearest")
     return labeled(out, replace(label, trail=(*label.trail, Window())))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pathgrow.graph.tracer import tensors_in
+from pathgrow.graph.running import tensors_in
 
 
 class SampleCounter:

@@ -6,22 +6,19 @@ are the identity, attention mixes uniformly, additive constants vanish, gates ar
 and, with gradients, the path signals. The model itself is never changed.
 """
 
-import dataclasses
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from types import SimpleNamespace
 from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedParameter
 from torch.overrides import TorchFunctionMode
 
 from pathgrow.errors import UserError
+from pathgrow.graph import faults
 from pathgrow.graph.graph import (
     ATTENTION,
     Graph,
@@ -36,14 +33,21 @@ from pathgrow.graph.graph import (
     label_of,
     labeled,
 )
-from pathgrow.masks.masks import require_module
+from pathgrow.graph.inputs import guess_example_input
+from pathgrow.graph.running import (
+    MISFITS,
+    check_initialized,
+    eager_eval,
+    map_tensors,
+    one_sample,
+    read_outputs,
+    tensors_in,
+)
 
 BatchNorm = Literal["identity", "scale"]
 TOKENS = "_pathgrow_tokens"
 ALIAS = "_pathgrow_now"
 FROM_PARAMETER = "_pathgrow_parameter"
-OUTPUT_KEYS = ("logits", "last_hidden_state", "pooler_output")
-"""Which entry of a named output is used, in this order; if there is none of them, every float tensor is."""
 _LARGE = 60
 """Activations are kept within 2**±60 by exact powers of two, so they do not overflow at any depth."""
 
@@ -56,10 +60,6 @@ class Use:
     weight: Tensor
     output: Tensor
     unit_axis: int
-
-
-MISFITS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError)
-"""What models raise for an input that does not fit them."""
 
 
 class Tracer(TorchFunctionMode):
@@ -95,22 +95,29 @@ class Tracer(TorchFunctionMode):
         self.product_macs, self.tokens_in, self.attention = 0, False, False
         self.lost_at: str | None = None
         """The last function whose result is not traced, and where it was called."""
+        self._targets = 0
+        """A bit for every node that a layer leads into."""
+        self._in_doubt = False
+        """Whether a layer got something that it may refuse, since layers are not computed without gradients."""
 
     def run(self, example_input: Any) -> Self:
         """Run the model on one sample of ones and return this tracer, with `uses`, `total` and `exponent` filled in."""
-        args, kwargs = one_sample(example_input)
+        self._example_input = example_input
+        arguments = one_sample(self.model, example_input)
         with self._explained():
-            args = tuple(self._enter(value) for value in args)
-            kwargs = {name: self._enter(value) for name, value in kwargs.items()}
+            args, kwargs = map_tensors(self._enter, arguments)
             with eager_eval(self.model), torch.set_grad_enabled(self.gradients), self:
                 output = self.model(*args, **kwargs)
+        if self._in_doubt:
+            faults.check_accepted(self.model, example_input)
         traced = [tensor for tensor in map(current, read_outputs(output)) if label_of(tensor) is not None]
         if not traced:
             hidden = "check that example_input is what the model expects, and that it is not a scripted module"
             advice = hidden if self.lost_at is None else f"paths cannot be traced through {self.lost_at}"
-            raise UserError(
+            raise faults.Untraceable(
                 f"the output of {type(self.model).__name__} does not depend on its input along any path that can be "
-                f"traced: {advice}"
+                f"traced: {advice}",
+                self.lost_at,
             )
         self._outputs = [known_label(tensor) for tensor in traced]
         self.exponent = max(label.exponent for label in self._outputs)
@@ -139,22 +146,17 @@ class Tracer(TorchFunctionMode):
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turn errors of torch into one that blames `example_input`."""
+        """Turn errors of torch into one that blames `example_input`, or the tracer if the model accepts it."""
         try:
             yield
         except UserError:
             raise
         except MISFITS as fault:
-            reason = str(fault).partition("\n")[0] or type(fault).__name__
-            raise UserError(
-                f"the model could not be run on example_input: {reason}; pass a batch that {type(self.model).__name__} "
-                "accepts"
-            ) from fault
+            faults.check_accepted(self.model, self._example_input)
+            raise faults.own_fault(self.model, fault) from fault
 
-    def _enter(self, value: Any) -> Any:
+    def _enter(self, value: Tensor) -> Tensor:
         """Return an input of the path network: real values become ones, token ids are marked."""
-        if not isinstance(value, Tensor):
-            return value
         if not value.is_floating_point():
             tokens = value.clone()
             setattr(tokens, TOKENS, True)
@@ -219,6 +221,10 @@ class Tracer(TorchFunctionMode):
             self.builder.link(label, target, units, shortcut=shortcut)
         return labeled(out, Label(target, compact(units), (), exponent))
 
+    def is_made_by_layers(self, label: Label) -> bool:
+        """Whether a layer lies between the inputs and an activation."""
+        return bool(self.builder.ancestors[label.node] & self._targets)
+
     def reduced(self, tensor: Tensor, axes: Sequence[int]) -> Label:
         """Return the label of an activation summed or mixed along `axes`, which stay with size 1."""
         label = known_label(tensor).plain()
@@ -259,6 +265,9 @@ class Tracer(TorchFunctionMode):
         label, index, window = known_label(x), len(self.uses), window or Window()
         used = self._used_values(weight, index)
         num_in, num_out = used.shape[1] * groups, used.shape[0]
+        # A batch of another shape may look like one sample without its leading axis once it is cut to the first one.
+        is_odd = unit_axis < bool(window.axes) or x.shape[unit_axis] != num_in
+        self._in_doubt |= is_odd or any(axis.size_out < 1 for axis in window.axes)
         if self.gradients:
             out = compute(x, used)
         else:
@@ -266,6 +275,7 @@ class Tracer(TorchFunctionMode):
         port = self.builder.add(num_in, label.node)
         self.builder.link(label, port, along(num_in, unit_axis, x.ndim))
         target = self.builder.add(num_out, port)
+        self._targets |= 1 << target
         if index in self.blocked:
             keep = (~self.blocked[index]).to(out)
             out = out * keep.view(along(num_out, unit_axis, out.ndim).shape)
@@ -350,108 +360,6 @@ class Call:
         return [value for value in tensors_in((self.args, self.kwargs)) if label_of(value) is not None]
 
 
-# -- running a model ----------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def preserved_modes(model: nn.Module) -> Iterator[None]:
-    """Restore the mode of every module afterwards: some may be in evaluation mode on purpose."""
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
-@contextmanager
-def eager_eval(model: nn.Module) -> Iterator[None]:
-    """Keep the model in evaluation mode and uncompiled; restore the mode of every module at the end."""
-    with preserved_modes(model), uncompiled():
-        model.eval()
-        yield
-
-
-def uncompiled() -> AbstractContextManager[object]:
-    """Run compiled models eagerly.
-
-    Compiled code hides its functions from function modes, cannot be compiled under one, and has no second derivative.
-    """
-    # Anything compiled has imported this module; if nothing is, importing it would take a second.
-    if "torch._dynamo" not in sys.modules:
-        return nullcontext()
-    from torch.compiler import set_stance
-
-    eager: AbstractContextManager[object] = set_stance("force_eager")
-    return eager
-
-
-def check_initialized(model: nn.Module) -> None:
-    """Raise an error for lazy layers, whose weights have no shape before their first batch."""
-    require_module(model)
-    lazy = (name for name, parameter in model.named_parameters() if isinstance(parameter, UninitializedParameter))
-    if name := next(lazy, None):
-        raise UserError(
-            f"{name!r} of {type(model).__name__} belongs to a lazy layer and has no shape yet: run the model once on a "
-            "batch first"
-        )
-
-
-def one_sample(example_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a call (a tensor, a tuple, or a dict of keyword arguments), cut to the first sample."""
-    kwargs = dict(example_input) if isinstance(example_input, Mapping) else {}
-    args = () if kwargs else tuple(example_input) if isinstance(example_input, (tuple, list)) else (example_input,)
-    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-    if not tensors:
-        raise UserError(
-            f"example_input must hold a tensor, got {type(example_input).__name__}: pass one batch as the model "
-            "accepts it, a tensor, a tuple of arguments or a dict of keyword arguments"
-        )
-    if any(tensor.numel() == 0 for tensor in tensors):
-        raise UserError("example_input is empty: pass at least one sample")
-    batch = tensors[0].shape[0] if tensors[0].ndim else 1
-
-    def first(value: Any) -> Any:
-        cut = isinstance(value, Tensor) and value.ndim > 1 and value.shape[0] == batch
-        return value[:1] if cut else value
-
-    return tuple(map(first, args)), {name: first(value) for name, value in kwargs.items()}
-
-
-def read_outputs(output: Any) -> list[Tensor]:
-    """Return the tensors whose sum is the output of the network."""
-    named = _named_parts(output)
-    if named is not None:
-        for key in OUTPUT_KEYS:
-            if isinstance(named.get(key), Tensor):
-                return [named[key]]
-    elif isinstance(output, (tuple, list)) and output:
-        first = read_outputs(output[0])
-        return first or [tensor for item in output[1:] for tensor in read_outputs(item)]
-    return [tensor for tensor in tensors_in(output) if tensor.is_floating_point()]
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yield every tensor in a nested value."""
-    if isinstance(value, Tensor):
-        yield value
-        return
-    named = _named_parts(value)
-    for item in named.values() if named is not None else value if isinstance(value, (tuple, list)) else ():
-        yield from tensors_in(item)
-
-
-def _named_parts(value: Any) -> Mapping[str, Any] | None:
-    """Return the parts of a dict, a dataclass or a namespace by name; None for anything else."""
-    if isinstance(value, Mapping):
-        return value
-    if isinstance(value, SimpleNamespace):
-        return vars(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    return None
-
-
 def trace(model: nn.Module, example_input: Any = None) -> Graph:
     """Return the weight graph of a module, from one forward pass over one sample.
 
@@ -469,8 +377,6 @@ def trace(model: nn.Module, example_input: Any = None) -> Graph:
     >>> [layer.name for layer in trace(net, torch.ones(1, 4)).layers]
     ['0.weight', '2.weight']
     """
-    from pathgrow.graph.inputs import guess_example_input  # which runs models by means of this module
-
     if example_input is None:
         example_input = guess_example_input(model)
     return Tracer(model, dtype=torch.float32).run(example_input).graph

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from pathgrow.distributed.comm import Communicator
 from pathgrow.errors import RunFailed, UserError
+from pathgrow.graph.running import preserved_modes
 from pathgrow.graph.sample_counter import counting
-from pathgrow.graph.tracer import preserved_modes
 
 Loss = Callable[[nn.Module, Any], Tensor]
 Batches = Iterable[Any] | Callable[[], Iterator[Any]]

@@ -12,8 +12,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from pathgrow.errors import UserError, require
+from pathgrow.graph.running import uncompiled
 from pathgrow.graph.sample_counter import counting
-from pathgrow.graph.tracer import uncompiled
 from pathgrow.masks import Masks
 from pathgrow.masks.sampling import top_k
 from pathgrow.methods.gradients import checked_loss, first_batches, probing

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from pathgrow.errors import require, unknown_name
-from pathgrow.graph.tracer import uncompiled
+from pathgrow.graph.running import uncompiled
 from pathgrow.masks import Masks
 from pathgrow.masks.sampling import ZeroScores, sample_proportional, top_k, uniform_in
 from pathgrow.methods.allocation import RandomInLayers

@@ -18,7 +18,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator, GradientBuckets
 from pathgrow.errors import UserError
-from pathgrow.graph.tracer import tensors_in
+from pathgrow.graph.running import tensors_in
 from pathgrow.sparse.attach import Attached
 from pathgrow.trainer.device import ExecutionPlan
 from pathgrow.trainer.eager_step import (

@@ -16,7 +16,7 @@ from pathgrow.data.streaming import StreamLoader
 from pathgrow.distributed import interrupts
 from pathgrow.distributed.comm import Communicator
 from pathgrow.distributed.process_group import current_communicator
-from pathgrow.graph.tracer import preserved_modes
+from pathgrow.graph.running import preserved_modes
 from pathgrow.masks import Masks
 from pathgrow.methods import fixed
 from pathgrow.sparse.attach import Attached, attach
