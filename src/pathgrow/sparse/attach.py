@@ -112,7 +112,7 @@ def attach(
     check_whole(model)
     if method.grow is at_random and method.start is by_walks and not is_traceable(model, example_input):
         method = without_paths(method)
-    needs_paths = "paths" in method.needs
+    needs_paths, is_given = "paths" in method.needs, scope is not None
     if scope is None:
         scope = trained_scope(model, example_input, needs_paths=needs_paths)
     elif example_input is not None and needs_paths:
@@ -130,6 +130,8 @@ def attach(
         comm = current_communicator()
         enforce.warn_of_other_weights(model, comm)
     require(hasattr(comm, "broadcast_from_rank0"), "comm", comm, "a Communicator or None")
+    if is_given and example_input is not None:
+        enforce.warn_of_uncalled(model, prunable, example_input, comm)
     masks, cost = decide_on_rank0(
         comm, prunable, lambda: start_masks(model, method, prunable, example_input, seed, loss, batches)
     )
@@ -214,8 +216,10 @@ class Attached(PruningOptimizer):
         >>> attach(model, optimizer, "random_growth", torch.zeros(1, 8)).summary()
         'No density yet after 0 observations. The dense network was not trained, ... compares with dense.'
         """
+        num = self._num_not_zero()
+        but = f" But {num} pruned weights are not zero: others were loaded after the last step." if num else ""
         if self.method.grow is None or self.method.clock == "step":
-            return f"{100 * self.density:.3g}% density; method {self.method.name!r} does not search for one."
+            return f"{100 * self.density:.3g}% density; method {self.method.name!r} does not search for one.{but}"
         answer, num = self.rule_answer(), len(self._points)
         grown = max((point.density for point in self._points), default=self.density)
         within = f"within {answer.delta:g} of the densest network grown ({100 * grown:.3g}%)"
@@ -232,8 +236,14 @@ class Attached(PruningOptimizer):
             found = "No density: scores fell. observe() takes higher scores for better ones; negate a loss."
         return (
             f"{found} The dense network was not trained, and staying within {answer.delta:g} of it may need a higher "
-            "density: pathgrow.discover compares with dense."
+            f"density: pathgrow.discover compares with dense.{but}"
         )
+
+    def _num_not_zero(self) -> int:
+        """How many pruned weights hold something else, as after weights were loaded."""
+        if self.method.weights is not None or not self._handles or (self._ema is not None and self._ema.swapped):
+            return 0
+        return enforce.num_not_zero(self.model, self._masks)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         if self._handles:
@@ -311,10 +321,13 @@ class Attached(PruningOptimizer):
         self._enforce_()
 
     def detach(self) -> None:
-        """Remove all hooks. The masks can still be read, but nothing enforces them any more."""
+        """Zero the pruned weights and remove all hooks. The masks can still be read, but nothing enforces them."""
         if not self._handles:
             return  # the optimizer may be attached elsewhere by now
         self._read_latent_masks_()
+        if num := self._num_not_zero():
+            enforce.zero_pruned_(self.model, self._masks)
+            enforce.warn_of_loaded(num, self._comm)
         if self.method.weights is not None:
             # The optimizer state belongs to the latent weights; the effective ones start without any.
             nothing = {name: torch.zeros_like(ones) for name, ones in self._keep.items()}
@@ -402,8 +415,8 @@ def check_whole(model: nn.Module) -> None:
         )
 
 
-def checked_scope(model: nn.Module, scope: Mapping[str, Tensor]) -> Masks:
-    """The scope as a selection, on the device of the weights."""
+def checked_scope(model: nn.Module, scope: Mapping[str, Tensor], uncalled: Collection[str] = ()) -> Masks:
+    """The scope as a selection, on the device of the weights, without those of layers that are not called."""
     if not isinstance(scope, Mapping):
         raise UserError(
             f"scope must be Masks or a mapping of name to bool tensor, got {type(scope).__name__} "
@@ -416,7 +429,10 @@ def checked_scope(model: nn.Module, scope: Mapping[str, Tensor]) -> Masks:
         raise UserError(
             f"nothing to sparsify: the scope of {type(model).__name__} is empty (e.g. scope=Masks.full(model))"
         )
-    return selection
+    called = {name: inside for name, inside in selection.items() if name not in uncalled}
+    if not any(bool(inside.any()) for inside in called.values()):
+        raise UserError(f"example_input reaches no layer in the scope of {type(model).__name__}: pass another batch")
+    return Masks.select(called, called) if len(called) < len(selection) else selection
 
 
 def checked_parameters(model: nn.Module, optimizers: Sequence[Optimizer], scope: Masks) -> dict[str, Parameter]:

@@ -24,7 +24,8 @@ from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
 from pathgrow.distributed.comm import Communicator
-from pathgrow.errors import UserError
+from pathgrow.errors import UserError, frames_to_the_caller
+from pathgrow.graph.calls import uncalled_layers
 from pathgrow.sparse.tree import copy_method_state
 
 Parameters = Mapping[str, Parameter]
@@ -54,6 +55,28 @@ def mask_(tensor: Tensor, keep: Tensor) -> None:
     """Zero the pruned entries, whatever they hold."""
     bits = tensor.view(_INTEGERS[tensor.itemsize])
     bits.mul_(keep.to(bits.dtype))  # optimizer state may have a wider dtype than the weights
+
+
+@torch.no_grad()
+def num_not_zero(model: nn.Module, masks: Tensors) -> int:
+    """How many pruned weights of a model are not zero, because others were loaded after the last step."""
+    return sum(int(weight[pruned].count_nonzero()) for weight, pruned in _pruned(model, masks))
+
+
+@torch.no_grad()
+def zero_pruned_(model: nn.Module, masks: Tensors) -> None:
+    """Zero the pruned weights that a model holds now: it may have been moved since, or its parameters replaced."""
+    for weight, pruned in _pruned(model, masks):
+        weight.masked_fill_(pruned, 0)
+
+
+def _pruned(model: nn.Module, masks: Tensors) -> Iterator[tuple[Tensor, Tensor]]:
+    weights = dict(model.named_parameters())
+    for name, mask in masks.items():
+        weight = weights.get(name)
+        if weight is None or weight.shape != mask.shape or weight.is_meta or hasattr(weight, "device_mesh"):
+            continue  # no longer the one that was attached, nor one that could be masked
+        yield weight, ~mask.to(weight.device)
 
 
 def mask_gradients_(parameters: Parameters, keep: Tensors) -> None:
@@ -225,6 +248,31 @@ def warn_of_half_precision(parameters: Mapping[str, Parameter]) -> None:
             "lost, most of all those of weights that were just grown; keep the weights in float32 and use "
             "torch.autocast",
             stacklevel=3,
+        )
+
+
+def warn_of_uncalled(model: nn.Module, scope: Tensors, example_input: Any, comm: Communicator) -> None:
+    """Warn, on rank 0, of layers in a scope that example_input does not reach.
+
+    They stay in it: on another batch, or with other weights, the model may use them, and a state dict is of one scope.
+    """
+    unused = [name for name in uncalled_layers(model, example_input) if name in scope]
+    if unused and comm.rank == 0:
+        warnings.warn(
+            f"example_input does not reach {', '.join(unused)} of {type(model).__name__}, but the scope contains them: "
+            "weights that are never used count for the density and are pruned first, so leave them out of the scope",
+            stacklevel=frames_to_the_caller(),
+        )
+
+
+def warn_of_loaded(num: int, comm: Communicator) -> None:
+    """Warn, on rank 0, that so many pruned weights were not zero when a method was detached."""
+    if comm.rank == 0:
+        warnings.warn(
+            f"detach: {num} pruned weights were not zero, because others were loaded after the last optimizer step, "
+            "and have been set to zero; save and restore sparse.state_dict() together with the state dict of the "
+            "model, so that weights come with their masks",
+            stacklevel=frames_to_the_caller(),
         )
 
 
