@@ -76,6 +76,11 @@ def visible(report: RunReport) -> str:
             "even the sparsest network is within 1 pp of dense.",
         ),
         (
+            {"status": "flat", "interval": (0.0, None)},
+            "Operating density: 2.5% or less (90% interval up to 100%); "
+            "even the sparsest network is within 1 pp of dense.",
+        ),
+        (
             {"status": "unreached"},
             "No operating density: no network up to 36.4% density is within 1 pp of dense.",
         ),

@@ -21,12 +21,20 @@ import pathgrow
 from pathgrow import methods
 from pathgrow.checkpoint import MemoryStore
 from pathgrow.density.types import Curve, Point, Reason, Reference
-from pathgrow.errors import RunFailed
+from pathgrow.errors import RunFailed, UserError
 from pathgrow.methods.method import Progress
 from pathgrow.report.html import page
 from pathgrow.runs.api import discover
-from pathgrow.runs.checks import check_reference, has_learned, has_risen, reference_warning, training_warnings
+from pathgrow.runs.checks import (
+    check_reference,
+    delta_warning,
+    has_learned,
+    has_risen,
+    reference_warning,
+    training_warnings,
+)
 from pathgrow.runs.iso_flop import Workload
+from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.result import Discovery
 from tests.support.toy import INPUTS, Script, World
 from tests.support.trainings import workload
@@ -191,6 +199,70 @@ def test_negative_losses_are_no_warning() -> None:
             world.model, world.optimizer, world.fit, lambda model: -3 - world.evaluate(model)[1], INPUTS[:1],
             start_density=0.1, budget=16, seed_epochs=2, rule="exponential", finish="static",
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [{"rule": "exponential"}, {"finish": "gts", "start_density": None}])
+def test_a_delta_in_percentage_points_is_a_warning_beside_fractions(options: dict[str, Any]) -> None:
+    with pytest.warns(UserWarning, match=r"cannot differ by more than delta=2: pass 0\.02 for 2 percentage") as caught:
+        in_percent(World(), 1, delta=2.0, **options, seed_epochs=2 if "rule" in options else None)
+    assert sum("delta" in str(warning.message) for warning in caught) == 1
+
+
+@pytest.mark.parametrize("mode", ["max", "min"])
+@pytest.mark.parametrize("options", [{"rule": "exponential", "seed_epochs": 2}, {"finish": "gts", "seed_epochs": None}])
+def test_it_is_an_error_if_num_val_says_that_they_are_fractions(options: dict[str, Any], mode: str) -> None:
+    world = World()
+    settings = {"start_density": 0.1 if "rule" in options else None, "num_val": 32, "mode": mode, **options}
+    with pytest.raises(UserError, match=r"evaluate returned 0.*: pass 0\.01 for 1 percentage point"):
+        in_percent(world, 1, delta=1.0, **settings)
+    assert len(world.fits) <= 1
+
+
+@pytest.mark.parametrize(
+    ("score", "options", "is_trained"),
+    [
+        (0.0, {"delta": 1.0}, False),  # BLEU of an untrained network
+        (35.0, {"delta": 1.0}, True),
+        (-0.3, {"delta": 2.0}, True),  # R2, or a negative loss
+        (0.8, {"delta": 1.0, "mode": "min"}, True),  # a loss
+        (0.8, {"delta": 0.99}, True),
+        (0.8, {"delta": 2.0, "delta_is_relative": True}, True),
+    ],
+)
+def test_other_large_deltas_are_no_warning(score: float, options: dict[str, Any], is_trained: bool) -> None:
+    assert delta_warning(score, DiscoverOptions(**options), is_trained=is_trained) is None
+
+
+# Budgets of a few epochs
+
+
+class Quick(World):
+    """Learns something in every epoch."""
+
+    def fit(self, model: nn.Module, optimizer: torch.optim.Optimizer, epochs: int) -> None:
+        super().fit(model, optimizer, 20 * epochs)
+
+
+@pytest.mark.parametrize(
+    ("budget", "max_cost"), [(1, None), (2, None), (3, None), (1, 1.0), (2, 1.0), (4, None), (5, None), (4, 1.0)]
+)
+def test_what_is_said_about_the_cost_of_a_short_search_holds(budget: int, max_cost: float | None) -> None:
+    options = {"finish": "gts", "start_density": None, "seed_epochs": None, "rule": "probe", "delta": 0.1}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = Quick().discover(**options, budget=budget, max_cost=max_cost)
+    sentences = [str(warning.message) for warning in caught if "budget of" in str(warning.message)]
+    cost = found.ledger.relative
+    assert cost is not None
+    if budget < 4:
+        [sentence] = sentences
+        assert "no training of a search is shorter than one epoch" in sentence
+        assert "at most" not in sentence
+        assert "prevents" not in sentence.partition("a budget of 16")[0]
+        assert cost > (max_cost or 1.0)
+    else:
+        assert len(sentences) == (max_cost is None)
+        assert cost <= (max_cost or 2.0) + 0.25
 
 
 # Training without effect

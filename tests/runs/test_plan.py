@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import pathgrow
 from pathgrow.errors import UserError
@@ -164,3 +164,63 @@ def test_wrong_arguments_are_refused_as_discover_refuses_them() -> None:
         planned(World(), gama=0.5)
     with pytest.raises(UserError, match="budget"):
         planned(World(), budget=0)
+
+
+def refusal(call: Any, world: World, **options: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        call(world.model, world.optimizer, world.fit, world.evaluate, INPUTS[:1], **options)
+    assert world.fits == []
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"finish": "snip"},
+        {"finish": ["gts", "grasp"]},
+        {"finish": "static", "method": "gradient_growth"},
+        {"max_density": 0.5, "method": "gradient_growth"},
+        {"finish": "static", "rule": "nonsense"},
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+def test_what_a_search_needs_is_checked(options: dict[str, Any]) -> None:
+    assert refusal(pathgrow.plan, World(), **options) == refusal(pathgrow.discover, World(), **options, progress=False)
+
+
+def test_a_store_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    file, foreign = tmp_path / "file", tmp_path / "foreign"
+    file.write_text("")
+    foreign.mkdir()
+    (foreign / "letter.txt").write_text("")
+    for store in (file, foreign, str(file)):
+        sentence = refusal(pathgrow.plan, World(), store=store)
+        assert sentence == refusal(pathgrow.discover, World(), store=store, progress=False)
+        assert str(store) in sentence
+    planned(World(), store=tmp_path / "new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "foreign"]
+
+
+def test_the_limit_of_a_short_search_is_not_promised() -> None:
+    assert "at most 2, but no training is shorter than one epoch)" in str(planned(World(), budget=1))
+    assert "(at most 2);" in str(planned(World(), budget=4))
+
+
+class _WithUnused(nn.Sequential):
+    """A network with a layer that its forward pass does not call."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+        self.unused = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self[2](self[1](self[0](x)))  # type: ignore[no-any-return]
+
+
+def test_layers_that_are_not_called_leave_a_scope_that_was_given() -> None:
+    """They would be pruned first, and the density would be that of weights without effect."""
+    model, data = _WithUnused(), torch.zeros(1, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = pathgrow.plan(model, optimizer, lambda *_: None, lambda _: 0.5, data, scope=Masks.full(model))
+    assert found.scope == {"0.weight": 24, "2.weight": 12}
+    assert found.left_out["unused.weight"] == (36, "not reached by example_input")

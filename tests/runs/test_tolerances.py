@@ -162,7 +162,7 @@ def test_a_percentage_is_relative_to_the_dense_score() -> None:
 @pytest.mark.parametrize("delta", ["two", "2", "-1%", "nan%", ""])
 def test_other_words_are_not_a_tolerance(delta: str) -> None:
     with pytest.raises(
-        UserError, match=re.escape(f"delta must be a number or a percentage of the score, got {delta!r}")
+        UserError, match=re.escape(f"delta must be a positive number or percentage of the score, got {delta!r}")
     ):
         within(shrunk_report(), delta)
     with pytest.raises(UserError, match=re.escape(f"got {delta!r}")):

@@ -244,5 +244,5 @@ def relative_delta(text: str) -> float:
     except ValueError:
         fraction = math.nan
     is_percentage = text.endswith("%") and 0 < fraction < math.inf
-    require(is_percentage, "delta", text, "a number or a percentage of the score", "0.01, '1%'")
+    require(is_percentage, "delta", text, "a positive number or percentage of the score", "0.01, '1%'")
     return fraction

@@ -406,8 +406,8 @@ def _interval(interval: Interval | None) -> str:
 
 
 def _is_above(interval: Interval | None, sparsest: float) -> bool:
-    """Whether an interval goes clearly beyond a density, of which "or less" does not tell."""
-    return interval is not None and interval[1] > 1.02 * sparsest
+    """Whether an interval goes clearly beyond a density, of which "or less" does not tell; an open one does."""
+    return interval is not None and (interval[1] is None or interval[1] > 1.02 * sparsest)
 
 
 def _answer_findings(report: RunReport, answer: AnswerReport) -> list[tuple[str, str]]:

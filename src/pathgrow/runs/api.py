@@ -15,7 +15,6 @@ from pathgrow.checkpoint import RunDir, Store
 from pathgrow.distributed import interrupts
 from pathgrow.distributed.comm import held_by_rank0
 from pathgrow.errors import RunFailed, UserError, checked_int, frames_to_the_caller, printable, require
-from pathgrow.graph.calls import uncalled_layers
 from pathgrow.masks import Masks
 from pathgrow.report import progress as displays
 from pathgrow.report.formats import ScoreFormat
@@ -269,9 +268,9 @@ def _session(
     )
     if not session.has_paths:
         checks.refuse_paths(model, options)
-    if uncalled := uncalled_layers(model, example_input, session.graph):
+    if session.uncalled:
         session.warnings.append(
-            f"example_input does not reach {', '.join(uncalled)} of {type(model).__name__}, so they stay dense"
+            f"example_input does not reach {', '.join(session.uncalled)} of {type(model).__name__}, so they stay dense"
         )
     return session
 

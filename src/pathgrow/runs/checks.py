@@ -21,9 +21,10 @@ from pathgrow.methods.method import count_at
 from pathgrow.methods.picks import at_random
 from pathgrow.report.formats import number, percent, plural
 from pathgrow.runs.iso_flop import Workload, updates_within_training
-from pathgrow.runs.options import DiscoverOptions
+from pathgrow.runs.options import MIN_BUDGET, DiscoverOptions
 from pathgrow.runs.session import Session
 from pathgrow.runs.trunk import GrowingTrunk, attach_dense, initialized_copy
+from pathgrow.runs.user_functions import check_fraction
 
 # Functions
 
@@ -86,6 +87,11 @@ _CLOSE = (0.5, 1.2)
 score, read as a percentage, is this close to the reference."""
 
 
+LEAST_BUDGET = 4
+"""Budgets below this leave no room for rounds: with the shortest ones, of one epoch each, a search on a small network
+cost 1.3 to 2.3 dense trainings, and 1.0 to 2.5 with max_cost=1; one on digits, with a budget of 1, 3.4."""
+
+
 def too_short_warning(curve: Curve, options: DiscoverOptions) -> str:
     """Why the dense network is trained for the whole budget, although the search then costs more than that."""
     gains = [after.score - before.score for before, after in pairwise(curve.rough)]
@@ -93,13 +99,38 @@ def too_short_warning(curve: Curve, options: DiscoverOptions) -> str:
         f"the second half of the training so far gained {number(gains[-1])}, more than {MAX_GAIN:.2g} times delta, so "
         "it does not show what full training leads to"
         if gains
-        else f"a budget of {plural(options.budget, (options.unit or 'epochs').removesuffix('s'))} is too short to be "
-        "divided"
+        else f"a budget of {_budget(options)} is too short to be divided"
     )
+    cost = (
+        f"so the search costs more than one dense training, about {options.highest_cost:g} at most; max_cost=1 "
+        "(--max-cost 1) prevents this"
+    )
+    if options.budget < LEAST_BUDGET:
+        cost = _least_cost(options)
+    return f"{reason}: the dense network is trained for the whole budget before it is pruned, {cost}"
+
+
+def least_cost_warning(options: DiscoverOptions) -> str | None:
+    """A warning if even the shortest search is likely to cost more than its limit.
+
+    Not where the dense network is trained for the whole budget first, of which `too_short_warning` tells.
+    """
+    if not options.prunes or options.budget >= LEAST_BUDGET or options.may_train_reference:
+        return None
+    return f"a budget of {_budget(options)} is too short for a search, {_least_cost(options)}"
+
+
+def _least_cost(options: DiscoverOptions) -> str:
+    unit = (options.unit or "epochs").removesuffix("s")
+    more = "" if unit != "epoch" else " (if fit can count steps, so can the budget)"
     return (
-        f"{reason}: the dense network is trained for the whole budget before it is pruned, so the search costs more "
-        f"than one dense training, about {options.highest_cost:g} at most; max_cost=1 (--max-cost 1) prevents this"
+        f"and no training of a search is shorter than one {unit}, so it may cost more than max_cost "
+        f"allows, at a budget of 1 two dense trainings or more; a budget of {MIN_BUDGET} or more prevents this{more}"
     )
+
+
+def _budget(options: DiscoverOptions) -> str:
+    return plural(options.budget, (options.unit or "epochs").removesuffix("s"))
 
 
 def check_reference(curve: Curve) -> None:
@@ -139,9 +170,11 @@ def reference_warning(curve: Curve, sign: int = 1) -> str | None:
 
 
 def delta_warning(score: float, options: DiscoverOptions, *, is_trained: bool = True) -> str | None:
-    """A warning if delta has its default, which suits fractions of one, and a first score is larger.
+    """A warning if delta and a first score are in different units; with `num_val`, which says the unit, an error.
 
-    For losses and their negatives a delta of 0.01 may be intended.
+    Either delta has its default, which suits fractions of one, and the score is larger; for losses and their negatives
+    that may be intended. Or delta is more than fractions can differ by; not so clear for an untrained network, whose
+    score may be a small number in any unit.
 
     >>> delta_warning(87.5, DiscoverOptions())
     "evaluate returned 87.5, but delta is 0.01, the default for scores in [0, 1]: ... or delta='1%' of the score"
@@ -149,7 +182,17 @@ def delta_warning(score: float, options: DiscoverOptions, *, is_trained: bool = 
     (None, None)
     >>> [delta_warning(score, DiscoverOptions(mode="min")) is None for score in (2.3, 31.0)]
     [True, False]
+    >>> delta_warning(0.8, DiscoverOptions(delta=2.0))
+    'evaluate returned 0.8, and scores in [0, 1] cannot differ by more than delta=2: pass 0.02 for 2 percentage points'
     """
+    if not options.delta_is_relative and options.delta >= 1 and 0 <= score <= 1:
+        too_large = (
+            f"evaluate returned {number(score)}, and scores in [0, 1] cannot differ by more than "
+            f"delta={options.delta:g}: pass {options.delta / 100:g} for {plural(options.delta, 'percentage point')}"
+        )
+        if options.num_val is not None:
+            raise UserError(too_large)
+        return too_large if is_trained and options.mode == "max" else None
     loss = _MAX_LOSS if is_trained else _MAX_UNTRAINED_LOSS
     least = _MAX_FRACTION if options.mode == "max" and score > 0 else loss
     if abs(score) <= least or options.delta_is_relative or options.delta != DiscoverOptions.delta:
@@ -275,6 +318,9 @@ _FAR = 4.0
 def refuse_trained(session: Session, options: DiscoverOptions) -> None:
     """Refuse a model that scores far above fresh initializations of itself, since nobody said what to do with it."""
     given, fresh = _given_score(session), list[float]()
+    if options.num_val is not None:  # now, while the run directory is still unused
+        check_fraction(given)
+        delta_warning(given, options, is_trained=False)
     delta = options.relative_to(given).delta
     for score in _fresh_scores(session):
         fresh.append(score)

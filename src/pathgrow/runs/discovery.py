@@ -33,7 +33,7 @@ from pathgrow.runs.finishers import search_by_each
 from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.records import PlannedStage, Record, SearchForecast
 from pathgrow.runs.result import Discovery, draw_figures
-from pathgrow.runs.session import MAX_ADAPTIVE_EPOCHS, Session, warn_caller
+from pathgrow.runs.session import MAX_ADAPTIVE_EPOCHS, Session
 from pathgrow.runs.shrinking import Lengths, ShrinkingTrunk, ShrinkSearch, fixed_network
 from pathgrow.runs.tolerances import negated
 from pathgrow.runs.trunk import GrowingTrunk, train_copies, train_dense
@@ -41,14 +41,28 @@ from pathgrow.runs.trunk import GrowingTrunk, train_copies, train_dense
 
 def search(session: Session, options: DiscoverOptions) -> Discovery:
     """Run the search of a session, with each of its finishers; a failure restores its model and optimizer."""
+    check_methods(session, options)
+    session.warn_of_kept()
+    session.warn(checks.least_cost_warning(options))
+    session.holds_fractions = options.num_val is not None
+    session.callback.on_run_start(forecast(session, options))
+    by_each = _search if len(options.finishers) == 1 else partial(search_by_each, search=_search)
+    try:
+        found = by_each(session, options)
+    finally:
+        session.restore_modes_()
+    return dataclasses.replace(found, warnings=tuple(dict.fromkeys((*session.warnings, *found.warnings))))
+
+
+def check_methods(session: Session, options: DiscoverOptions) -> None:
+    """Refuse methods and rules that cannot be created, or that use gradients of a loss that was not passed."""
     for name in options.finishers:
         if (method := dataclasses.replace(options, finish=name).finishing_method) is not None:
             session.check_needs(method.at(1.0, num_steps=1))
-    warn_caller(session, session.warnings)
-    session.callback.on_run_start(forecast(session, options))
-    by_each = _search if len(options.finishers) == 1 else partial(search_by_each, search=_search)
-    found = by_each(session, options)
-    return dataclasses.replace(found, warnings=tuple(dict.fromkeys((*session.warnings, *found.warnings))))
+    if options.probes:
+        options.density_rule()
+    if options.probes or options.max_density < 1:
+        session.check_needs(options.growth_method())
 
 
 def _search(session: Session, options: DiscoverOptions) -> Discovery:
@@ -78,7 +92,6 @@ class _Search:
         self._trunk = trunk
         self._session = trunk.session
         self._options = options
-        options.density_rule()  # refuses an unknown name before anything is trained
         self._probes: dict[int, Record] = {}
         self._dense: Record | None = None
 

@@ -1,28 +1,33 @@
 """What a discovery will do: layers, trainings, cost, time and memory, before anything is trained."""
 
+import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from pathgrow.checkpoint import MemoryStore
+from pathgrow.checkpoint.manifest import check_entries
 from pathgrow.distributed.comm import SINGLE_PROCESS
 from pathgrow.errors import printable
-from pathgrow.graph.calls import left_out, run_on, uncalled_layers
+from pathgrow.graph.calls import left_out, run_on
 from pathgrow.graph.inputs import guess_example_input
-from pathgrow.graph.tracer import eager_eval
+from pathgrow.graph.running import eager_eval
 from pathgrow.masks import Masks
 from pathgrow.methods.method import fixed
 from pathgrow.report.formats import duration, flops, percent, plural, size, stage_label
 from pathgrow.report.progress import ProgressBar
 from pathgrow.rng import seeded_globals
+from pathgrow.runs import checks
 from pathgrow.runs.command import open_session, using_threads
 from pathgrow.runs.config import DiscoverConfig
-from pathgrow.runs.discovery import forecast
+from pathgrow.runs.discovery import check_methods, forecast
 from pathgrow.runs.options import MIN_BUDGET, DiscoverOptions
 from pathgrow.runs.records import SearchForecast
 from pathgrow.runs.session import Session
@@ -100,6 +105,8 @@ class DiscoveryPlan:
         limit = f"at most {self.usual_limit:g}"
         if self.max_cost > self.usual_limit:
             limit += f"; up to {self.max_cost:g} if half of the training is too short to tell, unless max_cost is less"
+        if self.forecast.budget < checks.LEAST_BUDGET:
+            limit += f", but no training is shorter than one {unit}"
         lines.append(f"Cost: about {self.cost:.2f} dense trainings ({limit}){total}; {sample}")
         unknown = f"unknown before the first training, since only your fit knows how long {self.unit} take"
         lines.append(f"Time: {unknown if self.seconds is None else f'about {duration(self.seconds)}'}")
@@ -119,13 +126,19 @@ class DiscoveryPlan:
 def make_discovery_plan(
     session: Session, options: DiscoverOptions, *, trainer: Trainer | None = None, is_scope_given: bool = False
 ) -> DiscoveryPlan:
-    """Return the plan of a discovery; with `trainer`, which will train it, its time is measured."""
+    """Return the plan of a discovery; with `trainer`, which will train it, its time is measured.
+
+    What the discovery would refuse before it trains is refused here.
+    """
+    check_methods(session, options)
+    if isinstance(place := options.store, str | os.PathLike):
+        session.comm.on_rank0(lambda: check_entries(Path(place)))
     whole, model = forecast(session, options), session.model
     outside = left_out(
         model,
         session.graph,
         session.scope,
-        uncalled=uncalled_layers(model, session.example_input, session.graph),
+        uncalled=session.uncalled,
         is_given=is_scope_given,
     )
     batch_size = num_samples = seconds = None
@@ -159,7 +172,8 @@ def plan_command(config: DiscoverConfig) -> DiscoveryPlan:
     """Return the plan of `pathgrow discover` with this config; loads the data and writes nothing."""
     config = config.resolved()
     assert config.threads is not None
-    options = DiscoverOptions(**config.search(), comm=SINGLE_PROCESS, store="run directory", name=config.title)
+    on_disk = MemoryStore()  # stands for the run directory, which is not known
+    options = DiscoverOptions(**config.search(), comm=SINGLE_PROCESS, store=on_disk, name=config.title)
     with using_threads(config.threads), config.engine.resolve().flags_between_trainings():
         session, trainer = open_session(config, None, ProgressBar(), SINGLE_PROCESS, num_epochs=None)
         return make_discovery_plan(session, options, trainer=trainer)

@@ -21,7 +21,7 @@ from pathgrow.density.types import Point
 from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator
 from pathgrow.errors import RunFailed, UserError, frames_to_the_caller
 from pathgrow.graph import trace
-from pathgrow.graph.calls import called_scope, calls_instead
+from pathgrow.graph.calls import called_scope, calls_instead, uncalled_layers
 from pathgrow.graph.flops import step_flops
 from pathgrow.graph.sample_counter import SampleCounter, counting
 from pathgrow.graph.scope import trained_scope, whole_model_density
@@ -31,6 +31,7 @@ from pathgrow.methods.method import FIXED, Method, ScoringCost
 from pathgrow.report.formats import number, stage_label
 from pathgrow.report.schema import Score
 from pathgrow.rng import derive, seeded_globals
+from pathgrow.runs import user_functions
 from pathgrow.runs.records import Callback, Record
 from pathgrow.runs.stages import Stages
 from pathgrow.sparse.attach import Attached, attach, check_needs, checked_scope, start_masks
@@ -50,15 +51,6 @@ PATIENCE = 3
 """Epochs without a better validation loss after which an adaptive phase stops early."""
 MAX_ADAPTIVE_EPOCHS = 40
 """Longest adaptive phase, in epochs."""
-_REFIT = (
-    "fit ends with other weights than those of its last step (the best ones so far, or an average), or earlier than "
-    "before: a network that is pruned while fit trains it is therefore trained once more, with its final masks"
-)
-_UNTRAINED_MASKS = (
-    "at the end of stage {!r} pruned weights were not zero and were removed: fit made fewer steps than before, or "
-    "loaded weights of an earlier call, such as the best ones of all calls. The network was not trained with its final "
-    "masks, which makes its score lower"
-)
 _SAME_SCORE = 0.002
 """Relative difference of two evaluations of one network on a GPU, whose sums are not always in the same order."""
 
@@ -154,9 +146,13 @@ class Session(Stages):
         self._untrained = copy_model_and_optimizer(model, optimizer)
         self.warnings: list[str] = []
         self._is_fit_checked = self._is_score_checked = False
+        # Both are shared by the searches of several finishers, which are copies of one session.
         self._warned: set[str] = set()
-        self._modes = [module.training for module in model.modules()]
+        self._calls = user_functions.Calls()
+        self._modes = user_functions.modes_of(model)
         """Whether each module trains or evaluates when `fit` is called: as in the model that was passed."""
+        self.holds_fractions = False
+        """Whether `evaluate` returns accuracies or error rates, so that a score above 1 is refused."""
         self._scales_weights = getattr(getattr(fit, "recipe", None), "density_scaling", "none") == "supar"
         """Whether a network that starts sparse keeps the variance of a dense one; the trainer scales learning rates."""
         self._samples_per_epoch = 0.0
@@ -170,7 +166,9 @@ class Session(Stages):
             self._find_calls(error)
         if scope is None:
             scope = trained_scope(model, example_input) if self.has_paths else called_scope(model, self.graph)
-        self.scope = checked_scope(model, scope)
+        self.uncalled = uncalled_layers(model, example_input, self.graph)
+        """Weights of layers that `example_input` does not reach; they stay dense."""
+        self.scope = checked_scope(model, scope, self.uncalled)
 
     def _find_calls(self, reason: UserError) -> None:
         """Do without paths: layers and costs from the calls of one forward pass."""
@@ -182,7 +180,12 @@ class Session(Stages):
         """Issue a warning now, on rank 0, and keep it for the report."""
         if sentence is not None:
             self.warnings.append(sentence)
+            self._warned.add(sentence)
             warn_caller(self, [sentence])
+
+    def warn_of_kept(self) -> None:
+        """Issue the warnings that were only kept for the report so far."""
+        warn_caller(self, [sentence for sentence in self.warnings if sentence not in self._warned])
 
     def _warn_once(self, sentence: str, kind: str | None = None) -> None:
         """Issue a warning about a user's `fit` now, unless one of its kind was issued."""
@@ -193,6 +196,10 @@ class Session(Stages):
     @property
     def num_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.model.parameters())
+
+    def restore_modes_(self) -> None:
+        """Set every module of the user's model to the mode that it was passed in."""
+        user_functions.set_modes_(self.model, self._modes)
 
     @property
     def initial(self) -> Mapping[str, Tensor]:
@@ -333,9 +340,14 @@ class Session(Stages):
     def score(self, attached: Attached, stage: str, *, part: int = 0, evaluate: Evaluate | None = None) -> Score:
         """Evaluate a network, on the validation split unless another evaluation is given."""
         weights = attached.ema_weights() if self._use_ema else nullcontext()
-        with weights, seeded_globals(self.seed, stage, "evaluate", part):
+        is_theirs = evaluate is None and not isinstance(self._fit, JobTrainer)
+        watch = self._calls.evaluating(attached.model, self._is_fit_checked) if is_theirs else nullcontext()
+        with weights, seeded_globals(self.seed, stage, "evaluate", part), watch:
             value, source = (evaluate or self._evaluate)(attached.model), f"evaluate ({stage_label(stage)})"
             score, loss = self.comm.broadcast_from_rank0(lambda: parse_evaluation(value, source))
+        self.warn(self._calls.mode_warning())
+        if self.holds_fractions and evaluate is None:
+            user_functions.check_fraction(score)
         return Score(score=score, loss=loss)
 
     def check_score(self, attached: Attached, record: Record) -> None:
@@ -396,29 +408,30 @@ class Session(Stages):
             seeded = seeded_globals(self.seed, phase.seed_name or phase.stage, "fit", phase.part)
             before, step = None if self._is_fit_checked else _digest(phase.attached), phase.attached.step
             num_calls, is_pruning = 1, phase.attached.is_pruning
-            for module, is_training in zip(phase.attached.model.modules(), self._modes, strict=True):
-                module.training = is_training  # an evaluation may have changed it
+            user_functions.set_modes_(phase.attached.model, self._modes)  # an evaluation may have changed them
             with seeded, counting(phase.attached.model) as counter, self._epochs_told(phase, counter):
                 self._fit(phase.attached.model, phase.attached.optimizer, phase.epochs)
                 if is_pruning and not phase.attached.finish_pruning_():
                     # A network that was pruned after its training would be worse than it has to be.
-                    self._warn_once(_REFIT)
+                    self._warn_once(user_functions.REFIT)
                     self.optimizer_settings.restore_(phase.attached.optimizer)
                     self._fit(phase.attached.model, phase.attached.optimizer, phase.epochs)
                     num_calls = 2
             self._end_phase(phase)
             if before is not None:
-                is_changed, has_stepped = before != _digest(phase.attached), phase.attached.step > step
-                _check_fit(is_changed=is_changed, has_stepped=has_stepped, has_run=counter.samples > 0)
+                user_functions.check_first_fit(
+                    is_changed=before != _digest(phase.attached),
+                    has_stepped=phase.attached.step > step,
+                    has_run=counter.samples > 0,
+                )
             num_samples = counter.samples or phase.attached.step - step
             if not counter.samples and not self._is_fit_checked:
-                self.warn(
-                    "fit does not call the model itself, as model(batch), so its samples cannot be counted: every step "
-                    "counts as one sample, and FLOPs are those of batches of one (costs relative to dense are right)"
-                )
+                self.warn(user_functions.UNCOUNTED)
             self._is_fit_checked = True
             fitted.append(_Fitted(sum(self.comm.gather(num_samples)), num_calls * phase.epochs))
             self._samples_per_epoch = num_samples / fitted[-1].num_epochs
+            num_steps = (phase.attached.step - step) / num_calls
+            self.warn(self._calls.length_warning(phase.epochs, counter.samples / num_calls, num_steps))
             if self.is_kept:
                 checkpoint.save(phase.attached, fitted[-1].num_samples, torch.get_rng_state(), num_calls=num_calls)
         return fitted
@@ -460,7 +473,8 @@ class Session(Stages):
         model = phase.attached.model
         phase.attached.check_parameters()
         if not phase.attached.finish_pruning_():
-            self._warn_once(_UNTRAINED_MASKS.format(phase.stage), kind=_UNTRAINED_MASKS)
+            untrained = user_functions.UNTRAINED_MASKS
+            self._warn_once(untrained.format(phase.stage), kind=untrained)
         self.optimizer_settings.restore_(phase.attached.optimizer)
         # Batch-norm statistics differ between ranks during training; from here on those of rank 0 count.
         self.comm.broadcast_(model.buffers())
@@ -471,22 +485,6 @@ class Session(Stages):
 
 def _digest(attached: Attached) -> str:
     return tensor_digest(dict(attached.model.named_parameters()))
-
-
-def _check_fit(*, is_changed: bool, has_stepped: bool, has_run: bool) -> None:
-    """Refuse a `fit` whose first call did not train its model with its optimizer."""
-    if is_changed and has_stepped:
-        return
-    if is_changed:
-        wrong, todo = "the weights of its model without its optimizer", "call step() of the optimizer it receives"
-        todo += ", which also keeps pruned weights at zero"
-    elif has_run:
-        wrong, todo = "no weight of its model, which it ran", "call step() of the optimizer it receives"
-        todo += ", and check the learning rate"
-    else:
-        wrong, todo = "no weight of its model, nor did it run it", "train the model it receives, which may be a copy"
-        todo += ", and not another one"
-    raise RunFailed(f"fit(model, optimizer, epochs) changed {wrong}: {todo}")
 
 
 def warn_caller(session: Session, sentences: Sequence[str]) -> None:
