@@ -27,7 +27,7 @@ from typing import Any
 
 from pathgrow import atomic
 from pathgrow.checkpoint import RunDir, strict_json
-from pathgrow.distributed.interrupts import Interrupted, handled
+from pathgrow.distributed.interrupts import Interrupted, signal_handlers
 from pathgrow.studies.definition import Cell, Study, load_study, parse_study
 from pathgrow.studies.lines import load_lines
 from pathgrow.studies.pools import LocalPool
@@ -198,7 +198,7 @@ def main() -> None:
             if cell.name not in done and any(text in cell.name for text in chosen.only or [""])
         ]
         try:
-            with handled():  # otherwise SIGTERM leaves the workers running
+            with signal_handlers():  # otherwise SIGTERM leaves the workers running
                 outcome = run_study(cells, chosen.out, LocalPool(chosen.jobs, 1 / chosen.jobs), StudyProgress())
         except Interrupted as error:
             sys.exit(error.exit_code)

@@ -105,7 +105,7 @@ def test_a_signal_in_a_destructor_is_not_lost(capfd: pytest.CaptureFixture[str])
             os.kill(os.getpid(), signal.SIGTERM)
 
     def close() -> None:
-        with interrupts.handled():
+        with interrupts.signal_handlers():
             Closing()
             time.sleep(5)
 
@@ -154,7 +154,7 @@ def test_handlers_of_others_are_left_alone() -> None:
     got: list[int] = []
     before = signal.signal(signal.SIGUSR1, lambda signum, _: got.append(signum))
     try:
-        with interrupts.handled():
+        with interrupts.signal_handlers():
             os.kill(os.getpid(), signal.SIGUSR1)
     finally:
         signal.signal(signal.SIGUSR1, before)

@@ -12,8 +12,8 @@ from pathgrow.graph import trace
 from pathgrow.graph.flops import (
     forward_macs,
     sample_flops,
+    sample_training_flops,
     scoring_flops,
-    step_flops,
     training_flops,
 )
 from pathgrow.masks import Masks
@@ -96,7 +96,7 @@ def test_training_is_three_passes_of_two_operations():
     masks = random_masks(model, seed=2)
     graph = trace(model, example)
     sparse, dense = macs_by_hooks(model, example, dict(masks)), macs_by_hooks(model, example, {})
-    assert step_flops(graph, masks) == training_flops(model, example, masks) == 6 * sparse
+    assert sample_training_flops(graph, masks) == training_flops(model, example, masks) == 6 * sparse
     assert scoring_flops(graph, masks, num_gradient_samples=1) == 4 * sparse + 2 * dense
 
 
@@ -131,5 +131,5 @@ def test_rigl_on_resnet50_costs_what_its_authors_state(density, expected):
     masks = Masks.full(model)
     for name, num in allocate(masks, density, "erk").items():
         masks[name].flatten()[num:] = False
-    mean = (100 * step_flops(graph, masks) + scoring_flops(graph, masks, num_gradient_samples=1)) / 101
-    assert mean / step_flops(graph) == pytest.approx(expected, abs=0.01)
+    mean = (100 * sample_training_flops(graph, masks) + scoring_flops(graph, masks, num_gradient_samples=1)) / 101
+    assert mean / sample_training_flops(graph) == pytest.approx(expected, abs=0.01)

@@ -9,7 +9,7 @@ from torch import nn
 from pathgrow import models
 from pathgrow.errors import UserError
 from pathgrow.graph.paths import path_scores
-from pathgrow.graph.scope import scope, whole_model_density
+from pathgrow.graph.scope import model_density, scope
 from pathgrow.masks import Masks
 
 COUNTS = [
@@ -67,9 +67,9 @@ def test_presets_and_filters() -> None:
             scope(model, only=odd)  # type: ignore[arg-type]
 
 
-def test_whole_model_density_counts_everything() -> None:
+def test_model_density_counts_everything() -> None:
     model = nn.Sequential(nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 5))
-    assert whole_model_density(model, Masks.empty(scope(model))) == pytest.approx((165 - 100) / 165)
+    assert model_density(model, Masks.empty(scope(model))) == pytest.approx((165 - 100) / 165)
 
 
 TIMM = [

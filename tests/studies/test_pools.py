@@ -133,9 +133,9 @@ def test_workers_are_forked_from_a_server_that_has_imported_what_they_need(monke
 FRESH = """
 import os, signal, sys
 from pathlib import Path
-from pathgrow.distributed.interrupts import Interrupted, handled
+from pathgrow.distributed.interrupts import Interrupted, signal_handlers
 from pathgrow.studies.pools import LocalPool
-with handled():
+with signal_handlers():
     pool = LocalPool(3)
     waiting = [worker for worker, _ in pool._waiting]
     from pathgrow.studies.definition import parse_study

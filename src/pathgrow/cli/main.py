@@ -14,7 +14,7 @@ from pathgrow.cli.flags import Parser, Subcommand
 from pathgrow.cli.lists import LIST_COMMANDS
 from pathgrow.cli.run import RUN_COMMANDS
 from pathgrow.cli.study import STUDY_COMMANDS
-from pathgrow.distributed.interrupts import Interrupted, handled, revealed
+from pathgrow.distributed.interrupts import Interrupted, reraise_interrupt, signal_handlers
 from pathgrow.errors import PeerFailed, RunFailed, UserError, printable, unknown_name
 from pathgrow.version import __version__
 
@@ -28,7 +28,7 @@ _INTERRUPTED = 130
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command and exit with its code; users see no traceback."""
     warnings.showwarning = _show_warning
-    with handled():
+    with signal_handlers():
         code = _exit_code(sys.argv[1:] if arguments is None else arguments)
     process_group = sys.modules.get("pathgrow.distributed.process_group")
     if code and process_group is not None and process_group.is_initialized():
@@ -69,7 +69,7 @@ def _top_level() -> Parser:
 
 def _exit_code(arguments: list[str]) -> int:
     try:
-        with revealed():
+        with reraise_interrupt():
             command, values = parse(arguments)
             command.run(**values)
             sys.stdout.flush()

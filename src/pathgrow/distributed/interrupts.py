@@ -1,7 +1,7 @@
 """Signals that end a run: a training in progress is saved first.
 
-Nothing here has an effect unless handlers are installed (`handled`, `saved_first`). Between the steps of a training,
-and while one is saved, a signal is only noted; anywhere else it raises `Interrupted` at once.
+Nothing here has an effect unless handlers are installed (`signal_handlers`, `save_on_signal`). Between the steps of a
+training, and while one is saved, a signal is only noted; anywhere else it raises `Interrupted` at once.
 """
 
 import os
@@ -44,7 +44,7 @@ _RETRY_SECONDS = 0.02
 
 
 @contextmanager
-def handled() -> Iterator[None]:
+def signal_handlers() -> Iterator[None]:
     """Handle signals inside the block. Those that are ignored (nohup) or have another handler stay so."""
     if threading.current_thread() is not threading.main_thread() or _state.is_active:
         yield
@@ -96,10 +96,10 @@ def forget_inherited() -> None:
 
 
 @contextmanager
-def saved_first() -> Iterator[None]:
+def save_on_signal() -> Iterator[None]:
     """In the program of a user: save when a signal comes, then let it do what it would have done."""
     try:
-        with handled(), saving():
+        with signal_handlers(), save_if_interrupted():
             yield
     except Interrupted as error:
         if not _state.is_active and error.signum != signal.SIGINT:
@@ -108,7 +108,7 @@ def saved_first() -> Iterator[None]:
 
 
 @contextmanager
-def deferred(*, is_alone: bool) -> Iterator[Callable[[], bool]]:
+def defer_signals(*, is_alone: bool) -> Iterator[Callable[[], bool]]:
     """Only note the first signal inside the block, which has to ask for it, and raise `Interrupted` at its end.
 
     Unless the process `is_alone`, all ranks have to know of the signal first (`agree`).
@@ -123,7 +123,7 @@ def deferred(*, is_alone: bool) -> Iterator[Callable[[], bool]]:
 
 
 @contextmanager
-def revealed() -> Iterator[None]:
+def reraise_interrupt() -> Iterator[None]:
     """Raise `Interrupted` in place of the exception that C code replaced it by: an import of numpy that a signal ends
     fails with an ImportError."""
     try:
@@ -161,10 +161,10 @@ def forget(name: str) -> None:
 
 
 @contextmanager
-def saving() -> Iterator[None]:
+def save_if_interrupted() -> Iterator[None]:
     """Save what is unsaved if a signal ends the block: inside everything that puts other weights into the networks."""
     try:
-        with revealed():
+        with reraise_interrupt():
             yield
     except Interrupted:
         _state.is_deferred, _state.received = True, None

@@ -68,7 +68,7 @@ def sample_flops(cost: Cost, macs: int, dense_macs: int) -> int:
     return 2 * 3 * macs
 
 
-def step_flops(graph: Graph, masks: Masks | None = None) -> int:
+def sample_training_flops(graph: Graph, masks: Masks | None = None) -> int:
     """Return the FLOPs of one sample in a training step that uses active weights only."""
     return sample_flops("sparse", forward_macs(graph, masks), forward_macs(graph))
 
@@ -83,7 +83,7 @@ def training_flops(model: nn.Module, example_input: Any, masks: Masks | None = N
     """
     if masks is not None:
         check_masks(masks, model)
-    return step_flops(trace(model, example_input), masks)
+    return sample_training_flops(trace(model, example_input), masks)
 
 
 def scoring_flops(
@@ -105,4 +105,4 @@ def scoring_flops(
     480
     """
     gradient = sample_flops("dense_gradient_at_steps", forward_macs(graph, masks), forward_macs(graph))
-    return num_path_passes * step_flops(graph) + (num_gradient_samples + 2 * num_hessian_samples) * gradient
+    return num_path_passes * sample_training_flops(graph) + (num_gradient_samples + 2 * num_hessian_samples) * gradient

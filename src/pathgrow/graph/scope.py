@@ -176,8 +176,8 @@ def _as_filter(only: Any) -> Callable[[str], bool]:
     return lambda name: any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def whole_model_density(model: nn.Module, masks: Masks) -> float:
-    """Return the share of all parameters that is kept: active prunable weights and everything always dense."""
+def model_density(model: nn.Module, masks: Masks) -> float:
+    """Return the fraction of all parameters that is kept: active prunable weights and everything always dense."""
     total = sum(parameter.numel() for parameter in model.parameters())
     return (total - masks.num + masks.num_on) / total
 

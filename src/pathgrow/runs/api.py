@@ -27,7 +27,7 @@ from pathgrow.runs.plan import DiscoveryPlan, make_discovery_plan
 from pathgrow.runs.records import Callback, CallbackList, MetricsLogger, ProgressCallback
 from pathgrow.runs.result import Discovery
 from pathgrow.runs.session import Session
-from pathgrow.sparse.attach import check_whole
+from pathgrow.sparse.attach import check_unsharded
 from pathgrow.sparse.enforce import unwrapped
 from pathgrow.trainer import Trainer
 from pathgrow.trainer.interface import Evaluate, Fit, JobTrainer
@@ -167,7 +167,7 @@ def discover(
         shown.scores = ScoreFormat(bool(chosen.num_val), printable(chosen.metric or default))
     # Within a `fit` of the user nothing can be saved, and its own handling of Ctrl-C must not see other signals.
     can_save = isinstance(fit, JobTrainer) and chosen.store is not None
-    signals = interrupts.saved_first() if can_save else nullcontext()
+    signals = interrupts.save_on_signal() if can_save else nullcontext()
     with signals, closing(shown), _opened(chosen, seed, model) as (store, run_dir):
         callbacks: list[Callback] = [] if run_dir is None else [MetricsLogger(run_dir)]
         callbacks += [ProgressCallback(shown), *chosen.callbacks]
@@ -249,7 +249,7 @@ def _session(
     checked_int("seed", seed)
     if callable(options.final_epochs):
         checks.check_signature(options.final_epochs, "final_epochs", "records")
-    check_whole(model)
+    check_unsharded(model)
     session = Session(
         model,
         unwrapped(optimizer),

@@ -71,7 +71,7 @@ def run_in(
         held_by_rank0(comm, lambda: RunDir.open(out, config.as_dict(), device=plan.device.type)) as run_dir,
     ):
         if not comm.broadcast_from_rank0(lambda: RunDir(out).finished):
-            with interrupts.saving():
+            with interrupts.save_if_interrupted():
                 work(config, run_dir, progress or ProgressBar(), comm)
 
         def report() -> RunReport:

@@ -19,7 +19,7 @@ from pathgrow.density.types import DENSE, Answer, Curve, Grow, Point, Probe, Ref
 from pathgrow.distributed import interrupts
 from pathgrow.distributed.comm import Communicator
 from pathgrow.errors import RunFailed
-from pathgrow.graph.flops import step_flops
+from pathgrow.graph.flops import sample_training_flops
 from pathgrow.masks import Masks
 from pathgrow.methods.growth import without_paths
 from pathgrow.methods.method import GrowEachRound, never
@@ -74,7 +74,7 @@ def _search(session: Session, options: DiscoverOptions) -> Discovery:
         method = options.growth_method()
         trunk = GrowingTrunk(session, options, method if session.has_paths else without_paths(method))
     try:
-        with interrupts.saving():
+        with interrupts.save_if_interrupted():
             if isinstance(trunk, GrowingTrunk):
                 return _Search(trunk, options).run()
             found = ShrinkSearch(trunk, options).run()
@@ -307,8 +307,8 @@ def forecast(session: Session, options: DiscoverOptions) -> SearchForecast:
     return SearchForecast(
         stages=usual_stages(options),
         budget=options.budget,
-        dense_flops=step_flops(session.graph),
-        fixed_flops=step_flops(session.graph, Masks.empty(session.scope)),
+        dense_flops=sample_training_flops(session.graph),
+        fixed_flops=sample_training_flops(session.graph, Masks.empty(session.scope)),
     )
 
 

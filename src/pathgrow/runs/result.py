@@ -9,7 +9,7 @@ from pathgrow.density.shrink import Check, ShrinkRule
 from pathgrow.density.types import DENSE, Answer, Curve, Point, Reference, Rule
 from pathgrow.distributed.comm import Communicator, held_by_rank0
 from pathgrow.errors import UserError
-from pathgrow.graph.flops import step_flops
+from pathgrow.graph.flops import sample_training_flops
 from pathgrow.masks import Masks
 from pathgrow.methods.method import GrowEachRound
 from pathgrow.report.formats import ScoreFormat, percent
@@ -198,7 +198,7 @@ class Discovery:
         session, dense = self.trunk.session, None
         samples, epochs = (sum(getattr(r, name) for r in self.trained) for name in ("num_samples", "num_epochs"))
         if samples and epochs:
-            dense = round(self.options.budget * samples / epochs) * step_flops(session.graph)
+            dense = round(self.options.budget * samples / epochs) * sample_training_flops(session.graph)
         ledger = ledger_report(
             self.trained,
             num_prunable=self.masks.num,

@@ -22,9 +22,9 @@ from pathgrow.distributed.comm import SINGLE_PROCESS, Communicator
 from pathgrow.errors import RunFailed, UserError, frames_to_the_caller
 from pathgrow.graph import trace
 from pathgrow.graph.calls import called_scope, calls_instead, uncalled_layers
-from pathgrow.graph.flops import step_flops
+from pathgrow.graph.flops import sample_training_flops
 from pathgrow.graph.sample_counter import SampleCounter, counting
-from pathgrow.graph.scope import trained_scope, whole_model_density
+from pathgrow.graph.scope import model_density, trained_scope
 from pathgrow.masks import Masks
 from pathgrow.methods.gradients import Batches, Loss
 from pathgrow.methods.method import FIXED, Method, ScoringCost
@@ -267,13 +267,13 @@ class Session(Stages):
         """Return the record of a network that was just trained; by default its masks were constant meanwhile."""
         masks = attached.masks
         if training_flops is None:
-            training_flops = trained.num_samples * step_flops(self.graph, masks)
+            training_flops = trained.num_samples * sample_training_flops(self.graph, masks)
         epochs = epochs_before + trained.num_epochs
         point = Point(round=round, density=masks.density, epochs=epochs, **vars(trained.score))
         return Record(
             stage=stage,
             point=point,
-            density_model=whole_model_density(attached.model, masks),
+            density_model=model_density(attached.model, masks),
             num_on=masks.num_on,
             num_epochs=trained.num_epochs,
             num_samples=trained.num_samples,

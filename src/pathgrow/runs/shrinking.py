@@ -19,7 +19,7 @@ import numpy as np
 
 from pathgrow.density.shrink import NextRound, ShrinkRule
 from pathgrow.density.types import Curve, Point, Reason, Reference
-from pathgrow.graph.flops import step_flops
+from pathgrow.graph.flops import sample_training_flops
 from pathgrow.masks.sampling import top_k
 from pathgrow.methods.method import ByScore, Method, fixed
 from pathgrow.methods.picks import all_candidates, at_random, smallness
@@ -337,9 +337,11 @@ class ShrinkSearch:
         records, graph, finish = self._trunk.records, self._session.graph, self._trunk.lengths.finish
         finish = max([finish, *(record.num_epochs for record in self._finished)])  # if `fit` had to be called again
         samples_per_epoch = records[-1].num_samples / max(records[-1].num_epochs, 1)
-        limit = self._limit * self._options.budget * samples_per_epoch * step_flops(graph)
+        limit = self._limit * self._options.budget * samples_per_epoch * sample_training_flops(graph)
         # The FLOPs of other densities are between those of the networks that exist.
-        known = sorted((one.point.density, step_flops(graph, self._trunk.masks(k))) for k, one in enumerate(records))
+        known = sorted(
+            (one.point.density, sample_training_flops(graph, self._trunk.masks(k))) for k, one in enumerate(records)
+        )
         densities, flops = [row[0] for row in known], np.maximum.accumulate([row[1] for row in known])
 
         def cost(density: float) -> float:

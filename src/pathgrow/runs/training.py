@@ -10,7 +10,7 @@ from itertools import count
 from pathgrow.checkpoint import RunDir
 from pathgrow.distributed.comm import Communicator
 from pathgrow.errors import UserError
-from pathgrow.graph.flops import step_flops
+from pathgrow.graph.flops import sample_training_flops
 from pathgrow.methods.method import Progress, never
 from pathgrow.report.progress import ProgressBar
 from pathgrow.report.schema import CurveReport, LedgerReport, MethodReport, RunReport, Score
@@ -177,7 +177,7 @@ def _ledger(workload: Workload, plan: Plan, outcome: _Outcome) -> LedgerReport:
         outcome.records,
         num_prunable=session.scope.num,
         num_parameters=session.num_parameters,
-        dense_training_flops=workload.config.epochs * samples_per_epoch * step_flops(session.graph),
+        dense_training_flops=workload.config.epochs * samples_per_epoch * sample_training_flops(session.graph),
         samples_per_epoch=samples_per_epoch,
     )
     ledger = dataclasses.replace(ledger, start_flops=outcome.trunk.start_flops)

@@ -172,7 +172,7 @@ class Trunk:
         self._is_finished = False
         self.go_to_(-1)
         try:
-            with interrupts.saving():
+            with interrupts.save_if_interrupted():
                 yield
         finally:
             self.finish_(tensors, metadata)

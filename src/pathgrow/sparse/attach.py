@@ -109,7 +109,7 @@ def attach(
     """
     method = checked_method(method)
     optimizers = checked_optimizers(optimizer, method)
-    check_whole(model)
+    check_unsharded(model)
     if method.grow is at_random and method.start is by_walks and not is_traceable(model, example_input):
         method = without_paths(method)
     needs_paths, is_given = "paths" in method.needs, scope is not None
@@ -400,7 +400,7 @@ def checked_optimizers(given: Any, method: Method) -> list[Optimizer]:
     return optimizers
 
 
-def check_whole(model: nn.Module) -> None:
+def check_unsharded(model: nn.Module) -> None:
     """Raise a `UserError` for weights without values or sharded over ranks: picks need whole tensors."""
     require_module(model)
     if meta := next((name for name, p in model.named_parameters() if p.is_meta), None):

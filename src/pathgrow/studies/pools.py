@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pathgrow.distributed.cpus import available_cpus
-from pathgrow.distributed.interrupts import Interrupted, forget_inherited, handled
+from pathgrow.distributed.interrupts import Interrupted, forget_inherited, signal_handlers
 from pathgrow.errors import UserError, unknown_name
 
 if TYPE_CHECKING:  # workers import torch, which takes as long as it takes this module to start them
@@ -145,7 +145,7 @@ def _process(out: Path, cells: Sequence[Cell], is_alone: bool, num_threads: int,
     from pathgrow.studies.worker import work
 
     try:
-        with handled():
+        with signal_handlers():
             ending = work(out, cells, is_alone=is_alone, num_threads=num_threads)
     except Interrupted as error:
         sys.exit(error.exit_code)

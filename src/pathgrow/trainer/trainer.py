@@ -120,10 +120,11 @@ class Trainer:
         # Ranks agree on a signal where they agree on saves.
         notes_signals = is_alone or all(job.progress is not None for job in jobs)
         # The global generators are restored: trainings seed them for dropout.
+        signals = interrupts.defer_signals(is_alone=is_alone) if notes_signals else nullcontext(lambda: False)
         with (
             self.plan.training_flags(),
             torch.random.fork_rng(devices=[self.plan.device] if on_gpu else []),
-            interrupts.deferred(is_alone=is_alone) if notes_signals else nullcontext(lambda: False) as is_interrupted,
+            signals as is_interrupted,
         ):
             while True:
                 if is_interrupted():
