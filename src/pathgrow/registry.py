@@ -143,12 +143,15 @@ def is_location(name: object) -> bool:
     return isinstance(name, str) and ":" in name
 
 
-def require_imported(kind: str, name: object) -> None:
-    """Refuse `package.module:function` unless it was imported before: a config is data, and data must not run code."""
+def require_imported(kind: str, name: object, flag: str = "--method") -> None:
+    """Refuse `package.module:function` unless it was imported before: a config is data, and data must not run code.
+
+    `flag` is the option of the command line that imports it.
+    """
     if is_location(name) and name not in _IMPORTED:
         raise UserError(
             f"{kind} {name!r} is a function outside pathgrow, which reading a config does not import: pass it on the "
-            f"command line (--{kind}), or call pathgrow.{kind}s.entry({name!r}) first"
+            f"command line ({flag}), or call pathgrow.{kind}s.entry({name!r}) first"
         )
 
 

@@ -52,6 +52,21 @@ def test_verify_trains_the_dense_network_too(capsys: pytest.CaptureFixture[str])
     assert "--verify trains the dense network, but --reference is 0.9: pass only one" in capsys.readouterr().err
 
 
+def test_a_plan_imports_the_finishers_that_the_command_line_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = (
+        "from pathgrow import methods",
+        "def thin(*, density=0.1):",
+        "    return methods.create('set', density=density)",
+    )
+    (tmp_path / "planned_finisher.py").write_text("\n".join(lines))
+    monkeypatch.chdir(tmp_path)
+    line = ["discover", "--plan", "--budget", "8", "--finish", "static", "--finish", "planned_finisher:thin"]
+    assert leave(*line) == 0
+    assert "Plan: digits-mlp" in capsys.readouterr().out
+
+
 def test_verify_is_no_part_of_a_finished_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
     with RunDir.open(out, {"data": "digits", "reference": None}) as run_dir:

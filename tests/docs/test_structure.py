@@ -84,7 +84,7 @@ def test_tests_mirror_the_rooms() -> None:
 
 
 def test_the_architecture_page_lists_every_room_and_root_module() -> None:
-    page = (ROOT / "docs" / "design" / "house.md").read_text()
+    page = (ROOT / "docs" / "design" / "architecture.md").read_text()
     listed = set(re.findall(r"`([a-z_]+)`", "\n".join(re.findall(r"^\|.*$", page, re.MULTILINE))))
     rooms = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
     modules = {path.stem for path in PACKAGE.glob("*.py") if not path.name.startswith("__")}

@@ -297,7 +297,7 @@ def test_reading_a_config_imports_and_calls_nothing_that_it_names(
 ) -> None:
     (tmp_path / "canary.py").write_text("raise SystemExit('imported')")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UserError, match="reading a config does not import"):
+    with pytest.raises(UserError, match=r"reading a config does not import: pass it on the command line \(--method\)"):
         kind.from_dict({"method": name, "density": 0.5} if kind is TrainConfig else {"method": name})
     with pytest.raises(UserError, match="reading a config does not import"):
         dataclasses.replace(

@@ -11,10 +11,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from pathgrow import data, discover, models, plan
+from pathgrow import data, discover, methods, models, plan
 from pathgrow.density.shrink import DENSITIES, NextRound, ShrinkRule
 from pathgrow.density.types import Curve, Point, Reference
 from pathgrow.errors import RunFailed, UserError
+from pathgrow.methods.method import Method
 from pathgrow.report import networks
 from pathgrow.report.text import explanations, findings, goal_label
 from pathgrow.runs import checks
@@ -283,6 +284,40 @@ def test_the_density_limit_holds_in_every_stage() -> None:
     assert max(record.num_on for record in found.trained) == round(0.5 * found.masks.num)
     assert found.rounds[-1].point.density == pytest.approx(0.5, abs=0.002)
     assert found.ledger.relative < shrunk().ledger.relative
+
+
+class Untraceable(nn.Module):
+    """Calls a layer as often as its data says, which tracing refuses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = World().model
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.body(inputs) if float(inputs.detach().sum()) > -1e9 else inputs
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "density"),
+    [
+        (methods.create("random_growth", start_density=0.04), {}, 0.04),
+        ("random_growth", {}, 0.1),
+        ("random_growth", {"max_density": 0.06}, 0.06),
+        ("random_growth", {"start_density": 0.2}, 0.2),
+    ],
+    ids=["own", "default", "limit", "option"],
+)
+@pytest.mark.filterwarnings("ignore:Untraceable cannot be traced", "ignore:training improved no network")
+def test_a_model_without_paths_starts_at_the_density_of_its_method(
+    method: str | Method, options: dict, density: float
+) -> None:
+    world = World()
+    world.model = Untraceable()
+    world.optimizer = world.make_optimizer(world.model)
+    found = shrunk(world, method=method, **{"max_density": 0.5, **options})
+    first = found.rounds[0]
+    assert first.stage == "grow-0"
+    assert first.num_on == round(density * found.masks.num)
 
 
 SLOW = "gained .* more than 3.6 times delta, .*: the dense network is trained .* about 2 at most; max_cost=1"

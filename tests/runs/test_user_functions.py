@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from torch.optim import SGD, Optimizer
 from pathgrow.checkpoint import MemoryStore
 from pathgrow.errors import UserError
 from pathgrow.runs.result import Discovery
-from pathgrow.runs.user_functions import Calls, LayerModes
+from pathgrow.runs.user_functions import Calls, LayerModes, check_fraction
 from tests.support.toy import INPUTS, TARGETS, Killed, World
 
 PRUNED = {"finish": "gts", "rule": "probe", "start_density": None, "seed_epochs": None, "budget": 16, "delta": 0.05}
@@ -257,3 +258,29 @@ def test_a_score_above_one_by_rounding_is_not_refused() -> None:
         warnings.simplefilter("ignore")
         found: Discovery = Rounded().discover(num_val=32)
     assert found.score == 1.0000002
+
+
+class ErrorRate(World):
+    """Scores by the fraction of wrong predictions, times `sign`."""
+
+    sign = 1
+
+    def evaluate(self, model: nn.Module) -> tuple[float, float]:
+        score, loss = super().evaluate(model)
+        return self.sign * (1 - score), loss
+
+
+@pytest.mark.filterwarnings("ignore:training improved no network")
+def test_error_rates_are_fractions_and_negated_ones_are_not() -> None:
+    assert 0 <= ErrorRate().discover(num_val=32, mode="min").score <= 1
+    world = ErrorRate()
+    world.sign = -1
+    with pytest.raises(UserError, match=r"evaluate returned -.*, but num_val, .* use mode='min' instead of a minus"):
+        world.discover(num_val=32)
+    assert len(world.fits) <= 1, "at the first score"
+
+
+@pytest.mark.parametrize(("score", "is_refused"), [(-3.0, True), (-0.002, True), (-1e-9, False), (0.0, False)])
+def test_a_score_below_zero_is_no_fraction(score: float, is_refused: bool) -> None:
+    with pytest.raises(UserError) if is_refused else nullcontext():
+        check_fraction(score)

@@ -77,7 +77,7 @@ def _discover(*, out: Path | None, quiet: bool, plan: bool, verify: bool, **valu
     if plan:
         from pathgrow.runs.plan import plan_command
 
-        import_named(values.get("method"))
+        _import_methods(values)
         print(plan_command(DiscoverConfig.from_dict(values)))
         return
     if verify and out is not None and (RunDir(out).config or {}).get("reference", "dense") is None:
@@ -100,6 +100,12 @@ def _train(*, out: Path | None, quiet: bool, **values: Any) -> None:
     _run(TrainConfig, training.train, values, out, quiet)
 
 
+def _import_methods(values: Mapping[str, Any]) -> None:
+    """Import the method and the finishers of a command line that are named as `module:function`."""
+    finish = values.get("finish", [])
+    import_named(values.get("method"), *([finish] if isinstance(finish, str) else finish))
+
+
 def _run(
     kind: type[RunConfig],
     run: Callable[..., object],
@@ -114,9 +120,8 @@ def _run(
     with join_process_group(values.get("engine", {}).get("device", "auto")) as comm:
         quiet = quiet or comm.rank > 0
         # On rank 0 alone, so that an error is printed once.
-        finishers = [given] if isinstance(given := values.get("finish", []), str) else given
-        comm.on_rank0(lambda: import_named(values.get("method"), *finishers))
-        import_named(values.get("method"), *finishers)
+        comm.on_rank0(lambda: _import_methods(values))
+        _import_methods(values)
         config = comm.broadcast_from_rank0(lambda: kind.from_dict({"ranks": comm.size, **values}))
         folder = out if out is not None else Path("runs") / config.name
         was_finished = RunDir(folder).finished

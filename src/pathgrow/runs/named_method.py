@@ -69,7 +69,7 @@ class NamedMethod:
         """Refuse a method that cannot train a candidate at any density in one training."""
         if self.name in (*PRUNING, STATIC):
             raise UserError(f"finish={self.name!r} takes no options, got {', '.join(self.options)}")
-        require_imported("method", self.name)
+        require_imported("method", self.name, "--finish")
         if ":" not in self.name and self.name not in pathgrow.methods.names():
             raise unknown_name("finish", self.name, sorted({*PRUNING, STATIC, *pathgrow.methods.names()}))
         if own := next((name for name in (*DENSITY_OPTIONS, NUM_STEPS) if name in self.options), None):

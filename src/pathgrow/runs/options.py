@@ -40,9 +40,8 @@ _MAX_MIN_PROBE_SHARE = 0.3
 class DiscoverOptions(SearchOptions):
     """Keyword options of `pathgrow.discover`.
 
-    Phase lengths follow from `budget`: an eighth of it for the seed network, 1/160 per growth round, all of it for the
-    returned network, and for a probe a tenth, but at least 16 epochs or 0.3 of a small budget (with a `reference`, all
-    of it).
+    Phase lengths are fractions of `budget`: those of the default search are in `runs/shrinking.py` (`Lengths`), those
+    of the static search in the `num_*_epochs` properties below.
     """
 
     rule: str | Rule = option(SearchOptions.rule, expected="a name or a density rule")  # type: ignore[assignment]

@@ -324,7 +324,10 @@ class Session(Stages):
     def train_to_plateau_(
         self, attached: Attached, stage: str, epochs: int, gains: Callable[[float, float], bool]
     ) -> Trained:
-        """Train for `epochs`, then half as long at a time while `gains(score before, after)`, twice at most."""
+        """Train for `epochs`, then for half as long again and again while `gains(score before, after)`.
+
+        Up to twice `epochs` in all.
+        """
         self.announce(stage, epochs, attached.density)
         num_samples = num_epochs = 0
         scores, more = list[Score](), max(1, epochs // 2)

@@ -21,8 +21,9 @@ from pathgrow.density.shrink import NextRound, ShrinkRule
 from pathgrow.density.types import Curve, Point, Reason, Reference
 from pathgrow.graph.flops import sample_training_flops
 from pathgrow.masks.sampling import top_k
+from pathgrow.methods.growth import without_paths
 from pathgrow.methods.method import ByScore, Method, fixed
-from pathgrow.methods.picks import all_candidates, at_random, smallness
+from pathgrow.methods.picks import all_candidates, smallness
 from pathgrow.runs import checks
 from pathgrow.runs.iso_flop import CostMeter, cost_logger
 from pathgrow.runs.options import MIN_BUDGET, DiscoverOptions
@@ -42,8 +43,6 @@ USUAL_COST = 0.9
 """Cost of a whole discovery in dense trainings; a lower limit shortens all phases in proportion."""
 _LONG_ROUND = 4
 """Epochs of a round, at most, if they are more than a sixteenth of the budget: scores after very few epochs mislead."""
-_RANDOM_START = 0.1
-"""Density of a random seed network, if without paths nothing tells which units a sparser one would isolate."""
 _PRUNE = ByScore(smallness, top_k)
 
 
@@ -63,8 +62,6 @@ class Lengths:
             self.phases = (self.budget,)
         self.round = max(1, round(self.budget / 16), min(round(self.budget / 10), _LONG_ROUND))
         self.seed, self.growth = max(1, self.budget // 16), max(1, round(self.budget / 160))
-        self.expected = sum(self.phases) + 5 * self.round + 2 * self.finish
-        """Of a usual search in all: five rounds of pruning and two finished networks."""
 
 
 class ShrinkingTrunk(Trunk):
@@ -75,10 +72,9 @@ class ShrinkingTrunk(Trunk):
         if options.max_density < 1:
             start = None if options.start_density is None else min(options.start_density, options.max_density)
             method = options.growth_method()
-            if not session.has_paths:
-                start = min(_RANDOM_START, options.max_density) if start is None else start
-                method = replace(method, start=at_random, needs=frozenset())
             method = method.growing(start_density=start, target_density=options.max_density)
+            if not session.has_paths:
+                method = without_paths(method)
         method = replace(method, drop=_PRUNE, after_update="reset_optimizer")
         super().__init__(session, method, on_mask_update=cost_logger(session.graph), keep_weights=True)
         self.lengths = Lengths(options)

@@ -182,15 +182,15 @@ def _unless_different(now: _Trained, before: _Trained) -> str | None:
 
 # Scores
 
-_MOST = 1.001
-"""Highest accuracy or error rate, with rounding."""
+_MAX_FRACTION_WITH_ROUNDING = 1.001
+"""Highest accuracy or error rate."""
 
 
 def check_fraction(score: float) -> None:
     """Refuse a score that cannot be an accuracy or an error rate, as `num_val` says that it is."""
-    if score > _MOST:
+    if not 1 - _MAX_FRACTION_WITH_ROUNDING <= score <= _MAX_FRACTION_WITH_ROUNDING:
         raise UserError(
             f"evaluate returned {number(score)}, but num_val, the number of validation examples, says that scores are "
-            "accuracies or error rates in [0, 1]: divide them by 100 if they are percentages, or else leave num_val "
-            "out (finished stages are kept if there is a store)"
+            "accuracies or error rates in [0, 1]: divide them by 100 if they are percentages, use mode='min' "
+            "instead of a minus sign, or else leave num_val out (finished stages are kept if there is a store)"
         )
