@@ -8,8 +8,8 @@ from torch import Tensor
 
 from pathgrow.masks import Masks
 from pathgrow.methods.allocation import allocate
+from pathgrow.methods.latent import largest_in, latent_method
 from pathgrow.methods.method import Method, MethodState, NetworkView, require_density
-from pathgrow.methods.picks import all_candidates
 from pathgrow.rng import generator
 
 
@@ -34,16 +34,7 @@ def edge_popup(*, density: float = 0.5, constant: bool = True) -> Method:
         setting; False: their initial values.
     """
     require_density("density", density)
-    weights = Popup(density, constant)
-    return Method(
-        name="edge_popup",
-        start=all_candidates,
-        start_density=1.0,
-        init_state=weights,
-        weights=weights,
-        needs=frozenset({"dense"}),
-        cost="dense",
-    )
+    return latent_method("edge_popup", Popup(density, constant))
 
 
 @dataclass(frozen=True)
@@ -86,10 +77,3 @@ class Popup:
     def _chosen(self, net: NetworkView, name: str) -> Tensor:
         """The exact number to keep, by |score|."""
         return largest_in(net.method_state["scores"][name].abs(), net.scope[name], net.method_state["kept"][name])
-
-
-def largest_in(sizes: Tensor, inside: Tensor, num: int) -> Tensor:
-    """Where the `num` largest sizes inside the scope are; CUDA-graph safe, and ties are broken by the device."""
-    flat = torch.where(inside, sizes, -1).flatten()
-    best = torch.topk(flat, num, sorted=False).indices
-    return torch.zeros_like(flat, dtype=torch.bool).index_fill_(0, best, True).view(inside.shape)

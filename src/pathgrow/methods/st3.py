@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from pathgrow.masks import Masks
+from pathgrow.methods.latent import latent_method
 from pathgrow.methods.method import Method, MethodState, NetworkView
-from pathgrow.methods.picks import all_candidates
 from pathgrow.methods.schedules import PruneCubically
 
 
@@ -33,16 +33,7 @@ def st3(
         start_fraction=start_fraction,
         stop_fraction=stop_fraction,
     )
-    weights = StraightThrough(prune)
-    return Method(
-        name="st3",
-        start=all_candidates,
-        start_density=1.0,
-        init_state=weights,
-        weights=weights,
-        needs=frozenset({"dense"}),
-        cost="dense",
-    )
+    return latent_method("st3", StraightThrough(prune))
 
 
 @dataclass(frozen=True)

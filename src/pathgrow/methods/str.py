@@ -9,8 +9,8 @@ from torch import Tensor
 
 from pathgrow.errors import require
 from pathgrow.masks import Masks
+from pathgrow.methods.latent import latent_method, parameter_groups
 from pathgrow.methods.method import Method, MethodState, NetworkView
-from pathgrow.methods.picks import all_candidates
 from pathgrow.methods.schedules import require_steps
 
 ACTIVE_S = -5.0
@@ -45,16 +45,7 @@ def soft_threshold(*, s_init: float | None = None, s_decay: float | None = None,
         require(math.isfinite(s_init), "s_init", s_init, "finite", -5.0)
     if s_decay is not None:
         require(0 <= s_decay < math.inf, "s_decay", s_decay, ">= 0", 1e-4)
-    weights = SoftThreshold(s_init, s_decay, num_steps)
-    return Method(
-        name="str",
-        start=all_candidates,
-        start_density=1.0,
-        init_state=weights,
-        weights=weights,
-        needs=frozenset({"dense"}),
-        cost="dense",
-    )
+    return latent_method("str", SoftThreshold(s_init, s_decay, num_steps))
 
 
 @dataclass(frozen=True)
@@ -124,10 +115,3 @@ class SoftThreshold:
 def _peak(group: dict[str, Any]) -> float:
     """The peak learning rate: torch's schedulers record it, and a warm-up has already lowered the current one."""
     return max(float(group[name]) for name in ("lr", "initial_lr", "max_lr") if name in group)
-
-
-def parameter_groups(net: NetworkView) -> dict[str, dict[str, Any]]:
-    """The parameter group of each prunable tensor that the optimizer owns."""
-    assert net.optimizer is not None
-    owner = {id(parameter): group for group in net.optimizer.param_groups for parameter in group["params"]}
-    return {name: owner[id(p)] for name, p in net.model.named_parameters() if name in net.masks and id(p) in owner}

@@ -10,10 +10,9 @@ from pathgrow.graph import Graph
 from pathgrow.graph.flops import forward_macs, sample_flops
 from pathgrow.masks import Masks
 from pathgrow.methods.allocation import allocate, check_distribution
-from pathgrow.methods.edge_popup import largest_in
+from pathgrow.methods.latent import largest_in, parameter_groups
 from pathgrow.methods.method import Method, MethodState, NetworkView, require_density
 from pathgrow.methods.picks import all_candidates
-from pathgrow.methods.str import parameter_groups
 
 
 def topkast(*, density: float = 0.1, extra_density: float = 0.1, allocation: str = "equal") -> Method:
