@@ -85,8 +85,8 @@ def test_the_procedure_of_a_pruning_search() -> None:
     assert grown[1] == "Trained the network at 50.0% density for 40 epochs, in two phases."
     given = replace(shrunk_report().curve.rounds[0], epochs=0)
     pretrained = with_curve(shrunk_report(), rounds=(given,))
-    assert networks.procedure(pretrained)[0] == "Evaluated the given network."
-    assert [row[0] for row in networks.table(pretrained)[1][:2]] == ["given", "pruned"]
+    assert networks.procedure(pretrained)[0] == "Evaluated the pretrained model."
+    assert [row[0] for row in networks.table(pretrained)[1][:2]] == ["pretrained", "pruned"]
     report = shrunk_report()
     with_control = with_curve(report, finished=(point(11, 1.0, 60, 0.977), *report.curve.finished))
     assert networks.procedure(with_control)[-1].startswith(

@@ -306,7 +306,7 @@ def test_the_answer_ends_with_density_model_and_cost() -> None:
         ("dense", 120, 80, "; 120 epochs, dense 80."),
         ("dense", 84, 80, "dense baseline."),
         ("estimated", 120, None, "; 120 epochs, dense 80."),  # the budget
-        ("pretrained", 120, None, "given network."),
+        ("pretrained", 120, None, "pretrained model."),
     ],
 )
 def test_a_model_that_was_trained_longer_than_dense_says_so_at_once(
@@ -324,14 +324,14 @@ def test_a_model_that_was_trained_longer_than_dense_says_so_at_once(
 def test_densities_for_other_tolerances_are_one_line() -> None:
     found = ((0.0025, 0.14, "found"), (0.005, None, "open"), (0.01, None, "unreached"), (0.02, None, "flat"))
     report = with_answer(shrunk_report(), tolerances=found, tolerance_intervals=((0.1, 1.0), None, None, (0.0, 0.016)))
-    expected = "up to 0.5 pp: too short or too noisy to tell, 1 pp: none, 2 pp: 1.6% or less"
+    expected = "up to 0.5 pp: too short or too noisy for an answer, 1 pp: none, 2 pp: 1.6% or less"
     assert finding(report, "tolerances") == expected
     clear = with_answer(report, tolerances=(found[0], *found[2:]), tolerance_intervals=((0.1, 1.0), None, None))
     assert finding(clear, "tolerances") == "0.25 pp: 14.0% (10.0-100%), 1 pp: none, 2 pp: 1.6% or less"
     wide = with_answer(report, tolerances=found[3:], tolerance_intervals=((0.0, 0.05),))
     assert finding(wide, "tolerances") == "2 pp: 1.6% or less (up to 5.0%)"
     one = with_answer(clear, tolerances=((0.0025, None, "open"), (0.01, 0.02, "found")), tolerance_intervals=())
-    assert finding(one, "tolerances") == "0.25 pp: too short or too noisy to tell, 1 pp: 2.0%"
+    assert finding(one, "tolerances") == "0.25 pp: too short or too noisy for an answer, 1 pp: 2.0%"
     assert "tolerances" not in dict(text.findings(discovery_report())), "a report of an earlier version"
 
 
@@ -547,7 +547,10 @@ def test_notes_on_pruned_networks_do_not_speak_of_probes() -> None:
         "The search ended after 1 round of pruning.",
     ]
     open_ = with_answer(found, status="open", operating_density=None, interval=None)
-    assert text.headline(open_) == "No operating density: the training (80 epochs) was too short or too noisy to tell."
+    assert (
+        text.headline(open_)
+        == "No operating density: the training (80 epochs) was too short or too noisy for an answer."
+    )
     assert text.explanations(open_)[0].startswith(
         f"The scores allow any density: with probability 31% it is below 2.5%, {none_within}"
     )

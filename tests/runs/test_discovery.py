@@ -362,7 +362,7 @@ def test_the_progress_of_a_pretrained_network_counts_trainings(capsys: pytest.Ca
         options = {"finish": "gts", "rule": "probe", "start_density": None, "start": "pretrained", "delta": 0.1}
         options["seed_epochs"] = None
         world.discover(**options)
-    assert re.search(r"given network: density 100%, score [\d.]+$", capsys.readouterr().err, re.MULTILINE)
+    assert re.search(r"pretrained model: density 100%, score [\d.]+$", capsys.readouterr().err, re.MULTILINE)
 
 
 def test_a_stored_call_says_where_it_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

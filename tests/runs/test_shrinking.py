@@ -509,7 +509,7 @@ def test_pretrained_weights_are_kept_and_compared_with() -> None:
     assert found.density < 1
     kept = found.masks_at(1)["0.weight"]
     assert float(weight[kept].min()) >= float(weight[~kept].max())  # the weights that were given decide
-    assert "the given network" in dict(findings(found.report()))["reference"]
+    assert "the pretrained model" in dict(findings(found.report()))["reference"]
 
 
 def test_a_trained_model_is_not_trained_from_scratch_unasked() -> None:

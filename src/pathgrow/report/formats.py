@@ -178,7 +178,7 @@ def score_format(report: RunReport) -> ScoreFormat:
 _STAGES = {
     "seed": "round 0", "final": "final training", "dense": "dense baseline", "probe-dense": "dense probe",
     "level": "levels", "grow": "growth rounds", "train": "training", "shrink": "pruning rounds",
-    "given": "given network", "untrained": "before training",
+    "given": "pretrained model", "untrained": "before training",
 }  # fmt: skip
 _NUMBERED = {"grow": "growth round", "train": "training phase", "shrink": "pruning round", "final": "finished network"}
 

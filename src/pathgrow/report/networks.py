@@ -48,12 +48,12 @@ def procedure(report: RunReport) -> list[str]:
         done.append(
             f"Trained {network} for {scores.length(base.epochs)}{phases}."
             if base.epochs
-            else "Evaluated the given network."
+            else "Evaluated the pretrained model."
         )
         if _is_reference(report, base):
-            half = "half of the training was too short to tell where it leads"
+            half = "half of the training was too short to predict the final score"
             is_longer = report.network.epochs > base.epochs
-            returned = f", the returned network for {scores.length(report.network.epochs)}" if is_longer else ""
+            returned = f", the returned model for {scores.length(report.network.epochs)}" if is_longer else ""
             done.append(
                 f"Its score is the reference: {half if number > 1 else 'a training this short is not divided'}. What "
                 f"is pruned from it is trained for longer{returned}."
@@ -87,7 +87,7 @@ def compared_with_dense(report: RunReport) -> tuple[str, str] | None:
     check = answer.check or _measured_check(report)
     if check is None or report.reference is None:
         return "", "not verified"
-    named = {"dense": "the dense baseline", "pretrained": "the given network"}
+    named = {"dense": "the dense baseline", "pretrained": "the pretrained model"}
     dense = named.get(report.reference.kind, f"dense ({printable(report.reference.kind)})")
     side = "below" if (check.shortfall >= 0) == (report.mode == "max") else "above"
     if check.outcome == "missed":
@@ -96,7 +96,7 @@ def compared_with_dense(report: RunReport) -> tuple[str, str] | None:
     return f"{_with_error(scores, abs(check.shortfall), check.error)} {side} {dense}", printable(check.outcome)
 
 
-def length_beside_dense(report: RunReport) -> str | None:
+def lengths_compared(report: RunReport) -> str | None:
     """How long the returned model was trained, and the dense one, if that was clearly shorter."""
     reference, budget = report.reference, report.config.get("budget")
     if report.answer is None or reference is None or reference.kind == "pretrained":
@@ -112,7 +112,7 @@ def _with_error(scores: ScoreFormat, difference: float, error: float) -> str:
 
 
 def _measured_check(report: RunReport) -> CheckReport | None:
-    """The returned model beside a measured dense score, passed or trained, if no rule has compared them.
+    """The returned model compared with a measured dense score, passed or trained, if no rule has compared them.
 
     The standard error is binomial, and 0 (unknown) without the number of validation examples.
     """
@@ -215,7 +215,7 @@ def returned_row(report: RunReport) -> int | None:
 def _by_phase(curve: CurveReport) -> list[tuple[str, PointReport]]:
     return [
         *((f"round {point.round}", point) for point in grown(curve)),
-        *(("trained" if point.epochs else "given", point) for point in trained(curve)),
+        *(("trained" if point.epochs else "pretrained", point) for point in trained(curve)),
         *(("pruned", point) for point in _by_round(curve.probes)),
         *(("finished", point) for point in curve.finished),
     ]

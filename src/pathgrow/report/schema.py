@@ -149,7 +149,7 @@ class PhaseReport:
 
 @dataclass(frozen=True, kw_only=True)
 class MatchReport:
-    """A run whose length was chosen to spend a given budget."""
+    """A run whose length was chosen to spend a certain budget."""
 
     kind: str
     epochs: int
@@ -196,7 +196,7 @@ class ReferenceReport:
 
     score: float
     kind: str
-    """"given" by the user, "pretrained": the network given, evaluated as it is, "dense": trained
+    """"given" by the user, "pretrained": the model that was passed, evaluated as it is, "dense": trained
     in this run, "densest": fitted for the densest network compared, "estimated": for a full dense
     training, from the first half of one and finished networks."""
     epochs: int | None = None
@@ -204,7 +204,7 @@ class ReferenceReport:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckReport:
-    """The returned network beside the dense one."""
+    """The returned model compared with the dense one."""
 
     outcome: str
     """"verified", "consistent", "missed" or "not verified", see `pathgrow.density.shrink.Outcome`."""
@@ -352,8 +352,8 @@ class RunReport:
     @property
     def epochs(self) -> int:
         """Length of the dense training that the run is compared with, or of each level of a pruning method."""
-        asked = self._setting("budget" if self.command == "discover" else "epochs", int)
-        return self.network.epochs if asked is None else asked
+        length = self._setting("budget" if self.command == "discover" else "epochs", int)
+        return self.network.epochs if length is None else length
 
     @property
     def task(self) -> dict[str, str]:

@@ -15,7 +15,7 @@ from pathgrow.report.formats import (
     ratio,
     score_format,
 )
-from pathgrow.report.networks import compared_with_dense, finishing_method, length_beside_dense
+from pathgrow.report.networks import compared_with_dense, finishing_method, lengths_compared
 from pathgrow.report.schema import AnswerReport, CurveReport, Interval, ReferenceReport, RunReport, Score
 
 _PLAIN = ScoreFormat(is_fraction=False)
@@ -63,8 +63,8 @@ _TEMPLATES: dict[Reason, str] = {
     Reason.MASKS_FINAL: "The masks of method {method!r} are final.",
     Reason.NOTHING_LEARNED: "The networks compared scored {before} before training and {after} after it. Check the"
     " learning rate, that fit trains the model and the optimizer it receives, and that evaluate scores that model."
-    " Nothing tells which density is enough: the returned model is the densest one that was grown, or the one before"
-    " pruning.",
+    " The scores do not show which density is sufficient: the returned model is the densest one that was grown, or the"
+    " one before pruning.",
 }
 
 _DENSITIES = ("at_density", "second_density", "needed_density", "from_density", "estimate")
@@ -154,8 +154,8 @@ def _quantile_sentence(level: float, median: float | None) -> str:
     if level == 0.5:
         return "The reported density is the median of the posterior."
     side = " (conservative)" if level > 0.5 else ""
-    beside = "" if median is None else f"; the median is {percent(median)}"
-    return f"The reported density is the {level:.0%} quantile of the posterior{side}{beside}."
+    other = "" if median is None else f"; the median is {percent(median)}"
+    return f"The reported density is the {level:.0%} quantile of the posterior{side}{other}."
 
 
 def _limits(answer: AnswerReport, scores: ScoreFormat) -> list[str]:
@@ -220,7 +220,9 @@ def _gain(answer: AnswerReport, scores: ScoreFormat) -> list[str]:
 def answer_sentence(answer: AnswerReport, curve: CurveReport, scores: ScoreFormat, budget: object = None) -> str:
     """The answer of a discovery in one sentence; `budget` is the length of a dense training."""
     kind = None if answer.reference is None else answer.reference.kind
-    within = f"within {scores.difference(answer.delta)} of {'the given network' if kind == 'pretrained' else 'dense'}"
+    within = (
+        f"within {scores.difference(answer.delta)} of {'the pretrained model' if kind == 'pretrained' else 'dense'}"
+    )
     compared = (*curve.probes, *curve.finished) or curve.rounds
     grown = [point.density for point in compared if not point.is_dense]
     if answer.status == "found" and answer.operating_density is not None:
@@ -239,7 +241,7 @@ def answer_sentence(answer: AnswerReport, curve: CurveReport, scores: ScoreForma
         return "No operating density: training did not improve any network."
     if curve.finished or answer.details.get("too_short"):
         length = f" ({scores.length(budget)})" if isinstance(budget, int) else ""
-        return f"No operating density: the training{length} was too short or too noisy to tell."
+        return f"No operating density: the training{length} was too short or too noisy for an answer."
     return "No operating density: too few networks were evaluated."
 
 
@@ -304,26 +306,26 @@ def _tolerances(report: RunReport) -> str | None:
     found = []
     if num_open:
         largest = scores.difference(tolerances[num_open - 1][0])
-        found.append(f"{'up to ' if num_open > 1 else ''}{largest}: too short or too noisy to tell")
+        found.append(f"{'up to ' if num_open > 1 else ''}{largest}: too short or too noisy for an answer")
     for (delta, density, status), interval in list(zip(tolerances, intervals, strict=False))[num_open:]:
         found.append(f"{scores.difference(delta)}: {phrase(density, status, interval)}")
     return ", ".join(found)
 
 
 def closing(report: RunReport) -> tuple[list[str], list[tuple[str, str]]]:
-    """The answer in at most three lines (density, returned model beside dense, cost), and all other findings."""
+    """The answer in at most three lines (density, returned model compared with dense, cost), and all other findings."""
     pairs = findings(report)
-    found, lines, said = dict(pairs), [headline(report)], ["training cost"]
+    found, lines, used = dict(pairs), [headline(report)], ["training cost"]
     seconds = report.timing.run_seconds or report.timing.seconds
     cost = found["training cost"] + (f", {duration(seconds)}" if seconds else "")
     if report.answer is not None:
         compared, score = compared_with_dense(report), score_format(report).name
         # One line of 80 columns: the gap to dense, or the score where that is unknown.
-        said += [*(["check"] if compared else []), *([] if compared and compared[0] else [score])]
-        phrase = "; ".join(found[key] for key in said[1:])
-        longer = f"; {lengths}" if (lengths := length_beside_dense(report)) else ""
+        used += [*(["check"] if compared else []), *([] if compared and compared[0] else [score])]
+        phrase = "; ".join(found[key] for key in used[1:])
+        longer = f"; {lengths}" if (lengths := lengths_compared(report)) else ""
         lines.append(f"Returned model ({percent(report.network.density)}): {phrase}{longer}.")
-    return [*lines, f"Cost: {cost}."], [pair for pair in pairs if pair[0] not in said]
+    return [*lines, f"Cost: {cost}."], [pair for pair in pairs if pair[0] not in used]
 
 
 def check_phrase(report: RunReport) -> str | None:
@@ -362,7 +364,7 @@ def advice(report: RunReport) -> list[str]:
 def reference_label(report: RunReport) -> str:
     """The score of the reference and its origin, for legends."""
     assert report.reference is not None
-    named = {"densest": "fitted", "dense": "dense baseline", "pretrained": "given network"}
+    named = {"densest": "fitted", "dense": "dense baseline", "pretrained": "pretrained model"}
     kind = named.get(report.reference.kind, report.reference.kind)
     return f"reference {score_format(report)(report.reference.score)} ({printable(kind)})"
 
@@ -406,7 +408,7 @@ def _interval(interval: Interval | None) -> str:
 
 
 def _is_above(interval: Interval | None, sparsest: float) -> bool:
-    """Whether an interval goes clearly beyond a density, of which "or less" does not tell; an open one does."""
+    """Whether an interval goes clearly beyond a density, which "or less" does not say; an open one does."""
     return interval is not None and (interval[1] is None or interval[1] > 1.02 * sparsest)
 
 
@@ -434,7 +436,7 @@ def _reference(report: RunReport, reference: ReferenceReport) -> str:
         return f"{scores(reference.score)} (fitted; measured {scores(densest.score)}), {name}{trained}"
     kinds = {
         "given": "given",
-        "pretrained": "the given network",
+        "pretrained": "the pretrained model",
         "dense": f"dense baseline{trained}",
         "densest": "densest network grown",
         "estimated": f"estimated for a full dense training{_dense_range(report)}",
