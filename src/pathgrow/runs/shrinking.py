@@ -2,11 +2,11 @@
 
 The network is trained for half of the budget and pruned in short rounds until its score has dropped by more than the
 tolerance. The network of the density read from these rounds is then finished: pruned gradually while it is trained for
-another quarter of the budget, or with a reference for the rest of it. If its score moves the answer, another one
-follows, until one is close to the answer or the cost limit is reached. Where half of the budget tells too little, the
-network is trained for all of it before it is pruned, and is the reference. A pretrained network is pruned as it is.
-With `max_density` below 1 the network starts from a PHEW mask and grows along paths up to that density, so it never
-holds more weights at once.
+another quarter of the budget, or with a reference for the rest of it. If the score moves the answer, another network is
+finished, until one is close to the answer or the cost limit is reached. If half of the budget does not predict the
+final score, the network is trained for all of it before pruning and becomes the reference. A pretrained network is
+pruned as it is. With `max_density` below 1 the network starts from a PHEW mask and grows along paths up to that
+density, so it never holds more weights at once.
 """
 
 import time
@@ -30,7 +30,7 @@ from pathgrow.runs.options import MIN_BUDGET, DiscoverOptions
 from pathgrow.runs.records import Record, StageOutput
 from pathgrow.runs.result import Discovery
 from pathgrow.runs.session import Session, Trained
-from pathgrow.runs.tolerances import negated
+from pathgrow.runs.tolerances import in_user_sign
 from pathgrow.runs.trunk import Trunk, train_dense
 from pathgrow.sparse.attach import Attached
 from pathgrow.sparse.pruning import GRADUAL
@@ -111,7 +111,7 @@ class ShrinkingTrunk(Trunk):
     def shrink_(self, round: NextRound) -> Record:
         """Prune a visited network to a density and train it for a short round.
 
-        At once: a score after so few steps is that of the density only if all of them were made at it.
+        All weights are pruned before the training, so that the score belongs to this density.
         """
         stage = f"shrink-{len(self.records) - self.num_trained + 1}"
         return self._visit(stage, self.lengths.round, after=round.start, density=round.density)
@@ -225,7 +225,7 @@ class ShrinkingTrunk(Trunk):
 
 
 class ShrinkSearch:
-    """The order of the stages, and the decisions between them."""
+    """The default search: train, prune in rounds, finish."""
 
     def __init__(self, trunk: ShrinkingTrunk, options: DiscoverOptions) -> None:
         self._trunk = trunk
@@ -240,34 +240,13 @@ class ShrinkSearch:
 
     def run(self) -> Discovery:
         """Train, prune round by round, finish; returns the sparsest finished network that does not miss."""
-        untrained, given, warn = self._score_untrained(), self._options, self._session.warn
-        is_trained = given.start == "pretrained"
-        unsuited = checks.delta_warning(given.sign * untrained.score, given, is_trained=is_trained)
-        warn(unsuited)
-        is_trained_to_the_end = given.may_train_reference and self._trunk.lengths.phases == (given.budget,)
-        if is_trained_to_the_end:
-            warn(checks.too_short_warning(self._curve(), given))
-        self._trunk.train_()
-        checks.check_reference(self._curve())
-        base = given.ranked(self._trunk.records[-1])
-        has_learned = is_trained or base.score > untrained.score
-        if not has_learned:
-            warn(checks.nothing_learned(given, [untrained], [base]))
-        elif unsuited is None:
-            warn(unsuited := checks.delta_warning(given.sign * base.score, given))
-        if given.reference == "dense":
-            self._dense = train_dense(self._session, given.budget)
-        if is_trained_to_the_end:
-            self._is_reference_trained, self._limit = has_learned, given.highest_cost
-        elif has_learned and given.may_train_reference and unsuited is None:
-            self._train_reference_if_too_short_(base)
-        self._rule = self._rule_for(self._curve().reference or base)
-        self._options = replace(self._options, delta=self._rule.delta, delta_is_relative=False)
+        requested = self._options
+        untrained, base, has_learned = self._train_network_()
         # Where nothing was learned, every density would look sufficient: only the network without pruning is finished.
         while has_learned and (due := self._rule.next_round(self._curve())) is not None:
             self._trunk.shrink_(due)
             checks.check_reference(self._curve())
-        warn(checks.reference_warning(self._curve(), self._options.sign))
+        self._session.warn(checks.reference_warning(self._curve(), self._options.sign))
         while candidates := self._next_candidates():
             self._finished += self._trunk.train_candidates_(candidates)
         curve = self._curve()
@@ -276,7 +255,7 @@ class ShrinkSearch:
         if not has_learned and all(point.score <= untrained.score for point in curve.finished):
             answer = checks.without_density(answer, [untrained], [base, *curve.finished])
         return Discovery(
-            answer=answer if self._options.mode == "max" else negated(answer),
+            answer=in_user_sign(answer, self._options.mode),
             reason=Reason.SHRUNK,
             curve=curve,
             network=network,
@@ -286,9 +265,40 @@ class ShrinkSearch:
             check=self._rule.check(curve, self._options.ranked(network)),
             trained=(*self._trunk.records, *([self._dense] if self._dense is not None else [])),
             warnings=tuple(self._session.warnings),
-            options=given,
+            options=requested,
             trunk=self._load(network),
         )
+
+    def _train_network_(self) -> tuple[Point, Point, bool]:
+        """Train the network that will be pruned, and set the rule and the tolerance by its score or the reference.
+
+        Returns the network before and after its training, and whether it has learned.
+        """
+        options, warn, untrained = self._options, self._session.warn, self._score_untrained()
+        is_trained = options.start == "pretrained"
+        unit_warning = checks.delta_warning(options.sign * untrained.score, options, is_trained=is_trained)
+        warn(unit_warning)
+        is_trained_to_the_end = options.may_train_reference and self._trunk.lengths.phases == (options.budget,)
+        if is_trained_to_the_end:
+            warn(checks.too_short_warning(self._curve(), options))
+        self._trunk.train_()
+        checks.check_reference(self._curve())
+        base = options.ranked(self._trunk.records[-1])
+        has_learned = is_trained or base.score > untrained.score
+        if not has_learned:
+            warn(checks.nothing_learned(options, [untrained], [base]))
+        elif unit_warning is None:
+            unit_warning = checks.delta_warning(options.sign * base.score, options)
+            warn(unit_warning)
+        if options.reference == "dense":
+            self._dense = train_dense(self._session, options.budget)
+        if is_trained_to_the_end:
+            self._is_reference_trained, self._limit = has_learned, options.highest_cost
+        elif has_learned and options.may_train_reference and unit_warning is None:
+            self._train_reference_if_too_short_(base)
+        self._rule = self._rule_for(self._curve().reference or base)
+        self._options = replace(options, delta=self._rule.delta, delta_is_relative=False)
+        return untrained, base, has_learned
 
     def _train_reference_if_too_short_(self, base: Point) -> None:
         """Train the network to the end of the budget if its training so far does not show what that leads to."""

@@ -60,7 +60,7 @@ def within(report: RunReport, delta: float | str) -> RunReport:
         network = Point(round=0, density=report.network.density, epochs=report.network.epochs, score=score)
         found = ShrinkRule(delta=own.delta).check(curve, network, within=delta)
         check = None if found is None else CheckReport(**vars(found))
-    answer = answer if sign == 1 else negated(answer)
+    answer = in_user_sign(answer, report.mode)
     reference = answer.reference
     changed = replace(
         own,
@@ -97,7 +97,12 @@ def answer_within(rule: Rule, curve: Curve, delta: float) -> Answer:
     return other.answer(curve)
 
 
-def negated(answer: Answer) -> Answer:
+def in_user_sign(answer: Answer, mode: str) -> Answer:
+    """The answer of a rule, which takes the higher score for the better, in the sign of the user's scores."""
+    return with_negated_scores(answer) if mode == "min" else answer
+
+
+def with_negated_scores(answer: Answer) -> Answer:
     """The answer of a rule in the sign of scores of which the lower is better."""
     details = dict(answer.details)
     for name, other in _SCORES.items():
