@@ -210,8 +210,8 @@ def test_bars_show_stage_evaluation_estimate_and_time_left(clock: Clock) -> None
 def test_concurrent_stages_share_a_bar(clock: Clock) -> None:
     bars = terminal(clock, total_epochs=50)
     bars.stage("probe-003", 0.1, 10)
-    bars.beside("probe-007", 0.3, 10)
-    bars.beside("probe-dense", 1.0, 10)
+    bars.concurrent_stage("probe-007", 0.3, 10)
+    bars.concurrent_stage("probe-dense", 1.0, 10)
     for epoch in (1, 1, 1, 2):
         clock.now += 1
         bars.epoch(epoch, 10, 0.5)
@@ -225,7 +225,7 @@ def test_resumed_epochs_are_done_but_say_nothing_about_speed(clock: Clock) -> No
     bars = terminal(clock, total_epochs=25)
     bars.resumes(0, {"probe-003": 4.5, "probe-007": 1.0})
     bars.stage("probe-003", 0.1, 10)
-    bars.beside("probe-007", 0.3, 10)
+    bars.concurrent_stage("probe-007", 0.3, 10)
     for epoch in (5, 2, 6):
         clock.now += 3.0
         bars.epoch(epoch, 10, 0.5)
@@ -244,11 +244,28 @@ def test_a_stage_of_unknown_length_counts_its_epochs(clock: Clock) -> None:
     assert "4/? epochs" in stage
 
 
+def test_bars_count_in_the_unit_of_the_run(clock: Clock) -> None:
+    bars = terminal(clock, total_epochs=5000)
+    bars.unit = "steps"
+    bars.stage("round-003", 0.02, 1000)
+    bars.epoch(1, 1000)
+    whole, stage = rendered(bars)
+    assert "1/5000 steps" in whole
+    assert "1/1000 steps" in stage
+
+
+def test_a_resumption_counts_in_the_unit_of_the_run(clock: Clock) -> None:
+    bar, console = log(clock)
+    bar.unit = "steps"
+    bar.resumes(0, {"probe-003": 450.0})
+    assert written(console) == ["[     0.0 s] Resuming: probe of round 3 continues after 450 steps."]
+
+
 @pytest.mark.parametrize("width", [60, 80])
 def test_bars_keep_to_one_line_each(clock: Clock, width: int) -> None:
     bars = terminal(clock, 5000, width)
     bars.stage("probe-003", 0.1, 800)
-    bars.beside("probe-007", 0.3, 800)
+    bars.concurrent_stage("probe-007", 0.3, 800)
     for epoch in range(1, 701):
         clock.now += 1
         bars.epoch(epoch, 800, 0.012345)

@@ -35,10 +35,10 @@ class ProgressBar:
         self._stage, self._stage_epochs = "starting", 0
         self._number = self._finished = self._ticks = self._num_concurrent = 0
         """Number of the current stage; epochs of finished stages; those of the current ones; how many these are."""
-        self._here = 0.0
-        """Epochs that this process has trained, which tell its speed."""
+        self._epochs_trained_here = 0.0
+        """Epochs that this process has trained, from which its speed is computed."""
         self._began: float | None = None
-        """When it began to."""
+        """When it began to train."""
         self._resumed: Mapping[str, float] = {}
         self._cost: float | None = None
         self._evaluation = self._estimate = ""
@@ -57,19 +57,21 @@ class ProgressBar:
         self._number, self._num_concurrent = self._number + 1, 1
         self._began = self._clock() if self._began is None else self._began
 
-    def beside(self, name: str, density: float, epochs: int | None) -> None:
+    def concurrent_stage(self, name: str, density: float, epochs: int | None) -> None:
         """Another stage starts and trains concurrently; from here on `epoch` refers to any of them."""
         self._stage_epochs += epochs or 0
         self._number, self._num_concurrent = self._number + 1, self._num_concurrent + 1
 
     def epoch(self, done: int, of: int, loss: float | None = None) -> None:
         """`done` epochs of the stage are finished."""
-        self._ticks, self._here = self._ticks + 1, self._here + 1
+        self._ticks, self._epochs_trained_here = self._ticks + 1, self._epochs_trained_here + 1
 
     def observed(self, stage: str, density: float, score: float, *, epochs: int = 0, cost: float | None = None) -> None:
         """The network of a stage was evaluated, after `epochs` at a `cost` in dense trainings."""
         ticks = min(self._ticks, epochs)
-        self._here += max(0.0, epochs - ticks - self._resumed.get(stage, 0.0))  # a user's fit may tell nothing
+        self._epochs_trained_here += max(
+            0.0, epochs - ticks - self._resumed.get(stage, 0.0)
+        )  # a user's fit may report nothing
         self._ticks -= ticks
         self._evaluation = evaluation(stage, density, score, self.scores)
         self._count(epochs, cost)
@@ -90,15 +92,20 @@ class ProgressBar:
     def _length(self, number: int) -> str:
         return plural(number, self.unit.removesuffix("s"))
 
+    def _resumption(self, num_stages: int, epochs: Mapping[str, float], note: str) -> str:
+        done = [f"{plural(num_stages, 'stage')} done"] if num_stages else []
+        partly = [f"{stage_label(name)} continues after {number:.3g} {self.unit}" for name, number in epochs.items()]
+        return f"Resuming: {', '.join([*done, *partly])}.{' ' if note else ''}{note}"
+
     def _count(self, epochs: int, cost: float | None) -> None:
         self._finished += epochs
         self._cost = self._cost if cost is None else (self._cost or 0.0) + cost
 
     def _time_for(self, epochs: float) -> str:
         """How long so many more epochs will take, at the speed so far."""
-        if self._began is None or not self._here or epochs <= 0:
+        if self._began is None or not self._epochs_trained_here or epochs <= 0:
             return ""
-        return f"about {duration(epochs * (self._clock() - self._began) / self._here)} left"
+        return f"about {duration(epochs * (self._clock() - self._began) / self._epochs_trained_here)} left"
 
     def _position(self) -> str:
         of = f" of about {max(self._number, self._num_stages)}" if self._num_stages else ""
@@ -133,11 +140,11 @@ class LogProgress(ProgressBar):
         self._write, self._is_stamped = write, is_stamped
         self._last = self._start
         self._announced = False
-        self._told = ""
+        self._last_estimate = ""
 
     def resumes(self, num_stages: int, epochs: Mapping[str, float], note: str = "") -> None:
         super().resumes(num_stages, epochs, note)
-        self._log(_resumption(num_stages, epochs, note))
+        self._log(self._resumption(num_stages, epochs, note))
         self._announced = bool(epochs)
 
     def stage(self, name: str, density: float, epochs: int | None) -> None:
@@ -151,8 +158,8 @@ class LogProgress(ProgressBar):
     def epoch(self, done: int, of: int, loss: float | None = None) -> None:
         super().epoch(done, of, loss)
         if self._clock() - self._last >= _LOG_INTERVAL and done < of:
-            told = (f"{self._stage}: {done}/{self._length(of)}", "" if loss is None else f"loss {loss:.4g}")
-            self._log(", ".join(part for part in (*told, self._spent()) if part))
+            parts = (f"{self._stage}: {done}/{self._length(of)}", "" if loss is None else f"loss {loss:.4g}")
+            self._log(", ".join(part for part in (*parts, self._spent()) if part))
 
     def observed(self, stage: str, density: float, score: float, *, epochs: int = 0, cost: float | None = None) -> None:
         super().observed(stage, density, score, epochs=epochs, cost=cost)
@@ -162,9 +169,9 @@ class LogProgress(ProgressBar):
 
     def estimate(self, density: float | None, interval: tuple[float, float] | None = None) -> None:
         super().estimate(density, interval)
-        if self._estimate and self._estimate != self._told:
-            self._told = self._estimate
-            self._log(self._told)
+        if self._estimate and self._estimate != self._last_estimate:
+            self._last_estimate = self._estimate
+            self._log(self._last_estimate)
 
     def _log(self, text: str) -> None:
         self._last = self._clock()
@@ -182,8 +189,8 @@ class NotebookProgress(ProgressBar):
         super().stage(name, density, epochs)
         self._update(is_due=True)
 
-    def beside(self, name: str, density: float, epochs: int | None) -> None:
-        super().beside(name, density, epochs)
+    def concurrent_stage(self, name: str, density: float, epochs: int | None) -> None:
+        super().concurrent_stage(name, density, epochs)
         self._update()
 
     def epoch(self, done: int, of: int, loss: float | None = None) -> None:
@@ -215,13 +222,13 @@ class TerminalProgress(ProgressBar):
             TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(8 if is_narrow else 24, complete_style="blue"),
             MofNCompleteColumn(),
-            *(() if is_narrow else (TextColumn("epochs"), TimeElapsedColumn())),
+            *(() if is_narrow else (TextColumn("{task.fields[unit]}"), TimeElapsedColumn())),
             TextColumn("{task.fields[left]}", style="cyan", markup=False),
             *(() if is_narrow else (TextColumn("{task.fields[loss]}", style="dim", markup=False),)),
         )
         self._bars = RichProgress(*columns, console=console, get_time=clock)
-        self._whole = self._bars.add_task("run", total=None, visible=False, loss="", left="")
-        self._part = self._bars.add_task("starting", total=None, loss="", left="")
+        self._run_task = self._bars.add_task("run", total=None, visible=False, loss="", left="", unit=self.unit)
+        self._stage_task = self._bars.add_task("starting", total=None, loss="", left="", unit=self.unit)
         self._done_before = 0
         """Epochs of the current stages that were trained before the run was resumed."""
         self._live = Live(get_renderable=self.render, console=console, refresh_per_second=5, transient=True)
@@ -229,21 +236,21 @@ class TerminalProgress(ProgressBar):
 
     def resumes(self, num_stages: int, epochs: Mapping[str, float], note: str = "") -> None:
         super().resumes(num_stages, epochs, note)
-        self._live.console.print(Text(_resumption(num_stages, epochs, note)))
+        self._live.console.print(Text(self._resumption(num_stages, epochs, note)))
 
     def stage(self, name: str, density: float, epochs: int | None) -> None:
         super().stage(name, density, epochs)
         self._done_before = int(self._resumed.get(name, 0))
-        self._bars.remove_task(self._part)
-        self._part = self._bars.add_task(self._stage, total=epochs, loss="", left="")
+        self._bars.remove_task(self._stage_task)
+        self._stage_task = self._bars.add_task(self._stage, total=epochs, loss="", left="", unit=self.unit)
 
-    def beside(self, name: str, density: float, epochs: int | None) -> None:
-        super().beside(name, density, epochs)
+    def concurrent_stage(self, name: str, density: float, epochs: int | None) -> None:
+        super().concurrent_stage(name, density, epochs)
         self._done_before += int(self._resumed.get(name, 0))
 
     def epoch(self, done: int, of: int, loss: float | None = None) -> None:
         super().epoch(done, of, loss)
-        self._bars.update(self._part, loss="" if loss is None else f"loss {loss:.4g}")
+        self._bars.update(self._stage_task, loss="" if loss is None else f"loss {loss:.4g}")
 
     def close(self) -> None:
         self._live.stop()
@@ -253,21 +260,14 @@ class TerminalProgress(ProgressBar):
         done, total = self._ticks + self._done_before, self._stage_epochs
         more = f" +{self._num_concurrent - 1}" if self._num_concurrent > 1 else ""
         left = self._time_for(total - done) if total else ""
-        self._bars.update(
-            self._part, completed=done, total=total or None, left=left, description=f"{self._stage}{more}"
-        )
+        name, unit = f"{self._stage}{more}", self.unit
+        self._bars.update(self._stage_task, completed=done, total=total or None, left=left, description=name, unit=unit)
         done += self._finished
         if self._num_epochs:
             total = max(self._num_epochs, done)
-            left = self._time_for(total - done)
+            left, name = self._time_for(total - done), self._position()
             self._bars.update(
-                self._whole, completed=done, total=total, left=left, description=self._position(), visible=True
+                self._run_task, completed=done, total=total, left=left, description=name, visible=True, unit=unit
             )
         cost = "" if self._cost is None else f"cost so far {self._cost:.2f} dense trainings"
         return Group(self._bars, *(Text(line, "dim") for line in (self._evaluation, self._estimate, cost) if line))
-
-
-def _resumption(num_stages: int, epochs: Mapping[str, float], note: str) -> str:
-    done = [f"{plural(num_stages, 'stage')} done"] if num_stages else []
-    partly = [f"{stage_label(name)} continues after {number:.3g} epochs" for name, number in epochs.items()]
-    return f"Resuming: {', '.join([*done, *partly])}.{' ' if note else ''}{note}"

@@ -327,7 +327,7 @@ class ProgressCallback(Callback):
 
     def on_stage_start(self, stage: str, *, epochs: int | None, density: float) -> None:
         self._expect(stage, epochs or 0)
-        show = self._progress.beside if self._open else self._progress.stage
+        show = self._progress.concurrent_stage if self._open else self._progress.stage
         show(stage, density, epochs)
         self._open.add(stage)
 
