@@ -13,6 +13,9 @@ from collections.abc import Collection, Iterable
 from numbers import Real
 from typing import Any, TypeGuard
 
+OUT_OF_MEMORY = re.compile("out of memory|can't allocate memory")
+"""What torch says on a GPU and on a CPU."""
+
 
 def printable(text: object) -> str:
     """Any value as one line without control characters.

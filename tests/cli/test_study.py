@@ -9,7 +9,7 @@ import pytest
 from tests.support.command import leave
 
 TEXT = """
-asks = "Does it run?\\u001b[31m"
+question = "Does it run?\\u001b[31m"
 set = { epochs = 1, model_options = { widths = [16] } }
 [[part]]
 grid.method = ["random", "dense"]

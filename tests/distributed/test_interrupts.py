@@ -238,7 +238,7 @@ def test_a_signal_in_the_call_of_a_user_does_what_it_would_have_done(
 # Studies
 
 STUDY = """
-asks = "?"
+question = "?"
 set = {method = "set", epochs = 30, density = 0.3, model_options = {widths = [8]}, threads = 1}
 grid.seed = [0, 1]
 """

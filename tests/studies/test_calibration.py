@@ -1,4 +1,4 @@
-"""Calibration: the true density of a ladder, and what answers are worth beside it."""
+"""Calibration: the true density from a density sweep, and answers compared with it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ VIEW = View(panel="pair", series=("way",), truth={"discover": "ladder"})
 
 def test_the_true_density_is_where_the_mean_gap_crosses_delta_in_log_density() -> None:
     dense = {"0": 0.90, "1": 0.92}
-    ladder = {"0": {0.1: 0.86, 0.2: 0.885, 0.4: 0.90}, "1": {0.1: 0.88, 0.2: 0.905, 0.4: 0.92}}
-    found = true_density(dense, ladder, 0.01)  # gaps 4, 1.5 and 0 points
+    sweep = {"0": {0.1: 0.86, 0.2: 0.885, 0.4: 0.90}, "1": {0.1: 0.88, 0.2: 0.905, 0.4: 0.92}}
+    found = true_density(dense, sweep, 0.01)  # gaps 4, 1.5 and 0 points
     assert found is not None
     assert found.density == pytest.approx(0.2 * 2 ** (0.5 / 1.5))
     assert found.interval == pytest.approx((found.density, found.density))  # both seeds have the same gaps
@@ -26,20 +26,20 @@ def test_the_true_density_is_where_the_mean_gap_crosses_delta_in_log_density() -
 
 
 def test_gaps_that_rise_with_density_are_pooled() -> None:
-    ladder = {"0": {0.1: 0.80, 0.2: 0.86, 0.3: 0.84, 0.5: 0.90}}  # gaps 10, 4, 6, 0: smoothed 10, 5, 5, 0
-    found = true_density({"0": 0.90}, ladder, 0.02)
+    sweep = {"0": {0.1: 0.80, 0.2: 0.86, 0.3: 0.84, 0.5: 0.90}}  # gaps 10, 4, 6, 0: smoothed 10, 5, 5, 0
+    found = true_density({"0": 0.90}, sweep, 0.02)
     assert found is not None
     assert found.density == pytest.approx(0.3 * (0.5 / 0.3) ** 0.6)
     assert found.interval is None
 
 
-def test_beyond_its_densest_network_a_ladder_goes_on_to_dense() -> None:
+def test_beyond_its_densest_network_a_sweep_goes_on_to_dense() -> None:
     found = true_density({"0": 0.90}, {"0": {0.25: 0.86, 0.5: 0.88}}, 0.01)
     assert found is not None
     assert found.density == pytest.approx(math.sqrt(0.5))
 
 
-def test_a_ladder_whose_sparsest_network_is_good_enough_bounds_the_truth_only() -> None:
+def test_a_sweep_whose_sparsest_network_is_good_enough_bounds_the_truth_only() -> None:
     found = true_density({"0": 0.90}, {"0": {0.05: 0.895, 0.5: 0.90}}, 0.01)
     assert found is not None
     assert (found.density, found.is_bound) == (pytest.approx(0.05), True)
@@ -60,15 +60,15 @@ def test_seeds_without_a_dense_network_or_with_missing_densities_do_not_count() 
 
 
 def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
-    """100 ladders of four seeds with noise: 90 intervals are expected to cover, with a standard error of 3."""
-    draw, rungs, covered = np.random.default_rng(1), [0.05, 0.1, 0.2, 0.4], 0
+    """100 sweeps of four seeds with noise: 90 intervals are expected to cover, with a standard error of 3."""
+    draw, densities, covered = np.random.default_rng(1), [0.05, 0.1, 0.2, 0.4], 0
     for _ in range(100):
         dense = {str(seed): 0.9 + 0.003 * draw.standard_normal() for seed in range(4)}
-        ladder = {
-            seed: {rung: 0.9 + 0.02 * math.log2(rung) / 2 + 0.002 * draw.standard_normal() for rung in rungs}
+        sweep = {
+            seed: {x: 0.9 + 0.02 * math.log2(x) / 2 + 0.002 * draw.standard_normal() for x in densities}
             for seed in dense
         }  # fmt: skip
-        found = true_density(dense, ladder, 0.02)  # the gap is a point for each halving: at 25%
+        found = true_density(dense, sweep, 0.02)  # the gap is a point for each halving: at 25%
         assert found is not None
         assert found.interval is not None
         covered += found.interval[0] <= 0.25 <= found.interval[1]
@@ -76,7 +76,7 @@ def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
 
 
 def points() -> list[dict[str, Any]]:
-    """Two seeds of a dense network, a ladder that needs 20% and answers of 25%, 15% and none."""
+    """Two seeds of a dense network, a sweep that needs 20% and answers of 25%, 15% and none."""
     place = {"pair": "mine", "data": "digits"}
     rows = [{"way": "dense", "seed": s, "density": 1.0, "val": 0.9, "test": 0.8} for s in "01"]
     rows += [
@@ -91,7 +91,7 @@ def points() -> list[dict[str, Any]]:
     return [{**place, **row} for row in rows]
 
 
-def test_answers_are_compared_with_the_ladder_of_their_search() -> None:
+def test_answers_are_compared_with_the_sweep_of_their_search() -> None:
     [found] = calibrations(VIEW, points())
     assert found.truth.density == pytest.approx(0.2)
     assert found.errors == pytest.approx([0.25, 0.25])
@@ -112,7 +112,9 @@ def test_an_answer_below_a_bound_of_the_truth_is_no_error() -> None:
 
 
 def test_table_and_figure_show_the_comparison() -> None:
-    text = 'asks = "?"\nset.method = "dense"\n[view]\npanel = "pair"\nseries = ["way"]\ntruth = {discover = "ladder"}'
+    text = (
+        'question = "?"\nset.method = "dense"\n[view]\npanel = "pair"\nseries = ["way"]\ntruth = {discover = "ladder"}'
+    )
     lines = [{"points": [point], "is_fraction": True} for point in points()]
     results = results_of(parse_study("mine", text), None, lines)
     for kind in ("table", "markdown"):

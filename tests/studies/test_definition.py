@@ -13,7 +13,7 @@ from pathgrow.runs.config import DiscoverConfig, TrainConfig
 from pathgrow.studies.definition import load_study, parse_study, study_names
 
 CURVES = """
-asks = "Which method?"
+question = "Which method?"
 set.epochs = 2
 [grid]
 density = [0.1, 0.2]
@@ -43,7 +43,7 @@ def test_a_cell_is_named_like_the_run_directory_of_its_command() -> None:
 
 
 def test_an_axis_value_may_set_several_fields_and_names_are_as_on_the_command_line() -> None:
-    text = 'asks = "?"\n[[part]]\ncommand = "discover"\nset.epochs = 8\ngrid.lr = [0.1]\n'
+    text = 'question = "?"\n[[part]]\ncommand = "discover"\nset.epochs = 8\ngrid.lr = [0.1]\n'
     text += 'grid.task = [{label = "wide", model = "mlp", model_options = {widths = [32]}}]\n'
     text += 'grid."recipe.batch_size" = [16]'
     [cell] = parse_study("mine", text).cells()
@@ -59,9 +59,8 @@ def test_an_axis_value_may_set_several_fields_and_names_are_as_on_the_command_li
 
 
 def test_later_layers_win_and_a_scale_changes_values_and_axes() -> None:
-    text = (
-        'asks = "?"\nset = {epochs = 9, method = "set", fold = 1}\ngrid.density = [0.1, 0.2]\n[[part]]\nset.fold = 2\n'
-    )
+    text = 'question = "?"\nset = {epochs = 9, method = "set", fold = 1}\ngrid.density = [0.1, 0.2]\n'
+    text += "[[part]]\nset.fold = 2\n"
     study = parse_study("mine", text + "[scale.smoke]\nset = {epochs = 3, fold = 3}\ngrid.density = [0.5]")
     [cell] = study.cells("smoke")
     assert cell.values == {"epochs": 3, "method": "set", "fold": 2, "density": 0.5}
@@ -69,7 +68,7 @@ def test_later_layers_win_and_a_scale_changes_values_and_axes() -> None:
 
 
 def test_a_part_may_belong_to_some_scales_only() -> None:
-    text = 'asks = "?"\n[[part]]\nscales = ["large"]\nset.method = "dense"\n[[part]]\nset.method = "random"\n'
+    text = 'question = "?"\n[[part]]\nscales = ["large"]\nset.method = "dense"\n[[part]]\nset.method = "random"\n'
     study = parse_study("mine", text + "[scale.small]\n[scale.large]")
     for scale, methods in ((None, ["random"]), ("small", ["random"]), ("large", ["dense", "random"])):
         assert [cell.values["method"] for cell in study.cells(scale)] == methods
@@ -98,17 +97,18 @@ def test_a_matched_cell_refers_to_the_cell_with_otherwise_equal_axes(tmp_path: P
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("asks = ", "study 'mine': "),
-        ("", "asks is missing"),
-        ('asks = "?"\ngird = {}', "unknown key 'gird': did you mean grid"),
-        ('asks = "?"\nset.method = "set"\ngrid.density = [2]', "cell density 2: density must be in (0, 1], got 2"),
-        ('asks = "?"\nset = {method = "set", densty = 0.1}', "unknown key 'densty': did you mean density"),
-        ('asks = "?"\nset.method = "set"\ngrid.density = [0.1, 0.1]', "twice"),
-        ('asks = "?"\nset = {method = "set", match = "flops", match_run = {method = "gcg"}}', "one cell, got 0"),
-        ('asks = "?"\nset.method = "os:system"', "is a function outside pathgrow"),
+        ("question = ", "study 'mine': "),
+        ("", "question is missing"),
+        ('asks = "?"', "study 'mine': unknown key 'asks' (known: grid, name, part, question,"),
+        ('question = "?"\ngird = {}', "unknown key 'gird': did you mean grid"),
+        ('question = "?"\nset.method = "set"\ngrid.density = [2]', "cell density 2: density must be in (0, 1], got 2"),
+        ('question = "?"\nset = {method = "set", densty = 0.1}', "unknown key 'densty': did you mean density"),
+        ('question = "?"\nset.method = "set"\ngrid.density = [0.1, 0.1]', "twice"),
+        ('question = "?"\nset = {method = "set", match = "flops", match_run = {method = "gcg"}}', "one cell, got 0"),
+        ('question = "?"\nset.method = "os:system"', "is a function outside pathgrow"),
         ("a = " + "[" * 100_000, "study 'mine' is nested too deeply"),
-        ("asks = " + "9" * 5000, "study 'mine': Exceeds the limit"),
-        (f'asks = "?"\nset.method = "set"\ngrid.seed = {list(range(10_001))}', "10,001 cells, more than 10,000"),
+        ("question = " + "9" * 5000, "study 'mine': Exceeds the limit"),
+        (f'question = "?"\nset.method = "set"\ngrid.seed = {list(range(10_001))}', "10,001 cells, more than 10,000"),
     ],
 )  # fmt: skip
 def test_mistakes_are_named(text: str, message: str) -> None:
@@ -149,7 +149,7 @@ def test_built_in_studies_have_valid_cells_at_all_scales(name: str) -> None:
 
 def test_a_scale_replaces_the_axes_of_a_part_but_not_those_that_it_drops() -> None:
     text = """
-        asks = "?"
+        question = "?"
         grid = { density = [0.1, 0.2], seed = [0, 1] }
         [[part]]
         set.method = "dense"

@@ -17,7 +17,7 @@ from pathgrow.studies.worker import forget_failures, work
 from tests.support.sample_report import discovery_report, training_report
 
 PRUNING = """
-asks = "How far?"
+question = "How far?"
 set = {method = "imp_c", density = 0.5, epochs = 1, model_options = {widths = [16]}}
 grid.seed = [0]
 [[part]]
@@ -83,7 +83,7 @@ def test_levels_of_an_unfinished_run_are_those_of_the_finished_one(
 
 
 GROWTH = """
-asks = "How?"
+question = "How?"
 set = {method = "gcg", density = 0.1, epochs = 4, model_options = {widths = [16]}}
 grid.seed = [0]
 [[part]]

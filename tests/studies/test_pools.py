@@ -22,7 +22,7 @@ from pathgrow.studies.pools import LocalPool, RayPool, SlurmPool, create_pool
 from pathgrow.studies.runner import run_study
 
 TEXT = """
-asks = "?"
+question = "?"
 set = {method = "set", epochs = 2, density = 0.3, model_options = {widths = [16]}}
 grid.seed = [0, 1, 2, 3, 4, 5]
 """

@@ -20,7 +20,7 @@ RECORDED = Path(__file__).parents[2] / "results" / "studies" / "growth-timing.js
 
 
 def one_cell(**values: object) -> Cell:
-    [cell] = Study(name="mine", asks="?", set=values).cells()
+    [cell] = Study(name="mine", question="?", set=values).cells()
     return cell
 
 

@@ -16,7 +16,7 @@ from pathgrow.studies.results import METRICS, load_results, render_results, resu
 from tests.support.sample_report import training_report
 
 TEXT = """
-asks = "Which method keeps the accuracy?"
+question = "Which method keeps the accuracy?"
 set.epochs = 2
 [grid]
 seed = [0, 1, 2]

@@ -28,7 +28,7 @@ from tests.support.catalogue import Trials
 from tests.support.faults import in_a_child
 
 TEXT = """
-asks = "?"
+question = "?"
 set = {method = "set", epochs = 1, density = 0.3, model_options = {widths = [16]}}
 grid.seed = [0, 1, 2, 3, 4, 5]
 """
@@ -160,7 +160,7 @@ def test_processes_that_start_in_the_same_second_lose_nothing(tmp_path: Path, tr
 
 
 LARGE = """
-asks = "?"
+question = "?"
 set = {method = "set", epochs = 1, density = 0.3}
 grid.size = [{model_options.widths = [8000, 8000]}, {model_options.widths = [16]}, {model_options.widths = [8]}]
 """

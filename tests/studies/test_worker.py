@@ -23,9 +23,9 @@ from pathgrow.studies.definition import Cell, load_study, parse_study
 from pathgrow.studies.results import load_results
 from pathgrow.studies.worker import MAX_ATTEMPTS, failure, forget_failures, state, work
 
-THREE = 'asks = "?"\nset = {method = "set", epochs = 1}\ngrid.density = [0.1, 0.2, 0.3]'
+THREE = 'question = "?"\nset = {method = "set", epochs = 1}\ngrid.density = [0.1, 0.2, 0.3]'
 MATCHED = """
-asks = "?"
+question = "?"
 set.epochs = 1
 [[part]]
 set = {method = "phew", density = 0.3, match = "parameters", match_run = {method = "set"}}
@@ -69,7 +69,7 @@ def test_each_cell_runs_once_and_a_failed_one_stops_no_other(tmp_path: Path, ran
 
 
 def test_a_cell_whose_worker_was_killed_before_its_manifest_gets_it_without_training(tmp_path: Path) -> None:
-    [cell] = cells_of('asks = "?"\nset = {method = "set", epochs = 1, density = 0.3}', tmp_path)
+    [cell] = cells_of('question = "?"\nset = {method = "set", epochs = 1, density = 0.3}', tmp_path)
     work(tmp_path, [cell])
     run_dir = RunDir(tmp_path / cell.name)
     rows = run_dir.metrics
@@ -83,7 +83,7 @@ def test_a_cell_whose_worker_was_killed_before_its_manifest_gets_it_without_trai
 def test_a_result_counts_although_its_manifest_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    [cell] = cells_of('asks = "?"\nset = {method = "set", epochs = 1, density = 0.3}', tmp_path)
+    [cell] = cells_of('question = "?"\nset = {method = "set", epochs = 1, density = 0.3}', tmp_path)
 
     def full(_: Path) -> None:
         raise OSError(errno.ENOSPC, "no space left on device")

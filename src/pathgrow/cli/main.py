@@ -4,7 +4,6 @@
 """
 
 import os
-import re
 import sys
 import warnings
 from argparse import RawDescriptionHelpFormatter
@@ -15,12 +14,10 @@ from pathgrow.cli.lists import LIST_COMMANDS
 from pathgrow.cli.run import RUN_COMMANDS
 from pathgrow.cli.study import STUDY_COMMANDS
 from pathgrow.distributed.interrupts import Interrupted, reraise_interrupt, signal_handlers
-from pathgrow.errors import PeerFailed, RunFailed, UserError, printable, unknown_name
+from pathgrow.errors import OUT_OF_MEMORY, PeerFailed, RunFailed, UserError, printable, unknown_name
 from pathgrow.version import __version__
 
 COMMANDS = {**RUN_COMMANDS, **STUDY_COMMANDS, **LIST_COMMANDS}
-_OUT_OF_MEMORY = re.compile("out of memory|can't allocate memory")
-"""What torch says on a GPU and on a CPU."""
 _INTERRUPTED = 130
 """The shell's exit code for Ctrl-C."""
 
@@ -90,7 +87,7 @@ def _exit_code(arguments: list[str]) -> int:
         return _fail(f"cannot access {error.filename} ({error.strerror or error})", 1)
     except (MemoryError, RuntimeError) as error:
         text = str(error).partition("\n")[0]
-        if not isinstance(error, MemoryError) and not _OUT_OF_MEMORY.search(text):
+        if not isinstance(error, MemoryError) and not OUT_OF_MEMORY.search(text):
             raise
         return _fail(
             f"out of memory ({text or 'MemoryError'}); finished stages are kept: rerun the command with "

@@ -33,7 +33,7 @@ def _run_study(
 
     study = load_study(name)
     cells = study.cells(scale)
-    print(f"{printable(study.asks)}\n{total_price(cells)}")
+    print(f"{printable(study.question)}\n{total_price(cells)}")
     outcome = run_study(cells, out, pool, StudyProgress())
     again = f"{name}{f' --scale {scale}' if scale else ''}{f' --out {out}' if out != _OUT else ''}"
     print(f"{outcome.num_finished} of {len(cells)} cells finished in {printable(out)}.")
@@ -45,13 +45,13 @@ def _run_study(
 
 
 def _list_studies() -> None:
-    """List the built-in studies: what each asks, its cells and its price at each scale."""
+    """List the built-in studies: the question of each, its cells and its price at each scale."""
     from pathgrow.studies.definition import load_study, study_names
     from pathgrow.studies.price import MEASURED_SPEEDS, total_price
 
     for name in study_names():
         study = load_study(name)
-        print(f"{name}\n{textwrap.indent(textwrap.fill(study.asks, 110), '  ')}")
+        print(f"{name}\n{textwrap.indent(textwrap.fill(study.question, 110), '  ')}")
         for scale, own in study.scale.items():
             note = f" {own.note}" if own.note else ""
             print(f"  {scale:<7}{total_price(study.cells(scale))}{note}")

@@ -1,8 +1,8 @@
-"""Answers of `discover` beside brute force: the true density of each pair, the error of the answers, their coverage.
+"""Answers of `discover` compared with brute force: true densities, errors of the answers, coverage of their intervals.
 
-The truth is read off a ladder: networks of several densities trained as long as the dense one. The mean gap to the
-dense network of the same seed is smoothed to fall with density; where it crosses delta, interpolated in log density,
-is the true density.
+The truth is computed from a density sweep: networks of several densities trained as long as the dense one. The mean
+gap to the dense network of the same seed is smoothed to fall with density; where it crosses delta, interpolated in log
+density, is the true density.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class TrueDensity:
     """90%, over seeds; None for a single one."""
     num_seeds: int
     is_bound: bool
-    """Whether even the sparsest network of the ladder is within delta: the truth is at most `density`, its density."""
+    """Whether even the sparsest network of the sweep is within delta: the truth is at most `density`, its density."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """The answers of one kind of search on one pair, beside the truth."""
+    """The answers of one kind of search on one pair, and the truth."""
 
     panel: str
     series: str
@@ -74,18 +74,18 @@ class Calibration:
 
 
 def calibrations(view: View, points: Sequence[_Point]) -> Iterator[Calibration]:
-    """Compare answers with the ladders that `view.truth` names, where dense networks and ladders are finished."""
+    """Compare answers with the sweeps that `view.truth` names, where dense networks and sweeps are finished."""
     panels = dict.fromkeys(str(point.get(view.panel, "")) if view.panel else "" for point in points)
     for panel in panels:
         own = [point for point in points if not view.panel or str(point.get(view.panel, "")) == panel]
         dense = {seed: scores[1.0] for seed, scores in _scores(view, own, "dense").items() if 1.0 in scores}
-        for search, ladder in view.truth.items():
+        for search, sweep in view.truth.items():
             found = [point for point in own if _series(view, point) == search and "delta" in point]
             if not found:
                 continue
             sign = -1 if data.mode(found[0]["data"]) == "min" else 1
             delta = float(found[0]["delta"])
-            truth = true_density(dense, _scores(view, own, ladder), delta, sign)
+            truth = true_density(dense, _scores(view, own, sweep), delta, sign)
             if truth is not None:
                 yield Calibration(
                     panel=panel, series=search, truth=truth, answers=tuple(point.get("answer") for point in found),
@@ -95,23 +95,23 @@ def calibrations(view: View, points: Sequence[_Point]) -> Iterator[Calibration]:
 
 
 def true_density(
-    dense: Mapping[str, float], ladder: Mapping[str, Mapping[float, float]], delta: float, sign: int = 1
+    dense: Mapping[str, float], density_sweep: Mapping[str, Mapping[float, float]], delta: float, sign: int = 1
 ) -> TrueDensity | None:
-    """Where the ladder comes within delta of dense; None without seeds that have all densities and a dense network.
+    """Where the sweep comes within delta of dense; None without seeds that have all densities and a dense network.
 
     Seeds are resampled as a multivariate Student distribution: a seed shifts all of its gaps, since its dense network
     is lucky or not, and each network has noise of its own.
 
-    >>> dense, ladder = {"0": 0.9}, {"0": {0.1: 0.86, 0.4: 0.90}}
-    >>> round(true_density(dense, ladder, 0.02).density, 6)  # halfway in log density
+    >>> dense, sweep = {"0": 0.9}, {"0": {0.1: 0.86, 0.4: 0.90}}
+    >>> round(true_density(dense, sweep, 0.02).density, 6)  # halfway in log density
     0.2
     """
-    rungs = sorted({density for scores in ladder.values() for density in scores})
-    seeds = [seed for seed in ladder if seed in dense and len(ladder[seed]) == len(rungs)]
+    densities = sorted({density for scores in density_sweep.values() for density in scores})
+    seeds = [seed for seed, scores in density_sweep.items() if seed in dense and len(scores) == len(densities)]
     if not seeds:
         return None
-    gaps = np.array([[sign * (dense[seed] - ladder[seed][density]) for density in rungs] for seed in seeds])
-    at, num = np.log(np.array([*rungs, 1.0])), len(seeds)
+    gaps = np.array([[sign * (dense[seed] - density_sweep[seed][density]) for density in densities] for seed in seeds])
+    at, num = np.log(np.array([*densities, 1.0])), len(seeds)
     interval = None
     if num > 1:
         draw = np.random.default_rng(0)
@@ -130,12 +130,12 @@ def _crossing(at: _Array, gap: _Array, delta: float) -> float:
     first = int(np.argmax(smooth <= 0))
     if first == 0:
         return float(np.exp(at[0]))
-    share = smooth[first - 1] / (smooth[first - 1] - smooth[first])
-    return float(np.exp(at[first - 1] + share * (at[first] - at[first - 1])))
+    fraction = smooth[first - 1] / (smooth[first - 1] - smooth[first])
+    return float(np.exp(at[first - 1] + fraction * (at[first] - at[first - 1])))
 
 
 def _scores(view: View, points: Sequence[_Point], series: str) -> dict[str, dict[float, float]]:
-    """The score by seed and density: the mean of val and test, neither of which a ladder is chosen by."""
+    """The score by seed and density: the mean of val and test, neither of which a network of a sweep is chosen by."""
     found: dict[str, dict[float, float]] = {}
     for point in points:
         if _series(view, point) == series:

@@ -63,8 +63,8 @@ class View:
     panel: str | None = None
     """Axis whose values get panels of their own."""
     truth: Mapping[str, str] = field(default_factory=dict)
-    """Series of discoveries, and the series of networks that tell how dense the answer should have been; beside them
-    there has to be a series "dense"."""
+    """Series of discoveries, and the series of networks (a density sweep) that the true density is computed from; there
+    has to be a series "dense" too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class Study:
     """A question and the grid of runs that answers it."""
 
     name: str
-    asks: str
+    question: str
     set: _Values = field(default_factory=dict)
     grid: _Grid = field(default_factory=dict)
     part: tuple[Part, ...] = (Part(),)
@@ -187,7 +187,7 @@ def study_names() -> list[str]:
 def parse_study(name: str, text: str) -> Study:
     """Read a study; a mistake is a `UserError` that says where.
 
-    >>> text = 'asks = "Which?"\\nset.method = "set"\\ngrid.density = [0.1, 0.2]\\ngrid.lr = [0.1, 0.2]'
+    >>> text = 'question = "Which?"\\nset.method = "set"\\ngrid.density = [0.1, 0.2]\\ngrid.lr = [0.1, 0.2]'
     >>> study = parse_study("mine", text)
     >>> [(cell.axes, cell.values["recipe"]) for cell in study.cells()][1]
     ({'density': 0.1, 'lr': 0.2}, {'lr': 0.2})

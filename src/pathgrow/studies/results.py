@@ -84,7 +84,7 @@ def results_of(study: Study, scale: str | None, lines: Sequence[Mapping[str, Any
     num_unfinished = sum(bool(line.get("unfinished")) for line in lines)
     finished = f"{len(lines) - num_unfinished} of {plural(len(study.cells(scale)), 'cell')} finished"
     unfinished = f", {num_unfinished} unfinished (levels or rounds so far)" if num_unfinished else ""
-    caption = f"{named}: {study.asks} {finished}{unfinished}{failed}."
+    caption = f"{named}: {study.question} {finished}{unfinished}{failed}."
     points = [point for line in lines for point in line["points"]]
     return Results(
         study=study,

@@ -79,7 +79,7 @@ class StudyProgress:
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._console, self._clock = console or Console(stderr=True), clock
         self._bar = Progress(
-            TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.fields[said]}", markup=False),
+            TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.fields[status]}", markup=False),
             console=self._console, transient=True, disable=not self._console.is_terminal,
         )  # fmt: skip
 
@@ -89,7 +89,7 @@ class StudyProgress:
         self._before, self._num, self._failed = len(cells) - len(remaining), len(cells), 0
         self._start = self._clock()
         self._total, self._left = sum(self._prices.values()), dict(self._prices)
-        self._task = self._bar.add_task("cells", total=self._num, completed=self._before, said="")
+        self._task = self._bar.add_task("cells", total=self._num, completed=self._before, status="")
         if self._before:
             self._console.print(f"{plural(self._before, 'cell')} of {self._num} finished before.")
         self._bar.start()
@@ -101,12 +101,12 @@ class StudyProgress:
             self._failed += reason is not None
             line = f"{name} failed: {reason}" if reason is not None else name
             if reason is not None or not self._console.is_terminal:
-                self._console.print(f"[{self.said}] {line}", markup=False, soft_wrap=True, highlight=False)
-        said = f"{self.said}, {plural(num_workers, 'worker')}"
-        self._bar.update(self._task, completed=self._num - len(self._left), said=said)
+                self._console.print(f"[{self.status}] {line}", markup=False, soft_wrap=True, highlight=False)
+        status = f"{self.status}, {plural(num_workers, 'worker')}"
+        self._bar.update(self._task, completed=self._num - len(self._left), status=status)
 
     @property
-    def said(self) -> str:
+    def status(self) -> str:
         """The state of the study in a line."""
         failed = f", {self._failed} failed" if self._failed else ""
         left = "" if self.seconds_left is None else f", {duration(self.seconds_left)} left"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import re
 import time
 import warnings
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from filelock import FileLock, Timeout
 from pathgrow import atomic
 from pathgrow.checkpoint import strict_json
 from pathgrow.checkpoint.run_dir import RunDir, RunInUse
-from pathgrow.errors import RunFailed, UserError, printable
+from pathgrow.errors import OUT_OF_MEMORY, RunFailed, UserError, printable
 from pathgrow.runs.config import DiscoverConfig, TrainConfig
 from pathgrow.runs.discovery import run_discovery
 from pathgrow.runs.training import train
@@ -29,7 +28,6 @@ State = Literal["finished", "failed", "busy", "blocked", "free"]
 Ending = Literal["done", "out of memory", "orphaned"]
 MAX_ATTEMPTS = 5
 """Attempts after which a cell whose workers keep dying counts as failed."""
-OUT_OF_MEMORY = re.compile("out of memory|can't allocate memory")
 _FOLDER = ".study"
 _IDLE_SECONDS = 0.5
 """How long a worker waits if all remaining cells are being worked on."""
