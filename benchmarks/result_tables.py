@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
-from benchmarks import cifar, digits_ladder, doors, shrink, tasks
+from benchmarks import cifar, digits_ladder, interfaces, shrink, tasks
 from benchmarks.problems import TASKS, Task
 from benchmarks.unseen import UNSEEN
 from pathgrow.checkpoint import strict_json
@@ -59,13 +59,13 @@ def digits_truth() -> str:
     return f"True density: {true:.3f} (90% interval {low:.3f} - {high:.3f}).\n\n{table(headings, rows)}"
 
 
-def door_table() -> str:
+def interface_table() -> str:
     """One question through every interface."""
-    return doors.table(read_lines(ROOT / "results" / "doors.jsonl"))
+    return interfaces.table(read_lines(ROOT / "results" / "interfaces.jsonl"))
 
 
 def task_table(of: Mapping[str, Task]) -> Callable[[], str]:
-    """Discoveries in strangers' trainings beside brute force."""
+    """Discoveries in user-defined trainings, compared with brute force."""
     return lambda: tasks.summary(_lines("tasks"), of)
 
 
@@ -365,7 +365,7 @@ SPARSE = 0.22
 """Networks up to this density are compared by how they were pruned."""
 TABLES: dict[str, Callable[[], str]] = {
     "digits-truth": digits_truth, "tasks": task_table(TASKS),
-    "unseen": task_table(UNSEEN), "doors": door_table, "cifar-ladder": cifar_ladder,
+    "unseen": task_table(UNSEEN), "interfaces": interface_table, "cifar-ladder": cifar_ladder,
     "cifar-discoveries": cifar_discoveries, "cifar-reference": cifar_reference, "wrn": wrn,
     "wrn-reproduction": wrn_reproduction, "engine": engine, "shrink": shrink_table(160), "shrink-80": shrink_table(80),
     "searches": search_table, "gts": gts_table, "default-discoveries": default_discoveries,

@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import doors
+from benchmarks import interfaces
 from benchmarks.cifar import Lines
 from benchmarks.tasks import Truth
 
 
 def test_every_interface_leaves_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doors, "TASK", replace(doors.TASK, budget=4))
-    lines = Lines(tmp_path / "doors.jsonl", "abc")
-    for door in doors.DOORS:
-        doors.ask(door, 0, lines)
+    monkeypatch.setattr(interfaces, "TASK", replace(interfaces.TASK, budget=4))
+    lines = Lines(tmp_path / "interfaces.jsonl", "abc")
+    for interface in interfaces.INTERFACES:
+        interfaces.run(interface, 0, lines)
     assert [row["door"] for row in lines.rows] == ["discover", "dense", "engine", "attach"]
     assert lines.rows[1]["reference"][0] == "dense"
     assert "The dense network was not trained" in lines.rows[3]["says"]
-    assert "| attach | 0 | open | - |" in doors.table(lines.rows)
+    assert "| attach | 0 | open | - |" in interfaces.table(lines.rows)
 
 
 @pytest.mark.parametrize(
@@ -38,5 +38,5 @@ def test_every_interface_leaves_a_line(tmp_path: Path, monkeypatch: pytest.Monke
 )  # fmt: skip
 def test_contradictions(discover: object, dense: object, attach: object, expected: list[str]) -> None:
     given = {"discover": discover, "dense": dense, "attach": attach}
-    answers = {door: {0: {"interval": interval}} for door, interval in given.items()}
-    assert doors.disagreements(answers, Truth(0.2, 0.15, 0.25, 3)) == expected
+    answers = {interface: {0: {"interval": interval}} for interface, interval in given.items()}
+    assert interfaces.disagreements(answers, Truth(0.2, 0.15, 0.25, 3)) == expected

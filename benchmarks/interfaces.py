@@ -1,10 +1,10 @@
 """One question through every interface: how dense must this network be to stay within one point of dense?
 
-    python -m benchmarks.doors [DOOR ...] [--seeds 0 1 2] [--again] [--results results/doors.jsonl]
-    python -m benchmarks.doors table
+    python -m benchmarks.interfaces [INTERFACE ...] [--seeds 0 1 2] [--again] [--results results/interfaces.jsonl]
+    python -m benchmarks.interfaces table
     make results    # puts the table into docs/results.md
 
-A small CNN on scikit-learn's digits (`digits_cnn` of `benchmarks.problems`) is asked about through
+A small CNN on scikit-learn's digits (`digits_cnn` of `benchmarks.problems`) is measured through
 
 - `truth`: brute force, the ladder of `benchmarks.tasks`;
 - `discover`: `pathgrow.discover` with the user's own `fit`;
@@ -12,7 +12,7 @@ A small CNN on scikit-learn's digits (`digits_cnn` of `benchmarks.problems`) is 
 - `engine`: the same network, data and optimizer settings on pathgrow's training engine, which the commands use;
 - `attach`: the user's own loop, for as many epochs as the budget; its answer is relative to the densest network grown.
 
-Each finished run is one line of JSON and is not run again, unless `--again` asks for new answers.
+Each finished run is one line of JSON and is not run again, unless `--again` is passed.
 """
 
 from __future__ import annotations
@@ -112,19 +112,20 @@ def in_own_loop(problem: Problem, seed: int) -> Found:
     }  # fmt: skip
 
 
-DOORS: dict[str, Callable[[Problem, int], Found]] = {
+INTERFACES: dict[str, Callable[[Problem, int], Found]] = {
     "discover": discovered, "dense": with_dense, "engine": on_engine, "attach": in_own_loop,
 }  # fmt: skip
 
 
-def ask(door: str, seed: int, lines: Lines) -> None:
-    """Append the answer of one interface, beside what the returned network is worth on the test images."""
+def run(interface: str, seed: int, lines: Lines) -> None:
+    """Append the answer of one interface, and how the returned model compares with dense on the test images."""
     problem, began = TASK.problem(seed, "cpu", None), time.perf_counter()
     dense = problem.values(baseline(TASK, copy.deepcopy(problem), seed), "test")
-    found = DOORS[door](problem, seed)
+    found = INTERFACES[interface](problem, seed)
     below, error = problem.difference(dense, problem.values(problem.model, "test"))
     seconds = time.perf_counter() - began
-    lines.add(kind="door", task=NAME, door=door, seed=seed, **found, below=below, error=error, seconds=seconds)
+    # "door" is the name of an interface in the stored lines.
+    lines.add(kind="door", task=NAME, door=interface, seed=seed, **found, below=below, error=error, seconds=seconds)
 
 
 def last_answers(rows: Sequence[dict[str, Any]]) -> dict[str, dict[int, dict[str, Any]]]:
@@ -143,16 +144,18 @@ def disagreements(answers: dict[str, dict[int, dict[str, Any]]], true: Truth | N
     """
     found = []
     for seed in sorted({seed for rows in answers.values() for seed in rows}):
-        rows = [(door, answers[door][seed]["interval"]) for door in answers if seed in answers[door]]
-        known = [(door, interval) for door, interval in rows if interval is not None]
-        for k, (door, (low, high)) in enumerate(known):
+        rows = [
+            (interface, answers[interface][seed]["interval"]) for interface in answers if seed in answers[interface]
+        ]
+        known = [(interface, interval) for interface, interval in rows if interval is not None]
+        for k, (interface, (low, high)) in enumerate(known):
             for other, (other_low, other_high) in known[k + 1 :]:
-                is_below = high < other_low and door != "attach"
+                is_below = high < other_low and interface != "attach"
                 is_above = low > other_high and other != "attach"
                 if is_below or is_above:
-                    found.append(f"seed {seed}: {door} and {other} are disjoint")
-            if true is not None and (low > true.high or (high < true.low and door != "attach")):
-                found.append(f"seed {seed}: {door} does not cover brute force")
+                    found.append(f"seed {seed}: {interface} and {other} are disjoint")
+            if true is not None and (low > true.high or (high < true.low and interface != "attach")):
+                found.append(f"seed {seed}: {interface} does not cover brute force")
     return found
 
 
@@ -170,11 +173,11 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         "cost",
     )
     found = [f"Brute force: {true or '-'}", "", f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
-    for door in [door for door in DOORS if door in answers]:
-        for seed, row in sorted(answers[door].items()):
+    for interface in [interface for interface in INTERFACES if interface in answers]:
+        for seed, row in sorted(answers[interface].items()):
             interval, reference = row["interval"], row["reference"]
             cells = (
-                door, seed, row["status"] if row["answer"] is None else percent(row["answer"]),
+                interface, seed, row["status"] if row["answer"] is None else percent(row["answer"]),
                 "-" if interval is None else f"{percent(interval[0])} - {percent(interval[1])}",
                 "-" if reference is None else f"{reference[0]}, {100 * reference[1]:.1f}%", percent(row["density"]),
                 f"{100 * row['below']:.1f} ± {100 * row['error']:.1f} pp",
@@ -187,23 +190,25 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    doors = ["truth", *DOORS, "table"]
-    parser.add_argument("doors", nargs="*", choices=[*doors, []], metavar="DOOR", help=", ".join(doors))
+    interfaces = ["truth", *INTERFACES, "table"]
+    parser.add_argument(
+        "interfaces", nargs="*", choices=[*interfaces, []], metavar="INTERFACE", help=", ".join(interfaces)
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--results", type=Path, default=Path("results/doors.jsonl"))
-    parser.add_argument("--again", action="store_true", help="ask again where there is a line")
+    parser.add_argument("--results", type=Path, default=Path("results/interfaces.jsonl"))
+    parser.add_argument("--again", action="store_true", help="run again where there is a line")
     parser.add_argument("--commit", help="commit of the measured code, if this is no checkout")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     place = Place(chosen.results, chosen.commit, "cpu", None)
     for seed in chosen.seeds:
-        for door in chosen.doors or doors:
+        for interface in chosen.interfaces or interfaces:
             lines = place.lines()
-            if door == "truth":
+            if interface == "truth":
                 find_truth(NAME, seed, place)
-            elif door in DOORS and (chosen.again or not lines.has(kind="door", door=door, seed=seed)):
-                ask(door, seed, lines)
-    if not chosen.doors or "table" in chosen.doors:
+            elif interface in INTERFACES and (chosen.again or not lines.has(kind="door", door=interface, seed=seed)):
+                run(interface, seed, lines)
+    if not chosen.interfaces or "table" in chosen.interfaces:
         print(table(place.lines().rows))
 
 
