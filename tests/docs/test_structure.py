@@ -1,4 +1,4 @@
-"""The shape of the package: rooms, names, small modules, and tests that mirror them."""
+"""The shape of the package: subpackages, names, small modules, and tests that mirror them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "pathgrow"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.name not in ("__init__.py", "__main__.py"))
 TABLES = ("methods", "models", "data", "augment")
-"""Rooms whose files are entries of a table: one per method, model, dataset or operation."""
+"""Subpackages whose files are entries of a table: one per method, model, dataset or operation."""
 COMMON = {"create", "names", "defaults", "main", "T", "register"}
 """Names that mean the same thing in every module that defines them."""
 OTHER_TESTS = {"benchmarks", "contract", "oracle", "e2e", "docs", "support", "recorded", "root"}
@@ -23,13 +23,13 @@ def dotted(path: Path) -> str:
 
 def test_the_root_fits_on_one_screen() -> None:
     modules = [path for path in PACKAGE.glob("*.py") if not path.name.startswith("__")]
-    rooms = [path for path in PACKAGE.iterdir() if (path / "__init__.py").exists()]
+    subpackages = [path for path in PACKAGE.iterdir() if (path / "__init__.py").exists()]
     assert len(modules) <= 6
-    assert len(rooms) <= 16
+    assert len(subpackages) <= 16
 
 
 def test_no_public_name_is_defined_twice() -> None:
-    homes = defaultdict(list)
+    modules_of = defaultdict(list)
     for path in PACKAGE.rglob("*.py"):
         for node in ast.parse(path.read_text()).body:
             names: list[str] = []
@@ -41,51 +41,51 @@ def test_no_public_name_is_defined_twice() -> None:
                 names = [node.target.id]
             for name in names:
                 if not name.startswith("_") and name not in COMMON:
-                    homes[name].append(dotted(path))
-    assert {name: places for name, places in homes.items() if len(places) > 1} == {}
+                    modules_of[name].append(dotted(path))
+    assert {name: places for name, places in modules_of.items() if len(places) > 1} == {}
 
 
 def test_a_small_module_with_one_importer_lives_in_it() -> None:
     sources = {path: path.read_text() for path in PACKAGE.rglob("*.py")}
-    lonely = []
+    mergeable = []
     for path in MODULES:
         if len(sources[path].splitlines()) >= 80 or path.parent.name in TABLES:
             continue
-        name, room = path.stem, dotted(path.parent / "x").removesuffix(".x")
+        name, package = path.stem, dotted(path.parent / "x").removesuffix(".x")
         used = re.compile(
             rf"from {re.escape(dotted(path))} import|import {re.escape(dotted(path))}\b"
-            rf"|from {re.escape(room)} import [^\n]*\b{name}\b|from {re.escape(room)} import \([^)]*\b{name}\b"
+            rf"|from {re.escape(package)} import [^\n]*\b{name}\b|from {re.escape(package)} import \([^)]*\b{name}\b"
         )
         importers = [other for other, text in sources.items() if other != path and used.search(text)]
         if len(importers) == 1:
-            lonely.append(f"{dotted(path)} (only {dotted(importers[0])} imports it)")
-    assert lonely == []
+            mergeable.append(f"{dotted(path)} (only {dotted(importers[0])} imports it)")
+    assert mergeable == []
 
 
 def test_no_module_is_long() -> None:
     assert [dotted(path) for path in MODULES if len(path.read_text().splitlines()) > 500] == []
 
 
-def test_tests_mirror_the_rooms() -> None:
-    rooms = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
-    folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert folders - rooms - OTHER_TESTS == set()
-    strangers = [
+def test_tests_mirror_the_subpackages() -> None:
+    subpackages = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+    directories = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert directories - subpackages - OTHER_TESTS == set()
+    unmatched = [
         str(path.relative_to(ROOT))
-        for room in sorted(rooms & folders)
-        for path in (ROOT / "tests" / room).glob("test_*.py")
+        for name in sorted(subpackages & directories)
+        for path in (ROOT / "tests" / name).glob("test_*.py")
         if not any(
             path.stem.removeprefix("test_").removesuffix("_gpu") == module.stem
-            for module in (PACKAGE / room).rglob("*.py")
+            for module in (PACKAGE / name).rglob("*.py")
         )
-        and path.stem.removeprefix("test_").removesuffix("_gpu") != room
+        and path.stem.removeprefix("test_").removesuffix("_gpu") != name
     ]
-    assert strangers == []
+    assert unmatched == []
 
 
-def test_the_architecture_page_lists_every_room_and_root_module() -> None:
+def test_the_architecture_page_lists_every_subpackage_and_root_module() -> None:
     page = (ROOT / "docs" / "design" / "architecture.md").read_text()
     listed = set(re.findall(r"`([a-z_]+)`", "\n".join(re.findall(r"^\|.*$", page, re.MULTILINE))))
-    rooms = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+    subpackages = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
     modules = {path.stem for path in PACKAGE.glob("*.py") if not path.name.startswith("__")}
-    assert rooms | modules <= listed
+    assert subpackages | modules <= listed
