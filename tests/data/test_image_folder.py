@@ -164,7 +164,7 @@ def test_other_files_are_not_images(layouts: Any) -> None:
 @pytest.mark.parametrize(
     ("places", "words"),
     [
-        (("cat",), "must contain at least 2 class folders, got 1"),
+        (("cat",), "must contain at least 2 class directories, got 1"),
         (("train/cat", "train/dog", "val/cat", "val/emu"), "emu is not a class of .*train"),
     ],
 )
@@ -198,7 +198,7 @@ def test_classes_may_be_called_like_splits_and_have_subfolders(layouts: Any) -> 
 
 
 def test_empty_folders_give_the_expected_layout(tmp_path: Path, layouts: Any) -> None:
-    with pytest.raises(UserError, match="at least 2 class folders, got 0"):
+    with pytest.raises(UserError, match="at least 2 class directories, got 0"):
         load("folder", tmp_path)
     root = layouts.by_class("cat", "dog")
     (root / "emu").mkdir()

@@ -46,7 +46,7 @@ class Split:
 
 
 class Paths(Sequence[Path]):
-    """File names below one folder, stored in one array.
+    """File names below one directory, stored in one array.
 
     The 1.3 million names of ImageNet take 46 MB in every process, instead of 370 MB as a tuple of paths.
 
@@ -61,7 +61,7 @@ class Paths(Sequence[Path]):
         encoded = names if isinstance(names, np.ndarray) else np.array([os.fsencode(name) for name in names], "S")
         assert encoded.dtype.kind == "S"
         self.encoded = encoded
-        """Names relative to the folder, as bytes."""
+        """Names relative to the directory, as bytes."""
 
     def __len__(self) -> int:
         return len(self.encoded)

@@ -1,4 +1,4 @@
-"""Datasets with one folder of images per class: ImageNet, and any dataset in the same layout."""
+"""Datasets with one directory of images per class: ImageNet, and any dataset in the same layout."""
 
 import os
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from pathgrow.errors import UserError
 
 _MEAN = bytes_of(0.485, 0.456, 0.406)
 _STD = bytes_of(0.229, 0.224, 0.225)
-"""Statistics of ImageNet, also used for streamed folders: their own would need a pass over all files."""
+"""Statistics of ImageNet, also used for streamed directories: their own would need a pass over all files."""
 
 _STREAMED_SIZE = 224
 """Height and width of streamed images."""
@@ -23,10 +23,10 @@ _IMAGENET_PARTS = 25
 """A 25th of ImageNet's training set has 51,247 images, about as many as the official val set."""
 _NUM_PROBED = 64
 _SPLIT_NAMES = {"train", "training", "val", "valid", "validation", "dev", "test", "testing"}
-"""Common names of split folders, which contain one folder per class."""
+"""Common names of the directories of splits, which contain one directory per class."""
 
 _LAYOUTS = {
-    "imagenet": "DIR/train/<class>/*.JPEG and DIR/val/<class>/*.JPEG, with one folder for each of the 1,000 classes",
+    "imagenet": "DIR/train/<class>/*.JPEG and DIR/val/<class>/*.JPEG, with one directory for each of the 1,000 classes",
     "folder": "DIR/train/<class>/*.png (optionally with DIR/val and DIR/test), or DIR/<class>/*.png",
 }
 
@@ -41,7 +41,7 @@ def imagenet(root: Path, seed: int, fold: int) -> Dataset:
     advice = layout_advice("imagenet")
     folder = next((place for place in (root / "imagenet", root) if os.path.isdir(place / "train")), None)
     if folder is None:
-        raise UserError(f"imagenet not found: {root} contains no folder train; {advice}")
+        raise UserError(f"imagenet not found: {root} contains no directory train; {advice}")
     classes = class_folders(folder / "train", advice)
     if class_folders(folder / "val", advice) != classes:
         raise UserError(f"{folder / 'val'} and {folder / 'train'} have different classes: {advice}")
@@ -54,11 +54,11 @@ def imagenet(root: Path, seed: int, fold: int) -> Dataset:
 
 
 def image_folder(root: Path, seed: int, fold: int) -> Dataset:
-    """Load a folder of images by class, with three channels.
+    """Load a directory of images by class, with three channels.
 
-    The root contains `train` and optionally `val` and `test`, or one folder per class. A missing val or test is a tenth
-    of train (fold 0-9). Images of the same size that take at most 2 GiB are held in memory; others are streamed at 224
-    pixels, or at the length of their shortest side if that is smaller.
+    The root contains `train` and optionally `val` and `test`, or one directory per class. A missing val or test is a
+    tenth of train (fold 0-9). Images of the same size that take at most 2 GiB are held in memory; others are streamed
+    at 224 pixels, or at the length of their shortest side if that is smaller.
     """
     classes, paths, labels, rows = _list(root)
     missing = [part for part in ("val", "test") if part not in rows]
@@ -85,18 +85,18 @@ def _streamed(name: str, classes: int, paths: Paths, labels: Tensor, rows: Mappi
 
 
 def class_folders(folder: Path, advice: str) -> list[str]:
-    """Return the names of the class folders, sorted; the position in this list is the label."""
+    """Return the names of the class directories, sorted; the position in this list is the label."""
     try:
         names = _folders(folder)
     except OSError as error:
         raise UserError(f"cannot read {folder} ({error.strerror or error}): {advice}") from error
     if len(names) < 2:
-        raise UserError(f"{folder} must contain at least 2 class folders, got {len(names)}: {advice}")
+        raise UserError(f"{folder} must contain at least 2 class directories, got {len(names)}: {advice}")
     return names
 
 
 def image_names(folder: Path) -> list[str]:
-    """Return the images below a folder as sorted relative paths with slashes, without hidden files."""
+    """Return the images below a directory as sorted relative paths with slashes, without hidden files."""
     found = []
     for place, below, files in os.walk(folder):
         below[:] = [name for name in below if not name.startswith(".")]
@@ -126,7 +126,7 @@ def labeled_images(folder: Path, part: str, classes: list[str], advice: str) -> 
 def _list(root: Path) -> tuple[list[str], Paths, Tensor, dict[str, Tensor]]:
     """Return the classes, all images and their labels, and the rows of train and, if present, of val and test."""
     advice = layout_advice("folder")
-    # A class may be called train (a dataset of vehicles); it has no folders below.
+    # A class may be called train (a dataset of vehicles); it has no directories below.
     has_splits = bool(_readable_folders(root / "train"))
     parts = [part for part in ("train", "val", "test") if os.path.isdir(root / part)] if has_splits else [""]
     _check_split_names(root, parts)
@@ -151,7 +151,7 @@ def _folders(place: Path) -> list[str]:
 
 
 def _readable_folders(place: Path) -> list[str]:
-    """Return the folders in a place, or none if it cannot be read."""
+    """Return the directories in a place, or none if it cannot be read."""
     try:
         return _folders(place)
     except OSError:

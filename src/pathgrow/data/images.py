@@ -1,4 +1,4 @@
-"""Images from files by Pillow: whole or cropped, one at a time or a whole folder with a decoded copy on disk.
+"""Images from files by Pillow: whole or cropped, one at a time or a whole directory with a decoded copy on disk.
 
 Images are uint8 arrays (C, H, W). A file that cannot be decoded raises a `UserError` of one sentence.
 """
@@ -113,10 +113,10 @@ def read_exact(path: Path, size: tuple[int, int], advice: str = FILE_ADVICE) -> 
 
 
 def read_images(paths: Paths, size: tuple[int, int], advice: str = FILE_ADVICE) -> Tensor:
-    """Read images (N, 3, H, W) that all have this size, and keep a decoded copy in their folder.
+    """Read images (N, 3, H, W) that all have this size, and keep a decoded copy in their directory.
 
     The copy is used only for exactly the same inputs: it contains a fingerprint of all names and file sizes and a
-    SHA-256 of the pixels. Processes that start at the same time wait for the first one to write it; if the folder
+    SHA-256 of the pixels. Processes that start at the same time wait for the first one to write it; if the directory
     cannot be written or locked, each process decodes for itself.
     """
     if len(paths) < _MIN_CACHED:
@@ -160,7 +160,7 @@ def lock_between_processes(path: Path) -> Iterator[bool]:
     lock = FileLock(path)
     try:
         lock.acquire()
-    except (OSError, NotImplementedError):  # a read-only folder, or a file system without locks
+    except (OSError, NotImplementedError):  # a read-only directory, or a file system without locks
         yield False
         return
     try:
@@ -170,7 +170,7 @@ def lock_between_processes(path: Path) -> Iterator[bool]:
 
 
 def _fingerprint(paths: Paths, size: tuple[int, int], advice: str) -> str:
-    """Hash names and file sizes. Modification times are not included, so a copied folder keeps its cache."""
+    """Hash names and file sizes. Modification times are not included, so a copied directory keeps its cache."""
     digest = hashlib.sha256(repr(size).encode())
     folder = os.fsencode(paths.folder)
     for name in paths.encoded:  # bytes, because creating Path objects takes four times as long as stat

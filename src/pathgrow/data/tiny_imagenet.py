@@ -35,7 +35,7 @@ def tiny_imagenet(root: Path, seed: int, fold: int) -> Dataset:
 
 
 def _test_images(folder: Path, classes: list[str], advice: str) -> tuple[list[str], Tensor]:
-    """Return names and labels of the official val images, from its table or from class folders (a common layout)."""
+    """Return names and labels of the official val images, from its table or from class directories (also common)."""
     table = folder / "val" / "val_annotations.txt"
     if not (folder / "val" / "images").is_dir():
         return labeled_images(folder, "val", classes, advice)
