@@ -14,6 +14,9 @@ validation examples. Gaps are scaled so that a network of the density in the tab
 below the dense one; one that was finished twice may be sparser, and each answer is compared with the truth for networks
 trained as long as the returned one.
 
+`--training-noise 1.5`: the scores of two trainings of one network differ by 1.5 times the noise, too. A network that is
+trained on for a quarter of the budget keeps a third of the luck of the one that it continues.
+
 The second quarter of the training gains 0.2 to 1.5 deltas. In cells with the reference "late" it gains 5 to 15, so that
 the search trains the dense network to its end; all is relative to that network then.
 """
@@ -85,6 +88,8 @@ class Setting:
     noise: float
     """In units of delta."""
     reference: ReferenceKind
+    training_noise: float = 0.0
+    """Standard deviation of the true score over trainings, in units of the noise."""
 
     @property
     def options(self) -> DiscoverOptions:
@@ -99,6 +104,7 @@ class Task:
         draw = np.random.default_rng(seed)
         self.lengths = Lengths(setting.options)
         self._draw, self._setting, self._is_late = draw, setting, setting.reference == "late"
+        self._luck_draw = np.random.default_rng([seed, 1])
         # Rounds of the default depth on the way to the density that is to be known.
         rounds = 1 + math.log(setting.known / (1 - RULE.first_prune_fraction)) / math.log(1 - RULE.prune_fraction)
         before = BUDGET if self._is_late else 2 * self.lengths.phases[0]
@@ -147,10 +153,17 @@ class Task:
         """How much a finished network may lose by pruning."""
         return self.score(1.0, epochs, self.lengths.finish) - self.dense + DELTA
 
-    def observe(self, number: int, density: float, epochs: int, phase: int) -> Point:
+    def observe(self, number: int, density: float, epochs: int, phase: int, luck: float = 0.0) -> Point:
         """The measured score of a network."""
         score = self.score(density, epochs, phase) + DELTA * self._setting.noise * self._draw.standard_normal()
-        return Point(round=number, density=density, epochs=epochs, score=score)
+        return Point(round=number, density=density, epochs=epochs, score=score + luck)
+
+    def luck(self, phase: int, before: float | None = None) -> float:
+        """By how much a training differs from the mean of such trainings, given that of the network it continues."""
+        spread = DELTA * self._setting.noise * self._setting.training_noise
+        kept = 0.0 if before is None else math.exp(-4 * phase / BUDGET)
+        fresh = math.sqrt(1 - kept**2) * spread * float(self._luck_draw.standard_normal())
+        return fresh + kept * (before or 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,17 +187,20 @@ def discover(setting: Setting, seed: int) -> Run:
     """Follow the rule, as `ShrinkSearch` does."""
     task, rule, cost_limit = Task(setting, seed), RULE, setting.options.cost_limit
     lengths = task.lengths
-    points = [task.observe(k, 1.0, (k + 1) * lengths.phases[0], lengths.phases[0]) for k in range(2)]
-    phases = [lengths.phases[0], lengths.phases[0]]
+    points, phases, lucks = list[Point](), [lengths.phases[0], lengths.phases[0]], list[float]()
+    for k, phase in enumerate(phases):
+        lucks.append(task.luck(phase, lucks[-1] if lucks else None))
+        points.append(task.observe(k, 1.0, (k + 1) * phase, phase, lucks[-1]))
     spent, reference = 2 * lengths.phases[0] / BUDGET, None
     if setting.reference == "dense":
-        dense = task.observe(0, 1.0, BUDGET, BUDGET)
+        dense = task.observe(0, 1.0, BUDGET, BUDGET, task.luck(BUDGET))
         reference = Reference(score=dense.score, kind="dense", epochs=BUDGET)
     curve = Curve(rough=tuple(points), reference=reference, num_val=task.num_val, full_epochs=BUDGET)
 
     def train(due: NextRound, phase: int, cost: float) -> Point:
         nonlocal spent
-        points.append(task.observe(len(points), due.density, points[due.start].epochs + phase, phase))
+        lucks.append(task.luck(phase, lucks[due.start]))
+        points.append(task.observe(len(points), due.density, points[due.start].epochs + phase, phase, lucks[-1]))
         phases.append(phase)
         spent += cost * phase / BUDGET
         return points[-1]
@@ -214,7 +230,8 @@ def discover(setting: Setting, seed: int) -> Run:
         check=rule.check(curve, network),
         known=task.known(network.epochs),
         density=network.density,
-        lost=(task.dense - task.score(network.density, network.epochs, phases[network.round])) / DELTA,
+        lost=(task.dense - task.score(network.density, network.epochs, phases[network.round]) - lucks[network.round])
+        / DELTA,
         cost=spent,
     )
 
@@ -322,13 +339,20 @@ CELLS = tuple(itertools.product(REFERENCES, CHANGES, KNOWN, NOISES))
 """Reference, change of the gaps, true answer and noise."""
 
 
-def cell(number: int, num: int, *, held_out: bool) -> str:
+def cell(number: int, num: int, *, held_out: bool, training_noise: float) -> str:
     """The row of one cell; half of its discoveries have the one shape, half the other. No two cells share a seed."""
     reference, gaps, known, noise = CELLS[number]
     shapes = (HELD_OUT if held_out else SHAPES).values()
     runs: list[Run] = []
     for shape in shapes:
-        setting = Setting(shape=shape, known=known, change=CHANGES[gaps], noise=noise, reference=reference)
+        setting = Setting(
+            shape=shape,
+            known=known,
+            change=CHANGES[gaps],
+            noise=noise,
+            reference=reference,
+            training_noise=training_noise,
+        )
         runs += Summary.of(setting, num // len(shapes), number * num + len(runs)).runs
     return "| " + " | ".join([gaps, f"{known:.0%}", f"{noise:g}", reference, *Summary(runs).row()]) + " |"
 
@@ -338,6 +362,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=200, help="discoveries per cell (default: 200)")
     parser.add_argument("--held-out", action="store_true", help="shapes that the rule was not designed on")
+    parser.add_argument("--training-noise", type=float, default=0.0, help="between trainings, in units of the noise")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default: 1)")
     parser.add_argument(
         "--unavoidable", action="store_true", help="only the errors that the noise of one dense score makes by itself"
@@ -349,7 +374,8 @@ def main() -> None:
     print("| " + " | ".join(COLUMNS) + " |")
     print("|" + "---|" * len(COLUMNS))
     with ProcessPoolExecutor(chosen.jobs) as pool:
-        for row in pool.map(partial(cell, num=chosen.runs, held_out=chosen.held_out), range(len(CELLS))):
+        row_of = partial(cell, num=chosen.runs, held_out=chosen.held_out, training_noise=chosen.training_noise)
+        for row in pool.map(row_of, range(len(CELLS))):
             print(row, flush=True)
 
 

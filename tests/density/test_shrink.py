@@ -2,11 +2,13 @@
 
 import math
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
 
 from benchmarks.simulated_shrink import CHANGES, SHAPES, ReferenceKind, Setting, Summary, unavoidable_error
+from pathgrow.density import full_training
 from pathgrow.density.estimate import curve_of_rounds, fit_band, unpruned
 from pathgrow.density.shrink import MAX_ROUNDS, NextRound, ShrinkRule
 from pathgrow.density.types import Curve, Point, Reference
@@ -114,6 +116,26 @@ def test_simulated_discoveries_with_known_answers(gaps: str, reference: Referenc
     # The expected loss of the returned network is delta.
     assert np.mean([run.lost for run in found.runs]) < 1.2
     assert all(run.cost < setting.options.cost_limit + 0.1 for run in found.runs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "epochs", "factor"), [("dense", 160, 1.15), ("dense", 80, 1.1), ("pretrained", 160, 1.0)]
+)
+def test_another_dense_training_might_have_scored_differently(
+    kind: Literal["dense", "pretrained"], epochs: int, factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the network before pruning is the reference itself (80 epochs), but not if it was given pretrained."""
+    reference = Reference(score=DENSE, kind=kind, epochs=epochs)
+    curve = finished(shrunk(replace(CURVE, reference=reference), noise=0.003), 1.0, noise=0.003)
+
+    def width() -> float:
+        full_training.infer.cache_clear()
+        low, high = RULE.answer(curve).interval or (0.0, 0.0)
+        return high - low
+
+    widened = width()
+    monkeypatch.setattr(full_training, "TRAINING_NOISE", 0.02)
+    assert widened == pytest.approx(width()) if factor == 1 else widened > factor * width()
 
 
 def test_one_short_training_gives_no_density() -> None:

@@ -11,8 +11,9 @@ four unknown numbers:
 The learning curve is a power law, `left(epochs) = ((epochs / full)^-power - 1) / power`. Published exponents are
 between 0 and 1, those of small tasks above 1; with a large one, training has saturated long before its end. `restart`
 is what a network whose learning rate was restarted lacks beside one that was trained in one phase; `factor` is how
-further training changes the gaps to dense. All scores are equally noisy. So for each exponent and curve the four
-numbers have a normal distribution, and the likelihood of the scores says how much that exponent and that curve count.
+further training changes the gaps to dense. All scores are equally noisy, but a reference from another training also
+differs by the luck of that training. So for each exponent and curve the four numbers have a normal distribution, and
+the likelihood of the scores says how much that exponent and that curve count.
 """
 
 import math
@@ -39,6 +40,11 @@ RESTART_SPREAD = (0.3, 0.1)
 """The same for the cost of restarts, around 0: in units of delta, and of what the last phase gained. On six tasks it
 was between -0.07 and 0.17 of that after two phases, and as often below as above 0 after three
 (`benchmarks.learning_curves`)."""
+TRAINING_NOISE = 1.5
+"""How much two trainings of one network differ beyond the noise of a score, in units of that noise. The networks of a
+search are pruned from one another and share the luck of one training, so their noise is smaller. On six tasks with four
+splits each the standard deviation between dense trainings was 0.7 to 3.7 times the noise that searches inferred, root
+mean square 1.85 (`benchmarks.training_noise`)."""
 UNKNOWN_GAIN = 10.0
 """Prior standard deviation of the dense score and of what training gains, in units of delta, after one training."""
 MIN_FACTOR = 0.1
@@ -120,10 +126,14 @@ def _given_exponent(curve: Curve, delta: float, power: float) -> _Weighted | Non
         size=len(noise),
     )
     if curve.reference is not None and not is_reference(curve):
-        unknown.observe(curve.reference.score, noise, dense=1.0)
+        # A pretrained reference is the network that is pruned: no other training is compared with it.
+        beyond = 0.0 if curve.reference.kind == "pretrained" else TRAINING_NOISE
+        unknown.observe(curve.reference.score, noise * math.hypot(1.0, beyond), dense=1.0)
     if curve.reference is None or base.density == 1:
         for point in unpruned(curve):
             score, error = (level, MIN_NOISE * delta) if point is base else (point.score, noise)
+            if point is base and is_reference(curve):
+                error = TRAINING_NOISE * noise  # another dense training would have led to another score
             is_single = point.epochs < base.epochs or is_reference(curve)
             unknown.observe(score, error, dense=1.0, slope=-left(point.epochs), restart=0.0 if is_single else -1.0)
     else:
