@@ -86,8 +86,8 @@ class Lines:
 
 
 def _commit() -> str:
-    asked = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return asked.stdout.strip() or "unknown"
+    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "unknown"
 
 
 def _machine() -> str:
@@ -397,8 +397,8 @@ def main() -> None:
     if "dense" in chosen.jobs:
         dense(bench, TOTAL)
     if "ladder" in chosen.jobs or "grown" in chosen.jobs:
-        asked = {"fresh": ("ladder", chosen.rungs), "grown": ("grown", chosen.grown_rungs)}
-        ladder(bench, {final: list(rungs) for final, (job, rungs) in asked.items() if job in chosen.jobs})
+        requested = {"fresh": ("ladder", chosen.rungs), "grown": ("grown", chosen.grown_rungs)}
+        ladder(bench, {final: list(rungs) for final, (job, rungs) in requested.items() if job in chosen.jobs})
     bench.work()
     if "alone" in chosen.jobs:
         alone(bench)

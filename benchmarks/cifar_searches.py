@@ -43,7 +43,7 @@ from pathgrow.trainer.interface import Evaluate
 RESULTS = Path("results")
 NUM_VAL, NUM_TEST = 5_000, 10_000
 DECIDED, LADDER = "decided", "ladder"
-"""Stages of this benchmark: when the search had ended and which ladder it was asked for, and the finished ladder."""
+"""Stages of this benchmark: when the search had ended and the densities of its ladder, and the finished ladder."""
 
 
 class LadderSearch(ShrinkSearch):
@@ -121,10 +121,10 @@ def search(config: DiscoverConfig, folder: str | Path, densities: Sequence[float
     }  # fmt: skip
 
 
-def has_searched(row: dict[str, Any], asked: dict[str, Any]) -> bool:
+def has_searched(row: dict[str, Any], settings: dict[str, Any]) -> bool:
     """Whether a line is of such a search; those before the first ladder are left out."""
     given = {"max_density": 1.0, **row}
-    return row["kind"] == "discover" and "ladder" in row and all(given.get(name) == asked[name] for name in asked)
+    return row["kind"] == "discover" and "ladder" in row and all(given.get(name) == settings[name] for name in settings)
 
 
 def dense_file(data: str, model: str) -> Path:
@@ -200,18 +200,18 @@ def main() -> None:
         parser.error(f"densities of the ladder must be above 0 and at most {chosen.max_density:g}")
     lines = Lines(chosen.results or RESULTS / f"{chosen.data}_{chosen.model}_searches.jsonl", chosen.commit)
     lines.path.parent.mkdir(parents=True, exist_ok=True)
-    asked = {name: getattr(chosen, name) for name in ("data", "model", "budget", "delta", "max_density")}
+    settings = {name: getattr(chosen, name) for name in ("data", "model", "budget", "delta", "max_density")}
     for seed in [] if chosen.table else chosen.seeds:
-        if any(has_searched(row, {**asked, "seed": seed}) for row in lines.rows):
+        if any(has_searched(row, {**settings, "seed": seed}) for row in lines.rows):
             print(f"seed {seed} has a line in {lines.path}", flush=True)
             continue
-        config = DiscoverConfig.from_dict({**asked, "data_root": chosen.data_root, "seed": seed})
-        key = {"kind": "discover", **asked, "reference": None, "seed": seed}
+        config = DiscoverConfig.from_dict({**settings, "data_root": chosen.data_root, "seed": seed})
+        key = {"kind": "discover", **settings, "reference": None, "seed": seed}
         with tempfile.TemporaryDirectory() as away:
             folder = chosen.kept / named("run", **key) if chosen.kept is not None else Path(away) / "run"
             found = search(config, folder, chosen.ladder)
         lines.add(**key, **found, **({"note": chosen.note} if chosen.note else {}))
-    own = [row for row in lines.rows if has_searched(row, asked)]
+    own = [row for row in lines.rows if has_searched(row, settings)]
     print(table(own, dense_scores(dense_file(chosen.data, chosen.model), chosen.budget), chosen.delta))
 
 

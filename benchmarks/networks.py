@@ -63,12 +63,12 @@ def _differences(command: list[str], config: Mapping[str, Any]) -> list[str]:
     kind = TrainConfig if command[0] == "train" else DiscoverConfig
     known = {field.name for field in dataclasses.fields(kind)}
     given = {name: value for name, value in parse(command)[1].items() if name in known}
-    stored, asked = flat_config(config), flat_config(kind.from_dict(given).as_dict())
+    stored, expected = flat_config(config), flat_config(kind.from_dict(given).as_dict())
     filled_in = {name for name in stored if name.startswith(_RESOLVED)} - flat_config(given).keys()
     return [
-        f"{name} was {stored[name]}, not {asked.get(name)}"
+        f"{name} was {stored[name]}, not {expected.get(name)}"
         for name in stored
-        if name not in filled_in and stored[name] != asked.get(name)
+        if name not in filled_in and stored[name] != expected.get(name)
     ]
 
 

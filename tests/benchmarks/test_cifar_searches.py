@@ -182,10 +182,10 @@ def test_without_a_dense_network_of_this_length_the_table_says_so(tmp_path: Path
 def test_the_command_leaves_one_line_of_each_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked: list[tuple[int, int, float]] = []
+    searched: list[tuple[int, int, float]] = []
 
     def found(config: DiscoverConfig, folder: Path, densities: list[float]) -> dict[str, Any]:
-        asked.append((config.seed, config.budget, config.max_density))
+        searched.append((config.seed, config.budget, config.max_density))
         line = row(config.seed)
         del line["seed"]
         return line
@@ -203,11 +203,11 @@ def test_the_command_leaves_one_line_of_each_search(
     assert len(run("--seeds", "1", "--budget", "80")) == 1
     assert len(run("--table")) == 3
     assert len(run("--seeds", "2", "--max-density", "0.5")) == 2
-    assert asked == [(1, 160, 1.0), (2, 160, 1.0), (3, 160, 1.0), (1, 160, 0.5), (1, 80, 1.0), (2, 160, 0.5)]
-    assert len((tmp_path / "new" / "cifar10_resnet32_searches.jsonl").read_text().splitlines()) == len(asked)
+    assert searched == [(1, 160, 1.0), (2, 160, 1.0), (3, 160, 1.0), (1, 160, 0.5), (1, 80, 1.0), (2, 160, 0.5)]
+    assert len((tmp_path / "new" / "cifar10_resnet32_searches.jsonl").read_text().splitlines()) == len(searched)
     with pytest.raises(SystemExit):  # before the search, not after it
         run("--seeds", "4", "--max-density", "0.15")
-    assert len(asked) == 6
+    assert len(searched) == 6
 
 
 def test_the_replay_reads_the_lines_of_this_benchmark(

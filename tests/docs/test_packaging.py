@@ -45,8 +45,8 @@ def test_the_lock_has_the_pinned_versions_and_a_hash_of_each() -> None:
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="no make")
 def test_the_demo_is_one_command_which_shows_its_result_itself() -> None:
-    told = subprocess.run(["make", "--dry-run", "demo"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    commands = [line.partition("bin/pathgrow ")[2] for line in told.splitlines() if "bin/pathgrow " in line]
+    output = subprocess.run(["make", "--dry-run", "demo"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    commands = [line.partition("bin/pathgrow ")[2] for line in output.splitlines() if "bin/pathgrow " in line]
     assert commands == ["discover --delta 0.02 --out demo"]
 
 

@@ -90,11 +90,11 @@ class Mortal(TrainingCheckpoint):
         super().__init__(store, "partial-test-0", seconds=-1.0)
         object.__setattr__(self, "saves", saves)
         object.__setattr__(self, "dies", dies)
-        object.__setattr__(self, "asked", [])
+        object.__setattr__(self, "offered", [])
         object.__setattr__(self, "kept", kept)
 
     def save(self, attached: Attached, step: int, noise: Tensor) -> None:
-        self.asked.append(step)
+        self.offered.append(step)
         if step in self.saves:
             super().save(attached, step, noise)
         if step == self.dies:
@@ -158,7 +158,7 @@ def assert_same(attached: Attached, recipe: str, method: str) -> None:
     recipe=st.sampled_from(list(CASES)),
     method=st.sampled_from(list(METHODS)),
     saves=st.sets(st.integers(1, NUM_STEPS), max_size=4),
-    kills=st.lists(st.integers(1, NUM_STEPS), min_size=1, max_size=3),
+    kills=st.lists(st.integers(1, NUM_STEPS), min_size=1, max_size=3, unique=True),  # a saved step is not repeated
     noise=st.integers(0, 9),
 )
 def test_interrupted_after_any_step_and_resumed(
@@ -174,7 +174,7 @@ def test_interrupted_after_any_step_and_resumed(
     assert_same(attached, recipe, method)
     # It resumed from the last state saved before the last kill.
     begun = max((step for step in saves if step <= max(kills)), default=0)
-    assert last.asked == [*range(begun + 1, NUM_STEPS + 1), NUM_STEPS]
+    assert last.offered == [*range(begun + 1, NUM_STEPS + 1), NUM_STEPS]
     assert epochs == uninterrupted(recipe, method)[1][begun // STEPS_PER_EPOCH :]
 
 

@@ -90,12 +90,12 @@ class Branching(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.called, self.by_function, self.computed, self.tied = (nn.Linear(4, 4) for _ in range(4))
-        self.in_training, self.unused, self.asked, self.head = (nn.Linear(4, 4) for _ in range(4))
+        self.in_training, self.unused, self.inspected, self.head = (nn.Linear(4, 4) for _ in range(4))
         self.tied.weight = self.called.weight
         self.norm, self.squeezed = nn.BatchNorm1d(4), nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.to(self.asked.weight.dtype).to(self.asked.weight.device)
+        x = x.to(self.inspected.weight.dtype).to(self.inspected.weight.device)
         x = F.linear(self.norm(self.called(x)), self.by_function.weight) @ (2 * self.computed.weight).T
         return self.head(self.in_training(x) if self.training else x)  # type: ignore[no-any-return]
 
@@ -104,8 +104,8 @@ def test_a_layer_is_unused_only_if_nothing_uses_its_weight() -> None:
     model, example = Branching(), torch.rand(1, 4)
     before = copy.deepcopy(model.state_dict())
     for graph in (None, trace(model, example)):
-        assert uncalled_layers(model, example, graph) == ["unused.weight", "asked.weight"]
-    assert uncalled_layers(nn.DataParallel(model), example) == ["module.unused.weight", "module.asked.weight"]
+        assert uncalled_layers(model, example, graph) == ["unused.weight", "inspected.weight"]
+    assert uncalled_layers(nn.DataParallel(model), example) == ["module.unused.weight", "module.inspected.weight"]
     assert model.training
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 

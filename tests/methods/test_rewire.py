@@ -17,20 +17,20 @@ from pathgrow.masks.sampling import top_k_in, uniform_in
 from pathgrow.methods.method import NetworkView, floor_of
 from pathgrow.methods.rewire import RewireLayers, apportion
 
-rooms = st.lists(st.tuples(st.floats(0, 1e6), st.integers(0, 50)), min_size=1, max_size=8)
+capacities = st.lists(st.tuples(st.floats(0, 1e6), st.integers(0, 50)), min_size=1, max_size=8)
 
 
-@given(data=st.data(), places=rooms)
+@given(data=st.data(), places=capacities)
 def test_apportion_is_exact_fits_and_is_fair(data: st.DataObject, places: list[tuple[float, int]]) -> None:
     shares = {str(k): share for k, (share, _) in enumerate(places)}
-    room = {str(k): number for k, (_, number) in enumerate(places)}
-    num = data.draw(st.integers(0, sum(room.values())))
-    counts = apportion(num, shares, room)
+    capacity = {str(k): number for k, (_, number) in enumerate(places)}
+    num = data.draw(st.integers(0, sum(capacity.values())))
+    counts = apportion(num, shares, capacity)
     assert list(counts) == list(shares)
     assert sum(counts.values()) == num
-    assert all(0 <= counts[name] <= room[name] for name in room)
-    # Among places with room to spare, nobody is more than one away from the common proportion.
-    spare = [name for name in room if counts[name] < room[name] and shares[name] > 1e-6]
+    assert all(0 <= counts[name] <= capacity[name] for name in capacity)
+    # Among places with capacity left, none is more than one away from the common proportion.
+    spare = [name for name in capacity if counts[name] < capacity[name] and shares[name] > 1e-6]
     for one in spare:
         for other in shares:
             if shares[other] > 0:

@@ -348,13 +348,13 @@ def test_topkast_trains_more_weights_than_it_computes_with() -> None:
 def test_masks_are_always_current(method: str) -> None:
     """Training changes latent weights without touching the masks, which are refreshed when read."""
     options = {"str": {"s_init": -3.0}, "st3": {"num_steps": NUM_STEPS}}.get(method, {})
-    asked, never = (attached(method, lambda p: SGD(p, lr=0.5), **options) for _ in range(2))
-    at_first = asked.masks.clone()
-    for sparse in (asked, never):
+    read, never = (attached(method, lambda p: SGD(p, lr=0.5), **options) for _ in range(2))
+    at_first = read.masks.clone()
+    for sparse in (read, never):
         trained(sparse.model, sparse.optimizer)
         assert {name: mask.tolist() for name, mask in sparse.masks.items()} == {
             name: (sparse.model.get_parameter(name) != 0).tolist() for name in sparse.masks
         }
-    assert f"{never.masks.num_on} of 64" in repr(asked)
-    assert asked.masks == never.masks
-    assert asked.masks != at_first
+    assert f"{never.masks.num_on} of 64" in repr(read)
+    assert read.masks == never.masks
+    assert read.masks != at_first

@@ -414,16 +414,16 @@ class TestITOP:
         assert same(flags(sparse.masks), expected)
 
 
-def shared_out(num: int, shares: Array, room: Array) -> Array:
+def shared_out(num: int, shares: Array, capacity: Array) -> Array:
     """Largest remainders; what does not fit is redistributed among the others."""
     quotas, full = np.zeros(len(shares)), np.zeros(len(shares), dtype=bool)
     while True:
-        quotas[~full] = (num - room[full].sum()) * shares[~full] / shares[~full].sum()
-        over = ~full & (quotas >= room)
+        quotas[~full] = (num - capacity[full].sum()) * shares[~full] / shares[~full].sum()
+        over = ~full & (quotas >= capacity)
         if not over.any():
             break
         full |= over
-        quotas[over] = room[over]
+        quotas[over] = capacity[over]
     counts = np.floor(quotas + 1e-6).astype(int)
     for place in np.argsort(counts - quotas, kind="stable")[: num - counts.sum()]:
         counts[place] += 1
@@ -466,8 +466,8 @@ class TestSNFS:
                     spared |= {name} if lack < p else set()
                     p = min(p, lack)
                 kept[name] = best(abs(now[name]), on[name], int(on[name].sum()) - math.ceil(p * on[name].sum() - 1e-6))
-            room = np.array([int((~kept[name]).sum()) for name in NAMES])
-            num_grow = shared_out(num_on(on) - num_on(kept), shares, room)
+            capacity = np.array([int((~kept[name]).sum()) for name in NAMES])
+            num_grow = shared_out(num_on(on) - num_on(kept), shares, capacity)
             expected = {
                 name: kept[name] | best(momentum[name], ~kept[name], num)
                 for name, num in zip(NAMES, num_grow, strict=True)
@@ -544,8 +544,8 @@ class TestDSR:
             assert all(kept[name].any() for name in NAMES)
             gone = num_on(on) - num_on(kept)
             left = np.array([int(kept[name].sum()) for name in NAMES])
-            room = np.array([int((~on[name]).sum()) for name in NAMES])
-            num_grow = shared_out(gone, left.astype(float), room) if gone else [0, 0, 0]
+            capacity = np.array([int((~on[name]).sum()) for name in NAMES])
+            num_grow = shared_out(gone, left.astype(float), capacity) if gone else [0, 0, 0]
             for name, num in zip(NAMES, num_grow, strict=True):
                 assert not (kept[name] & ~after[name]).any()
                 assert not (on[name] & ~kept[name] & after[name]).any(), "grown where a weight has just gone"
@@ -564,8 +564,8 @@ class TestDSR:
         assert step == 3
         kept = {name: best(abs(now[name]), on[name], 1) for name in NAMES}
         gone = {name: on[name] & ~kept[name] for name in NAMES}
-        room = sum(int((~on[name]).sum()) for name in NAMES)
-        stay = best_of_all(magnitudes(now), gone, max(0, num_on(gone) - room))
+        capacity = sum(int((~on[name]).sum()) for name in NAMES)
+        stay = best_of_all(magnitudes(now), gone, max(0, num_on(gone) - capacity))
         assert num_on(stay) > 0 if density == 0.9 else num_on(stay) == 0
         assert num_on(after) == num_on(on) == sparse.masks.num_on
         assert same({name: on[name] & after[name] for name in NAMES}, {n: kept[n] | stay[n] for n in NAMES})

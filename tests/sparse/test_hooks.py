@@ -502,10 +502,10 @@ def squares(model: nn.Module, x: Tensor) -> Tensor:
 
 def seeds_of(method: Method, seed: int) -> list[int]:
     """The seeds of the global generator whenever batches are requested, one per round."""
-    asked: list[int] = []
+    seeds: list[int] = []
 
     def batches() -> Iterator[Tensor]:
-        asked.append(torch.initial_seed())
+        seeds.append(torch.initial_seed())
         yield torch.ones(2, 8)
 
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
@@ -516,7 +516,7 @@ def seeds_of(method: Method, seed: int) -> list[int]:
             sparse.grow_(2)
         squares(model, torch.ones(2, 8)).backward()
         optimizer.step()
-    return asked
+    return seeds
 
 
 def test_every_round_has_its_own_stream_and_batch_order() -> None:
@@ -529,12 +529,12 @@ def test_every_round_has_its_own_stream_and_batch_order() -> None:
 
     start = methods.create("random").start
     method = Method(name="recorded", start=start, start_density=0.1, grow=grow, needs=frozenset({"gradients"}))
-    asked = [seeds_of(method, seed) for seed in (0, 1, 0)]
+    seeds = [seeds_of(method, seed) for seed in (0, 1, 0)]
     ones, others, again = drawn[:NUM], drawn[NUM : 2 * NUM], drawn[2 * NUM :]
     assert len(set(ones + others)) == 2 * NUM
     assert again == ones
-    assert len(set(asked[0] + asked[1])) == 2 * NUM
-    assert asked[2] == asked[0]
+    assert len(set(seeds[0] + seeds[1])) == 2 * NUM
+    assert seeds[2] == seeds[0]
 
 
 def test_every_step_has_its_own_stream() -> None:

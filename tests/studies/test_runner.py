@@ -110,7 +110,7 @@ def test_killed_processes_lose_nothing(tmp_path: Path, trials: Trials) -> None:
             assert [json.loads(row)["stage"] for row in rows] == ["training"] * 2, "its start and its end, once"
 
 
-def _work_when_told(go: int, out: Path, cell: Cell) -> None:
+def _work_when_closed(go: int, out: Path, cell: Cell) -> None:
     os.read(go, 1)  # until the parent closes the other end
     work(out, [cell], num_threads=1)
     os._exit(0)
@@ -123,16 +123,16 @@ def test_processes_that_start_in_the_same_second_lose_nothing(tmp_path: Path, tr
     cells = parse_study("mine", TEXT.replace("[0, 1, 2, 3, 4, 5]", str(list(range(num))))).cells()
     train(cells[0].config(tmp_path), tmp_path / "imports")  # once, so that the forks share what is loaded
     forget_failures(tmp_path, cells)
-    go, told = os.pipe()
+    go, other_end = os.pipe()
     started: dict[int, Cell] = {}
     for cell in cells:
         if (child := os.fork()) == 0:
-            os.close(told)
-            _work_when_told(go, tmp_path, cell)
+            os.close(other_end)
+            _work_when_closed(go, tmp_path, cell)
         started[child] = cell
     os.close(go)
     begin = time.monotonic()
-    os.close(told)
+    os.close(other_end)
     victims = trials.draw.sample(list(started), num // 5)
     while victims:  # each while it works on its cell
         for child in list(victims):

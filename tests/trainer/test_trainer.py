@@ -551,9 +551,9 @@ def test_parameter_groups_keep_the_ratio_of_their_learning_rates() -> None:
 
 @pytest.mark.parametrize("parts", [1, 2, 4])
 def test_epochs_are_reported_with_their_last_loss(parts: int) -> None:
-    told: list[tuple[int, int, float]] = []
+    reported: list[tuple[int, int, float]] = []
     recipe = PLAIN.override({"accumulate": parts})
-    engine = Trainer(made(), recipe, CPU, on_epoch=lambda *values: told.append(values))
+    engine = Trainer(made(), recipe, CPU, on_epoch=lambda *values: reported.append(values))
     attached = sparse(engine)
     given: list[Tensor] = []
     attached.model.register_forward_hook(lambda module, images, out: given.append(out.detach()))
@@ -561,7 +561,7 @@ def test_epochs_are_reported_with_their_last_loss(parts: int) -> None:
     logits = torch.cat(given).split(recipe.batch_size)
     labels = [labels for _, labels in batches(recipe, seed=5, epochs=2)]
     expected = [float(functional.cross_entropy(logits[at], labels[at])) for at in (2, 5)]
-    assert told == [(1, 2, pytest.approx(expected[0])), (2, 2, pytest.approx(expected[1]))]
+    assert reported == [(1, 2, pytest.approx(expected[0])), (2, 2, pytest.approx(expected[1]))]
 
 
 @pytest.mark.parametrize(("bias", "loss"), [(math.nan, "nan"), (-3e38, "inf")])

@@ -101,17 +101,17 @@ class _Reallocate:
             net.method_state["threshold"] = threshold * 2
         elif num_dropped > 1.1 * num_intended:
             net.method_state["threshold"] = threshold / 2
-        room = net.masks.missing()
-        if (num_stay := num_dropped - room.num_on) > 0:
+        free = net.masks.missing()
+        if (num_stay := num_dropped - free.num_on) > 0:
             dropped = net.masks.present() - masks_with(net, kept).present()
             kept = {name: kept[name] | stay for name, stay in top_k(weights, dropped, num_stay, draw).items()}
         num_left = {name: num_true(flags) for name, flags in kept.items()}
         num_grow = apportion(
             progress.num_on - sum(num_left.values()),
             {name: float(num) for name, num in num_left.items()},
-            {name: num_true(flags) for name, flags in room.items()},
+            {name: num_true(flags) for name, flags in free.items()},
         )
-        return masks_with(net, {name: kept[name] | uniform_in(room[name], num_grow[name], draw) for name in on})
+        return masks_with(net, {name: kept[name] | uniform_in(free[name], num_grow[name], draw) for name in on})
 
 
 def _survivors(weight: Tensor, on: Tensor, threshold: float, draw: torch.Generator) -> Tensor:

@@ -74,15 +74,15 @@ class Moves:
 
     def __call__(self, numbers: Numbers, taps: Units | None = None) -> Numbers:
         """Return the numbers of the sets after the step; `taps` may be omitted if there is only one."""
-        asked = numbers if self._num_taps == 1 or taps is None else numbers * self._num_taps + taps
+        keys = numbers if self._num_taps == 1 or taps is None else numbers * self._num_taps + taps
         num_new = len(self._catalogue) * self._num_taps - len(self._known)
         self._known = np.pad(self._known, (0, num_new), constant_values=_UNKNOWN) if num_new else self._known
-        found: Numbers = self._known[asked]
+        found: Numbers = self._known[keys]
         if (unknown := found == _UNKNOWN).any():
-            new = np.unique(asked[unknown])
+            new = np.unique(keys[unknown])
             sets = self._catalogue.flags(new // self._num_taps, self._size)
             self._known[new] = self._catalogue.number(self._step(sets, new % self._num_taps))
-            found = self._known[asked]
+            found = self._known[keys]
         return found
 
 
