@@ -55,7 +55,7 @@ from benchmarks.unseen import UNSEEN
 from pathgrow.density.shrink import MAX_GAIN
 from pathgrow.graph.calls import called_layers, called_scope
 from pathgrow.report.text import closing
-from pathgrow.runs.options import MIN_BUDGET
+from pathgrow.runs.options import MIN_DIVIDED_BUDGET
 
 TASKS = {**problems.TASKS, **UNSEEN}
 
@@ -83,7 +83,7 @@ def lengths(task: Task, density: float, *, is_long: bool = False) -> tuple[int, 
 
 def last_phase(task: Task) -> int:
     """Epochs that a network is trained on for, at least, before it is compared with dense."""
-    return max(1, task.budget // (2 if task.budget < MIN_BUDGET else 4))
+    return max(1, task.budget // (2 if task.budget < MIN_DIVIDED_BUDGET else 4))
 
 
 class Pruned:
@@ -159,7 +159,7 @@ def baseline(task: Task, problem: Problem, seed: int) -> nn.Module:
 
 def _train_dense_(trunk: Pruned, task: Task, delta: float) -> bool:
     """Train before pruning; returns whether for the whole budget, as `discover` does if half of it is too short."""
-    if task.budget < MIN_BUDGET:
+    if task.budget < MIN_DIVIDED_BUDGET:
         trunk.fit_(task.budget)
         return True
     scores = []

@@ -142,7 +142,7 @@ def test_all_options_of_a_discovery_reach_it(tmp_path: Path, monkeypatch: pytest
         raise Enough
 
     monkeypatch.setattr("pathgrow.runs.discovery.search", stop)
-    monkeypatch.setattr("pathgrow.runs.options.DiscoverOptions.check_unused", lambda options: None)  # not all at once
+    monkeypatch.setattr("pathgrow.runs.options.DiscoverOptions.refuse_unused", lambda options: None)  # not all at once
     config = DiscoverConfig.from_dict({**SHARED, **OTHER})
     assert all(OTHER[name] != getattr(SearchOptions, name) for name in OTHER)
     with pytest.raises(Enough):

@@ -107,7 +107,9 @@ def test_repr() -> None:
     check = Check(outcome="consistent", shortfall=0.0, error=0.1)
     assert "after 16 epochs, consistent; 4 rounds" in repr(replace(found, check=check))
     answer = replace(found.answer, density=None, status="open")
-    assert "; more training, more validation examples or a reference may tell;\n" in repr(replace(found, answer=answer))
+    assert "; more training, more validation examples or a reference may narrow it down;\n" in repr(
+        replace(found, answer=answer)
+    )
     answer = replace(found.answer, density=None, status="unreached")
     assert repr(replace(found, answer=answer)).startswith("Discovery(No operating density: no network up to ")
 

@@ -136,7 +136,7 @@ def test_a_static_search_is_asked_by_the_name_of_its_rule() -> None:
             with_answer(
                 static_report(), status="open", operating_density=None, interval=None, details={"too_short": 1}
             ),
-            "^the training was too short or too noisy to tell, whatever the delta: rerun with more epochs$",
+            "^the training was too short or too noisy for an answer, whatever the delta: rerun with more epochs$",
         ),
         (static_report(rule="my rule"), "'my rule'"),
         (discovery_report(), "found.within"),  # its answer is not that of the rule

@@ -16,7 +16,7 @@ from torch.optim import SGD, Optimizer
 from pathgrow.checkpoint import MemoryStore
 from pathgrow.errors import UserError
 from pathgrow.runs.result import Discovery
-from pathgrow.runs.user_functions import Calls, LayerModes, check_fraction
+from pathgrow.runs.user_functions import CallMonitor, LayerModes, check_fraction
 from tests.support.toy import INPUTS, TARGETS, Killed, World
 
 PRUNED = {"finish": "gts", "rule": "probe", "start_density": None, "seed_epochs": None, "budget": 16, "delta": 0.05}
@@ -128,8 +128,8 @@ def test_layers_whose_mode_matters(layer: nn.Module, matters: bool) -> None:
 
 def test_a_watched_model_can_be_copied_and_pickled() -> None:
     """An evaluation may save its model, or send it to another process."""
-    model, calls = nn.Sequential(nn.Linear(2, 2), nn.Dropout()), Calls()
-    with calls.evaluating(model, is_trained=False):
+    model, monitor = nn.Sequential(nn.Linear(2, 2), nn.Dropout()), CallMonitor()
+    with monitor.watch_evaluation(model, is_trained=False):
         for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
             other(torch.zeros(1, 2))
     assert not model._forward_pre_hooks
@@ -210,8 +210,8 @@ def test_a_fit_that_follows_its_length_is_no_warning() -> None:
     ],
 )
 def test_the_first_two_lengths_that_differ_are_compared(lengths: list[tuple[int, float]], warns: bool) -> None:
-    calls = Calls()
-    found = [calls.length_warning(epochs, num, 0) for epochs, num in lengths]
+    monitor = CallMonitor()
+    found = [monitor.length_warning(epochs, num, 0) for epochs, num in lengths]
     assert [sentence is not None for sentence in found] == [False] * (len(lengths) - 1) + [warns]
 
 

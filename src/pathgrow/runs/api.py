@@ -69,10 +69,11 @@ def discover(
     start_density : float, optional
         Density of the seed network, if the network grows; None: the smallest of 1, 2, 3, 5% that isolates few units.
     delta : float or str
-        How much worse than the reference the score may be; "1%": relative to it, or else to the trained network's.
+        Tolerated drop below the reference, in units of the score. "1%" is relative to the reference or, without one, to
+        the score of the trained network.
     reference : float or "dense", optional
         Score of the dense baseline, or "dense" to train it. None: estimated from half of a dense training, or trained
-        where that is too short to tell (static masks: a dense probe on the same short schedule, or with
+        if that is too short to predict the final score (static masks: a dense probe on the same short schedule, or with
         `final="grown"` the densest network grown).
     budget : int
         Epochs of a full dense training; the lengths of all phases follow from it. A `fit` that counts steps, or
@@ -98,10 +99,11 @@ def discover(
         - `finish`: instead of pruning a trained network, "static" trains the masks of growth rounds, as in the paper,
           and a method such as "set" or "gmp:score=lamp" trains networks at their densities. With a list of these, each
           searches in turn, the sparsest network that does not miss is returned, and `.by_finisher` compares them.
-        - `preset`: "paper" for the procedure of the paper as written; options passed beside it count.
+        - `preset`: "paper" for the procedure of the paper as written; options passed explicitly take
+          precedence.
         - `max_density`: never hold more than this fraction of the weights; below 1 the network grows up to it.
-        - `max_cost`: most to spend, in dense trainings; by default 1, or 2 with a reference. Unless it is below 2, the
-          dense network is trained to the end if half of its training is too short to tell, and 2 may be spent.
+        - `max_cost`: cost limit in dense trainings: 1 by default, 2 with a reference. With `max_cost` unset or at least
+          2, the dense network may be trained for the whole budget, and the search may then cost 2 (or `max_cost`).
         - `method`, `gamma`: growth method, and the fraction of the nonzero weights added per growth round.
         - `rule`, `rough`, `seed_epochs`, `probe_fraction`, `final`: with static masks only, the density rule, the
           lengths of a growth round, of the seed training and of a probe, and the initial weights of probes ("fresh" or
@@ -179,7 +181,7 @@ def discover(
         if chosen.start is None and chosen.prunes:
             checks.refuse_trained(session, chosen)
         if chosen.start == "pretrained":
-            chosen = checks.start_of(session, chosen)
+            chosen = checks.resolve_start(session, chosen)
         found = search(session, chosen)
         if chosen.store is None:
             found = dataclasses.replace(found, run_seconds=time.perf_counter() - began)
@@ -201,8 +203,8 @@ def plan(
 ) -> DiscoveryPlan:
     """Return what `discover` will do with the same arguments: layers, trainings, cost, time and memory.
 
-    Nothing is trained or written, and `fit` and `evaluate` are not called, unless `fit` is a `Trainer`: then a few
-    steps and an evaluation of a copy tell the time.
+    Nothing is trained or written. If `fit` is a `Trainer`, a few steps and one evaluation of a copy are timed.
+    Otherwise `fit` and `evaluate` are not called.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))

@@ -21,7 +21,7 @@ from pathgrow.methods.method import count_at
 from pathgrow.methods.picks import at_random
 from pathgrow.report.formats import number, percent, plural
 from pathgrow.runs.iso_flop import Workload, updates_within_training
-from pathgrow.runs.options import MIN_BUDGET, DiscoverOptions
+from pathgrow.runs.options import MIN_DIVIDED_BUDGET, DiscoverOptions
 from pathgrow.runs.session import Session
 from pathgrow.runs.trunk import GrowingTrunk, attach_dense, initialized_copy
 from pathgrow.runs.user_functions import check_fraction
@@ -79,7 +79,7 @@ _MAX_FRACTION = 1.5
 """Scores above this are not fractions of one, allowing for noise."""
 _MAX_LOSS, _MAX_UNTRAINED_LOSS = 5.0, 50.0
 """Larger scores, of which the lower is better, are not losses but perplexities, percentages or amounts."""
-_APART = 20.0
+_MIN_UNIT_RATIO = 20.0
 """Percentages are 100 times fractions; sparsity alone does not put a trained network this far below dense."""
 _MIN_ROUNDS = 5
 _CLOSE = (0.5, 1.2)
@@ -87,7 +87,7 @@ _CLOSE = (0.5, 1.2)
 score, read as a percentage, is this close to the reference."""
 
 
-LEAST_BUDGET = 4
+MIN_SEARCH_BUDGET = 4
 """Budgets below this leave no room for rounds: with the shortest ones, of one epoch each, a search on a small network
 cost 1.3 to 2.3 dense trainings, and 1.0 to 2.5 with max_cost=1; one on digits, with a budget of 1, 3.4."""
 
@@ -101,31 +101,31 @@ def too_short_warning(curve: Curve, options: DiscoverOptions) -> str:
         if gains
         else f"a budget of {_budget(options)} is too short to be divided"
     )
-    cost = (
-        f"so the search costs more than one dense training, about {options.highest_cost:g} at most; max_cost=1 "
-        "(--max-cost 1) prevents this"
+    trained = f"{reason}. The dense network is therefore trained for the whole budget before it is pruned"
+    if options.budget < MIN_SEARCH_BUDGET:
+        return f"{trained}. {_cost_clause(options)}"
+    return (
+        f"{trained}, and the search may cost up to {options.highest_cost:g} dense trainings. To prevent this, use "
+        "max_cost=1 (--max-cost 1)."
     )
-    if options.budget < LEAST_BUDGET:
-        cost = _least_cost(options)
-    return f"{reason}: the dense network is trained for the whole budget before it is pruned, {cost}"
 
 
 def least_cost_warning(options: DiscoverOptions) -> str | None:
     """A warning if even the shortest search is likely to cost more than its limit.
 
-    Not where the dense network is trained for the whole budget first, of which `too_short_warning` tells.
+    Not where the dense network is trained for the whole budget first: `too_short_warning` says so.
     """
-    if not options.prunes or options.budget >= LEAST_BUDGET or options.may_train_reference:
+    if not options.prunes or options.budget >= MIN_SEARCH_BUDGET or options.may_train_reference:
         return None
-    return f"a budget of {_budget(options)} is too short for a search, {_least_cost(options)}"
+    return f"a budget of {_budget(options)} is too short for a search. {_cost_clause(options)}"
 
 
-def _least_cost(options: DiscoverOptions) -> str:
+def _cost_clause(options: DiscoverOptions) -> str:
     unit = (options.unit or "epochs").removesuffix("s")
     more = "" if unit != "epoch" else " (if fit can count steps, so can the budget)"
     return (
-        f"and no training of a search is shorter than one {unit}, so it may cost more than max_cost "
-        f"allows, at a budget of 1 two dense trainings or more; a budget of {MIN_BUDGET} or more prevents this{more}"
+        f"No phase is shorter than one {unit}, so the search may exceed max_cost (at budget 1: two or more dense "
+        f"trainings). Use a budget of at least {MIN_DIVIDED_BUDGET}{more}."
     )
 
 
@@ -139,7 +139,7 @@ def check_reference(curve: Curve) -> None:
         return
     best, reference = _best_score(curve), curve.reference.score
     small, large = sorted((best, reference))
-    if not (0 < small <= 1 and large > _MAX_FRACTION and large > _APART * small):
+    if not (0 < small <= 1 and large > _MAX_FRACTION and large > _MIN_UNIT_RATIO * small):
         return
     is_percent = len(curve.rough) >= _MIN_ROUNDS and _CLOSE[0] * reference < 100 * best < _CLOSE[1] * reference
     if best < reference and not curve.probes and not is_percent:
@@ -152,10 +152,10 @@ def check_reference(curve: Curve) -> None:
 
 
 def reference_warning(curve: Curve, sign: int = 1) -> str | None:
-    """A warning if a given reference looks like an error or a loss beside the scores of probes.
+    """A warning if a given reference looks like an error or a loss, compared with the scores of probes.
 
-    A reward of 15 beside networks that reach 0.9 looks the same, so this does not end a run. `sign` is what the scores
-    of the curve were multiplied by.
+    A reward of 15, where networks reach 0.9 so far, looks the same, so this does not end a run. `sign` is what the
+    scores of the curve were multiplied by.
     """
     if curve.reference is None or curve.reference.kind != "given" or not curve.probes:
         return None
@@ -218,7 +218,7 @@ NOTHING_LEARNED = (
 )
 
 
-def nothing_learned(options: DiscoverOptions, before: Sequence[Point], after: Sequence[Point]) -> str:
+def nothing_learned_warning(options: DiscoverOptions, before: Sequence[Point], after: Sequence[Point]) -> str:
     """The warning about a training without effect; scores that got worse may have the other sign."""
     first, last = (statistics.median(point.score for point in points) for points in (before, after))
     if last >= first:
@@ -230,7 +230,7 @@ def nothing_learned(options: DiscoverOptions, before: Sequence[Point], after: Se
 
 def may_not_have_learned(curve: Curve) -> bool:
     """Whether there are enough networks to compare, and the growing one did not improve."""
-    return len(compared(curve)) >= MIN_POINTS and not has_risen(curve.rough)
+    return len(compared_points(curve)) >= MIN_POINTS and not has_risen(curve.rough)
 
 
 def has_risen(rough: Sequence[Point]) -> bool:
@@ -245,14 +245,14 @@ def _kendall_variance(num: int) -> int:
     return num * (num - 1) * (2 * num + 5)
 
 
-def compared(curve: Curve) -> tuple[Point, ...]:
+def compared_points(curve: Curve) -> tuple[Point, ...]:
     """The networks that an answer is read from: the probes, or the rounds if the rule trains no probes."""
     return curve.probes or curve.rough
 
 
 def scores_before_training(trunk: GrowingTrunk, curve: Curve) -> tuple[Point, ...]:
     """Evaluate the networks compared with their initial weights; stored like any stage."""
-    points, session = compared(curve), trunk.session
+    points, session = compared_points(curve), trunk.session
     scores = session.stored(UNTRAINED, lambda stage: stored_scores(stage.metadata, len(points)))
     if scores is None:
         rounds = [point.round for point in points]
@@ -279,7 +279,7 @@ def has_learned(before: Sequence[Point], after: Sequence[Point]) -> bool:
     return min(scores) > best or max(scores) > best + (best - worst)
 
 
-def unless_too_short(curve: Curve, answer: Answer) -> Answer:
+def answer_unless_probes_too_short(curve: Curve, answer: Answer) -> Answer:
     """The answer, but without a density if no probe comes within delta of the growing network."""
     if not curve.probes or _best_score(replace(curve, rough=())) + answer.delta >= max(p.score for p in curve.rough):
         return answer
@@ -287,7 +287,7 @@ def unless_too_short(curve: Curve, answer: Answer) -> Answer:
     return replace(answer, status="open", density=None, interval=None, gain_density=None, details=details)
 
 
-def without_density(answer: Answer, before: Sequence[Point], after: Sequence[Point]) -> Answer:
+def unlearned_answer(answer: Answer, before: Sequence[Point], after: Sequence[Point]) -> Answer:
     """The answer if nothing was learned: no density, and an interval over all of them.
 
     A reference that was fitted to the scores is dropped with the fit.
@@ -321,7 +321,7 @@ def refuse_trained(session: Session, options: DiscoverOptions) -> None:
     if options.num_val is not None:  # now, while the run directory is still unused
         check_fraction(given)
         delta_warning(given, options, is_trained=False)
-    delta = options.relative_to(given).delta
+    delta = options.with_absolute_delta(given).delta
     for score in _fresh_scores(session):
         fresh.append(score)
         if options.sign * (given - score) <= max(5 * delta, 0.15 * max(abs(given), abs(score))):
@@ -334,7 +334,7 @@ def refuse_trained(session: Session, options: DiscoverOptions) -> None:
         )
 
 
-def start_of(session: Session, options: DiscoverOptions) -> DiscoverOptions:
+def resolve_start(session: Session, options: DiscoverOptions) -> DiscoverOptions:
     """The options for a pretrained model: one that scores like a fresh one, as with a new head, has to be trained.
 
     Otherwise every density would be within delta of its score.
@@ -355,7 +355,7 @@ def improved_warning(options: DiscoverOptions, curve: Curve) -> str | None:
     if curve.reference is None or curve.reference.kind != "pretrained":
         return None
     given, best = curve.reference.score, max(curve.finished, key=lambda point: point.score)
-    if best.score <= given + options.relative_to(given).delta:
+    if best.score <= given + options.with_absolute_delta(given).delta:
         return None
     return (
         f"after more training a network at {percent(best.density)} density scores {number(options.sign * best.score)}, "

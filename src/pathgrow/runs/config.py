@@ -350,7 +350,7 @@ class SearchOptions:
     reference: float | Literal["dense"] | None = option(
         None,
         'Score of the dense baseline, or "dense" to train one (default: estimated from half of a dense training, '
-        "or trained where that is too short to tell; with static masks, from a dense probe).",
+        "or trained if that is too short to predict the final score; with static masks, from a dense probe).",
         metavar="SCORE|dense",
         example="0.93",
     )
@@ -384,8 +384,8 @@ class SearchOptions:
     )
     max_cost: float | None = option(
         None,
-        "Most to spend, in dense trainings, beside a dense baseline (default: 1, or 2 with a reference or if half of "
-        "the training is too short to tell); a low limit shortens all phases.",
+        "Most to spend, in dense trainings, not counting a dense baseline (default: 1, or 2 with a reference or if "
+        "half of the training is too short to predict the final score); a low limit shortens all phases.",
         at_least=0.01,
         limit=1000,
         metavar="C",
@@ -477,7 +477,7 @@ class DiscoverConfig(SearchOptions, RunConfig):
             options.growth_method()
         if options.probes or options.rule != SearchOptions.rule:
             options.density_rule()
-        options.check_unused()
+        options.refuse_unused()
 
     @classmethod
     def _with_defaults(cls, values: dict[str, Any], recipe: Recipe) -> dict[str, Any]:

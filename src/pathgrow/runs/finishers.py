@@ -28,12 +28,12 @@ def search_by_each(session: Session, options: DiscoverOptions, search: Search) -
     """Run `search` with each finisher of the options, and load the best network into the model of the session."""
     found: dict[str, Discovery] = {}
     for finisher in options.finishers:
-        found[finisher] = search(_part(session, finisher), replace(options, finish=finisher))
+        found[finisher] = search(_session_for(finisher, session), replace(options, finish=finisher))
         found[finisher].trunk.restore_()
     best = select_finisher(found, options)
-    silent = copy.copy(session)
-    silent.callback = Callback()
-    returned = search(_part(silent, best), replace(options, finish=best))
+    without_callbacks = copy.copy(session)
+    without_callbacks.callback = Callback()
+    returned = search(_session_for(best, without_callbacks), replace(options, finish=best))
     trained = [_named(record, name) for name, result in found.items() for record in result.trained]
     return replace(
         returned,
@@ -62,13 +62,13 @@ def _misses(result: Discovery, options: DiscoverOptions, dense: Reference | None
     return shortfall > result.answer.delta + 2 * error
 
 
-def _part(session: Session, finisher: str) -> Session:
-    """The session for the stages of one finisher."""
-    part = copy.copy(session)
-    part.store = _PartStore(session.store, finisher)
-    part.callback = _PartCallback(session.callback, finisher)
-    part.partials, part._works, part.warnings = {}, {}, []
-    return part
+def _session_for(finisher: str, session: Session) -> Session:
+    """A copy of the session for the stages of one finisher."""
+    own = copy.copy(session)
+    own.store = _FinisherStore(session.store, finisher)
+    own.callback = _FinisherCallback(session.callback, finisher)
+    own.checkpoints, own._producers, own.warnings = {}, {}, []
+    return own
 
 
 def _stage_of(finisher: str, stage: str) -> str:
@@ -87,7 +87,7 @@ def _named(record: Record, finisher: str) -> Record:
     return replace(record, stage=_stage_of(finisher, record.stage))
 
 
-class _PartStore:
+class _FinisherStore:
     """The stages of one finisher in the store of a run."""
 
     def __init__(self, store: Store, finisher: str) -> None:
@@ -103,7 +103,7 @@ class _PartStore:
         self._store.delete_tensors(_stage_of(self._finisher, stage))
 
 
-class _PartCallback(Callback):
+class _FinisherCallback(Callback):
     """Passes the stages of one finisher on, under the names that they are stored with."""
 
     def __init__(self, callback: Callback, finisher: str) -> None:

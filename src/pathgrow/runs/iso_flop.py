@@ -288,7 +288,7 @@ class Plan:
         return self.lengths[number] if self.lengths else self.epochs
 
     def report(self, ledger: LedgerReport) -> MatchReport | None:
-        """The plan beside what was spent."""
+        """The plan compared with what was spent."""
         if self.budget is None:
             return None
         spent = ledger.spent(self.match)

@@ -28,7 +28,7 @@ from pathgrow.sparse.attach import check_data, checked_method
 
 WITH_REFERENCE = 2.0
 """Most that a search with a reference spends by default, in dense trainings."""
-MIN_BUDGET = 16
+MIN_DIVIDED_BUDGET = 16
 """Shortest budget that is divided into phases before and after pruning: each of four warms up and anneals its learning
 rate, which takes at least four epochs."""
 _MIN_PROBE_EPOCHS = 16
@@ -53,9 +53,9 @@ class DiscoverOptions(SearchOptions):
         expected="an integer >= 1, 'extensive' or a function that returns an integer",
         example="160",
     )
-    """Epochs of the returned network; None: the budget; "extensive": the budget, beside those of grown weights. A
-    function receives the records of all earlier stages. A probe that was trained for as many epochs is returned as it
-    is."""
+    """Epochs of the returned network; None: the budget; "extensive": the budget plus those of grown weights.
+    A function receives the records of all earlier stages. A probe that was trained for as many epochs is returned as
+    it is."""
     num_val: int | None = option(None, at_least=1, example="5000")
     """Number of validation examples, if the score is an accuracy; the fewer, the wider the interval. Reports then show
     scores in [0, 1] as percentages."""
@@ -124,7 +124,7 @@ class DiscoverOptions(SearchOptions):
             given = {**given, "delta": relative_delta(delta), "delta_is_relative": True}
         preset = given.get("preset")
         options = cls(**{**(SEARCH_PRESETS.get(preset, {}) if isinstance(preset, str) else {}), **given})
-        options.check_unused()
+        options.refuse_unused()
         return options
 
     def as_dict(self) -> dict[str, Any]:
@@ -160,16 +160,16 @@ class DiscoverOptions(SearchOptions):
         """The density rule."""
         return rules.create(self.rule, delta=self.delta) if isinstance(self.rule, str) else self.rule
 
-    def gains(self, before: float, after: float) -> bool:
+    def is_improvement(self, before: float, after: float) -> bool:
         """Whether a longer training of one network improved its score by more than half of delta."""
-        return self.sign * (after - before) > self.relative_to(before).delta / 2
+        return self.sign * (after - before) > self.with_absolute_delta(before).delta / 2
 
     def with_comm_of(self, fit: object) -> DiscoverOptions:
         """The options for one rank of the process group of `fit`; only rank 0 keeps its callbacks."""
         comm = self.comm if self.comm is not None else getattr(fit, "comm", None) or current_communicator()
         return dataclasses.replace(self, comm=comm, callback=() if comm.rank else self.callback)
 
-    def check_unused(self) -> None:
+    def refuse_unused(self) -> None:
         """Refuse options that would have no effect."""
         probing = next((name for name in self.finishers if name not in PRUNING), None)
         unused = () if probing else (*PROBES_ONLY, *(GROWTH_ONLY if self.max_density == 1 else ()))
@@ -202,7 +202,7 @@ class DiscoverOptions(SearchOptions):
         """The network of a record with a score of which the higher is the better."""
         return dataclasses.replace(record.point, score=self.sign * record.point.score)
 
-    def relative_to(self, score: float) -> DiscoverOptions:
+    def with_absolute_delta(self, score: float) -> DiscoverOptions:
         """The options with a tolerance in the unit of the scores."""
         if not self.delta_is_relative:
             return self
@@ -210,14 +210,14 @@ class DiscoverOptions(SearchOptions):
 
     @property
     def cost_limit(self) -> float:
-        """Most to spend, in dense trainings. Whoever has a reference wants to know, so that more may be spent."""
+        """Cost limit in dense trainings: higher by default with a reference, because that allows a precise answer."""
         return self.max_cost if self.max_cost is not None else 1.0 if self.reference is None else WITH_REFERENCE
 
     @property
     def may_train_reference(self) -> bool:
         """Whether the dense network may be trained for the whole budget before it is pruned.
 
-        Only if less training tells too little, since the search then costs more than one dense training.
+        Only if less training does not predict its score, since the search then costs more than one dense training.
         """
         is_free = self.reference is None and (self.max_cost is None or self.max_cost >= WITH_REFERENCE)
         return self.prunes and is_free and self.max_density == 1 and self.start != "pretrained"

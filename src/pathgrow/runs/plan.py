@@ -28,14 +28,14 @@ from pathgrow.runs import checks
 from pathgrow.runs.command import open_session, using_threads
 from pathgrow.runs.config import DiscoverConfig
 from pathgrow.runs.discovery import check_methods, forecast
-from pathgrow.runs.options import MIN_BUDGET, DiscoverOptions
+from pathgrow.runs.options import MIN_DIVIDED_BUDGET, DiscoverOptions
 from pathgrow.runs.records import SearchForecast
 from pathgrow.runs.session import Session
 from pathgrow.trainer import Trainer
 from pathgrow.trainer.feed import epoch_batches
 from pathgrow.trainer.interface import Job
 
-_MOST_LAYERS = 8
+_MAX_LAYERS_SHOWN = 8
 """Layers that the text of a plan lists one by one."""
 _MEASURED_STEPS = 10
 
@@ -54,9 +54,9 @@ class DiscoveryPlan:
     forecast: SearchForecast
     """The trainings to come."""
     max_cost: float
-    """The most it may cost, in dense trainings, beside a dense baseline."""
+    """The most it may cost, in dense trainings, not counting a dense baseline."""
     usual_limit: float
-    """The same if the first trainings tell enough."""
+    """The same if half of the training predicts the final score."""
     num_samples: int | None
     """Training samples per epoch; None: only the user's `fit` knows."""
     batch_size: int | None
@@ -104,8 +104,9 @@ class DiscoveryPlan:
         sample = f"one dense training sample is {flops(whole.dense_flops)}"
         limit = f"at most {self.usual_limit:g}"
         if self.max_cost > self.usual_limit:
-            limit += f"; up to {self.max_cost:g} if half of the training is too short to tell, unless max_cost is less"
-        if self.forecast.budget < checks.LEAST_BUDGET:
+            too_short = "if half of the training is too short to predict the final score"
+            limit += f"; up to {self.max_cost:g} {too_short}, unless max_cost is less"
+        if self.forecast.budget < checks.MIN_SEARCH_BUDGET:
             limit += f", but no training is shorter than one {unit}"
         lines.append(f"Cost: about {self.cost:.2f} dense trainings ({limit}){total}; {sample}")
         unknown = f"unknown before the first training, since only your fit knows how long {self.unit} take"
@@ -157,7 +158,7 @@ def make_discovery_plan(
         forecast=whole,
         unit=options.unit or "epochs",
         max_cost=options.highest_cost,
-        usual_limit=options.highest_cost if options.budget < MIN_BUDGET else options.cost_limit,
+        usual_limit=options.highest_cost if options.budget < MIN_DIVIDED_BUDGET else options.cost_limit,
         num_samples=num_samples,
         batch_size=batch_size,
         seconds=seconds,
@@ -256,5 +257,5 @@ def _known(number: int | None) -> str:
 
 
 def _listed(lines: list[str]) -> list[str]:
-    more = len(lines) - _MOST_LAYERS
-    return lines if more <= 1 else [*lines[:_MOST_LAYERS], f"  and {more} more"]
+    more = len(lines) - _MAX_LAYERS_SHOWN
+    return lines if more <= 1 else [*lines[:_MAX_LAYERS_SHOWN], f"  and {more} more"]

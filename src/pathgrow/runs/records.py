@@ -247,7 +247,7 @@ class Callback:
     def on_epoch(self, stage: str, done: int, epochs: int, loss: float | None = None) -> None:
         """Called when `done` of the `epochs` of a stage are trained.
 
-        For a `fit` of your own from the second stage on: the first one tells how many samples an epoch has.
+        With a user's `fit`, called from the second stage on: the first stage shows how many samples an epoch has.
         """
 
     def on_stage_end(self, record: Record, *, resumed: bool) -> None:

@@ -50,10 +50,11 @@ class Discovery:
     reason: str
     """Why the search stopped: a reason code, or the sentence of a user-defined rule."""
     curve: Curve
-    """All evaluated networks: the trunk after each round, and the probes; with scores of which the higher is better."""
+    """All evaluated networks, with scores of which a higher one is better."""
     network: Record
     """The returned network."""
     probes: tuple[Record, ...]
+    """Pruned networks of the rounds; in a static search, the probes."""
     dense: Record | None
     """The dense baseline, if it was trained."""
     untrained: tuple[Point, ...] = ()
@@ -61,7 +62,7 @@ class Discovery:
     finished: tuple[Record, ...] = ()
     """Fully trained networks, if they are not the probes themselves."""
     check: Check | None = None
-    """The returned network beside the dense one, if they can be compared."""
+    """The returned network compared with the dense one, if they can be compared."""
     trained: tuple[Record, ...]
     """Every stage that was trained, in order."""
     finishers: tuple[FinisherReport, ...] = ()
@@ -82,7 +83,7 @@ class Discovery:
         checked = "" if self.check is None else f", {self.check.outcome}"
         length = scores.length(self.network.point.epochs)
         is_open = self.answer.status == "open" and not self.answer.details.get("too_short")
-        advice = "; more training, more validation examples or a reference may tell" if is_open else ""
+        advice = "; more training, more validation examples or a reference may narrow it down" if is_open else ""
         return (
             f"Discovery({sentence}{advice};\n"
             f"  returned model: density {percent(self.density)}, {scores.name} {scores(self.score)} after {length}"

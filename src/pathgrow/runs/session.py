@@ -148,7 +148,7 @@ class Session(Stages):
         self._is_fit_checked = self._is_score_checked = False
         # Both are shared by the searches of several finishers, which are copies of one session.
         self._warned: set[str] = set()
-        self._calls = user_functions.Calls()
+        self._monitor = user_functions.CallMonitor()
         self._modes = user_functions.modes_of(model)
         """Whether each module trains or evaluates when `fit` is called: as in the model that was passed."""
         self.holds_fractions = False
@@ -322,9 +322,9 @@ class Session(Stages):
         ]
 
     def train_to_plateau_(
-        self, attached: Attached, stage: str, epochs: int, gains: Callable[[float, float], bool]
+        self, attached: Attached, stage: str, epochs: int, is_improvement: Callable[[float, float], bool]
     ) -> Trained:
-        """Train for `epochs`, then for half as long again and again while `gains(score before, after)`.
+        """Train for `epochs`, then for half as long again and again while `is_improvement(score before, after)`.
 
         Up to twice `epochs` in all.
         """
@@ -336,25 +336,27 @@ class Session(Stages):
             num_samples += self._fit_([phase])[0].num_samples
             num_epochs += length
             scores.append(self._score(phase))
-            if part > 0 and not gains(scores[-2].score, scores[-1].score):
+            if part > 0 and not is_improvement(scores[-2].score, scores[-1].score):
                 break
         return Trained(num_epochs=num_epochs, num_samples=num_samples, score=scores[-1])
 
     def score(self, attached: Attached, stage: str, *, part: int = 0, evaluate: Evaluate | None = None) -> Score:
         """Evaluate a network, on the validation split unless another evaluation is given."""
         weights = attached.ema_weights() if self._use_ema else nullcontext()
-        is_theirs = evaluate is None and not isinstance(self._fit, JobTrainer)
-        watch = self._calls.evaluating(attached.model, self._is_fit_checked) if is_theirs else nullcontext()
+        is_user_function = evaluate is None and not isinstance(self._fit, JobTrainer)
+        watch = (
+            self._monitor.watch_evaluation(attached.model, self._is_fit_checked) if is_user_function else nullcontext()
+        )
         with weights, seeded_globals(self.seed, stage, "evaluate", part), watch:
             value, source = (evaluate or self._evaluate)(attached.model), f"evaluate ({stage_label(stage)})"
             score, loss = self.comm.broadcast_from_rank0(lambda: parse_evaluation(value, source))
-        self.warn(self._calls.mode_warning())
+        self.warn(self._monitor.mode_warning())
         if self.holds_fractions and evaluate is None:
             user_functions.check_fraction(score)
         return Score(score=score, loss=loss)
 
     def check_score(self, attached: Attached, record: Record) -> None:
-        """Warn if a network that an earlier process has scored scores otherwise now; the first one tells."""
+        """Warn if a network that an earlier process has scored scores otherwise now; only the first is checked."""
         if self._is_score_checked or record.stage not in self.resumed or isinstance(self._fit, JobTrainer):
             return
         self._is_score_checked = True
@@ -384,7 +386,9 @@ class Session(Stages):
     def _fit_(self, phases: Sequence[Phase]) -> list[_Fitted]:
         """Train every phase."""
         try:
-            return self._fit_each_(phases)
+            if isinstance(self._fit, JobTrainer):
+                return self._train_jobs_(self._fit, phases)
+            return [self._call_fit_(phase) for phase in phases]
         except UserError as error:
             # A mask update refuses scores that are not finite, which they are not if the weights are not.
             for phase in phases:
@@ -392,55 +396,53 @@ class Session(Stages):
                     raise RunFailed(DIVERGED.format(name, f"some steps of stage {phase.stage}")) from error
             raise
 
-    def _fit_each_(self, phases: Sequence[Phase]) -> list[_Fitted]:
-        if isinstance(self._fit, JobTrainer):
-            counts = self._fit.train([self._job(phase, len(phases)) for phase in phases])
-            for phase in phases:
-                self._end_phase(phase)
-            return [_Fitted(count, phase.epochs) for count, phase in zip(counts, phases, strict=True)]
-        fitted = list[_Fitted]()
+    def _train_jobs_(self, trainer: JobTrainer, phases: Sequence[Phase]) -> list[_Fitted]:
+        counts = trainer.train([self._job(phase, len(phases)) for phase in phases])
         for phase in phases:
-            assert phase.first_step == 0, "a function that trains whole epochs cannot start in the middle"
-            self.optimizer_settings.restore_(phase.attached.optimizer)
-            checkpoint = self.checkpoint(phase.stage, phase.part)
-            if (saved := checkpoint.load(phase.attached) if self.is_kept else None) is not None:
-                # Trained by a run that ended before it was evaluated.
-                fitted.append(_Fitted(saved.step, saved.num_calls * phase.epochs))
-                phase.attached.finish_pruning_()
-                continue
-            seeded = seeded_globals(self.seed, phase.seed_name or phase.stage, "fit", phase.part)
-            before, step = None if self._is_fit_checked else _digest(phase.attached), phase.attached.step
-            num_calls, is_pruning = 1, phase.attached.is_pruning
-            user_functions.set_modes_(phase.attached.model, self._modes)  # an evaluation may have changed them
-            with seeded, counting(phase.attached.model) as counter, self._epochs_told(phase, counter):
-                self._fit(phase.attached.model, phase.attached.optimizer, phase.epochs)
-                if is_pruning and not phase.attached.finish_pruning_():
-                    # A network that was pruned after its training would be worse than it has to be.
-                    self._warn_once(user_functions.REFIT)
-                    self.optimizer_settings.restore_(phase.attached.optimizer)
-                    self._fit(phase.attached.model, phase.attached.optimizer, phase.epochs)
-                    num_calls = 2
             self._end_phase(phase)
-            if before is not None:
-                user_functions.check_first_fit(
-                    is_changed=before != _digest(phase.attached),
-                    has_stepped=phase.attached.step > step,
-                    has_run=counter.samples > 0,
-                )
-            num_samples = counter.samples or phase.attached.step - step
-            if not counter.samples and not self._is_fit_checked:
-                self.warn(user_functions.UNCOUNTED)
-            self._is_fit_checked = True
-            fitted.append(_Fitted(sum(self.comm.gather(num_samples)), num_calls * phase.epochs))
-            self._samples_per_epoch = num_samples / fitted[-1].num_epochs
-            num_steps = (phase.attached.step - step) / num_calls
-            self.warn(self._calls.length_warning(phase.epochs, counter.samples / num_calls, num_steps))
-            if self.is_kept:
-                checkpoint.save(phase.attached, fitted[-1].num_samples, torch.get_rng_state(), num_calls=num_calls)
+        return [_Fitted(count, phase.epochs) for count, phase in zip(counts, phases, strict=True)]
+
+    def _call_fit_(self, phase: Phase) -> _Fitted:
+        """Train with a user's `fit`, and check what it does."""
+        assert phase.first_step == 0, "a function that trains whole epochs cannot start in the middle"
+        attached = phase.attached
+        self.optimizer_settings.restore_(attached.optimizer)
+        checkpoint = self.checkpoint(phase.stage, phase.part)
+        if (saved := checkpoint.load(attached) if self.is_kept else None) is not None:
+            # Trained by a run that ended before it was evaluated.
+            attached.finish_pruning_()
+            return _Fitted(saved.step, saved.num_calls * phase.epochs)
+        seeded = seeded_globals(self.seed, phase.seed_name or phase.stage, "fit", phase.part)
+        before, step = None if self._is_fit_checked else _digest(attached), attached.step
+        num_calls, is_pruning = 1, attached.is_pruning
+        user_functions.set_modes_(attached.model, self._modes)  # an evaluation may have changed them
+        with seeded, counting(attached.model) as counter, self._reporting_epochs(phase, counter):
+            self._fit(attached.model, attached.optimizer, phase.epochs)
+            if is_pruning and not attached.finish_pruning_():
+                # A network that was pruned after its training would be worse than it has to be.
+                self._warn_once(user_functions.REFIT)
+                self.optimizer_settings.restore_(attached.optimizer)
+                self._fit(attached.model, attached.optimizer, phase.epochs)
+                num_calls = 2
+        self._end_phase(phase)
+        if before is not None:
+            user_functions.check_first_fit(
+                is_changed=before != _digest(attached), has_stepped=attached.step > step, has_run=counter.samples > 0
+            )
+        num_samples = counter.samples or attached.step - step
+        if not counter.samples and not self._is_fit_checked:
+            self.warn(user_functions.UNCOUNTED)
+        self._is_fit_checked = True
+        fitted = _Fitted(sum(self.comm.gather(num_samples)), num_calls * phase.epochs)
+        self._samples_per_epoch = num_samples / fitted.num_epochs
+        num_steps = (attached.step - step) / num_calls
+        self.warn(self._monitor.length_warning(phase.epochs, counter.samples / num_calls, num_steps))
+        if self.is_kept:
+            checkpoint.save(attached, fitted.num_samples, torch.get_rng_state(), num_calls=num_calls)
         return fitted
 
     @contextmanager
-    def _epochs_told(self, phase: Phase, counter: SampleCounter) -> Iterator[None]:
+    def _reporting_epochs(self, phase: Phase, counter: SampleCounter) -> Iterator[None]:
         """Report the epochs of a user's `fit` by the samples of an earlier one.
 
         At the steps of the optimizer, since the forward pass may be compiled.
@@ -461,14 +463,14 @@ class Session(Stages):
 
     def _job(self, phase: Phase, num: int) -> Job:
         self.optimizer_settings.restore_(phase.attached.optimizer)
-        partial = self.checkpoint(phase.stage, phase.part, num)
+        checkpoint = self.checkpoint(phase.stage, phase.part, num)
         seed = derive(self.seed, phase.seed_name or phase.stage, "fit", phase.part)
         return Job(
             attached=phase.attached,
             epochs=phase.epochs,
             seed=seed,
             first_step=phase.first_step,
-            progress=partial,
+            progress=checkpoint,
             on_epoch=functools.partial(self.callback.on_epoch, phase.stage),
         )
 

@@ -26,7 +26,7 @@ from pathgrow.methods.method import ByScore, Method, fixed
 from pathgrow.methods.picks import all_candidates, smallness
 from pathgrow.runs import checks
 from pathgrow.runs.iso_flop import CostMeter, cost_logger
-from pathgrow.runs.options import MIN_BUDGET, DiscoverOptions
+from pathgrow.runs.options import MIN_DIVIDED_BUDGET, DiscoverOptions
 from pathgrow.runs.records import Record, StageOutput
 from pathgrow.runs.result import Discovery
 from pathgrow.runs.session import Session, Trained
@@ -37,8 +37,8 @@ from pathgrow.sparse.pruning import GRADUAL
 from pathgrow.sparse.training_state import pack_training, unpack_training_
 
 EXTRA = GRADUAL / 4
-"""What gradual pruning costs beside a training at the final density, as a fraction of what it prunes: the mean of a
-cubic curve."""
+"""What gradual pruning costs in addition to a training at the final density, as a fraction of what it prunes: the mean
+of a cubic curve."""
 USUAL_COST = 0.9
 """Cost of a whole discovery in dense trainings; a lower limit shortens all phases in proportion."""
 _LONG_ROUND = 4
@@ -52,7 +52,7 @@ class Lengths:
     def __init__(self, options: DiscoverOptions) -> None:
         self.budget = max(1, round(options.budget * min(1.0, options.cost_limit / USUAL_COST)))
         quarter, half = self.budget // 4, self.budget // 2
-        is_short = self.budget < MIN_BUDGET
+        is_short = self.budget < MIN_DIVIDED_BUDGET
         self.phases = (self.budget - half,) if is_short else (quarter, quarter)
         """Those before pruning. A short training is not divided, although its learning curve is then unknown."""
         rest = max(1, self.budget - sum(self.phases))
@@ -253,7 +253,7 @@ class ShrinkSearch:
         network = self._trunk.records[self._rule.select(curve).round]
         answer = self._rule.answer(curve)
         if not has_learned and all(point.score <= untrained.score for point in curve.finished):
-            answer = checks.without_density(answer, [untrained], [base, *curve.finished])
+            answer = checks.unlearned_answer(answer, [untrained], [base, *curve.finished])
         return Discovery(
             answer=in_user_sign(answer, self._options.mode),
             reason=Reason.SHRUNK,
@@ -286,7 +286,7 @@ class ShrinkSearch:
         base = options.ranked(self._trunk.records[-1])
         has_learned = is_trained or base.score > untrained.score
         if not has_learned:
-            warn(checks.nothing_learned(options, [untrained], [base]))
+            warn(checks.nothing_learned_warning(options, [untrained], [base]))
         elif unit_warning is None:
             unit_warning = checks.delta_warning(options.sign * base.score, options)
             warn(unit_warning)
@@ -309,7 +309,7 @@ class ShrinkSearch:
 
     def _rule_for(self, network: Point | Reference) -> ShrinkRule:
         """The rule; a relative delta is a fraction of the score of this network."""
-        return ShrinkRule(delta=self._options.relative_to(network.score).delta)
+        return ShrinkRule(delta=self._options.with_absolute_delta(network.score).delta)
 
     @property
     def _pruned(self) -> list[Record]:

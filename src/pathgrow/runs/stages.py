@@ -48,11 +48,11 @@ class Stages:
         self.store: Store = store if comm.size == 1 else RankZeroStore(comm, store)
         self.callback = callback or Callback()
         self.comm = comm
-        self.partials: dict[str, list[TrainingCheckpoint]] = {}
+        self.checkpoints: dict[str, list[TrainingCheckpoint]] = {}
         """Checkpoints within unfinished stages, deleted when their stage is stored."""
         self.resumed: set[str] = set()
         """Stages that an earlier process has run."""
-        self._works: dict[str, Work] = {}
+        self._producers: dict[str, Work] = {}
         """How each finished stage was run, to repeat it if its tensors are lost."""
 
     def once(self, stage: str, work: Callable[[], StageOutput]) -> Record:
@@ -74,13 +74,13 @@ class Stages:
                 self.callback.on_stage_end(done.record, resumed=False)
                 self._save(stage, done)
                 records[stage] = done.record
-        self._works |= dict.fromkeys(stages, work)
+        self._producers |= dict.fromkeys(stages, work)
         return [records[stage] for stage in stages]
 
     def tensors(self, stage: str) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
         """Return the tensors and metadata that a finished stage left for later ones; it runs again if they are lost."""
         if (found := self.stored(stage, _left)) is None or not found[0]:
-            [done] = self._works[stage]([stage])
+            [done] = self._producers[stage]([stage])
             self._save(stage, done)
             found = self.stored(stage, _left)
         if found is None:
@@ -101,14 +101,14 @@ class Stages:
         """Where a training, one of `num` at the same time, keeps its state until its stage is stored."""
         name = f"{CHECKPOINT_PREFIX}{stage}-{part}"
         seconds = SECONDS_BETWEEN_SAVES / num
-        self.partials.setdefault(stage, []).append(
+        self.checkpoints.setdefault(stage, []).append(
             TrainingCheckpoint(self.store, name, seconds=seconds, comm=self.comm)
         )
-        return self.partials[stage][-1]
+        return self.checkpoints[stage][-1]
 
     def announce(self, stage: str, epochs: int | None, density: float) -> None:
         """Notify the callback that a stage starts, unless it has ended before."""
-        if stage in self._works:
+        if stage in self._producers:
             self._warn(f"stage {stage!r} is trained again, because what it left for later stages is lost")
         else:
             self.callback.on_stage_start(stage, epochs=epochs, density=density)
@@ -118,8 +118,8 @@ class Stages:
 
     def _save(self, stage: str, done: StageOutput) -> None:
         self.store.save(stage, {**done.record.metadata(), "state": done.metadata}, done.tensors)
-        for partial in self.partials.pop(stage, []):
-            partial.delete()
+        for checkpoint in self.checkpoints.pop(stage, []):
+            checkpoint.delete()
 
     def _warn(self, message: str) -> None:
         if self.comm.rank == 0:

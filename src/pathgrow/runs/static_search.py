@@ -38,7 +38,7 @@ class StaticSearch:
         reason = self._follow_rule()
         curve = self._curve()
         answer = self._rule.answer(curve)
-        checked, untrained = self._check_learning(curve, checks.unless_too_short(curve, answer))
+        checked, untrained = self._check_learning(curve, checks.answer_unless_probes_too_short(curve, answer))
         if checked.status == "unlearned":
             answer = checked  # equal scores look flat, of which the sparsest network would be returned
         network, new = self._finish(select_network(curve, answer, by=self._options.select_by).round)
@@ -61,7 +61,7 @@ class StaticSearch:
         """The density rule; a relative delta is a fraction of the reference, or else of the densest network's score."""
         curve = self._curve()
         densest = max(curve.probes or curve.rough, key=lambda point: point.density)
-        return self._options.relative_to((curve.reference or densest).score).density_rule()
+        return self._options.with_absolute_delta((curve.reference or densest).score).density_rule()
 
     def _curve(self) -> Curve:
         return Curve(
@@ -118,15 +118,15 @@ class StaticSearch:
                     self._trunk.advance_(self._next_size(up_to))
 
     def _check_learning(self, curve: Curve, answer: Answer) -> tuple[Answer, tuple[Point, ...]]:
-        """The answer, unless nothing was learned; and the scores before training, if they were needed to tell."""
+        """The answer, unless nothing was learned; and the scores before training, if they were needed for that."""
         if not checks.may_not_have_learned(curve):
             return answer, ()
-        measured, after = checks.scores_before_training(self._trunk, curve), checks.compared(curve)
+        measured, after = checks.scores_before_training(self._trunk, curve), checks.compared_points(curve)
         before = [dataclasses.replace(point, score=self._options.sign * point.score) for point in measured]
         if checks.has_learned(before, after):
             return answer, measured
-        self._session.warn(checks.nothing_learned(self._options, before, after))
-        return checks.without_density(answer, before, after), measured
+        self._session.warn(checks.nothing_learned_warning(self._options, before, after))
+        return checks.unlearned_answer(answer, before, after), measured
 
     def _next_size(self, up_to: float | None) -> int:
         """A full growth step, or as much of it as the rule asks for; at least one weight, so that growth ends."""

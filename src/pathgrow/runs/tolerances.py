@@ -45,7 +45,9 @@ def within(report: RunReport, delta: float | str) -> RunReport:
     if own.status == "unlearned":
         raise UserError("training did not improve any network, so no delta has an answer")
     if own.details.get("too_short"):
-        raise UserError("the training was too short or too noisy to tell, whatever the delta: rerun with more epochs")
+        raise UserError(
+            "the training was too short or too noisy for an answer, whatever the delta: rerun with more epochs"
+        )
     curve = _curve(report)
     if not _agree(own, _answer(report, curve, own.delta)):
         raise UserError(

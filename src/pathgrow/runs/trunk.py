@@ -327,7 +327,7 @@ class GrowingTrunk(Trunk):
         options, epochs = self._options, self._options.num_seed_epochs
         if options.seed_epochs is not None or isinstance(options.density_rule(), ProbeRule):
             return self.session.train_(self.attached, stage, epochs)
-        return self.session.train_to_plateau_(self.attached, stage, epochs, options.gains)
+        return self.session.train_to_plateau_(self.attached, stage, epochs, options.is_improvement)
 
     def _grow_(self, num_on: int) -> None:
         before = self.attached.masks.clone()

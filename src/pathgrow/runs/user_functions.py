@@ -100,7 +100,7 @@ UNCOUNTED = (
 
 # Several calls
 
-_APART = 1.5
+_MIN_LENGTH_RATIO = 1.5
 """Ratio of two lengths from which on as much training in both cannot be rounding."""
 _EQUAL = 0.02
 
@@ -113,8 +113,8 @@ class _Trained(NamedTuple):
     unit: str
 
 
-class Calls:
-    """What several calls of `fit` and `evaluate` have in common, until enough is known to tell."""
+class CallMonitor:
+    """Watches the first calls of `fit` and `evaluate` for faults that still yield scores."""
 
     def __init__(self) -> None:
         self._modes = LayerModes()
@@ -124,7 +124,7 @@ class Calls:
         self._trained: list[_Trained] = []
 
     @contextmanager
-    def evaluating(self, model: nn.Module, is_trained: bool) -> Iterator[None]:
+    def watch_evaluation(self, model: nn.Module, is_trained: bool) -> Iterator[None]:
         """Watch the modes of layers in the first evaluation, and in the first one after `fit` may have changed them."""
         if is_trained in self._evaluated:
             yield
@@ -149,26 +149,28 @@ class Calls:
         )
 
     def length_warning(self, epochs: int, num_samples: float, num_steps: float) -> str | None:
-        """A warning, once, if `fit` trained as much for another length; the first two that differ enough tell.
+        """A warning, once, if `fit` trained as much for another length, by the first two lengths that differ enough.
 
-        >>> calls = Calls()
-        >>> calls.length_warning(20, 2700, 43), calls.length_warning(16, 2700, 43)
+        >>> monitor = CallMonitor()
+        >>> monitor.length_warning(20, 2700, 43), monitor.length_warning(16, 2700, 43)
         (None, None)
-        >>> calls.length_warning(5, 2700, 43)
+        >>> monitor.length_warning(5, 2700, 43)
         'fit(model, optimizer, 20) trained on 2,700 samples and fit(model, optimizer, 5) trained on 2,700: ...'
         """
         now = _Trained(epochs, num_samples or num_steps, "sample" if num_samples else "step")
         if self._is_compared or now.num <= 0:
             return None
         for call in self._trained:
-            if now.unit == call.unit and max(now.epochs, call.epochs) >= _APART * min(now.epochs, call.epochs):
+            if now.unit == call.unit and max(now.epochs, call.epochs) >= _MIN_LENGTH_RATIO * min(
+                now.epochs, call.epochs
+            ):
                 self._is_compared = True
-                return _unless_different(now, call)
+                return _same_length_warning(now, call)
         self._trained.append(now)
         return None
 
 
-def _unless_different(now: _Trained, before: _Trained) -> str | None:
+def _same_length_warning(now: _Trained, before: _Trained) -> str | None:
     if abs(now.num - before.num) > _EQUAL * max(now.num, before.num):
         return None
     first, second = (f"fit(model, optimizer, {call.epochs})" for call in (before, now))
