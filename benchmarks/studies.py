@@ -37,7 +37,7 @@ from pathgrow.studies.pools import LocalPool
 from pathgrow.studies.runner import run_study
 
 STUDY = """
-asks = "How much time does the runner take?"
+question = "How much time does the runner take?"
 set.epochs = 20
 grid.density = [0.1, 0.2, 0.3, 0.5]
 grid.seed = [{seeds}]

@@ -42,13 +42,13 @@ SPEED = 90_000
 """Images of ResNet-32 per second, of all processes together on an H200."""
 OTHER = {
     "gts": """
-asks = "Is gts at least as accurate as gradual pruning at 10%?"
+question = "Is gts at least as accurate as gradual pruning at 10%?"
 set = { data = "cifar10", model = "resnet32", epochs = 80, density = 0.1, compile = "off" }
 grid.method = ["gts", "gmp"]
 grid.seed = [0, 1, 2]
 """,
     "cifar100-dense": """
-asks = "How accurate is dense ResNet-56 on CIFAR-100?"
+question = "How accurate is dense ResNet-56 on CIFAR-100?"
 set = { data = "cifar100", model = "resnet56", method = "dense", epochs = 160, compile = "off" }
 grid.seed = [0, 1]
 """,
