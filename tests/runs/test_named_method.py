@@ -43,7 +43,7 @@ def test_the_length_of_the_training_reaches_the_schedule() -> None:
         ("imp", "prunes between trainings"),
         ("str", "takes no density"),
         ("dense", "takes no density"),
-        ("os.path:join", r"does not import: pass it on the command line \(--finish\), or call"),
+        ("os.path:commonprefix", r"does not import: pass it on the command line \(--finish\), or call"),
     ],
 )
 def test_what_cannot_finish_a_search(text: str, message: str) -> None:
