@@ -18,7 +18,7 @@ trained as long as the returned one.
 trained on for a quarter of the budget keeps a third of the luck of the one that it continues.
 
 The second quarter of the training gains 0.2 to 1.5 deltas. In cells with the reference "late" it gains 5 to 15, so that
-the search trains the dense network to its end; all is relative to that network then.
+the search trains a dense baseline.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ HELD_OUT: dict[str, Callable[[float], float]] = {
 """Looked at only after the rule was fixed."""
 
 ReferenceKind = Literal["dense", "none", "late"]
-"""Late: there is none, and training gains so much that the search trains the dense network to its end."""
+"""Late: none is asked for, but training gains so much that the search trains a dense baseline."""
 REFERENCES: tuple[ReferenceKind, ...] = ("dense", "none", "late")
 
 
@@ -103,12 +103,14 @@ class Task:
     def __init__(self, setting: Setting, seed: int) -> None:
         draw = np.random.default_rng(seed)
         self.lengths = Lengths(setting.options)
-        self._draw, self._setting, self._is_late = draw, setting, setting.reference == "late"
+        self.lengths.has_reference |= setting.reference == "late"
+        self._draw, self._setting = draw, setting
         self._luck_draw = np.random.default_rng([seed, 1])
         # Rounds of the default depth on the way to the density that is to be known.
         rounds = 1 + math.log(setting.known / (1 - RULE.first_prune_fraction)) / math.log(1 - RULE.prune_fraction)
-        before = BUDGET if self._is_late else 2 * self.lengths.phases[0]
-        epochs = before + max(0.0, rounds) * self.lengths.round + self.lengths.finish
+        before = 2 * self.lengths.phases[0] + max(0.0, rounds) * self.lengths.round
+        self._last_phase = self.lengths.finish(round(before))
+        epochs = before + self._last_phase
         self._draw_learning_curve()
         while self._allowed(epochs) <= 0:  # no network would be within reach
             self._draw_learning_curve()
@@ -123,14 +125,13 @@ class Task:
         draw = self._draw
         self._change = self._setting.change + draw.normal(0.0, 0.1)
         self._power = math.exp(draw.uniform(math.log(0.3), math.log(5.0)))
-        lowest, highest = (5.0, 15.0) if self._is_late else (0.2, 1.5)
+        lowest, highest = (5.0, 15.0) if self._setting.reference == "late" else (0.2, 1.5)
         second_quarter = DELTA * math.exp(draw.uniform(math.log(lowest), math.log(highest)))
         self._loss = second_quarter / (0.25**-self._power - 0.5**-self._power)
         # As measured on six tasks: a cost where training still gains much, otherwise either way.
         self._restart = DELTA * draw.uniform(-0.3, 0.3) + draw.uniform(0.0, 0.2) * second_quarter
         self._recovered = DELTA * draw.uniform(-0.25, 0.5)
-        # The dense network that a search trains itself was trained in phases.
-        self.dense = self.score(1.0, BUDGET, BUDGET / 2 if self._is_late else BUDGET)
+        self.dense = self.score(1.0, BUDGET, BUDGET)
 
     def score(self, density: float, epochs: float, phase: float) -> float:
         """The true score of a network."""
@@ -139,7 +140,7 @@ class Task:
             value -= self._restart + self._recovered * BUDGET / 20 / phase
         if density < 1:
             gap = self._scale * (self._setting.shape(density) - self._setting.shape(1.0))
-            value -= gap * (phase / self.lengths.finish) ** self._change
+            value -= gap * (phase / self._last_phase) ** self._change
         return value
 
     def known(self, epochs: float) -> float:
@@ -147,11 +148,13 @@ class Task:
         allowed = self._allowed(epochs) / self._scale + self._setting.shape(1.0)
         if allowed <= self._setting.shape(1.0):
             return math.inf
+        if allowed >= self._setting.shape(_LOWEST):
+            return _LOWEST
         return inverse(self._setting.shape, allowed)
 
     def _allowed(self, epochs: float) -> float:
         """How much a finished network may lose by pruning."""
-        return self.score(1.0, epochs, self.lengths.finish) - self.dense + DELTA
+        return self.score(1.0, epochs, self._last_phase) - self.dense + DELTA
 
     def observe(self, number: int, density: float, epochs: int, phase: int, luck: float = 0.0) -> Point:
         """The measured score of a network."""
@@ -191,11 +194,14 @@ def discover(setting: Setting, seed: int) -> Run:
     for k, phase in enumerate(phases):
         lucks.append(task.luck(phase, lucks[-1] if lucks else None))
         points.append(task.observe(k, 1.0, (k + 1) * phase, phase, lucks[-1]))
-    spent, reference = 2 * lengths.phases[0] / BUDGET, None
-    if setting.reference == "dense":
+    spent = 2 * lengths.phases[0] / BUDGET
+    curve = Curve(rough=tuple(points), num_val=task.num_val, full_epochs=BUDGET)
+    if setting.reference == "dense" or rule.is_too_short(curve):
         dense = task.observe(0, 1.0, BUDGET, BUDGET, task.luck(BUDGET))
-        reference = Reference(score=dense.score, kind="dense", epochs=BUDGET)
-    curve = Curve(rough=tuple(points), reference=reference, num_val=task.num_val, full_epochs=BUDGET)
+        curve = replace(curve, reference=Reference(score=dense.score, kind="dense", epochs=BUDGET))
+        if setting.reference != "dense":
+            lengths.has_reference = True
+            spent, cost_limit = spent + 1, setting.options.highest_cost
 
     def train(due: NextRound, phase: int, cost: float) -> Point:
         nonlocal spent
@@ -205,23 +211,18 @@ def discover(setting: Setting, seed: int) -> Run:
         spent += cost * phase / BUDGET
         return points[-1]
 
-    if setting.reference != "dense" and rule.is_too_short(curve):
-        base = train(NextRound(start=1, density=1.0), BUDGET // 2, 1.0)
-        reference = Reference(score=base.score, kind="dense", epochs=BUDGET)
-        curve, cost_limit = replace(curve, rough=tuple(points), reference=reference), setting.options.highest_cost
-
     while (pruned := rule.next_round(curve)) is not None:
         curve = replace(curve, probes=(*curve.probes, train(pruned, lengths.round, flops(pruned.density))))
 
-    def finish_flops(density: float, start: float | None = None) -> float:
-        before = min(point.density for point in points if point.density >= density) if start is None else start
-        return flops(density) + EXTRA * (flops(before) - flops(density))
+    def finish_flops(one: NextRound) -> float:
+        return flops(one.density) + EXTRA * (flops(points[one.start].density) - flops(one.density))
 
     def finish_cost(density: float) -> float:
-        return finish_flops(density) * lengths.finish / BUDGET
+        one = rule.pruned_from(curve, density)
+        return finish_flops(one) * lengths.finish(points[one.start].epochs) / BUDGET
 
     while due := rule.candidates(curve, cost=finish_cost, left=cost_limit - spent):
-        new = [train(one, lengths.finish, finish_flops(one.density, points[one.start].density)) for one in due]
+        new = [train(one, lengths.finish(points[one.start].epochs), finish_flops(one)) for one in due]
         curve = replace(curve, finished=(*curve.finished, *new))
     network = rule.select(curve)
     return Run(

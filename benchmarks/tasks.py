@@ -9,15 +9,13 @@ The tasks are those of `benchmarks.problems`, some of which the density rule has
 `fit` and `evaluate`, and with nothing that a user would not know.
 
 The truth shares no training code with it. For every seed the dense network is trained for the budget. Another copy is
-trained twice for a quarter of it (to its end, where `discover` does that too) and pruned by magnitude in short rounds,
-gradually during each; at each density a network is then trained until it has had the budget too (for a quarter of it at
-least), and twice more for a quarter of the budget, since `discover` prunes finished networks further. Each answer is
-compared with the truth of networks trained for about as many epochs as the returned one. A pretrained network is pruned
-as it is. All are scored on the validation and test examples. Where the gap to dense, averaged over seeds, made monotone
-and interpolated over log density, equals delta is the true density; its 90% interval comes from the spread over seeds.
-Data splits and initializations depend on the seed, so truth and answers are about the task, not about one split. The
-returned network is compared with the dense one of its seed on the same test examples, which gives the standard error
-beside the difference.
+trained twice for a quarter of it; from there one network for each density is pruned by magnitude, gradually, while it
+is trained for the rest of the budget. A pretrained network is pruned while it is fine-tuned for the budget. All are
+scored on the validation and test examples. Where the gap to dense, averaged over seeds, made monotone and interpolated
+over log density, equals delta is the true density; its 90% interval comes from the spread over seeds. Data splits and
+initializations depend on the seed, so truth and answers are about the task, not about one split. The returned network
+is compared with the dense one of its seed on the same test examples, which gives the standard error beside the
+difference.
 
 Each finished training and discovery is one line of JSON and is not run again, unless `--again` asks for new
 discoveries, such as after a change of the search; the table shows the last one of each seed. `--jobs` runs seeds in
@@ -52,38 +50,23 @@ from benchmarks.cifar import Lines
 from benchmarks.discovery import crossing, smoothed
 from benchmarks.problems import Problem, Task
 from benchmarks.unseen import UNSEEN
-from pathgrow.density.shrink import MAX_GAIN
 from pathgrow.graph.calls import called_layers, called_scope
 from pathgrow.report.text import closing
-from pathgrow.runs.options import MIN_DIVIDED_BUDGET
 
 TASKS = {**problems.TASKS, **UNSEEN}
 
 # Brute force
 
-ROUNDS = tuple(0.4 * 0.63**k for k in range(8))
-"""Densities of the pruning rounds."""
-LADDER = (1.0, 0.8, 0.6, *ROUNDS)
-_LATER = 2
-"""How often each network is trained on once more, as `discover` does with networks that it prunes further."""
+LADDER = (1.0, 0.8, 0.6, *(0.4 * 0.63**k for k in range(8)))
+"""Densities."""
 _FAR = 5.0
 """Gap in units of delta below which sparser networks are not trained."""
 
 
-def lengths(task: Task, density: float, *, is_long: bool = False) -> tuple[int, int, int]:
-    """Epochs before pruning, of a round, and of the last training, for a network of this density.
-
-    `is_long`: the dense network is trained for the whole budget first, since half of it tells too little.
-    """
-    before = 0 if task.is_pretrained else task.budget if is_long else 2 * max(1, task.budget // 4)
-    short = max(1, round(task.budget / 40))
-    spent = before + short * sum(step >= density for step in ROUNDS)
-    return before, short, max(last_phase(task), task.budget - spent)
-
-
-def last_phase(task: Task) -> int:
-    """Epochs that a network is trained on for, at least, before it is compared with dense."""
-    return max(1, task.budget // (2 if task.budget < MIN_DIVIDED_BUDGET else 4))
+def lengths(task: Task) -> tuple[int, int]:
+    """Epochs of each of two phases before pruning, and of the training during which a network is pruned."""
+    before = 0 if task.is_pretrained else max(1, task.budget // 4)
+    return before, max(1, task.budget - 2 * before)
 
 
 class Pruned:
@@ -157,20 +140,6 @@ def baseline(task: Task, problem: Problem, seed: int) -> nn.Module:
     return model
 
 
-def _train_dense_(trunk: Pruned, task: Task, delta: float) -> bool:
-    """Train before pruning; returns whether for the whole budget, as `discover` does if half of it is too short."""
-    if task.budget < MIN_DIVIDED_BUDGET:
-        trunk.fit_(task.budget)
-        return True
-    scores = []
-    for _ in range(2):
-        trunk.fit_(lengths(task, 1.0)[0] // 2)
-        scores.append(task.sign * trunk.problem.evaluate(trunk.model))
-    if is_long := scores[1] - scores[0] > MAX_GAIN * delta:
-        trunk.fit_(task.budget - trunk.epochs)
-    return is_long
-
-
 def find_truth(name: str, seed: int, place: Place) -> None:
     """Train the networks of the ladder that are missing, and append the gap of each to dense."""
     task, lines = TASKS[name], place.lines()
@@ -181,27 +150,22 @@ def find_truth(name: str, seed: int, place: Place) -> None:
     dense = problem.values(baseline(task, problem, seed), "val", "test")
     delta, is_far = task.tolerance(problem.score(dense)), False
     trunk = Pruned(problem, seed)
-    is_long = not task.is_pretrained and _train_dense_(trunk, task, delta)
+    before, last = lengths(task)
+    for _ in range(2 if before else 0):
+        trunk.fit_(before)
     for rung in LADDER:
-        _, short, last = lengths(task, rung, is_long=is_long)
-        if rung in ROUNDS:
-            trunk.fit_(short, rung)
         if is_far or lines.has(**key, rung=rung):
             continue
         began, network = time.perf_counter(), trunk.copy()
         network.fit_(last, rung)
         values = problem.values(network.model, "val", "test")
         gap, error = problem.difference(dense, values)
-        below, epochs, later = task.sign * gap, network.epochs, list[tuple[int, float]]()
+        below = task.sign * gap
         is_far = below > _FAR * delta
-        for _ in range(_LATER):
-            network.fit_(last_phase(task))
-            gap, _ = problem.difference(dense, problem.values(network.model, "val", "test"))
-            later.append((network.epochs, task.sign * gap))
         lines.add(
-            **key, rung=rung, is_last=is_far, density=network.density, epochs=epochs,
+            **key, rung=rung, is_last=is_far, density=network.density, epochs=network.epochs,
             dense=problem.score(dense), score=problem.score(values), below=below, error=error, delta=delta,
-            num_examples=len(values), later=later, seconds=time.perf_counter() - began,
+            num_examples=len(values), seconds=time.perf_counter() - began,
         )  # fmt: skip
 
 
@@ -281,16 +245,11 @@ def percent(density: float) -> str:
     return "none" if math.isinf(density) else f"{100 * density:.3g}%"
 
 
-def truth(rows: Sequence[dict[str, Any]], epochs: float = 0, num_draws: int = 400) -> Truth | None:
-    """The true density of a task, from the lines of its complete ladders; None if there is none.
-
-    Of networks that were trained for about as many epochs as given; 0: for the least.
-    """
+def truth(rows: Sequence[dict[str, Any]], num_draws: int = 400) -> Truth | None:
+    """The true density of a task, from the lines of its complete ladders; None if there is none."""
     seeds: dict[int, dict[float, dict[str, Any]]] = defaultdict(dict)
     for row in rows:
-        trained = [(row["epochs"], row["below"]), *row.get("later", [])]
-        _, below = min(trained, key=lambda each: abs(each[0] - epochs))
-        seeds[row["seed"]][row["rung"]] = {**row, "below": below}
+        seeds[row["seed"]][row["rung"]] = row
     ladders = [
         rungs for rungs in seeds.values() if len(rungs) == len(LADDER) or any(r["is_last"] for r in rungs.values())
     ]
@@ -332,7 +291,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         ladder = [row for row in rows if row["task"] == name and row["kind"] == "truth"]
         last = {row["seed"]: row for row in rows if row["task"] == name and row["kind"] == "discover"}
         for _, row in sorted(last.items()):
-            interval, check, true = row["interval"], row["check"], truth(ladder, returned_epochs(row))
+            interval, check, true = row["interval"], row["check"], truth(ladder)
             below = row["below"] / row["delta"]
             cells = (
                 name, row["seed"], task.delta, true or "-",
@@ -357,15 +316,9 @@ def summary(rows: Sequence[dict[str, Any]], tasks: Mapping[str, Task] = TASKS) -
         if not last:
             continue
         ladder = [row for row in rows if row["task"] == name and row["kind"] == "truth"]
-        each = [truth(ladder, returned_epochs(row)) for row in last]
-        known = sorted(filter(None, each), key=lambda true: true.density)
-        lowest, highest = (str(known[k]) if known else "-" for k in (0, -1))
+        true = truth(ladder)
         named = [row["status"] if row["answer"] is None else percent(row["answer"]) for row in last]
-        covered = [
-            true.covered_by(row["interval"])
-            for row, true in zip(last, each, strict=True)
-            if row["interval"] is not None and true
-        ]
+        covered = [true.covered_by(row["interval"]) for row in last if row["interval"] is not None and true is not None]
         num_nearly = covered.count("nearly")
         nearly = f" ({num_nearly} nearly)" if num_nearly else ""
         epochs = [returned_epochs(row) / task.budget for row in last]
@@ -374,7 +327,7 @@ def summary(rows: Sequence[dict[str, Any]], tasks: Mapping[str, Task] = TASKS) -
         within = sum(row["below"] <= row["delta"] + 2 * row["error"] for row in last)
         outcomes = Counter("none" if row["check"] is None else row["check"]["outcome"] for row in last)
         cells = (
-            name, task.delta, lowest if lowest == highest else f"{lowest} to {highest}", ", ".join(named),
+            name, task.delta, true or "-", ", ".join(named),
             f"{covered.count('yes')} of {len(covered)}{nearly}",
             f"{percent(min(row['density'] for row in last))} - {percent(max(row['density'] for row in last))}",
             f"{np.mean(epochs):.2f}", f"{below.mean():.2f} ± {error:.2f}", f"{within} of {len(last)}",
@@ -416,10 +369,10 @@ def expected_seconds(task: Task, place: Place) -> dict[str, float]:
     problem.fit(model, optimizer, 1)
     problem.values(model, "val")
     epoch = time.perf_counter() - began
-    before, short, _ = lengths(task, 1.0)
-    ladder = sum(lengths(task, rung)[2] for rung in LADDER) + short * len(ROUNDS)
+    before, last = lengths(task)
     # The dense network comes first in both; masks make steps slower.
-    return {"truth": epoch * (task.budget + 1.2 * (before + ladder)), "discover": epoch * 2.2 * task.budget}
+    truth = epoch * (task.budget + 1.2 * (2 * before + last * len(LADDER)))
+    return {"truth": truth, "discover": epoch * 3 * task.budget}
 
 
 def run_job(part: str, name: str, seed: int, place: Place) -> None:

@@ -110,14 +110,13 @@ def test_the_procedure_counts_the_phases_without_the_growth(rounds: list[tuple[f
     assert sentence in networks.procedure(with_curve(shrunk_report(), rounds=points))
 
 
-def test_a_dense_network_that_was_trained_beside_the_search_is_not_the_pruned_one() -> None:
-    """Few validation examples make equal accuracies common."""
+def test_a_dense_baseline_that_nobody_asked_for_has_its_reason() -> None:
     report = shrunk_report()
-    base = report.curve.rounds[-1]
 
-    def procedure(epochs: int) -> str:
-        reference = ReferenceReport(score=base.score, kind="dense", epochs=epochs)
-        return " ".join(networks.procedure(with_answer(report, reference=reference)))
+    def sentence(config: dict[str, object]) -> str:
+        reference = ReferenceReport(score=0.98, kind="dense", epochs=160)
+        found = networks.procedure(replace(with_answer(report, reference=reference), config=config))
+        return next(line for line in found if "baseline" in line)
 
-    assert "Its score is the reference" in procedure(base.epochs)
-    assert "Its score is the reference" not in procedure(2 * base.epochs)
+    assert sentence({"reference": "dense"}) == "Trained a dense baseline for 160 epochs."
+    assert sentence({}) == "Trained a dense baseline for 160 epochs: half of it does not predict the score."

@@ -52,9 +52,19 @@ def test_stages_and_their_lengths_follow_from_the_budget() -> None:
 
 
 @pytest.mark.parametrize("budget", [1, 2, 3, 7, 160])
-def test_every_phase_has_an_epoch(budget: int) -> None:
-    lengths = Lengths(DiscoverOptions(budget=budget))
-    assert min(*lengths.phases, lengths.finish, lengths.round, lengths.seed, lengths.growth) >= 1
+@pytest.mark.parametrize("reference", [None, 0.9])
+def test_every_phase_has_an_epoch(budget: int, reference: float | None) -> None:
+    lengths = Lengths(DiscoverOptions(budget=budget, reference=reference))
+    assert min(*lengths.phases, lengths.finish(2 * budget), lengths.round, lengths.seed, lengths.growth) >= 1
+
+
+def test_what_is_compared_with_a_reference_is_trained_as_long() -> None:
+    lengths = Lengths(DiscoverOptions(budget=160, reference=0.9))
+    assert [trained + lengths.finish(trained) for trained in (80, 90, 120)] == [160, 160, 160]
+    lengths = Lengths(DiscoverOptions(budget=160))
+    assert [lengths.finish(trained) for trained in (80, 150)] == [40, 40]
+    lengths.has_reference = True
+    assert lengths.finish(90) == 70
 
 
 def test_the_model_holds_the_returned_network() -> None:
@@ -320,36 +330,34 @@ def test_a_model_without_paths_starts_at_the_density_of_its_method(
     assert first.num_on == round(density * found.masks.num)
 
 
-SLOW = (
-    r"gained .* more than 3.6 times delta, .*\. The dense network is .* trained .* up to 2 dense trainings\. To prevent"
-)
-SHORT = r"a budget of 8 epochs is too short to be divided\. The dense network is therefore trained for the whole budget"
+SLOW = r"gained .* more than 3.6 times delta, .*\. A dense baseline is .* trained .* up to 2\.5 dense trainings\. To"
+SHORT = r"a budget of 8 epochs is too short to be divided\. A dense baseline is therefore trained for the whole budget"
 
 
 @pytest.mark.parametrize(
     ("options", "sentence", "phases"),
-    [({"delta": 0.02}, SLOW, [10, 10, 20]), ({"budget": 8}, SHORT, [8])],
+    [({"delta": 0.02}, SLOW, [10, 10]), ({"budget": 8}, SHORT, [4])],
     ids=["slow", "short"],
 )
-def test_a_dense_network_that_half_of_the_training_says_too_little_about_is_trained_to_its_end(
+def test_a_dense_baseline_is_trained_if_half_of_the_training_does_not_predict_its_score(
     options: dict, sentence: str, phases: list[int]
 ) -> None:
     options = {"mode": "min", **options}
     with pytest.warns(UserWarning, match=sentence):
         found = shrunk(Loss(), **options)
-    lengths = stage_lengths(found)
+    lengths, budget = stage_lengths(found), options.get("budget", 40)
     assert [epochs for stage, epochs in lengths if stage.startswith("train")] == phases
-    dense = found.rounds[-1].point
-    assert (found.reference.kind, found.reference.score) == ("dense", dense.score)
-    assert (dense.density, dense.epochs) == (1.0, sum(phases))
+    assert dict(lengths)["dense"] == budget
+    assert found.dense is not None
+    assert (found.reference.kind, found.reference.score) == ("dense", found.dense.point.score)
+    for record in found.finished:
+        assert record.point.epochs == budget  # as the baseline
     assert found.check.outcome in ("verified", "consistent", "missed")
-    assert 1.0 < found.ledger.relative <= 2.0
-    assert len(found.finished) > 1  # the limit of two dense trainings holds, not that of one
-    report = found.report()
-    counted = {1: "", 3: ", in three phases"}[len(phases)]
-    assert networks.procedure(report)[0] == f"Trained the dense network for {sum(phases)} epochs{counted}."
-    reason = {1: "a training this short is not divided", 3: "half of the training was too short"}[len(phases)]
-    assert networks.procedure(report)[1].startswith(f"Its score is the reference: {reason}")
+    assert 1.0 < found.ledger.relative <= 2.6  # one pruned network is finished in any case
+    said = networks.procedure(found.report())
+    assert said[0].startswith(f"Trained the dense network for {sum(phases)} epochs")
+    reason = "half of it does not predict the score" if len(phases) == 2 else "a training this short is not divided"
+    assert said[1] == f"Trained a dense baseline for {budget} epochs: {reason}."
     assert re.search(sentence, found.warnings[0])
 
 
@@ -358,7 +366,7 @@ def test_a_dense_network_that_half_of_the_training_says_too_little_about_is_trai
 )
 def test_it_is_not_if_a_limit_or_a_reference_was_given(options: dict) -> None:
     found = shrunk(Loss(), mode="min", delta=0.02, **options)
-    assert "train-3" not in {record.stage for record in found.trained}
+    assert "dense" not in {record.stage for record in found.trained}
     assert found.reference is None or found.reference.kind != "dense"
 
 
@@ -521,7 +529,7 @@ def test_a_trained_model_is_not_trained_from_scratch_unasked() -> None:
         shrunk(world, delta=0.01)
     assert world.fits == []
     assert all(torch.equal(*pair) for pair in zip(world.model.state_dict().values(), before, strict=True))
-    assert stage_lengths(shrunk(world, delta=0.01, start="scratch", budget=4))[0] == ("train-1", 4)
+    assert stage_lengths(shrunk(world, delta=0.01, start="scratch", budget=4))[0] == ("train-1", 2)
 
 
 def with_new_head() -> World:
@@ -578,7 +586,7 @@ def test_a_loss_is_minimized_and_shown_with_its_own_sign() -> None:
 def test_a_relative_delta_is_a_fraction_of_the_reference(reference: float | str | None, unit: float | None) -> None:
     found = shrunk(Loss(), mode="min", delta="20%", reference=reference, budget=8)
     if unit is None:
-        unit = found.dense.score.score if reference else found.rounds[-1].point.score
+        unit = found.dense.point.score
     assert found.answer.delta == pytest.approx(0.2 * unit)
 
 

@@ -125,16 +125,14 @@ def _given_exponent(curve: Curve, delta: float, power: float) -> _Weighted | Non
         spread=(spread, spread / second_half, RESTART_SPREAD[0] * delta + RESTART_SPREAD[1] * gained, FACTOR_SPREAD),
         size=len(noise),
     )
-    if curve.reference is not None and not is_reference(curve):
+    if curve.reference is not None:
         # A pretrained reference is the network that is pruned: no other training is compared with it.
         beyond = 0.0 if curve.reference.kind == "pretrained" else TRAINING_NOISE
         unknown.observe(curve.reference.score, noise * math.hypot(1.0, beyond), dense=1.0)
     if curve.reference is None or base.density == 1:
         for point in unpruned(curve):
             score, error = (level, MIN_NOISE * delta) if point is base else (point.score, noise)
-            if point is base and is_reference(curve):
-                error = TRAINING_NOISE * noise  # another dense training would have led to another score
-            is_single = point.epochs < base.epochs or is_reference(curve)
+            is_single = point.epochs < base.epochs
             unknown.observe(score, error, dense=1.0, slope=-left(point.epochs), restart=0.0 if is_single else -1.0)
     else:
         level = curves.at(1.0)  # the network before pruning is sparser than the reference
@@ -153,12 +151,6 @@ def _given_exponent(curve: Curve, delta: float, power: float) -> _Weighted | Non
         lost=lost,
     )
     return _Weighted(outcomes=outcomes, log_weight=unknown.log_weight)
-
-
-def is_reference(curve: Curve) -> bool:
-    """Whether the dense score is that of the network before pruning: its one noisy score counts once."""
-    found, base = curve.reference, curve.rough[-1]
-    return found is not None and (found.kind, found.epochs, found.score) == ("dense", base.epochs, base.score)
 
 
 def _resampled(log_weight: FloatArray, num: int) -> NDArray[np.intp]:

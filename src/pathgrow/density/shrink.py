@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from pathgrow.density.estimate import LEVEL, DensityEstimate, curve_of_rounds, quantiles, unpruned
-from pathgrow.density.full_training import POWERS, FullTraining, infer, is_reference
+from pathgrow.density.full_training import POWERS, FullTraining, infer
 from pathgrow.density.types import (
     DEFAULT_DELTA,
     Answer,
@@ -43,6 +43,8 @@ _CLOSE = 1.1
 """The same for one that is sparser than the answer."""
 MAX_CUT = 0.5
 """How far below the sparsest of them the next one may be, as a ratio."""
+LAST = 0.25
+"""Fraction of the budget that the last training of a network takes, at least."""
 MAX_FINISHED = 4
 """Pruned networks that are trained fully, at most."""
 SPARSER = 0.6
@@ -150,17 +152,17 @@ class ShrinkRule:
             later = self._later(curve, affordable) if len(pruned) < MAX_FINISHED else None
             return [] if later is None else [later]
         wanted = float(np.clip(self._expected(curve), estimate.lowest, estimate.densest.density))
-        chosen = [self._pruned_from(curve, wanted)]
+        chosen = [self.pruned_from(curve, wanted)]
         if self._needs_control(curve) and wanted < base.density and cost(wanted) + cost(base.density) <= left:
             chosen.insert(0, control)
         elif self.is_too_short(curve):
-            return [self._pruned_from(curve, estimate.densest.density)]
+            return [self.pruned_from(curve, estimate.densest.density)]
         sparser = max(SPARSER * wanted, estimate.lowest)
         is_likely = np.mean(self._outcomes(curve).within(self.delta) <= STEP * sparser) >= LIKELY
         left -= cost(sparser) + sum(cost(one.density) for one in chosen)
         # With a reference an answer is accurate enough to go one by one.
         if curve.reference is None and is_likely and sparser * STEP < wanted and left >= 0:
-            chosen.append(self._pruned_from(curve, sparser))
+            chosen.append(self.pruned_from(curve, sparser))
         return chosen
 
     def _later(self, curve: Curve, affordable: float) -> NextRound | None:
@@ -181,12 +183,20 @@ class ShrinkRule:
             is_step = wanted <= affordable
         if not is_step or any(1 / _CLOSE <= point.density / wanted <= STEP for point in curve.finished):
             return None
-        return self._pruned_from(curve, wanted)
+        return self.pruned_from(curve, wanted)
 
-    def _pruned_from(self, curve: Curve, density: float) -> NextRound:
-        """What was trained longest is pruned further, if it is dense enough."""
-        for visited in (self._sparse(curve), (curve.rough[-1], *curve.probes)):
-            if enough := [point for point in visited if point.density >= density]:
+    def pruned_from(self, curve: Curve, density: float) -> NextRound:
+        """The network that is pruned to a density: the sparsest that is dense enough.
+
+        What was trained longest goes first. A network that is compared with another training has to end with as many
+        epochs, however, so it continues from one that leaves at least a quarter of these.
+        """
+        base, latest = curve.rough[-1], math.inf
+        if curve.reference is not None and curve.reference.kind != "pretrained" and curve.full_epochs is not None:
+            latest = (1 - LAST) * curve.full_epochs
+        for visited in (self._sparse(curve), (base, *curve.probes)):
+            enough = [p for p in visited if p.density >= density and (p.epochs <= latest or p is base)]
+            if enough:
                 return NextRound(start=min(enough, key=lambda point: point.density).round, density=density)
         raise AssertionError("the trained network is at least as dense as any candidate")
 
@@ -215,8 +225,6 @@ class ShrinkRule:
         if self._estimate(curve) is None:
             return None
         delta = self.delta if within is None else within
-        if is_reference(curve) and _same(network, curve.rough[-1]):
-            return Check(outcome="verified", shortfall=0.0, error=0.0)  # it is the reference
         gap = self._shortfall(curve, network)
         shortfall, error = float(np.mean(gap)), float(np.std(gap))
         if curve.reference is not None:
@@ -338,8 +346,3 @@ class ShrinkRule:
             self._dense(curve) - network.score + noise * np.random.default_rng(seed).standard_normal(len(noise))
         )
         return shortfall
-
-
-def _same(network: Point, other: Point) -> bool:
-    """Whether two points are the same network: a report that is read again does not keep all of a point."""
-    return (network.density, network.epochs, network.score) == (other.density, other.epochs, other.score)

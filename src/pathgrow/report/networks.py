@@ -10,7 +10,7 @@ Table = tuple[list[str], list[list[str]]]
 """Headings and rows of text."""
 
 
-_WORDS = {2: "two", 3: "three"}
+_WORDS = {2: "two"}
 _LONGER = 1.1
 """How much longer than the dense network the returned one must have been trained for reports to say so at once."""
 
@@ -50,13 +50,11 @@ def procedure(report: RunReport) -> list[str]:
             if base.epochs
             else "Evaluated the pretrained model."
         )
-        if _is_reference(report, base):
-            half = "half of the training was too short to predict the final score"
-            is_longer = report.network.epochs > base.epochs
-            returned = f", the returned model for {scores.length(report.network.epochs)}" if is_longer else ""
+        if (reference := report.reference) is not None and reference.kind == "dense" and reference.epochs is not None:
+            is_own = report.config.get("reference") != "dense"
+            short = "a training this short is not divided" if number == 1 else "half of it does not predict the score"
             done.append(
-                f"Its score is the reference: {half if number > 1 else 'a training this short is not divided'}. What "
-                f"is pruned from it is trained for longer{returned}."
+                f"Trained a dense baseline for {scores.length(reference.epochs)}{f': {short}' if is_own else ''}."
             )
         if probes:
             done.append(f"Pruned it in {plural(len(probes), 'round')} ({_densities(_by_round(probes))} density).")
@@ -72,11 +70,6 @@ def procedure(report: RunReport) -> list[str]:
             "answer is estimated from these scores."
         )
     return done
-
-
-def _is_reference(report: RunReport, base: PointReport) -> bool:
-    found = report.reference
-    return found is not None and (found.kind, found.score, found.epochs) == ("dense", base.score, base.epochs)
 
 
 def compared_with_dense(report: RunReport) -> tuple[str, str] | None:

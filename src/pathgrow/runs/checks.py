@@ -93,15 +93,15 @@ cost 1.3 to 2.3 dense trainings, and 1.0 to 2.5 with max_cost=1; one on digits, 
 
 
 def too_short_warning(curve: Curve, options: DiscoverOptions) -> str:
-    """Why the dense network is trained for the whole budget, although the search then costs more than that."""
+    """Why a dense baseline is trained, although the search then costs more than a dense training."""
     gains = [after.score - before.score for before, after in pairwise(curve.rough)]
     reason = (
         f"the second half of the training so far gained {number(gains[-1])}, more than {MAX_GAIN:.2g} times delta, so "
-        "it does not show what full training leads to"
+        "it does not predict the score after full training"
         if gains
         else f"a budget of {_budget(options)} is too short to be divided"
     )
-    trained = f"{reason}. The dense network is therefore trained for the whole budget before it is pruned"
+    trained = f"{reason}. A dense baseline is therefore trained for the whole budget, as with reference='dense'"
     if options.budget < MIN_SEARCH_BUDGET:
         return f"{trained}. {_cost_clause(options)}"
     return (
@@ -113,7 +113,7 @@ def too_short_warning(curve: Curve, options: DiscoverOptions) -> str:
 def least_cost_warning(options: DiscoverOptions) -> str | None:
     """A warning if even the shortest search is likely to cost more than its limit.
 
-    Not where the dense network is trained for the whole budget first: `too_short_warning` says so.
+    Not where a dense baseline is trained: `too_short_warning` says so.
     """
     if not options.prunes or options.budget >= MIN_SEARCH_BUDGET or options.may_train_reference:
         return None

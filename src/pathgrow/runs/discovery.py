@@ -23,7 +23,7 @@ from pathgrow.runs import checks
 from pathgrow.runs.command import open_session, run_in
 from pathgrow.runs.config import DiscoverConfig
 from pathgrow.runs.finishers import search_by_each
-from pathgrow.runs.options import DiscoverOptions
+from pathgrow.runs.options import MIN_DIVIDED_BUDGET, DiscoverOptions
 from pathgrow.runs.records import PlannedStage, SearchForecast
 from pathgrow.runs.result import Discovery, draw_figures
 from pathgrow.runs.session import MAX_ADAPTIVE_EPOCHS, Session
@@ -115,7 +115,8 @@ def usual_stages(options: DiscoverOptions) -> tuple[PlannedStage, ...]:
                 add("train", count, epochs, most)
         rounds = [most * (1 - ShrinkRule.first_prune_fraction) * (1 - ShrinkRule.prune_fraction) ** k for k in range(5)]
         add("shrink", len(rounds), lengths.round, statistics.fmean(rounds))
-        add("final", 2, lengths.finish, rounds[2])
+        before = 0 if options.start == "pretrained" else sum(lengths.phases)
+        add("final", 2, lengths.finish(before + 3 * lengths.round), rounds[2])
     else:
         add("seed", 1, options.num_seed_epochs, start)
         grow("round", 1.0, options.num_rough_epochs or MAX_ADAPTIVE_EPOCHS)
@@ -123,7 +124,8 @@ def usual_stages(options: DiscoverOptions) -> tuple[PlannedStage, ...]:
         add("probe", _USUAL_PROBES if options.reference is None else _USUAL_PROBES_WITH_REFERENCE, epochs, 0.3)
         if epochs < budget:
             add("final", 1, budget - (epochs if options.warm_start and options.finishing_method is None else 0), 0.3)
-    if options.reference == "dense":
+    is_short = options.prunes and budget < MIN_DIVIDED_BUDGET and options.may_train_reference
+    if options.reference == "dense" or is_short:
         add("dense", 1, budget, 1.0)
     return tuple(found)
 

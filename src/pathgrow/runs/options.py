@@ -28,6 +28,8 @@ from pathgrow.sparse.attach import check_data, checked_method
 
 WITH_REFERENCE = 2.0
 """Most that a search with a reference spends by default, in dense trainings."""
+WITH_TRAINED_REFERENCE = 2.5
+"""The same for a search that has to train the reference, which counts."""
 MIN_DIVIDED_BUDGET = 16
 """Shortest budget that is divided into phases before and after pruning: each of four warms up and anneals its learning
 rate, which takes at least four epochs."""
@@ -215,17 +217,19 @@ class DiscoverOptions(SearchOptions):
 
     @property
     def may_train_reference(self) -> bool:
-        """Whether the dense network may be trained for the whole budget before it is pruned.
+        """Whether a dense baseline may be trained although nobody asked for it.
 
-        Only if less training does not predict its score, since the search then costs more than one dense training.
+        Only if half of the budget does not predict its score, since the search then costs more than a dense training.
         """
         is_free = self.reference is None and (self.max_cost is None or self.max_cost >= WITH_REFERENCE)
         return self.prunes and is_free and self.max_density == 1 and self.start != "pretrained"
 
     @property
     def highest_cost(self) -> float:
-        """Most that the search may cost: its limit, or that of one that has to train the dense network."""
-        return max(WITH_REFERENCE, self.cost_limit) if self.may_train_reference else self.cost_limit
+        """Most that the search may cost: its limit, or that of one that has to train a dense baseline."""
+        if not self.may_train_reference:
+            return self.cost_limit
+        return WITH_TRAINED_REFERENCE if self.max_cost is None else self.max_cost
 
     @property
     def finishers(self) -> tuple[str, ...]:

@@ -54,7 +54,7 @@ class DiscoveryPlan:
     forecast: SearchForecast
     """The trainings to come."""
     max_cost: float
-    """The most it may cost, in dense trainings, not counting a dense baseline."""
+    """The most it may cost, in dense trainings, with a dense baseline if one is trained."""
     usual_limit: float
     """The same if half of the training predicts the final score."""
     num_samples: int | None
@@ -104,8 +104,8 @@ class DiscoveryPlan:
         sample = f"one dense training sample is {flops(whole.dense_flops)}"
         limit = f"at most {self.usual_limit:g}"
         if self.max_cost > self.usual_limit:
-            too_short = "if half of the training is too short to predict the final score"
-            limit += f"; up to {self.max_cost:g} {too_short}, unless max_cost is less"
+            too_short = "half of the training is too short to predict the final score"
+            limit += f"; up to {self.max_cost:g} with a dense baseline if {too_short}, unless max_cost is less"
         if self.forecast.budget < checks.MIN_SEARCH_BUDGET:
             limit += f", but no training is shorter than one {unit}"
         lines.append(f"Cost: about {self.cost:.2f} dense trainings ({limit}){total}; {sample}")
@@ -150,6 +150,7 @@ def make_discovery_plan(
     slots = _optimizer_bytes(*session.untrained_copy())
     # Rounds may start again from any pruned network, so all of them are kept; growth needs the latest only.
     num_kept = whole.num_stages if options.prunes else 2
+    baseline = 1 if options.reference == "dense" else 0
     return DiscoveryPlan(
         name=options.name or type(model).__name__,
         scope={name: int(inside.count_nonzero()) for name, inside in session.scope.items()},
@@ -157,8 +158,8 @@ def make_discovery_plan(
         num_parameters=session.num_parameters,
         forecast=whole,
         unit=options.unit or "epochs",
-        max_cost=options.highest_cost,
-        usual_limit=options.highest_cost if options.budget < MIN_DIVIDED_BUDGET else options.cost_limit,
+        max_cost=options.highest_cost + baseline,
+        usual_limit=(options.highest_cost if options.budget < MIN_DIVIDED_BUDGET else options.cost_limit) + baseline,
         num_samples=num_samples,
         batch_size=batch_size,
         seconds=seconds,
@@ -197,7 +198,9 @@ def _seconds(session: Session, trainer: Trainer, num_steps: int, whole: SearchFo
         more = min(_MEASURED_STEPS, num_steps - 1)
         measured(1)  # allocates, compiles and captures
         once = measured(1)
-        step = max(0.0, measured(1 + more) - once) / more if more else once
+        several = measured(1 + more)
+        # On a busy machine a single step may take longer than several.
+        step = (several - once) / more if several > once else several / (1 + more)
         began = time.perf_counter()
         session.score(attached, "plan")
         evaluation = time.perf_counter() - began

@@ -4,9 +4,9 @@ The network is trained for half of the budget and pruned in short rounds until i
 tolerance. The network of the density read from these rounds is then finished: pruned gradually while it is trained for
 another quarter of the budget, or with a reference for the rest of it. If the score moves the answer, another network is
 finished, until one is close to the answer or the cost limit is reached. If half of the budget does not predict the
-final score, the network is trained for all of it before pruning and becomes the reference. A pretrained network is
-pruned as it is. With `max_density` below 1 the network starts from a PHEW mask and grows along paths up to that
-density, so it never holds more weights at once.
+final score, a dense baseline is trained too and becomes the reference. A pretrained network is pruned as it is. With
+`max_density` below 1 the network starts from a PHEW mask and grows along paths up to that density, so it never holds
+more weights at once.
 """
 
 import time
@@ -20,6 +20,7 @@ import numpy as np
 from pathgrow.density.shrink import NextRound, ShrinkRule
 from pathgrow.density.types import Curve, Point, Reason, Reference
 from pathgrow.graph.flops import sample_training_flops
+from pathgrow.masks.masks import Masks
 from pathgrow.masks.sampling import top_k
 from pathgrow.methods.growth import without_paths
 from pathgrow.methods.method import ByScore, Method, fixed
@@ -55,13 +56,15 @@ class Lengths:
         is_short = self.budget < MIN_DIVIDED_BUDGET
         self.phases = (self.budget - half,) if is_short else (quarter, quarter)
         """Those before pruning. A short training is not divided, although its learning curve is then unknown."""
-        rest = max(1, self.budget - sum(self.phases))
-        self.finish = quarter if options.reference is None and not is_short else rest
-        """The last phase of a finished network. A reference had all of its budget, so the network gets it too."""
-        if is_short and options.may_train_reference:
-            self.phases = (self.budget,)
+        self.has_reference = options.reference is not None
+        """Whether networks are compared with one that had the whole budget."""
+        self._finish = max(1, half if is_short else quarter)
         self.round = max(1, round(self.budget / 16), min(round(self.budget / 10), _LONG_ROUND))
         self.seed, self.growth = max(1, self.budget // 16), max(1, round(self.budget / 160))
+
+    def finish(self, trained: int) -> int:
+        """The last phase of a network that was trained for so many epochs: to the end of the budget, as a reference."""
+        return max(1, self.budget - trained) if self.has_reference else self._finish
 
 
 class ShrinkingTrunk(Trunk):
@@ -101,13 +104,6 @@ class ShrinkingTrunk(Trunk):
             self._visit(f"train-{number}", max(1, epochs - grown) if number == 1 else epochs)
         self.num_trained = len(self.records)
 
-    def train_to_budget_(self) -> None:
-        """Train on until the network has had its whole budget."""
-        left = self.lengths.budget - self.records[-1].point.epochs
-        if left > 0:
-            self._visit(f"train-{len(self.records) + 1}", left)
-        self.num_trained = len(self.records)
-
     def shrink_(self, round: NextRound) -> Record:
         """Prune a visited network to a density and train it for a short round.
 
@@ -123,21 +119,25 @@ class ShrinkingTrunk(Trunk):
         """
         first = sum(record.stage.startswith("final") for record in self.records) + 1
         stages = [f"final-{first + k}" for k in range(len(candidates))]
+        lengths = {
+            stage: self.lengths.finish(self.records[one.start].point.epochs)
+            for stage, one in zip(stages, candidates, strict=True)
+        }
         if len(candidates) == 1:
-            [one] = candidates
-            return [self._visit(stages[0], self.lengths.finish, after=one.start, density=one.density, gradually=True)]
+            [one], [stage] = candidates, stages
+            return [self._visit(stage, lengths[stage], after=one.start, density=one.density, gradually=True)]
         numbers = {stage: len(self.records) + k for k, stage in enumerate(stages)}
         due = dict(zip(stages, candidates, strict=True))
         for stage, one in due.items():
-            train_ = partial(self._train_, stage, self.lengths.finish, density=one.density, after=one.start)
+            train_ = partial(self._train_, stage, lengths[stage], density=one.density, after=one.start)
             self._train.append((one.start, train_))
 
         def work(missing: Sequence[str]) -> list[StageOutput]:
             began = time.perf_counter()
             copies = [self._copy_at(due[stage].start) for stage in missing]
-            epochs = [self.lengths.finish] * len(missing)
+            epochs = [lengths[stage] for stage in missing]
             for stage, attached in zip(missing, copies, strict=True):
-                self._prune_gradually_(attached, due[stage].density, self.lengths.finish, due[stage].start)
+                self._prune_gradually_(attached, due[stage].density, lengths[stage], due[stage].start)
             trained = self.session.train_together_(list(zip(copies, missing, strict=True)), epochs)
             seconds = (time.perf_counter() - began) / len(missing)
             outputs = []
@@ -234,8 +234,6 @@ class ShrinkSearch:
         self._rule = ShrinkRule(delta=options.delta)
         self._finished: list[Record] = []
         self._dense: Record | None = None
-        self._is_reference_trained = False
-        """Whether the network was trained for its whole budget before it was pruned."""
         self._limit = options.cost_limit
 
     def run(self) -> Discovery:
@@ -278,9 +276,6 @@ class ShrinkSearch:
         is_trained = options.start == "pretrained"
         unit_warning = checks.delta_warning(options.sign * untrained.score, options, is_trained=is_trained)
         warn(unit_warning)
-        is_trained_to_the_end = options.may_train_reference and self._trunk.lengths.phases == (options.budget,)
-        if is_trained_to_the_end:
-            warn(checks.too_short_warning(self._curve(), options))
         self._trunk.train_()
         checks.check_reference(self._curve())
         base = options.ranked(self._trunk.records[-1])
@@ -292,8 +287,6 @@ class ShrinkSearch:
             warn(unit_warning)
         if options.reference == "dense":
             self._dense = train_dense(self._session, options.budget)
-        if is_trained_to_the_end:
-            self._is_reference_trained, self._limit = has_learned, options.highest_cost
         elif has_learned and options.may_train_reference and unit_warning is None:
             self._train_reference_if_too_short_(base)
         self._rule = self._rule_for(self._curve().reference or base)
@@ -301,11 +294,12 @@ class ShrinkSearch:
         return untrained, base, has_learned
 
     def _train_reference_if_too_short_(self, base: Point) -> None:
-        """Train the network to the end of the budget if its training so far does not show what that leads to."""
+        """Train a dense baseline if the training so far does not predict its score."""
         if self._rule_for(base).is_too_short(curve := self._curve()):
             self._session.warn(checks.too_short_warning(curve, self._options))
-            self._trunk.train_to_budget_()
-            self._is_reference_trained, self._limit = True, self._options.highest_cost
+            self._dense = train_dense(self._session, self._options.budget)
+            self._trunk.lengths.has_reference = True
+            self._limit = self._options.highest_cost - 1
 
     def _rule_for(self, network: Point | Reference) -> ShrinkRule:
         """The rule; a relative delta is a fraction of the score of this network."""
@@ -325,9 +319,6 @@ class ShrinkSearch:
             reference = Reference(score=options.sign * float(options.reference), kind="given", epochs=options.budget)
         elif options.start == "pretrained":
             reference = Reference(score=ranked(self._trunk.records[0]).score, kind="pretrained")
-        elif self._is_reference_trained:
-            trained = self._trunk.records[self._trunk.num_trained - 1]
-            reference = Reference(score=ranked(trained).score, kind="dense", epochs=options.budget)
         return Curve(
             rough=tuple(map(ranked, self._trunk.records[: self._trunk.num_trained])),
             probes=tuple(map(ranked, self._pruned)),
@@ -339,23 +330,31 @@ class ShrinkSearch:
         )
 
     def _next_candidates(self) -> list[NextRound]:
-        """The next networks to finish within the cost limit. A dense baseline that was asked for does not count."""
-        records, graph, finish = self._trunk.records, self._session.graph, self._trunk.lengths.finish
-        finish = max([finish, *(record.num_epochs for record in self._finished)])  # if `fit` had to be called again
+        """The next networks to finish within the cost limit, which does not count the dense baseline."""
+        records, graph, finish, curve = (
+            self._trunk.records,
+            self._session.graph,
+            self._trunk.lengths.finish,
+            self._curve(),
+        )
+        # A `fit` may have been called again.
+        trained = [(record.point.epochs - record.num_epochs, record.num_epochs) for record in self._finished]
+        num_calls = max([1.0, *(epochs / finish(before) for before, epochs in trained)])
         samples_per_epoch = records[-1].num_samples / max(records[-1].num_epochs, 1)
         limit = self._limit * self._options.budget * samples_per_epoch * sample_training_flops(graph)
-        # The FLOPs of other densities are between those of the networks that exist.
+        # The FLOPs of other densities are between those of the networks that exist and of layers that stay dense.
         known = sorted(
             (one.point.density, sample_training_flops(graph, self._trunk.masks(k))) for k, one in enumerate(records)
         )
+        known.insert(0, (0.0, sample_training_flops(graph, Masks.empty(self._session.scope))))
         densities, flops = [row[0] for row in known], np.maximum.accumulate([row[1] for row in known])
 
         def cost(density: float) -> float:
-            start = min((visited for visited in densities if visited >= density), default=density)
-            before, after = np.interp((start, density), densities, flops)
-            return finish * samples_per_epoch * float(after + EXTRA * (before - after))
+            start = records[self._rule.pruned_from(curve, min(density, curve.rough[-1].density)).start].point
+            before, after = np.interp((start.density, density), densities, flops)
+            return num_calls * finish(start.epochs) * samples_per_epoch * float(after + EXTRA * (before - after))
 
-        return self._rule.candidates(self._curve(), cost=cost, left=limit - sum(record.flops for record in records))
+        return self._rule.candidates(curve, cost=cost, left=limit - sum(record.flops for record in records))
 
     def _load(self, network: Record) -> Trunk:
         """Load the returned network into the user's model; other weights are no longer needed."""
