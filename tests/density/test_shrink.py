@@ -165,6 +165,41 @@ def test_a_network_that_never_held_all_weights_does_not_confirm_the_dense_score(
         assert check.outcome == outcome
 
 
+@pytest.mark.parametrize(("later", "is_too_short"), [(0.0, False), (0.1, True)])
+def test_a_network_that_beats_its_own_estimate_of_dense_shows_that_training_was_too_short(
+    later: float, is_too_short: bool
+) -> None:
+    """If it never held all weights."""
+    half = (
+        Point(round=0, density=0.5, epochs=10, score=DENSE - 0.02),
+        *(replace(point, density=0.5) for point in CURVE.rough),
+    )
+    rounds = [(0.2, 0.0), (0.1, -0.005), (0.05, -0.02)]
+    curve = replace(CURVE, rough=half, probes=tuple(
+        Point(round=2 + k, density=d, epochs=90, score=DENSE + score) for k, (d, score) in enumerate(rounds)
+    ))  # fmt: skip
+    curve = replace(curve, finished=(Point(round=9, density=0.15, epochs=128, score=DENSE + later),))
+    answer, check = RULE.answer(curve), RULE.check(curve, curve.finished[0])
+    assert RULE.is_too_short(curve) == is_too_short
+    assert answer.status == "open" or not is_too_short
+    assert check is not None
+    assert check.outcome == "not verified"
+
+
+def test_the_error_of_a_check_is_no_larger_than_sampling_allows() -> None:
+    """A third of the examples are lost: no noise of 600 examples explains that, however badly the curve fits."""
+    reference = Reference(score=0.98, kind="given", epochs=160)
+    rounds = [(0.3, 0.9), (0.16, 0.4), (0.09, 0.88), (0.05, 0.2)]
+    probes = tuple(Point(round=2 + k, density=d, epochs=90, score=score) for k, (d, score) in enumerate(rounds))
+    network = Point(round=9, density=0.9, epochs=160, score=0.67)
+    curve = replace(CURVE, reference=reference, num_val=597, probes=probes, finished=(network,))
+    check = RULE.check(curve, network)
+    assert check is not None
+    assert check.shortfall == pytest.approx(0.31, abs=0.01)
+    assert check.error < 0.06
+    assert check.outcome == "missed"
+
+
 @pytest.mark.filterwarnings("error")
 def test_a_tolerance_far_below_the_noise_is_computed_without_overflow() -> None:
     rule = ShrinkRule(delta=0.01)

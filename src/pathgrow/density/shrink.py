@@ -43,6 +43,8 @@ _CLOSE = 1.1
 """The same for one that is sparser than the answer."""
 MAX_CUT = 0.5
 """How far below the sparsest of them the next one may be, as a ratio."""
+MAX_SAMPLING = 2.0
+"""Standard error of a difference between two accuracies, at most, as a multiple of that of two independent samples."""
 LAST = 0.25
 """Fraction of the budget that the last training of a network takes, at least."""
 MAX_FINISHED = 4
@@ -227,6 +229,10 @@ class ShrinkRule:
         delta = self.delta if within is None else within
         gap = self._shortfall(curve, network)
         shortfall, error = float(np.mean(gap)), float(np.std(gap))
+        rate = abs(network.score)
+        if curve.reference is not None and curve.num_val is not None and 0 < rate < 1:
+            # A curve that does not fit makes scores look noisier than they can be.
+            error = min(error, MAX_SAMPLING * math.sqrt(2 * rate * (1 - rate) / curve.num_val))
         if curve.reference is not None:
             outcome: Outcome = "consistent" if shortfall - 2 * error <= delta else "missed"
             outcome = "verified" if shortfall <= delta else outcome
@@ -312,11 +318,21 @@ class ShrinkRule:
         return next(enough, 1.0)
 
     def is_too_short(self, curve: Curve, delta: float | None = None) -> bool:
-        """Whether the network without pruning may just have begun to learn, for all that is known."""
+        """Whether the network without pruning may just have begun to learn, for all that is known.
+
+        Also if it never held all weights, and what was pruned from it became clearly better than dense is expected to
+        be: training gains more than it showed.
+        """
         if curve.reference is not None or curve.rough[-1].epochs == 0:
             return False
         num_known = len(unpruned(curve))
-        return num_known < 2 or (num_known == 2 and self._last_gain(curve) > MAX_GAIN * (delta or self.delta))
+        if num_known < 2 or (num_known == 2 and self._last_gain(curve) > MAX_GAIN * (delta or self.delta)):
+            return True
+        later = [point.score for point in (*curve.probes, *curve.finished)]
+        if curve.rough[-1].density == 1 or not later or self._estimate(curve) is None:
+            return False
+        dense = self._dense(curve)
+        return max(later) > float(np.mean(dense)) + 2 * max(float(np.std(dense)), delta or self.delta)
 
     def _needs_control(self, curve: Curve) -> bool:
         """Whether the network without pruning is worth a full training too.
