@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import math
 import pickle
+import re
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -394,11 +395,45 @@ class TestSummary:
             pass
         assert sparse.summary().startswith("No density: scores fell. observe() takes higher scores for better ones; ")
 
-    @pytest.mark.parametrize("name", ["rigl", "random", "gmp"])
+    @pytest.mark.parametrize("name", ["rigl", "random", "topkast"])
     def test_methods_that_are_given_their_density(self, name: str) -> None:
         sparse = sparse_mlp(method=methods.create(name))[2]
         sparse.observe(0.5)
         assert sparse.summary() == f"{100 * sparse.density:.3g}% density; method {name!r} does not search for one."
+
+    @pytest.mark.parametrize("name", ["gmp", "granet", "mest", "acdc", "gts", "st3"])
+    def test_a_schedule_that_is_longer_than_the_training_is_not_left_unnoticed(self, name: str) -> None:
+        model, optimizer, sparse = sparse_mlp(method=methods.create(name, density=0.02))
+        train(model, optimizer)
+        where = f"{name} is at step 3 of 10,000: density {100 * sparse.density:.3g}%, target 2%"
+        assert sparse.summary() == f"{where}."
+        with pytest.warns(UserWarning, match=f"^detach: {re.escape(where)}; pass num_steps=, the optimizer") as caught:
+            sparse.detach()
+            sparse.detach()
+        assert [warning.filename for warning in caught] == [__file__]
+
+    @pytest.mark.parametrize("name", ["gmp", "granet", "mest", "acdc", "gts", "st3"])
+    def test_a_schedule_as_long_as_the_training_ends_quietly(self, name: str) -> None:
+        model, optimizer, sparse = sparse_mlp(method=methods.create(name, density=0.1, num_steps=12))
+        train(model, optimizer, 12)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            sparse.detach()
+        assert sparse.masks.num_on == 14
+        assert sparse.summary() == f"10% density; method {name!r} does not search for one."
+
+    def test_pruning_between_trainings_that_was_not_continued(self) -> None:
+        model, optimizer, sparse = sparse_mlp(method=methods.create("imp_c", density=0.5))
+        train(model, optimizer)
+        sparse.observe(0.5)
+        assert sparse.summary() == "imp_c is at round 1: density 80%, target 50%."
+        with pytest.warns(UserWarning, match=r"^detach: imp_c is at round 1: .*; call observe\(\) after each training"):
+            sparse.detach()
+
+    def test_what_was_never_trained_is_detached_quietly(self) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            sparse_mlp(method=methods.create("gmp"))[2].detach()
 
 
 class TestStateDict:

@@ -44,6 +44,8 @@ def acdc(
         grow=all_candidates,
         drop=prune_by("magnitude"),
         schedule=Alternate(density, num_steps, warmup_fraction, phase_fraction, final_fraction),
+        final_density=density,
+        num_steps=num_steps,
         clock="step",
         needs=frozenset({"dense"}),
     )

@@ -41,6 +41,8 @@ def gmp(
             start_fraction=start_fraction,
             stop_fraction=stop_fraction,
         ),
+        final_density=density,
+        num_steps=num_steps,
         clock="step",
         needs=frozenset({"dense"}),
     )

@@ -57,6 +57,8 @@ def granet(
             RewireEvery(update_interval=interval, num_steps=num_steps, first_step=interval),
         ),
         update=_PruneAndRewire(RewireLayers(drop_fraction=fraction, score=NetworkView.gradients)),
+        final_density=density,
+        num_steps=num_steps,
         clock="step",
         needs=frozenset({"gradients"}),
         cost="dense_gradient_at_updates",

@@ -77,6 +77,8 @@ def gts(
         grow=ByScore(NetworkView.path_scores, sample_proportional),
         drop=prune_by("magnitude"),
         schedule=GrowThenPrune(num_growths=num_growths, grow_fraction=grow_fraction, prune=prune),
+        final_density=density,
+        num_steps=num_steps,
         clock="step",
         needs=frozenset({"paths"}),
     )

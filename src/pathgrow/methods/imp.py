@@ -85,6 +85,7 @@ def _pruning(
         start_density=1.0,
         drop=prune_by(score),
         schedule=PruneEachRound(density=density, prune_fraction=prune_fraction),
+        final_density=density,
         after_update=after_update,
         rewind_step=rewind_step,
         needs=frozenset({"dense"}),

@@ -75,6 +75,8 @@ def mest(
         start_density=schedule.density_at(0),
         schedule=schedule,
         update=Mutate(schedule, 0.0 if extra_density else drop_fraction, gradient_weight, allocation),
+        final_density=density,
+        num_steps=num_steps,
         clock="step",
     )
 

@@ -142,6 +142,11 @@ class Method:
     """None: the lowest of 1, 2, 3, 5% that isolates at most 5% of the units, capped at `target_density`."""
     target_density: float | None = None
     """Where growth ends, if known; the schedule enforces it, this field caps the start density."""
+    final_density: float | None = None
+    """Where a schedule that changes the density during training ends; None for methods that hold their density, and
+    for those whose density is not an option."""
+    num_steps: int | None = None
+    """The optimizer steps that such a schedule was made for."""
     grow: Pick | None = None
     drop: Pick | None = None
     schedule: Schedule = never
@@ -243,6 +248,24 @@ class Method:
                     num_on += update.num_grow - update.num_drop
             found.append(counts if on_step else {num_on})
         return found[0] if found[0] == found[-1] else None
+
+    def is_unfinished(self, num_on: int, num: int) -> bool:
+        """Whether the schedule ends at another density than the current one; a deviation of 2% does not count."""
+        if self.final_density is None:
+            return False
+        target = count_at(self.final_density, num)
+        return abs(num_on - target) > 0.02 * target
+
+    def where(self, *, round: int, step: int, density: float) -> str:
+        """Where a schedule that changes the density is.
+
+        >>> from pathgrow import methods
+        >>> methods.create("gmp", density=0.05).where(round=0, step=3000, density=0.606)
+        'gmp is at step 3,000 of 10,000: density 60.6%, target 5%'
+        """
+        assert self.final_density is not None
+        at = f"round {round}" if self.num_steps is None else f"step {step:,} of {self.num_steps:,}"
+        return f"{self.name} is at {at}: density {100 * density:.3g}%, target {100 * self.final_density:.3g}%"
 
     def next_masks(self, net: NetworkView, update: MaskUpdate, progress: Progress, draw: torch.Generator) -> Masks:
         """The masks after an update: those of `self.update`, or the old ones after `drop` and then `grow`.

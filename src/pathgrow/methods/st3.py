@@ -1,6 +1,6 @@
 """ST-3: a soft threshold on all weights together, with straight-through gradients and a cubic schedule."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ def st3(
         start_fraction=start_fraction,
         stop_fraction=stop_fraction,
     )
-    return latent_method("st3", StraightThrough(prune))
+    return replace(latent_method("st3", StraightThrough(prune)), final_density=density, num_steps=num_steps)
 
 
 @dataclass(frozen=True)

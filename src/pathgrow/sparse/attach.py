@@ -218,6 +218,9 @@ class Attached(PruningOptimizer):
         """
         num = self._num_not_zero()
         but = f" But {num} pruned weights are not zero: others were loaded after the last step." if num else ""
+        method, is_ended = self.method, self.method.num_steps is None or self.step >= self.method.num_steps
+        if method.final_density is not None and (not is_ended or method.is_unfinished(self.masks.num_on, self._num)):
+            return f"{method.where(round=self.round, step=self.step, density=self.density)}.{but}"
         if self.method.grow is None or self.method.clock == "step":
             return f"{100 * self.density:.3g}% density; method {self.method.name!r} does not search for one.{but}"
         answer, num = self.rule_answer(), len(self._points)
@@ -325,6 +328,9 @@ class Attached(PruningOptimizer):
         if not self._handles:
             return  # the optimizer may be attached elsewhere by now
         self._read_latent_masks_()
+        if self.step and self.method.is_unfinished(self._num_on, self._num):
+            where = self.method.where(round=self.round, step=self.step, density=self.density)
+            enforce.warn_of_unfinished(where, self.method.num_steps is None, self._comm)
         if num := self._num_not_zero():
             enforce.zero_pruned_(self.model, self._masks)
             enforce.warn_of_loaded(num, self._comm)

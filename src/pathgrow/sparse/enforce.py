@@ -276,6 +276,17 @@ def warn_of_loaded(num: int, comm: Communicator) -> None:
         )
 
 
+def warn_of_unfinished(where: str, is_by_rounds: bool, comm: Communicator) -> None:
+    """Warn, on rank 0, that a method was detached before its schedule had reached its density."""
+    if comm.rank == 0:
+        advice = (
+            "call observe() after each training, until its verdict is to stop"
+            if is_by_rounds
+            else "pass num_steps=, the optimizer steps of your training, to pathgrow.methods.create"
+        )
+        warnings.warn(f"detach: {where}; {advice}", stacklevel=frames_to_the_caller())
+
+
 # A hook runs before the closure of a step has computed the gradients, and before a fused optimizer has unscaled them
 # and skipped the step if they overflowed. A method that uses gradients there has to do both first.
 
