@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -169,13 +170,38 @@ def load_network(path: str | os.PathLike[str], model: nn.Module) -> Masks:
     if not (root / MANIFEST).is_file():
         raise UserError(f"{root} has no {MANIFEST}, so it is not a finished run; rerun its command to finish it")
     check_hash(root, weights.name, masks.name)
+    state, stored = model.state_dict(), dict[str, Tensor]()
     try:
-        own = {name: value for name, value in model.state_dict().items() if not isinstance(value, Tensor)}
-        model.load_state_dict(safetensors.torch.load_file(weights) | own)
+        stored = safetensors.torch.load_file(weights)
+        model.load_state_dict(stored | {name: value for name, value in state.items() if not isinstance(value, Tensor)})
     except (RuntimeError, safetensors.SafetensorError) as error:
+        there = {name: tuple(value.shape) for name, value in stored.items()}
+        here = {name: tuple(value.shape) for name, value in state.items() if isinstance(value, Tensor)}
+        if stored and (change := architecture_difference(there, here)):
+            raise UserError(f"{weights} was saved from another architecture: {change}") from error
         reason = " ".join(str(error).split())
         raise UserError(f"{weights} does not fit {type(model).__name__}: {reason}") from error
     return Masks.load(masks)
+
+
+def architecture_difference(there: Mapping[str, tuple[int, ...]], here: Mapping[str, tuple[int, ...]]) -> str | None:
+    """The first difference between the tensors of two models, by name and shape, and how many more there are.
+
+    >>> architecture_difference({"0.weight": (64, 8), "0.bias": (64,)}, {"0.weight": (32, 8), "1.bias": (64,)})
+    '0.weight is 64x8 there and 32x8 here (and 2 more)'
+    """
+    names = [name for name in dict.fromkeys((*here, *there)) if there.get(name) != here.get(name)]
+    if not names:
+        return None
+    first, second = (_shape(shapes.get(names[0])) for shapes in (there, here))
+    more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+    return f"{names[0]} is {first} there and {second} here{more}"
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    if shape is None:
+        return "missing"
+    return "x".join(map(str, shape)) if shape else "a single number"
 
 
 def _present(root: Path) -> list[str]:

@@ -16,11 +16,10 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
 from pathgrow.checkpoint import Stage
-from pathgrow.config import from_json, option, to_json
 from pathgrow.density.probe import ProbeRule
 from pathgrow.density.types import DENSE
 from pathgrow.distributed import interrupts
-from pathgrow.errors import RunFailed, UserError
+from pathgrow.errors import RunFailed
 from pathgrow.graph.flops import inference_flops, scoring_flops
 from pathgrow.graph.topology import GLOBAL_LIMIT, Topology, measure
 from pathgrow.masks import Masks
@@ -32,9 +31,9 @@ from pathgrow.runs.iso_flop import CostMeter, cost_logger
 from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.records import Record, StageOutput
 from pathgrow.runs.session import Session, Trained
+from pathgrow.runs.start import Start, load_start, save_start
 from pathgrow.sparse.attach import Attached
 from pathgrow.sparse.training_state import (
-    OptimizerSettings,
     copy_model_and_optimizer,
     pack_model_and_optimizer,
     pack_training,
@@ -42,25 +41,12 @@ from pathgrow.sparse.training_state import (
     unpack_model_and_optimizer_,
     unpack_training_,
 )
-from pathgrow.sparse.tree import tensor_digest
 from pathgrow.trainer.interface import Evaluate
 
-_START = "start"
 _MAX_OFF = 0.02
 """How far from its planned density a candidate may end; published methods end on it exactly."""
 _ROUNDS_BETWEEN_CORES = 3
 """The global tau-core takes half as long as a short round. It shows as much at each doubling of density."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Start:
-    """What the stage of the initial masks says about them."""
-
-    weights: str
-    """Digest of the initial weights."""
-    optimizer: list[dict[str, str]]
-    flops: int = option(at_least=0)
-    seconds: float = option(at_least=0)
 
 
 class Trunk:
@@ -227,37 +213,20 @@ class Trunk:
     def _attach(self, model: nn.Module, optimizer: Optimizer) -> Attached:
         """Attach with the initial masks, from the store if a run is resumed; refuses the stages of another run."""
         session, method = self.session, self.method
-        weights, settings = tensor_digest(session.initial), OptimizerSettings(optimizer)
-        found = session.stored(
-            _START, lambda it: (from_json(_Start, it.metadata), Masks.restored(it.tensors, session.scope))
-        )
-        if found is not None:
-            stored, masks = found
-            if stored.weights != weights:
-                raise UserError(
-                    "the stored stages started from other initial weights: "
-                    "use the same model, seed and version of pathgrow, or another run directory"
-                )
-            if change := settings.difference(stored.optimizer):
-                raise UserError(
-                    f"the stored stages were trained with another optimizer ({change}): "
-                    "use the same one, or another run directory"
-                )
-            if method.weights is None:  # the masks of latent weights follow from weights that masks must not zero
-                start = fixed(masks)
-                # The target is the schedule's business: masks of a whole number of weights may exceed it slightly.
-                method = replace(method, start=start.start, start_density=start.start_density, target_density=None)
+        now = Start.of(session, optimizer)
+        found = load_start(session, now, optimizer)
+        if found is not None and method.weights is None:  # latent weights must not be zeroed, and their masks follow
+            start = fixed(found[1])
+            # The target is the schedule's business: masks of a whole number of weights may exceed it slightly.
+            method = replace(method, start=start.start, start_density=start.start_density, target_density=None)
         began = time.perf_counter()
         attached = session.attach(model, optimizer, method, on_mask_update=self._on_mask_update)
         if found is not None:
-            self.start_flops, self.start_seconds = stored.flops, stored.seconds
+            self.start_flops, self.start_seconds = found[0].flops, found[0].seconds
             return attached
         self.start_seconds = time.perf_counter() - began
         self.start_flops = scoring_flops(session.graph, **asdict(attached.last_scoring_cost))
-        about = _Start(
-            weights=weights, optimizer=settings.as_json(), flops=self.start_flops, seconds=self.start_seconds
-        )
-        session.store.save(_START, to_json(about), dict(attached.masks))
+        save_start(session, now, attached.masks, flops=self.start_flops, seconds=self.start_seconds)
         return attached
 
 
