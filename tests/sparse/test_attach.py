@@ -409,8 +409,10 @@ class TestSummary:
         assert sparse.summary() == f"{where}."
         with pytest.warns(UserWarning, match=f"^detach: {re.escape(where)}; pass num_steps=, the optimizer") as caught:
             sparse.detach()
-            sparse.detach()
         assert [warning.filename for warning in caught] == [__file__]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            sparse.detach()
 
     @pytest.mark.parametrize("name", ["gmp", "granet", "mest", "acdc", "gts", "st3"])
     def test_a_schedule_as_long_as_the_training_ends_quietly(self, name: str) -> None:
@@ -662,6 +664,43 @@ class _WithUnused(nn.Module):
         return self.out(self.hidden(x).relu())  # type: ignore[no-any-return]
 
 
+class _WithBranch(_WithUnused):
+    """The input decides which of two layers is used; the tracer follows the one that it sees."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.hidden(x).relu()
+        return self.out(self.unused(x).relu() if x.shape[0] > 2 else x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("kind", [_WithUnused, _WithBranch])
+@pytest.mark.parametrize("name", ["gcg", "rigl", "random_growth", None])
+def test_a_layer_that_is_not_reached_is_named_once_without_a_scope_too(kind: type[nn.Module], name: str | None) -> None:
+    model = kind()
+    example, sentence = torch.zeros(2, 6), "example_input does not reach unused.weight of "
+
+    def masks() -> Masks:
+        return attach(model, SGD(model.parameters(), lr=0.1), name, example).masks if name else scope(model, example)
+
+    with pytest.warns(UserWarning, match=sentence) as caught:
+        assert set(masks()) == {"hidden.weight"}
+    assert [warning.filename for warning in caught] == [__file__]
+    assert str(caught[0].message).endswith(", so they stay dense")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scope(model, example, only="hidden*")
+
+
+def test_walks_name_the_layers_that_are_not_reached() -> None:
+    model = _WithUnused()
+    with pytest.warns(
+        UserWarning, match=r"does not reach unused\.weight of _WithUnused, so they stay dense$"
+    ) as caught:
+        phew.phew(model, torch.zeros(2, 6), 0.5)
+    with pytest.warns(UserWarning, match=r"does not reach unused\.weight of _WithUnused, but the scope") as with_scope:
+        phew.phew(model, torch.zeros(2, 6), 0.3, scope=Masks.full(model))
+    assert [warning.filename for warning in (*caught, *with_scope)] == [__file__] * 2
+
+
 def test_layers_that_are_not_called_leave_a_scope_that_was_given() -> None:
     model = _WithUnused()
     full, uncalled = Masks.full(model), uncalled_layers(model, torch.zeros(2, 6))
@@ -683,6 +722,8 @@ def test_a_scope_with_layers_that_are_not_called_is_attached_as_it_is_and_named(
     assert [warning.filename for warning in caught] == [__file__]
     assert set(sparse.masks) == {"hidden.weight", "unused.weight", "out.weight"}
     sparse.detach()
+    with pytest.warns(UserWarning, match="stay dense"):
+        called = scope(model, torch.zeros(2, 6))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        attach(*given, scope=scope(model, torch.zeros(2, 6)))
+        attach(*given, scope=called)

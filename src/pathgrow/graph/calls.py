@@ -1,5 +1,6 @@
 """Which layers one forward pass calls, and how often: scope and FLOPs of models that cannot be traced."""
 
+import warnings
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from pathgrow.errors import UserError
+from pathgrow.errors import UserError, frames_to_the_caller
 from pathgrow.graph.faults import Untraceable, not_accepted
 from pathgrow.graph.graph import Graph, Layer, Window
 from pathgrow.graph.inputs import guess_example_input
@@ -163,6 +164,26 @@ def uncalled_layers(model: nn.Module, example_input: Any, graph: Graph | None = 
                 return []
             unused = {name: weight for name, weight in unused.items() if id(weight) not in used}
     return list(unused)
+
+
+def warn_of_unreached(model: nn.Module, names: Collection[str], *, in_scope: bool = False) -> None:
+    """Warn of layers that example_input does not reach (`uncalled_layers`), if there are any.
+
+    `in_scope` means that the user passed a scope with them.
+    """
+    if names:
+        warnings.warn(unreached_sentence(model, names, in_scope=in_scope), stacklevel=frames_to_the_caller())
+
+
+def unreached_sentence(model: nn.Module, names: Collection[str], *, in_scope: bool = False) -> str:
+    """The warning about such layers."""
+    what = "so they stay dense"
+    if in_scope:
+        what = (
+            "but the scope contains them: weights that are never used count for the density and are pruned first, so "
+            "leave them out of the scope"
+        )
+    return f"example_input does not reach {', '.join(names)} of {type(model).__name__}, {what}"
 
 
 def _used_tensors(model: nn.Module, example_input: Any, *, training: bool) -> set[int]:

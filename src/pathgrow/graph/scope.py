@@ -33,7 +33,7 @@ def scope(
     """Return the prunable weights of a model as masks.
 
     Of a model that cannot be traced, such as a recurrent one, these are all conv, linear and recurrent weights that
-    example_input reaches before the last layer.
+    example_input reaches before the last layer. Layers that it does not reach are named in a warning.
 
     Parameters
     ----------
@@ -50,26 +50,40 @@ def scope(
     >>> sorted(scope(net)), scope(net).num
     (['0.weight', '2.weight'], 96)
     """
+    from pathgrow.graph.calls import uncalled_layers, warn_of_unreached  # which reads scopes
+
+    found, graph = _scope_and_graph(model, example_input, preset, only=only)
+    accepts = _as_filter(only)
+    warn_of_unreached(model, [name for name in uncalled_layers(model, example_input, graph) if accepts(name)])
+    return found
+
+
+def _scope_and_graph(
+    model: nn.Module, example_input: Any, preset: str = "auto", *, only: NameFilter | None = None
+) -> tuple[Masks, Graph]:
     if isinstance(example_input, str):
         raise UserError(f"example_input must be a batch, got {example_input!r} (a preset is a keyword: preset='vit')")
     check_name("scope preset", preset, PRESETS)
     try:
         graph = trace(model, example_input)
     except UserError as reason:
-        from pathgrow.graph.calls import called_scope, calls_instead  # which reads scopes
+        from pathgrow.graph.calls import called_scope, calls_instead
 
         if preset != "auto":
             raise
         graph, warning = calls_instead(model, example_input, reason)
         warnings.warn(warning, stacklevel=frames_to_the_caller())
-        return called_scope(model, graph, _as_filter(only))
-    return scope_of(model, graph, preset, only=only)
+        return called_scope(model, graph, _as_filter(only)), graph
+    return scope_of(model, graph, preset, only=only), graph
 
 
 def trained_scope(model: nn.Module, example_input: Any = None, *, needs_paths: bool = True) -> Masks:
-    """Return `scope(model)` without frozen weights, which could be pruned but would never be regrown."""
+    """Return `scope(model)` without frozen weights, which could be pruned but would never be regrown.
+
+    Of layers that example_input does not reach, the caller warns.
+    """
     parameters = dict(model.named_parameters())
-    whole = scope_of(model, trace(model, example_input)) if needs_paths else scope(model, example_input)
+    whole = scope_of(model, trace(model, example_input)) if needs_paths else _scope_and_graph(model, example_input)[0]
     trained = {name: inside for name, inside in whole.items() if parameters[name].requires_grad}
     if not trained:
         raise UserError(

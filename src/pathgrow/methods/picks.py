@@ -8,7 +8,7 @@ from torch import Tensor
 from pathgrow.errors import unknown_name
 from pathgrow.masks import Masks, sampling
 from pathgrow.methods.method import ByScore, NetworkView, ScoreFunction
-from pathgrow.walks.phew import phew
+from pathgrow.walks.phew import masks_of_walks
 
 
 def magnitudes(net: NetworkView) -> dict[str, Tensor]:
@@ -59,4 +59,4 @@ def all_candidates(net: NetworkView, candidates: Masks, count: int, generator: t
 
 def by_walks(net: NetworkView, candidates: Masks, count: int, generator: torch.Generator) -> Masks:
     """PHEW masks: weights on random walks over the whole scope, each on a path from input to output."""
-    return phew(net.model, net.example_input, count / net.scope.num, scope=net.scope, seed=generator.initial_seed())
+    return masks_of_walks(net.model, net.example_input, count / net.scope.num, net.scope, generator.initial_seed())

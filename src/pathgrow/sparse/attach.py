@@ -72,6 +72,7 @@ def attach(
         A name from `pathgrow.methods`, or a `Method`.
     example_input : optional
         One batch as the model accepts it; None: the one that the model declares, or one that fits its first layer.
+        Layers that it does not reach are named in a warning.
     scope : Masks or mapping of name to bool tensor, optional
         True where a weight is prunable; None: `pathgrow.scope(model)` without frozen weights.
     stop : Rule or str, optional
@@ -130,8 +131,8 @@ def attach(
         comm = current_communicator()
         enforce.warn_of_other_weights(model, comm)
     require(hasattr(comm, "broadcast_from_rank0"), "comm", comm, "a Communicator or None")
-    if is_given and example_input is not None:
-        enforce.warn_of_uncalled(model, prunable, example_input, comm)
+    if not is_given or example_input is not None:
+        enforce.warn_of_uncalled(model, prunable, example_input, comm, is_given=is_given)
     masks, cost = decide_on_rank0(
         comm, prunable, lambda: start_masks(model, method, prunable, example_input, seed, loss, batches)
     )

@@ -25,7 +25,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from pathgrow.distributed.comm import Communicator
 from pathgrow.errors import UserError, frames_to_the_caller
-from pathgrow.graph.calls import uncalled_layers
+from pathgrow.graph.calls import uncalled_layers, warn_of_unreached
 from pathgrow.sparse.tree import copy_method_state
 
 Parameters = Mapping[str, Parameter]
@@ -251,18 +251,16 @@ def warn_of_half_precision(parameters: Mapping[str, Parameter]) -> None:
         )
 
 
-def warn_of_uncalled(model: nn.Module, scope: Tensors, example_input: Any, comm: Communicator) -> None:
-    """Warn, on rank 0, of layers in a scope that example_input does not reach.
+def warn_of_uncalled(
+    model: nn.Module, scope: Tensors, example_input: Any, comm: Communicator, *, is_given: bool
+) -> None:
+    """Warn, on rank 0, of layers that example_input does not reach; if the scope was passed, of those in it.
 
     They stay in it: on another batch, or with other weights, the model may use them, and a state dict is of one scope.
     """
-    unused = [name for name in uncalled_layers(model, example_input) if name in scope]
-    if unused and comm.rank == 0:
-        warnings.warn(
-            f"example_input does not reach {', '.join(unused)} of {type(model).__name__}, but the scope contains them: "
-            "weights that are never used count for the density and are pruned first, so leave them out of the scope",
-            stacklevel=frames_to_the_caller(),
-        )
+    unused = uncalled_layers(model, example_input)
+    if comm.rank == 0:
+        warn_of_unreached(model, [name for name in unused if name in scope or not is_given], in_scope=is_given)
 
 
 def warn_of_loaded(num: int, comm: Communicator) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from pathgrow.errors import UserError, is_real, require
 from pathgrow.graph import Graph, guess_example_input, trace
+from pathgrow.graph.calls import uncalled_layers, warn_of_unreached
 from pathgrow.graph.graph import Flags, Layer, Units
 from pathgrow.graph.paths import path_scores
 from pathgrow.graph.scope import scope_of
@@ -81,9 +82,21 @@ def phew(
     """
     require(is_real(density) and 0 < density <= 1, "density", density, "in (0, 1]", 0.05)
     require(isinstance(identity_shortcuts, bool), "identity_shortcuts", identity_shortcuts, "True or False")
+    is_given = scope is not None
     graph, scope, example_input = _prepared(model, example_input, scope)
+    unused = uncalled_layers(model, example_input, graph)
+    warn_of_unreached(model, [name for name in unused if name in scope or not is_given], in_scope=is_given)
     walker = Walker(Transitions(graph, model, identity_shortcuts=identity_shortcuts))
     return _walked_masks(walker, _Marks(graph, scope), density, generator(seed, "phew"), model, example_input)
+
+
+def masks_of_walks(model: nn.Module, example_input: Any, density: float, scope: Masks, seed: int) -> Masks:
+    """Return `phew(...)` without a warning of layers that example_input does not reach."""
+    graph, scope, example_input = _prepared(model, example_input, scope)
+    marks = _Marks(graph, scope)
+    return _walked_masks(
+        Walker(Transitions(graph, model)), marks, density, generator(seed, "phew"), model, example_input
+    )
 
 
 def start_density(
