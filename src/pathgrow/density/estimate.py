@@ -23,6 +23,13 @@ SHRINKING = (0.2, 0.1)
 LEVEL = (0.05, 0.5, 0.95)
 """Quantiles of a 90% interval and its median."""
 NUM_BAND_DENSITIES = 61
+POWERS = (0.3, 0.8, 1.5, 2.5, 5.0)
+"""Exponents of the learning curve, equally likely beforehand. Two trainings of a network do not tell them apart, three
+do. After twice the training, the next doubling gains 2^-power times as much."""
+MAX_GAIN = 1 / float(np.std(np.exp2(-np.array(POWERS))))
+"""What the last phase before pruning may have gained, in units of delta (3.6): where it was more, two trainings do not
+predict what a full one leads to. What the next doubling gains has a standard deviation of more than delta then, over
+the exponents of the learning curve."""
 USUAL_POWER = 0.5
 """Exponent of a learning curve, where none is inferred."""
 USUAL_NOISE = 0.25
@@ -214,6 +221,49 @@ def trajectory_noise(rough: Sequence[Point]) -> float | None:
     return float(np.median(np.abs(differences))) / (0.6745 * math.sqrt(20.0))
 
 
+def still_learns(curve: Curve, delta: float) -> bool:
+    """Whether training gains so much that networks with less of it say little about fully trained ones.
+
+    The last phase before pruning gained more than `MAX_GAIN` deltas, or a pruned network is better by as much than the
+    one before pruning; or there was only one phase. A pretrained network is not at issue.
+    """
+    known, base = unpruned(curve), curve.rough[-1]
+    if base.epochs == 0 or len(known) > 2:
+        return False
+    if len(known) < 2:
+        return True
+    gained = max([known[1].score - known[0].score, *(point.score - base.score for point in curve.probes)])
+    return gained > MAX_GAIN * delta
+
+
+def is_compared_directly(curve: Curve, delta: float) -> bool:
+    """Whether only fully trained networks are compared with the reference, which was trained as long."""
+    found = curve.reference
+    return found is not None and found.kind != "pretrained" and still_learns(curve, delta)
+
+
+def estimate_from_finished(curve: Curve, delta: float) -> DensityEstimate | None:
+    """Estimate both answers from networks that were trained as long as the reference; None if there are too few."""
+    points = [point for point in curve.finished if point.density < curve.rough[-1].density]
+    return estimate_from_points(
+        points, delta, curve.reference, noise_hint=expected_noise(curve, delta), num_val=curve.num_val
+    )
+
+
+def pruned_curve(curve: Curve, delta: float) -> DensityEstimate | None:
+    """The curve through the pruned networks that answers are read from."""
+    return (estimate_from_finished if is_compared_directly(curve, delta) else curve_of_rounds)(curve, delta)
+
+
+def expected_noise(curve: Curve, delta: float) -> float:
+    """Noise of one score, as the centre of a prior."""
+    rate = abs(curve.rough[-1].score)  # an error rate comes with a minus sign
+    if curve.num_val is not None and 0 < rate < 1:
+        # Two networks that make as many mistakes make about two thirds of them on the same examples.
+        return math.sqrt(rate * (1 - rate) / (3 * curve.num_val))
+    return USUAL_NOISE * delta
+
+
 @lru_cache(maxsize=64)  # each decision reads the same curve several times
 def curve_of_rounds(curve: Curve, delta: float, power: float = USUAL_POWER) -> DensityEstimate | None:
     """The curve through the pruned networks, as if all had been trained as long as the network before pruning.
@@ -221,11 +271,7 @@ def curve_of_rounds(curve: Curve, delta: float, power: float = USUAL_POWER) -> D
     It may or may not end at the score of that network. Sparser networks have been through more rounds; what the
     unpruned network would have learned in the meantime is subtracted.
     """
-    base, noise = curve.rough[-1], USUAL_NOISE * delta
-    rate = abs(base.score)  # an error rate comes with a minus sign
-    if curve.num_val is not None and 0 < rate < 1:
-        # Two networks that make as many mistakes make about two thirds of them on the same examples.
-        noise = math.sqrt(rate * (1 - rate) / (3 * curve.num_val))
+    base, noise = curve.rough[-1], expected_noise(curve, delta)
     learned = [learned_until(curve, point.epochs, power) for point in curve.probes]
     points = [replace(p, score=p.score - more) for p, more in zip(curve.probes, learned, strict=True)]
     end = Reference(score=base.score, kind="densest")
@@ -263,15 +309,16 @@ def fit_band(curve: Curve, answer: Answer | None = None) -> dict[str, list[float
     its own target. It crosses the target at the answer. Not so if the answer depends on finished networks as well.
     """
     points = curve.probes if curve.can_probe else curve.rough
+    is_read_from_rounds = answer is not None and bool(curve.finished) and not is_compared_directly(curve, answer.delta)
     if curve.finished and answer is not None:
-        estimate = curve_of_rounds(curve, answer.delta)
+        estimate = pruned_curve(curve, answer.delta)
     else:
         estimate = estimate_from_points(points, 1.0, curve.reference, noise_hint=trajectory_noise(curve.rough))
     if estimate is None:
         return None
     densities = np.geomspace(estimate.lowest, estimate.densest.density, NUM_BAND_DENSITIES)
     learned = np.zeros(NUM_BAND_DENSITIES)
-    if curve.finished and answer is not None:
+    if is_read_from_rounds:
         known = np.array(sorted((math.log(point.density), learned_until(curve, point.epochs)) for point in points))
         learned = np.interp(np.log(densities), known[:, 0], known[:, 1])
     rows = [quantiles(estimate.curves.at(float(x)) + more, LEVEL) for x, more in zip(densities, learned, strict=True)]

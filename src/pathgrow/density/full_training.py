@@ -25,15 +25,18 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtr, ndtri
 
-from pathgrow.density.estimate import curve_of_rounds, unpruned
+from pathgrow.density.estimate import (
+    POWERS,
+    curve_of_rounds,
+    estimate_from_finished,
+    is_compared_directly,
+    unpruned,
+)
 from pathgrow.density.posterior import PosteriorSamples
 from pathgrow.density.types import Curve, FloatArray
 
 DENSE, SLOPE, RESTART, FACTOR = range(4)
 _TINY = 1e-300
-POWERS = (0.3, 0.8, 1.5, 2.5, 5.0)
-"""Exponents of the learning curve, equally likely beforehand. Two trainings of a network do not tell them apart, three
-do. After twice the training, the next doubling gains 2^-power times as much."""
 FACTOR_SPREAD = 0.75
 """Prior standard deviation of the factor, around 1: gaps may halve or double."""
 RESTART_SPREAD = (0.3, 0.1)
@@ -82,6 +85,8 @@ class FullTraining:
 @lru_cache(maxsize=8)  # each decision reads the same curve several times
 def infer(curve: Curve, delta: float) -> FullTraining | None:
     """Return what a full training leads to; None if there are too few pruned networks."""
+    if is_compared_directly(curve, delta):
+        return _measured(curve, delta)
     given = [weighted for power in POWERS if (weighted := _given_exponent(curve, delta, power)) is not None]
     if not given:
         return None
@@ -91,6 +96,21 @@ def infer(curve: Curve, delta: float) -> FullTraining | None:
     names = ("dense", "noise", "level", "factor", "lost")
     arrays = {name: np.concatenate([getattr(one, name) for one in outcomes])[kept] for name in names}
     return FullTraining(curves=reduce(operator.add, [one.curves for one in outcomes])[kept], **arrays)
+
+
+def _measured(curve: Curve, delta: float) -> FullTraining | None:
+    """The outcomes if networks were trained as long as the reference: nothing is left to infer but the curve."""
+    if (estimate := estimate_from_finished(curve, delta)) is None:
+        return None
+    noise, level = np.maximum(estimate.curves.noise, MIN_NOISE * delta), estimate.level
+    return FullTraining(
+        dense=level,
+        noise=noise,
+        curves=estimate.curves,
+        level=level,
+        factor=np.ones_like(level),
+        lost=np.zeros_like(level),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,18 @@ from typing import Literal
 
 import numpy as np
 
-from pathgrow.density.estimate import LEVEL, DensityEstimate, curve_of_rounds, quantiles, unpruned
-from pathgrow.density.full_training import POWERS, FullTraining, infer
+from pathgrow.density.estimate import (
+    LEVEL,
+    MIN_POINTS,
+    DensityEstimate,
+    expected_noise,
+    is_compared_directly,
+    pruned_curve,
+    quantiles,
+    still_learns,
+    unpruned,
+)
+from pathgrow.density.full_training import FullTraining, infer
 from pathgrow.density.types import (
     DEFAULT_DELTA,
     Answer,
@@ -49,12 +59,13 @@ LAST = 0.25
 """Fraction of the budget that the last training of a network takes, at least."""
 MAX_FINISHED = 4
 """Pruned networks that are trained fully, at most."""
+FIRST = (0.2, 0.5, 0.08)
+"""Densities of the first ones if rounds say too little, relative to the network before pruning; the most important
+first."""
+MAX_COMPARED = 6
+"""Fully trained networks in that case, at most."""
 SPARSER = 0.6
 """Density of the sparser one of the first two, relative to the other."""
-MAX_GAIN = 1 / float(np.std(np.exp2(-np.array(POWERS))))
-"""What the last phase before pruning may have gained, in units of delta (3.6): where it was more, two trainings do not
-tell what a full one leads to. What the next doubling gains has a standard deviation of more than delta then, over the
-exponents of the learning curve."""
 CONTROL = 0.25
 """By how much a control has to narrow the estimate of the dense score (its standard deviation, in units of delta)."""
 LIKELY = 0.2
@@ -117,6 +128,8 @@ class ShrinkRule:
 
     def next_round(self, curve: Curve) -> NextRound | None:
         """The next network to prune; None if the crossing is bracketed closely, or out of reach."""
+        if is_compared_directly(curve, self.delta):
+            return None
         base, target = curve.rough[-1], curve.rough[-1].score - self.delta
         visited = sorted((base, *curve.probes), key=lambda point: -point.density)
         if len(curve.probes) >= MAX_ROUNDS:
@@ -146,12 +159,16 @@ class ShrinkRule:
         `left` what may be spent; only a first pruned network is trained in any case.
         """
         base, estimate, pruned = curve.rough[-1], self._estimate(curve), self._sparse(curve)
+        is_direct = is_compared_directly(curve, self.delta)
+        if is_direct and not pruned:
+            return self._first_compared(curve, cost, left)
         control = NextRound(start=base.round, density=base.density)
         if estimate is None:
             return [] if curve.finished else [control]
         if pruned:
             affordable = max((density for density in DENSITIES if cost(density) <= left), default=0.0)
-            later = self._later(curve, affordable) if len(pruned) < MAX_FINISHED else None
+            most = MAX_COMPARED if is_direct else MAX_FINISHED
+            later = self._later(curve, affordable) if len(pruned) < most else None
             return [] if later is None else [later]
         wanted = float(np.clip(self._expected(curve), estimate.lowest, estimate.densest.density))
         chosen = [self.pruned_from(curve, wanted)]
@@ -165,6 +182,15 @@ class ShrinkRule:
         # With a reference an answer is accurate enough to go one by one.
         if curve.reference is None and is_likely and sparser * STEP < wanted and left >= 0:
             chosen.append(self.pruned_from(curve, sparser))
+        return chosen
+
+    def _first_compared(self, curve: Curve, cost: Callable[[float], float], left: float) -> list[NextRound]:
+        """As many networks as a curve needs, and the cost limit allows."""
+        chosen = list[NextRound]()
+        for density in (fraction * curve.rough[-1].density for fraction in FIRST[:MIN_POINTS]):
+            if not chosen or cost(density) <= left:
+                chosen.append(self.pruned_from(curve, density))
+                left -= cost(density)
         return chosen
 
     def _later(self, curve: Curve, affordable: float) -> NextRound | None:
@@ -224,11 +250,15 @@ class ShrinkRule:
 
         `within` is another tolerance than delta: the difference is the same, the outcome may be another.
         """
-        if self._estimate(curve) is None:
-            return None
         delta = self.delta if within is None else within
-        gap = self._shortfall(curve, network)
-        shortfall, error = float(np.mean(gap)), float(np.std(gap))
+        if self._estimate(curve) is not None:
+            gap = self._shortfall(curve, network)
+            shortfall, error = float(np.mean(gap)), float(np.std(gap))
+        elif curve.reference is not None:  # too few networks for a curve, and so for its noise
+            shortfall = curve.reference.score - network.score
+            error = math.sqrt(2) * expected_noise(curve, self.delta)
+        else:
+            return None
         rate = abs(network.score)
         if curve.reference is not None and curve.num_val is not None and 0 < rate < 1:
             # A curve that does not fit makes scores look noisier than they can be.
@@ -290,7 +320,7 @@ class ShrinkRule:
         return check is not None and check.outcome == "missed"
 
     def _estimate(self, curve: Curve) -> DensityEstimate | None:
-        return curve_of_rounds(curve, self.delta) if curve.rough else None
+        return pruned_curve(curve, self.delta) if curve.rough else None
 
     def _outcomes(self, curve: Curve) -> FullTraining:
         outcomes = infer(curve, self.delta)
@@ -318,21 +348,8 @@ class ShrinkRule:
         return next(enough, 1.0)
 
     def is_too_short(self, curve: Curve, delta: float | None = None) -> bool:
-        """Whether the network without pruning may just have begun to learn, for all that is known.
-
-        Also if it never held all weights, and what was pruned from it became clearly better than dense is expected to
-        be: training gains more than it showed.
-        """
-        if curve.reference is not None or curve.rough[-1].epochs == 0:
-            return False
-        num_known = len(unpruned(curve))
-        if num_known < 2 or (num_known == 2 and self._last_gain(curve) > MAX_GAIN * (delta or self.delta)):
-            return True
-        later = [point.score for point in (*curve.probes, *curve.finished)]
-        if curve.rough[-1].density == 1 or not later or self._estimate(curve) is None:
-            return False
-        dense = self._dense(curve)
-        return max(later) > float(np.mean(dense)) + 2 * max(float(np.std(dense)), delta or self.delta)
+        """Whether the network without pruning may just have begun to learn, for all that is known."""
+        return curve.reference is None and still_learns(curve, delta or self.delta)
 
     def _needs_control(self, curve: Curve) -> bool:
         """Whether the network without pruning is worth a full training too.
@@ -345,11 +362,6 @@ class ShrinkRule:
         spread, noise = float(np.std(outcomes.dense)), float(np.mean(outcomes.noise))
         narrowed = spread * noise / math.hypot(spread, noise)
         return spread - narrowed > CONTROL * self.delta
-
-    def _last_gain(self, curve: Curve) -> float:
-        """What the last phase of the network without pruning gained."""
-        scores = [point.score for point in unpruned(curve)]
-        return scores[-1] - scores[-2] if len(scores) > 1 else 0.0
 
     def _sparse(self, curve: Curve) -> list[Point]:
         return [point for point in curve.finished if point.density < curve.rough[-1].density]

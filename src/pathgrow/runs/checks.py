@@ -13,8 +13,7 @@ from torch import nn
 
 from pathgrow.checkpoint import Metadata
 from pathgrow.config import Option, check_value
-from pathgrow.density.estimate import MIN_POINTS
-from pathgrow.density.shrink import MAX_GAIN
+from pathgrow.density.estimate import MAX_GAIN, MIN_POINTS
 from pathgrow.density.types import DENSE, Answer, Curve, Point, Reason
 from pathgrow.errors import RunFailed, UserError, require
 from pathgrow.methods.method import count_at
@@ -24,6 +23,7 @@ from pathgrow.runs.iso_flop import Workload, updates_within_training
 from pathgrow.runs.options import MIN_DIVIDED_BUDGET, DiscoverOptions
 from pathgrow.runs.session import Session
 from pathgrow.runs.trunk import GrowingTrunk, attach_dense, initialized_copy
+from pathgrow.runs.user_functions import UNTRAINED as UNTRAINED
 from pathgrow.runs.user_functions import check_fraction
 
 # Functions
@@ -48,6 +48,30 @@ def check_signature(function: Any, name: str, *arguments: str) -> None:
         signature.bind(*arguments)
     except TypeError as error:
         raise UserError(f"{name} must accept {call}, but its signature is {signature} ({error})") from error
+
+
+_ONE_OPTIMIZER = (
+    "put all weights in scope into one optimizer, which may have several parameter groups, or restrict scope= to the "
+    "weights of one, or prune in a training loop of your own with attach, which takes several"
+)
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Refuse several optimizers."""
+    if isinstance(optimizer, list | tuple) and optimizer:
+        raise UserError(f"discover takes one optimizer, got a {type(optimizer).__name__}: {_ONE_OPTIMIZER}")
+
+
+def check_owned(session: Session) -> None:
+    """Refuse an optimizer that owns only some of the weights in scope."""
+    groups, parameters = session.optimizer.param_groups, dict(session.model.named_parameters(remove_duplicate=False))
+    owned = {id(parameter) for group in groups for parameter in group["params"]}
+    prunable = {name: parameters[name] for name in session.scope if parameters[name].requires_grad}
+    left = [name for name, parameter in prunable.items() if id(parameter) not in owned]
+    if 0 < len(left) < len(prunable):
+        raise UserError(
+            f"{left[0]!r} is in scope but not owned by the optimizer, and discover takes only one: {_ONE_OPTIMIZER}"
+        )
 
 
 def unit_of(fit: Any) -> str:
@@ -95,12 +119,16 @@ cost 1.3 to 2.3 dense trainings, and 1.0 to 2.5 with max_cost=1; one on digits, 
 def too_short_warning(curve: Curve, options: DiscoverOptions) -> str:
     """Why a dense baseline is trained, although the search then costs more than a dense training."""
     gains = [after.score - before.score for before, after in pairwise(curve.rough)]
-    reason = (
-        f"the second half of the training so far gained {number(gains[-1])}, more than {MAX_GAIN:.2g} times delta, so "
-        "it does not predict the score after full training"
-        if gains
-        else f"a budget of {_budget(options)} is too short to be divided"
-    )
+    later = max((point.score - curve.rough[-1].score for point in curve.probes), default=-math.inf)
+    if not gains:
+        reason = f"a budget of {_budget(options)} is too short to be divided"
+    else:
+        gained = (
+            f"the second half of the training so far gained {number(gains[-1])}"
+            if gains[-1] >= later
+            else f"pruned networks, which were trained for longer, gained {number(later)}"
+        )
+        reason = f"{gained}, more than {MAX_GAIN:.2g} times delta, so it does not predict the score after full training"
     trained = f"{reason}. A dense baseline is therefore trained for the whole budget, as with reference='dense'"
     if options.budget < MIN_SEARCH_BUDGET:
         return f"{trained}. {_cost_clause(options)}"
@@ -209,7 +237,6 @@ def _best_score(curve: Curve) -> float:
 
 # Training without effect: a `fit` that trains nothing still yields scores, and a rule reads an answer from any scores
 
-UNTRAINED = "untrained"
 _SIGNIFICANT = 2.326
 """One-sided 1% quantile of the normal distribution. A false alarm costs a few evaluations only."""
 NOTHING_LEARNED = (
@@ -218,14 +245,21 @@ NOTHING_LEARNED = (
 )
 
 
+_TRAINED_ON = (
+    "; start='scratch' trains on from the given weights, and if these were trained already (then use "
+    "start='pretrained'), their score may not improve"
+)
+
+
 def nothing_learned_warning(options: DiscoverOptions, before: Sequence[Point], after: Sequence[Point]) -> str:
     """The warning about a training without effect; scores that got worse may have the other sign."""
     first, last = (statistics.median(point.score for point in points) for points in (before, after))
+    given = _TRAINED_ON if options.start == "scratch" else ""
     if last >= first:
-        return NOTHING_LEARNED
+        return NOTHING_LEARNED + given
     asked = "higher is better? mode='max'" if options.mode == "min" else "lower is better? mode='min'"
     change = f"from {number(options.sign * first)} to {number(options.sign * last)}"
-    return f"scores went {change} in training: {asked}. If not, {NOTHING_LEARNED}"
+    return f"scores went {change} in training: {asked}. If not, {NOTHING_LEARNED}{given}"
 
 
 def may_not_have_learned(curve: Curve) -> bool:
@@ -330,7 +364,7 @@ def refuse_trained(session: Session, options: DiscoverOptions) -> None:
         raise UserError(
             f"the model seems to be trained: it scores {number(given)}, a fresh initialization of it "
             f"{number(fresh[0])}; pass start='pretrained' to keep its weights and prune them, or start='scratch' to "
-            "train it for the whole budget"
+            "train on from these weights for the whole budget"
         )
 
 

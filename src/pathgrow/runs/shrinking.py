@@ -230,20 +230,22 @@ class ShrinkSearch:
     def __init__(self, trunk: ShrinkingTrunk, options: DiscoverOptions) -> None:
         self._trunk = trunk
         self._session = trunk.session
-        self._options = options
+        self._requested = self._options = options
         self._rule = ShrinkRule(delta=options.delta)
         self._finished: list[Record] = []
         self._dense: Record | None = None
+        self._may_train_reference = False
         self._limit = options.cost_limit
 
     def run(self) -> Discovery:
         """Train, prune round by round, finish; returns the sparsest finished network that does not miss."""
-        requested = self._options
         untrained, base, has_learned = self._train_network_()
         # Where nothing was learned, every density would look sufficient: only the network without pruning is finished.
         while has_learned and (due := self._rule.next_round(self._curve())) is not None:
             self._trunk.shrink_(due)
             checks.check_reference(self._curve())
+        if has_learned:
+            self._train_reference_if_too_short_()
         self._session.warn(checks.reference_warning(self._curve(), self._options.sign))
         while candidates := self._next_candidates():
             self._finished += self._trunk.train_candidates_(candidates)
@@ -263,7 +265,7 @@ class ShrinkSearch:
             check=self._rule.check(curve, self._options.ranked(network)),
             trained=(*self._trunk.records, *([self._dense] if self._dense is not None else [])),
             warnings=tuple(self._session.warnings),
-            options=requested,
+            options=self._requested,
             trunk=self._load(network),
         )
 
@@ -287,23 +289,27 @@ class ShrinkSearch:
             warn(unit_warning)
         if options.reference == "dense":
             self._dense = train_dense(self._session, options.budget)
-        elif has_learned and options.may_train_reference and unit_warning is None:
-            self._train_reference_if_too_short_(base)
-        self._rule = self._rule_for(self._curve().reference or base)
-        self._options = replace(options, delta=self._rule.delta, delta_is_relative=False)
+        self._may_train_reference = options.may_train_reference and unit_warning is None
+        self._set_tolerance(self._curve().reference or base)
+        if has_learned:
+            self._train_reference_if_too_short_()
         return untrained, base, has_learned
 
-    def _train_reference_if_too_short_(self, base: Point) -> None:
+    def _train_reference_if_too_short_(self) -> None:
         """Train a dense baseline if the training so far does not predict its score."""
-        if self._rule_for(base).is_too_short(curve := self._curve()):
+        curve = self._curve()
+        if self._may_train_reference and self._rule.is_too_short(curve):
             self._session.warn(checks.too_short_warning(curve, self._options))
             self._dense = train_dense(self._session, self._options.budget)
             self._trunk.lengths.has_reference = True
             self._limit = self._options.highest_cost - 1
+            self._set_tolerance(self._options.ranked(self._dense))
 
-    def _rule_for(self, network: Point | Reference) -> ShrinkRule:
-        """The rule; a relative delta is a fraction of the score of this network."""
-        return ShrinkRule(delta=self._options.with_absolute_delta(network.score).delta)
+    def _set_tolerance(self, network: Point | Reference) -> None:
+        """Set the tolerance of the rule; a relative one is a fraction of the score of this network."""
+        delta = self._requested.with_absolute_delta(network.score).delta
+        self._rule = ShrinkRule(delta=delta)
+        self._options = replace(self._requested, delta=delta, delta_is_relative=False)
 
     @property
     def _pruned(self) -> list[Record]:
