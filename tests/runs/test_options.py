@@ -84,6 +84,11 @@ def test_an_extensive_training_of_fresh_weights_has_the_budget() -> None:
         ({"finish": ["gts", "set"], "max_density": 0.5}, "max_density has no effect with finish='set'"),
         ({"finish": ["gts", "set"], "start": "pretrained"}, "but finish='set' starts from a sparse network"),
         ({"finish": "gts", "rule": "probe", "rough": 3}, "rough has no effect on a network that is pruned"),
+        ({"finish": "static", "max_cost": 1}, "max_cost has no effect with finish='static', whose rule decides"),
+        ({"finish": ["set", "gmp"], "max_cost": 1}, "max_cost has no effect with finish='set'"),
+        ({"preset": "paper", "max_cost": 1}, "max_cost has no effect with finish='static'"),
+        ({"reference": 97.5, "num_val": 100}, r"reference must be in \[0, 1\], since num_val says .*, got 97.5"),
+        ({"reference": -0.1, "num_val": 100, "mode": "min"}, r"reference must be in \[0, 1\]"),
         ({"epochs": 20}, "unknown option 'epochs': did you mean budget"),
         ({"finish": 3}, "finish must be a name or a list of names, got 3"),
     ],
@@ -91,6 +96,16 @@ def test_an_extensive_training_of_fresh_weights_has_the_budget() -> None:
 def test_options_that_do_not_fit_the_finisher(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         DiscoverOptions.checked(options)
+
+
+def test_a_reference_in_percent_is_fine_without_the_number_of_examples() -> None:
+    for given in ({"reference": 97.5}, {"reference": 1, "num_val": 100}, {"reference": "dense", "num_val": 100}):
+        DiscoverOptions.checked(given)
+
+
+def test_the_command_refuses_a_cost_limit_without_effect() -> None:
+    with pytest.raises(UserError, match="max_cost has no effect with finish='set'"):
+        DiscoverConfig.from_dict({"finish": "set", "max_cost": 1.0})
 
 
 def test_several_finishers_use_the_options_of_each() -> None:

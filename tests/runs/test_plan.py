@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +209,39 @@ def test_a_store_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
 def test_the_limit_of_a_short_search_is_not_promised() -> None:
     assert "at most 2.5, but no training is shorter than one epoch)" in str(planned(World(), budget=1))
     assert "(at most 2.5);" in str(planned(World(), budget=4))
+
+
+@pytest.mark.parametrize("finish", ["static", "set", ["gts", "set"]])
+def test_a_plan_promises_no_limit_to_searches_that_have_none(finish: Any) -> None:
+    found = planned(World(), budget=40, finish=finish)
+    assert (found.max_cost, found.usual_limit) == (None, None)
+    assert "at most" not in str(found)
+    assert "at most 1; up to" in str(planned(World(), budget=40))
+
+
+def two_optimizers(world: World) -> list[torch.optim.Optimizer]:
+    return [torch.optim.SGD(world.model[number].parameters(), lr=0.1) for number in (0, 3)]
+
+
+@pytest.mark.parametrize("call", [pathgrow.plan, pathgrow.discover])
+def test_one_optimizer_owns_all_weights_in_scope(call: Any) -> None:
+    advice = "put all weights in scope into one optimizer, .* restrict scope= .* with attach, which takes several$"
+    for several in (list, tuple):
+        world = World()
+        world.optimizer = several(two_optimizers(world))  # type: ignore[assignment]
+        assert re.match(f"discover takes one optimizer, got a {several.__name__}: {advice}", refusal(call, world))
+    world = World()
+    world.optimizer = two_optimizers(world)[0]
+    sentence = refusal(call, world)
+    assert re.match(
+        f"'3.weight' is in scope but not owned by the optimizer, and discover takes only one: {advice}", sentence
+    )
+    assert world.fits == []
+
+
+@pytest.mark.parametrize("call", [pathgrow.plan, pathgrow.discover])
+def test_a_negative_seed_is_refused(call: Any) -> None:
+    assert refusal(call, World(), seed=-1) == "seed must be >= 0, got -1"
 
 
 class _WithUnused(nn.Sequential):

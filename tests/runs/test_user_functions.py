@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 import warnings
 from contextlib import nullcontext
@@ -14,7 +15,7 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 from pathgrow.checkpoint import MemoryStore
-from pathgrow.errors import UserError
+from pathgrow.errors import RunFailed, UserError
 from pathgrow.runs.result import Discovery
 from pathgrow.runs.user_functions import CallMonitor, LayerModes, check_fraction
 from tests.support.toy import INPUTS, TARGETS, Killed, World
@@ -284,3 +285,65 @@ def test_error_rates_are_fractions_and_negated_ones_are_not() -> None:
 def test_a_score_below_zero_is_no_fraction(score: float, is_refused: bool) -> None:
     with pytest.raises(UserError) if is_refused else nullcontext():
         check_fraction(score)
+
+
+# Faults of the first calls
+
+
+class Freezing(World):
+    def fit(self, model: nn.Module, optimizer: torch.optim.Optimizer, epochs: int) -> None:
+        super().fit(model, optimizer, epochs)
+        model.requires_grad_(False)
+
+
+class Noisy(World):
+    """Scores its model with noise on the weights, and leaves it there."""
+
+    def evaluate(self, model: nn.Module) -> tuple[float, float]:
+        with torch.no_grad():
+            model.get_parameter("0.weight").add_(0.01)
+        return super().evaluate(model)
+
+
+class Restoring(Noisy):
+    def evaluate(self, model: nn.Module) -> tuple[float, float]:
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        found = super().evaluate(model)
+        model.load_state_dict(before)
+        return found
+
+
+class Undefined(World):
+    def evaluate(self, model: nn.Module) -> float:  # type: ignore[override]
+        return math.nan
+
+
+@pytest.mark.parametrize("options", [PRUNED, {}], ids=["gts", "static"])
+def test_a_fit_that_freezes_what_it_has_to_train_is_refused(options: dict[str, Any]) -> None:
+    world = Freezing()
+    with pytest.raises(
+        RunFailed, match=r"^fit\(model, optimizer, epochs\) left 0\.weight frozen .*: set requires_grad"
+    ):
+        world.discover(**options, start="scratch")
+    assert len(world.fits) == 1
+
+
+@pytest.mark.parametrize("options", [PRUNED, {}], ids=["gts", "static"])
+def test_an_evaluation_that_changes_weights_is_refused(options: dict[str, Any]) -> None:
+    world = Noisy()
+    with pytest.raises(
+        UserError, match=r"^evaluate\(model\) changes the weights of the model .*copy\.deepcopy\(model\)"
+    ):
+        world.discover(**options)
+    assert len(world.fits) <= ("finish" not in options)
+    before = World().model.state_dict()
+    assert all(tensor.equal(before[name]) for name, tensor in world.model.state_dict().items())
+    Restoring().discover(**options)
+
+
+@pytest.mark.parametrize("start", ["scratch", None])
+def test_a_score_that_is_not_finite_before_training_blames_no_learning_rate(start: str | None) -> None:
+    world = Undefined()
+    with pytest.raises(UserError, match=r"^evaluate returned nan before any training: check evaluate"):
+        world.discover(**PRUNED, start=start)
+    assert world.fits == []

@@ -54,8 +54,8 @@ def discover(
     Parameters
     ----------
     model, optimizer
-        The dense network with its initial weights, and its optimizer. On return `model` holds the found network; if
-        the call fails or is interrupted, both are restored.
+        The dense network with its initial weights, and the one optimizer that owns all weights in scope. On return
+        `model` holds the found network; if the call fails or is interrupted, both are restored.
     fit : callable
         `fit(model, optimizer, epochs)` trains for that many epochs, including learning-rate annealing. Each call starts
         with the current learning rates of the optimizer.
@@ -90,7 +90,8 @@ def discover(
           `pathgrow discover --out`. Without it, `found.save(DIR)` writes them.
         - `name`: name of the run in reports and tables, by default the class of the model.
         - `start`: "pretrained" keeps the weights of a trained model, prunes and fine-tunes it; its score is the
-          reference.
+          reference. "scratch" trains on from the given weights for the whole budget, whatever they are: it does not
+          initialize them again.
         - `mode`: "min" if a lower score is better (losses, error rates).
         - `callback`: a `Callback` or several, called when a stage starts or ends, after its epochs and at decisions of
           the density rule; `pathgrow.LoggingCallback()` writes to a logger.
@@ -102,8 +103,9 @@ def discover(
         - `preset`: "paper" for the procedure of the paper as written; options passed explicitly take
           precedence.
         - `max_density`: never hold more than this fraction of the weights; below 1 the network grows up to it.
-        - `max_cost`: cost limit in dense trainings: 1 by default, 2 with a reference. With `max_cost` unset or at least
-          2, the dense network may be trained for the whole budget, and the search may then cost 2 (or `max_cost`).
+        - `max_cost`: cost limit in dense trainings of a search that prunes: 1 by default, 2 with a reference. With
+          `max_cost` unset or at least 2, the dense network may be trained for the whole budget, and the search may then
+          cost 2 (or `max_cost`).
         - `method`, `gamma`: growth method, and the fraction of the nonzero weights added per growth round.
         - `rule`, `rough`, `seed_epochs`, `probe_fraction`, `final`: with static masks only, the density rule, the
           lengths of a growth round, of the seed training and of a probe, and the initial weights of probes ("fresh" or
@@ -114,7 +116,8 @@ def discover(
     Returns
     -------
     Discovery
-        `.operating_density` with its `.interval`, `.gain_density`, the `.density` of the returned network, and more.
+        `.operating_density` with its `.interval`, `.gain_density`, the `.density` of the returned network, `.check`,
+        which compares it with dense, the `.cost` of the call, and more.
 
     Examples
     --------
@@ -248,7 +251,8 @@ def _session(
     """The session of a call, checked."""
     assert options.comm is not None
     checks.check_functions(fit, evaluate)
-    checked_int("seed", seed)
+    require(checked_int("seed", seed) >= 0, "seed", seed, ">= 0")
+    checks.check_optimizer(optimizer)
     if callable(options.final_epochs):
         checks.check_signature(options.final_epochs, "final_epochs", "records")
     check_unsharded(model)
@@ -270,6 +274,7 @@ def _session(
     )
     if not session.has_paths:
         checks.refuse_paths(model, options)
+    checks.check_owned(session)
     if session.uncalled:
         session.warnings.append(
             f"example_input does not reach {', '.join(session.uncalled)} of {type(model).__name__}, so they stay dense"

@@ -79,8 +79,9 @@ class DiscoverOptions(SearchOptions):
     batches: Batches | None = None
     """Training batches for `loss`."""
     start: Literal["scratch", "pretrained"] | None = option(None, example="'pretrained'")
-    """"scratch": the given weights are the initial ones of a full training; "pretrained": they are kept, and `budget`
-    is the epochs of a usual fine-tuning. None: "scratch", but a model that seems to be trained is refused."""
+    """"scratch": training goes on from the given weights for the whole budget, as if they were new; "pretrained": they
+    are kept and pruned, and `budget` is the epochs of a usual fine-tuning. None: "scratch", but a model that seems
+    trained is refused."""
     mode: Literal["max", "min"] = option("max", example="'min'")
     """Whether a higher or a lower score is better; "min" for losses, perplexities and error rates."""
     delta_is_relative: bool = option(False)
@@ -100,6 +101,9 @@ class DiscoverOptions(SearchOptions):
         for finisher in self.finishers:
             if finisher not in (*PRUNING, STATIC):
                 NamedMethod.parse(finisher).check_as_finisher()
+        if self.num_val is not None and not isinstance(self.reference, str | None):
+            allowed = "in [0, 1], since num_val says that scores are accuracies or error rates"
+            require(0 <= self.reference <= 1, "reference", self.reference, allowed, "0.93")
         check_data(self.loss, self.batches)
         is_rule = isinstance(self.rule, str) or _has(self.rule, "decide", "answer")
         require(is_rule, "rule", self.rule, "a name or a density rule", "'probe'")
@@ -179,6 +183,11 @@ class DiscoverOptions(SearchOptions):
             if getattr(self, name) != getattr(DiscoverOptions, name):
                 grown = " or max_density below 1" if name in GROWTH_ONLY else ""
                 raise UserError(f"{name} has no effect on a network that is pruned: it needs finish='static'{grown}")
+        if self.max_cost is not None and not self.prunes:
+            raise UserError(
+                f"max_cost has no effect with finish={probing!r}, whose rule decides how many networks are trained: "
+                "leave it out, or use finish='gts', which prunes within a cost limit"
+            )
         if probing and self.max_density < 1:
             raise UserError(
                 f"max_density has no effect with finish={probing!r}, which grows as far as its rule asks for"

@@ -53,9 +53,9 @@ class DiscoveryPlan:
     """All parameters of the model."""
     forecast: SearchForecast
     """The trainings to come."""
-    max_cost: float
-    """The most it may cost, in dense trainings, with a dense baseline if one is trained."""
-    usual_limit: float
+    max_cost: float | None
+    """The most it may cost, in dense trainings, with a dense baseline if one is trained; None: its rule decides."""
+    usual_limit: float | None
     """The same if half of the training predicts the final score."""
     num_samples: int | None
     """Training samples per epoch; None: only the user's `fit` knows."""
@@ -102,16 +102,21 @@ class DiscoveryPlan:
             lines.append(f"  {stage_label(stage.kind)}: {length}, {whole.cost_of(stage):.2f} dense trainings")
         total = "" if self.training_flops is None else f", {flops(self.training_flops)}"
         sample = f"one dense training sample is {flops(whole.dense_flops)}"
+        limit = f" ({self._limit()})" if self.max_cost is not None else ""
+        lines.append(f"Cost: about {self.cost:.2f} dense trainings{limit}{total}; {sample}")
+        unknown = f"unknown before the first training, since only your fit knows how long {self.unit} take"
+        lines.append(f"Time: {unknown if self.seconds is None else f'about {duration(self.seconds)}'}")
+        return "\n".join([*lines, f"Memory: {self._memory()}"])
+
+    def _limit(self) -> str:
+        assert self.max_cost is not None and self.usual_limit is not None
         limit = f"at most {self.usual_limit:g}"
         if self.max_cost > self.usual_limit:
             too_short = "half of the training is too short to predict the final score"
             limit += f"; up to {self.max_cost:g} with a dense baseline if {too_short}, unless max_cost is less"
         if self.forecast.budget < checks.MIN_SEARCH_BUDGET:
-            limit += f", but no training is shorter than one {unit}"
-        lines.append(f"Cost: about {self.cost:.2f} dense trainings ({limit}){total}; {sample}")
-        unknown = f"unknown before the first training, since only your fit knows how long {self.unit} take"
-        lines.append(f"Time: {unknown if self.seconds is None else f'about {duration(self.seconds)}'}")
-        return "\n".join([*lines, f"Memory: {self._memory()}"])
+            limit += f", but no training is shorter than one {self.unit.removesuffix('s')}"
+        return limit
 
     def _memory(self) -> str:
         parts = [f"{_known(self.state_bytes)} for weights, gradients and optimizer"]
@@ -151,6 +156,7 @@ def make_discovery_plan(
     # Rounds may start again from any pruned network, so all of them are kept; growth needs the latest only.
     num_kept = whole.num_stages if options.prunes else 2
     baseline = 1 if options.reference == "dense" else 0
+    most = None if options.probes else options.highest_cost + baseline  # the rule of probes has no such limit
     return DiscoveryPlan(
         name=options.name or type(model).__name__,
         scope={name: int(inside.count_nonzero()) for name, inside in session.scope.items()},
@@ -158,8 +164,8 @@ def make_discovery_plan(
         num_parameters=session.num_parameters,
         forecast=whole,
         unit=options.unit or "epochs",
-        max_cost=options.highest_cost + baseline,
-        usual_limit=(options.highest_cost if options.budget < MIN_DIVIDED_BUDGET else options.cost_limit) + baseline,
+        max_cost=most,
+        usual_limit=most if most is None or options.budget < MIN_DIVIDED_BUDGET else options.cost_limit + baseline,
         num_samples=num_samples,
         batch_size=batch_size,
         seconds=seconds,

@@ -28,7 +28,7 @@ from pathgrow.graph.scope import model_density, trained_scope
 from pathgrow.masks import Masks
 from pathgrow.methods.gradients import Batches, Loss
 from pathgrow.methods.method import FIXED, Method, ScoringCost
-from pathgrow.report.formats import number, stage_label
+from pathgrow.report.formats import number
 from pathgrow.report.schema import Score
 from pathgrow.rng import derive, seeded_globals
 from pathgrow.runs import user_functions
@@ -36,7 +36,6 @@ from pathgrow.runs.records import Callback, Record
 from pathgrow.runs.stages import Stages
 from pathgrow.sparse.attach import Attached, attach, check_needs, checked_scope, start_masks
 from pathgrow.sparse.ema import EMA
-from pathgrow.sparse.hooks import parse_evaluation
 from pathgrow.sparse.training_state import (
     DIVERGED,
     OptimizerSettings,
@@ -348,8 +347,8 @@ class Session(Stages):
             self._monitor.watch_evaluation(attached.model, self._is_fit_checked) if is_user_function else nullcontext()
         )
         with weights, seeded_globals(self.seed, stage, "evaluate", part), watch:
-            value, source = (evaluate or self._evaluate)(attached.model), f"evaluate ({stage_label(stage)})"
-            score, loss = self.comm.broadcast_from_rank0(lambda: parse_evaluation(value, source))
+            value = (evaluate or self._evaluate)(attached.model)
+            score, loss = self.comm.broadcast_from_rank0(lambda: user_functions.parsed_evaluation(value, stage))
         self.warn(self._monitor.mode_warning())
         if self.holds_fractions and evaluate is None:
             user_functions.check_fraction(score)
@@ -413,7 +412,7 @@ class Session(Stages):
             attached.finish_pruning_()
             return _Fitted(saved.step, saved.num_calls * phase.epochs)
         seeded = seeded_globals(self.seed, phase.seed_name or phase.stage, "fit", phase.part)
-        before, step = None if self._is_fit_checked else _digest(attached), attached.step
+        first, step = None if self._is_fit_checked else user_functions.FirstFit(attached), attached.step
         num_calls, is_pruning = 1, attached.is_pruning
         user_functions.set_modes_(attached.model, self._modes)  # an evaluation may have changed them
         with seeded, counting(attached.model) as counter, self._reporting_epochs(phase, counter):
@@ -425,10 +424,8 @@ class Session(Stages):
                 self._fit(attached.model, attached.optimizer, phase.epochs)
                 num_calls = 2
         self._end_phase(phase)
-        if before is not None:
-            user_functions.check_first_fit(
-                is_changed=before != _digest(attached), has_stepped=attached.step > step, has_run=counter.samples > 0
-            )
+        if first is not None:
+            first.check(has_run=counter.samples > 0)
         num_samples = counter.samples or attached.step - step
         if not counter.samples and not self._is_fit_checked:
             self.warn(user_functions.UNCOUNTED)
@@ -486,10 +483,6 @@ class Session(Stages):
         self.comm.check_equal("trained weights", lambda: tensor_digest(dict(model.named_parameters())))
         if name := phase.attached.not_finite():
             raise RunFailed(DIVERGED.format(name, f"stage {phase.stage}"))
-
-
-def _digest(attached: Attached) -> str:
-    return tensor_digest(dict(attached.model.named_parameters()))
 
 
 def warn_caller(session: Session, sentences: Sequence[str]) -> None:

@@ -13,8 +13,11 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
-from pathgrow.errors import RunFailed, UserError
-from pathgrow.report.formats import number, plural
+from pathgrow.errors import RunFailed, UserError, short
+from pathgrow.report.formats import number, plural, stage_label
+from pathgrow.sparse.attach import Attached
+from pathgrow.sparse.hooks import parse_evaluation
+from pathgrow.sparse.tree import tensor_digest
 
 # Training and evaluation mode
 
@@ -65,6 +68,32 @@ def _depends_on_mode(layer: nn.Module) -> bool:
 
 
 # What `fit` does
+
+
+class FirstFit:
+    """A network before the first call of `fit`, to see afterwards what that did."""
+
+    def __init__(self, attached: Attached) -> None:
+        self._attached, self._step, self._digest = attached, attached.step, _digest(attached.model)
+        self._trainable = [name for name in attached.scope if attached.model.get_parameter(name).requires_grad]
+
+    def check(self, *, has_run: bool) -> None:
+        """Refuse a `fit` that did not train the network, or that left it so that it cannot be trained again."""
+        attached = self._attached
+        check_first_fit(
+            is_changed=self._digest != _digest(attached.model), has_stepped=attached.step > self._step, has_run=has_run
+        )
+        for name in self._trainable:
+            if not attached.model.get_parameter(name).requires_grad:
+                raise RunFailed(
+                    f"fit(model, optimizer, epochs) left {name} frozen (requires_grad=False), but its next call has to "
+                    "train it: set requires_grad back at the end of fit, or freeze it before the call of discover, to "
+                    "leave it out of the scope"
+                )
+
+
+def _digest(model: nn.Module) -> str:
+    return tensor_digest(dict(model.named_parameters()))
 
 
 def check_first_fit(*, is_changed: bool, has_stepped: bool, has_run: bool) -> None:
@@ -125,17 +154,25 @@ class CallMonitor:
 
     @contextmanager
     def watch_evaluation(self, model: nn.Module, is_trained: bool) -> Iterator[None]:
-        """Watch the modes of layers in the first evaluation, and in the first one after `fit` may have changed them."""
+        """Watch the modes of layers in the first evaluation, and in the first one after `fit` may have changed them.
+
+        An `evaluate` that changes weights is refused.
+        """
         if is_trained in self._evaluated:
             yield
             return
         self._evaluated.add(is_trained)
         # Not on the layers: attention and encoders take another path, with other bits, if there are hooks below them.
-        handle = model.register_forward_pre_hook(self._modes)
+        handle, before = model.register_forward_pre_hook(self._modes), _digest(model)
         try:
             yield
         finally:
             handle.remove()
+        if _digest(model) != before:
+            raise UserError(
+                "evaluate(model) changes the weights of the model that it scores: let it change a copy "
+                "(copy.deepcopy(model)), or restore them before it returns"
+            )
 
     def mode_warning(self) -> str | None:
         """A warning, once, if `evaluate` runs the model in training mode, although that changes what it computes."""
@@ -183,6 +220,21 @@ def _same_length_warning(now: _Trained, before: _Trained) -> str | None:
 
 
 # Scores
+
+UNTRAINED = "untrained"
+"""The stage that scores networks before any training."""
+
+
+def parsed_evaluation(value: Any, stage: str) -> tuple[float, float | None]:
+    """The result of an evaluation as (score, loss); before any training, no learning rate is to blame for NaN."""
+    try:
+        return parse_evaluation(value, f"evaluate ({stage_label(stage)})")
+    except RunFailed as error:
+        if stage != UNTRAINED:
+            raise
+        found = f"evaluate returned {short(value)} before any training"
+        raise UserError(f"{found}: check evaluate, the data that it uses and the initial weights") from error
+
 
 _MAX_FRACTION_WITH_ROUNDING = 1.001
 """Highest accuracy or error rate."""
