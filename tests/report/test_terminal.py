@@ -69,12 +69,13 @@ def test_the_summary_has_answer_findings_explanations_and_rounds(sample_report: 
         assert expected in text
     assert text.endswith(
         "Operating density (within 1 pp of dense): 8.5% (90% interval 6.7-10.4%). Returned model (9.5%): "
-        "not verified; 96.79% validation, 96.55% test. Cost: 0.898x dense training (15.8 GFLOPs), 1 min 15 s."
+        "not verified; 96.79% validation, 96.55% test. Cost: 0.898x the FLOPs of a "
+        "dense training, 5.45x its epochs (15.8 GFLOPs, 1 min 15 s)."
     ), "the result comes last"
 
 
 def test_a_pruning_search_ends_with_three_lines() -> None:
-    lines = rendered(summary(shrunk_report())).rstrip().splitlines()
+    lines = rendered(summary(shrunk_report()), 100).rstrip().splitlines()
     assert [line.split()[0] for line in lines[-3:]] == ["Operating", "Returned", "Cost:"]
     text = " ".join(" ".join(lines).split())
     assert ">finished 9.5% 13.1% 76 96.90% 0.101 > the returned model" in text
@@ -108,7 +109,8 @@ def test_every_search_ends_with_density_returned_model_and_cost(status: str, kin
     unjudged = "verified, 0.70" if kind in ("given", "dense") else "not verified; 96.90% validation"
     judged = unjudged if check == "none" else check
     assert second.startswith(f"Returned model (9.5%): {'96.90% validation' if status == 'unlearned' else judged}")
-    assert re.fullmatch(r"Cost: [\d.]+x dense training \([\d.]+ GFLOPs\), 1 min 15 s\.", third)
+    cost = r"Cost: [\d.]+x the FLOPs of a dense training, [\d.]+x its epochs \([\d.]+ GFLOPs, 1 min 15 s\)\."
+    assert re.fullmatch(cost, third)
 
 
 def test_a_training_is_shown_without_curve_and_rounds() -> None:

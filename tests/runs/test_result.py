@@ -10,7 +10,7 @@ import pytest
 
 from pathgrow.checkpoint import MemoryStore
 from pathgrow.density.shrink import Check
-from pathgrow.density.types import Answer, Curve
+from pathgrow.density.types import Answer, Curve, Reference
 from pathgrow.report.schema import load_report
 from pathgrow.runs.result import Discovery
 from tests.support.toy import (
@@ -73,6 +73,14 @@ def test_within_uses_the_same_curve() -> None:
     assert found.within(0.03) == pytest.approx(0.3)
 
 
+@pytest.mark.parametrize("options", [{"reference": "dense"}, {"finish": ["static", "set"]}])
+def test_the_cost_is_that_of_the_whole_call(options: dict) -> None:
+    found = World().discover(**{"rule": "probe", "budget": 8, **options})
+    assert found.cost == found.ledger.relative
+    assert found.cost >= sum(one.cost for one in found.by_finisher.values()) - 1e-9
+    assert found.cost == pytest.approx(sum(r.flops for r in found.trained) / found.ledger.dense_training_flops)
+
+
 def test_the_report_is_complete() -> None:
     world = World()
     found = world.discover(reference="dense")
@@ -110,6 +118,8 @@ def test_repr() -> None:
     assert "; more training, more validation examples or a reference may narrow it down;\n" in repr(
         replace(found, answer=answer)
     )
+    answer = replace(answer, reference=Reference(score=0.9, kind="given"))
+    assert "; more training or more validation examples may narrow it down;\n" in repr(replace(found, answer=answer))
     answer = replace(found.answer, density=None, status="unreached")
     assert repr(replace(found, answer=answer)).startswith("Discovery(No operating density: no network up to ")
 

@@ -525,11 +525,22 @@ def test_pretrained_weights_are_kept_and_compared_with() -> None:
 def test_a_trained_model_is_not_trained_from_scratch_unasked() -> None:
     world = pretrained()
     before = [tensor.clone() for tensor in world.model.state_dict().values()]
-    with pytest.raises(UserError, match=r"seems to be trained: .*start='pretrained' .*start='scratch'"):
+    with pytest.raises(
+        UserError, match=r"seems to be trained: .*start='pretrained' .*start='scratch' to train on from these"
+    ):
         shrunk(world, delta=0.01)
     assert world.fits == []
     assert all(torch.equal(*pair) for pair in zip(world.model.state_dict().values(), before, strict=True))
     assert stage_lengths(shrunk(world, delta=0.01, start="scratch", budget=4))[0] == ("train-1", 2)
+
+
+def test_a_trained_model_that_training_does_not_improve_is_named() -> None:
+    world = pretrained()
+    world.evaluate = lambda model: 0.5  # type: ignore[method-assign]
+    with pytest.warns(UserWarning, match=r"training improved no network.*start='scratch' trains on from the given"):
+        shrunk(world, start="scratch", budget=4).attached.detach()
+    with pytest.warns(UserWarning, match=r"training improved no network.*evaluate scores that model$"):
+        shrunk(world, budget=4)
 
 
 def with_new_head() -> World:
@@ -578,7 +589,7 @@ def test_a_loss_is_minimized_and_shown_with_its_own_sign() -> None:
     assert report.target_score == pytest.approx(report.reference.score + 0.4)
     assert report.curve.fit.high == tuple(-low for low in other.curve.fit.low)
     assert report.answer.details["dense_low"] == -other.answer.details["dense_high"]
-    assert "0.4 above the reference" in goal_label(report)
+    assert "0.4 worse than the reference" in goal_label(report)
     assert report.probes_too_short == other.probes_too_short
 
 

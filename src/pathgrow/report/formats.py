@@ -21,6 +21,15 @@ def percent(density: float) -> str:
     return f"{value:.1f}%" if value >= 0.995 else f"{value:.2g}%"
 
 
+def size_phrase(density: float) -> str:
+    """The density of a returned model, and that it is the dense one.
+
+    >>> size_phrase(0.0951), size_phrase(1.0)
+    ('9.5%', '100%, not pruned')
+    """
+    return percent(density) + (", not pruned" if density == 1 else "")
+
+
 def percent_range(interval: Sequence[float | None]) -> str:
     """An interval of densities; a lower end of 0 and a missing upper end are open.
 
@@ -188,8 +197,8 @@ def stage_label(name: str, density: float | None = None) -> str:
 
     >>> stage_label("round-003"), stage_label("probe-007", 0.15), stage_label("training"), stage_label("shrink-2")
     ('round 3', 'probe at 15.0%', 'training', 'pruning round 2')
-    >>> stage_label("probe-003--set")
-    'probe of round 3 (set)'
+    >>> stage_label("probe-003--set"), stage_label("final-2", 0.2), stage_label("final-1", 1.0)
+    ('probe of round 3 (set)', 'finished network 2', 'control')
     """
     name, several, finisher = name.partition("--")
     if several:
@@ -200,6 +209,8 @@ def stage_label(name: str, density: float | None = None) -> str:
     number = number if len(number) < 10 else ""
     if kind == "probe" and number.isdecimal():
         return f"probe of round {int(number)}" if density is None else f"probe at {percent(density)}"
+    if kind == "final" and density == 1 and number.isdecimal():
+        return "control"  # the network that was trained, finished without pruning
     return f"{_NUMBERED.get(kind) or printable(kind)} {int(number)}" if number.isdecimal() else printable(name)
 
 

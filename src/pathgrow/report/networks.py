@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from pathgrow.errors import printable
+from pathgrow.report.answer import density_of
 from pathgrow.report.formats import ScoreFormat, percent, percent_range, plural, ratio, score_format
 from pathgrow.report.schema import CheckReport, CurveReport, FinisherReport, PointReport, RunReport
 
@@ -82,7 +83,9 @@ def compared_with_dense(report: RunReport) -> tuple[str, str] | None:
         return "", "not verified"
     named = {"dense": "the dense baseline", "pretrained": "the pretrained model"}
     dense = named.get(report.reference.kind, f"dense ({printable(report.reference.kind)})")
-    side = "below" if (check.shortfall >= 0) == (report.mode == "max") else "above"
+    # Of a score of which the lower is better, "below" would leave open which one that is.
+    sides = ("worse than", "better than") if report.mode == "min" else ("below", "above")
+    side = sides[0] if check.shortfall >= 0 else sides[1]
     if check.outcome == "missed":
         by = _with_error(scores, check.shortfall - answer.delta, check.error)
         return f"{scores.difference(check.shortfall)} {side} {dense}", f"missed by {by}"
@@ -136,7 +139,7 @@ def finishers(report: RunReport) -> Table:
     rows = [
         [
             f"{'>' if found == returned_finisher(report) else ''}{printable(found.name)}",
-            "-" if found.operating_density is None else percent(found.operating_density),
+            density_of(found),
             "-" if found.interval is None else percent_range(found.interval),
             percent(found.density),
             scores(found.score),

@@ -5,6 +5,7 @@ from typing import Any
 
 from pathgrow.density.types import Reason
 from pathgrow.errors import printable
+from pathgrow.report.answer import answer_sentence, interval_phrase, other_tolerances, probability, what_narrows
 from pathgrow.report.formats import (
     ScoreFormat,
     duration,
@@ -14,9 +15,10 @@ from pathgrow.report.formats import (
     plural,
     ratio,
     score_format,
+    size_phrase,
 )
 from pathgrow.report.networks import compared_with_dense, finishing_method, lengths_compared
-from pathgrow.report.schema import AnswerReport, CurveReport, Interval, ReferenceReport, RunReport, Score
+from pathgrow.report.schema import AnswerReport, ReferenceReport, RunReport, Score
 
 _PLAIN = ScoreFormat(is_fraction=False)
 
@@ -124,18 +126,26 @@ def _position(answer: AnswerReport, scores: ScoreFormat) -> list[str]:
             )
         if below > 0.05:
             sparsest = f"{percent(details['lowest'])}, the sparsest {'network compared' if is_pruned else 'probe'}"
-            found.append(f"With probability {below:.0%} the operating density is below {sparsest}.")
+            found.append(f"With probability {probability(below)} the operating density is below {sparsest}.")
         if above > 0.05:
             beyond = none_within if is_pruned else "the operating density is above the densest probe, if it exists"
-            found.append(f"With probability {above:.0%} {beyond}.")
+            found.append(f"With probability {probability(above)} {beyond}.")
     elif answer.status == "flat" and details.get("lowest") is not None:
-        found.append(f"The operating density is below the sparsest network compared ({percent(details['lowest'])}).")
+        lowest = percent(details["lowest"])
+        found.append(
+            f"With probability {probability(below)} the operating density is below {lowest}, the sparsest network"
+            " compared."
+            if is_pruned and below
+            else f"Even the sparsest network compared ({lowest}) is within {scores.difference(answer.delta)} of the"
+            " reference."
+        )
     elif is_pruned and answer.status == "unreached":
         found.append(f"The network before pruning scored {scores(details['end_score'])}.")
     elif is_pruned and answer.status == "open" and details.get("lowest") is not None:
         found.append(
-            f"The scores allow any density: with probability {below:.0%} it is below {percent(details['lowest'])}, with"
-            f" probability {above:.0%} {none_within}. A larger budget, more validation data or a reference narrow this."
+            f"The scores leave the density open: with probability {probability(below)} it is below"
+            f" {percent(details['lowest'])}, with probability {probability(above)} {none_within}."
+            f" {what_narrows(answer).capitalize()} may narrow it down."
         )
     elif is_pruned and answer.status == "open" and details.get("rounds") == 0:
         found.append("Nothing was pruned, since the network did not improve before its last phase of training.")
@@ -217,34 +227,6 @@ def _gain(answer: AnswerReport, scores: ScoreFormat) -> list[str]:
     ]
 
 
-def answer_sentence(answer: AnswerReport, curve: CurveReport, scores: ScoreFormat, budget: object = None) -> str:
-    """The answer of a discovery in one sentence; `budget` is the length of a dense training."""
-    kind = None if answer.reference is None else answer.reference.kind
-    within = (
-        f"within {scores.difference(answer.delta)} of {'the pretrained model' if kind == 'pretrained' else 'dense'}"
-    )
-    compared = (*curve.probes, *curve.finished) or curve.rounds
-    grown = [point.density for point in compared if not point.is_dense]
-    if answer.status == "found" and answer.operating_density is not None:
-        goal = "" if kind is None else f" ({within})"
-        return f"Operating density{goal}: {percent(answer.operating_density)}{_interval(answer.interval)}."
-    if answer.status == "flat" and grown:
-        sparsest = percent(min(grown))
-        expected = "expected to be " if curve.finished else ""  # after more training than it has had
-        interval = _interval(answer.interval) if _is_above(answer.interval, min(grown)) else ""
-        return f"Operating density: {sparsest} or less{interval}; even the sparsest network is {expected}{within}."
-    if answer.status == "unreached" and curve.finished:
-        return f"No operating density: no pruned network is expected to be {within}."
-    if answer.status == "unreached" and grown:
-        return f"No operating density: no network up to {percent(max(grown))} density is {within}."
-    if answer.status == "unlearned":
-        return "No operating density: training did not improve any network."
-    if curve.finished or answer.details.get("too_short"):
-        length = f" ({scores.length(budget)})" if isinstance(budget, int) else ""
-        return f"No operating density: the training{length} was too short or too noisy for an answer."
-    return "No operating density: too few networks were evaluated."
-
-
 def headline(report: RunReport) -> str:
     """The result of a run in one sentence."""
     if report.answer is not None:
@@ -265,10 +247,9 @@ def subject(report: RunReport) -> str:
 
 def findings(report: RunReport) -> list[tuple[str, str]]:
     """The results of a run, as pairs of a label and a phrase."""
-    network, ledger, answer = report.network, report.ledger, report.answer
-    size = f"{percent(network.density)} of the prunable weights ({network.num_on:,} of {network.num:,})"
-    cost = flops(ledger.training_flops)
-    dense = "dense fine-tuning" if report.config.get("start") == "pretrained" else "dense training"
+    network, answer = report.network, report.answer
+    unpruned = "" if answer is None or network.density < 1 else ", not pruned"
+    size = f"{percent(network.density)} of the prunable weights ({network.num_on:,} of {network.num:,}{unpruned})"
     times = (("training", report.timing.seconds), ("wall clock", report.timing.run_seconds))
     time = ", ".join(f"{name} {duration(seconds)}" for name, seconds in times if seconds)
     return [
@@ -279,37 +260,12 @@ def findings(report: RunReport) -> list[tuple[str, str]]:
         (score_format(report).name, _scores(report)),
         *([("check", check)] if (check := check_phrase(report)) is not None else []),
         ("trained", _trained(report)),
-        ("training cost", cost if ledger.relative is None else f"{ratio(ledger.relative)} {dense} ({cost})"),
+        ("training cost", _cost(report)),
         ("inference", f"{ratio(network.inference_relative)} the FLOPs of the dense model"),
         *([("time", time)] if time else []),
-        *([("tolerances", densities)] if (densities := _tolerances(report)) is not None else []),
+        *([("tolerances", densities)] if (densities := other_tolerances(report)) is not None else []),
         *(("note", printable(note)) for note in report.notes),
     ]
-
-
-def _tolerances(report: RunReport) -> str | None:
-    """The densities for other tolerances, with 90% intervals."""
-    if report.answer is None or not report.answer.tolerances:
-        return None
-    scores, curve, tolerances = score_format(report), report.curve, report.answer.tolerances
-    sparsest = min((point.density for point in (*curve.probes, *curve.finished)), default=None)
-    intervals = report.answer.tolerance_intervals or (None,) * len(tolerances)
-
-    def phrase(density: float | None, status: str, interval: Interval | None) -> str:
-        known = "" if interval is None else f" ({percent_range(interval)})"
-        if density is None and status == "flat" and sparsest is not None:
-            return f"{percent(sparsest)} or less{known if _is_above(interval, sparsest) else ''}"
-        return "none" if density is None else f"{percent(density)}{known}"
-
-    # What a larger tolerance leaves open, a smaller one cannot settle.
-    num_open = max((number for number, (_, _, status) in enumerate(tolerances, 1) if status == "open"), default=0)
-    found = []
-    if num_open:
-        largest = scores.difference(tolerances[num_open - 1][0])
-        found.append(f"{'up to ' if num_open > 1 else ''}{largest}: too short or too noisy for an answer")
-    for (delta, density, status), interval in list(zip(tolerances, intervals, strict=False))[num_open:]:
-        found.append(f"{scores.difference(delta)}: {phrase(density, status, interval)}")
-    return ", ".join(found)
 
 
 def closing(report: RunReport) -> tuple[list[str], list[tuple[str, str]]]:
@@ -317,15 +273,28 @@ def closing(report: RunReport) -> tuple[list[str], list[tuple[str, str]]]:
     pairs = findings(report)
     found, lines, used = dict(pairs), [headline(report)], ["training cost"]
     seconds = report.timing.run_seconds or report.timing.seconds
-    cost = found["training cost"] + (f", {duration(seconds)}" if seconds else "")
+    cost = _cost(report, seconds)
     if report.answer is not None:
         compared, score = compared_with_dense(report), score_format(report).name
         # One line of 80 columns: the gap to dense, or the score where that is unknown.
         used += [*(["check"] if compared else []), *([] if compared and compared[0] else [score])]
         phrase = "; ".join(found[key] for key in used[1:])
         longer = f"; {lengths}" if (lengths := lengths_compared(report)) else ""
-        lines.append(f"Returned model ({percent(report.network.density)}): {phrase}{longer}.")
+        lines.append(f"Returned model ({size_phrase(report.network.density)}): {phrase}{longer}.")
     return [*lines, f"Cost: {cost}."], [pair for pair in pairs if pair[0] not in used]
+
+
+def _cost(report: RunReport, seconds: float | None = None) -> str:
+    """The cost in dense trainings: FLOPs, and for a discovery also epochs, which its time grows with."""
+    ledger, budget = report.ledger, report.config.get("budget")
+    absolute = flops(ledger.training_flops) + (f", {duration(seconds)}" if seconds else "")
+    if ledger.relative is None:
+        return absolute
+    dense = "dense fine-tuning" if report.config.get("start") == "pretrained" else "dense training"
+    longer = ""
+    if report.answer is not None and isinstance(budget, int) and budget > 0:
+        longer = f", {ratio(ledger.total_epochs / budget)} its {score_format(report).unit}"
+    return f"{ratio(ledger.relative)} the FLOPs of a {dense}{longer} ({absolute})"
 
 
 def check_phrase(report: RunReport) -> str | None:
@@ -375,7 +344,7 @@ def goal_label(report: RunReport) -> str:
     assert answer is not None
     gap = answer.delta if answer.allowed is None else answer.allowed
     finally_ = "" if gap == answer.delta else f" ({scores.difference(answer.delta)} after full training)"
-    worse = "above" if report.mode == "min" else "below"
+    worse = "worse than" if report.mode == "min" else "below"
     return f"target: {scores.difference(gap)} {worse} the reference{finally_}"
 
 
@@ -403,15 +372,6 @@ def match_unit(kind: str) -> str:
     return units.get(kind, printable(kind))
 
 
-def _interval(interval: Interval | None) -> str:
-    return f" (90% interval {percent_range(interval)})" if interval else ""
-
-
-def _is_above(interval: Interval | None, sparsest: float) -> bool:
-    """Whether an interval goes clearly beyond a density, which "or less" does not say; an open one does."""
-    return interval is not None and (interval[1] is None or interval[1] > 1.02 * sparsest)
-
-
 def _answer_findings(report: RunReport, answer: AnswerReport) -> list[tuple[str, str]]:
     scores, found = score_format(report), []
     if answer.reference is not None:
@@ -422,7 +382,7 @@ def _answer_findings(report: RunReport, answer: AnswerReport) -> list[tuple[str,
     if answer.status != "found" and answer.interval:
         found.append(("90% interval", f"{percent_range(answer.interval)} of the prunable weights"))
     if answer.gain_density is not None:
-        gain = f"{percent(answer.gain_density)}{_interval(answer.gain_interval)}"
+        gain = f"{percent(answer.gain_density)}{interval_phrase(answer.gain_interval)}"
         found.append(("gain density", f"{gain}: {answer.gain_level:.0%} of the fitted gain"))
     return found
 
@@ -490,7 +450,7 @@ def _trained(report: RunReport) -> str:
 
 def _too_short(report: RunReport) -> str:
     scores, curve = score_format(report), report.curve
-    best_of, worse = (min, "above") if report.mode == "min" else (max, "below")
+    best_of, worse = (min, "worse than") if report.mode == "min" else (max, "below")
     best, growing = (best_of(point.score for point in points) for points in (curve.probes, curve.rounds))
     length = scores.length(max(point.epochs for point in curve.probes))
     return (

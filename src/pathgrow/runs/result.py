@@ -12,7 +12,8 @@ from pathgrow.errors import UserError
 from pathgrow.graph.flops import sample_training_flops
 from pathgrow.masks import Masks
 from pathgrow.methods.method import GrowEachRound
-from pathgrow.report.formats import ScoreFormat, percent
+from pathgrow.report.answer import answer_sentence, what_narrows
+from pathgrow.report.formats import ScoreFormat, size_phrase
 from pathgrow.report.schema import (
     AnswerReport,
     CheckReport,
@@ -27,7 +28,6 @@ from pathgrow.report.schema import (
     Score,
     load_report,
 )
-from pathgrow.report.text import answer_sentence
 from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.records import Record, ledger_report, timing_report, topology_reports, write_results
 from pathgrow.runs.tolerances import absolute_delta, answer_within, read_off
@@ -76,19 +76,28 @@ class Discovery:
     def __repr__(self) -> str:
         curve = self._curve_report(fit=None)
         scores = ScoreFormat.of(curve, vars(self.options))
-        sentence = answer_sentence(self._answer_report(None), curve, scores, self.options.budget).rstrip(".")
+        answer = self._answer_report(None)
+        sentence = answer_sentence(answer, curve, scores, self.options.budget).rstrip(".")
         names = ("pruned", "finished") if self.finished else ("rounds", "probes")
         numbers = (self.probes, self.finished) if self.finished else (self.rounds, self.probes)
         counts = ", ".join(f"{len(records)} {name}" for records, name in zip(numbers, names, strict=True))
         checked = "" if self.check is None else f", {self.check.outcome}"
         length = scores.length(self.network.point.epochs)
         is_open = self.answer.status == "open" and not self.answer.details.get("too_short")
-        advice = "; more training, more validation examples or a reference may narrow it down" if is_open else ""
+        advice = f"; {what_narrows(answer)} may narrow it down" if is_open else ""
         return (
             f"Discovery({sentence}{advice};\n"
-            f"  returned model: density {percent(self.density)}, {scores.name} {scores(self.score)} after {length}"
+            f"  returned model: density {size_phrase(self.density)}, {scores.name} {scores(self.score)} after {length}"
             f"{checked}; {counts})"
         )
+
+    @property
+    def cost(self) -> float | None:
+        """What the whole call has cost, in dense trainings: all stages of the ledger, a dense baseline included.
+
+        None if no training sample was counted.
+        """
+        return self.ledger.relative
 
     @property
     def by_finisher(self) -> dict[str, FinisherReport]:
