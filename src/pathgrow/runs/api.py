@@ -15,6 +15,7 @@ from pathgrow.checkpoint import RunDir, Store
 from pathgrow.distributed import interrupts
 from pathgrow.distributed.comm import held_by_rank0
 from pathgrow.errors import RunFailed, UserError, checked_int, frames_to_the_caller, printable, require
+from pathgrow.graph.calls import unreached_sentence
 from pathgrow.masks import Masks
 from pathgrow.report import progress as displays
 from pathgrow.report.formats import ScoreFormat
@@ -276,9 +277,7 @@ def _session(
         checks.refuse_paths(model, options)
     checks.check_owned(session)
     if session.uncalled:
-        session.warnings.append(
-            f"example_input does not reach {', '.join(session.uncalled)} of {type(model).__name__}, so they stay dense"
-        )
+        session.warnings.append(unreached_sentence(model, session.uncalled))
     return session
 
 
