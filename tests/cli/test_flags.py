@@ -13,7 +13,8 @@ import pytest
 from pathgrow.cli.main import COMMANDS, parse
 from pathgrow.graph.scope import PRESETS
 from pathgrow.registry import parse_pair
-from pathgrow.runs.config import EVERYTHING, GROWTH_ONLY, PROBES_ONLY, DiscoverConfig, TrainConfig
+from pathgrow.runs.config import EVERYTHING, DiscoverConfig, TrainConfig
+from pathgrow.runs.search_options import GROWTH_ONLY, PROBES_ONLY
 from pathgrow.trainer import EngineOptions, recipes
 
 RECORDED = Path(__file__).with_name("flags.json")

@@ -27,8 +27,9 @@ from pathgrow.errors import UserError, short
 from pathgrow.masks import Masks
 from pathgrow.report.schema import Score
 from pathgrow.rng import derive
-from pathgrow.runs.config import DiscoverConfig, RunConfig, SearchOptions, TrainConfig
+from pathgrow.runs.config import DiscoverConfig, RunConfig, TrainConfig
 from pathgrow.runs.discovery import run_discovery
+from pathgrow.runs.search_options import SearchOptions
 from pathgrow.runs.training import train
 from pathgrow.trainer import Trainer, recipes
 from pathgrow.trainer.interface import Job
@@ -128,7 +129,7 @@ OTHER: dict[str, Any] = {
     "budget": 7, "delta": 0.03, "reference": 0.5, "rule": "exponential", "method": "gradient_growth", "gamma": 0.7,
     "start_density": 0.11, "seed_epochs": 2, "rough": 3, "final": "grown", "probe_fraction": 0.4, "warm_start": False,
     "select_by": "gain", "eval_weights": "ema", "max_density": 0.4, "max_cost": 0.7,
-    "preset": "paper", "final_epochs": 9,
+    "preset": "paper", "final_epochs": 9, "delta_is_relative": True,
 }  # fmt: skip
 """A value other than the default for every option of a search."""
 
@@ -154,6 +155,19 @@ def test_all_options_of_a_discovery_reach_it(tmp_path: Path, monkeypatch: pytest
     batch = next(iter(session._batches()))
     model = models.create("mlp", 10, seed=5, inputs=64, widths=[16])
     assert float(session._loss(model, batch).detach()) > 0
+
+
+def test_a_tolerance_in_percent_is_stored_as_a_fraction_of_the_score() -> None:
+    config, plain = (DiscoverConfig.from_dict({"delta": delta}) for delta in ("2%", 0.02))
+    assert (config.delta, config.delta_is_relative) == (0.02, True)
+    assert config.as_dict() == {**plain.as_dict(), "delta_is_relative": True}
+    assert DiscoverConfig.from_dict(json.loads(json.dumps(config.as_dict()))) == config
+    assert config.name != plain.name
+    assert "delta_is_relative" not in plain.as_dict(), "directories of earlier runs keep their names"
+    assert (config.search()["delta"], config.search()["delta_is_relative"]) == (0.02, True)
+    for wrong, message in (("-1%", "a positive number or percentage"), ("150%", "a drop in accuracy < 1")):
+        with pytest.raises(UserError, match=f"delta must be {message}"):
+            DiscoverConfig.from_dict({"delta": wrong})
 
 
 def test_test_scores_are_those_of_the_test_split_and_of_their_own_network(

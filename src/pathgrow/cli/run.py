@@ -29,7 +29,8 @@ def _add_run_flags(parser: Parser) -> None:
 
 
 def _add_discover_flags(parser: Parser) -> None:
-    from pathgrow.runs.config import GROWTH_ONLY, PROBES_ONLY, RunConfig, SearchOptions
+    from pathgrow.runs.config import RunConfig
+    from pathgrow.runs.search_options import GROWTH_ONLY, PROBES_ONLY, SearchOptions
 
     options = [field.name for field in dataclasses.fields(SearchOptions)]
     groups = {

@@ -175,8 +175,9 @@ def _discover(config: DiscoverConfig, run_dir: RunDir | None, progress: Progress
     notes, num_val = [], len(trainer.data.val)
     is_accuracy = config.mode == "max"
     if is_accuracy and config.delta * num_val < 1.0:
+        delta = f"{100 * config.delta:g}%" if config.delta_is_relative else f"{config.delta:g}"
         notes.append(
-            f"delta ({config.delta:g}) is less than one of the {num_val} validation examples "
+            f"delta ({delta}) is less than one of the {num_val} validation examples "
             f"({1 / num_val:.2g}), so the answer will be noise; use a larger --delta or more data"
         )
         if run_dir is not None:

@@ -14,16 +14,22 @@ from pathgrow.atomic import checked_path
 from pathgrow.checkpoint import RunDir, Store, strict_json
 from pathgrow.config import MAX_EPOCHS, option
 from pathgrow.density import rules
-from pathgrow.density.types import Point, Rule, relative_delta
+from pathgrow.density.types import Point, Rule
 from pathgrow.distributed.comm import Communicator
 from pathgrow.distributed.process_group import current_communicator
 from pathgrow.errors import UserError, is_int, require, unknown_name
 from pathgrow.masks.masks import require_module
 from pathgrow.methods.gradients import Batches, Loss
 from pathgrow.methods.method import GrowEachRound, Method
-from pathgrow.runs.config import GROWTH_ONLY, PROBES_ONLY, SEARCH_PRESETS, SearchOptions
 from pathgrow.runs.named_method import PRUNING, STATIC, NamedMethod
 from pathgrow.runs.records import Callback, Record
+from pathgrow.runs.search_options import (
+    GROWTH_ONLY,
+    PROBES_ONLY,
+    SEARCH_PRESETS,
+    SearchOptions,
+    with_relative_delta,
+)
 from pathgrow.sparse.attach import check_data, checked_method
 
 WITH_REFERENCE = 2.0
@@ -84,8 +90,6 @@ class DiscoverOptions(SearchOptions):
     trained is refused."""
     mode: Literal["max", "min"] = option("max", example="'min'")
     """Whether a higher or a lower score is better; "min" for losses, perplexities and error rates."""
-    delta_is_relative: bool = option(False)
-    """Whether `delta` is a fraction of the reference score, or else of the trained network's: `delta="1%"`."""
     comm: Communicator | None = None
     """The ranks that train one network; None: those of `fit`, or of the default process group of torch.distributed, if
     there is one."""
@@ -126,8 +130,7 @@ class DiscoverOptions(SearchOptions):
                 raise UserError("unknown option 'epochs': did you mean budget, the epochs of a full dense training?")
             if name not in known:
                 raise unknown_name("option", name, known)
-        if isinstance(delta := given.get("delta"), str):
-            given = {**given, "delta": relative_delta(delta), "delta_is_relative": True}
+        given = with_relative_delta(given)
         preset = given.get("preset")
         options = cls(**{**(SEARCH_PRESETS.get(preset, {}) if isinstance(preset, str) else {}), **given})
         options.refuse_unused()

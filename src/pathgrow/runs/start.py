@@ -21,7 +21,7 @@ from pathgrow.runs.session import Session
 from pathgrow.sparse.training_state import OptimizerSettings
 from pathgrow.sparse.tree import tensor_digest
 
-STAGE = "start"
+_STAGE = "start"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ def load_start(session: Session, now: Start, optimizer: Optimizer) -> tuple[Star
         stored = from_json(Start, stage.metadata)
         return stored.refusal(now, settings) or (stored, Masks.restored(stage.tensors, session.scope))
 
-    found: Any = session.stored(STAGE, read)
+    found: Any = session.stored(_STAGE, read)
     if isinstance(found, str):
         raise UserError(found)
     return found  # type: ignore[no-any-return]
@@ -88,7 +88,7 @@ def load_start(session: Session, now: Start, optimizer: Optimizer) -> tuple[Star
 
 def save_start(session: Session, start: Start, masks: Masks, *, flops: int, seconds: float) -> None:
     """Store what a run starts with."""
-    session.store.save(STAGE, to_json(replace(start, flops=flops, seconds=seconds)), dict(masks))
+    session.store.save(_STAGE, to_json(replace(start, flops=flops, seconds=seconds)), dict(masks))
 
 
 def _scope_difference(there: Mapping[str, str], here: Mapping[str, str]) -> str | None:
