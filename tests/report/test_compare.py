@@ -249,14 +249,15 @@ def test_other_models_have_a_table_and_a_baseline_of_their_own(tmp_path: Path) -
 
 def test_calls_of_discover_are_grouped_by_the_sizes_of_their_network(tmp_path: Path, sample_report: RunReport) -> None:
     for seed, num in ((0, 40_960), (1, 40_960), (0, 50_000)):
-        config = {"seed": seed, "budget": 80}
+        config = {"seed": seed, "budget": 80, "unit": "steps"}
         report = replace(sample_report, config=config, network=replace(sample_report.network, num=num))
         with RunDir.open(tmp_path / f"{num}-{seed}", config) as run_dir:
             run_dir.write_report(report.as_json())
     rows = compare_runs(sorted(tmp_path.iterdir())).rows
+    assert {row.unit for row in rows} == {"steps"}
     assert [(row.num_seeds, row.subject) for row in rows] == [
-        (2, "calls of discover, prunable 40960"),
-        (1, "calls of discover, prunable 50000"),
+        (2, "calls of discover, 40,960 prunable weights"),
+        (1, "calls of discover, 50,000 prunable weights"),
     ]
 
 
@@ -269,8 +270,8 @@ def test_losses_and_accuracies_are_not_in_one_table(tmp_path: Path, sample_repor
             run_dir.write_report(replace(sample_report, config=config, answer=answer).as_json())
     comparison = compare_runs(sorted(tmp_path.iterdir()))
     assert [(row.num_seeds, row.mode, row.subject) for row in comparison.rows] == [
-        (1, "max", "calls of discover, mode max"),
-        (2, "min", "calls of discover, mode min"),
+        (1, "max", "calls of discover, higher is better"),
+        (2, "min", "calls of discover, lower is better"),
     ]
 
 

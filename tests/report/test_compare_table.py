@@ -71,6 +71,15 @@ def test_each_number_is_under_its_heading() -> None:
     ]
 
 
+def test_lengths_are_in_the_unit_of_the_runs() -> None:
+    steps, more = replace(ROW, unit="steps"), replace(ROW, unit="steps", epochs_trained=20.0, method="set")
+    lines = markdown(steps, more)
+    assert lines[2].startswith("| method | steps | val |")
+    assert "- 1x: dense, 20 steps, 1.00 kFLOPs, " in "\n".join(lines)
+    assert markdown(steps, replace(steps, method="set"))[0].startswith("**digits mlp: 13 steps, ")
+    assert markdown(ROW, more)[2].startswith("| method | length | val |")
+
+
 def test_the_title_says_what_all_rows_share() -> None:
     rows = [replace(ROW, method=name, match="flops") for name in ("rigl", "set")]
     lines = markdown(*rows)

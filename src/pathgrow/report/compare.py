@@ -8,7 +8,7 @@ import math
 import os
 import statistics
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -59,6 +59,8 @@ class Row:
     """As configured: of the dense training that a budget is taken from, or of each level."""
     epochs_trained: float
     """Epochs trained in all phases together."""
+    unit: str = "epochs"
+    """What these two are counted in."""
     density: float
     density_model: float
     val: float
@@ -189,6 +191,7 @@ def _row(subject: str, group: _Group) -> Row:
         match=group[0].match,
         epochs=report.epochs,
         epochs_trained=fmean(each.total_epochs for each in ledgers),
+        unit=score_format(report).unit,
         density=fmean(network.density for network in networks),
         density_model=fmean(network.density_model for network in networks),
         val=fmean(vals),
@@ -256,9 +259,19 @@ def _subjects(runs: Sequence[_Run]) -> list[str]:
     differing = _differing_by(named, tasks)
     subjects = []
     for task, name in zip(tasks, named, strict=True):
-        own = _listed(task, differing[name], _short_names(differing[name]))
+        in_words = {key: words(task[key]) for key, words in _TASK_WORDS.items() if key in differing[name] & task.keys()}
+        others = differing[name] - in_words.keys()
+        own = ", ".join(filter(None, [*in_words.values(), _listed(task, others, _short_names(others))]))
         subjects.append(f"{name}, {own}" if own else name)
     return subjects
+
+
+_TASK_WORDS: Mapping[str, Callable[[str], str]] = {
+    "prunable": lambda value: f"{int(value):,} prunable weights",
+    "dense_inference_flops": lambda value: f"{int(value):,} FLOPs per forward pass",
+    "mode": lambda value: "lower is better" if value == "min" else "higher is better",
+}
+"""What is known of the task of a call, in words that are as exact as the values."""
 
 
 def _settings(rows: Sequence[Row], settings: Sequence[_Settings]) -> list[str]:

@@ -44,6 +44,10 @@ def _score(row: Row, mean: float | None, interval: tuple[float, float] | None) -
     return ScoreFormat(row.is_accuracy)(mean) + (f" ±{100 * half:.2f}" if row.is_accuracy else f" ±{number(half, 2)}")
 
 
+def _length(row: Row, number: float) -> str:
+    return ScoreFormat(row.is_accuracy, unit=row.unit).length(number)
+
+
 def _training(row: Row) -> str:
     return flops(row.training_flops) if row.training_relative is None else ratio(row.training_relative)
 
@@ -57,7 +61,7 @@ _COLUMNS = (
     _Column("settings", lambda row: printable(row.settings), is_text=True, shared=lambda row: printable(row.settings)),
     _Column(
         "epochs", lambda row: plural(row.epochs_trained, "").rstrip(" s"),
-        shared=lambda row: plural(row.epochs_trained, "epoch"),
+        shared=lambda row: _length(row, row.epochs_trained),
     ),
     _Column(
         "density", lambda row: percent(row.density),
@@ -78,7 +82,12 @@ _COLUMNS = (
 
 def _columns(rows: Sequence[Row]) -> list[_Column]:
     """The columns of a table: those in which rows differ, with times in one unit."""
-    columns = [column for column in _COLUMNS if not _is_shared(column, rows)]
+    unit = rows[0].unit if len({row.unit for row in rows}) == 1 else "length"
+    columns = [
+        dataclasses.replace(column, heading=unit) if column.heading == "epochs" else column
+        for column in _COLUMNS
+        if not _is_shared(column, rows)
+    ]
     if _has_relative_times(rows):
         return columns
     seconds = _Column("time", lambda row: duration(row.seconds))
@@ -105,7 +114,7 @@ def _title(rows: Sequence[Row]) -> str:
 def _legend(rows: Sequence[Row]) -> list[str]:
     """What costs are relative to, and why times are not."""
     baseline = rows[0].baseline
-    lines = ["train FLOPs: absolute" if baseline is None else f"1x: {_baseline(baseline)}"]
+    lines = ["train FLOPs: absolute" if baseline is None else f"1x: {_baseline(baseline, rows[0])}"]
     if not _has_relative_times(rows):
         hardware = dict.fromkeys("unknown" if row.hardware is None else printable(row.hardware) for row in rows)
         has_dense = baseline is not None and baseline.kind == "trained"
@@ -119,8 +128,8 @@ def _legend(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def _baseline(baseline: Baseline) -> str:
-    cost = f"{plural(baseline.epochs, 'epoch')}, {flops(baseline.training_flops)}"
+def _baseline(baseline: Baseline, row: Row) -> str:
+    cost = f"{_length(row, baseline.epochs)}, {flops(baseline.training_flops)}"
     if baseline.kind == "computed":
         return f"dense training of {cost} (computed: no dense run)"
     name = f"dense ({printable(baseline.settings)})" if baseline.settings else "dense"

@@ -5,7 +5,14 @@ from collections.abc import Sequence
 from pathgrow.errors import printable
 from pathgrow.report.answer import density_of
 from pathgrow.report.formats import ScoreFormat, percent, percent_range, plural, ratio, score_format
-from pathgrow.report.schema import CheckReport, CurveReport, FinisherReport, PointReport, RunReport
+from pathgrow.report.schema import (
+    CheckReport,
+    CurveReport,
+    FinisherReport,
+    PointReport,
+    ReferenceReport,
+    RunReport,
+)
 
 Table = tuple[list[str], list[list[str]]]
 """Headings and rows of text."""
@@ -78,7 +85,7 @@ def compared_with_dense(report: RunReport) -> tuple[str, str] | None:
     answer, scores = report.answer, score_format(report)
     if answer is None or answer.status == "unlearned":
         return None
-    check = answer.check or _measured_check(report)
+    check = answer.check or _measured(report)
     if check is None or report.reference is None:
         return "", "not verified"
     named = {"dense": "the dense baseline", "pretrained": "the pretrained model"}
@@ -107,24 +114,39 @@ def _with_error(scores: ScoreFormat, difference: float, error: float) -> str:
     return scores.difference_with_error(difference, error) if error else scores.difference(difference)
 
 
-def _measured_check(report: RunReport) -> CheckReport | None:
-    """The returned model compared with a measured dense score, passed or trained, if no rule has compared them.
+def measured_check(
+    score: float, reference: ReferenceReport | None, delta: float, *, mode: str, num_val: int | None
+) -> CheckReport | None:
+    """A network compared with a measured dense score, given or trained, if no rule has compared them; None without one.
 
-    The standard error is binomial, and 0 (unknown) without the number of validation examples.
+    The standard error is binomial, for scores that are fractions of `num_val` examples; without it 0, unknown.
+
+    >>> dense = ReferenceReport(score=0.9, kind="given")
+    >>> measured_check(0.88, dense, 0.01, mode="max", num_val=None).outcome
+    'missed'
+    >>> measured_check(0.88, dense, 0.01, mode="max", num_val=500).outcome
+    'consistent'
     """
-    answer, reference = report.answer, report.reference
-    if answer is None or reference is None or reference.kind not in ("given", "dense"):
+    if reference is None or reference.kind not in ("given", "dense"):
         return None
-    score, num, scores = report.network.val.score, report.curve.num_val, score_format(report)
-    shortfall = (reference.score - score) * (-1 if report.mode == "min" else 1)
+    shortfall = (reference.score - score) * (-1 if mode == "min" else 1)
     error = 0.0
-    if num is not None and scores.is_fraction:
+    if num_val is not None:
         measured = (score, reference.score) if reference.kind == "dense" else (score,)
-        error = sum(value * (1 - value) / num for value in measured) ** 0.5
-    outcome = "verified" if shortfall <= answer.delta else "missed"
-    if outcome == "missed" and shortfall - 2 * error <= answer.delta:
+        error = (sum(max(0.0, value * (1 - value)) for value in measured) / num_val) ** 0.5
+    outcome = "verified" if shortfall <= delta else "missed"
+    if outcome == "missed" and shortfall - 2 * error <= delta:
         outcome = "consistent"
     return CheckReport(outcome=outcome, shortfall=shortfall, error=error)
+
+
+def _measured(report: RunReport) -> CheckReport | None:
+    """The same for a report that holds no comparison, as for a tolerance that was asked for later."""
+    if report.answer is None:
+        return None
+    num_val = report.curve.num_val if score_format(report).is_fraction else None
+    score, delta = report.network.val.score, report.answer.delta
+    return measured_check(score, report.reference, delta, mode=report.mode, num_val=num_val)
 
 
 def finishing_method(report: RunReport) -> str | None:
