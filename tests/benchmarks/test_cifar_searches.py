@@ -22,7 +22,11 @@ from pathgrow.runs.config import DiscoverConfig
 from pathgrow.runs.session import Session
 from tests.support.faults import Killed
 
-CONFIG = DiscoverConfig.from_dict({"data": "digits", "model": "mlp", "budget": 2, "delta": 0.05, "seed": 3})
+CONFIG = DiscoverConfig.from_dict(
+    {"data": "digits", "model": "mlp", "budget": 2, "delta": 0.05, "max_cost": 1.0, "seed": 3}
+)
+    {"data": "digits", "model": "mlp", "budget": 2, "delta": 0.05, "max_cost": 1.0, "seed": 3}
+)
 LADDER = [0.3, 0.1]
 pytestmark = pytest.mark.filterwarnings("ignore:a budget of 2 epochs")
 
@@ -40,7 +44,7 @@ def test_beside_the_ladder_a_line_is_that_of_the_command(
 ) -> None:
     monkeypatch.setattr(discovery, "draw_figures", lambda _: None)
     report, found = discovery.run_discovery(CONFIG, tmp_path / "command").as_json(), search(CONFIG, whole, LADDER)
-    assert [(row["density"], row["epochs"]) for row in found["curve"]["rounds"]] == [(1.0, 2)]
+    assert [(row["density"], row["epochs"]) for row in found["curve"]["rounds"]] == [(1.0, 1)]
     for name in ("answer", "curve", "ledger"):
         assert found[name] == report[name]
     assert [row["phase"] for row in found["timing"]["phases"]] == [row["phase"] for row in report["timing"]["phases"]]
@@ -54,9 +58,9 @@ def test_beside_the_ladder_a_line_is_that_of_the_command(
 def test_the_ladder_has_the_densities_asked_for_and_is_pruned_from_the_rounds(whole: Path) -> None:
     found, stages = search(CONFIG, whole, LADDER), RunDir(whole).stages
     assert [rung["density"] for rung in found["ladder"]] == pytest.approx(LADDER, abs=1e-4)
-    # The rounds are of 30% after 3 epochs and of 16.5% after 4; the last phase takes one.
-    assert [rung["epochs"] for rung in found["ladder"]] == [4, 5]
-    assert [rung["val"] for rung in found["ladder"]] == [stages.metadata(f"final-{k}")["score"] for k in (3, 4)]
+    # The rounds are of 30% after 2 epochs and of 16.5% after 3; the last phase takes one.
+    assert [rung["epochs"] for rung in found["ladder"]] == [3, 4]
+    assert [rung["val"] for rung in found["ladder"]] == [stages.metadata(f"final-{k}")["score"] for k in (2, 3)]
     assert all(0.8 < rung["test"] <= 1 for rung in found["ladder"])
 
 
@@ -78,12 +82,12 @@ def test_each_network_of_the_ladder_is_tested_itself(tmp_path: Path, monkeypatch
 
 def test_the_time_of_a_search_is_without_its_ladder(whole: Path) -> None:
     times = {
-        name: json.loads((whole / "stages" / f"{name}.json").read_text())["seconds"] for name in ("decided", "final-3")
+        name: json.loads((whole / "stages" / f"{name}.json").read_text())["seconds"] for name in ("decided", "final-2")
     }
-    assert search(CONFIG, whole, LADDER)["wall"] <= times["decided"] < times["final-3"]
+    assert search(CONFIG, whole, LADDER)["wall"] <= times["decided"] < times["final-2"]
 
 
-@pytest.mark.parametrize(("last", "again"), [("final-4", ["final-4"]), ("ladder", []), ("report", [])])
+@pytest.mark.parametrize(("last", "again"), [("final-3", ["final-3"]), ("ladder", []), ("report", [])])
 def test_a_killed_search_resumes_with_its_ladder(
     last: str, again: list[str], whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,7 +34,7 @@ DISCOVER = [
     ("--epochs 0", "budget must be >= 1, got 0 (e.g. 160)"),
     ("--budget many", "budget must be an integer >= 1, got 'many'"),
     ("--delta -0.1", "delta must be > 0, got -0.1"),
-    ("--delta small", "delta must be a number > 0, got 'small'"),
+    ("--delta small", "delta must be a positive number or percentage of the score, got 'small'"),
     ("--delta nan", "delta must be a number > 0, got nan"),
     ("--delta inf", "delta must be a number > 0, got inf"),
     ("--delta 1", "delta must be a drop in accuracy < 1, got 1.0 (e.g. 0.01)"),

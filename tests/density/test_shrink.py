@@ -206,8 +206,7 @@ def test_networks_are_compared_directly_if_training_gained_too_much_to_extrapola
     assert RULE.is_too_short(late)
     curve = replace(late, reference=Reference(score=DENSE, kind="dense", epochs=160))
     assert RULE.next_round(curve) is None
-    assert [(one.start, one.density) for one in candidates(curve)] == [(1, 0.2), (1, 0.5), (1, 0.08)]
-    assert [one.density for one in candidates(curve, left=0.4)] == [0.2, 0.08]
+    assert [(one.start, one.density) for one in candidates(curve)] == [(1, 0.2), (1, 0.5)]
     assert [one.density for one in candidates(curve, left=0.0)] == [0.2]  # one in any case
     curve = finished(curve, scale=2.0)
     assert all(point.round >= 50 for point in curve.finished)
@@ -216,6 +215,38 @@ def test_networks_are_compared_directly_if_training_gained_too_much_to_extrapola
     low, high = answer.interval
     assert low < truth(2.0) < high
     assert RULE.check(curve, RULE.select(curve)).outcome in ("verified", "consistent")
+
+
+def compared(*gaps: tuple[float, float]) -> Curve:
+    """A dense baseline after slow learning, and networks of some densities with their gaps to it, in units of delta."""
+    rough = tuple(replace(point, score=DENSE - gap) for point, gap in zip(CURVE.rough, (0.3, 0.2), strict=True))
+    networks = tuple(
+        Point(round=50 + k, density=density, epochs=160, score=DENSE - RULE.delta * gap)
+        for k, (density, gap) in enumerate(gaps)
+    )
+    reference = Reference(score=DENSE, kind="dense", epochs=160)
+    return replace(CURVE, rough=rough, probes=(), finished=networks, reference=reference)
+
+
+@pytest.mark.parametrize(
+    ("sparser", "denser", "third"), [(0.5, 0.0, 0.08), (1.5, 0.5, math.sqrt(0.1)), (3.0, 1.5, 0.75)]
+)
+def test_the_third_network_is_on_the_side_of_the_answer(sparser: float, denser: float, third: float) -> None:
+    curve = compared((0.2, sparser), (0.5, denser))
+    assert [one.density for one in candidates(curve)] == pytest.approx([third])
+    assert candidates(curve, left=0.0) == []
+    # With two networks there is no curve yet, but the one that is within delta is known.
+    expected = 0.2 if sparser <= 1 else 0.5
+    assert RULE.select(curve).density == expected
+
+
+def test_sparser_networks_are_compared_until_one_loses_too_much() -> None:
+    curve = compared((0.08, 0.1), (0.2, 0.0), (0.5, 0.0))
+    assert [one.density for one in candidates(curve)] == pytest.approx([0.04])
+    curve = compared((0.02, 6.0), (0.04, 3.0), (0.08, 0.2), (0.2, 0.0), (0.5, 0.0))
+    assert all(one.density > 0.04 for one in candidates(curve))
+    answer = RULE.answer(curve)
+    assert 0.04 < answer.density < 0.08
 
 
 @pytest.mark.filterwarnings("error")

@@ -78,6 +78,32 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
             assert 0 < names["found"].density <= 1
 
 
+@pytest.mark.parametrize(
+    ("name", "options"), [("str", {"s_init": -2.0}), ("edge_popup", {}), ("st3", {"num_steps": 3}), ("topkast", {})]
+)
+def test_the_clipping_of_the_guide_sees_active_weights_only(name: str, options: dict[str, Any]) -> None:
+    [block] = [block for block in blocks(ROOT / "docs" / "guide.md", "python") if "def clip_by_active_" in block]
+    names: dict[str, Any] = {"torch": torch}
+    exec(block, names)
+    own = readers_own_names()
+    model, optimizer = own["model"], torch.optim.SGD(own["model"].parameters(), lr=0.1)
+    sparse = pathgrow.attach(model, optimizer, pathgrow.methods.create(name, **options), own["example_input"])
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(torch.randn(64, 8)).square().mean().backward()
+        before = {key: parameter.grad.clone() for key, parameter in model.named_parameters()}
+        masks = {key: mask.clone() for key, mask in sparse.masks.items()}
+        squares = sum(float(grad[masks.get(key, ...)].double().square().sum()) for key, grad in before.items())
+        dense = torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
+        norm = names["clip_by_active_"](model, sparse.masks, max_norm=0.5 * squares**0.5)
+        clipped = {key: parameter.grad.clone() for key, parameter in model.named_parameters()}
+        optimizer.step()
+    assert 0 < sparse.density < 1
+    assert norm == pytest.approx(squares**0.5, rel=1e-5)
+    assert dense > 1.01 * norm, "otherwise there would be nothing to do"
+    assert all(torch.allclose(clipped[key], 0.5 * grad, rtol=1e-3) for key, grad in before.items())
+
+
 def _write_network(model: nn.Module, example_input: torch.Tensor, folder: Path) -> None:
     with RunDir.open(folder, {}) as run_dir:
         run_dir.save_network(model, pathgrow.scope(model, example_input=example_input))

@@ -107,8 +107,8 @@ def test_repr() -> None:
     found = World().discover()
     assert repr(found) == (
         "Discovery(Operating density: 20.0%;\n"
-        f"  returned model: density {100 * found.density:.1f}%, score {found.score:.5g} after 16 epochs; "
-        "4 rounds, 2 probes)"
+        f"  returned model: density {100 * found.density:.1f}%, score {found.score:.5g} after 16 epochs, "
+        "not verified; 4 rounds, 2 probes)"
     )
     answer = replace(found.answer, interval=(0.1, 0.253))
     assert "20.0% (90% interval 10.0-25.3%);" in repr(replace(found, answer=answer))

@@ -102,7 +102,9 @@ def _measured(curve: Curve, delta: float) -> FullTraining | None:
     """The outcomes if networks were trained as long as the reference: nothing is left to infer but the curve."""
     if (estimate := estimate_from_finished(curve, delta)) is None:
         return None
-    noise, level = np.maximum(estimate.curves.noise, MIN_NOISE * delta), estimate.level
+    noise = np.maximum(estimate.curves.noise, MIN_NOISE * delta)
+    luck = np.random.default_rng(2).standard_normal(len(noise))
+    level = estimate.level + TRAINING_NOISE * noise * luck
     return FullTraining(
         dense=level,
         noise=noise,

@@ -59,9 +59,10 @@ LAST = 0.25
 """Fraction of the budget that the last training of a network takes, at least."""
 MAX_FINISHED = 4
 """Pruned networks that are trained fully, at most."""
-FIRST = (0.2, 0.5, 0.08)
-"""Densities of the first ones if rounds say too little, relative to the network before pruning; the most important
-first."""
+FIRST = (0.2, 0.5)
+"""Densities of the first ones if rounds say too little, relative to the network before pruning."""
+FIRST_CUT = 0.4
+"""Density of the third one, relative to the sparsest, if that is dense enough."""
 MAX_COMPARED = 6
 """Fully trained networks in that case, at most."""
 SPARSER = 0.6
@@ -160,7 +161,7 @@ class ShrinkRule:
         """
         base, estimate, pruned = curve.rough[-1], self._estimate(curve), self._sparse(curve)
         is_direct = is_compared_directly(curve, self.delta)
-        if is_direct and not pruned:
+        if is_direct and estimate is None:
             return self._first_compared(curve, cost, left)
         control = NextRound(start=base.round, density=base.density)
         if estimate is None:
@@ -185,18 +186,39 @@ class ShrinkRule:
         return chosen
 
     def _first_compared(self, curve: Curve, cost: Callable[[float], float], left: float) -> list[NextRound]:
-        """As many networks as a curve needs, and the cost limit allows."""
+        """Networks until there are enough for a curve, as the cost limit allows."""
+        whole, pruned = curve.rough[-1].density, self._sparse(curve)
+        if not pruned:
+            densities = [fraction * whole for fraction in FIRST]
+        elif len(pruned) == len(FIRST):
+            densities = [self._third_compared(curve)]
+        else:
+            densities = []  # the cost limit left no room for the second one
         chosen = list[NextRound]()
-        for density in (fraction * curve.rough[-1].density for fraction in FIRST[:MIN_POINTS]):
-            if not chosen or cost(density) <= left:
+        for density in densities:
+            if not (pruned or chosen) or cost(density) <= left:
                 chosen.append(self.pruned_from(curve, density))
                 left -= cost(density)
         return chosen
+
+    def _third_compared(self, curve: Curve) -> float:
+        """A density on the side of the first two where the answer seems to be."""
+        assert curve.reference is not None
+        sparser, denser = sorted(self._sparse(curve), key=lambda point: point.density)
+        target = curve.reference.score - self.delta
+        if sparser.score >= target:
+            return max(FIRST_CUT * sparser.density, self.min_density)
+        if denser.score >= target:
+            return math.sqrt(sparser.density * denser.density)
+        return (denser.density + curve.rough[-1].density) / 2
 
     def _later(self, curve: Curve, affordable: float) -> NextRound | None:
         """A network that is denser or much sparser than the finished ones, if the answer has moved there."""
         base, finished, wanted = curve.rough[-1], self._sparse(curve), self._wanted(curve)
         lowest, highest = (least(point.density for point in finished) for least in (min, max))
+        if is_compared_directly(curve, self.delta) and self._may_be_below(curve, lowest):
+            sparser = max(MAX_CUT * lowest, self.min_density)
+            return self.pruned_from(curve, sparser) if sparser <= affordable and sparser * STEP < lowest else None
         missed = [point.density for point in finished if self._misses(curve, point)]
         wanted = max(wanted, *(STEP * density for density in missed), MAX_CUT * lowest)
         if len(missed) == len(finished):
@@ -212,6 +234,10 @@ class ShrinkRule:
         if not is_step or any(1 / _CLOSE <= point.density / wanted <= STEP for point in curve.finished):
             return None
         return self.pruned_from(curve, wanted)
+
+    def _may_be_below(self, curve: Curve, density: float) -> bool:
+        """Whether the answer may be so low that a sparser network has to be trained."""
+        return float(np.mean(self._outcomes(curve).within(self.delta) <= density)) > LEVEL[0]
 
     def pruned_from(self, curve: Curve, density: float) -> NextRound:
         """The network that is pruned to a density: the sparsest that is dense enough.
@@ -239,11 +265,18 @@ class ShrinkRule:
         pruned = [p for p in self._sparse(curve) if whole.score - p.score <= TOO_MUCH * self.delta]
         if not pruned:
             return whole
-        wanted = 1.0 if self._estimate(curve) is None else self._wanted(curve)
+        wanted = self._sparsest_within(curve) if self._estimate(curve) is None else self._wanted(curve)
         enough = [p for p in pruned if p.density * _CLOSE >= wanted and not self._misses(curve, p)]
         if enough:
             return min(enough, key=lambda point: point.density)
         return max(pruned, key=lambda point: point.density)
+
+    def _sparsest_within(self, curve: Curve) -> float:
+        """The lowest density of a finished network that is within delta of the reference; 1 if there is none."""
+        if curve.reference is None:
+            return 1.0
+        target = curve.reference.score - self.delta
+        return min((point.density for point in self._sparse(curve) if point.score >= target), default=1.0)
 
     def check(self, curve: Curve, network: Point, *, within: float | None = None) -> Check | None:
         """How a fully trained network compares with dense; None if too little is known.

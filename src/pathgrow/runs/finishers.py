@@ -56,7 +56,7 @@ def select_finisher(found: Mapping[str, Discovery], options: DiscoverOptions) ->
 
 
 def _misses(result: Discovery, options: DiscoverOptions, dense: Reference | None, error: float) -> bool:
-    if result.check is not None:
+    if result.check is not None and result.check.error:
         return result.check.outcome == "missed"
     shortfall = 0.0 if dense is None else options.sign * (dense.score - result.score)
     return shortfall > result.answer.delta + 2 * error

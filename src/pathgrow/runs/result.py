@@ -62,7 +62,11 @@ class Discovery:
     finished: tuple[Record, ...] = ()
     """Fully trained networks, if they are not the probes themselves."""
     check: Check | None = None
-    """The returned network compared with the dense one, if they can be compared."""
+    """The returned network compared with the dense one; None without a dense score, or if nothing was learned.
+
+    `.outcome` is "verified", "consistent", "missed" or "not verified", `.shortfall` is how far the score is below the
+    dense one, and `.error` the standard error of that, 0 if it is unknown.
+    """
     trained: tuple[Record, ...]
     """Every stage that was trained, in order."""
     finishers: tuple[FinisherReport, ...] = ()
@@ -81,14 +85,14 @@ class Discovery:
         names = ("pruned", "finished") if self.finished else ("rounds", "probes")
         numbers = (self.probes, self.finished) if self.finished else (self.rounds, self.probes)
         counts = ", ".join(f"{len(records)} {name}" for records, name in zip(numbers, names, strict=True))
-        checked = "" if self.check is None else f", {self.check.outcome}"
+        checked = "not verified" if self.check is None else self.check.outcome
         length = scores.length(self.network.point.epochs)
         is_open = self.answer.status == "open" and not self.answer.details.get("too_short")
         advice = f"; {what_narrows(answer)} may narrow it down" if is_open else ""
         return (
             f"Discovery({sentence}{advice};\n"
             f"  returned model: density {size_phrase(self.density)}, {scores.name} {scores(self.score)} after {length}"
-            f"{checked}; {counts})"
+            f", {checked}; {counts})"
         )
 
     @property
