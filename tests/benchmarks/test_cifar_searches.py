@@ -25,8 +25,6 @@ from tests.support.faults import Killed
 CONFIG = DiscoverConfig.from_dict(
     {"data": "digits", "model": "mlp", "budget": 2, "delta": 0.05, "max_cost": 1.0, "seed": 3}
 )
-    {"data": "digits", "model": "mlp", "budget": 2, "delta": 0.05, "max_cost": 1.0, "seed": 3}
-)
 LADDER = [0.3, 0.1]
 pytestmark = pytest.mark.filterwarnings("ignore:a budget of 2 epochs")
 

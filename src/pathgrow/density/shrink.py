@@ -15,7 +15,6 @@ import numpy as np
 
 from pathgrow.density.estimate import (
     LEVEL,
-    MIN_POINTS,
     DensityEstimate,
     expected_noise,
     is_compared_directly,
