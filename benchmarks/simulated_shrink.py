@@ -36,10 +36,10 @@ from typing import Literal
 import numpy as np
 from scipy.optimize import brentq
 
-from pathgrow.density.shrink import Check, NextRound, ShrinkRule
+from pathgrow.density.shrink import UNTRAINED, Check, NextRound, ShrinkRule
 from pathgrow.density.types import Answer, Curve, Point, Reference
 from pathgrow.runs.options import DiscoverOptions
-from pathgrow.runs.shrinking import EXTRA, Lengths
+from pathgrow.runs.shrinking import Lengths, extra_cost
 
 DELTA = 0.01
 BUDGET = 160
@@ -109,6 +109,8 @@ class Task:
         # Rounds of the default depth on the way to the density that is to be known.
         rounds = 1 + math.log(setting.known / (1 - RULE.first_prune_fraction)) / math.log(1 - RULE.prune_fraction)
         before = 2 * self.lengths.phases[0] + max(0.0, rounds) * self.lengths.round
+        if setting.reference == "late":  # pruned networks start from the initial weights
+            before = 0.0
         self._last_phase = self.lengths.finish(round(before))
         epochs = before + self._last_phase
         self._draw_learning_curve()
@@ -143,18 +145,19 @@ class Task:
             value -= gap * (phase / self._last_phase) ** self._change
         return value
 
-    def known(self, epochs: float) -> float:
-        """The smallest density that is within delta of dense if a finished network has had so many epochs in all."""
-        allowed = self._allowed(epochs) / self._scale + self._setting.shape(1.0)
+    def known(self, epochs: float, phase: float) -> float:
+        """The smallest density that is within delta of dense for networks of so many epochs, in the last phase too."""
+        change = (phase / self._last_phase) ** self._change
+        allowed = self._allowed(epochs, phase) / (self._scale * change) + self._setting.shape(1.0)
         if allowed <= self._setting.shape(1.0):
             return math.inf
         if allowed >= self._setting.shape(_LOWEST):
             return _LOWEST
         return inverse(self._setting.shape, allowed)
 
-    def _allowed(self, epochs: float) -> float:
+    def _allowed(self, epochs: float, phase: float | None = None) -> float:
         """How much a finished network may lose by pruning."""
-        return self.score(1.0, epochs, self._last_phase) - self.dense + DELTA
+        return self.score(1.0, epochs, self._last_phase if phase is None else phase) - self.dense + DELTA
 
     def observe(self, number: int, density: float, epochs: int, phase: int, luck: float = 0.0) -> Point:
         """The measured score of a network."""
@@ -203,10 +206,14 @@ def discover(setting: Setting, seed: int) -> Run:
             lengths.has_reference = True
             spent, cost_limit = spent + 1, setting.options.highest_cost
 
+    def before(one: NextRound) -> tuple[float, int]:
+        """Density and epochs of the network that another one starts from."""
+        return (1.0, 0) if one.start == UNTRAINED else (points[one.start].density, points[one.start].epochs)
+
     def train(due: NextRound, phase: int, cost: float) -> Point:
         nonlocal spent
-        lucks.append(task.luck(phase, lucks[due.start]))
-        points.append(task.observe(len(points), due.density, points[due.start].epochs + phase, phase, lucks[-1]))
+        lucks.append(task.luck(phase, None if due.start == UNTRAINED else lucks[due.start]))
+        points.append(task.observe(len(points), due.density, before(due)[1] + phase, phase, lucks[-1]))
         phases.append(phase)
         spent += cost * phase / BUDGET
         return points[-1]
@@ -215,21 +222,21 @@ def discover(setting: Setting, seed: int) -> Run:
         curve = replace(curve, probes=(*curve.probes, train(pruned, lengths.round, flops(pruned.density))))
 
     def finish_flops(one: NextRound) -> float:
-        return flops(one.density) + EXTRA * (flops(points[one.start].density) - flops(one.density))
+        return flops(one.density) + extra_cost(one.start) * (flops(before(one)[0]) - flops(one.density))
 
     def finish_cost(density: float) -> float:
         one = rule.pruned_from(curve, density)
-        return finish_flops(one) * lengths.finish(points[one.start].epochs) / BUDGET
+        return finish_flops(one) * lengths.finish(before(one)[1]) / BUDGET
 
     while due := rule.candidates(curve, cost=finish_cost, left=cost_limit - spent):
-        new = [train(one, lengths.finish(points[one.start].epochs), finish_flops(one)) for one in due]
+        new = [train(one, lengths.finish(before(one)[1]), finish_flops(one)) for one in due]
         curve = replace(curve, finished=(*curve.finished, *new))
     network = rule.select(curve)
     return Run(
         curve=curve,
         answer=rule.answer(curve),
         check=rule.check(curve, network),
-        known=task.known(network.epochs),
+        known=task.known(network.epochs, phases[network.round]),
         density=network.density,
         lost=(task.dense - task.score(network.density, network.epochs, phases[network.round]) - lucks[network.round])
         / DELTA,

@@ -26,10 +26,21 @@ NUM_BAND_DENSITIES = 61
 POWERS = (0.3, 0.8, 1.5, 2.5, 5.0)
 """Exponents of the learning curve, equally likely beforehand. Two trainings of a network do not tell them apart, three
 do. After twice the training, the next doubling gains 2^-power times as much."""
-MAX_GAIN = 1 / float(np.std(np.exp2(-np.array(POWERS))))
-"""What the last phase before pruning may have gained, in units of delta (3.6): where it was more, two trainings do not
+RESTART_SPREAD = (0.3, 0.3)
+"""Prior standard deviation of what restarts of the learning rate cost, around 0: in units of delta, and of what the
+last phase gained. On six tasks the cost was between -0.07 and 0.17 of that after two phases, and as often below as
+above 0 after three (`benchmarks.learning_curves`). On two later ones, with short phases, it was 0.6 and 0.7 of that."""
+MAX_GAIN = 1 / math.hypot(float(np.std(np.exp2(-np.array(POWERS)))), RESTART_SPREAD[1])
+"""What the last phase before pruning may have gained, in units of delta (2.4): where it was more, two trainings do not
 predict what a full one leads to. What the next doubling gains has a standard deviation of more than delta then, over
-the exponents of the learning curve."""
+the exponents of the learning curve and what restarts cost."""
+TRAINING_NOISE = 1.5
+"""How much two trainings of one network differ beyond the noise of a score, in units of that noise. The networks of a
+search are pruned from one another and share the luck of one training, so their noise is smaller. On six tasks with four
+splits each the standard deviation between dense trainings was 0.7 to 3.7 times the noise that searches inferred, root
+mean square 1.85 (`benchmarks.training_noise`)."""
+_LEAST_TRAINED = 0.42
+"""Fraction of a training that two of its quarters are, at least (8 of 19 epochs)."""
 USUAL_POWER = 0.5
 """Exponent of a learning curve, where none is inferred."""
 USUAL_NOISE = 0.25
@@ -228,6 +239,8 @@ def still_learns(curve: Curve, delta: float) -> bool:
     one before pruning; or there was only one phase. A pretrained network is not at issue.
     """
     known, base = unpruned(curve), curve.rough[-1]
+    if curve.reference is not None:
+        known = [point for point in known if point not in curve.finished]
     if base.epochs == 0 or len(known) > 2:
         return False
     if len(known) < 2:
@@ -237,17 +250,28 @@ def still_learns(curve: Curve, delta: float) -> bool:
 
 
 def is_compared_directly(curve: Curve, delta: float) -> bool:
-    """Whether only fully trained networks are compared with the reference, which was trained as long."""
-    found = curve.reference
-    return found is not None and found.kind != "pretrained" and still_learns(curve, delta)
+    """Whether only fully trained networks are compared with the reference, which was trained as long.
+
+    A low cost limit shortens the training before pruning to much less than half, and leaves no room for these.
+    """
+    found, base = curve.reference, curve.rough[-1]
+    is_affordable = base.epochs >= _LEAST_TRAINED * (curve.full_epochs or 0)
+    return found is not None and found.kind != "pretrained" and is_affordable and still_learns(curve, delta)
 
 
 def estimate_from_finished(curve: Curve, delta: float) -> DensityEstimate | None:
-    """Estimate both answers from networks that were trained as long as the reference; None if there are too few."""
-    points = [point for point in curve.finished if point.density < curve.rough[-1].density]
-    return estimate_from_points(
-        points, delta, curve.reference, noise_hint=expected_noise(curve, delta), num_val=curve.num_val
-    )
+    """Estimate both answers from networks that were trained as long as the reference; None if there are too few.
+
+    The reference was trained like them and is the end of their curve.
+    """
+    base, reference = curve.rough[-1], curve.reference
+    assert reference is not None, "networks are compared with it"
+    points = [point for point in curve.finished if point.density < base.density]
+    if base.density == 1:
+        points.append(replace(base, epochs=reference.epochs or base.epochs, score=reference.score))
+        reference = None
+    noise = expected_noise(curve, delta) * math.hypot(1.0, TRAINING_NOISE)
+    return estimate_from_points(points, delta, reference, noise_hint=noise, num_val=curve.num_val)
 
 
 def pruned_curve(curve: Curve, delta: float) -> DensityEstimate | None:
@@ -257,7 +281,8 @@ def pruned_curve(curve: Curve, delta: float) -> DensityEstimate | None:
 
 def expected_noise(curve: Curve, delta: float) -> float:
     """Noise of one score, as the centre of a prior."""
-    rate = abs(curve.rough[-1].score)  # an error rate comes with a minus sign
+    network = curve.reference if is_compared_directly(curve, delta) else None
+    rate = abs((network or curve.rough[-1]).score)  # an error rate comes with a minus sign
     if curve.num_val is not None and 0 < rate < 1:
         # Two networks that make as many mistakes make about two thirds of them on the same examples.
         return math.sqrt(rate * (1 - rate) / (3 * curve.num_val))

@@ -27,8 +27,11 @@ from scipy.special import log_ndtr, ndtr, ndtri
 
 from pathgrow.density.estimate import (
     POWERS,
+    RESTART_SPREAD,
+    TRAINING_NOISE,
     curve_of_rounds,
     estimate_from_finished,
+    expected_noise,
     is_compared_directly,
     unpruned,
 )
@@ -39,15 +42,6 @@ DENSE, SLOPE, RESTART, FACTOR = range(4)
 _TINY = 1e-300
 FACTOR_SPREAD = 0.75
 """Prior standard deviation of the factor, around 1: gaps may halve or double."""
-RESTART_SPREAD = (0.3, 0.1)
-"""The same for the cost of restarts, around 0: in units of delta, and of what the last phase gained. On six tasks it
-was between -0.07 and 0.17 of that after two phases, and as often below as above 0 after three
-(`benchmarks.learning_curves`)."""
-TRAINING_NOISE = 1.5
-"""How much two trainings of one network differ beyond the noise of a score, in units of that noise. The networks of a
-search are pruned from one another and share the luck of one training, so their noise is smaller. On six tasks with four
-splits each the standard deviation between dense trainings was 0.7 to 3.7 times the noise that searches inferred, root
-mean square 1.85 (`benchmarks.training_noise`)."""
 UNKNOWN_GAIN = 10.0
 """Prior standard deviation of the dense score and of what training gains, in units of delta, after one training."""
 MIN_FACTOR = 0.1
@@ -102,12 +96,12 @@ def _measured(curve: Curve, delta: float) -> FullTraining | None:
     """The outcomes if networks were trained as long as the reference: nothing is left to infer but the curve."""
     if (estimate := estimate_from_finished(curve, delta)) is None:
         return None
-    noise = np.maximum(estimate.curves.noise, MIN_NOISE * delta)
-    luck = np.random.default_rng(2).standard_normal(len(noise))
-    level = estimate.level + TRAINING_NOISE * noise * luck
+    level = estimate.level
+    # The scatter around the curve is that of trainings. Two networks that exist are compared with less noise.
+    noise = max(expected_noise(curve, delta), MIN_NOISE * delta)
     return FullTraining(
         dense=level,
-        noise=noise,
+        noise=np.full_like(level, noise),
         curves=estimate.curves,
         level=level,
         factor=np.ones_like(level),

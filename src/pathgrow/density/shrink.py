@@ -23,7 +23,7 @@ from pathgrow.density.estimate import (
     still_learns,
     unpruned,
 )
-from pathgrow.density.full_training import FullTraining, infer
+from pathgrow.density.full_training import MIN_NOISE, FullTraining, infer
 from pathgrow.density.types import (
     DEFAULT_DELTA,
     Answer,
@@ -58,10 +58,16 @@ LAST = 0.25
 """Fraction of the budget that the last training of a network takes, at least."""
 MAX_FINISHED = 4
 """Pruned networks that are trained fully, at most."""
-FIRST = (0.2, 0.5)
-"""Densities of the first ones if rounds say too little, relative to the network before pruning."""
-FIRST_CUT = 0.4
-"""Density of the third one, relative to the sparsest, if that is dense enough."""
+FIRST = 0.2
+"""Density of the first one if rounds say too little, relative to the network before pruning."""
+USUAL_SHAPE = 0.5
+"""Exponent of the power law by which its gap to dense tells where the second one has to be."""
+AWAY = 1.5
+"""Ratio of the two, at least."""
+MAX_FIRST_CUT = 0.25
+"""How far below the first one that may be, as a ratio."""
+MAX_COMPARED_DENSITY = 0.9
+"""How dense, relative to the network before pruning: denser ones are hardly sparse."""
 MAX_COMPARED = 6
 """Fully trained networks in that case, at most."""
 SPARSER = 0.6
@@ -83,6 +89,10 @@ Outcome = Literal["verified", "consistent", "missed", "not verified"]
 """How the returned network compares with dense. Against a given or trained score: verified if it is within delta,
 consistent if two standard errors allow it, otherwise missed. Against an estimate: consistent if it is within delta,
 missed if the 90% level excludes it, otherwise not verified."""
+
+
+UNTRAINED = -1
+"""Number of the network with its initial weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +171,7 @@ class ShrinkRule:
         base, estimate, pruned = curve.rough[-1], self._estimate(curve), self._sparse(curve)
         is_direct = is_compared_directly(curve, self.delta)
         if is_direct and estimate is None:
-            return self._first_compared(curve, cost, left)
+            return self._next_compared(curve, cost, left)
         control = NextRound(start=base.round, density=base.density)
         if estimate is None:
             return [] if curve.finished else [control]
@@ -184,32 +194,29 @@ class ShrinkRule:
             chosen.append(self.pruned_from(curve, sparser))
         return chosen
 
-    def _first_compared(self, curve: Curve, cost: Callable[[float], float], left: float) -> list[NextRound]:
-        """Networks until there are enough for a curve, as the cost limit allows."""
-        whole, pruned = curve.rough[-1].density, self._sparse(curve)
-        if not pruned:
-            densities = [fraction * whole for fraction in FIRST]
-        elif len(pruned) == len(FIRST):
-            densities = [self._third_compared(curve)]
-        else:
-            densities = []  # the cost limit left no room for the second one
-        chosen = list[NextRound]()
-        for density in densities:
-            if not (pruned or chosen) or cost(density) <= left:
-                chosen.append(self.pruned_from(curve, density))
-                left -= cost(density)
-        return chosen
+    def _next_compared(self, curve: Curve, cost: Callable[[float], float], left: float) -> list[NextRound]:
+        """The first networks that are compared with the reference, one after the other, as the cost limit allows.
 
-    def _third_compared(self, curve: Curve) -> float:
-        """A density on the side of the first two where the answer seems to be."""
+        The gap of the first one tells about where the next one has to be; later ones follow the curve.
+        """
+        whole, pruned = curve.rough[-1].density, self._sparse(curve)
+        density = FIRST * whole if not pruned else self._by_power_law(curve, pruned[-1])
+        if pruned and (len(pruned) >= MAX_COMPARED or cost(density) > left):
+            return []
+        return [self.pruned_from(curve, density)]
+
+    def _by_power_law(self, curve: Curve, network: Point) -> float:
+        """The density that loses delta if gaps to dense follow a usual power law through one network."""
         assert curve.reference is not None
-        sparser, denser = sorted(self._sparse(curve), key=lambda point: point.density)
-        target = curve.reference.score - self.delta
-        if sparser.score >= target:
-            return max(FIRST_CUT * sparser.density, self.min_density)
-        if denser.score >= target:
-            return math.sqrt(sparser.density * denser.density)
-        return (denser.density + curve.rough[-1].density) / 2
+        whole = curve.rough[-1].density
+        gap = max(curve.reference.score - network.score, MIN_NOISE * self.delta)
+        scale = gap / ((network.density / whole) ** -USUAL_SHAPE - 1)
+        density = whole * (1 + self.delta / scale) ** (-1 / USUAL_SHAPE)
+        if 1 / AWAY < density / network.density < AWAY:  # two points side by side make no curve
+            density = network.density * (AWAY if gap > self.delta else 1 / AWAY)
+        return float(
+            np.clip(density, max(MAX_FIRST_CUT * network.density, self.min_density), MAX_COMPARED_DENSITY * whole)
+        )
 
     def _later(self, curve: Curve, affordable: float) -> NextRound | None:
         """A network that is denser or much sparser than the finished ones, if the answer has moved there."""
@@ -230,7 +237,10 @@ class ShrinkRule:
             is_step = wanted <= min(lowest / STEP, affordable)
         else:
             is_step = wanted <= affordable
-        if not is_step or any(1 / _CLOSE <= point.density / wanted <= STEP for point in curve.finished):
+        known = [point.density for point in curve.finished]
+        if is_compared_directly(curve, self.delta):
+            known.append(base.density)  # a sparse network is asked for, and the reference is dense already
+        if not is_step or any(1 / _CLOSE <= density / wanted <= STEP for density in known):
             return None
         return self.pruned_from(curve, wanted)
 
@@ -242,9 +252,13 @@ class ShrinkRule:
         """The network that is pruned to a density: the sparsest that is dense enough.
 
         What was trained longest goes first. A network that is compared with another training has to end with as many
-        epochs, however, so it continues from one that leaves at least a quarter of these.
+        epochs, however, so it continues from one that leaves at least a quarter of these. If only fully trained
+        networks are compared, it is trained like the dense baseline, from the initial weights: a restart of the
+        learning rate may cost more than delta.
         """
         base, latest = curve.rough[-1], math.inf
+        if base.density == 1 and is_compared_directly(curve, self.delta):
+            return NextRound(start=UNTRAINED, density=density)
         if curve.reference is not None and curve.reference.kind != "pretrained" and curve.full_epochs is not None:
             latest = (1 - LAST) * curve.full_epochs
         for visited in (self._sparse(curve), (base, *curve.probes)):
@@ -257,15 +271,20 @@ class ShrinkRule:
         """The network to return: the sparsest at the answer or not far below it that does not miss.
 
         If there is none, it is the densest one that was pruned. Networks that score much lower than the one without
-        pruning are left out; if all do, that one is returned.
+        pruning are left out; if all do, that one is returned. Beside a measured dense score, networks whose own score
+        is within delta go first.
         """
         base = curve.rough[-1]
-        whole = max((base, *(p for p in curve.finished if p.density == base.density)), key=lambda point: point.score)
+        dense = (base, *(point for point in curve.finished if point.density == base.density))
+        whole = max(dense, key=lambda point: (point.score, point.epochs))
         pruned = [p for p in self._sparse(curve) if whole.score - p.score <= TOO_MUCH * self.delta]
         if not pruned:
             return whole
         wanted = self._sparsest_within(curve) if self._estimate(curve) is None else self._wanted(curve)
         enough = [p for p in pruned if p.density * _CLOSE >= wanted and not self._misses(curve, p)]
+        if curve.reference is not None:
+            target = curve.reference.score - self.delta
+            enough = [p for p in enough if p.score >= target] or enough
         if enough:
             return min(enough, key=lambda point: point.density)
         return max(pruned, key=lambda point: point.density)

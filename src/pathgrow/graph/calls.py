@@ -73,13 +73,12 @@ def calls_instead(model: nn.Module, example_input: Any, reason: UserError) -> tu
         raise reason from reason.__cause__
     except MISFITS as fault:
         if isinstance(reason, Untraceable):
-            raise not_accepted(model, fault) from fault
+            raise not_accepted(model, example_input, fault) from fault
         raise reason from reason.__cause__
     place = reason.place if isinstance(reason, Untraceable) else None
     return graph, (
-        f"{type(model).__name__} cannot be traced, so all conv, linear and recurrent weights that example_input "
-        "reaches before the last layer are prunable, and FLOPs are those of these layers"
-        f"{'' if place is None else f'; paths cannot be traced through {place}'}"
+        f"{type(model).__name__} cannot be traced ({place or reason}). All conv, linear and recurrent weights that "
+        "example_input reaches, except those of the last layer, are prunable, and FLOPs count these layers only."
     )
 
 
@@ -177,13 +176,16 @@ def warn_of_unreached(model: nn.Module, names: Collection[str], *, in_scope: boo
 
 def unreached_sentence(model: nn.Module, names: Collection[str], *, in_scope: bool = False) -> str:
     """The warning about such layers."""
-    what = "so they stay dense"
+    kind = type(model).__name__
     if in_scope:
-        what = (
-            "but the scope contains them: weights that are never used count for the density and are pruned first, so "
-            "leave them out of the scope"
+        return (
+            f"A forward pass on example_input does not use these weights of {kind}: {', '.join(names)}. They are in "
+            "the scope, where unused weights count toward the density and are pruned first. Remove them from the scope."
         )
-    return f"example_input does not reach {', '.join(names)} of {type(model).__name__}, {what}"
+    return (
+        f"A forward pass on example_input does not use these weights of {kind}, so they are not pruned: "
+        f"{', '.join(names)}"
+    )
 
 
 def _used_tensors(model: nn.Module, example_input: Any, *, training: bool) -> set[int]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pathgrow.errors import UserError
-from pathgrow.graph.running import MISFITS, call_arguments, map_tensors, undisturbed
+from pathgrow.graph.running import MISFITS, call_arguments, map_tensors, spread_refusal, undisturbed
 
 WITHOUT_PATHS = "choose a method that uses no paths, such as 'rigl', 'set', 'gmp' or 'magnitude'"
 _INSIDE = tuple(f"{os.path.dirname(file or '')}{os.sep}" for file in (torch.__file__, __file__))
@@ -59,14 +59,17 @@ def check_accepted(model: nn.Module, example_input: object) -> None:
         with undisturbed(model):
             model(*args, **kwargs)
     except MISFITS as fault:
-        raise not_accepted(model, fault) from fault
+        raise not_accepted(model, example_input, fault) from fault
 
 
-def not_accepted(model: nn.Module, fault: Exception) -> UserError:
+def not_accepted(model: nn.Module, example_input: object, fault: Exception) -> UserError:
     """Return the error for an example input that a model refuses."""
+    refusal = spread_refusal(model, example_input)
+    # The model got the whole batch, which may not have been meant.
+    spread = "" if refusal is None else f" (and its parts as arguments: {refusal})"
     return UserError(
-        f"the model could not be run on example_input: {_reason(fault)}; pass a batch that {type(model).__name__} "
-        "accepts"
+        f"the model could not be run on example_input: {_reason(fault)}{spread}; pass a batch that "
+        f"{type(model).__name__} accepts"
     )
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pathgrow.errors import UserError
-from pathgrow.graph.running import MISFITS, check_initialized, eager_eval
+from pathgrow.graph.running import MISFITS, check_initialized, undisturbed
 
 
 def guess_example_input(model: nn.Module) -> Any:
@@ -28,7 +28,7 @@ def guess_example_input(model: nn.Module) -> Any:
             return named
     check_initialized(model)  # trying a guess would fix the shape of a lazy layer for good
     for guess in _guesses(model):
-        with suppress(*MISFITS), eager_eval(model), torch.no_grad():
+        with suppress(*MISFITS), undisturbed(model):
             model(guess)
             return guess
     raise UserError(

@@ -37,27 +37,43 @@ def call_arguments(model: nn.Module, example_input: Any) -> CallArguments:
     (dict_keys(['input']), dict_keys([]))
     """
     whole: CallArguments = (example_input,), {}
-    if isinstance(example_input, Mapping) and example_input:
-        spread: CallArguments = (), dict(example_input)
-    elif isinstance(example_input, tuple | list):
-        spread = tuple(example_input), {}
-    else:
+    spread = _spread(example_input)
+    if spread is None:
         return whole
-    return whole if not _binds(model, spread) and _binds(model, whole) else spread
+    return whole if _refusal(model, spread) is not None and _refusal(model, whole) is None else spread
 
 
-def _binds(model: nn.Module, arguments: CallArguments) -> bool:
-    """Whether `forward` takes these arguments; no, if its signature is not known, as that of a scripted module."""
+def spread_refusal(model: nn.Module, example_input: Any) -> str | None:
+    """Why the parts of a batch that is passed whole are not passed as arguments; None if there are none, or they are.
+
+    >>> x = Tensor()
+    >>> spread_refusal(nn.Linear(2, 2), {"x": x}), spread_refusal(nn.Linear(2, 2), {"input": x})
+    ("missing a required argument: 'input'", None)
+    """
+    spread = _spread(example_input)
+    refusal = None if spread is None else _refusal(model, spread)
+    return None if refusal is None or _refusal(model, ((example_input,), {})) is not None else str(refusal)
+
+
+def _spread(example_input: Any) -> CallArguments | None:
+    """The parts of a batch as arguments."""
+    if isinstance(example_input, Mapping) and example_input:
+        return (), dict(example_input)
+    return (tuple(example_input), {}) if isinstance(example_input, tuple | list) else None
+
+
+def _refusal(model: nn.Module, arguments: CallArguments) -> Exception | None:
+    """Why `forward` does not take these arguments; also if its signature is not known, as that of a scripted module."""
     try:
         signature = inspect.signature(model.forward)
         signature.bind(*arguments[0], **arguments[1])
-    except (TypeError, ValueError):
-        return False
+    except (TypeError, ValueError) as fault:
+        return fault
     kinds = {parameter.kind for parameter in signature.parameters.values()}
     inner = getattr(model, "_orig_mod", getattr(model, "module", None))
     if kinds <= {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD} and isinstance(inner, nn.Module):
-        return _binds(inner, arguments)  # a compiled or parallel model passes on whatever it gets
-    return True
+        return _refusal(inner, arguments)  # a compiled or parallel model passes on whatever it gets
+    return None
 
 
 def one_sample(model: nn.Module, example_input: Any) -> CallArguments:
@@ -136,6 +152,13 @@ def uncompiled() -> AbstractContextManager[object]:
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Run a model in evaluation mode without gradients; restore modes, buffers and the generators of torch."""
+    with eager_eval(model), preserved_state(model), torch.no_grad():
+        yield
+
+
+@contextmanager
+def preserved_state(model: nn.Module) -> Iterator[None]:
+    """Restore the buffers of a model and the generators of torch, which a forward pass may change in any mode."""
     buffers = [
         (module._buffers, name, buffer, buffer._version, buffer.clone())
         for module in model.modules()
@@ -143,12 +166,13 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         if buffer is not None and not buffer.is_inference()
     ]
     devices = sorted({parameter.device for parameter in model.parameters() if parameter.is_cuda}, key=str)
-    with eager_eval(model), torch.random.fork_rng(devices=devices), torch.no_grad():
+    with torch.random.fork_rng(devices=devices):
         try:
             yield
         finally:
-            for holder, name, buffer, version, before in buffers:
-                holder[name] = buffer if buffer._version == version else buffer.copy_(before)
+            with torch.no_grad():
+                for holder, name, buffer, version, before in buffers:
+                    holder[name] = buffer if buffer._version == version else buffer.copy_(before)
 
 
 def check_initialized(model: nn.Module) -> None:

@@ -40,6 +40,7 @@ from pathgrow.graph.running import (
     eager_eval,
     map_tensors,
     one_sample,
+    preserved_state,
     read_outputs,
     tensors_in,
 )
@@ -106,8 +107,13 @@ class Tracer(TorchFunctionMode):
         arguments = one_sample(self.model, example_input)
         with self._explained():
             args, kwargs = map_tensors(self._enter, arguments)
-            with eager_eval(self.model), torch.set_grad_enabled(self.gradients), self:
-                output = self.model(*args, **kwargs)
+            passes = torch.set_grad_enabled(self.gradients)
+            with eager_eval(self.model), preserved_state(self.model), passes, self:
+                try:
+                    output = self.model(*args, **kwargs)
+                finally:
+                    for buffer in self.model.buffers():
+                        vars(buffer).pop(ALIAS, None)  # of one that activations were added to
         if self._in_doubt:
             faults.check_accepted(self.model, example_input)
         traced = [tensor for tensor in map(current, read_outputs(output)) if label_of(tensor) is not None]

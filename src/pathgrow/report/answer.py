@@ -25,10 +25,17 @@ def answer_sentence(answer: AnswerReport, curve: CurveReport, scores: ScoreForma
         return f"No operating density: no network up to {percent(max(grown))} density is {within}."
     if answer.status == "unlearned":
         return "No operating density: training did not improve any network."
-    if curve.finished or answer.details.get("too_short"):
+    is_short = (curve.finished and not compares_too_few(answer, curve)) or answer.details.get("too_short")
+    if is_short:
         length = f" ({scores.length(budget)})" if isinstance(budget, int) else ""
         return f"No operating density: the training{length} was too short or too noisy for an answer."
     return "No operating density: too few networks were evaluated."
+
+
+def compares_too_few(answer: AnswerReport, curve: CurveReport) -> bool:
+    """Whether a search that compares fully trained networks directly, without rounds, trained too few for an answer."""
+    is_open = answer.status == "open" and answer.details.get("rounds") == 0 and answer.details.get("lowest") is None
+    return is_open and bool(curve.rounds) and any(p.density < curve.rounds[-1].density for p in curve.finished)
 
 
 def what_narrows(answer: AnswerReport) -> str:

@@ -34,6 +34,8 @@ class Baseline:
     settings: str
     """What distinguishes it from other dense runs of the table."""
     epochs: float
+    unit: str = "epochs"
+    """What these are counted in."""
     training_flops: float
     seconds: float | None
     """None if it is computed."""
@@ -219,8 +221,8 @@ def _trained_baseline(rows: Sequence[Row]) -> Baseline | None:
     unmatched = [row for row in dense if row.match == "none"]
     row = max(unmatched or dense, key=lambda row: (row.epochs_trained, row.num_seeds))
     return Baseline(
-        kind="trained", settings=row.settings, epochs=row.epochs_trained, training_flops=row.training_flops or 1.0,
-        seconds=row.seconds, hardware=row.hardware, runs=row.runs,
+        kind="trained", settings=row.settings, epochs=row.epochs_trained, unit=row.unit,
+        training_flops=row.training_flops or 1.0, seconds=row.seconds, hardware=row.hardware, runs=row.runs,
     )  # fmt: skip
 
 
@@ -232,8 +234,8 @@ def _computed_baseline(runs: Sequence[_Run]) -> Baseline | None:
     unmatched = [run for run in known if run.match == "none"]
     longest = max(unmatched or known, key=lambda run: run.report.epochs).report
     return Baseline(
-        kind="computed", settings="", epochs=longest.epochs, training_flops=longest.ledger.dense_training_flops or 1.0,
-        seconds=None, hardware=None, runs=(),
+        kind="computed", settings="", epochs=longest.epochs, unit=score_format(longest).unit,
+        training_flops=longest.ledger.dense_training_flops or 1.0, seconds=None, hardware=None, runs=(),
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from pathgrow.checkpoint import strict_json
 from pathgrow.errors import printable, unknown_name
 from pathgrow.report.compare import Baseline, Comparison, Row
-from pathgrow.report.formats import ScoreFormat, duration, flops, number, percent, plural, ratio
+from pathgrow.report.formats import ScoreFormat, duration, flops, length, number, percent, plural, ratio
 
 TABLE_WIDTH = 120
 """Width of a table if that of the terminal is unknown."""
@@ -44,8 +44,8 @@ def _score(row: Row, mean: float | None, interval: tuple[float, float] | None) -
     return ScoreFormat(row.is_accuracy)(mean) + (f" ±{100 * half:.2f}" if row.is_accuracy else f" ±{number(half, 2)}")
 
 
-def _length(row: Row, number: float) -> str:
-    return ScoreFormat(row.is_accuracy, unit=row.unit).length(number)
+def _length(row: Row) -> str:
+    return length(row.epochs_trained, row.unit)
 
 
 def _training(row: Row) -> str:
@@ -61,7 +61,7 @@ _COLUMNS = (
     _Column("settings", lambda row: printable(row.settings), is_text=True, shared=lambda row: printable(row.settings)),
     _Column(
         "epochs", lambda row: plural(row.epochs_trained, "").rstrip(" s"),
-        shared=lambda row: _length(row, row.epochs_trained),
+        shared=_length,
     ),
     _Column(
         "density", lambda row: percent(row.density),
@@ -82,9 +82,11 @@ _COLUMNS = (
 
 def _columns(rows: Sequence[Row]) -> list[_Column]:
     """The columns of a table: those in which rows differ, with times in one unit."""
-    unit = rows[0].unit if len({row.unit for row in rows}) == 1 else "length"
+    # Lengths in one unit are numbers below its name, others are named one by one.
+    is_one_unit = len({row.unit for row in rows}) == 1
+    lengths = {"heading": rows[0].unit} if is_one_unit else {"heading": "length", "cell": _length}
     columns = [
-        dataclasses.replace(column, heading=unit) if column.heading == "epochs" else column
+        dataclasses.replace(column, **lengths) if column.heading == "epochs" else column
         for column in _COLUMNS
         if not _is_shared(column, rows)
     ]
@@ -96,7 +98,8 @@ def _columns(rows: Sequence[Row]) -> list[_Column]:
 
 def _is_shared(column: _Column, rows: Sequence[Row]) -> bool:
     """Whether the title says it. A single row keeps its columns, except empty ones."""
-    if column.shared is None or len({column.cell(row) for row in rows}) > 1:
+    # A cell may leave out the unit of its number, which the title has.
+    if column.shared is None or len({(column.cell(row), column.shared(row)) for row in rows}) > 1:
         return False
     return len(rows) > 1 or not column.shared(rows[0])
 
@@ -114,7 +117,7 @@ def _title(rows: Sequence[Row]) -> str:
 def _legend(rows: Sequence[Row]) -> list[str]:
     """What costs are relative to, and why times are not."""
     baseline = rows[0].baseline
-    lines = ["train FLOPs: absolute" if baseline is None else f"1x: {_baseline(baseline, rows[0])}"]
+    lines = ["train FLOPs: absolute" if baseline is None else f"1x: {_baseline(baseline)}"]
     if not _has_relative_times(rows):
         hardware = dict.fromkeys("unknown" if row.hardware is None else printable(row.hardware) for row in rows)
         has_dense = baseline is not None and baseline.kind == "trained"
@@ -128,8 +131,8 @@ def _legend(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def _baseline(baseline: Baseline, row: Row) -> str:
-    cost = f"{_length(row, baseline.epochs)}, {flops(baseline.training_flops)}"
+def _baseline(baseline: Baseline) -> str:
+    cost = f"{length(baseline.epochs, baseline.unit)}, {flops(baseline.training_flops)}"
     if baseline.kind == "computed":
         return f"dense training of {cost} (computed: no dense run)"
     name = f"dense ({printable(baseline.settings)})" if baseline.settings else "dense"

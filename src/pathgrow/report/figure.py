@@ -173,9 +173,12 @@ def _draw_points(axes: Axes, report: RunReport, window: PlotWindow) -> None:
     if rounds:
         style = {"color": GREY, "alpha": 0.55, "linewidth": 1.0, "marker": "o", "markersize": 3.2}
         axes.plot(*_coordinates(rounds), zorder=3, label="rounds", **style)
-    below = [point.density for point in (*rounds, *curve.probes) if point.score < window.scores[0]]
-    style = {"color": GREY, "alpha": 0.7, "marker": "v", "markersize": 4, "linestyle": "none"}
-    axes.plot(below, [0.012] * len(below), transform=axes.get_xaxis_transform(), zorder=3, **style)
+    low, high = window.scores
+    below = [point.density for point in (*rounds, *curve.probes) if point.score < low]
+    above = [point.density for point in (*rounds, *curve.probes) if point.score > high]
+    for outside, marker, height in ((below, "v", 0.012), (above, "^", 0.988)):
+        style = {"color": GREY, "alpha": 0.7, "marker": marker, "markersize": 4, "linestyle": "none"}
+        axes.plot(outside, [height] * len(outside), transform=axes.get_xaxis_transform(), zorder=3, **style)
 
 
 def _draw_finishers(axes: Axes, report: RunReport) -> None:
@@ -251,7 +254,8 @@ def _presentation(style: str) -> str:
 
 
 _DEPTH = 1.0
-"""How far the window reaches below the probes, relative to their spread; rounds may start at chance level."""
+"""How far the window reaches beyond the probes, on the side of worse scores, relative to their spread: rounds may
+start at chance level."""
 _REACH = 2.0
 """Factor by which an interval may widen the window beyond the evaluated densities; its lower end may be 0."""
 
@@ -265,7 +269,7 @@ class PlotWindow:
 
     @classmethod
     def of(cls, report: RunReport) -> PlotWindow:
-        """Cover all densities, and all scores except those of rounds and pruned networks far below the rest."""
+        """Cover all densities, and all scores except those of rounds and pruned networks that are far worse."""
         curve, answer = report.curve, report.answer
         densities = [point.density for point in (*curve.rounds, *curve.probes, *curve.finished)]
         main = (*trained(curve)[-1:], *curve.finished) or curve.probes or curve.rounds

@@ -67,12 +67,13 @@ def size(number: float) -> str:
 def ratio(value: float | None) -> str:
     """A cost relative to another, three significant digits; `-` if it is unknown.
 
-    >>> ratio(0.26), ratio(4.361), ratio(1234.5), ratio(None)
-    ('0.260x', '4.36x', '1234x', '-')
+    >>> ratio(0.26), ratio(4.361), ratio(99.97), ratio(1234.5), ratio(None)
+    ('0.260x', '4.36x', '100x', '1234x', '-')
     """
     if value is None:
         return "-"
-    return f"{value:.0f}x" if value >= 100 else f"{value:#.3g}x"
+    # What rounds to 100 has no decimals either: as "#.3g" it would end with a point.
+    return f"{value:.0f}x" if value >= 99.95 else f"{value:#.3g}x"
 
 
 def number(value: float, digits: int = 4) -> str:
@@ -95,6 +96,15 @@ def plural(number: float, noun: str) -> str:
     rounded = round(number, 1)
     text = f"{int(rounded):,}" if rounded == int(rounded) else f"{rounded:,}"
     return f"{text} {noun}{'' if rounded == 1 else 's'}"
+
+
+def length(number: float, unit: str) -> str:
+    """The length of a training, in a unit whose name is a plural.
+
+    >>> length(1, "epochs"), length(4000, "steps")
+    ('1 epoch', '4,000 steps')
+    """
+    return plural(number, unit.removesuffix("s"))
 
 
 def duration(seconds: float) -> str:
@@ -133,7 +143,7 @@ class ScoreFormat:
         >>> ScoreFormat(True).length(1), ScoreFormat(True, unit="steps").length(4000)
         ('1 epoch', '4,000 steps')
         """
-        return plural(number, self.unit.removesuffix("s"))
+        return length(number, self.unit)
 
     def __call__(self, score: float | None) -> str:
         """One score; `-` if there is none.

@@ -60,16 +60,18 @@ def procedure(report: RunReport) -> list[str]:
         )
         if (reference := report.reference) is not None and reference.kind == "dense" and reference.epochs is not None:
             is_own = report.config.get("reference") != "dense"
-            short = "a training this short is not divided" if number == 1 else "half of it does not predict the score"
-            done.append(
-                f"Trained a dense baseline for {scores.length(reference.epochs)}{f': {short}' if is_own else ''}."
-            )
+            short = ": half of it does not predict the score"
+            short = ", because the budget is too short to predict its score from half of it" if number == 1 else short
+            done.append(f"Trained a dense baseline for {scores.length(reference.epochs)}{short if is_own else ''}.")
+            network = "the first network" if base.density == 1 else network
+        else:
+            network = "it"
         if probes:
-            done.append(f"Pruned it in {plural(len(probes), 'round')} ({_densities(_by_round(probes))} density).")
+            pruned = f"{plural(len(probes), 'round')} ({_densities(_by_round(probes))} density)"
+            done.append(f"Pruned {network} in {pruned}.")
         unpruned = ", one of them without pruning as a control" if control and len(curve.finished) > control else ""
-        finished = f"Finished {plural(len(curve.finished), 'network')} ({_densities(curve.finished)} density{unpruned})"
-        read = "; the answer is read from the scores of the pruned and the finished networks" if probes else ""
-        done.append(f"{finished}{read}.")
+        finished = f"{plural(len(curve.finished), 'network')} ({_densities(curve.finished)} density{unpruned})"
+        done.append(f"{_finished(report, finished)}{_read_from(report)}.")
     elif probes:
         densities, by = _densities(probes), f" by {name}" if (name := finishing_method(report)) else ""
         epochs = " to ".join(map(str, sorted({min(p.epochs for p in probes), max(p.epochs for p in probes)})))
@@ -78,6 +80,32 @@ def procedure(report: RunReport) -> list[str]:
             "answer is estimated from these scores."
         )
     return done
+
+
+def _finished(report: RunReport, networks: str) -> str:
+    """How these networks were trained to the end."""
+    finished, base = report.curve.finished, trained(report.curve)[-1]
+    own = sum(phase.epochs for phase in report.ledger.phases if _is_of_finished(phase.phase))
+    if report.curve.probes or base.epochs == 0 or own < sum(point.epochs for point in finished):
+        return f"Finished {networks}"  # they continue from a network that was trained before
+    length = score_format(report).length(max(point.epochs for point in finished))
+    return f"Trained {networks} from the initial weights for {length}, with gradual pruning"
+
+
+def _is_of_finished(phase: str) -> bool:
+    return phase.partition("--")[0].startswith("final-")
+
+
+def _read_from(report: RunReport) -> str:
+    """What the answer of a pruning search is read from."""
+    if report.curve.probes:
+        return "; the answer is read from the scores of the pruned and the finished networks"
+    known = {"dense": "the dense baseline", "pretrained": "the pretrained model", "given": "the reference"}
+    dense = None if report.reference is None else known.get(report.reference.kind)
+    base = trained(report.curve)[-1]
+    if dense is None or all(point.density >= base.density for point in report.curve.finished):
+        return ""
+    return f"; the answer is read from their scores, compared with {dense}"
 
 
 def compared_with_dense(report: RunReport) -> tuple[str, str] | None:
@@ -231,11 +259,12 @@ def returned_row(report: RunReport) -> int | None:
 
 
 def _by_phase(curve: CurveReport) -> list[tuple[str, PointReport]]:
+    whole = trained(curve)[-1].density if trained(curve) else None
     return [
         *((f"round {point.round}", point) for point in grown(curve)),
         *(("trained" if point.epochs else "pretrained", point) for point in trained(curve)),
         *(("pruned", point) for point in _by_round(curve.probes)),
-        *(("finished", point) for point in curve.finished),
+        *(("control" if point.density == whole else "finished", point) for point in curve.finished),
     ]
 
 

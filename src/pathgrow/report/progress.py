@@ -12,7 +12,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
-from pathgrow.report.formats import ScoreFormat, duration, evaluation, percent, percent_range, plural, stage_label
+from pathgrow.report.formats import (
+    ScoreFormat,
+    duration,
+    evaluation,
+    length,
+    percent,
+    percent_range,
+    plural,
+    stage_label,
+)
 
 _LOG_INTERVAL = 60.0
 """Seconds between log lines about the epochs of one stage."""
@@ -90,7 +99,7 @@ class ProgressBar:
         """No more events follow; release the terminal."""
 
     def _length(self, number: int) -> str:
-        return plural(number, self.unit.removesuffix("s"))
+        return length(number, self.unit)
 
     def _resumption(self, num_stages: int, epochs: Mapping[str, float], note: str) -> str:
         done = [f"{plural(num_stages, 'stage')} done"] if num_stages else []

@@ -16,13 +16,14 @@ from pathgrow.report.figure import PlotWindow
 from pathgrow.report.loading import Unfinished, load_run
 from pathgrow.report.schema import FinisherReport, PointReport, RunReport
 
-ROUND, PROBE, FIT, BAND, TARGET, REFERENCE, ANSWER, BELOW = "·", "●", "━", "░", "┄", "─", "▲", "▾"
+ROUND, PROBE, FIT, BAND, TARGET, REFERENCE, ANSWER = "·", "●", "━", "░", "┄", "─", "▲"
+BELOW, ABOVE = "▾", "▴"
 TRAINED, FINISHED, OTHER = "■", "◆", "○"
 _LINE = "┊"
 _STYLES = {
     ROUND: "bright_black", PROBE: "bold blue", FIT: "cyan", BAND: "blue", TARGET: "yellow", REFERENCE: "yellow",
-    ANSWER: "bold red", BELOW: "bright_black", _LINE: "red", TRAINED: "bold green", FINISHED: "bold magenta",
-    OTHER: "bold yellow",
+    ANSWER: "bold red", BELOW: "bright_black", ABOVE: "bright_black", _LINE: "red", TRAINED: "bold green",
+    FINISHED: "bold magenta", OTHER: "bold yellow",
 }  # fmt: skip
 
 
@@ -165,7 +166,7 @@ def _cells(report: RunReport, window: PlotWindow, width: int, height: int) -> li
     for mark, points in marks:
         for point in points:
             y = window.y(point.score)
-            put(window.x(point.density), max(y, 0.0), mark if y >= 0 else BELOW)
+            put(window.x(point.density), min(max(y, 0.0), 1.0), BELOW if y < 0 else ABOVE if y > 1 else mark)
     return cells
 
 
@@ -209,6 +210,7 @@ def _legend(report: RunReport, drawn: set[str], width: int) -> Text:
         (OTHER, "networks of other finishers"),
         (ROUND, "rounds"),
         (BELOW, "below the chart"),
+        (ABOVE, "above the chart"),
         (FIT, "fit"),
     ]
     entries += [(BAND, "90% band")]

@@ -5,7 +5,14 @@ from typing import Any
 
 from pathgrow.density.types import Reason
 from pathgrow.errors import printable
-from pathgrow.report.answer import answer_sentence, interval_phrase, other_tolerances, probability, what_narrows
+from pathgrow.report.answer import (
+    answer_sentence,
+    compares_too_few,
+    interval_phrase,
+    other_tolerances,
+    probability,
+    what_narrows,
+)
 from pathgrow.report.formats import (
     ScoreFormat,
     duration,
@@ -18,9 +25,10 @@ from pathgrow.report.formats import (
     size_phrase,
 )
 from pathgrow.report.networks import compared_with_dense, finishing_method, lengths_compared
-from pathgrow.report.schema import AnswerReport, ReferenceReport, RunReport, Score
+from pathgrow.report.schema import AnswerReport, CurveReport, ReferenceReport, RunReport, Score
 
 _PLAIN = ScoreFormat(is_fraction=False)
+_NO_NETWORKS = CurveReport()
 
 _TEMPLATES: dict[Reason, str] = {
     # Grow
@@ -102,14 +110,15 @@ def explain(reason: str, details: Mapping[str, Any], scores: ScoreFormat = _PLAI
     return template.format_map(values)
 
 
-def notes(answer: AnswerReport, scores: ScoreFormat = _PLAIN) -> list[str]:
+def notes(answer: AnswerReport, scores: ScoreFormat = _PLAIN, curve: CurveReport = _NO_NETWORKS) -> list[str]:
     """Return how certain the answer is, what limits it and why the search stopped: one sentence or two each."""
-    found = [] if answer.status == "unlearned" else [*_position(answer, scores), *_limits(answer, scores)]
+    found = [] if answer.status == "unlearned" else [*_position(answer, scores, curve), *_limits(answer, scores)]
     found += _gain(answer, scores)
-    return [*found, explain(answer.reason, answer.details, scores)] if answer.reason else found
+    has_no_rounds = answer.reason == Reason.SHRUNK and not answer.details.get("rounds")
+    return [*found, explain(answer.reason, answer.details, scores)] if answer.reason and not has_no_rounds else found
 
 
-def _position(answer: AnswerReport, scores: ScoreFormat) -> list[str]:
+def _position(answer: AnswerReport, scores: ScoreFormat, curve: CurveReport) -> list[str]:
     """Where the answer is in its posterior and relative to the networks compared."""
     details, found = answer.details, list[str]()
     is_pruned = answer.reason == Reason.SHRUNK
@@ -121,7 +130,7 @@ def _position(answer: AnswerReport, scores: ScoreFormat) -> list[str]:
         if (wanted := details.get("returned_for")) is not None:
             expected = f"where the expected loss is at most {scores.difference(answer.delta)}"
             found.append(
-                "The operating density is the median of what the scores allow; the returned model was chosen for a"
+                "The operating density is the median of its posterior distribution; the returned model was chosen for a"
                 f" density of {percent(wanted)}, {expected}."
             )
         if below > 0.05:
@@ -143,10 +152,12 @@ def _position(answer: AnswerReport, scores: ScoreFormat) -> list[str]:
         found.append(f"The network before pruning scored {scores(details['end_score'])}.")
     elif is_pruned and answer.status == "open" and details.get("lowest") is not None:
         found.append(
-            f"The scores leave the density open: with probability {probability(below)} it is below"
-            f" {percent(details['lowest'])}, with probability {probability(above)} {none_within}."
+            f"The scores do not determine the density: it is below {percent(details['lowest'])} with probability"
+            f" {probability(below)}, and with probability {probability(above)} {none_within}."
             f" {what_narrows(answer).capitalize()} may narrow it down."
         )
+    elif compares_too_few(answer, curve):
+        found.append("Too few pruned networks were trained within the cost limit for an answer.")
     elif is_pruned and answer.status == "open" and details.get("rounds") == 0:
         found.append("Nothing was pruned, since the network did not improve before its last phase of training.")
     elif is_pruned and answer.status == "open":
@@ -312,7 +323,7 @@ def explanations(report: RunReport) -> list[str]:
         return []
     lines, scores = [_too_short(report)] if report.probes_too_short else [], score_format(report)
     try:
-        lines += map(printable, notes(answer, scores))
+        lines += map(printable, notes(answer, scores, report.curve))
     except (KeyError, TypeError, ValueError):  # a user-defined rule may use a reason without its details
         lines.append(printable(answer.reason))
     return lines

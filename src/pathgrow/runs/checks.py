@@ -231,6 +231,21 @@ def delta_warning(score: float, options: DiscoverOptions, *, is_trained: bool = 
     )
 
 
+def large_delta_warning(before: float, after: float, delta: float) -> str | None:
+    """A warning if delta is so large that networks which hardly learned are within it.
+
+    >>> large_delta_warning(0.0203, 0.0059, 0.01)
+    "delta is 0.01, but the training only changed the score from 0.0203 to 0.0059, so networks ... delta='1%')"
+    """
+    if delta < _LARGE_DELTA * abs(after - before):
+        return None
+    return (
+        f"delta is {number(delta)}, but the training only changed the score from {number(before)} to {number(after)}, "
+        "so networks that hardly learned are within delta: pass a smaller delta (or one relative to the score, such as "
+        "delta='1%')"
+    )
+
+
 def _best_score(curve: Curve) -> float:
     return max(point.score for point in (*curve.rough, *curve.probes))
 
@@ -344,6 +359,8 @@ def unlearned_answer(answer: Answer, before: Sequence[Point], after: Sequence[Po
     )
 
 
+_LARGE_DELTA = 0.5
+"""Fraction of what training gains."""
 _NUM_FRESH = 5
 _FAR = 4.0
 """Standard deviations of fresh initializations above their mean; by chance about once in a hundred models."""
@@ -355,7 +372,7 @@ def refuse_trained(session: Session, options: DiscoverOptions) -> None:
     if options.num_val is not None:  # now, while the run directory is still unused
         check_fraction(given)
         delta_warning(given, options, is_trained=False)
-    delta = options.with_absolute_delta(given).delta
+    delta = options.delta * (abs(given) if options.delta_is_relative else 1.0)
     for score in _fresh_scores(session):
         fresh.append(score)
         if options.sign * (given - score) <= max(5 * delta, 0.15 * max(abs(given), abs(score))):

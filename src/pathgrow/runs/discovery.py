@@ -71,7 +71,7 @@ def _search(session: Session, options: DiscoverOptions) -> Discovery:
         with interrupts.save_if_interrupted():
             if isinstance(trunk, GrowingTrunk):
                 return _checked(StaticSearch(trunk, options).run())
-            found = _checked(ShrinkSearch(trunk, options).run())
+            found = ShrinkSearch(trunk, options).run()
         session.warn(checks.improved_warning(found.options, found.curve))
         return dataclasses.replace(found, warnings=tuple(session.warnings))
     except BaseException:

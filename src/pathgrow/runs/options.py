@@ -34,11 +34,14 @@ from pathgrow.sparse.attach import check_data, checked_method
 
 WITH_REFERENCE = 2.0
 """Most that a search with a reference spends by default, in dense trainings."""
-WITH_TRAINED_REFERENCE = 2.5
+WITH_TRAINED_REFERENCE = WITH_REFERENCE + 1
 """The same for a search that has to train the reference, which counts."""
 MIN_DIVIDED_BUDGET = 16
 """Shortest budget that is divided into phases before and after pruning: each of four warms up and anneals its learning
 rate, which takes at least four epochs."""
+_RELATIVE_TO_ZERO = (
+    "a delta in percent is relative to the dense score, which is 0: pass delta in the unit of the scores"
+)
 _MIN_PROBE_EPOCHS = 16
 _MAX_MIN_PROBE_SHARE = 0.3
 """Fraction of a small budget that `_MIN_PROBE_EPOCHS` may take."""
@@ -132,6 +135,8 @@ class DiscoverOptions(SearchOptions):
                 raise unknown_name("option", name, known)
         given = with_relative_delta(given)
         preset = given.get("preset")
+        if given.get("delta_is_relative") and given.get("reference") == 0:
+            raise UserError(_RELATIVE_TO_ZERO)
         options = cls(**{**(SEARCH_PRESETS.get(preset, {}) if isinstance(preset, str) else {}), **given})
         options.refuse_unused()
         return options
@@ -220,6 +225,8 @@ class DiscoverOptions(SearchOptions):
         """The options with a tolerance in the unit of the scores."""
         if not self.delta_is_relative:
             return self
+        if score == 0:
+            raise UserError(_RELATIVE_TO_ZERO)
         return dataclasses.replace(self, delta=self.delta * abs(score), delta_is_relative=False)
 
     @property

@@ -91,7 +91,7 @@ class SearchOptions:
         "auto",
         "How networks are made sparse: gts (or auto) trains one and prunes it in rounds, static grows masks and trains "
         "them, a method such as set:drop_fraction=0.2 trains at the densities of growth rounds. Repeatable: the "
-        "sparsest network that does not miss is returned.",
+        "sparsest network whose check is not 'missed' is returned.",
         metavar="NAME[:OPTION=VALUE,...]",
         expected="a name or a list of names",
         example="'set:drop_fraction=0.2'",
@@ -106,8 +106,9 @@ class SearchOptions:
     )
     max_cost: float | None = option(
         None,
-        "Most to spend, in dense trainings, not counting a dense baseline (default: 1, or 2 with a reference or if "
-        "half of the training is too short to predict the final score); a low limit shortens all phases.",
+        "Cost limit of the search, in dense trainings, excluding a dense baseline that was asked for (default: 1, or 2 "
+        "with a reference or if half of the training is too short to predict the final score); a low limit shortens "
+        "all phases.",
         at_least=0.01,
         limit=1000,
         metavar="C",

@@ -13,11 +13,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 
-from pathgrow.density.shrink import NextRound, ShrinkRule
+from pathgrow.density.shrink import UNTRAINED, NextRound, ShrinkRule
 from pathgrow.density.types import Curve, Point, Reason, Reference
 from pathgrow.graph.flops import sample_training_flops
 from pathgrow.masks.masks import Masks
@@ -34,17 +34,23 @@ from pathgrow.runs.session import Session, Trained
 from pathgrow.runs.tolerances import in_user_sign
 from pathgrow.runs.trunk import Trunk, train_dense
 from pathgrow.sparse.attach import Attached
-from pathgrow.sparse.pruning import GRADUAL
+from pathgrow.sparse.pruning import GRADUAL, UNTRAINED_START
 from pathgrow.sparse.training_state import pack_training, unpack_training_
 
-EXTRA = GRADUAL / 4
-"""What gradual pruning costs in addition to a training at the final density, as a fraction of what it prunes: the mean
-of a cubic curve."""
 USUAL_COST = 0.9
 """Cost of a whole discovery in dense trainings; a lower limit shortens all phases in proportion."""
 _LONG_ROUND = 4
 """Epochs of a round, at most, if they are more than a sixteenth of the budget: scores after very few epochs mislead."""
 _PRUNE = ByScore(smallness, top_k)
+
+
+def extra_cost(start: int) -> float:
+    """What gradual pruning costs in addition to a training at the final density, as a fraction of what it prunes.
+
+    The mean of a cubic curve, and of the steps before it for a network that starts untrained.
+    """
+    first = UNTRAINED_START if start == UNTRAINED else 0.0
+    return first + (GRADUAL - first) / 4
 
 
 class Lengths:
@@ -64,7 +70,7 @@ class Lengths:
 
     def finish(self, trained: int) -> int:
         """The last phase of a network that was trained for so many epochs: to the end of the budget, as a reference."""
-        return max(1, self.budget - trained) if self.has_reference else self._finish
+        return max(self._finish, self.budget - trained) if self.has_reference else self._finish
 
 
 class ShrinkingTrunk(Trunk):
@@ -120,7 +126,7 @@ class ShrinkingTrunk(Trunk):
         first = sum(record.stage.startswith("final") for record in self.records) + 1
         stages = [f"final-{first + k}" for k in range(len(candidates))]
         lengths = {
-            stage: self.lengths.finish(self.records[one.start].point.epochs)
+            stage: self.lengths.finish(self.epochs_before(one.start))
             for stage, one in zip(stages, candidates, strict=True)
         }
         if len(candidates) == 1:
@@ -143,7 +149,7 @@ class ShrinkingTrunk(Trunk):
             outputs = []
             for stage, attached, phase in zip(missing, copies, trained, strict=True):
                 self._save_weights(numbers[stage], attached)
-                before = self.records[due[stage].start].point.epochs
+                before = self.epochs_before(due[stage].start)
                 outputs.append(self._output(stage, attached, phase, numbers[stage], before, seconds))
                 attached.detach()
             return outputs
@@ -151,9 +157,15 @@ class ShrinkingTrunk(Trunk):
         self.records += self.session.all_once(stages, work)
         return self.records[-len(candidates) :]
 
+    def epochs_before(self, number: int) -> int:
+        """How long a visited network was trained."""
+        return 0 if number == UNTRAINED else self.records[number].point.epochs
+
     def _copy_at(self, number: int) -> Attached:
         """A copy of the model, attached as the trunk is, as a visited stage left it."""
         attached = self._attach(*self.session.untrained_copy())
+        if number == UNTRAINED:
+            return attached
         if not self._restore_(attached, number):
             self.go_to_(number)
             unpack_training_(attached, *pack_training(self.attached))
@@ -171,7 +183,7 @@ class ShrinkingTrunk(Trunk):
     ) -> Record:
         number = len(self.records)
         start = number - 1 if after is None else after
-        before = self.records[start].point.epochs if number else 0
+        before = self.epochs_before(start)
 
         def finish(trained: Trained, seconds: float) -> StageOutput:
             return self._output(stage, self.attached, trained, number, before, seconds)
@@ -183,6 +195,8 @@ class ShrinkingTrunk(Trunk):
         self, stage: str, epochs: int, *, grow: int = 0, density: float = 1.0, after: int | None = None
     ) -> Trained:
         """Grow or prune, and train; gradually, if it continues from visited stage `after`."""
+        if after == UNTRAINED:
+            _ = self._steps_per_epoch  # measured before the model is used: it may have to be trained for that
         self.attached.grow_(grow)
         if after is None:
             self.attached.prune_(density)
@@ -197,8 +211,26 @@ class ShrinkingTrunk(Trunk):
 
         A pretrained network that was not trained yet has made none: it is pruned at once.
         """
-        past = self.records[after].point.epochs
+        if after == UNTRAINED:
+            attached.prune_gradually_(density, round(epochs * self._steps_per_epoch), start_fraction=UNTRAINED_START)
+            return
+        past = self.epochs_before(after)
         attached.prune_gradually_(density, round(epochs * attached.step / past) if past else 0)
+
+    @cached_property
+    def _steps_per_epoch(self) -> float:
+        """Optimizer steps of an epoch before pruning.
+
+        Read from a copy: the trunk stays where it is, unless that stage has to be trained again.
+        """
+        last, position = self.num_trained - 1, self._position
+        copy = self._copy_at(last)
+        steps = copy.step / self.epochs_before(last)
+        copy.detach()
+        if self._position != position:
+            self.go_to_(UNTRAINED)
+            self._position = None
+        return steps
 
     def _flops(self, attached: Attached, trained: Trained) -> int:
         """What a training costs whose masks may have changed meanwhile."""
@@ -240,18 +272,19 @@ class ShrinkSearch:
     def run(self) -> Discovery:
         """Train, prune round by round, finish; returns the sparsest finished network that does not miss."""
         untrained, base, has_learned = self._train_network_()
-        # Where nothing was learned, every density would look sufficient: only the network without pruning is finished.
+        # Where nothing was learned, every density would look sufficient: nothing is pruned.
         while has_learned and (due := self._rule.next_round(self._curve())) is not None:
             self._trunk.shrink_(due)
             checks.check_reference(self._curve())
         if has_learned:
             self._train_reference_if_too_short_()
         self._session.warn(checks.reference_warning(self._curve(), self._options.sign))
-        while candidates := self._next_candidates():
+        if not has_learned:
+            self._finished += self._trunk.train_candidates_([NextRound(start=base.round, density=base.density)])
+        while has_learned and (candidates := self._next_candidates()):
             self._finished += self._trunk.train_candidates_(candidates)
         curve = self._curve()
-        network = self._trunk.records[self._rule.select(curve).round]
-        answer = self._rule.answer(curve)
+        network, answer = self._returned(curve), self._rule.answer(curve)
         if not has_learned and all(point.score <= untrained.score for point in curve.finished):
             answer = checks.unlearned_answer(answer, [untrained], [base, *curve.finished])
         return Discovery(
@@ -262,7 +295,7 @@ class ShrinkSearch:
             probes=tuple(sorted(self._pruned, key=lambda record: record.point.density)),
             dense=self._dense,
             finished=tuple(self._finished),
-            check=self._rule.check(curve, self._options.ranked(network)),
+            check=None if answer.status == "unlearned" else self._rule.check(curve, self._options.ranked(network)),
             trained=(*self._trunk.records, *([self._dense] if self._dense is not None else [])),
             warnings=tuple(self._session.warnings),
             options=self._requested,
@@ -291,6 +324,9 @@ class ShrinkSearch:
             self._dense = train_dense(self._session, options.budget)
         self._may_train_reference = options.may_train_reference and unit_warning is None
         self._set_tolerance(self._curve().reference or base)
+        if has_learned and not is_trained:
+            before, after = (options.sign * point.score for point in (untrained, base))
+            warn(checks.large_delta_warning(before, after, self._rule.delta))
         if has_learned:
             self._train_reference_if_too_short_()
         return untrained, base, has_learned
@@ -356,19 +392,31 @@ class ShrinkSearch:
         densities, flops = [row[0] for row in known], np.maximum.accumulate([row[1] for row in known])
 
         def cost(density: float) -> float:
-            start = records[self._rule.pruned_from(curve, min(density, curve.rough[-1].density)).start].point
-            before, after = np.interp((start.density, density), densities, flops)
-            return num_calls * finish(start.epochs) * samples_per_epoch * float(after + EXTRA * (before - after))
+            start = self._rule.pruned_from(curve, min(density, curve.rough[-1].density)).start
+            start_density = 1.0 if start == UNTRAINED else records[start].point.density
+            before, after = np.interp((start_density, density), densities, flops)
+            flops_per_sample = float(after + extra_cost(start) * (before - after))
+            return num_calls * finish(self._trunk.epochs_before(start)) * samples_per_epoch * flops_per_sample
 
         return self._rule.candidates(curve, cost=cost, left=limit - sum(record.flops for record in records))
+
+    def _returned(self, curve: Curve) -> Record:
+        """The network to return: of two without pruning the better one, the baseline or one of shorter phases."""
+        network = self._trunk.records[self._rule.select(curve).round]
+        if self._dense is None or network.point.density < 1:
+            return network
+        return max(self._dense, network, key=lambda record: self._options.ranked(record).score)
 
     def _load(self, network: Record) -> Trunk:
         """Load the returned network into the user's model; other weights are no longer needed."""
         trunk = self._trunk
-        trunk.go_to_(network.point.round)
-        trunk.attached = fixed_network(self._session, trunk.attached)
-        for number in range(len(trunk.records)):
-            if number != network.point.round:
+        if network is self._dense:
+            trunk.finish_(*self._session.tensors(network.stage))
+        else:
+            trunk.go_to_(network.point.round)
+            trunk.attached = fixed_network(self._session, trunk.attached)
+        for number, record in enumerate(trunk.records):
+            if record is not network:
                 trunk.forget_weights(number)
         return trunk
 

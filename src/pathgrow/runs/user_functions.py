@@ -113,8 +113,8 @@ def check_first_fit(*, is_changed: bool, has_stepped: bool, has_run: bool) -> No
 
 
 REFIT = (
-    "fit ends with other weights than those of its last step (the best ones so far, or an average), or earlier than "
-    "before: a network that is pruned while fit trains it is therefore trained once more, with its final masks"
+    "fit returned weights other than those of its last step (the best ones so far, or an average), or made fewer steps "
+    "than before. Networks that are pruned during fit are therefore trained a second time, with their final masks."
 )
 UNTRAINED_MASKS = (
     "at the end of stage {!r} pruned weights were not zero and were removed: fit made fewer steps than before, or "

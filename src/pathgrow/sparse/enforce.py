@@ -280,7 +280,7 @@ def warn_of_unfinished(where: str, is_by_rounds: bool, comm: Communicator) -> No
         advice = (
             "call observe() after each training, until its verdict is to stop"
             if is_by_rounds
-            else "pass num_steps=, the optimizer steps of your training, to pathgrow.methods.create"
+            else "set num_steps in pathgrow.methods.create to the number of optimizer steps of your training"
         )
         warnings.warn(f"detach: {where}; {advice}", stacklevel=frames_to_the_caller())
 

@@ -10,7 +10,9 @@ from pathgrow.rng import generator
 from pathgrow.sparse.hooks import MaskedOptimizer
 
 GRADUAL = 0.7
-"""Fraction of the steps during which weights are pruned gradually."""
+"""Fraction of the steps after which gradual pruning ends."""
+UNTRAINED_START = 0.2
+"""Fraction of the steps after which it begins, if the weights are untrained: their magnitudes say nothing yet."""
 _NUM_UPDATES = 30
 """Mask updates of a gradual pruning, about."""
 
@@ -25,12 +27,12 @@ class PruningOptimizer(MaskedOptimizer):
         if num_drop := self._num_above(density):
             self._next_round_(MaskUpdate(num_drop=num_drop))
 
-    def prune_gradually_(self, density: float, num_steps: int) -> None:
+    def prune_gradually_(self, density: float, num_steps: int, *, start_fraction: float = 0.0) -> None:
         """Prune to a density during the next `num_steps` steps, if more weights than that are active.
 
-        Along a cubic curve, fast at first, that ends after 70% of the steps: the others train the weights that are
-        left. Call `finish_pruning_` after the steps. The state dict does not say that this goes on: to resume, call it
-        again before loading.
+        Along a cubic curve, fast at first, from a fraction of the steps to 70% of them: the others train the weights
+        that are left. Call `finish_pruning_` after the steps. The state dict does not say that this goes on: to resume,
+        call it again before loading.
         """
         assert self._pruning is None, "the last gradual pruning was not finished"
         if not self._num_above(density):
@@ -42,9 +44,9 @@ class PruningOptimizer(MaskedOptimizer):
         self._pruning = PruneCubically(
             density=density,
             start_density=self.density,
-            update_interval=max(1, floor_of(GRADUAL * num_steps / _NUM_UPDATES)),
+            update_interval=max(1, floor_of((GRADUAL - start_fraction) * num_steps / _NUM_UPDATES)),
             num_steps=num_steps,
-            start_fraction=0.0,
+            start_fraction=start_fraction,
             stop_fraction=GRADUAL,
             first_step=self.step,
         )
