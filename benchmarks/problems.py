@@ -389,6 +389,10 @@ def make_mixer(seed: int, device: str, root: Path | None) -> Problem:
     return Problem(Mixer(), digits(seed), cross_entropy, correct)
 
 
+LADDER = (1.0, 0.8, 0.6, *(0.4 * 0.63**k for k in range(8)))
+"""Densities of brute force."""
+
+
 @dataclass(frozen=True)
 class Task:
     """A problem, and what its user asks for."""
@@ -402,6 +406,7 @@ class Task:
     uses_device: bool = False
     options: dict[str, Any] = field(default_factory=dict)
     made_with: dict[str, Any] = field(default_factory=dict)
+    ladder: tuple[float, ...] = LADDER
 
     def problem(self, seed: int, device: str, root: Path | None) -> Problem:
         """The problem of one seed, with freshly initialized or pretrained weights."""
@@ -425,7 +430,7 @@ class Task:
 
 
 TASKS = {
-    "gpt": Task(make_gpt, 60, 0.05, "min", uses_device=True),
+    "gpt": Task(make_gpt, 60, 0.05, "min", uses_device=True, ladder=(0.6, 0.4, 0.25, 0.16)),
     "regression": Task(make_regression, 40, "2%", "min"),
     "two_inputs": Task(make_two_inputs, 30, 0.01, options={"num_val": 2000}),
     "lstm": Task(make_lstm, 30, 0.01, options={"num_val": 1000}),

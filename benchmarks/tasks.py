@@ -8,10 +8,10 @@ The tasks are those of `benchmarks.problems`, some of which the density rule has
 `benchmarks.unseen`, on which nothing was chosen. `discover` is called through the public interface with the task's
 `fit` and `evaluate`, and with nothing that a user would not know.
 
-The truth shares no training code with it. For every seed the dense network is trained for the budget. Another copy is
-trained twice for a quarter of it; from there one network for each density is pruned by magnitude, gradually, while it
-is trained for the rest of the budget. A pretrained network is pruned while it is fine-tuned for the budget. All are
-scored on the validation and test examples. Where the gap to dense, averaged over seeds, made monotone and interpolated
+The truth shares no training code with it. For every seed the dense network is trained for the budget. One network for
+each density is trained as long from the same initial weights, and pruned by magnitude, gradually, from a fifth of the
+training on. A pretrained network is pruned while it is fine-tuned for the budget, from the start. All are scored on the
+validation and test examples. Where the gap to dense, averaged over seeds, made monotone and interpolated
 over log density, equals delta is the true density; its 90% interval comes from the spread over seeds. Data splits and
 initializations depend on the seed, so truth and answers are about the task, not about one split. The returned network
 is compared with the dense one of its seed on the same test examples, which gives the standard error beside the
@@ -57,23 +57,17 @@ TASKS = {**problems.TASKS, **UNSEEN}
 
 # Brute force
 
-LADDER = (1.0, 0.8, 0.6, *(0.4 * 0.63**k for k in range(8)))
-"""Densities."""
 _FAR = 5.0
 """Gap in units of delta below which sparser networks are not trained."""
-
-
-def lengths(task: Task) -> tuple[int, int]:
-    """Epochs of each of two phases before pruning, and of the training during which a network is pruned."""
-    before = 0 if task.is_pretrained else max(1, task.budget // 4)
-    return before, max(1, task.budget - 2 * before)
+_FIRST, _LAST = 0.2, 0.7
+"""Fractions of a training between which a network is pruned, if it is untrained before."""
 
 
 class Pruned:
     """A network with masks, trained by the user's `fit` with a new optimizer each time."""
 
     def __init__(self, problem: Problem, seed: int) -> None:
-        self.problem, self.seed, self.epochs = problem, seed, 0
+        self.problem, self.seed = problem, seed
         self.model = copy.deepcopy(problem.model)
         try:
             scope = pathgrow.scope(self.model, example_input=problem.example)
@@ -86,11 +80,6 @@ class Pruned:
             for name, inside in scope.items()
         }
         """Each prunable tensor with its scope and its mask."""
-
-    def copy(self) -> Pruned:
-        """A network that goes on from here by itself."""
-        memo = {id(self.problem): self.problem}
-        return copy.deepcopy(self, memo)
 
     @property
     def density(self) -> float:
@@ -107,22 +96,26 @@ class Pruned:
                 mask &= weight.detach().abs() > limit
         self._zero_()
 
-    def fit_(self, epochs: int, density: float | None = None) -> None:
-        """Train, and prune to a density along a cubic curve during the first 70% of the steps."""
-        torch.manual_seed(1000 * self.seed + self.epochs)
+    def fit_(self, epochs: int, density: float, *, is_trained: bool = False) -> None:
+        """Train, and prune to a density meanwhile, along a cubic curve."""
+        torch.manual_seed(1000 * self.seed)
         optimizer, start, num_done = self.problem.optimizer(self.model), self.density, 0
-        last = max(1, int(0.7 * epochs * self.problem.steps_per_epoch))
+        first, last = (
+            int(part * epochs * self.problem.steps_per_epoch) for part in (0.0 if is_trained else _FIRST, _LAST)
+        )
+        last = max(first + 1, last)
 
         def after_step(*_: object) -> None:
             nonlocal num_done
             num_done += 1
-            if density is not None and num_done <= last and (num_done % max(1, last // 30) == 0 or num_done == last):
-                self.prune_(density + (start - density) * (1 - num_done / last) ** 3)
+            num_pruning = num_done - first
+            is_due = num_pruning % max(1, (last - first) // 30) == 0 or num_done == last
+            if num_pruning > 0 and num_done <= last and is_due:
+                self.prune_(density + (start - density) * (1 - num_pruning / (last - first)) ** 3)
             self._zero_()
 
         optimizer.register_step_post_hook(after_step)
         self.problem.fit(self.model, optimizer, epochs)
-        self.epochs += epochs
 
     def _zero_(self) -> None:
         with torch.no_grad():
@@ -144,26 +137,22 @@ def find_truth(name: str, seed: int, place: Place) -> None:
     """Train the networks of the ladder that are missing, and append the gap of each to dense."""
     task, lines = TASKS[name], place.lines()
     key = {"kind": "truth", "task": name, "seed": seed}
-    if all(lines.has(**key, rung=rung) for rung in LADDER) or lines.has(**key, is_last=True):
+    if all(lines.has(**key, rung=rung) for rung in task.ladder) or lines.has(**key, is_last=True):
         return
     problem = task.problem(seed, place.device, place.data_root)
     dense = problem.values(baseline(task, problem, seed), "val", "test")
     delta, is_far = task.tolerance(problem.score(dense)), False
-    trunk = Pruned(problem, seed)
-    before, last = lengths(task)
-    for _ in range(2 if before else 0):
-        trunk.fit_(before)
-    for rung in LADDER:
+    for rung in task.ladder:
         if is_far or lines.has(**key, rung=rung):
             continue
-        began, network = time.perf_counter(), trunk.copy()
-        network.fit_(last, rung)
+        began, network = time.perf_counter(), Pruned(problem, seed)
+        network.fit_(task.budget, rung, is_trained=task.is_pretrained)
         values = problem.values(network.model, "val", "test")
         gap, error = problem.difference(dense, values)
         below = task.sign * gap
         is_far = below > _FAR * delta
         lines.add(
-            **key, rung=rung, is_last=is_far, density=network.density, epochs=network.epochs,
+            **key, rung=rung, is_last=is_far, density=network.density, epochs=task.budget,
             dense=problem.score(dense), score=problem.score(values), below=below, error=error, delta=delta,
             num_examples=len(values), seconds=time.perf_counter() - began,
         )  # fmt: skip
@@ -215,11 +204,13 @@ class Truth:
     low: float
     high: float
     num_seeds: int
+    sparsest: float
+    """Lowest density that was trained."""
 
     @property
     def is_bound(self) -> bool:
         """Whether even the sparsest network of brute force is within delta."""
-        return self.density < 1.001 * min(LADDER)
+        return self.density < 1.001 * self.sparsest
 
     def __str__(self) -> str:
         error = "" if math.isnan(self.low) else f" ({percent(self.low)} - {percent(self.high)})"
@@ -250,8 +241,11 @@ def truth(rows: Sequence[dict[str, Any]], num_draws: int = 400) -> Truth | None:
     seeds: dict[int, dict[float, dict[str, Any]]] = defaultdict(dict)
     for row in rows:
         seeds[row["seed"]][row["rung"]] = row
+    if not rows:
+        return None
+    asked = TASKS[rows[0]["task"]].ladder
     ladders = [
-        rungs for rungs in seeds.values() if len(rungs) == len(LADDER) or any(r["is_last"] for r in rungs.values())
+        rungs for rungs in seeds.values() if len(rungs) == len(asked) or any(r["is_last"] for r in rungs.values())
     ]
     if not ladders:
         return None
@@ -265,7 +259,7 @@ def truth(rows: Sequence[dict[str, Any]], num_draws: int = 400) -> Truth | None:
     low = high = math.nan
     if len(ladders) > 1:
         # A seed shifts all of its gaps (its dense network is lucky or not), and each network has noise of its own.
-        shared = [rung for rung in LADDER if all(rung in ladder for ladder in ladders)]
+        shared = [rung for rung in asked if all(rung in ladder for ladder in ladders)]
         below = np.array([[ladder[rung]["below"] for rung in shared] for ladder in ladders])
         below = below[:, below.mean(axis=0) <= max(3 * delta, below.mean(axis=0).min())]  # sparser ones are noisier
         spread = below - below.mean(axis=0)
@@ -277,7 +271,7 @@ def truth(rows: Sequence[dict[str, Any]], num_draws: int = 400) -> Truth | None:
             noisy = IsotonicRegression().fit_transform(np.log(rungs), gap + noise / math.sqrt(len(ladders)))
             drawn.append(crossing(rungs, noisy, delta))
         low, high = (float(q) for q in np.quantile(drawn, (0.05, 0.95), method="nearest"))
-    return Truth(crossing(rungs, gap, delta), low, high, len(ladders))
+    return Truth(crossing(rungs, gap, delta), low, high, len(ladders), float(min(rungs)))
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -369,9 +363,8 @@ def expected_seconds(task: Task, place: Place) -> dict[str, float]:
     problem.fit(model, optimizer, 1)
     problem.values(model, "val")
     epoch = time.perf_counter() - began
-    before, last = lengths(task)
     # The dense network comes first in both; masks make steps slower.
-    truth = epoch * (task.budget + 1.2 * (2 * before + last * len(LADDER)))
+    truth = epoch * task.budget * (1 + 1.2 * len(task.ladder))
     return {"truth": truth, "discover": epoch * 3 * task.budget}
 
 
