@@ -36,7 +36,7 @@ from typing import Literal
 import numpy as np
 from scipy.optimize import brentq
 
-from pathgrow.density.shrink import UNTRAINED, Check, NextRound, ShrinkRule
+from pathgrow.density.shrink import INITIAL, Check, NextRound, ShrinkRule
 from pathgrow.density.types import Answer, Curve, Point, Reference
 from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.shrinking import Lengths, extra_cost
@@ -208,11 +208,11 @@ def discover(setting: Setting, seed: int) -> Run:
 
     def before(one: NextRound) -> tuple[float, int]:
         """Density and epochs of the network that another one starts from."""
-        return (1.0, 0) if one.start == UNTRAINED else (points[one.start].density, points[one.start].epochs)
+        return (1.0, 0) if one.start == INITIAL else (points[one.start].density, points[one.start].epochs)
 
     def train(due: NextRound, phase: int, cost: float) -> Point:
         nonlocal spent
-        lucks.append(task.luck(phase, None if due.start == UNTRAINED else lucks[due.start]))
+        lucks.append(task.luck(phase, None if due.start == INITIAL else lucks[due.start]))
         points.append(task.observe(len(points), due.density, before(due)[1] + phase, phase, lucks[-1]))
         phases.append(phase)
         spent += cost * phase / BUDGET

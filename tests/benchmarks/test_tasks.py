@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from concurrent.futures import ThreadPoolExecutor
@@ -13,8 +14,8 @@ import pytest
 import torch
 
 from benchmarks import tasks
-from benchmarks.problems import Problem, mlp, squared_error
-from benchmarks.tasks import LADDER, TASKS, Place, Pruned, lengths, summary, table, truth
+from benchmarks.problems import LADDER, Problem, mlp, squared_error
+from benchmarks.tasks import TASKS, Place, Pruned, summary, table, truth
 
 
 def test_tiny_tasks_leave_their_lines_and_are_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,18 +91,25 @@ def test_pruned_weights_stay_zero_and_the_largest_are_kept() -> None:
     network.prune_(0.25)
     kept = before[torch.cat([network.model[k].weight.flatten() for k in (0, 2)]) != 0]
     assert sorted(kept.tolist()) == sorted(before.tolist())[-len(kept) :]
-    copy = network.copy()
-    copy.fit_(2)
-    assert copy.density == network.density == 28 / 112
+    trained = copy.deepcopy(network)
+    trained.fit_(2, 0.25)
+    assert trained.density == network.density == 28 / 112
     for k in (0, 2):
-        assert bool((copy.model[k].weight[network.model[k].weight == 0] == 0).all())
-    assert not torch.equal(copy.model[0].weight, network.model[0].weight)
+        assert bool((trained.model[k].weight[network.model[k].weight == 0] == 0).all())
+    assert not torch.equal(trained.model[0].weight, network.model[0].weight)
 
 
-@pytest.mark.parametrize(("task", "before", "last"), [("gpt", 15, 30), ("digits_5", 1, 3), ("vit_tuned", 0, 30)])
-def test_every_network_of_the_ladder_has_the_budget(task: str, before: int, last: int) -> None:
-    assert lengths(TASKS[task]) == (before, last)
-    assert 2 * before + last == TASKS[task].budget
+@pytest.mark.parametrize(("is_trained", "first"), [(False, 3), (True, 1)])
+def test_untrained_networks_are_pruned_from_a_fifth_of_the_training_on(is_trained: bool, first: int) -> None:
+    x, seen = torch.randn(64, 6), list[float]()
+    problem = Problem(
+        mlp(6, 8, 8, 1), {"train": (x, x[:, 0]), "val": (x, x[:, 0])}, squared_error, squared_error, batch_size=32
+    )
+    network = Pruned(problem, 0)
+    network.model.register_forward_pre_hook(lambda *_: seen.append(network.density))
+    network.fit_(5, 0.25, is_trained=is_trained)  # ten steps
+    assert [density < 1 for density in seen] == [step > first - 1 for step in range(10)]
+    assert seen[7:] == [0.25] * 3
 
 
 @pytest.mark.parametrize("exponent", [1.0, 0.5])
@@ -110,6 +118,7 @@ def test_truth_of_a_known_curve(exponent: float) -> None:
     draw = torch.Generator().manual_seed(0)
     rows = [
         {
+            "task": "digits_60",
             "seed": seed,
             "rung": rung,
             "delta": 0.01,

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.simulated_shrink import CHANGES, SHAPES, ReferenceKind, Setting, Summary, unavoidable_error
 from pathgrow.density import full_training
 from pathgrow.density.estimate import curve_of_rounds, fit_band, unpruned
-from pathgrow.density.shrink import MAX_ROUNDS, NextRound, ShrinkRule
+from pathgrow.density.shrink import INITIAL, MAX_ROUNDS, NextRound, ShrinkRule
 from pathgrow.density.types import Curve, Point, Reference
 from pathgrow.errors import UserError
 
@@ -97,8 +97,8 @@ def test_the_answer_is_that_of_full_training(scale: float) -> None:
     curve = finished(shrunk(given), scale)
     answer, network = RULE.answer(curve), RULE.select(curve)
     assert answer.density == pytest.approx(truth(scale), rel=0.2)
-    assert network.density == pytest.approx(truth(scale), rel=0.25)
-    assert RULE.check(curve, network).outcome in ("verified", "consistent")
+    assert truth(scale) / 1.25 <= network.density <= 1.4 * truth(scale)
+    assert RULE.check(curve, network).outcome == "verified"
 
 
 @pytest.mark.parametrize(
@@ -206,8 +206,7 @@ def test_networks_are_compared_directly_if_training_gained_too_much_to_extrapola
     assert RULE.is_too_short(late)
     curve = replace(late, reference=Reference(score=DENSE, kind="dense", epochs=160))
     assert RULE.next_round(curve) is None
-    assert [(one.start, one.density) for one in candidates(curve)] == [(1, 0.2), (1, 0.5)]
-    assert [one.density for one in candidates(curve, left=0.0)] == [0.2]  # one in any case
+    assert candidates(curve, left=0.0) == candidates(curve) == [NextRound(start=INITIAL, density=0.2)]  # in any case
     curve = finished(curve, scale=2.0)
     assert all(point.round >= 50 for point in curve.finished)
     answer = RULE.answer(curve)
@@ -229,15 +228,18 @@ def compared(*gaps: tuple[float, float]) -> Curve:
 
 
 @pytest.mark.parametrize(
-    ("sparser", "denser", "third"), [(0.5, 0.0, 0.08), (1.5, 0.5, math.sqrt(0.1)), (3.0, 1.5, 0.75)]
+    ("gap", "second"),
+    [(0.5, 0.0829), (3.0, 0.502), (0.0, 0.05), (-1.0, 0.05), (30.0, 0.9), (0.99, 0.2 / 1.5), (1.01, 0.3)],
 )
-def test_the_third_network_is_on_the_side_of_the_answer(sparser: float, denser: float, third: float) -> None:
-    curve = compared((0.2, sparser), (0.5, denser))
-    assert [one.density for one in candidates(curve)] == pytest.approx([third])
+def test_the_gap_of_the_first_network_tells_where_the_second_one_has_to_be(gap: float, second: float) -> None:
+    """A power law through one network, d^-0.5 - 1: 1.236 at 20%; not far beyond it, and not beside it."""
+    curve = compared((0.2, gap))
+    assert [one.density for one in candidates(curve)] == pytest.approx([second], rel=1e-3)
     assert candidates(curve, left=0.0) == []
-    # With two networks there is no curve yet, but the one that is within delta is known.
-    expected = 0.2 if sparser <= 1 else 0.5
-    assert RULE.select(curve).density == expected
+    # With one network there is no curve yet, but whether it is within delta is known.
+    assert RULE.check(curve, RULE.select(curve)).outcome == (
+        "verified" if gap <= 1 else "missed" if gap > 2 else "consistent"
+    )
 
 
 def test_sparser_networks_are_compared_until_one_loses_too_much() -> None:
@@ -285,15 +287,15 @@ def test_training_in_the_rounds_is_told_from_pruning() -> None:
 
 
 def test_a_network_that_still_improves_is_trained_on_as_a_control() -> None:
-    early = Point(round=0, density=1.0, epochs=40, score=DENSE - 0.05)
+    early = Point(round=0, density=1.0, epochs=40, score=DENSE - 0.02)
     curve = shrunk(replace(CURVE, rough=(early, CURVE.rough[1])))
     control, pruned, sparser = candidates(curve)
     assert control == NextRound(start=1, density=1.0)
-    assert sparser.density == pytest.approx(0.6 * pruned.density)
+    assert sparser.density == pytest.approx(max(0.6 * pruned.density, curve.probes[-1].density))
     control = Point(round=9, density=1.0, epochs=120, score=DENSE + 0.001)
     with_control = replace(curve, finished=(control,))
     uncertain, certain = (RULE.check(c, control).error for c in (curve, with_control))
-    assert certain < 0.6 * uncertain
+    assert certain < 0.9 * uncertain
     # With a reference there is nothing to control.
     given = replace(curve, reference=Reference(score=DENSE, kind="given"))
     assert not any(one.density == 1 for one in candidates(given))
@@ -307,7 +309,7 @@ def recorded(*rows: tuple[float, int, float], first: int = 0) -> tuple[Point, ..
     )
 
 
-@pytest.mark.parametrize(("num_val", "has_control"), [(5_000, True), (150, False)])
+@pytest.mark.parametrize(("num_val", "has_control"), [(5_000, True), (40, False)])
 def test_a_control_is_trained_where_its_score_would_tell_more_than_noise(num_val: int, has_control: bool) -> None:
     # ResNet-32 on CIFAR-10: the last phase gained less than delta, and the estimated dense score was 0.6 delta too low.
     curve = Curve(
@@ -320,14 +322,14 @@ def test_a_control_is_trained_where_its_score_would_tell_more_than_noise(num_val
 
 
 def test_a_network_far_below_an_uncertain_estimate_has_missed() -> None:
-    # A GPT (scores are negated losses): truly 2.6 delta below dense, which was estimated as 2.5 +- 1.0.
+    # Scores are negated losses, as those of a GPT that still improves much.
     rule = ShrinkRule(delta=0.05)
     curve = Curve(
         rough=recorded((1.0, 15, -2.2472), (1.0, 30, -1.8793)),
         probes=recorded(
             (0.3, 34, -1.8819), (0.165, 38, -1.8824), (0.0908, 42, -1.9085), (0.0499, 46, -1.9371), first=2
         ),
-        finished=recorded((1.0, 45, -1.7327), (0.2439, 49, -1.7816), first=6),
+        finished=recorded((1.0, 45, -1.7327), (0.2439, 49, -1.8316), first=6),
         full_epochs=60,
     )
     check = rule.check(curve, curve.finished[1])
@@ -338,7 +340,7 @@ def test_a_network_far_below_an_uncertain_estimate_has_missed() -> None:
 def test_what_exceeds_the_cost_limit_is_not_trained() -> None:
     early = Point(round=0, density=1.0, epochs=40, score=DENSE - 0.06)
     curve = shrunk(replace(CURVE, rough=(early, CURVE.rough[1])))
-    control, pruned, _ = candidates(curve)
+    control, pruned, *_ = candidates(curve)
     assert candidates(curve, left=1.01 + pruned.density) == [control, pruned]
     # Without a control nothing tells how sparse a network may be that still improves by six deltas.
     [densest] = candidates(curve, left=0.9)
@@ -347,7 +349,7 @@ def test_what_exceeds_the_cost_limit_is_not_trained() -> None:
     assert [one.density for one in candidates(short, left=0.6)] == pytest.approx([0.6], rel=0.03)
     assert candidates(short, left=0.3) == []
     assert RULE.select(short).density == densest.density
-    certain = shrunk(replace(CURVE, num_val=450), noise=0.004)
+    certain = shrunk(replace(CURVE, num_val=60), noise=0.004)
     first, second = candidates(certain)
     assert second.density == pytest.approx(0.6 * first.density)
     assert candidates(certain, left=1.5 * first.density) == [first]

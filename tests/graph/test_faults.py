@@ -78,8 +78,8 @@ class Restless(nn.Module):
         return self.head(self.norm(x)) if self.training else self.head(x)  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("call", [check_accepted, called_layers])
-def test_a_plain_forward_pass_leaves_no_trace(call: Callable[[nn.Module, Tensor], object]) -> None:
+@pytest.mark.parametrize("call", [check_accepted, called_layers, trace, path_scores])
+def test_a_forward_pass_leaves_no_trace(call: Callable[[nn.Module, Tensor], object]) -> None:
     model = Restless()
     model.norm.eval()
     before, generator = {name: value.clone() for name, value in model.state_dict().items()}, torch.get_rng_state()
@@ -115,10 +115,43 @@ def test_the_warning_about_calls_names_the_function_and_the_line(function: Calla
     with pytest.raises(Untraceable) as reason:
         trace(model, example)
     _, warning = calls_instead(model, example, reason.value)
-    assert warning.startswith("Odd cannot be traced, so all conv, linear and recurrent weights that example_input ")
-    assert "; paths cannot be traced through " in warning
+    assert warning.startswith(f"Odd cannot be traced ({reason.value.place}). All conv, linear and recurrent weights ")
     assert f"{code.co_filename}, line " in warning
     assert f", line {code.co_firstlineno})" in str(reason.value)
+
+
+def test_the_warning_about_calls_has_the_reason_if_there_is_no_line() -> None:
+    model, example = Odd(nn.Identity()), torch.ones(2, 4)
+    for reason in (UserError("a weight is NaN"), Untraceable("the output does not depend on its input", None)):
+        assert calls_instead(model, example, reason)[1] == (
+            f"Odd cannot be traced ({reason}). All conv, linear and recurrent weights that example_input reaches, "
+            "except those of the last layer, are prunable, and FLOPs count these layers only."
+        )
+
+
+class Labeled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
+        return self.head(self.first(x))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("example", "refusal"),
+    [
+        ({"x": torch.ones(2, 4), "extra": torch.ones(2)}, "got an unexpected keyword argument 'extra'"),
+        ([torch.ones(2, 4), torch.ones(2), torch.ones(2)], "too many positional arguments"),
+    ],
+)
+def test_a_batch_whose_parts_do_not_fit_is_blamed_for_that_too(example: object, refusal: str) -> None:
+    for called in (trace, scope, path_scores):
+        with pytest.raises(UserError, match=rf" \(and its parts as arguments: {refusal}\); pass a batch that Labeled "):
+            called(Labeled(), example)
+    with pytest.raises(UserError) as caught:
+        trace(Labeled(), (torch.ones(2, 5), None))
+    assert "its parts" not in str(caught.value)
 
 
 def test_a_batch_that_an_untraceable_model_refuses_is_blamed_too() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 from pathgrow.errors import UserError
+from pathgrow.graph.inputs import guess_example_input
 from pathgrow.graph.scope import scope
 
 
@@ -21,6 +23,23 @@ from pathgrow.graph.scope import scope
 )
 def test_inputs_are_guessed_from_the_first_layer(model: nn.Module) -> None:
     assert scope(model).num > 0
+
+
+def test_a_guess_leaves_no_trace() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+            self.register_buffer("num_calls", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.num_calls += 1
+            return self.layer(x + torch.rand(3))  # type: ignore[no-any-return]
+
+    model, generator = Counting(), torch.get_rng_state()
+    assert guess_example_input(model).shape == (1, 3)
+    assert model.num_calls == 0
+    assert torch.equal(torch.get_rng_state(), generator)
 
 
 def test_an_input_that_the_model_rejects_is_named_and_not_a_traceback() -> None:

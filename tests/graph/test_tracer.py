@@ -28,6 +28,30 @@ def test_the_model_is_not_changed() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+def test_buffers_that_activations_are_added_to_are_as_before() -> None:
+    class Averaging(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
+            self.register_buffer("mean", torch.zeros(4))
+            self.register_buffer("last", torch.zeros(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.first(x)
+            self.mean.mul_(0.9).add_(hidden.mean(0))
+            self.last += hidden.mean(0)
+            return self.head(hidden)  # type: ignore[no-any-return]
+
+    model, example = Averaging(), torch.ones(2, 3)
+    buffers = dict(model.named_buffers())
+    first, second = (path_scores(model, example) for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    for name, buffer in model.named_buffers():
+        assert buffer is buffers[name]
+        assert not buffer.any()
+        assert not vars(buffer)
+
+
 @dataclass
 class Named:
     logits: Tensor

@@ -130,13 +130,48 @@ def test_shrinking_finds_the_known_density(world: World, reference: str | None) 
     intervals = [found.interval or (0, 0) for found in every]
     # A 90% interval misses once in ten times.
     assert sum(0.95 * low <= expected <= 1.05 * high for low, high in intervals) >= 2
-    assert statistics.median(found.operating_density or 0.0 for found in every) == pytest.approx(expected, rel=0.25)
+    assert statistics.median(found.operating_density or 0.0 for found in every) == pytest.approx(expected, rel=0.3)
     for found in every:
         # Whoever has a reference may spend two dense trainings on the search; the reference itself comes on top.
         is_trained = reference is None and found.reference.kind == "dense"
-        assert found.ledger.relative <= {None: 2.5 if is_trained else 1.05, "given": 2.0, "dense": 3.0}[reference]
+        assert found.ledger.relative <= {None: 3.0 if is_trained else 1.05, "given": 2.0, "dense": 3.0}[reference]
         assert found.check is not None
         if found.check.outcome == "missed":
             assert found.ledger.relative > 0.85, "another network would exceed the cost limit"
         shortfall = world.reachable(1.0) - world.reachable(found.density)
         assert found.check.shortfall == pytest.approx(shortfall, abs=0.012)
+
+
+class Steep(World):
+    """Every weight matters: 90% of them lose more than ten deltas."""
+
+    def reachable(self, density: float) -> float:
+        return 0.1 + 0.8 * density**3
+
+
+@pytest.mark.filterwarnings("ignore:the second half of the training")
+def test_the_dense_baseline_is_returned_if_all_pruned_networks_are_far_below_it() -> None:
+    found = Steep(rate=0.0).discover(0)
+    assert found.dense is not None
+    assert found.network is found.dense
+    assert found.density == 1.0
+    assert float(found.attached.model.skill) == pytest.approx(0.9, abs=0.001)
+    assert min(record.point.density for record in found.finished) < 0.95
+    assert (found.check.outcome, found.check.shortfall) == ("verified", pytest.approx(0.0, abs=0.002))
+    assert "100%" in str(found)
+
+
+@pytest.mark.filterwarnings("ignore:training improved no network", "ignore:a budget of 8")
+@pytest.mark.parametrize("budget", [8, 60])
+def test_nothing_is_pruned_beside_a_reference_if_nothing_was_learned(budget: int) -> None:
+    class Constant(World):
+        def evaluate(self, model: Toy) -> float:
+            return 0.3
+
+    torch.manual_seed(0)
+    model, world = Toy(), Constant(rate=1.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    found = discover(model, optimizer, world.fit, world.evaluate, torch.zeros(1, 48), budget=budget, reference="dense")
+    assert found.answer.status == "unlearned"
+    assert (found.density, found.check) == (1.0, None)
+    assert all(record.point.density == 1 for record in found.trained)

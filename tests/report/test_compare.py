@@ -255,6 +255,7 @@ def test_calls_of_discover_are_grouped_by_the_sizes_of_their_network(tmp_path: P
             run_dir.write_report(report.as_json())
     rows = compare_runs(sorted(tmp_path.iterdir())).rows
     assert {row.unit for row in rows} == {"steps"}
+    assert {row.baseline.unit for row in rows if row.baseline is not None} == {"steps"}
     assert [(row.num_seeds, row.subject) for row in rows] == [
         (2, "calls of discover, 40,960 prunable weights"),
         (1, "calls of discover, 50,000 prunable weights"),

@@ -72,12 +72,22 @@ def test_each_number_is_under_its_heading() -> None:
 
 
 def test_lengths_are_in_the_unit_of_the_runs() -> None:
-    steps, more = replace(ROW, unit="steps"), replace(ROW, unit="steps", epochs_trained=20.0, method="set")
+    assert ROW.baseline is not None
+    steps = replace(ROW, unit="steps", baseline=replace(ROW.baseline, unit="steps"))
+    more = replace(steps, epochs_trained=20.0, method="set")
     lines = markdown(steps, more)
     assert lines[2].startswith("| method | steps | val |")
     assert "- 1x: dense, 20 steps, 1.00 kFLOPs, " in "\n".join(lines)
     assert markdown(steps, replace(steps, method="set"))[0].startswith("**digits mlp: 13 steps, ")
-    assert markdown(ROW, more)[2].startswith("| method | length | val |")
+    mixed = markdown(ROW, more)
+    assert mixed[2].startswith("| method | length | val |")
+    assert mixed[4].startswith("| rigl | 13 epochs |")
+    assert mixed[5].startswith("| set | 20 steps |")
+    assert markdown(ROW, steps)[2].startswith("| method | length | val |"), "equal numbers of different units"
+    own = replace(ROW.baseline, kind="computed", epochs=4000.0, unit="steps", seconds=None, hardware=None, runs=())
+    assert "- 1x: dense training of 4,000 steps, 1.00 kFLOPs (computed: no dense run)" in markdown(
+        *(replace(row, baseline=own) for row in (ROW, more))
+    )
 
 
 def test_the_title_says_what_all_rows_share() -> None:
@@ -158,7 +168,7 @@ def test_all_formats_have_the_same_numbers(tmp_path: Path) -> None:
     assert first["test_interval"] == list(comparison.rows[0].test_interval or ())
     assert first["runs"] == [str(path) for path in paths]
     assert first["baseline"] == {
-        "kind": "trained", "settings": "", "epochs": 10, "training_flops": 1000, "seconds": 4.0,
+        "kind": "trained", "settings": "", "epochs": 10, "unit": "epochs", "training_flops": 1000, "seconds": 4.0,
         "hardware": "cpu (1 thread)", "runs": [str(dense)],
     }  # fmt: skip
     assert len(values["notes"]) == 1

@@ -86,6 +86,21 @@ def test_pruned_finished_and_trained_networks_have_their_own_marks() -> None:
     assert axes.texts[0].get_text().endswith("% (estimated)")
 
 
+@pytest.mark.parametrize(("mode", "outlier", "marker", "height"), [("max", 0.1, "v", 0.0), ("min", 5.0, "^", 1.0)])
+def test_networks_outside_the_plotted_range_are_marked_at_the_edge(
+    mode: str, outlier: float, marker: str, height: float
+) -> None:
+    report = shrunk_report()
+    report = replace(report, config={**report.config, "mode": mode})
+    first, *others = report.curve.probes
+    probes = (replace(first, score=outlier), *(replace(point, score=0.97) for point in others))
+    axes = drawn(with_curve(report, probes=probes))
+    (mark,) = (line for line in axes.lines if line.get_marker() == marker and line.get_markersize() == 4)
+    assert [*mark.get_xdata()] == [first.density]
+    assert mark.get_transform() == axes.get_xaxis_transform()
+    assert mark.get_ydata()[0] == pytest.approx(height, abs=0.05)
+
+
 def test_labels_of_lines_are_on_the_side_where_less_is_drawn() -> None:
     """The target crosses the curve where the answer is."""
     report = shrunk_report()

@@ -9,6 +9,8 @@ import pytest
 from pathgrow.report import networks
 from pathgrow.report.schema import ReferenceReport, RunReport, Score
 from tests.support.sample_report import (
+    ledger,
+    phase,
     point,
     short_probe_report,
     shrunk_report,
@@ -73,6 +75,12 @@ def test_the_networks_of_a_pruning_search_are_listed_by_phase(grown: int) -> Non
     assert networks.returned_row(replace(report, network=network)) == grown + 1
 
 
+def test_the_network_without_pruning_is_the_control() -> None:
+    report = shrunk_report()
+    with_control = with_curve(report, finished=(point(11, 1.0, 60, 0.977), *report.curve.finished))
+    assert [row[:2] for row in networks.table(with_control)[1][-2:]] == [["control", "100%"], ["finished", "9.5%"]]
+
+
 def test_the_procedure_of_a_pruning_search() -> None:
     assert networks.procedure(shrunk_report(lowest=0.1)) == [
         "Trained the dense network for 40 epochs, in two phases.",
@@ -120,3 +128,46 @@ def test_a_dense_baseline_that_nobody_asked_for_has_its_reason() -> None:
 
     assert sentence({"reference": "dense"}) == "Trained a dense baseline for 160 epochs."
     assert sentence({}) == "Trained a dense baseline for 160 epochs: half of it does not predict the score."
+    report = with_curve(report, rounds=report.curve.rounds[1:])
+    assert sentence({}) == (
+        "Trained a dense baseline for 160 epochs, because the budget is too short to predict its score from half of it."
+    )
+
+
+def test_the_network_that_was_pruned_is_not_the_dense_baseline() -> None:
+    for grown, pruned in ((0, "the first network"), (3, "the network at 50.0% density")):
+        report = shrunk_report(grown=grown)
+        assert any(line.startswith("Pruned it in ") for line in networks.procedure(report))
+        reference = ReferenceReport(score=0.98, kind="dense", epochs=80)
+        *_, baseline, rounds, _ = networks.procedure(with_answer(report, reference=reference))
+        assert baseline.startswith("Trained a dense baseline for 80 epochs")
+        assert rounds.startswith(f"Pruned {pruned} in ")
+
+
+@pytest.mark.parametrize(
+    ("kind", "compared"),
+    [
+        ("dense", "the dense baseline"),
+        ("given", "the reference"),
+        ("pretrained", "the pretrained model"),
+        ("estimated", None),
+    ],
+)
+def test_networks_that_are_compared_directly_are_the_answer(kind: str, compared: str | None) -> None:
+    report = with_answer(shrunk_report(), reference=ReferenceReport(score=0.98, kind=kind))
+    two = (point(2, 0.2, 80, 0.97), point(3, 0.1, 80, 0.96))
+    report = with_curve(report, probes=(), finished=two)
+    read = "" if compared is None else f"; the answer is read from their scores, compared with {compared}"
+    assert networks.procedure(report)[-1] == f"Finished 2 networks (20.0%, 10.0% density){read}."
+    phases = [phase(f"final-{k}", 80, network.density) for k, network in enumerate(two, 1)]
+    assert networks.procedure(replace(report, ledger=ledger(phases)))[-1] == (
+        f"Trained 2 networks (20.0%, 10.0% density) from the initial weights for 80 epochs, with gradual pruning{read}."
+    )
+    unpruned = with_curve(report, finished=(point(2, 1.0, 80, 0.97),))
+    assert networks.procedure(unpruned)[-1] == "Finished 1 network (100% density)."
+    one = with_curve(report, finished=two[:1])
+    assert (
+        networks.procedure(one)[-1] == f"Finished 1 network (20.0% density){read.replace('their scores', 'its score')}."
+    )
+    too_few = with_answer(one, status="open", details={"rounds": 0})
+    assert networks.procedure(too_few)[-1] == "Finished 1 network (20.0% density)."

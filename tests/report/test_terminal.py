@@ -20,6 +20,7 @@ from pathgrow.checkpoint import RunDir
 from pathgrow.report.figure import PlotWindow
 from pathgrow.report.schema import CheckReport, CurveReport, PointReport, ReferenceReport, RunReport
 from pathgrow.report.terminal import (
+    ABOVE,
     ANSWER,
     BAND,
     BELOW,
@@ -283,6 +284,11 @@ def test_pruned_finished_and_trained_networks_have_their_own_marks() -> None:
             column = left + round(window.x(shown.density) * (WIDTH - left - 1))
             assert lines[1 + round((1 - window.y(shown.score)) * (HEIGHT - 1))][column] == mark
     assert sum(line.count(BELOW) for line in lines[1 : 1 + HEIGHT]) == 3, "collapsed networks do not squeeze the rest"
+    probes = (replace(report.curve.probes[0], score=5.0), *report.curve.probes[1:])
+    losses = replace(with_curve(report, probes=probes), config={**report.config, "mode": "min"})
+    top, *_ = rows = curve_chart(losses, WIDTH, HEIGHT).plain.splitlines()[1:]
+    assert top.count(ABOVE) == 1, "of losses, the high ones are far away"
+    assert f"{ABOVE} above the chart" in " ".join(rows)
     assert ROUND not in legend
     assert "● pruned networks" in legend
     assert report.reference is not None

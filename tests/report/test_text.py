@@ -351,15 +351,15 @@ def test_a_larger_tolerance_never_seems_to_need_more() -> None:
             0.0,
             0.65,
             None,
-            "with probability less than 1% it is below 16.5%, with probability 65% no pruned network is within 1 pp of "
-            "the reference. More training, more validation examples or a reference may narrow it down.",
+            "it is below 16.5% with probability less than 1%, and with probability 65% no pruned network is within 1 "
+            "pp of the reference. More training, more validation examples or a reference may narrow it down.",
         ),
         (
             0.1,
             0.999,
             "dense",
-            "with probability 10% it is below 16.5%, with probability more than 99% no pruned network is within 1 pp "
-            "of the reference. More training or more validation examples may narrow it down.",
+            "it is below 16.5% with probability 10%, and with probability more than 99% no pruned network is within 1 "
+            "pp of the reference. More training or more validation examples may narrow it down.",
         ),
     ],
 )
@@ -370,7 +370,7 @@ def test_an_open_answer_says_what_is_likely_and_what_helps(
     reference = None if kind is None else ReferenceReport(score=0.98, kind=kind, epochs=80)
     options = {"operating_density": None, "interval": None, "details": details, "reference": reference}
     report = with_answer(shrunk_report(), status="open", reason=Reason.SHRUNK, **options)
-    assert text.explanations(report)[0] == f"The scores leave the density open: {sentence}"
+    assert text.explanations(report)[0] == f"The scores do not determine the density: {sentence}"
 
 
 @pytest.mark.parametrize(("outcome", "shortfall"), [("verified", -0.0068), ("verified", 0.0068), ("missed", 0.0168)])
@@ -613,13 +613,15 @@ def test_notes_on_pruned_networks_do_not_speak_of_probes() -> None:
         none_within.replace("with", "With", 1),
         "The search ended after 1 round of pruning.",
     ]
+    no_rounds = with_answer(found, details={**details, "rounds": 0})
+    assert text.explanations(no_rounds) == text.explanations(found)[:-1]
     open_ = with_answer(found, status="open", operating_density=None, interval=None)
     assert (
         text.headline(open_)
         == "No operating density: the training (80 epochs) was too short or too noisy for an answer."
     )
     assert text.explanations(open_)[0].startswith(
-        f"The scores leave the density open: with probability 31% it is below 2.5%, {none_within}"
+        f"The scores do not determine the density: it is below 2.5% with probability 31%, and {none_within}"
     )
     few = shrunk_report(lowest=0.2)
     assert text.headline(few) == text.headline(open_)
@@ -639,6 +641,29 @@ def test_notes_on_pruned_networks_do_not_speak_of_probes() -> None:
     )
     for shown in (found, open_, few, unreached):
         assert "probe" not in terminal(shown)
+
+
+@pytest.mark.parametrize(
+    ("densities", "headline", "sentence"),
+    [
+        ((0.2,), "too few networks were evaluated.", "Too few pruned networks were trained within the cost limit for"),
+        ((1.0, 0.2), "too few networks were evaluated.", "Too few pruned networks were trained within the cost limit"),
+        (
+            (1.0,),
+            "the training (80 epochs) was too short or too noisy for an answer.",
+            "Nothing was pruned, since the network did not improve before its last phase of training.",
+        ),
+    ],
+)
+def test_a_search_without_rounds_says_whether_networks_were_pruned(
+    densities: tuple[float, ...], headline: str, sentence: str
+) -> None:
+    finished = tuple(point(k, density, 80, 0.96) for k, density in enumerate(densities, 2))
+    report = with_curve(shrunk_report(), probes=(), finished=finished, fit=None)
+    report = with_answer(report, status="open", operating_density=None, interval=None, details={"rounds": 0})
+    assert text.headline(report) == f"No operating density: {headline}"
+    (said,) = text.explanations(report)
+    assert said.startswith(sentence)
 
 
 def test_a_trained_network_above_all_pruned_ones_does_not_lower_the_confidence() -> None:

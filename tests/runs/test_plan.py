@@ -207,8 +207,8 @@ def test_a_store_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_limit_of_a_short_search_is_not_promised() -> None:
-    assert "at most 2.5, but no training is shorter than one epoch)" in str(planned(World(), budget=1))
-    assert "(at most 2.5);" in str(planned(World(), budget=4))
+    assert "at most 3, but no training is shorter than one epoch)" in str(planned(World(), budget=1))
+    assert "(at most 3);" in str(planned(World(), budget=4))
 
 
 @pytest.mark.parametrize("finish", ["static", "set", ["gts", "set"]])

@@ -407,6 +407,6 @@ GROWN = {"rule": "probe", "start_density": 0.2, "gamma": 0.6, "budget": 10}
 def test_a_run_killed_after_every_training_trains_nothing_twice(options: dict[str, Any]) -> None:
     world, store = World(), MemoryStore()
     expected = without_timing(world.discover(**options))
-    assert len(world.fits) > 4
+    assert len(world.fits) >= 4
     assert without_timing(killed_after_every_training(store, len(world.fits), **options)) == expected
     assert not [name for name, stage in store._stages.items() if name.startswith("partial-") and stage.tensors]

@@ -37,7 +37,7 @@ from tests.support.toy import (
     without_timing,
 )
 
-SHRINK = {"finish": "gts", "rule": "probe", "start_density": None, "seed_epochs": None, "budget": 40, "delta": 0.05}
+SHRINK = {"finish": "gts", "rule": "probe", "start_density": None, "seed_epochs": None, "budget": 40, "delta": 0.08}
 
 
 def shrunk(world: World | None = None, **options: object) -> Discovery:
@@ -114,7 +114,7 @@ class Averaged(World):
 def test_weights_that_fit_loads_are_trained_with_the_masks() -> None:
     """An average, or the best ones so far, which hold weights that were pruned later."""
     world = Averaged()
-    with pytest.warns(UserWarning, match="fit ends with other weights than those of its last step"):
+    with pytest.warns(UserWarning, match="fit returned weights other than those of its last step"):
         found = shrunk(world, budget=120, delta=0.1)
     repeated = [call for call in world.fits if call.epochs == 30]
     control, *pruned = found.finished
@@ -136,7 +136,7 @@ def test_a_fit_that_ends_early_reaches_the_density() -> None:
         def fit(self, model: nn.Module, optimizer: Optimizer, epochs: int) -> None:
             super().fit(model, optimizer, epochs // 3 if epochs == 30 and len(self.fits) > 2 else epochs)
 
-    with pytest.warns(UserWarning, match="or earlier than before"):
+    with pytest.warns(UserWarning, match="or made fewer steps than before"):
         found = shrunk(Early(), budget=120, delta=0.1)
     chosen = [round(density * found.masks.num) for density in DENSITIES]
     assert all(min(abs(record.num_on - num) for num in chosen) <= 1 for record in found.finished)
@@ -330,7 +330,7 @@ def test_a_model_without_paths_starts_at_the_density_of_its_method(
     assert first.num_on == round(density * found.masks.num)
 
 
-SLOW = r"gained .* more than 3.6 times delta, .*\. A dense baseline is .* trained .* up to 2\.5 dense trainings\. To"
+SLOW = r"gained .* more than 2.4 times delta, .*\. A dense baseline is .* trained .* up to 3 dense trainings\. To"
 SHORT = r"a budget of 8 epochs is too short to be divided\. A dense baseline is therefore trained for the whole budget"
 
 
@@ -353,12 +353,15 @@ def test_a_dense_baseline_is_trained_if_half_of_the_training_does_not_predict_it
     for record in found.finished:
         assert record.point.epochs == budget  # as the baseline
     assert found.check.outcome in ("verified", "consistent", "missed")
-    assert 1.0 < found.ledger.relative <= 2.6  # one pruned network is finished in any case
+    assert 1.0 < found.ledger.relative <= 3.05  # one pruned network is finished in any case
     said = networks.procedure(found.report())
     assert said[0].startswith(f"Trained the dense network for {sum(phases)} epochs")
-    reason = "half of it does not predict the score" if len(phases) == 2 else "a training this short is not divided"
-    assert said[1] == f"Trained a dense baseline for {budget} epochs: {reason}."
-    assert re.search(sentence, found.warnings[0])
+    if len(phases) == 2:
+        reason = ": half of it does not predict the score"
+    else:
+        reason = ", because the budget is too short to predict its score from half of it"
+    assert said[1] == f"Trained a dense baseline for {budget} epochs{reason}."
+    assert any(re.search(sentence, warning) for warning in found.warnings)
 
 
 @pytest.mark.parametrize(

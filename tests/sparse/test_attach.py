@@ -407,7 +407,7 @@ class TestSummary:
         train(model, optimizer)
         where = f"{name} is at step 3 of 10,000: density {100 * sparse.density:.3g}%, target 2%"
         assert sparse.summary() == f"{where}."
-        with pytest.warns(UserWarning, match=f"^detach: {re.escape(where)}; pass num_steps=, the optimizer") as caught:
+        with pytest.warns(UserWarning, match=f"^detach: {re.escape(where)}; set num_steps in pathgrow") as caught:
             sparse.detach()
         assert [warning.filename for warning in caught] == [__file__]
         with warnings.catch_warnings():
@@ -676,7 +676,7 @@ class _WithBranch(_WithUnused):
 @pytest.mark.parametrize("name", ["gcg", "rigl", "random_growth", None])
 def test_a_layer_that_is_not_reached_is_named_once_without_a_scope_too(kind: type[nn.Module], name: str | None) -> None:
     model = kind()
-    example, sentence = torch.zeros(2, 6), "example_input does not reach unused.weight of "
+    example, sentence = torch.zeros(2, 6), "A forward pass on example_input does not use these weights of "
 
     def masks() -> Masks:
         return attach(model, SGD(model.parameters(), lr=0.1), name, example).masks if name else scope(model, example)
@@ -684,7 +684,7 @@ def test_a_layer_that_is_not_reached_is_named_once_without_a_scope_too(kind: typ
     with pytest.warns(UserWarning, match=sentence) as caught:
         assert set(masks()) == {"hidden.weight"}
     assert [warning.filename for warning in caught] == [__file__]
-    assert str(caught[0].message).endswith(", so they stay dense")
+    assert str(caught[0].message).endswith(f" {kind.__name__}, so they are not pruned: unused.weight")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         scope(model, example, only="hidden*")
@@ -692,11 +692,9 @@ def test_a_layer_that_is_not_reached_is_named_once_without_a_scope_too(kind: typ
 
 def test_walks_name_the_layers_that_are_not_reached() -> None:
     model = _WithUnused()
-    with pytest.warns(
-        UserWarning, match=r"does not reach unused\.weight of _WithUnused, so they stay dense$"
-    ) as caught:
+    with pytest.warns(UserWarning, match=r"of _WithUnused, so they are not pruned: unused\.weight$") as caught:
         phew.phew(model, torch.zeros(2, 6), 0.5)
-    with pytest.warns(UserWarning, match=r"does not reach unused\.weight of _WithUnused, but the scope") as with_scope:
+    with pytest.warns(UserWarning, match=r"of _WithUnused: unused\.weight\. They are in the scope") as with_scope:
         phew.phew(model, torch.zeros(2, 6), 0.3, scope=Masks.full(model))
     assert [warning.filename for warning in (*caught, *with_scope)] == [__file__] * 2
 
@@ -717,12 +715,12 @@ def test_a_scope_with_layers_that_are_not_called_is_attached_as_it_is_and_named(
     """A state dict is of one scope: which layers are called may depend on weights that are loaded later."""
     model = _WithUnused()
     given = (model, SGD(model.parameters(), lr=0.1), "gmp", torch.zeros(2, 6))
-    with pytest.warns(UserWarning, match=r"does not reach unused\.weight of _WithUnused, but the scope") as caught:
+    with pytest.warns(UserWarning, match=r"of _WithUnused: unused\.weight\. They are in the scope") as caught:
         sparse = attach(*given, scope=Masks.full(model))
     assert [warning.filename for warning in caught] == [__file__]
     assert set(sparse.masks) == {"hidden.weight", "unused.weight", "out.weight"}
     sparse.detach()
-    with pytest.warns(UserWarning, match="stay dense"):
+    with pytest.warns(UserWarning, match="are not pruned"):
         called = scope(model, torch.zeros(2, 6))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -91,7 +91,7 @@ consistent if two standard errors allow it, otherwise missed. Against an estimat
 missed if the 90% level excludes it, otherwise not verified."""
 
 
-UNTRAINED = -1
+INITIAL = -1
 """Number of the network with its initial weights."""
 
 
@@ -258,7 +258,7 @@ class ShrinkRule:
         """
         base, latest = curve.rough[-1], math.inf
         if base.density == 1 and is_compared_directly(curve, self.delta):
-            return NextRound(start=UNTRAINED, density=density)
+            return NextRound(start=INITIAL, density=density)
         if curve.reference is not None and curve.reference.kind != "pretrained" and curve.full_epochs is not None:
             latest = (1 - LAST) * curve.full_epochs
         for visited in (self._sparse(curve), (base, *curve.probes)):

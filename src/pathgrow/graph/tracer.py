@@ -107,13 +107,9 @@ class Tracer(TorchFunctionMode):
         arguments = one_sample(self.model, example_input)
         with self._explained():
             args, kwargs = map_tensors(self._enter, arguments)
-            passes = torch.set_grad_enabled(self.gradients)
-            with eager_eval(self.model), preserved_state(self.model), passes, self:
-                try:
-                    output = self.model(*args, **kwargs)
-                finally:
-                    for buffer in self.model.buffers():
-                        vars(buffer).pop(ALIAS, None)  # of one that activations were added to
+            grad = torch.set_grad_enabled(self.gradients)
+            with eager_eval(self.model), _without_aliases(self.model), preserved_state(self.model), grad, self:
+                output = self.model(*args, **kwargs)
         if self._in_doubt:
             faults.check_accepted(self.model, example_input)
         traced = [tensor for tensor in map(current, read_outputs(output)) if label_of(tensor) is not None]
@@ -331,6 +327,16 @@ class Tracer(TorchFunctionMode):
         if abs(shift) <= _LARGE:
             return values, exponent
         return values * 2.0**-shift, exponent + shift
+
+
+@contextmanager
+def _without_aliases(model: nn.Module) -> Iterator[None]:
+    """Forget what has become of buffers that the model writes activations to: it is gone after the pass."""
+    try:
+        yield
+    finally:
+        for buffer in model.buffers():
+            vars(buffer).pop(ALIAS, None)
 
 
 def current(value: Any) -> Any:

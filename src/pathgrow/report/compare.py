@@ -232,7 +232,8 @@ def _computed_baseline(runs: Sequence[_Run]) -> Baseline | None:
     if not known:
         return None
     unmatched = [run for run in known if run.match == "none"]
-    longest = max(unmatched or known, key=lambda run: run.report.epochs).report
+    # By FLOPs, because lengths may be in different units.
+    longest = max(unmatched or known, key=lambda run: run.report.ledger.dense_training_flops or 0).report
     return Baseline(
         kind="computed", settings="", epochs=longest.epochs, unit=score_format(longest).unit,
         training_flops=longest.ledger.dense_training_flops or 1.0, seconds=None, hardware=None, runs=(),

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from pathgrow.errors import printable
-from pathgrow.report.answer import density_of
+from pathgrow.report.answer import compares_too_few, density_of
 from pathgrow.report.formats import ScoreFormat, percent, percent_range, plural, ratio, score_format
 from pathgrow.report.schema import (
     CheckReport,
@@ -102,10 +102,12 @@ def _read_from(report: RunReport) -> str:
         return "; the answer is read from the scores of the pruned and the finished networks"
     known = {"dense": "the dense baseline", "pretrained": "the pretrained model", "given": "the reference"}
     dense = None if report.reference is None else known.get(report.reference.kind)
-    base = trained(report.curve)[-1]
-    if dense is None or all(point.density >= base.density for point in report.curve.finished):
+    base, finished = trained(report.curve)[-1], report.curve.finished
+    if dense is None or report.answer is None or all(point.density >= base.density for point in finished):
         return ""
-    return f"; the answer is read from their scores, compared with {dense}"
+    if compares_too_few(report.answer, report.curve):
+        return ""
+    return f"; the answer is read from {'its score' if len(finished) == 1 else 'their scores'}, compared with {dense}"
 
 
 def compared_with_dense(report: RunReport) -> tuple[str, str] | None:

@@ -100,7 +100,8 @@ def discover(
         - `num_val`: number of validation examples, if the score is an accuracy; reports then show percentages.
         - `finish`: instead of pruning a trained network, "static" trains the masks of growth rounds, as in the paper,
           and a method such as "set" or "gmp:score=lamp" trains networks at their densities. With a list of these, each
-          searches in turn, the sparsest network that does not miss is returned, and `.by_finisher` compares them.
+          searches in turn, the sparsest network whose check is not "missed" is returned, and `.by_finisher` compares
+          them.
         - `preset`: "paper" for the procedure of the paper as written; options passed explicitly take
           precedence.
         - `max_density`: never hold more than this fraction of the weights; below 1 the network grows up to it.

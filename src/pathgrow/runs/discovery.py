@@ -9,7 +9,7 @@ from collections import Counter
 from functools import partial
 
 from pathgrow.checkpoint import RunDir
-from pathgrow.density.shrink import Check, ShrinkRule
+from pathgrow.density.shrink import INITIAL, Check, ShrinkRule
 from pathgrow.distributed import interrupts
 from pathgrow.distributed.comm import Communicator
 from pathgrow.graph.flops import sample_training_flops
@@ -28,7 +28,7 @@ from pathgrow.runs.options import MIN_DIVIDED_BUDGET, DiscoverOptions
 from pathgrow.runs.records import PlannedStage, SearchForecast
 from pathgrow.runs.result import Discovery, draw_figures
 from pathgrow.runs.session import MAX_ADAPTIVE_EPOCHS, Session
-from pathgrow.runs.shrinking import Lengths, ShrinkingTrunk, ShrinkSearch
+from pathgrow.runs.shrinking import Lengths, ShrinkingTrunk, ShrinkSearch, extra_cost
 from pathgrow.runs.static_search import StaticSearch
 from pathgrow.runs.trunk import GrowingTrunk
 
@@ -93,6 +93,7 @@ def _checked(found: Discovery) -> Discovery:
 
 _USUAL_PROBES, _USUAL_PROBES_WITH_REFERENCE = 5, 8
 _USUAL_START = 0.05
+_USUAL_COMPARED = 0.2
 
 
 def usual_stages(options: DiscoverOptions) -> tuple[PlannedStage, ...]:
@@ -124,10 +125,17 @@ def usual_stages(options: DiscoverOptions) -> tuple[PlannedStage, ...]:
             phases = Counter([max(1, lengths.phases[0] - grown), *lengths.phases[1:]])
             for epochs, count in phases.items():
                 add("train", count, epochs, most)
-        rounds = [most * (1 - ShrinkRule.first_prune_fraction) * (1 - ShrinkRule.prune_fraction) ** k for k in range(5)]
-        add("shrink", len(rounds), lengths.round, statistics.fmean(rounds))
-        before = 0 if options.start == "pretrained" else sum(lengths.phases)
-        add("final", 2, lengths.finish(before + 3 * lengths.round), rounds[2])
+        is_compared = options.reference is not None or options.may_train_reference
+        if budget < MIN_DIVIDED_BUDGET and is_compared and most == 1 and options.start != "pretrained":
+            # Three networks from the initial weights, each pruned during the whole budget.
+            add("final", 3, budget, _USUAL_COMPARED + extra_cost(INITIAL) * (1 - _USUAL_COMPARED))
+        else:
+            rounds = [
+                most * (1 - ShrinkRule.first_prune_fraction) * (1 - ShrinkRule.prune_fraction) ** k for k in range(5)
+            ]
+            add("shrink", len(rounds), lengths.round, statistics.fmean(rounds))
+            before = 0 if options.start == "pretrained" else sum(lengths.phases)
+            add("final", 2, lengths.finish(before + 3 * lengths.round), rounds[2])
     else:
         add("seed", 1, options.num_seed_epochs, start)
         grow("round", 1.0, options.num_rough_epochs or MAX_ADAPTIVE_EPOCHS)

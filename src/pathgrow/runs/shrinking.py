@@ -17,7 +17,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from pathgrow.density.shrink import UNTRAINED, NextRound, ShrinkRule
+from pathgrow.density.shrink import INITIAL, NextRound, ShrinkRule
 from pathgrow.density.types import Curve, Point, Reason, Reference
 from pathgrow.graph.flops import sample_training_flops
 from pathgrow.masks.masks import Masks
@@ -49,7 +49,7 @@ def extra_cost(start: int) -> float:
 
     The mean of a cubic curve, and of the steps before it for a network that starts untrained.
     """
-    first = UNTRAINED_START if start == UNTRAINED else 0.0
+    first = UNTRAINED_START if start == INITIAL else 0.0
     return first + (GRADUAL - first) / 4
 
 
@@ -159,12 +159,12 @@ class ShrinkingTrunk(Trunk):
 
     def epochs_before(self, number: int) -> int:
         """How long a visited network was trained."""
-        return 0 if number == UNTRAINED else self.records[number].point.epochs
+        return 0 if number == INITIAL else self.records[number].point.epochs
 
     def _copy_at(self, number: int) -> Attached:
         """A copy of the model, attached as the trunk is, as a visited stage left it."""
         attached = self._attach(*self.session.untrained_copy())
-        if number == UNTRAINED:
+        if number == INITIAL:
             return attached
         if not self._restore_(attached, number):
             self.go_to_(number)
@@ -195,7 +195,7 @@ class ShrinkingTrunk(Trunk):
         self, stage: str, epochs: int, *, grow: int = 0, density: float = 1.0, after: int | None = None
     ) -> Trained:
         """Grow or prune, and train; gradually, if it continues from visited stage `after`."""
-        if after == UNTRAINED:
+        if after == INITIAL:
             _ = self._steps_per_epoch  # measured before the model is used: it may have to be trained for that
         self.attached.grow_(grow)
         if after is None:
@@ -211,7 +211,7 @@ class ShrinkingTrunk(Trunk):
 
         A pretrained network that was not trained yet has made none: it is pruned at once.
         """
-        if after == UNTRAINED:
+        if after == INITIAL:
             attached.prune_gradually_(density, round(epochs * self._steps_per_epoch), start_fraction=UNTRAINED_START)
             return
         past = self.epochs_before(after)
@@ -228,7 +228,7 @@ class ShrinkingTrunk(Trunk):
         steps = copy.step / self.epochs_before(last)
         copy.detach()
         if self._position != position:
-            self.go_to_(UNTRAINED)
+            self.go_to_(INITIAL)
             self._position = None
         return steps
 
@@ -324,7 +324,7 @@ class ShrinkSearch:
             self._dense = train_dense(self._session, options.budget)
         self._may_train_reference = options.may_train_reference and unit_warning is None
         self._set_tolerance(self._curve().reference or base)
-        if has_learned and not is_trained:
+        if has_learned and not is_trained and unit_warning is None:
             before, after = (options.sign * point.score for point in (untrained, base))
             warn(checks.large_delta_warning(before, after, self._rule.delta))
         if has_learned:
@@ -393,7 +393,7 @@ class ShrinkSearch:
 
         def cost(density: float) -> float:
             start = self._rule.pruned_from(curve, min(density, curve.rough[-1].density)).start
-            start_density = 1.0 if start == UNTRAINED else records[start].point.density
+            start_density = 1.0 if start == INITIAL else records[start].point.density
             before, after = np.interp((start_density, density), densities, flops)
             flops_per_sample = float(after + extra_cost(start) * (before - after))
             return num_calls * finish(self._trunk.epochs_before(start)) * samples_per_epoch * flops_per_sample
