@@ -59,7 +59,7 @@ TASKS = {**problems.TASKS, **UNSEEN}
 
 _FAR = 5.0
 """Gap in units of delta below which sparser networks are not trained."""
-_FIRST, _LAST = 0.2, 0.7
+FIRST, _LAST = 0.2, 0.7
 """Fractions of a training between which a network is pruned, if it is untrained before."""
 
 
@@ -96,22 +96,20 @@ class Pruned:
                 mask &= weight.detach().abs() > limit
         self._zero_()
 
-    def fit_(self, epochs: int, density: float, *, is_trained: bool = False) -> None:
-        """Train, and prune to a density meanwhile, along a cubic curve."""
-        torch.manual_seed(1000 * self.seed)
+    def fit_(self, epochs: int, density: float, *, first: float = FIRST, seed: int = 0) -> None:
+        """Train, and prune to a density along a cubic curve, from this fraction of the steps on."""
+        torch.manual_seed(1000 * self.seed + seed)
         optimizer, start, num_done = self.problem.optimizer(self.model), self.density, 0
-        first, last = (
-            int(part * epochs * self.problem.steps_per_epoch) for part in (0.0 if is_trained else _FIRST, _LAST)
-        )
-        last = max(first + 1, last)
+        begin, last = (int(part * epochs * self.problem.steps_per_epoch) for part in (first, _LAST))
+        last = max(begin + 1, last)
 
         def after_step(*_: object) -> None:
             nonlocal num_done
             num_done += 1
-            num_pruning = num_done - first
-            is_due = num_pruning % max(1, (last - first) // 30) == 0 or num_done == last
+            num_pruning = num_done - begin
+            is_due = num_pruning % max(1, (last - begin) // 30) == 0 or num_done == last
             if num_pruning > 0 and num_done <= last and is_due:
-                self.prune_(density + (start - density) * (1 - num_pruning / (last - first)) ** 3)
+                self.prune_(density + (start - density) * (1 - num_pruning / (last - begin)) ** 3)
             self._zero_()
 
         optimizer.register_step_post_hook(after_step)
@@ -146,7 +144,7 @@ def find_truth(name: str, seed: int, place: Place) -> None:
         if is_far or lines.has(**key, rung=rung):
             continue
         began, network = time.perf_counter(), Pruned(problem, seed)
-        network.fit_(task.budget, rung, is_trained=task.is_pretrained)
+        network.fit_(task.budget, rung, first=0.0 if task.is_pretrained else FIRST)
         values = problem.values(network.model, "val", "test")
         gap, error = problem.difference(dense, values)
         below = task.sign * gap

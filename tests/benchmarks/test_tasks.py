@@ -99,15 +99,15 @@ def test_pruned_weights_stay_zero_and_the_largest_are_kept() -> None:
     assert not torch.equal(trained.model[0].weight, network.model[0].weight)
 
 
-@pytest.mark.parametrize(("is_trained", "first"), [(False, 3), (True, 1)])
-def test_untrained_networks_are_pruned_from_a_fifth_of_the_training_on(is_trained: bool, first: int) -> None:
+@pytest.mark.parametrize(("begin", "first"), [(0.2, 3), (0.0, 1)])
+def test_untrained_networks_are_pruned_from_a_fifth_of_the_training_on(begin: float, first: int) -> None:
     x, seen = torch.randn(64, 6), list[float]()
     problem = Problem(
         mlp(6, 8, 8, 1), {"train": (x, x[:, 0]), "val": (x, x[:, 0])}, squared_error, squared_error, batch_size=32
     )
     network = Pruned(problem, 0)
     network.model.register_forward_pre_hook(lambda *_: seen.append(network.density))
-    network.fit_(5, 0.25, is_trained=is_trained)  # ten steps
+    network.fit_(5, 0.25, first=begin)  # ten steps
     assert [density < 1 for density in seen] == [step > first - 1 for step in range(10)]
     assert seen[7:] == [0.25] * 3
 

@@ -106,8 +106,8 @@ def discover(
           precedence.
         - `max_density`: never hold more than this fraction of the weights; below 1 the network grows up to it.
         - `max_cost`: cost limit in dense trainings of a search that prunes: 1 by default, 2 with a reference. With
-          `max_cost` unset or at least 2, the dense network may be trained for the whole budget, and the search may then
-          cost 2 (or `max_cost`).
+          `max_cost` unset or at least 2, a dense baseline may be trained for the whole budget, and the search may then
+          cost 3 (or `max_cost`).
         - `method`, `gamma`: growth method, and the fraction of the nonzero weights added per growth round.
         - `rule`, `rough`, `seed_epochs`, `probe_fraction`, `final`: with static masks only, the density rule, the
           lengths of a growth round, of the seed training and of a probe, and the initial weights of probes ("fresh" or
