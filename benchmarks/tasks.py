@@ -48,7 +48,7 @@ import pathgrow
 from benchmarks import problems
 from benchmarks.cifar import Lines
 from benchmarks.discovery import crossing, smoothed
-from benchmarks.problems import Problem, Task
+from benchmarks.problems import LADDER, Problem, Task
 from benchmarks.unseen import UNSEEN
 from pathgrow.graph.calls import called_layers, called_scope
 from pathgrow.report.text import closing
@@ -202,7 +202,7 @@ class Truth:
     low: float
     high: float
     num_seeds: int
-    sparsest: float
+    sparsest: float = min(LADDER)
     """Lowest density that was trained."""
 
     @property
