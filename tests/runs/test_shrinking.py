@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pathgrow import data, discover, methods, models, plan
+from pathgrow.checkpoint.store import MemoryStore
 from pathgrow.density.shrink import DENSITIES, NextRound, ShrinkRule
 from pathgrow.density.types import Curve, Point, Reference
 from pathgrow.errors import RunFailed, UserError
@@ -752,3 +753,15 @@ def test_the_cost_of_a_finished_network_is_known_before_it_is_trained(monkeypatc
     assert len(expected) == len(found.finished)
     for record, cost in zip(found.finished, expected.values(), strict=True):
         assert record.training_flops == pytest.approx(cost, rel=0.01)
+
+
+@pytest.mark.parametrize("stage", ["shrink-1", "final-1"])
+def test_a_store_of_a_search_with_other_stages_is_refused(stage: str) -> None:
+    """Such as one by a version of pathgrow that trained a round more."""
+    store = MemoryStore()
+    found = shrunk(store=store)
+    [number] = [record.point.round for record in found.trained if record.stage == stage]
+    saved = store.load(stage)
+    store.save(stage, {**saved.metadata, "round": number + 1}, saved.tensors)
+    with pytest.raises(UserError, match=f"stage '{stage}' in the store is number {number + 1} of its search"):
+        shrunk(store=store)

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from pathgrow.checkpoint import RunDir
 from pathgrow.density.estimate import fit_band
@@ -260,8 +261,8 @@ class Discovery:
             timing=replace(timing_report(self.trained), run_seconds=self.run_seconds),
         )
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the network, its masks, the report and its figures to a new run directory.
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the network, its masks, the report and its figures to a new run directory, whose path is returned.
 
         `pathgrow show`, `compare` and `check` and `pathgrow.load_network` read it. A call with `store` set to a
         directory has written all of that already. In distributed training every rank calls it.
@@ -269,6 +270,7 @@ class Discovery:
         session = self.trunk.session
         with held_by_rank0(self._comm, lambda: self.options.open_run(path, session.seed, session.model)) as run_dir:
             self.write_to(run_dir, self.report())
+        return Path(path)
 
     def write_to(self, run_dir: RunDir | None, report: RunReport, *, draws: bool = True) -> None:
         """Write network, masks, `report` and (`draws`) its figures; all ranks call it, and rank 0 has the directory."""

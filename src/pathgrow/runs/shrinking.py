@@ -154,7 +154,8 @@ class ShrinkingTrunk(Trunk):
                 attached.detach()
             return outputs
 
-        self.records += self.session.all_once(stages, work)
+        found = self.session.all_once(stages, work)
+        self.records += [self._expected(record, numbers[record.stage]) for record in found]
         return self.records[-len(candidates) :]
 
     def epochs_before(self, number: int) -> int:

@@ -19,7 +19,7 @@ from pathgrow.checkpoint import Stage
 from pathgrow.density.probe import ProbeRule
 from pathgrow.density.types import DENSE
 from pathgrow.distributed import interrupts
-from pathgrow.errors import RunFailed
+from pathgrow.errors import RunFailed, UserError
 from pathgrow.graph.flops import inference_flops, scoring_flops
 from pathgrow.graph.topology import GLOBAL_LIMIT, Topology, measure
 from pathgrow.masks import Masks
@@ -107,10 +107,20 @@ class Trunk:
                 seconds = time.perf_counter() - began
                 return finish(trained, seconds if number else seconds + self.start_seconds)
 
-        self.records.append(self.session.once(stage, work))
+        self.records.append(self._expected(self.session.once(stage, work), number))
         if number > 0 and not self._keep_weights:
             self.forget_weights(number - 1)
         return self.records[-1]
+
+    @staticmethod
+    def _expected(record: Record, number: int) -> Record:
+        """The record of a stage; refused if the search that stored it had visited other stages before."""
+        if record.point.round != number:
+            raise UserError(
+                f"stage {record.stage!r} in the store is number {record.point.round} of its search, and would be "
+                f"number {number} of this one: another version of pathgrow has stored it; use a new store"
+            )
+        return record
 
     def go_to_(self, number: int) -> None:
         """Bring the model to where a visited stage ended; a stage whose weights are lost is trained again."""
