@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
-from benchmarks import cifar, digits_ladder, interfaces, shrink, tasks, training_noise
+from benchmarks import cifar, digits_ladder, interfaces, restarts, shrink, tasks, training_noise
 from benchmarks.problems import TASKS, Task
 from benchmarks.unseen import UNSEEN
 from pathgrow.checkpoint import strict_json
@@ -370,6 +370,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "wrn-reproduction": wrn_reproduction, "engine": engine, "shrink": shrink_table(160), "shrink-80": shrink_table(80),
     "searches": search_table, "gts": gts_table, "default-discoveries": default_discoveries,
     "digits-rounds": digits_rounds, "digits-ladder": digits_ladder_table,
+    "restarts": lambda: restarts.table(_lines("restarts")),
     "training-noise": lambda: training_noise.table(_lines("training_noise")),
 }  # fmt: skip
 
