@@ -242,6 +242,15 @@ def test_the_gap_of_the_first_network_tells_where_the_second_one_has_to_be(gap: 
     )
 
 
+def test_networks_that_were_trained_longer_than_the_reference_verify_nothing() -> None:
+    """A `fit` that was called again has trained them twice as long; that hides what pruning costs."""
+    equal = compared((0.1, 2.0), (0.2, 0.5), (0.5, 0.0))
+    longer = replace(equal, finished=tuple(replace(point, epochs=320) for point in equal.finished))
+    for curve, status, outcome in ((equal, "found", "verified"), (longer, "open", "not verified")):
+        assert RULE.answer(curve).status == status
+        assert RULE.check(curve, RULE.select(curve)).outcome == outcome
+
+
 def test_sparser_networks_are_compared_until_one_loses_too_much() -> None:
     curve = compared((0.08, 0.1), (0.2, 0.0), (0.5, 0.0))
     assert [one.density for one in candidates(curve)] == pytest.approx([0.04])

@@ -88,9 +88,8 @@ class World:
             self.fit,
             self.evaluate,
             torch.zeros(1, 48),
-            budget=BUDGET,
             seed=seed,
-            **options,
+            **{"budget": BUDGET, **options},
         )
 
 
@@ -149,13 +148,15 @@ class Steep(World):
         return 0.1 + 0.8 * density**3
 
 
-@pytest.mark.filterwarnings("ignore:the second half of the training")
-def test_the_dense_baseline_is_returned_if_all_pruned_networks_are_far_below_it() -> None:
-    found = Steep(rate=0.0).discover(0)
+@pytest.mark.filterwarnings("ignore:the second half of the training", "ignore:a budget of 8")
+@pytest.mark.parametrize("budget", [8, BUDGET])
+def test_the_dense_baseline_is_returned_if_all_pruned_networks_are_far_below_it(budget: int) -> None:
+    found = Steep(rate=0.0).discover(0, budget=budget)
     assert found.dense is not None
     assert found.network is found.dense
     assert found.density == 1.0
-    assert float(found.attached.model.skill) == pytest.approx(0.9, abs=0.001)
+    expected = CHANCE + 0.8 * (1 - math.exp(-budget / LAG))
+    assert float(found.attached.model.skill) == pytest.approx(expected, abs=0.001)
     assert min(record.point.density for record in found.finished) < 0.95
     assert (found.check.outcome, found.check.shortfall) == ("verified", pytest.approx(0.0, abs=0.002))
     assert "100%" in str(found)

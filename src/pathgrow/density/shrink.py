@@ -81,6 +81,8 @@ AIM = 0.85
 the chosen one is usually worse than it looks."""
 TOO_MUCH = 2.0
 """How much better than the pruned network one without pruning has to be, in units of delta, to be returned instead."""
+_LONGER = 1.2
+"""Ratio of two lengths of training up to which they count as equal."""
 DENSITIES = tuple(np.geomspace(0.005, 1.0, 200).tolist())
 """Candidates for the density to return."""
 
@@ -277,7 +279,10 @@ class ShrinkRule:
         base = curve.rough[-1]
         dense = (base, *(point for point in curve.finished if point.density == base.density))
         whole = max(dense, key=lambda point: (point.score, point.epochs))
-        pruned = [p for p in self._sparse(curve) if whole.score - p.score <= TOO_MUCH * self.delta]
+        best = whole.score
+        if curve.reference is not None and curve.reference.kind == "dense":
+            best = max(best, curve.reference.score)  # the baseline can be returned too
+        pruned = [p for p in self._sparse(curve) if best - p.score <= TOO_MUCH * self.delta]
         if not pruned:
             return whole
         wanted = self._sparsest_within(curve) if self._estimate(curve) is None else self._wanted(curve)
@@ -317,6 +322,8 @@ class ShrinkRule:
         if curve.reference is not None:
             outcome: Outcome = "consistent" if shortfall - 2 * error <= delta else "missed"
             outcome = "verified" if shortfall <= delta else outcome
+            if outcome != "missed" and self._is_longer(curve, network):
+                outcome = "not verified"
         else:
             outcome = "consistent" if shortfall <= delta else "not verified"
             outcome = "missed" if shortfall - CLEARLY * error > delta else outcome
@@ -360,11 +367,22 @@ class ShrinkRule:
         interval = (low if low > lowest else 0.0, min(high, base.density))
         if self.is_too_short(curve, delta) or (low <= lowest and high > base.density):
             return answer  # anything is possible
+        if any(self._is_longer(curve, point) for point in curve.finished):
+            return answer
         if density * STEP <= lowest:
             return replace(answer, status="flat", interval=(0.0, max(interval[1], lowest)))
         if density > base.density:
             return replace(answer, status="unreached") if low > base.density else answer
         return replace(answer, status="found", density=density, interval=interval)
+
+    def _is_longer(self, curve: Curve, network: Point) -> bool:
+        """Whether a network that is compared directly was trained longer than the reference: `fit` was called again.
+
+        Where training still gains much, that hides what pruning costs.
+        """
+        if curve.reference is None or curve.reference.epochs is None or not is_compared_directly(curve, self.delta):
+            return False
+        return network.epochs > _LONGER * curve.reference.epochs
 
     def _misses(self, curve: Curve, network: Point) -> bool:
         check = self.check(curve, network)
