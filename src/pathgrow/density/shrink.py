@@ -199,7 +199,7 @@ class ShrinkRule:
     def _next_compared(self, curve: Curve, cost: Callable[[float], float], left: float) -> list[NextRound]:
         """The first networks that are compared with the reference, one after the other, as the cost limit allows.
 
-        The gap of the first one tells about where the next one has to be; later ones follow the curve.
+        The gap of one tells where about the next one has to be. Once there is a curve, `_later` follows it.
         """
         whole, pruned = curve.rough[-1].density, self._sparse(curve)
         density = FIRST * whole if not pruned else self._by_power_law(curve, pruned[-1])

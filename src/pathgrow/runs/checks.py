@@ -112,8 +112,7 @@ score, read as a percentage, is this close to the reference."""
 
 
 MIN_SEARCH_BUDGET = 4
-"""Budgets below this leave no room for rounds: with the shortest ones, of one epoch each, a search on a small network
-cost 1.3 to 2.3 dense trainings, and 1.0 to 2.5 with max_cost=1; one on digits, with a budget of 1, 3.4."""
+"""Budgets below this leave no room for rounds: even phases of one epoch each may cost more than any limit."""
 
 
 def too_short_warning(curve: Curve, options: DiscoverOptions) -> str:
