@@ -68,6 +68,13 @@ def test_what_is_compared_with_a_reference_is_trained_as_long() -> None:
     assert lengths.finish(90) == 70
 
 
+@pytest.mark.parametrize(("start", "epochs"), [("scratch", 40), ("pretrained", 36)])
+def test_a_low_cost_limit_does_not_shorten_what_is_trained_like_the_reference(start: str, epochs: int) -> None:
+    lengths = Lengths(DiscoverOptions(budget=40, reference=0.9, max_cost=0.8, start=start))
+    assert sum(lengths.phases) + lengths.finish(sum(lengths.phases)) == 36
+    assert lengths.finish(0) == epochs
+
+
 def test_the_model_holds_the_returned_network() -> None:
     world = World()
     found = shrunk(world)

@@ -9,7 +9,7 @@ from collections import Counter
 from functools import partial
 
 from pathgrow.checkpoint import RunDir
-from pathgrow.density.shrink import INITIAL, Check, ShrinkRule
+from pathgrow.density.shrink import INITIAL, ShrinkRule
 from pathgrow.distributed import interrupts
 from pathgrow.distributed.comm import Communicator
 from pathgrow.graph.flops import sample_training_flops
@@ -17,9 +17,8 @@ from pathgrow.masks import Masks
 from pathgrow.methods.growth import without_paths
 from pathgrow.methods.method import GrowEachRound
 from pathgrow.report.formats import ScoreFormat
-from pathgrow.report.networks import measured_check
 from pathgrow.report.progress import ProgressBar
-from pathgrow.report.schema import ReferenceReport, RunReport
+from pathgrow.report.schema import RunReport
 from pathgrow.runs import checks
 from pathgrow.runs.command import open_session, run_in
 from pathgrow.runs.config import DiscoverConfig
@@ -81,12 +80,10 @@ def _search(session: Session, options: DiscoverOptions) -> Discovery:
 
 def _checked(found: Discovery) -> Discovery:
     """The result with a comparison with a dense score, if there is one and its rule has not compared them."""
-    answer, options = found.answer, found.options
+    answer = found.answer
     if found.check is not None or answer.status == "unlearned" or answer.reference is None:
         return found
-    reference = ReferenceReport(**vars(answer.reference))
-    check = measured_check(found.score, reference, answer.delta, mode=options.mode, num_val=options.num_val)
-    return found if check is None else dataclasses.replace(found, check=Check(**vars(check)))
+    return found.compared_with(answer.reference, answer.delta)
 
 
 # What to expect

@@ -13,10 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from pathgrow.checkpoint import Stage, Store
-from pathgrow.density.shrink import Check
 from pathgrow.density.types import Answer, Reference, Verdict
-from pathgrow.report.networks import measured_check
-from pathgrow.report.schema import ReferenceReport
 from pathgrow.runs.options import DiscoverOptions
 from pathgrow.runs.records import Callback, Record
 from pathgrow.runs.result import Discovery
@@ -40,10 +37,9 @@ def search_by_each(session: Session, options: DiscoverOptions, search: Search) -
     trained = [_named(record, name) for name, result in found.items() for record in result.trained]
     dense = next((result.dense for result in found.values() if result.dense is not None), None)
     if returned.check is None and dense is not None:  # trained by another finisher
-        reference = ReferenceReport(score=dense.score.score, kind="dense", epochs=dense.point.epochs)
+        reference = Reference(score=dense.score.score, kind="dense", epochs=dense.point.epochs)
         delta = options.with_absolute_delta(reference.score).delta
-        check = measured_check(returned.score, reference, delta, mode=options.mode, num_val=options.num_val)
-        returned = replace(returned, dense=dense, check=None if check is None else Check(**vars(check)))
+        returned = replace(returned, dense=dense).compared_with(reference, delta)
     return replace(
         returned,
         trained=tuple({record.stage: record for record in trained}.values()),  # a shared baseline counts once

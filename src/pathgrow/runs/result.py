@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from pathgrow.checkpoint import RunDir
 from pathgrow.density.estimate import fit_band
@@ -15,6 +16,7 @@ from pathgrow.masks import Masks
 from pathgrow.methods.method import GrowEachRound
 from pathgrow.report.answer import answer_sentence, what_narrows
 from pathgrow.report.formats import ScoreFormat, size_phrase
+from pathgrow.report.networks import measured_check
 from pathgrow.report.schema import (
     AnswerReport,
     CheckReport,
@@ -188,6 +190,12 @@ class Discovery:
         if round == DENSE:
             return Masks.full(self.attached.model, self.trunk.session.scope)
         return self.trunk.masks(round)
+
+    def compared_with(self, dense: Reference, delta: float) -> Self:
+        """The result with a check of the returned network against a dense score that was given or measured."""
+        reference = ReferenceReport(**vars(dense))
+        check = measured_check(self.score, reference, delta, mode=self.options.mode, num_val=self.options.num_val)
+        return self if check is None else replace(self, check=Check(**vars(check)))
 
     def examine(self, evaluate: Evaluate) -> tuple[Score, Score | None]:
         """Evaluate the returned network, and the dense baseline if there is one, e.g. on the test split."""

@@ -65,12 +65,18 @@ class Lengths:
         self.has_reference = options.reference is not None
         """Whether networks are compared with one that had the whole budget."""
         self._finish = max(1, half if is_short else quarter)
+        self._whole = self.budget if options.start == "pretrained" else options.budget
         self.round = max(1, round(self.budget / 16), min(round(self.budget / 10), _LONG_ROUND))
         self.seed, self.growth = max(1, self.budget // 16), max(1, round(self.budget / 160))
 
     def finish(self, trained: int) -> int:
-        """The last phase of a network that was trained for so many epochs: to the end of the budget, as a reference."""
-        return max(self._finish, self.budget - trained) if self.has_reference else self._finish
+        """The last phase of a network that was trained for so many epochs: to the end of the budget, as a reference.
+
+        A low cost limit shortens it, except for a network that is trained like the reference from the start.
+        """
+        if not self.has_reference:
+            return self._finish
+        return max(self._finish, self.budget - trained) if trained else self._whole
 
 
 class ShrinkingTrunk(Trunk):
