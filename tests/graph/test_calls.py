@@ -13,6 +13,7 @@ from pathgrow.errors import UserError
 from pathgrow.graph import trace
 from pathgrow.graph.calls import called_layers, called_scope, uncalled_layers
 from pathgrow.graph.flops import forward_macs
+from pathgrow.graph.scope import scope
 
 
 class Recurrent(nn.Module):
@@ -39,6 +40,14 @@ class Recurrent(nn.Module):
 )
 def test_recurrent_layers_cost_every_time_step(model: nn.Module, macs: int) -> None:
     assert forward_macs(called_layers(model, torch.zeros(5, 6, 3))) == macs
+
+
+def test_a_batch_without_samples_is_refused() -> None:
+    for example in (torch.zeros(0, 6, 3), "text"):
+        with pytest.raises(UserError, match=r"^example_input (is empty|must hold)"):
+            scope(Recurrent(), (example,))
+        with pytest.raises(UserError, match=r"^example_input must hold at least one sample"):
+            called_layers(Recurrent(), example)
 
 
 def test_a_packed_sequence_costs_its_mean_length() -> None:

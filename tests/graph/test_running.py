@@ -13,8 +13,8 @@ from torch.nn.utils.rnn import pack_sequence
 
 from pathgrow.graph import trace
 from pathgrow.graph.calls import called_layers, run_on
-from pathgrow.graph.flops import forward_macs
-from pathgrow.graph.running import call_arguments, map_tensors, one_sample
+from pathgrow.graph.flops import forward_macs, training_flops
+from pathgrow.graph.running import call_arguments, map_tensors, num_samples, one_sample
 from pathgrow.graph.scope import scope
 
 X, Y = torch.ones(2, 3), torch.ones(2, 4)
@@ -74,6 +74,64 @@ def test_the_first_sample_of_a_nested_batch() -> None:
     assert [batch["x"].shape[0], batch["parts"][0].shape[0], batch["parts"][1][0].shape[0]] == [1, 1, 1]
     assert batch["parts"][1][1] == "text"
     assert batch["shared"].shape == (5,)
+
+
+IDS, TIMES, TABLE = torch.tensor([3, 0, 2]), torch.tensor([0.1, 0.5, 0.9]), torch.rand(7, 4)
+SQUARE = torch.rand(3, 3)
+
+
+@pytest.mark.parametrize(
+    ("forward", "example", "lengths"),
+    [
+        (anything, (IDS, SQUARE), [1, 1]),
+        (anything, (SQUARE, TIMES), [1, 1]),
+        (anything, (torch.tensor(3), SQUARE), [None, 1]),
+        (anything, (torch.ones(5), SQUARE), [5, 1]),
+        (anything, (IDS, TIMES, TABLE), [1, 1, 7]),
+        (anything, (IDS[:1], SQUARE[:1]), [1, 1]),
+        # vectors alone may be one sample
+        (anything, (IDS,), [3]),
+        (nn.Linear(3, 2).forward, (TIMES,), [3]),
+        # of the length of the batch by chance: the model does not accept it without the rest, or nothing else without
+        (lambda x, weights: x @ weights, (SQUARE, TIMES), [1, 3]),
+        (lambda ids, table: table[ids], (IDS, TABLE), [1, 7]),
+        (lambda ids, table: table[ids], (IDS - 1, SQUARE), [3, 3]),
+        (nn.functional.embedding_bag, (IDS, TABLE, torch.tensor([0, 2])), [3, 7, 2]),
+        (lambda x, weights: x.view(3, 3) @ weights, (SQUARE, TIMES), [3, 3]),
+    ],
+)
+def test_vectors_of_a_batch_are_cut_with_it(
+    forward: Callable[..., Any], example: tuple[Tensor, ...], lengths: list[int | None]
+) -> None:
+    found, _ = one_sample(Taking(forward), example)
+    assert [tensor.shape[0] if tensor.ndim else None for tensor in found] == lengths
+    assert all(torch.equal(cut, whole[: len(cut)]) for cut, whole in zip(found, example, strict=True) if cut.ndim)
+
+
+def test_the_number_of_samples() -> None:
+    batches = [X, IDS, TIMES, torch.tensor(3), (), (TIMES, X), {"t": torch.tensor(3), "x": X}, (IDS, TABLE)]
+    assert [num_samples(batch) for batch in batches] == [2, 3, 3, 1, 0, 2, 2, 3]
+
+
+class WithIds(nn.Module):
+    """Features and the embedding of an id for each sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids, self.a, self.b, self.o = nn.Embedding(7, 4), nn.Linear(9, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+
+    def forward(self, ids: Tensor, x: Tensor) -> Tensor:
+        return self.o(self.b(self.a(torch.cat([self.ids(ids), x], 1)).relu()).relu())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("num", [1, 3, 5])
+def test_ids_beside_features_are_traced(num: int) -> None:
+    model, ids, x = WithIds(), torch.arange(num), torch.rand(num, 5)
+    for example in ((ids, x), {"x": x, "ids": ids}):
+        assert set(scope(model, example)) == {"a.weight", "b.weight"}
+        macs = 9 * 6 + 6 * 6 + 6 * 2
+        assert forward_macs(trace(model, example)) == forward_macs(called_layers(model, example)) == macs
+        assert training_flops(model, example) == 6 * macs
 
 
 def test_nested_values_keep_their_types() -> None:

@@ -43,6 +43,13 @@ def test_training_samples_are_counted_and_nothing_else() -> None:
     assert not model._forward_pre_hooks
 
 
+def test_a_scalar_before_the_batch_is_no_sample() -> None:
+    model = TwoInputs()
+    with counting(model) as counter:
+        model(torch.tensor(2.0), {"x": torch.zeros(7, 3)})  # type: ignore[arg-type]
+    assert counter.samples == 7
+
+
 def test_samples_in_evaluation_mode_count_if_there_are_no_others() -> None:
     """A loop that never calls `train()`, after an evaluation that called `eval()`."""
     model = nn.Linear(3, 1).eval()

@@ -27,8 +27,9 @@ from pathgrow.graph import trace
 from pathgrow.graph.calls import uncalled_layers
 from pathgrow.graph.flops import scoring_flops
 from pathgrow.masks import Masks
-from pathgrow.methods.method import ScoringCost
+from pathgrow.methods.method import Method, ScoringCost
 from pathgrow.methods.picks import at_random
+from pathgrow.sparse import enforce
 from pathgrow.sparse.attach import attach, checked_scope
 from pathgrow.sparse.ema import EMA
 from pathgrow.walks import phew
@@ -156,7 +157,7 @@ class TestErrors:
         optimizer = SGD(model.parameters(), lr=0.1)
         with pytest.raises(UserError, match=r"gru' in Recurrent \(.* choose a method that uses no paths"):
             attach(model, optimizer, "gcg", torch.zeros(1, 6))
-        sparse = attach(model, optimizer, "rigl", scope=Masks.full(model))
+        sparse = attach(model, optimizer, methods.create("rigl"), scope=Masks.full(model))
         train(model, optimizer)
         assert set(sparse.masks) == {"hidden.weight", "head.weight"}
         assert bool((model.hidden.weight[~sparse.masks["hidden.weight"]] == 0).all())
@@ -237,7 +238,7 @@ class TestFrozen:
         model[0].requires_grad_(False)
         before = model[0].weight.clone()
         optimizer = SGD(model.parameters(), lr=0.1)
-        sparse = attach(model, optimizer, method, torch.zeros(1, 6))
+        sparse = attach(model, optimizer, methods.create(method), torch.zeros(1, 6))
         train(model, optimizer)
         sparse.observe(0.5)
         assert list(sparse.masks) == ["3.weight"]
@@ -640,9 +641,10 @@ def test_a_recurrent_network_takes_methods_that_use_no_paths(
 ) -> None:
     model = _Recurrent(kind)
     weights = {name: torch.ones_like(p, dtype=torch.bool) for name, p in model.named_parameters() if p.dim() > 1}
-    given = (model, SGD(model.parameters(), lr=0.1), name, torch.zeros(2, 4, 6))
+    method = methods.create(name)
+    given = (model, SGD(model.parameters(), lr=0.1), method, torch.zeros(2, 4, 6))
     options = {"scope": weights} if with_scope else {}
-    if name != "random_growth" and "paths" in methods.create(name).needs:
+    if name != "random_growth" and "paths" in method.needs:
         with pytest.raises(UserError, match=r"paths cannot be traced .* uses no paths, such as 'rigl', 'set'"):
             attach(*given, **options)
         return
@@ -679,7 +681,9 @@ def test_a_layer_that_is_not_reached_is_named_once_without_a_scope_too(kind: typ
     example, sentence = torch.zeros(2, 6), "A forward pass on example_input does not use these weights of "
 
     def masks() -> Masks:
-        return attach(model, SGD(model.parameters(), lr=0.1), name, example).masks if name else scope(model, example)
+        if name is None:
+            return scope(model, example)
+        return attach(model, SGD(model.parameters(), lr=0.1), methods.create(name), example).masks
 
     with pytest.warns(UserWarning, match=sentence) as caught:
         assert set(masks()) == {"hidden.weight"}
@@ -714,7 +718,7 @@ def test_layers_that_are_not_called_leave_a_scope_that_was_given() -> None:
 def test_a_scope_with_layers_that_are_not_called_is_attached_as_it_is_and_named() -> None:
     """A state dict is of one scope: which layers are called may depend on weights that are loaded later."""
     model = _WithUnused()
-    given = (model, SGD(model.parameters(), lr=0.1), "gmp", torch.zeros(2, 6))
+    given = (model, SGD(model.parameters(), lr=0.1), methods.create("gmp"), torch.zeros(2, 6))
     with pytest.warns(UserWarning, match=r"of _WithUnused: unused\.weight\. They are in the scope") as caught:
         sparse = attach(*given, scope=Masks.full(model))
     assert [warning.filename for warning in caught] == [__file__]
@@ -725,3 +729,63 @@ def test_a_scope_with_layers_that_are_not_called_is_attached_as_it_is_and_named(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         attach(*given, scope=called)
+
+
+class _WithIds(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.ids, self.hidden = nn.Embedding(7, 6), nn.Linear(9, 16)
+        self.last, self.out = nn.Linear(16, 16), nn.Linear(16, 2)
+
+    def forward(self, ids: Tensor, x: Tensor) -> Tensor:
+        return self.out(self.last(self.hidden(torch.cat([self.ids(ids), x], 1)).relu()).relu())
+
+
+def test_a_batch_with_a_vector_of_ids_gets_the_masks_of_one_sample() -> None:
+    ids, x = torch.tensor([4, 0, 2, 6]), torch.rand(4, 3)
+    found = []
+    for example in ((ids, x), (ids[:1], x[:1]), {"x": x, "ids": ids}):
+        model = _WithIds()
+        optimizer = SGD(model.parameters(), lr=0.1)
+        walked = phew.phew(model, example, 0.3)
+        sparse = attach(model, optimizer, methods.create("gcg", start_density=0.1), example, stop=ALWAYS)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(ids, x).square().mean().backward()
+            optimizer.step()
+        sparse.observe(0.5)
+        found.append((walked, sparse.masks.clone()))
+    assert found[0] == found[1] == found[2]
+    assert [masks.num_on for masks in found[0]] == [120, 50]
+
+
+class TestDefaultLength:
+    @pytest.mark.parametrize("name", ["rigl", "gmp", "str", "imp", "pathgrow.methods.set:sparse_evolution"])
+    def test_a_name_without_the_length_of_the_training_is_reported(self, name: str) -> None:
+        model = mlp()
+        with pytest.warns(UserWarning, match="^attach: ") as caught:
+            attach(model, SGD(model.parameters(), lr=0.1), name, torch.zeros(1, 6))
+        assert [(str(warning.message), warning.filename) for warning in caught] == [
+            (
+                f"attach: {name!r} is scheduled for 10,000 optimizer steps, its default; pass "
+                f"pathgrow.methods.create({name!r}, num_steps=...) with the number of steps of your training",
+                __file__,
+            )
+        ]
+
+    @pytest.mark.parametrize(
+        "method",
+        ["gcg", "random_growth", "lth", "erk", "topkast", "dense", methods.create("rigl", num_steps=50)],
+        ids=lambda method: getattr(method, "name", method),
+    )
+    def test_other_methods_are_quiet(self, method: Method | str) -> None:
+        model = mlp()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            attach(model, SGD(model.parameters(), lr=0.1), method, torch.zeros(1, 6))
+
+    def test_only_rank_0_warns(self) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            enforce.warn_of_default_length("rigl", SimpleNamespace(rank=1))  # type: ignore[arg-type]

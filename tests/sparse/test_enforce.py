@@ -235,7 +235,7 @@ def test_best_weights_that_are_restored_are_pruned_at_the_end(assign: bool) -> N
 def test_a_usual_end_is_quiet(name: str) -> None:
     model = mlp()
     optimizer = SGD(model.parameters(), lr=0.1)
-    sparse = attach(model, optimizer, name, torch.zeros(1, 6), scope=Masks.full(model))
+    sparse = attach(model, optimizer, methods.create(name), torch.zeros(1, 6), scope=Masks.full(model))
     train(model, optimizer)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -446,9 +446,8 @@ class TestReplacedParameters:
     @pytest.mark.parametrize("replace", [assign, assign_state, new_layer, shard])
     @pytest.mark.parametrize("name", ["random_growth", "rigl", "edge_popup"])
     def test_the_next_step_raises(self, replace: Callable[[nn.Sequential], None], name: str) -> None:
-        model, optimizer, sparse = sparse_mlp(
-            method=methods.create(name, start_density=0.2) if "growth" in name else name
-        )
+        options = {"start_density": 0.2} if "growth" in name else {}
+        model, optimizer, sparse = sparse_mlp(method=methods.create(name, **options))
         train(model, optimizer)
         replace(model)
         advice = r"'0\.weight' was replaced after attach\(\) .*; copy values into"

@@ -12,7 +12,7 @@ from pathgrow.errors import UserError, frames_to_the_caller
 from pathgrow.graph.faults import Untraceable, not_accepted
 from pathgrow.graph.graph import Graph, Layer, Window
 from pathgrow.graph.inputs import guess_example_input
-from pathgrow.graph.running import MISFITS, call_arguments, check_initialized, tensors_in, undisturbed
+from pathgrow.graph.running import MISFITS, call_arguments, check_initialized, num_samples, tensors_in, undisturbed
 from pathgrow.graph.scope import input_layers, output_layers, projection_shortcuts
 from pathgrow.masks import Masks
 
@@ -23,8 +23,8 @@ _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 def called_layers(model: nn.Module, example_input: Any = None) -> Graph:
     """Return the conv, linear and recurrent weights that a forward pass uses, as a graph without links.
 
-    The MACs of a weight are what the whole batch costs divided by its leading dimension, which is how samples are
-    counted; every time step of a recurrent layer counts.
+    The MACs of a weight are what the whole batch costs divided by the number of its samples; every time step of a
+    recurrent layer counts.
 
     >>> graph = called_layers(nn.LSTM(3, 4, batch_first=True), torch.zeros(2, 5, 3))
     >>> [(layer.name, layer.shape, layer.positions) for layer in graph.layers]
@@ -32,7 +32,9 @@ def called_layers(model: nn.Module, example_input: Any = None) -> Graph:
     """
     check_initialized(model)
     example_input = guess_example_input(model) if example_input is None else example_input
-    batch = next(tensors_in(example_input)).shape[0]
+    batch = num_samples(example_input)
+    if not batch:
+        raise UserError(f"example_input must hold at least one sample, got {type(example_input).__name__}")
     calls: list[Layer] = []
 
     def record(prefix: str, module: nn.Module, inputs: Any, output: Any) -> None:
@@ -69,8 +71,6 @@ def calls_instead(model: nn.Module, example_input: Any, reason: UserError) -> tu
     """
     try:
         graph = called_layers(model, example_input)
-    except StopIteration:
-        raise reason from reason.__cause__
     except MISFITS as fault:
         if isinstance(reason, Untraceable):
             raise not_accepted(model, example_input, fault) from fault

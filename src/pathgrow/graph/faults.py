@@ -5,10 +5,10 @@ import sys
 import traceback
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pathgrow.errors import UserError
-from pathgrow.graph.running import MISFITS, call_arguments, map_tensors, spread_refusal, undisturbed
+from pathgrow.graph.running import MISFITS, call_arguments, like_parameters, spread_refusal, undisturbed
 
 WITHOUT_PATHS = "choose a method that uses no paths, such as 'rigl', 'set', 'gmp' or 'magnitude'"
 _INSIDE = tuple(f"{os.path.dirname(file or '')}{os.sep}" for file in (torch.__file__, __file__))
@@ -49,12 +49,7 @@ def check_accepted(model: nn.Module, example_input: object) -> None:
 
     The batch is moved to the device and the precision of the model first: the tracer does not depend on them.
     """
-    like = next((parameter for parameter in model.parameters() if parameter.is_floating_point()), torch.zeros(()))
-
-    def moved(tensor: Tensor) -> Tensor:
-        return tensor.to(like.device, like.dtype if tensor.is_floating_point() else tensor.dtype)
-
-    args, kwargs = call_arguments(model, map_tensors(moved, example_input))
+    args, kwargs = call_arguments(model, like_parameters(model, example_input))
     try:
         with undisturbed(model):
             model(*args, **kwargs)

@@ -77,7 +77,12 @@ def _refusal(model: nn.Module, arguments: CallArguments) -> Exception | None:
 
 
 def one_sample(model: nn.Module, example_input: Any) -> CallArguments:
-    """Return the arguments of a call, cut to the first sample."""
+    """Return the arguments of a call, cut to the first sample: every tensor as long as the batch.
+
+    Vectors alone stay whole: nothing tells a batch of numbers from one sample with many. Beside other tensors they are
+    cut too (class ids, time steps). One that all samples share may have that length by chance; it stays whole if the
+    model does not run otherwise.
+    """
     arguments, tensors = call_arguments(model, example_input), list[Tensor]()
     map_tensors(tensors.append, arguments)
     if not tensors:
@@ -87,11 +92,51 @@ def one_sample(model: nn.Module, example_input: Any) -> CallArguments:
         )
     if any(tensor.numel() == 0 for tensor in tensors):
         raise UserError("example_input is empty: pass at least one sample")
-    batch = tensors[0].shape[0] if tensors[0].ndim else 1
-    args, kwargs = map_tensors(
-        lambda tensor: tensor[:1] if tensor.ndim > 1 and tensor.shape[0] == batch else tensor, arguments
-    )
-    return args, kwargs
+    batch, kinds = num_samples(tensors), {min(tensor.ndim, 2) for tensor in tensors}
+
+    def cut(least_axes: int) -> CallArguments:
+        args, kwargs = map_tensors(
+            lambda tensor: tensor[:1] if tensor.ndim >= least_axes and tensor.shape[0] == batch else tensor, arguments
+        )
+        return args, kwargs
+
+    if batch == 1 or not {1, 2} <= kinds:
+        return cut(2)
+    return next((sample for sample in map(cut, (1, 2)) if _runs(model, sample)), arguments)
+
+
+def num_samples(batch: Any) -> int:
+    """How many samples a batch has, 0 without a tensor: the length of its first tensor.
+
+    Scalars, and vectors of real numbers that come first, do not tell: samples may share them.
+
+    >>> num_samples((torch.zeros(()), torch.zeros(5), {"x": torch.zeros(2, 3)}))
+    2
+    >>> ids, links = torch.tensor([3, 1, 2]), torch.zeros(5, 5)
+    >>> num_samples((ids, links)), num_samples(torch.zeros(4)), num_samples(torch.zeros(()))
+    (3, 4, 1)
+    """
+    tensors = list(tensors_in(batch))
+    lengths = [tensor.shape[0] for tensor in tensors if tensor.ndim]
+    telling = (x.shape[0] for x in tensors if x.ndim > 1 or (x.ndim and not x.is_floating_point()))
+    return next(telling, lengths[0] if lengths else min(len(tensors), 1))
+
+
+def like_parameters(model: nn.Module, value: Any) -> Any:
+    """Return a nested value with its tensors on the device of a model, and those of floats in its precision."""
+    like = next((parameter for parameter in model.parameters() if parameter.is_floating_point()), torch.zeros(()))
+    return map_tensors(lambda x: x.to(like.device, like.dtype if x.is_floating_point() else x.dtype), value)
+
+
+def _runs(model: nn.Module, arguments: CallArguments) -> bool:
+    """Whether a model accepts these arguments."""
+    args, kwargs = like_parameters(model, arguments)
+    try:
+        with undisturbed(model):
+            model(*args, **kwargs)
+    except MISFITS:
+        return False
+    return True
 
 
 def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:

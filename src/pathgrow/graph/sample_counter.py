@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pathgrow.graph.running import tensors_in
+from pathgrow.graph.running import num_samples
 
 
 class SampleCounter:
@@ -23,16 +23,12 @@ class SampleCounter:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.is_grad_enabled():
-            first = next(tensors_in([*args, *kwargs.values()]), None)
-            if first is not None:
-                self._by_mode[module.training] += first.shape[0] if first.dim() else 1
+            self._by_mode[module.training] += num_samples([*args, *kwargs.values()])
 
 
 @contextmanager
 def counting(model: nn.Module) -> Iterator[SampleCounter]:
     """Count the samples of forward passes with gradients enabled.
-
-    The leading dimension of the first tensor among the arguments is the number of samples.
 
     >>> model = nn.Linear(2, 1)
     >>> with counting(model) as counter:

@@ -53,16 +53,17 @@ def procedure(report: RunReport) -> list[str]:
         network = "the dense network" if base.density == 1 else f"the network at {percent(base.density)} density"
         number = len(trained(curve))
         phases = f", in {_WORDS.get(number, number)} phases" if number > 1 else ""
-        done.append(
-            f"Trained {network} for {scores.length(base.epochs)}{phases}."
-            if base.epochs
-            else "Evaluated the pretrained model."
-        )
-        if (reference := report.reference) is not None and reference.kind == "dense" and reference.epochs is not None:
+        reference = report.reference
+        measured = reference if reference is not None and reference.kind == "dense" else None
+        if base.epochs == 0:
+            done.append("Evaluated the pretrained model.")
+        elif measured is None or (measured.score, measured.epochs) != (base.score, base.epochs):
+            done.append(f"Trained {network} for {scores.length(base.epochs)}{phases}.")
+        if measured is not None and measured.epochs is not None:
             is_own = report.config.get("reference") != "dense"
             short = ": half of it does not predict the score"
             short = ", because the budget is too short to predict its score from half of it" if number == 1 else short
-            done.append(f"Trained a dense baseline for {scores.length(reference.epochs)}{short if is_own else ''}.")
+            done.append(f"Trained a dense baseline for {scores.length(measured.epochs)}{short if is_own else ''}.")
             network = "the first network" if base.density == 1 else network
         else:
             network = "it"

@@ -118,7 +118,7 @@ def usual_stages(options: DiscoverOptions) -> tuple[PlannedStage, ...]:
             grown = lengths.seed + grow("grow", most, lengths.growth)
         if options.start == "pretrained":
             add("given", 1, 0, 1.0)
-        else:
+        elif not options.trains_dense_first:
             phases = Counter([max(1, lengths.phases[0] - grown), *lengths.phases[1:]])
             for epochs, count in phases.items():
                 add("train", count, epochs, most)

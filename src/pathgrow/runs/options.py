@@ -244,6 +244,13 @@ class DiscoverOptions(SearchOptions):
         return self.prunes and is_free and self.max_density == 1 and self.start != "pretrained"
 
     @property
+    def trains_dense_first(self) -> bool:
+        """Whether the search starts with the dense baseline: half of a short budget would not predict its score."""
+        is_trained = self.may_train_reference or (self.prunes and self.reference == "dense")
+        is_dense = self.max_density == 1 and self.start != "pretrained"
+        return is_trained and is_dense and self.budget < MIN_DIVIDED_BUDGET
+
+    @property
     def highest_cost(self) -> float:
         """Most that the search may cost: its limit, or that of one that has to train a dense baseline."""
         if not self.may_train_reference:

@@ -192,7 +192,7 @@ class Discovery:
         return self.trunk.masks(round)
 
     def compared_with(self, dense: Reference, delta: float) -> Self:
-        """The result with a check of the returned network against a dense score that was given or measured."""
+        """The result with a check of the returned network against a dense score, passed or measured."""
         reference = ReferenceReport(**vars(dense))
         check = measured_check(self.score, reference, delta, mode=self.options.mode, num_val=self.options.num_val)
         return self if check is None else replace(self, check=Check(**vars(check)))

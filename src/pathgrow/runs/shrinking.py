@@ -4,9 +4,9 @@ The network is trained for half of the budget and pruned in short rounds until i
 tolerance. The network of the density read from these rounds is then finished: pruned gradually while it is trained for
 another quarter of the budget, or with a reference for the rest of it. If the score moves the answer, another network is
 finished, until one is close to the answer or the cost limit is reached. If half of the budget does not predict the
-final score, a dense baseline is trained too and becomes the reference. A pretrained network is pruned as it is. With
-`max_density` below 1 the network starts from a PHEW mask and grows along paths up to that density, so it never holds
-more weights at once.
+final score, a dense baseline is trained too and becomes the reference; with a short budget it is all that is trained
+before pruning. A pretrained network is pruned as it is. With `max_density` below 1 the network starts from a PHEW mask
+and grows along paths up to that density, so it never holds more weights at once.
 """
 
 import time
@@ -32,7 +32,7 @@ from pathgrow.runs.records import Record, StageOutput
 from pathgrow.runs.result import Discovery
 from pathgrow.runs.session import Session, Trained
 from pathgrow.runs.tolerances import in_user_sign
-from pathgrow.runs.trunk import Trunk, train_dense
+from pathgrow.runs.trunk import DENSE_STAGE, Trunk, stored_dense, train_dense
 from pathgrow.sparse.attach import Attached
 from pathgrow.sparse.pruning import GRADUAL, UNTRAINED_START
 from pathgrow.sparse.training_state import pack_training, unpack_training_
@@ -65,7 +65,8 @@ class Lengths:
         self.has_reference = options.reference is not None
         """Whether networks are compared with one that had the whole budget."""
         self._finish = max(1, half if is_short else quarter)
-        self._whole = self.budget if options.start == "pretrained" else options.budget
+        self.whole = self.budget if options.start == "pretrained" else options.budget
+        """The whole training of a network that is compared with the reference."""
         self.round = max(1, round(self.budget / 16), min(round(self.budget / 10), _LONG_ROUND))
         self.seed, self.growth = max(1, self.budget // 16), max(1, round(self.budget / 160))
 
@@ -76,7 +77,7 @@ class Lengths:
         """
         if not self.has_reference:
             return self._finish
-        return max(self._finish, self.budget - trained) if trained else self._whole
+        return max(self._finish, self.budget - trained) if trained else self.whole
 
 
 class ShrinkingTrunk(Trunk):
@@ -94,15 +95,20 @@ class ShrinkingTrunk(Trunk):
         super().__init__(session, method, on_mask_update=cost_logger(session.graph), keep_weights=True)
         self.lengths = Lengths(options)
         self._is_pretrained = options.start == "pretrained"
+        self._starts_dense = options.trains_dense_first
         self.num_trained = 0
         """Stages before the first pruning round."""
 
     def train_(self) -> None:
         """Grow to the highest density allowed, if it is not there yet, and train in annealed phases.
 
-        A pretrained network is only evaluated.
+        A pretrained network is only evaluated. With a short budget it is the dense baseline that is trained.
         """
         lengths, grown = self.lengths, 0
+        if self._starts_dense:
+            self.records.append(train_dense(self.session, lengths.whole))
+            self.num_trained = 1
+            return
         if self._is_pretrained:
             self._visit("given", 0)
             self.num_trained = 1
@@ -142,7 +148,7 @@ class ShrinkingTrunk(Trunk):
         due = dict(zip(stages, candidates, strict=True))
         for stage, one in due.items():
             train_ = partial(self._train_, stage, lengths[stage], density=one.density, after=one.start)
-            self._train.append((one.start, train_))
+            self._train[numbers[stage]] = (one.start, train_)
 
         def work(missing: Sequence[str]) -> list[StageOutput]:
             began = time.perf_counter()
@@ -163,6 +169,12 @@ class ShrinkingTrunk(Trunk):
         found = self.session.all_once(stages, work)
         self.records += [self._expected(record, numbers[record.stage]) for record in found]
         return self.records[-len(candidates) :]
+
+    def masks(self, round: int) -> Masks:
+        """Masks of a visited stage."""
+        if self.records[round].stage == DENSE_STAGE:
+            return Masks.full(self.attached.model, self.session.scope)
+        return super().masks(round)
 
     def epochs_before(self, number: int) -> int:
         """How long a visited network was trained."""
@@ -231,7 +243,7 @@ class ShrinkingTrunk(Trunk):
         Read from a copy: the trunk stays where it is, unless that stage has to be trained again.
         """
         last, position = self.num_trained - 1, self._position
-        copy = self._copy_at(last)
+        copy = stored_dense(self.session) if self._starts_dense else self._copy_at(last)
         steps = copy.step / self.epochs_before(last)
         copy.detach()
         if self._position != position:
@@ -286,7 +298,7 @@ class ShrinkSearch:
         if has_learned:
             self._train_reference_if_too_short_()
         self._session.warn(checks.reference_warning(self._curve(), self._options.sign))
-        if not has_learned:
+        if not has_learned and self._dense is not self._trunk.records[-1]:
             self._finished += self._trunk.train_candidates_([NextRound(start=base.round, density=base.density)])
         while has_learned and (candidates := self._next_candidates()):
             self._finished += self._trunk.train_candidates_(candidates)
@@ -294,6 +306,7 @@ class ShrinkSearch:
         network, answer = self._returned(curve), self._rule.answer(curve)
         if not has_learned and all(point.score <= untrained.score for point in curve.finished):
             answer = checks.unlearned_answer(answer, [untrained], [base, *curve.finished])
+        dense = () if self._dense is None else (self._dense,)
         return Discovery(
             answer=in_user_sign(answer, self._options.mode),
             reason=Reason.SHRUNK,
@@ -303,7 +316,7 @@ class ShrinkSearch:
             dense=self._dense,
             finished=tuple(self._finished),
             check=None if answer.status == "unlearned" else self._rule.check(curve, self._options.ranked(network)),
-            trained=(*self._trunk.records, *([self._dense] if self._dense is not None else [])),
+            trained=tuple({record.stage: record for record in (*self._trunk.records, *dense)}.values()),
             warnings=tuple(self._session.warnings),
             options=self._requested,
             trunk=self._load(network),
@@ -318,6 +331,8 @@ class ShrinkSearch:
         is_trained = options.start == "pretrained"
         unit_warning = checks.delta_warning(options.sign * untrained.score, options, is_trained=is_trained)
         warn(unit_warning)
+        if options.trains_dense_first and options.may_train_reference and unit_warning is None:
+            self._expect_reference()
         self._trunk.train_()
         checks.check_reference(self._curve())
         base = options.ranked(self._trunk.records[-1])
@@ -327,7 +342,9 @@ class ShrinkSearch:
         elif unit_warning is None:
             unit_warning = checks.delta_warning(options.sign * base.score, options)
             warn(unit_warning)
-        if options.reference == "dense":
+        if options.trains_dense_first:
+            self._dense = self._trunk.records[-1]
+        elif options.reference == "dense":
             self._dense = train_dense(self._session, options.budget)
         self._may_train_reference = options.may_train_reference and unit_warning is None
         self._set_tolerance(self._curve().reference or base)
@@ -340,13 +357,16 @@ class ShrinkSearch:
 
     def _train_reference_if_too_short_(self) -> None:
         """Train a dense baseline if the training so far does not predict its score."""
-        curve = self._curve()
-        if self._may_train_reference and self._rule.is_too_short(curve):
-            self._session.warn(checks.too_short_warning(curve, self._options))
+        if self._may_train_reference and self._rule.is_too_short(self._curve()):
+            self._expect_reference()
             self._dense = train_dense(self._session, self._options.budget)
-            self._trunk.lengths.has_reference = True
-            self._limit = self._options.highest_cost - 1
             self._set_tolerance(self._options.ranked(self._dense))
+
+    def _expect_reference(self) -> None:
+        """Say why a dense baseline is trained, and plan with it."""
+        self._session.warn(checks.too_short_warning(self._curve(), self._options))
+        self._trunk.lengths.has_reference = True
+        self._limit = self._options.highest_cost - 1
 
     def _set_tolerance(self, network: Point | Reference) -> None:
         """Set the tolerance of the rule; a relative one is a fraction of the score of this network."""
@@ -405,7 +425,8 @@ class ShrinkSearch:
             flops_per_sample = float(after + extra_cost(start) * (before - after))
             return num_calls * finish(self._trunk.epochs_before(start)) * samples_per_epoch * flops_per_sample
 
-        return self._rule.candidates(curve, cost=cost, left=limit - sum(record.flops for record in records))
+        spent = sum(record.flops for record in records if record is not self._dense)
+        return self._rule.candidates(curve, cost=cost, left=limit - spent)
 
     def _returned(self, curve: Curve) -> Record:
         """The network to return: of two without pruning the better one, the baseline or one of shorter phases."""

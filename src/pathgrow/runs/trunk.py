@@ -72,7 +72,7 @@ class Trunk:
         self.start_seconds = 0.0
         self._on_mask_update = on_mask_update
         self._keep_weights = keep_weights
-        self._train: list[tuple[int, Callable[[], Any]]] = []
+        self._train: dict[int, tuple[int, Callable[[], Any]]] = {}
         """For each visited stage the one it starts from, and how it trains, to repeat it if its weights are lost."""
         self.attached = self._attach(session.model, session.optimizer)
         self._is_finished = False
@@ -98,7 +98,7 @@ class Trunk:
         previous one; for another one the weights have to be kept.
         """
         number = len(self.records)
-        self._train.append((number - 1 if after is None else after, train_))
+        self._train[number] = (number - 1 if after is None else after, train_)
 
         def work() -> StageOutput:
             began = time.perf_counter()
@@ -348,9 +348,14 @@ def train_dense(session: Session, epochs: int) -> Record:
 
 def score_dense(session: Session, evaluate: Evaluate) -> Score:
     """Evaluate the stored dense baseline by another function."""
+    return session.score(stored_dense(session), DENSE_STAGE, evaluate=evaluate)
+
+
+def stored_dense(session: Session) -> Attached:
+    """A copy of the model as the training of the dense baseline left it."""
     attached = attach_dense(session)
     unpack_training_(attached, *session.tensors(DENSE_STAGE))
-    return session.score(attached, DENSE_STAGE, evaluate=evaluate)
+    return attached
 
 
 def train_copies(

@@ -69,7 +69,8 @@ def attach(
         As used in the training loop; a list if several optimizers step after one backward pass, in any order. They must
         own all weights in scope, unless these are frozen.
     method : Method or str
-        A name from `pathgrow.methods`, or a `Method`.
+        A `Method`, or a name from `pathgrow.methods`: that method with all its defaults. The default length of a
+        training, 10,000 steps, is rarely yours, so there is a warning about it.
     example_input : optional
         One batch as the model accepts it; None: the one that the model declares, or one that fits its first layer.
         Layers that it does not reach are named in a warning.
@@ -108,7 +109,7 @@ def attach(
     To resume a run, build and attach as before, then load the state dicts of the model, of the optimizer and of this
     object, in any order. Attach *before* loading: attaching zeroes every weight outside the initial masks.
     """
-    method = checked_method(method)
+    given, method = method, checked_method(method)
     optimizers = checked_optimizers(optimizer, method)
     check_unsharded(model)
     if method.grow is at_random and method.start is by_walks and not is_traceable(model, example_input):
@@ -133,6 +134,7 @@ def attach(
     require(hasattr(comm, "broadcast_from_rank0"), "comm", comm, "a Communicator or None")
     if not is_given or example_input is not None:
         enforce.warn_of_uncalled(model, prunable, example_input, comm, is_given=is_given)
+    enforce.warn_of_default_length(given, comm)
     masks, cost = decide_on_rank0(
         comm, prunable, lambda: start_masks(model, method, prunable, example_input, seed, loss, batches)
     )

@@ -23,9 +23,11 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
+from pathgrow import methods
 from pathgrow.distributed.comm import Communicator
-from pathgrow.errors import UserError, frames_to_the_caller
+from pathgrow.errors import UserError, frames_to_the_caller, is_int
 from pathgrow.graph.calls import uncalled_layers, warn_of_unreached
+from pathgrow.methods.method import Method
 from pathgrow.sparse.tree import copy_method_state
 
 Parameters = Mapping[str, Parameter]
@@ -248,6 +250,17 @@ def warn_of_half_precision(parameters: Mapping[str, Parameter]) -> None:
             "lost, most of all those of weights that were just grown; keep the weights in float32 and use "
             "torch.autocast",
             stacklevel=3,
+        )
+
+
+def warn_of_default_length(method: Method | str, comm: Communicator) -> None:
+    """Warn, on rank 0, that a method given by name is scheduled for the default length of a training."""
+    num_steps = methods.defaults(method).get("num_steps") if isinstance(method, str) else None
+    if is_int(num_steps) and comm.rank == 0:
+        warnings.warn(
+            f"attach: {method!r} is scheduled for {num_steps:,} optimizer steps, its default; pass "
+            f"pathgrow.methods.create({method!r}, num_steps=...) with the number of steps of your training",
+            stacklevel=frames_to_the_caller(),
         )
 
 
